@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
-from typing import Any
 
 SAME_REWARD = 1e-6  # rewards that differ by no more are equal
 EQUAL_SHARE = 0.9  # of groups with equal rewards, above which training is mostly wasted
@@ -21,7 +20,6 @@ HIGH_KL = 0.5
 FLAT_STEPS, FLAT_GROUPS = 100, 400
 SOLVED = 0.9  # of the highest reward that any completion had
 FALLING = 0.9  # of the window before
-SMALLER_STEPS = 3  # divisor of a learning rate that was too high
 
 
 def all_equal(rewards: Sequence[float]) -> bool:
@@ -58,14 +56,11 @@ class Rule:
         judge: returns the fault in words, or None without a fault. ``ended``: the run has ended, so a short one is
             judged as a whole.
         remedy: advice to the user.
-        flags: returns changes to the command of the run, given its settings (a ``GRPOConfig``). None: no flag helps,
-            and the user should look at the data.
     """
 
     code: str
     judge: Callable[[History, bool], str | None]
     remedy: str
-    flags: Callable[[Any], list[str]] | None = None
 
 
 def equal_rewards(history: History, ended: bool = False) -> str | None:
@@ -84,7 +79,8 @@ def equal_rewards(history: History, ended: bool = False) -> str | None:
 
 def format_never_reached(history: History, ended: bool = False) -> str | None:
     """No completion of the run, of at least 48 groups, has a format reward above 0."""
-    for name in dict.fromkeys(name for entry in history for name in entry.values if is_format(name)):
+    names = dict.fromkeys(name for entry in history for name in entry.values)
+    for name in (each for each in names if each.startswith("reward/") and "format" in each and each.count("/") == 1):
         entries = having(history, name)
         groups = sum(entry.groups for entry in entries)
         if groups >= 2 * WINDOW and max(entry.values[name] for entry in entries) <= 0:
@@ -155,16 +151,6 @@ def reward_flat(history: History, ended: bool = False) -> str | None:
     return f"the reward has not risen in {steps} steps: {then:.3f} over their first quarter, {now:.3f} over their last"
 
 
-def lower_rate(args: Any) -> list[str]:
-    """A third of the learning rate."""
-    return ["--learning_rate", f"{args.learning_rate / SMALLER_STEPS:.2g}"]
-
-
-def more_room(args: Any) -> list[str]:
-    """Completions of twice the length."""
-    return ["--generation_max_length", str(2 * args.generation_max_length)]
-
-
 RULES: tuple[Rule, ...] = (
     Rule(
         "equal_rewards",
@@ -184,20 +170,17 @@ RULES: tuple[Rule, ...] = (
         "truncated",
         cut_off,
         "They rarely reach their answer. Raise --generation_max_length, or give a stop by --stop_strings",
-        more_room,
     ),
     Rule(
         "kl_grows",
         kl_grows,
         "Lower --learning_rate or raise --grpo_beta, and go on from a checkpoint before it grew",
-        lower_rate,
     ),
     Rule(
         "entropy_collapsed",
         entropy_collapsed,
         "Lower --learning_rate, raise --generation_temperature or --grpo_beta, or reward entropy (--entropy_coef, "
         "--entropy_target), and go on from an earlier checkpoint",
-        lower_rate,
     ),
     Rule(
         "reward_flat",
@@ -268,37 +251,24 @@ class LogEntry:
 History = Sequence[LogEntry]
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """The number of groups that the steps of a run sample.
+def history_of(rows: Sequence[Mapping[str, float]], prompts: int, iterations: int = 1) -> list[LogEntry]:
+    """The entries of lines of ``metrics.jsonl`` of optimizer steps.
 
-    Attributes:
+    Args:
         prompts: of a step that samples, over all processes.
         iterations: steps on the same completions.
+
+    Example:
+        >>> [entry.groups for entry in history_of([{"step": 2, "kl": 0.1}, {"step": 3, "kl": 0.1}], prompts=4)]
+        [8, 4]
     """
-
-    prompts: int
-    iterations: int = 1
-
-    def entry(self, before: int, step: int, values: Mapping[str, float]) -> LogEntry:
-        """The entry of a log line written after ``step``, where the previous line was written after ``before``."""
-        sampled = sum(each % self.iterations == 0 for each in range(before, step))
-        return LogEntry(step, step - before, sampled * self.prompts, values)
-
-    def history(self, rows: Sequence[Mapping[str, float]]) -> list[LogEntry]:
-        """The entries of lines of ``metrics.jsonl`` of optimizer steps.
-
-        Example:
-            >>> [entry.groups for entry in Sampled(prompts=4).history([{"step": 2, "kl": 0.1}, {"step": 3, "kl": 0.1}])]
-            [8, 4]
-        """
-        steps = [0, *(int(row["step"]) for row in rows)]
-        return [self.entry(before, step, row) for before, step, row in zip(steps, steps[1:], rows, strict=False)]
-
-
-def is_format(name: str) -> bool:
-    """Whether a metric is a reward for the form of an answer, by its name."""
-    return name.startswith("reward/") and "format" in name and name.count("/") == 1
+    entries, before = [], 0
+    for row in rows:
+        step = int(row["step"])
+        sampled = sum(each % iterations == 0 for each in range(before, step))
+        entries.append(LogEntry(step, step - before, sampled * prompts, row))
+        before = step
+    return entries
 
 
 def having(history: History, name: str) -> list[LogEntry]:

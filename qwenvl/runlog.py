@@ -174,15 +174,12 @@ class RunLog:
         """Append groups to the file of this process."""
         self._append(self._parity, [asdict(group) for group in groups])
 
-    def begin(self, step: int = 0, *, evaluates: bool = False) -> None:
+    def begin(self, step: int = 0) -> None:
         """Delete the rows that a run resumed after ``step``, or a new one (0), writes again. Call it before writing.
 
         These are the rows of later steps, and the completions of an evaluation that was interrupted: it has no line of
         metrics. A new run keeps the rows that this process wrote before, such as an evaluation of the untrained model.
         Rank 0 also deletes rows of processes beyond ``world_size``.
-
-        Args:
-            evaluates: all evaluations after ``step`` are repeated, complete ones too.
 
         Raises:
             RunLogError: a line of a file is no row.
@@ -190,8 +187,6 @@ class RunLog:
         evaluated: dict[float, set[str]] = {}
         for row in read_metrics(self.folder):
             evaluated.setdefault(row["step"], set()).update(row)
-        if evaluates:
-            evaluated[step] = set()
         paths = [self._rollouts, self._parity]
         if self.rank == 0:
             gone = (path for path in _paths(self.folder, "*") if _rank_of(path) >= self.world_size)
@@ -201,8 +196,9 @@ class RunLog:
                 earlier = 0 if step else self._earlier.get(path, path.stat().st_size)
                 lines, at = [], 0
                 for line, row in _steps(path):
-                    again = evaluates and row["step"] == step and any(name.startswith("eval_") for name in row)
-                    if at >= earlier and not again and _is_done(row, step, evaluated):
+                    done, split = evaluated.get(row["step"], ()), row.get("split", "train")
+                    whole = split == "train" or any(name.startswith(f"{split}_") for name in done)
+                    if at >= earlier and row["step"] <= step and whole:
                         lines.append(line)
                     at += len(line.encode())
                 _replace(path, "".join(lines))
@@ -480,14 +476,6 @@ def _steps(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield line, row
 
 
-def _is_done(row: Mapping[str, Any], step: int, evaluated: Mapping[float, set[str]]) -> bool:
-    """Whether a run resumed after ``step`` does not write this row again."""
-    if row["step"] > step:
-        return False
-    split = row.get("split", "train")
-    return split == "train" or any(name.startswith(f"{split}_") for name in evaluated.get(row["step"], ()))
-
-
 def _paths(folder: Path, kind: str) -> list[Path]:
     return sorted(folder.glob(f"{kind}/rank-*.jsonl"), key=_rank_of)
 
@@ -519,20 +507,8 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def drop_cut_line(path: Path) -> None:
     """Truncate a file after its last line end, so that an appended line begins on its own."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        size = position = file.seek(0, os.SEEK_END)
-        while position > 0:
-            start = max(position - 65536, 0)
-            file.seek(start)
-            found = file.read(position - start).rfind(b"\n")
-            if found >= 0:
-                position = start + found + 1
-                break
-            position = start
-        if position < size:
-            file.truncate(position)
+    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)
 
 
 def plain(value: Any) -> Any:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
-from qwenvl.health import RULES, LogEntry, Sampled, findings
+from qwenvl.health import RULES, LogEntry, findings, history_of
 
 
 def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[LogEntry]:
@@ -123,25 +121,6 @@ def test_a_reward_that_does_not_rise():
     assert first_found(history(1, reward__total=[0.3] * 500), "reward_flat") == 400
 
 
-SERIES = {
-    "equal_rewards": {"group__zero_std_frac": [1.0] * 200, "reward__total": [0.2] * 200},
-    "format_never_reached": {"reward__format": [0.0] * 200},
-    "truncated": {"completion__truncated_frac": [0.5] * 200},
-    "kl_grows": {"kl": [0.01] * 100 + [1.0] * 100, "reward__total": [0.3] * 200},
-    "entropy_collapsed": {"entropy": [1.0] * 100 + [0.1] * 100, "reward__total": [0.3] * 200},
-    "reward_flat": {"reward__total": [0.3] * 200},
-}
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-@pytest.mark.parametrize("every", [10, 25, 50])
-def test_few_log_entries_are_enough(rule, every):
-    """What is logged less often is found too, once there are as many entries as windows."""
-    often = first_found(history(4, 1, **SERIES[rule.code]), rule.code)
-    rarely = first_found(history(4, every, **SERIES[rule.code]), rule.code)
-    assert often is not None and rarely is not None and often <= rarely <= often + 2 * every
-
-
 def test_a_healthy_run_is_told_of_nothing():
     """The reward rises, entropy falls and KL grows with it, completions learn to stop, and all is solved at last."""
     steps = 300
@@ -163,6 +142,6 @@ def test_a_healthy_run_is_told_of_nothing():
 def test_rows_of_steps_become_entries_with_their_groups():
     """By hand: two steps on each completions, six prompts a step that samples, which are the first, third and fifth."""
     rows = [{"step": 1, "kl": 0.1}, {"step": 4, "reward/total": 0.5, "time/sample_s": 9.0}, {"step": 5}]
-    found = Sampled(prompts=6, iterations=2).history(rows)
+    found = history_of(rows, prompts=6, iterations=2)
     assert [(each.step, each.steps, each.groups) for each in found] == [(1, 1, 6), (4, 3, 6), (5, 1, 6)]
     assert [each.values for each in found] == rows

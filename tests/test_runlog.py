@@ -106,21 +106,6 @@ def test_resuming_drops_the_steps_that_come_again(tmp_path):
     RunLog(tmp_path / "new").begin(5)  # nothing there yet: nothing to do
 
 
-def test_an_evaluation_that_comes_again_is_dropped(tmp_path):
-    """One of two sets was evaluated when the run ended in the other. Both are evaluated by the run that goes on."""
-    log = RunLog(tmp_path)
-    for step in (1, 2):
-        log.log_metrics(step, {"loss": step})
-        log.log_rollouts([rollout(step)])
-        log.log_metrics(step, {"eval_one_total_reward": 0.5})
-        log.log_rollouts([rollout(step, split="eval_one")])
-    log.log_rollouts([rollout(2, split="eval_two")])
-    RunLog(tmp_path).begin(2, evaluates=True)
-    assert [(row["step"], "loss" in row) for row in read_metrics(tmp_path)] == [(1, True), (1, False), (2, True)]
-    seen = [(row.step, row.split) for row in read_rollouts(tmp_path, split=None)]
-    assert seen == [(1, "train"), (1, "eval_one"), (2, "train")]
-
-
 def test_compared_groups_come_back_and_go_with_their_steps(tmp_path):
     groups = [Parity(1, "a.json[0]", (0.5, math.inf)), Parity(2, "a.json[1]", (0.0,))]
     RunLog(tmp_path).log_parity(groups)
@@ -157,29 +142,25 @@ def test_the_configuration_and_those_before_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("read", "name", "text", "message"),
     [
-        ('{"step": 1}\n{"step": \n', r"metrics.jsonl:2: not JSON"),
-        ("[1]\n", r'metrics.jsonl:1: expected an object with an integer "step"'),
-        ('{"loss": 1}\n', r"metrics.jsonl:1: expected an object"),
+        (read_metrics, "metrics.jsonl", '{"step": 1}\n{"step": \n', r"metrics.jsonl:2: not JSON"),
+        (read_metrics, "metrics.jsonl", "[1]\n", r'metrics.jsonl:1: expected an object with an integer "step"'),
+        (read_config, "other.json", "", r"run.json: no such file; is .* the output_dir of a run"),
+        (read_config, "run.json", "{", r"run.json: not JSON"),
+        (read_rollouts, "rollouts/rank-0.jsonl", '{"step": 1}\n', r"rank-0.jsonl:1: not a rollout: KeyError"),
+        (read_samples, "samples.jsonl", "{\n", r"samples\.jsonl:1: not JSON"),
+        (read_samples, "samples.jsonl", '{"model": "m"}\n', r"samples\.jsonl:1: not a sample: KeyError"),
+        (read_evaluation, "other.json", "", "no such file; is .* the output_dir of an evalua"),
+        (read_evaluation, "evaluation.json", "{", "not JSON"),
+        (read_evaluation, "evaluation.json", '{"format": 9}', "another version"),
     ],
 )
-def test_what_is_no_run_log_is_an_error(tmp_path, text, message):
-    (tmp_path / "metrics.jsonl").write_text(text)
+def test_wrong_files_are_errors(tmp_path, read, name, text, message):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
     with pytest.raises(RunLogError, match=message):
-        read_metrics(tmp_path)
-
-
-def test_other_errors_say_where(tmp_path):
-    with pytest.raises(RunLogError, match=r"run.json: no such file; is .* the output_dir of a run"):
-        read_config(tmp_path)
-    (tmp_path / "run.json").write_text("{")
-    with pytest.raises(RunLogError, match=r"run.json: not JSON"):
-        read_config(tmp_path)
-    (tmp_path / "rollouts").mkdir()
-    (tmp_path / "rollouts" / "rank-0.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(RunLogError, match=r"rank-0.jsonl:1: not a rollout: KeyError"):
-        list(read_rollouts(tmp_path))
+        list(read(tmp_path))
 
 
 # ---- evaluations
@@ -231,19 +212,3 @@ def test_a_cut_line_is_dropped_and_what_comes_twice_is_there_once(tmp_path):
     again.begin({})
     again.log([sample(0, tokens=8), sample(1)])
     assert [(key.doc_id, each.tokens) for key, each in read_samples(tmp_path).items()] == [(0, 8), (1, 7)]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("samples.jsonl", "{\n", r"samples\.jsonl:1: not JSON"),
-        ("samples.jsonl", '{"model": "m"}\n', r"samples\.jsonl:1: not a sample: KeyError"),
-        ("other.json", "", "no such file; is .* the output_dir of an evalua"),
-        ("evaluation.json", "{", "not JSON"),
-        ("evaluation.json", '{"format": 9}', "another version"),
-    ],
-)
-def test_wrong_files_of_an_evaluation_are_errors(tmp_path, name, text, message):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(RunLogError, match=message):
-        (read_samples if name == "samples.jsonl" else read_evaluation)(tmp_path)

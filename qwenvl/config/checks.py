@@ -169,7 +169,7 @@ def has_gpu() -> bool:
 def _of_training(config: Any) -> Iterator[str]:
     """Problems of a ``GRPOConfig`` between the options of several rooms."""
     if config.num_iterations > 1:
-        yield from saves_within_windows(config, config.save_steps, config.eval_steps or config.logging_steps)
+        yield from _saves_within_windows(config)
     if config.engine_has_own_weights:
         if config.reads_sampled_entropies:
             names = [name for name in ("top_entropy_quantile", "entropy_target") if was_set(config, name)]
@@ -197,22 +197,20 @@ def _of_training(config: Any) -> Iterator[str]:
         )
 
 
-def saves_within_windows(config: Any, save_steps: float, eval_steps: float) -> Iterator[str]:
-    """Problems with checkpoints between the steps on the same completions: they lack those, and none could be resumed.
-
-    Args:
-        save_steps, eval_steps: in steps. What is below 1 is a share of a run that is not known yet, and passes.
-    """
+def _saves_within_windows(config: Any) -> Iterator[str]:
+    """Problems with checkpoints between the steps on the same completions: they lack those, so none can be resumed."""
     if getattr(config, "enable_jit_checkpoint", False):
         yield (
             "--enable_jit_checkpoint saves at any step, with --num_iterations above 1 also between the steps on the "
             "same completions, and such a checkpoint could not be resumed: leave one of the two out"
         )
-    saving = [("save_steps", save_steps)] if config.save_strategy == "steps" else []
+    saving = [("save_steps", config.save_steps)] if config.save_strategy == "steps" else []
     if config.save_strategy == "best" and config.eval_strategy == "steps":
-        saving = [("eval_steps", eval_steps)]
+        saving = [("eval_steps", config.eval_steps or config.logging_steps)]
     for name, steps in saving:
-        if steps >= 1 and (over := int(steps) % config.num_iterations):
+        if steps < 1:
+            yield f"--{name} {steps:g}: with --num_iterations above 1 give a number of steps, a multiple of it"
+        elif over := int(steps) % config.num_iterations:
             near = [whole for whole in (int(steps) - over, int(steps) - over + config.num_iterations) if whole]
             yield (
                 f"--{name} {steps:g} is no multiple of --num_iterations {config.num_iterations}: a checkpoint between "

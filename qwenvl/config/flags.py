@@ -422,6 +422,9 @@ SUCCESSORS = {
     "box_units": "--reward_funcs \"box_iou(units='thousandths')\"",
     "auto_fit": "qwenvl plan, which names the flags that make a run fit",
     "fit_memory_gb": "qwenvl plan --gpu_memory",
+    "warmup": "qwenvl plan with the flags of the training that follows: a warm-up needs less memory",
+    "records": "no flag: qwenvl plan measures 1000 records",
+    "json": "plan_of(*request_of(words)) of qwenvl.train.planning.command, which gives a plan's numbers to a script",
     "len_control": "the reward length_window among --reward_funcs",
 }
 """Flags of earlier versions and of other trainers, and what to use here."""
@@ -440,7 +443,7 @@ def unknown_flag(token: str, known: Iterable[str]) -> str:
     if (flag := name.removeprefix("no_")) in OF_TRAINING and flag not in known:
         return f"--{flag} has no effect in a warm-up: {OF_TRAINING[flag]}; leave it out"
     if name in OF_A_WARMUP:
-        return f"unknown flag {name}; qwenvl warmup and qwenvl plan --warmup have it"
+        return f"unknown flag {name}; qwenvl warmup has it"
     if not token.startswith("-") and Path(token).suffix:
         return (
             f"stray word {token}; a file of settings comes first, there is one, and its name ends in .yaml, .yml or "

@@ -15,7 +15,7 @@ from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Shapes, Text, 
 PARTS = (
     "weights", "gradients", "optimizer", "reference", "activations", "features", "cache", "logits", "one-time buffers",
 )  # fmt: skip
-"""The rows of the memory table. The prompts in the memory of a CPU count as features."""
+"""The rows of the memory table."""
 SAMPLING = ("vision", "prefill", "decoding")
 """The phases before the policy is trained."""
 
@@ -76,7 +76,7 @@ def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> Estimate:
         >>> estimate(Shapes.of(config), weights, Job(tokens=4000, patches=14000)).fullest.name
         'backward'
     """
-    text, vision, stream = shapes.text, shapes.vision, job.precision.stream
+    text, vision, stream = shapes.text, shapes.vision, job.stream
     share, gradient_share, state_share = shares_of(job)
     resident = {
         "weights": round(weights.held * share),
@@ -87,20 +87,21 @@ def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> Estimate:
     gradients = round(weights.trained * WIDE * gradient_share)
     earlier = gradients if job.micro_batches > 1 else 0  # of the earlier micro-batches
     # Autocast caches casts of trainable leaves within a pass. With checkpointing the policy's pass has none left.
-    rounded = weights.rounded * job.precision.products if job.precision.products < stream else 0
+    rounded = weights.rounded * job.products if job.products < stream else 0
     cast = 0 if job.checkpointing else rounded
-    head, angles, after = weights.head * WIDE, job.row_tokens * 2 * text.head * stream, after_bytes(text, job)
+    head, angles = weights.head * WIDE, job.row_tokens * 2 * text.head * stream
+    # Saved after the layers: the input of the last norm, and the hidden states that enter the head.
+    after = job.row_tokens * _norm(text.hidden, job, 0) + 2 * job.completions * job.length * text.hidden * stream
     mergers, merger_again = merger_bytes(vision, job)
     activations = saved_bytes(text, text.layers, job) + angles + after + mergers
     if job.tower_learns and not job.encoded:
         activations += tower_saved_bytes(vision, job)
 
-    phases = _sampling_phases(shapes, weights, job, resident, rounded, earlier if job.warmup else 0)
-    trained = resident | {
-        "gradients": earlier,
-        "activations": activations,
-        "logits": trained_logits_bytes(text.vocabulary, job),
-    }
+    phases = _sampling_phases(shapes, weights, job, resident, rounded)
+    # One chunk of the logits of completion tokens: ``logit_memory_gb``, or less where there are fewer tokens.
+    chunk = min(max(1, job.logit_bytes // (LOGIT_BYTES * text.vocabulary)), job.completions * job.length)
+    logits = chunk * text.vocabulary * LOGIT_BYTES
+    trained = resident | {"gradients": earlier, "activations": activations, "logits": logits}
     phases["backward"] = trained | {"one-time buffers": 2 * head + cast}
     if job.reference != "none":  # its pass runs while the policy's activations are in memory
         running = forward_bytes(shapes, job.row_tokens, job.forward_patches, job)
@@ -123,25 +124,26 @@ def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> Estimate:
 
 
 def _sampling_phases(
-    shapes: Shapes, weights: ModelWeights, job: Job, resident: dict[str, int], rounded: int, gradients: int
+    shapes: Shapes, weights: ModelWeights, job: Job, resident: dict[str, int], rounded: int
 ) -> dict[str, dict[str, int]]:
     text, vision, prompts = shapes.text, shapes.vision, job.sampled_together
-    # The tower's device gets the pixels of a micro-batch as bytes, as does the memory of a CPU from their file.
-    pixels = 0 if job.on_host and not job.waits_on_host else job.patches * job.prompts * vision.patch_values
+    pixels = job.patches * job.prompts * vision.patch_values  # bytes, of a micro-batch
     running = tower_bytes(vision, job, job.patches * job.prompts) + pixels
-    phases = {"vision": resident | {"activations": running, "gradients": gradients}}
+    phases = {"vision": resident | {"activations": running}}
     if not job.samples:
         return phases
     sampled = resident | {
         "features": features_bytes(vision, job, prompts),
-        "weights": sampled_bytes(weights, job),
+        "weights": weights.held,  # all of them, also where they are split: they are gathered whole
         "cache": cache_bytes(text, job),
         "one-time buffers": rounded,
     }
     rows = prompts * (1 if job.shared else job.group)
-    logits = sampling_logits_bytes(text.vocabulary, job)
+    # Of one token of each completion: its logits, and in one layer its float32 scores, concatenated, and their softmax.
+    logits = prompts * job.group * text.vocabulary * (LOGIT_BYTES + (SORTED_BYTES if job.narrows else 0))
+    scores = prompts * job.group * text.heads * (job.tokens + job.length) * 3 * WIDE
     phases["prefill"] = sampled | {"activations": forward_bytes(shapes, rows * job.tokens, rows * job.patches, job)}
-    phases["decoding"] = sampled | {"activations": scores_bytes(text, job), "logits": logits}
+    phases["decoding"] = sampled | {"activations": scores, "logits": logits}
     return phases
 
 
@@ -159,19 +161,6 @@ def shares_of(job: Job) -> tuple[float, float, float]:
     return 1.0, 2.0 if job.engine == "ddp" and job.processes > 1 else 1.0, 1.0
 
 
-def sampled_bytes(weights: ModelWeights, job: Job) -> int:
-    """The weights in a process that samples: all of them, also where they are split and gathered whole.
-
-    Without ``gathers`` its share of them and one layer, under FSDP also the tensors that are in no layer.
-    """
-    part = 1.0 / job.processes
-    if job.gathers or job.engine not in ("zero3", "fsdp"):
-        return weights.held
-    if job.engine == "zero3":
-        return round(weights.held * part) + max(weights.layer_held, weights.widest)
-    return round(weights.held * part + (weights.layer_held + weights.outside) * (1 - part))
-
-
 def reference_bytes(weights: ModelWeights, job: Job) -> int:
     """The reference beside the policy: a copy of the trainable weights, a whole model, or nothing.
 
@@ -181,9 +170,9 @@ def reference_bytes(weights: ModelWeights, job: Job) -> int:
     if job.reference in ("none", "adapter"):
         return 0
     if job.engine == "fsdp":
-        return weights.held * job.precision.products // job.precision.stream
+        return weights.held * job.products // job.stream
     held = weights.trained_held if job.reference == "copy" and job.engine != "zero3" else weights.held
-    narrower = (job.precision.stream - job.precision.products) * job.reference_rounded
+    narrower = (job.stream - job.products) * job.reference_rounded
     return held - narrower * (weights.rounded - weights.head)  # the embedding keeps its type
 
 
@@ -195,13 +184,13 @@ def optimizer_bytes(weights: ModelWeights, job: Job) -> int:
     """
     plain = job.optimizer.removeprefix("paged_").removesuffix("_32bit")
     known = plain if plain in STATE_BYTES else plain.split("_")[0]
-    copies = 4 if job.engine in ("zero2", "zero3") and job.precision.products == 2 else 0
+    copies = 4 if job.engine in ("zero2", "zero3") and job.products == 2 else 0
     return round((STATE_BYTES.get(known, STATE_BYTES["adamw"]) + copies) * weights.trained)
 
 
 def layer_bytes(text: Text, kind: str, job: Job) -> int:
     """What one layer saves in a training forward, without checkpointing."""
-    tokens, b, mixed = job.row_tokens, job.precision.products, text.experts
+    tokens, b, mixed = job.row_tokens, job.products, text.experts
     mixer = _linear(text, job) if kind == "linear_attention" else tokens * _attention(text, job)
     if mixed is None:
         feed = 4 * text.intermediate * b
@@ -219,7 +208,7 @@ def _norm(width: int, job: Job, products: int) -> int:
     Args:
         products: how many take the whole output. In half precision it is rounded for each of them.
     """
-    p = job.precision
+    p = job
     copies = products if p.products < WIDE else min(products, 1)
     return width * (WIDE + copies * p.products + (0 if job.rank else p.stream)) + WIDE
 
@@ -230,7 +219,7 @@ def _attention(text: Text, job: Job) -> int:
     And the norms of heads; and with a gate the gate, its queries, its sigmoid and the product. On the plain path keys
     and values are repeated for the heads that share them.
     """
-    q, k, b = text.queries, text.keys, job.precision.products
+    q, k, b = text.queries, text.keys, job.products
     width = (2 * q + 2 * k) * b if job.shared else (2 * q + k + 2 * q) * b
     norms = (q + k) * (WIDE + (0 if job.rank else b)) if text.normed_heads else 0
     return width + text.heads * WIDE + norms + (3 * q * b if text.gated else 0)
@@ -259,14 +248,8 @@ def saved_bytes(text: Text, layers: Sequence[str], job: Job) -> int:
     if job.activation_offload:
         return 0
     if job.checkpointing:
-        return len(layers) * job.row_tokens * text.hidden * job.precision.stream
+        return len(layers) * job.row_tokens * text.hidden * job.stream
     return sum(layer_bytes(text, kind, job) for kind in layers)
-
-
-def after_bytes(text: Text, job: Job) -> int:
-    """What is saved after the layers: the input of the last norm, and the hidden states that enter the head."""
-    hidden = 2 * job.completions * job.length * text.hidden * job.precision.stream
-    return job.row_tokens * _norm(text.hidden, job, 0) + hidden
 
 
 def backward_bytes(text: Text, job: Job) -> int:
@@ -277,7 +260,7 @@ def backward_bytes(text: Text, job: Job) -> int:
     """
     width = text.experts.chosen * 3 * text.experts.width if text.experts else 3 * text.intermediate
     width = max(width, 3 * text.queries, _chunks(text.linear))
-    gradients = job.row_tokens * (width * job.precision.products + text.hidden * job.precision.stream)
+    gradients = job.row_tokens * (width * job.products + text.hidden * job.stream)
     if not (job.checkpointing or job.activation_offload):
         return gradients
     return gradients + max(layer_bytes(text, kind, job) for kind in set(text.layers))
@@ -289,7 +272,7 @@ def forward_bytes(shapes: Shapes, tokens: int, patches: int, job: Job) -> int:
     A layer has the residual stream and its norm, and the gate, its activation and the other half of the gated product,
     or queries, keys and values before and after the rotation.
     """
-    text, p = shapes.text, job.precision
+    text, p = shapes.text, job
     feed, mixed = 3 * text.intermediate, text.experts
     if mixed:
         feed = mixed.chosen * (text.hidden + 4 * mixed.width) + 4 * mixed.shared
@@ -309,7 +292,7 @@ def embedded_bytes(text: Text, vision: Vision, tokens: int, patches: int, job: J
     The features are there as the merger made them and in the embeddings. Those of deeper mergers are there twice:
     transformers concatenates them over all media, which copies them.
     """
-    p, twice = job.precision, 2 * (vision.mergers - 1)
+    p, twice = job, 2 * (vision.mergers - 1)
     features = patches // vision.merged * text.hidden * (p.products + p.stream + twice * p.products)
     return tokens * (text.hidden + 2 * text.head) * p.stream + features
 
@@ -320,7 +303,7 @@ def cache_bytes(text: Text, job: Job) -> int:
     A layer of linear attention has no keys: a completion has a matrix for each head and the last inputs of the
     convolution. On the plain path each completion has its prompt's keys and values too.
     """
-    p, b = job.sampled_together, job.precision.products
+    p, b = job.sampled_together, job.products
     prompts = p * job.tokens * (1 if job.shared else job.group)
     keys = text.full_layers * 2 * text.keys * (prompts + p * job.group * job.length) * b
     if text.linear is None:
@@ -329,34 +312,16 @@ def cache_bytes(text: Text, job: Job) -> int:
     return keys + (len(text.layers) - text.full_layers) * p * job.group * state
 
 
-def scores_bytes(text: Text, job: Job) -> int:
-    """The float32 attention scores of one token of each completion, concatenated, and their softmax, in one layer."""
-    return job.sampled_together * job.group * text.heads * (job.tokens + job.length) * 3 * WIDE
-
-
-def sampling_logits_bytes(vocabulary: int, job: Job) -> int:
-    """The logits of one token of each completion."""
-    return job.sampled_together * job.group * vocabulary * (LOGIT_BYTES + (SORTED_BYTES if job.narrows else 0))
-
-
-def trained_logits_bytes(vocabulary: int, job: Job) -> int:
-    """One chunk of the logits of completion tokens: ``logit_memory_gb``, or less where there are fewer tokens."""
-    chunk = max(1, job.logit_bytes // (LOGIT_BYTES * vocabulary))
-    return min(chunk, job.completions * job.length) * vocabulary * LOGIT_BYTES
-
-
 def features_bytes(vision: Vision, job: Job, prompts: int) -> int:
     """The inputs of the mergers for all prompts of a step, or float32 pixels where the tower runs in every forward.
 
-    Large media of all but ``prompts`` wait in files, those of a warm-up as pixels. On a CPU the pixels of the step
-    count too, as bytes.
+    Large media of all but ``prompts`` wait in files.
     """
     whole = job.prompts * job.micro_batches
-    patches = job.patches * (min(prompts, whole) if job.waits_on_host or job.warmup else whole)
-    pixels = job.patches * whole * vision.patch_values if job.on_host and not job.waits_on_host else 0
+    patches = job.patches * (min(prompts, whole) if job.waits_on_host else whole)
     if not job.encoded:
-        return patches * vision.patch_values * WIDE + pixels
-    return patches * vision.hidden * vision.mergers * job.precision.products + pixels
+        return patches * vision.patch_values * WIDE
+    return patches * vision.hidden * vision.mergers * job.products
 
 
 def tower_bytes(vision: Vision, job: Job, patches: int) -> int:
@@ -366,7 +331,7 @@ def tower_bytes(vision: Vision, job: Job, patches: int) -> int:
     and values as they were made, rotated and in batches, and the output, twelve widths. In half precision queries and
     keys are rotated in float32, which makes it twenty. Or the widths of the inner product.
     """
-    b = job.precision.products
+    b = job.products
     pixels = vision.patch_values * (WIDE + (b if b < WIDE else 0))
     attention = (20 if b < WIDE else 12) * vision.hidden
     inside = max(attention, 3 * vision.intermediate + 3 * vision.hidden) * b
@@ -380,9 +345,9 @@ def tower_saved_bytes(vision: Vision, job: Job) -> int:
     as they were made, outputs twice, and the tensors of the inner product.
     """
     if job.checkpointing:
-        return job.forward_patches * vision.blocks * vision.hidden * job.precision.stream
-    norms = (6 if vision.root_mean_square else 4) * vision.hidden * job.precision.stream
-    inside = (7 * vision.hidden + vision.saved_products * vision.intermediate) * job.precision.products
+        return job.forward_patches * vision.blocks * vision.hidden * job.stream
+    norms = (6 if vision.root_mean_square else 4) * vision.hidden * job.stream
+    inside = (7 * vision.hidden + vision.saved_products * vision.intermediate) * job.products
     return job.forward_patches * vision.blocks * (norms + inside)
 
 
@@ -393,7 +358,7 @@ def merger_bytes(vision: Vision, job: Job) -> tuple[int, int]:
     norm's input (a piece of the features is copied where there are several mergers), the normalised input or output,
     and the inner product before and after its activation, of which the backward pass has the gradients too.
     """
-    tensors, each = 4 if vision.mergers > 1 or vision.root_mean_square else 3, vision.hidden * job.precision.products
+    tensors, each = 4 if vision.mergers > 1 or vision.root_mean_square else 3, vision.hidden * job.products
     if job.checkpointing and job.encoded:
         return 0, job.forward_patches * (tensors + 2) * each if job.mergers_learn else 0
     learn = job.mergers_learn or job.tower_learns
@@ -412,10 +377,6 @@ class Case:
         """The memory of the step."""
         return estimate(self.shapes, self.weights, self.job)
 
-    def doing(self, **changes: object) -> Case:
-        """The case with other settings of the step."""
-        return replace(self, job=replace(self.job, **changes))  # type: ignore[arg-type]
-
 
 class Remedy(NamedTuple):
     """Flags that lower the peak, what they cost, and the case with them and all remedies before them."""
@@ -428,44 +389,29 @@ class Remedy(NamedTuple):
 def remedies(case: Case) -> list[Remedy]:
     """Remedies one after the other, the cheapest first, each of which lowers the peak further."""
     found: list[Remedy] = []
-    for make in (_smaller_batches, _checkpointing, _smaller_budget, _fewer_frames):
-        made = make(case)
-        if made is not None and made.case.estimate().peak < case.estimate().peak:
-            found.append(made)
-            case = made.case
+    for number in range(4):
+        job = case.job
+        micro, half = job.micro_batches * job.prompts, job.patches // 2
+        tokens = max(1, job.tokens - half // case.shapes.vision.merged)
+        flags, costs, changes = (
+            (
+                f"--per_device_train_batch_size 1 --gradient_accumulation_steps {micro}",
+                "nothing: the gradient is the same",
+                {"prompts": 1, "micro_batches": micro},
+            ),
+            ("--gradient_checkpointing True", "about a fifth more time", {"checkpointing": True}),
+            (f"--rollout_token_budget {job.budgeted}", "time, in sampling alone", {"token_budget": job.budgeted}),
+            (
+                f"--max_prompt_length {tokens} --fit_frames True",
+                "half of the frames of the longest prompts",
+                {"patches": half, "tokens": tokens},
+            ),
+        )[number]
+        changed = replace(case, job=replace(job, **changes))  # type: ignore[arg-type]
+        if changed.estimate().peak < case.estimate().peak:
+            found.append(Remedy(flags, costs, changed))
+            case = changed
     return found
-
-
-def _smaller_batches(case: Case) -> Remedy | None:
-    job = case.job
-    if job.prompts == 1:
-        return None
-    micro = job.micro_batches * job.prompts
-    flags = f"--per_device_train_batch_size 1 --gradient_accumulation_steps {micro}"
-    return Remedy(flags, "nothing: the gradient is the same", case.doing(prompts=1, micro_batches=micro))
-
-
-def _checkpointing(case: Case) -> Remedy | None:
-    if case.job.checkpointing:
-        return None
-    return Remedy("--gradient_checkpointing True", "about a fifth more time", case.doing(checkpointing=True))
-
-
-def _smaller_budget(case: Case) -> Remedy | None:
-    if case.job.sampled_together == 1:
-        return None
-    changed = case.doing(token_budget=case.job.budgeted)
-    return Remedy(f"--rollout_token_budget {case.job.budgeted}", "time, in sampling alone", changed)
-
-
-def _fewer_frames(case: Case) -> Remedy | None:
-    job, merged = case.job, case.shapes.vision.merged
-    if job.patches <= 4 * merged:
-        return None
-    half = job.patches // 2
-    less = case.doing(patches=half, tokens=max(1, job.tokens - half // merged))
-    flags = f"--max_prompt_length {less.job.tokens} --fit_frames True"
-    return Remedy(flags, "half of the frames of the longest prompts", less)
 
 
 def amount(size: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -12,14 +11,6 @@ from typing import Any, Literal
 Engine = Literal["none", "ddp", "zero2", "zero3", "fsdp"]
 ReferenceKind = Literal["none", "adapter", "copy", "other"]
 """``adapter``: the policy with its adapter off. ``copy``: of the trainable weights. ``other``: a second model."""
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Bytes of a number."""
-
-    stream: int = 4  # of the residual stream, which has the type of the weights
-    products: int = 4  # of matrix products: 2 in half precision, and under autocast
 
 
 @dataclass(frozen=True)
@@ -39,7 +30,8 @@ class Job:
     encoded: bool = True  # the vision tower runs once for a prompt, and its features are cached
     checkpointing: bool = False  # layers are recomputed in the backward pass
     activation_offload: bool = False  # checkpointed activations wait in CPU memory
-    precision: Precision = Precision()
+    stream: int = 4  # bytes of a number of the residual stream, which has the type of the weights
+    products: int = 4  # of matrix products: 2 in half precision, and under autocast
     rank: int = 0  # of LoRA adapters, 0 without them
     tower_learns: bool = False
     mergers_learn: bool = True
@@ -49,10 +41,7 @@ class Job:
     narrows: bool = True  # sampling sorts the vocabulary (top-p below 1)
     engine: Engine = "none"  # what splits the model among the processes
     processes: int = 1
-    gathers: bool = True  # split weights are gathered whole for sampling
     samples: bool = True  # completions are sampled in this process, not by servers
-    warmup: bool = False  # completions are targets, and the vision tower runs on one micro-batch at a time
-    on_host: bool = False  # the device is the CPU, whose memory holds the sampled prompts too
     waits_on_host: bool = False  # large media wait in the memory of the CPU until their micro-batch
 
     @property
@@ -227,9 +216,6 @@ class ModelWeights:
     layer: int  # trainable numbers of one layer of the language model
     head: int  # trainable numbers of the language-model head
     rounded: int  # entries of trainable float32 matrices, which autocast copies
-    layer_held: int = 0  # the largest layer, of the language model or the vision tower
-    outside: int = 0  # all that is in no layer
-    widest: int = 0  # the largest tensor in no layer
 
     @classmethod
     def of(cls, parameters: Iterable[tuple[str, tuple[int, ...], float, bool]], layers: int) -> ModelWeights:
@@ -240,13 +226,6 @@ class ModelWeights:
         """
         rows = [(name, shape, prod(shape), width, learns) for name, shape, width, learns in parameters]
         learn = [(name, shape, size, width) for name, shape, size, width, learns in rows if learns]
-        in_layers: Counter[str] = Counter()
-        outside = []
-        for name, _, size, width, _ in rows:
-            if layer := re.match(r".*\.(layers|blocks)\.\d+\.", name):
-                in_layers[layer[0]] += round(size * width)
-            else:
-                outside.append(round(size * width))
         return cls(
             held=round(sum(size * width for _, _, size, width, _ in rows)),
             trained=sum(size for _, _, size, _ in learn),
@@ -254,7 +233,4 @@ class ModelWeights:
             layer=sum(size for name, _, size, _ in learn if "language_model.layers." in name) // max(1, layers),
             head=max((n for name, _, n, _ in learn if re.search("embed_tokens|lm_head.weight$", name)), default=0),
             rounded=sum(size for _, shape, size, width in learn if len(shape) > 1 and width == 4),
-            layer_held=max(in_layers.values(), default=0),
-            outside=sum(outside),
-            widest=max(outside, default=0),
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, variance
 from typing import Any, Literal, NamedTuple
 
-from qwenvl.health import LogEntry, Sampled
+from qwenvl.health import LogEntry, history_of
 from qwenvl.runlog import RunLogError, read_config, read_metrics
 
 EVALUATED = "_total_reward"  # suffix of the mean reward of an evaluation, after the evaluation's name
@@ -53,11 +53,8 @@ class Run:
         """The rows of optimizer steps for the rules of ``qwenvl.health``. One process is assumed if none are logged."""
         setting = self.settings.get
         prompts = setting("per_device_train_batch_size", 1) * setting("gradient_accumulation_steps", 1)
-        sampled = Sampled(
-            prompts * (setting("processes") or 1),
-            setting("num_iterations") or 1,
-        )
-        return sampled.history([row for row in self.rows if "loss" in row])
+        rows = [row for row in self.rows if "loss" in row]
+        return history_of(rows, prompts * (setting("processes") or 1), setting("num_iterations") or 1)
 
     def evaluations(self) -> dict[str, list[dict[str, Any]]]:
         """The points of each evaluation by its name: ``step``, mean ``reward``, ``ci95`` and ``n`` (prompts).

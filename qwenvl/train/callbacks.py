@@ -1,31 +1,38 @@
-"""The callbacks of every run: its folder, its warnings, its display, its trackers."""
+"""The callbacks of every run: its folder, warnings, display, shown completions, moving weights, trackers."""
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any, Literal
 
 from accelerate.utils import gather_object
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 from transformers.integrations import get_available_reporting_integrations, integration_utils
+from transformers.trainer_callback import CallbackHandler, ExportableState, ProgressCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.errors import RecordError
-from qwenvl.health import LogEntry, Sampled, findings
+from qwenvl.failure import visible
+from qwenvl.grpo.loss import Objective, StepCounts
+from qwenvl.health import findings, history_of
 from qwenvl.model.loading import unwrap
 from qwenvl.model.reference import Reference
 from qwenvl.option import was_set
-from qwenvl.runlog import read_metrics
-from qwenvl.train.display.install import install_display
-from qwenvl.train.display.summary import RunSummary
-from qwenvl.train.journal import Journal
-from qwenvl.train.run.entropy_target import EntropyTarget
-from qwenvl.train.run.finite_steps import FiniteWeights
+from qwenvl.rollout.options import LIVE_COMPLETIONS_EVERY
+from qwenvl.runlog import Rollout, read_metrics
+from qwenvl.train.display.board import LiveBoard
+from qwenvl.train.display.console import say, shows_bars
+from qwenvl.train.display.progress import ProgressLines
+from qwenvl.train.journal import Journal, rollout_rows
 from qwenvl.train.run.lock import hold, release
-from qwenvl.train.run.resume import Resumed, has_pending_evaluation
+from qwenvl.train.run.resume import Resumed
 
 logger = logging.getLogger(__name__)
 
@@ -60,17 +67,17 @@ class RunFolder(TrainerCallback):
     """Locks the run folder and writes log entries to it. At the end it lists the samples that were left out.
 
     Raises:
-        RunLockedError: when training begins, if another run holds the folder.
+        RunFolderError: when training begins, if another run holds the folder.
         RecordError: when training ends, if no sample was left.
     """
 
     def __init__(self, journal: Journal):
-        self._journal = journal
+        self._journal, self._locked = journal, False
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Settings and versions. A resumed run writes the rows after its checkpoint anew."""
-        hold(args.output_dir, args.process_index)
-        self._journal.begin(state.global_step, evaluates=has_pending_evaluation(state))
+        self._locked = hold(args.output_dir, args.process_index)
+        self._journal.begin(state.global_step)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """One row of metrics."""
@@ -79,7 +86,8 @@ class RunFolder(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         """Every sample that was left out, once."""
-        release(args.output_dir, args.process_index)
+        if self._locked:
+            release(args.output_dir)
         bad = self._journal.bad_samples
         if bad:
             lines = "\n  ".join(sample.error for sample in bad.values())
@@ -95,38 +103,29 @@ class HealthWarnings(TrainerCallback):
     A resumed run has the history of its run folder, and warns again of the rules that still hold.
     """
 
-    _history: list[LogEntry]
+    _rows: list[Mapping[str, float]]
     _warned: set[str]
-    _step: int
 
     def on_train_begin(self, args, state, control, **kwargs):
         """The history up to the checkpoint that a run resumes from."""
-        self._history, self._warned, self._step = [], set(), 0
+        self._rows, self._warned = [], set()
         if state.is_world_process_zero and state.global_step:
-            for row in read_metrics(args.output_dir, "train"):
-                if row["step"] <= state.global_step:
-                    self._add(args, int(row["step"]), row)
-        self._step = state.global_step
+            self._rows += [row for row in read_metrics(args.output_dir, "train") if row["step"] <= state.global_step]
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """One more entry. Its numbers are those of all processes."""
         if state.is_world_process_zero and "loss" in logs:
-            self._add(args, state.global_step, logs)
-            self._warn()
+            self._rows.append({**logs, "step": state.global_step})
+            self._warn(args)
 
     def on_train_end(self, args, state, control, **kwargs):
         """The rules for a short run."""
         if state.is_world_process_zero:
-            self._warn(ended=True)
+            self._warn(args, ended=True)
 
-    def _add(self, args, step: int, values: Mapping[str, float]) -> None:
+    def _warn(self, args, ended: bool = False) -> None:
         prompts = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        sampled = Sampled(prompts, args.num_iterations)
-        self._history.append(sampled.entry(self._step, step, values))
-        self._step = step
-
-    def _warn(self, ended: bool = False) -> None:
-        for finding in findings(self._history, ended):
+        for finding in findings(history_of(self._rows, prompts, args.num_iterations), ended):
             if finding.code not in self._warned:
                 self._warned.add(finding.code)
                 logger.warning(f"{finding.message}. {finding.advice}")
@@ -144,17 +143,153 @@ class ReferenceSync(TrainerCallback):
             self._reference.mix(unwrap(model), args.ref_model_mixup_alpha)
 
 
-def install_callbacks(trainer: Trainer, journal: Journal) -> None:
-    """The callbacks of every run."""
+COEFFICIENT_STEP = 0.005
+"""The change of the weight each time completions are sampled."""
+
+
+class EntropyTarget(TrainerCallback, ExportableState):
+    """Moves the weight of the entropy bonus towards a target entropy (Skywork-OR1, arXiv:2505.22312, section 4.1).
+
+    Each time completions are sampled it compares their mean entropy e with the target. The bonus has its weight c where
+    e <= target, and none where e is above. Then c grows by a step, or shrinks by one and never below 0.
+
+    The mean is that of all processes, so that c is the same on each of them.
+
+    Example:
+        >>> control = EntropyTarget(target=0.5, step=0.25, first=1.0)
+        >>> [control.weight_for(entropy) for entropy in (0.4, 0.6, 0.5)], control.coefficient
+        ([1.0, 0.0, 1.0], 1.25)
+    """
+
+    def __init__(self, target: float, step: float, first: float):
+        self._target, self._step, self._first = target, step, first
+        self.coefficient = first
+
+    @classmethod
+    def of(cls, args: GRPOConfig) -> EntropyTarget | None:
+        """By the flags. None without ``--entropy_target``."""
+        if args.entropy_target is None:
+            return None
+        return cls(args.entropy_target, COEFFICIENT_STEP, args.entropy_coef)
+
+    def weight_for(self, entropy: float | None) -> float:
+        """The weight of the bonus for a step whose completions have this entropy. The next step's moves.
+
+        Without any token, an entropy of None, the bonus is nothing and the weight stays.
+        """
+        if entropy is None:
+            return 0.0
+        low, now = entropy <= self._target, self.coefficient
+        self.coefficient = now + self._step if low else max(0.0, now - self._step)
+        return now if low else 0.0
+
+    def state(self) -> dict[str, Any]:
+        """The part of a checkpoint."""
+        made = {"target": self._target, "step": self._step, "first": self._first}
+        return {"args": made, "attributes": {"coefficient": self.coefficient}}
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """A resumed run continues with the weight of its checkpoint."""
+        kept = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
+        if kept is not None:
+            self.coefficient = kept["attributes"]["coefficient"]
+        state.stateful_callbacks[type(self).__name__] = self.state()
+
+
+def with_entropy_coef(objective: Objective, callbacks: CallbackHandler, counts: StepCounts) -> Objective:
+    """The objective with the entropy bonus of a new step, if one of the callbacks is an ``EntropyTarget``.
+
+    The callback is looked up at each step: a resumed run may have replaced it.
+    """
+    for callback in callbacks.callbacks:
+        if isinstance(callback, EntropyTarget):
+            objective = replace(objective, entropy_coef=callback.weight_for(counts.entropy))
+    return objective
+
+
+LONGEST_TEXT = 240  # characters of a text
+
+
+def group_lines(group: Sequence[Rollout]) -> Iterator[str]:
+    """The prompt, the solution, and each completion with its advantage, rewards and tokens, the best first."""
+    first = group[0]
+    question = next((message["text"] for message in reversed(first.prompt) if message["role"] == "user"), "")
+    yield f"step {first.step}: {first.record_id}  {first.where}"
+    yield from (f"  {name}: {_shortened(text)}" for name, text in (("prompt", question), ("solution", first.solution)))
+    for row in sorted(group, key=lambda row: -(row.advantage or 0.0)):
+        rewards = {"reward": row.total, **row.rewards}
+        numbers = ", ".join(f"{name} {'none' if each is None else f'{each:.3g}'}" for name, each in rewards.items())
+        cut = ", cut off" if row.finish_reason == "length" else ""
+        yield f"  {row.advantage or 0.0:+.2f}  {numbers}, {row.tokens} tokens{cut}: {_shortened(row.completion)}"
+
+
+def _shortened(text: str) -> str:
+    """A text in one line. Of a longer one the middle is left out: its end has the answer."""
+    text = visible(text)
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT // 2]} ... {text[-LONGEST_TEXT // 2 :]}"
+
+
+class ShownCompletions(TrainerCallback):
+    """Prints the group of a step with the widest spread of rewards, in the first step of this process and each n-th.
+
+    Args:
+        journal: has the experiences of the step.
+        every: n.
+    """
+
+    def __init__(self, journal: Journal, every: int):
+        self._journal, self._every = journal, every
+        self._first = True
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """The first step is yet to come."""
+        self._first = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """One group of the first process, if it is time."""
+        if state.is_world_process_zero and (self._first or state.global_step % self._every == 0):
+            rows: list[Rollout] = []
+            for each in (trained.experience for trained in self._journal.trained_on):
+                if each is not None and len(each.batch):
+                    own = (each.batch, each.rollout, each.rewards, each.advantages.tolist())
+                    rows += rollout_rows(state.global_step, "train", *own)
+            groups = [rows[n : n + args.grpo_sample_size] for n in range(0, len(rows), args.grpo_sample_size)]
+            if groups:
+                say("\n".join(group_lines(max(groups, key=_spread))))
+        self._first = False
+
+
+def _spread(group: Sequence[Rollout]) -> float:
+    totals = [each.total for each in group if each.total is not None]
+    return max(totals) - min(totals) if totals else -1.0
+
+
+def display_of(args: GRPOConfig) -> Literal["rich", "plain", "none"]:
+    """The display that flags and terminal come to. Where a board can't be drawn, lines are plain."""
+    if args.display == "none" or (args.display is None and args.disable_tqdm):
+        return "none"
+    draws = shows_bars() and os.environ.get("TERM") not in ("dumb", "unknown")
+    draws = draws and str(sys.stderr.encoding).lower().startswith("utf")  # the blocks of its curves
+    return "rich" if draws and args.display != "plain" else "plain"
+
+
+def install_callbacks(trainer: Any, journal: Journal) -> None:
+    """The callbacks of every run of a ``PolicyTrainer``."""
     if trainer.args.report_to:
         name_run(trainer.args)
-    install_display(trainer, journal)
+    trainer.remove_callback(ProgressCallback)  # the Trainer's progress bar
+    if (display := display_of(trainer.args)) != "none":
+        every = trainer.args.log_completions_every
+        if every is None:
+            every = LIVE_COMPLETIONS_EVERY if display == "rich" else 0
+        if every:
+            trainer.add_callback(ShownCompletions(journal, every))
+        trainer.add_callback((LiveBoard if display == "rich" else ProgressLines)(trainer.doing))
     trainer.add_callback(HealthWarnings())
     trainer.add_callback(Resumed())
     if (target := EntropyTarget.of(trainer.args)) is not None:
         trainer.add_callback(target)
-    trainer.add_callback(FiniteWeights(journal))
+    trainer.add_callback(trainer.finite_steps)
     if trainer.reference is not None and trainer.args.sync_ref_model:
         trainer.add_callback(ReferenceSync(trainer.reference))
     trainer.add_callback(RunFolder(journal))
-    trainer.add_callback(RunSummary())  # the last one: it shows the warnings of the others

@@ -1,214 +1,74 @@
 """The model card, ``README.md``, beside the weights: how they were trained, how they see clips, how they did.
 
-``card.jinja`` has the text of our sections. They stand between marks, so that the other text of a card stays as it is.
+``card.jinja`` has its text. Each save writes it anew. Metadata that are not ours stay, such as a license.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
-from huggingface_hub import ModelCard
 from huggingface_hub.repocard import metadata_load
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings, bounds_whole_clips
+from qwenvl.data.saved_processor import SETTINGS_FILE, bounds_whole_clips
 from qwenvl.failure import counted
 from qwenvl.model.loading import unwrap
 from qwenvl.option import all_options, parse_row, row_text, was_set
 from qwenvl.rewards import Rubric
 from qwenvl.runlog import installed_versions
+from qwenvl.train.display.console import with_interval
 
 CARD = "README.md"
 METHOD = "GRPO"
 TASK = "video-text-to-text"
 _TOTAL = "_total_reward"
-_END_OF_FORM = "## Model Card Contact\n\n[More Information Needed]\n"  # peft saves the hub's empty form with an adapter
 # Of a machine or a person, and not of the training.
 _PRIVATE = {"dataset_catalog", "overwrite_output_dir"}
 _PRIVATE_ARGUMENTS = ("base_url", "cache")
 _OF_THE_TRAINER = ("learning_rate", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "weight_decay", "seed")
 
-logger = logging.getLogger(__name__)
-
-
-def open_card(folder: str | Path, title: str = "") -> ModelCard:
-    """The card of a folder, or a new one with a title.
-
-    Raises:
-        ValueError: its metadata is not YAML that the hub reads.
-    """
-    path = Path(folder) / CARD
-    if not path.is_file():
-        return ModelCard(f"---\n{{}}\n---\n\n# {title}\n")
-    try:
-        return ModelCard.load(path)
-    except (yaml.YAMLError, ValueError, TypeError) as error:
-        raise ValueError(f"{path}: its metadata can't be read: {error}") from None
-
-
-def put_section(card: ModelCard, name: str, text: str) -> None:
-    """Put a section into a card, in the place of the earlier one of this name, or at the end."""
-    begin, end = f"<!-- {name}: written by qwenvl -->", f"<!-- end of {name} -->"
-    earlier = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    section = f"{begin}\n{text}\n{end}"
-    card.text, found = earlier.subn(lambda _: section, card.text)
-    if not found:
-        card.text = f"{card.text.rstrip()}\n\n{section}\n"
-
-
-def put_metadata(
-    card: ModelCard, base_model: str | None, adapter: bool, tags: Sequence[str], datasets: Sequence[str] = ()
-) -> None:
-    """Put what we know of a model into the metadata of its card, where other entries stay.
-
-    Args:
-        base_model: a name on the hub, or None: a path means nothing to others.
-        adapter: the weights are those of an adapter.
-        datasets: names on the hub. Empty: those of the card stay.
-    """
-    data: Any = card.data
-    of_adapters = ("base_model:adapter:", *(() if adapter else ("lora",)))  # peft writes them
-    others = [tag for tag in data.tags or [] if not str(tag).startswith(of_adapters)]
-    data.tags = list(dict.fromkeys([*others, *tags]))
-    data.library_name = "peft" if adapter else "transformers"
-    data.pipeline_tag = TASK
-    data.base_model = base_model
-    data.base_model_relation = None if base_model is None else "adapter" if adapter else "finetune"
-    data.datasets = list(datasets) or data.datasets
-
-
-def hub_name(model: str) -> str | None:
-    """``model`` if it is a name on the hub, ``organisation/model``, and no folder. Else None."""
-    return model if re.fullmatch(r"\w[\w.-]*/[\w.-]+", model) and not Path(model).exists() else None
-
-
-def base_on_the_hub(model: str) -> str | None:
-    """The hub name of a model or of its base, by the card in its folder. None: not known."""
-    if found := hub_name(model):
-        return found
-    try:
-        above = (metadata_load(Path(model) / CARD) or {}).get("base_model")
-    except (OSError, yaml.YAMLError, ValueError):
-        return None
-    return above if isinstance(above, str) and hub_name(above) else None
-
 
 def describe_model(trainer: Any, folder: str | Path) -> None:
-    """Write the settings of prompts beside the model that ``trainer``, a ``PolicyTrainer``, has saved, and its card.
-
-    A card with unreadable metadata stays as it is, with a warning: it must not end a run.
-    """
-    settings, args, method = trainer.prompt_settings, trainer.args, trainer.trained_by
+    """Write the settings of prompts beside the model that ``trainer``, a ``PolicyTrainer``, has saved, and its card."""
+    settings, args, method, step = trainer.prompt_settings, trainer.args, trainer.trained_by, trainer.state.global_step
     settings.save(folder)
-    try:
-        title = f"{Path(settings.base_model).name}, trained by {method}"
-        card = open_card(folder, title)
-    except ValueError as error:
-        logger.warning(f"{error}; the card is left as it is")
-        return
-    of_peft = ""  # its version, and how the base was quantized
-    form, end, rest = card.text.partition(_END_OF_FORM)
-    if end and form.lstrip().startswith("# Model Card for Model ID"):
-        of_peft, mark, sections = rest.partition("<!-- training:")
-        card.text = f"\n# {title}\n\n{mark}{sections}"
-    put_section(card, "training", training_section(args, method, settings.base_model, trainer))
-    put_section(card, "inputs", inputs_section(settings, trainer.processing_class))
-    card.text += f"\n{of_peft}" if of_peft else ""
-    # A warm-up saves its adapter merged, beside checkpoints that have the adapter itself.
-    adapter = unwrap(trainer.model) is not trainer.model and not (Path(folder) / "config.json").is_file()
-    names = (args.dataset_use or "").split(",")
-    put_metadata(
-        card,
-        base_on_the_hub(settings.base_model),
-        adapter,
-        tags=("qwenvl", "grpo" if method == METHOD else "sft"),
-        datasets=[name.split(":")[1].split("%")[0] for name in names if name.startswith("hf:")],
-    )
-    card.save(Path(folder) / CARD)
-
-
-class Evaluated(NamedTuple):
-    """One evaluation during a run: its split, the optimizer steps before it, and mean rewards with their intervals."""
-
-    split: str
-    step: int
-    prompts: int
-    rewards: dict[str, str]
-
-
-def evaluations(log: Sequence[Mapping[str, Any]], step: int) -> list[Evaluated]:
-    """For each split the evaluation before training, if there is one, and the latest until ``step``."""
-    found: dict[str, dict[int, Evaluated]] = {}
-    for row in log:
-        for total in row:
-            if not total.endswith(_TOTAL) or row["step"] > step:
-                continue
-            split = total.removesuffix(_TOTAL)
-            keys = [key for key in row if key.startswith(f"{split}_") and key.endswith("_reward")]
-            rewards = {}
-            for key in sorted(keys, key=lambda key: key != total):
-                half = row.get(f"{key}_ci95", math.nan)  # NaN: one prompt has no interval
-                interval = "" if math.isnan(half) else f" ± {half:.3f}"
-                rewards[key.removeprefix(f"{split}_").removesuffix("_reward")] = f"{row[key]:.3f}{interval}"
-            prompts = max(int(row.get(f"{key}_n", 0)) for key in keys)
-            found.setdefault(split, {})[row["step"]] = Evaluated(split, row["step"], prompts, rewards)
-    return [by_step[at] for by_step in found.values() for at in sorted({0, max(by_step)} & set(by_step))]
-
-
-def training_section(args: GRPOConfig, method: str, base_model: str, trainer: Any) -> str:
-    """What the card says of the training."""
     rubric = trainer.rewards if isinstance(trainer.rewards, Rubric) else None  # None: of a warm-up
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"thousands": "{:,}".format, "plural": counted, "repr": repr}
     names = {"llm": "the language model", "mlp": "the merger", "vision": "the vision tower"}
     learning = ", ".join(name for part, name in names.items() if part in (args.parts() or {"llm"}))
     if args.lora_enable:
         learning = f"low-rank adapters (rank {args.lora_r}, alpha {args.lora_alpha}) on {learning}"
-    step = trainer.state.global_step
-    return _section("training")(
-        base_model=base_model,
+    text = environment.get_template("card.jinja").render(
+        title=f"{Path(settings.base_model).name}, trained by {method}",
         method=method,
         learns=learning,
-        data=args.dataset_use,
-        held_out=args.eval_dataset_use,
+        args=args,
         rewards=[] if rubric is None else list(zip(rubric.names, rubric.weights, strict=True)),
         step=step,
         prompts=args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
-        group_size=args.grpo_sample_size,
-        answers=args.eval_sample_size,
-        settings=yaml.safe_dump(_settings_of(args), sort_keys=True, allow_unicode=True).strip(),
+        shown_settings=yaml.safe_dump(_settings_of(args), sort_keys=True, allow_unicode=True).strip(),
         evaluations=evaluations(trainer.state.log_history, step),
         versions=", ".join(f"{name} {version}" for name, version in installed_versions().items()),
+        settings=settings,
+        settings_file=SETTINGS_FILE,
+        bounds_whole_clips=bounds_whole_clips(trainer.processing_class),  # not those of Qwen2-VL and Qwen2.5-VL
     )
-
-
-def _settings_of(args: GRPOConfig) -> dict[str, Any]:
-    """The flags that differ from their defaults, as a settings file has them, without private ones."""
-    names = dict.fromkeys(each.name for group in FLAG_GROUPS for each in all_options(group))
-    values = {name: getattr(args, name) for name in names if name not in _PRIVATE and was_set(args, name)}
-    if values.get("reward_funcs"):
-        rewards = [parse_row(each) for each in values["reward_funcs"]]
-        public = [{key: value for key, value in given.items() if key not in _PRIVATE_ARGUMENTS} for _, given in rewards]
-        values["reward_funcs"] = [row_text({name: given}) for (name, _), given in zip(rewards, public, strict=True)]
-    values |= {name: getattr(args, name) for name in _OF_THE_TRAINER}
-    return {name: getattr(value, "value", value) for name, value in values.items() if value is not None}
-
-
-def inputs_section(settings: PromptSettings, processor: Any) -> str:
-    """What the card says of frames, sizes and prompts, with code that asks about a clip.
-
-    Args:
-        processor: that is saved beside the card.
-    """
-    whole = bounds_whole_clips(processor)  # not those of Qwen2-VL and Qwen2.5-VL
-    return _section("inputs")(settings, settings.frames, settings.prompts, SETTINGS_FILE, whole)
+    # A warm-up saves its adapter merged, beside checkpoints that have the adapter itself.
+    adapter = unwrap(trainer.model) is not trainer.model and not (Path(folder) / "config.json").is_file()
+    used = (args.dataset_use or "").split(",")
+    datasets = [name.split(":")[1].split("%")[0] for name in used if name.startswith("hf:")]
+    tags = ("qwenvl", "grpo" if method == METHOD else "sft")
+    write_card(folder, text, settings.base_model, adapter=adapter, tags=tags, datasets=datasets)
 
 
 def describe_merged(adapter: str | Path, folder: str | Path, base: str) -> None:
@@ -222,22 +82,87 @@ def describe_merged(adapter: str | Path, folder: str | Path, base: str) -> None:
     for name in (CARD, SETTINGS_FILE):
         if (Path(adapter) / name).is_file():
             shutil.copyfile(Path(adapter) / name, Path(folder) / name)
-    card = open_card(folder, f"{Path(base).name} with an adapter merged")
-    merged = f"## Merged\n\nThe adapter of these sections is merged into `{base}`: these are whole weights."
-    put_section(card, "merged", merged)
-    put_metadata(card, base_on_the_hub(base), adapter=False, tags=("qwenvl", "merged"))
-    card.save(Path(folder) / CARD)
+    card = Path(folder) / CARD
+    text = card.read_text(encoding="utf-8") if card.is_file() else f"# {Path(base).name} with an adapter merged\n"
+    text = re.sub(r"\A---\n.*?\n---\n+", "", text, flags=re.DOTALL)
+    text += f"\n## Merged\n\nThe adapter of these sections is merged into `{base}`: these are whole weights.\n"
+    write_card(folder, text, base, adapter=False, tags=("qwenvl", "merged"))
 
 
-def _section(name: str) -> Any:
-    """A macro of ``card.jinja``."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {
-        "thousands": "{:,}".format,
-        "plural": counted,
-        "code": lambda name: "none named" if name is None else f"`{name}`",
-        "repr": repr,
+def write_card(
+    folder: str | Path, text: str, base: str, *, adapter: bool, tags: Sequence[str], datasets: Sequence[str] = ()
+) -> None:
+    """Write the card of a folder.
+
+    Args:
+        base: the model that was trained. Metadata name it if it is on the hub: a path means nothing to others.
+        adapter: the weights are those of an adapter.
+        datasets: names on the hub. Empty: those of the metadata stay.
+    """
+    known, base_model = _metadata(folder), base_on_the_hub(base)
+    of_adapters = ("base_model:adapter:", *(() if adapter else ("lora",)))  # peft writes them
+    others = [tag for tag in known.get("tags") or [] if not str(tag).startswith(of_adapters)]
+    own = {
+        "tags": list(dict.fromkeys([*others, *tags])),
+        "library_name": "peft" if adapter else "transformers",
+        "pipeline_tag": TASK,
+        "base_model": base_model,
+        "base_model_relation": None if base_model is None else "adapter" if adapter else "finetune",
+        "datasets": list(datasets) or known.get("datasets"),
     }
-    return getattr(environment.get_template("card.jinja").module, name)
+    data = {name: value for name, value in {**known, **own}.items() if value is not None}
+    head = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    (Path(folder) / CARD).write_text(f"---\n{head}---\n\n{text.strip()}\n", encoding="utf-8")
+
+
+def hub_name(model: str) -> str | None:
+    """``model`` if it is a name on the hub, ``organisation/model``, and no folder. Else None."""
+    return model if re.fullmatch(r"\w[\w.-]*/[\w.-]+", model) and not Path(model).exists() else None
+
+
+def base_on_the_hub(model: str) -> str | None:
+    """The hub name of a model or of its base, by the card in its folder. None: not known."""
+    if found := hub_name(model):
+        return found
+    above = _metadata(model).get("base_model")
+    return above if isinstance(above, str) and hub_name(above) else None
+
+
+def _metadata(folder: str | Path) -> dict[str, Any]:
+    """The metadata of the card in a folder. Empty without a card, or where the hub could not read them either."""
+    try:
+        return metadata_load(Path(folder) / CARD) or {}
+    except (OSError, yaml.YAMLError, ValueError):
+        return {}
+
+
+def evaluations(log: Sequence[Mapping[str, Any]], step: int) -> list[dict[str, Any]]:
+    """For each split the evaluation before training, if there is one, and the latest until ``step``.
+
+    Returns:
+        Split, step, number of prompts, and the mean of each reward with its interval.
+    """
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in log:
+        for total in row:
+            if total.endswith(_TOTAL) and row["step"] <= step:
+                split, at = total.removesuffix(_TOTAL), row["step"]
+                keys = [key for key in row if key.startswith(f"{split}_") and key.endswith("_reward") and key != total]
+                names = {key: key.removeprefix(f"{split}_").removesuffix("_reward") for key in (total, *keys)}
+                rewards = {name: with_interval(key, row).replace("+-", "±") for key, name in names.items()}
+                prompts = max(int(row.get(f"{key}_n", 0)) for key in names)
+                evaluation = {"split": split, "step": at, "prompts": prompts, "rewards": rewards}
+                found.setdefault(split, {})[at] = evaluation
+    return [by_step[at] for by_step in found.values() for at in sorted({0, max(by_step)} & set(by_step))]
+
+
+def _settings_of(args: GRPOConfig) -> dict[str, Any]:
+    """The flags that differ from their defaults, as a settings file has them, without private ones."""
+    names = dict.fromkeys(each.name for group in FLAG_GROUPS for each in all_options(group))
+    values = {name: getattr(args, name) for name in names if name not in _PRIVATE and was_set(args, name)}
+    if values.get("reward_funcs"):
+        rewards = [parse_row(each) for each in values["reward_funcs"]]
+        public = [{key: value for key, value in given.items() if key not in _PRIVATE_ARGUMENTS} for _, given in rewards]
+        values["reward_funcs"] = [row_text({name: given}) for (name, _), given in zip(rewards, public, strict=True)]
+    values |= {name: getattr(args, name) for name in _OF_THE_TRAINER}
+    return {name: getattr(value, "value", value) for name, value in values.items() if value is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import Dataset
 
@@ -19,20 +19,12 @@ from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.train.display.console import say
-from qwenvl.types import Record
-
-
-class ChecksRecords(Protocol):
-    """What a run learns by: rewards, or targets."""
-
-    def check_record(self, record: Record) -> str | None:
-        """Why a record is of no use to the run, or None if it is."""
 
 
 def build_dataset(
     dataset: Any,
     args: GRPOConfig,
-    checker: ChecksRecords,
+    checker: Any,
     collator: GRPOCollator,
     *,
     training: bool,
@@ -43,6 +35,7 @@ def build_dataset(
     Args:
         dataset: what ``dataset_use`` takes, or rows that ``given_rows`` takes. A data set of samples is checked and
             returned as it is, None gives None. For evaluation also several of them by name.
+        checker: has ``check_record``, which says why a record is of no use to the run, or None.
         collator: of the run. It says how large clips become, and what length their frames are fitted to.
         name: what rows are called that have no file.
 
@@ -60,8 +53,17 @@ def build_dataset(
     if isinstance(dataset, dict) and not training:
         build = partial(build_dataset, args=args, checker=checker, collator=collator)
         return {key: build(each, training=False, name=f"{name}.{key}") for key, each in dataset.items()}
-    if isinstance(dataset, GRPODataset) or not _are_records(dataset, name):
-        dataset = _as_it_is(dataset, args, checker, name)
+    rows = not isinstance(dataset, GRPODataset) and (
+        isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
+    )
+    if not rows:  # samples
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
+        if args.fit_frames and getattr(dataset, "fit_to", None) is None:
+            raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler, fit_to")
+        for record in getattr(dataset, "records", ()):
+            if problem := checker.check_record(record):
+                raise RecordError(f"{record.where}: {problem}")
     else:
         named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
         say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
@@ -82,23 +84,6 @@ def build_dataset(
                 say(how_read(part.name, part.read_as))
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
-    return dataset
-
-
-def _are_records(dataset: Any, name: str) -> bool:
-    """Whether this names or holds rows, and not samples."""
-    return isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
-
-
-def _as_it_is(dataset: Any, args: GRPOConfig, checker: ChecksRecords, name: str) -> Dataset:
-    """A data set of samples, checked."""
-    if not isinstance(dataset, Dataset):
-        raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
-    if args.fit_frames and getattr(dataset, "fit_to", None) is None:
-        raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler and fit_to")
-    for record in getattr(dataset, "records", ()):
-        if problem := checker.check_record(record):
-            raise RecordError(f"{record.where}: {problem}")
     return dataset
 
 

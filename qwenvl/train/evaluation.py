@@ -72,7 +72,11 @@ def evaluation_metrics(prompts: list[ScoredPrompt], prefix: str, needed: str | N
     unique = {prompt.where: prompt for prompt in prompts}
     names = list(dict.fromkeys(name for prompt in unique.values() for name in prompt.rewards))
     if not names:
-        _tell_of_nothing(len(unique), prefix, needed)
+        what = f"{len(unique)} prompts, and no completion has a reward" if unique else "every record was left out"
+        said = f"{prefix}: {what}, for the reasons given above. There is no {prefix}_total_reward"
+        if needed is not None and f"eval_{needed.removeprefix('eval_')}".startswith(f"{prefix}_"):
+            raise RecordError(f"{said}, and --metric_for_best_model {needed} needs it: mend the rewards or the data")
+        logger.warning(said)
     metrics: dict[str, float] = {}
     clusters = clusters_by({where: prompt.media or (where,) for where, prompt in unique.items()})
     for name in names:
@@ -102,11 +106,3 @@ def clusters_by(media: Mapping[Key, Sequence[str]]) -> dict[Key, str]:
         for other in own[1:]:
             parent[root(other)] = root(own[0])
     return {key: root(own[0]) for key, own in media.items()}
-
-
-def _tell_of_nothing(prompts: int, prefix: str, needed: str | None) -> None:
-    what = f"{prompts} prompts, and no completion has a reward" if prompts else "every record was left out"
-    told = f"{prefix}: {what}, for the reasons given above. There is no {prefix}_total_reward"
-    if needed is not None and f"eval_{needed.removeprefix('eval_')}".startswith(f"{prefix}_"):
-        raise RecordError(f"{told}, and --metric_for_best_model {needed} can't be told: mend the rewards or the data")
-    logger.warning(told)

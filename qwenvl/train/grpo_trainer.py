@@ -23,12 +23,12 @@ from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.train.assemble import build_collector, build_rewards
+from qwenvl.train.callbacks import with_entropy_coef
 from qwenvl.train.collect.ahead import StepsAhead
 from qwenvl.train.collect.filtering import Refill
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
 from qwenvl.train.parity import ParityCheck
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.train.run.entropy_target import with_entropy_coef
 from qwenvl.train.step import Experience, Step
 from qwenvl.types import PromptBatch, RolloutBatch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from qwenvl.config.grpo_config import GRPOConfig
@@ -49,7 +47,6 @@ class TrainedOn:
 
     Attributes:
         batch: its prompts.
-        ids, mask: N x T, the completions, or the targets of a warm-up.
         loss: its share of the loss of the step. It may be NaN or infinite.
         metrics: of the loss, by name.
         iteration: of its step.
@@ -57,29 +54,16 @@ class TrainedOn:
     """
 
     batch: PromptBatch
-    ids: Tensor
-    mask: Tensor
     loss: float
     metrics: dict[str, float]
     iteration: int = 0
     experience: Experience | None = None
 
-    @property
-    def metrics_that_are_not_finite(self) -> list[str]:
-        """Each with its value: ``kl nan``."""
-        return [f"{name} {value}" for name, value in self.metrics.items() if not math.isfinite(value)]
-
     def report(self) -> dict[str, Any]:
-        """Everything needed to compute its loss again, as JSON can hold it."""
-        rows: list[dict[str, Any]] = [{"ids": ids[own].tolist()} for ids, own in zip(self.ids, self.mask, strict=True)]
-        if (experience := self.experience) is not None:
-            facts = (experience.rollout.finish_reasons, experience.rewards.totals(), experience.advantages.tolist())
-            for row, values in zip(rows, zip(*facts, strict=False), strict=False):  # a stand-in has no rewards
-                row.update(zip(("finish_reason", "reward", "advantage"), values, strict=True))
-        size = max(1, len(rows) // max(1, len(self.batch)))
+        """What it was made of, as JSON can hold it. ``rollouts/`` of the run folder has its completions."""
         prompts = [
-            {"where": record.where, "id": record.id, "epoch": epoch, "completions": rows[p * size : (p + 1) * size]}
-            for p, (record, epoch) in enumerate(zip(self.batch.records, self.batch.epochs, strict=True))
+            {"where": record.where, "id": record.id, "epoch": epoch}
+            for record, epoch in zip(self.batch.records, self.batch.epochs, strict=True)
         ]
         return {"loss": self.loss, "metrics": self.metrics, "iteration": self.iteration, "prompts": prompts}
 
@@ -111,7 +95,10 @@ class Journal:
             return
         own = (experience.batch, experience.rollout, experience.rewards)
         self._sampled(*own)
-        self._penalties(experience)
+        if experience.penalties is not None:  # with kl_in_reward
+            for amount, total in zip(experience.penalties.tolist(), experience.rewards.totals(), strict=True):
+                self._meter.mean("penalty/kl", amount / self._args.grpo_beta)
+                self._meter.mean("penalty/total", None if total is None else total - amount)
         if self._args.async_rollouts:
             self._meter.mean("async/staleness", experience.staleness, weight=len(experience.batch))
         self.runlog.log_rollouts(rollout_rows(step, "train", *own, experience.advantages.tolist()))
@@ -122,15 +109,16 @@ class Journal:
         for batch in experience.refills:
             self.drawn(batch)
 
-    def begin_step(self, micro_batches: int) -> None:
-        """An optimizer step of so many micro-batches begins."""
-        self._meter.step(micro_batches)
+    def begin_step(self) -> None:
+        """An optimizer step begins."""
+        self._meter.step()
         self.trained_on = []
 
     def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:
         """Metrics of the loss of a micro-batch. On fresh completions the ratio is 1 by definition, and not logged."""
-        ids, mask, loss = experience.rollout.completion_ids, experience.rollout.completion_mask, output.loss.item()
-        self.trained_on.append(TrainedOn(experience.batch, ids, mask, loss, output.metrics, step.iteration, experience))
+        self.trained_on.append(
+            TrainedOn(experience.batch, output.loss.item(), output.metrics, step.iteration, experience)
+        )
         tokens = int(experience.loss_mask.sum())
         for name, value in output.metrics.items():
             if name.startswith("loss/"):
@@ -143,13 +131,9 @@ class Journal:
         self.left_out(batch)
         self.runlog.log_rollouts(rollout_rows(step, split, batch, rollout, rewards))
 
-    def begin(self, finished_steps: int, *, evaluates: bool) -> None:
-        """Write the settings and versions, and delete the rows of steps that a resumed run repeats.
-
-        Args:
-            evaluates: the evaluation after these steps is repeated too.
-        """
-        self.runlog.begin(finished_steps, evaluates=evaluates)
+    def begin(self, finished_steps: int) -> None:
+        """Write the settings and versions, and delete the rows of steps that a resumed run repeats."""
+        self.runlog.begin(finished_steps)
         settings = {**self._args.to_dict(), "processes": self._args.world_size, "video_decoder": self._decoder}
         self.runlog.write_config(settings, launch=launch_facts())
 
@@ -168,46 +152,29 @@ class Journal:
 
     def _sampled(self, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
         """Metrics of P groups of training."""
-        size = self._args.grpo_sample_size
-        self._rewards(rewards, len(rollout.texts))
-        self._rewards_by_dataset(batch, rewards)
-        self._meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
-        self._meter.mean("group/unique_frac", unique_fraction(rollout.texts, size), weight=len(batch))
-        equal_share = equal_groups(rewards.total, size).float().mean().item() if len(batch) else 0.0
-        self._meter.mean("group/zero_std_frac", equal_share, weight=len(batch))
-        self._completions(rollout)
-        self.seen(batch)
-
-    def _rewards(self, rewards: RewardBatch, rows: int) -> None:
-        columns = rewards.columns()
-        for name, values in columns.items():
+        meter, size = self._meter, self._args.grpo_sample_size
+        for name, values in rewards.columns().items():
             for value in values:
-                self._meter.mean(f"reward/{name}", value)
+                meter.mean(f"reward/{name}", value)
         for total in rewards.totals():
             if total is not None:
-                self._meter.max("reward/max", total)
+                meter.max("reward/max", total)
         for name, value in rewards.metrics.items():
-            self._meter.mean(name, value, weight=rows)
-
-    def _penalties(self, experience: Experience) -> None:
-        """With ``kl_in_reward``: the KL of a completion, and its reward minus the penalty."""
-        if experience.penalties is not None:
-            for amount, total in zip(experience.penalties.tolist(), experience.rewards.totals(), strict=True):
-                self._meter.mean("penalty/kl", amount / self._args.grpo_beta)
-                self._meter.mean("penalty/total", None if total is None else total - amount)
-
-    def _rewards_by_dataset(self, batch: PromptBatch, rewards: RewardBatch) -> None:
+            meter.mean(name, value, weight=len(rollout.texts))
         if self._datasets:
             for record, group in zip(batch.records, rewards.total.view(len(batch), -1), strict=True):
                 if not group.isnan().all():
-                    self._meter.mean(f"dataset/{record.dataset}/reward", float(group.nanmean()))
-
-    def _completions(self, rollout: RolloutBatch) -> None:
+                    meter.mean(f"dataset/{record.dataset}/reward", float(group.nanmean()))
+        meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
+        meter.mean("group/unique_frac", unique_fraction(rollout.texts, size), weight=len(batch))
+        equal_share = equal_groups(rewards.total, size).float().mean().item() if len(batch) else 0.0
+        meter.mean("group/zero_std_frac", equal_share, weight=len(batch))
         lengths = rollout.completion_mask.sum(1).tolist()
         for length, reason in zip(lengths, rollout.finish_reasons, strict=True):
-            self._meter.mean("completion/length_mean", length)
-            self._meter.max("completion/length_max", length)
-            self._meter.mean("completion/truncated_frac", float(reason == "length"))
+            meter.mean("completion/length_mean", length)
+            meter.max("completion/length_max", length)
+            meter.mean("completion/truncated_frac", float(reason == "length"))
+        self.seen(batch)
 
     def seen(self, batch: PromptBatch) -> None:
         """Metrics of the prompts of a micro-batch: lengths and frames."""

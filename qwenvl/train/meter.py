@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,9 +22,7 @@ class Meter:
     """Means, maxima and sums by name since the last ``flush``.
 
     Attributes:
-        starts: how often each clock was started in the present step.
-        started: how often any clock was. It only grows.
-        micro_batches: of the present step.
+        started: how often any clock was started. It only grows.
 
     Example:
         >>> meter = Meter()
@@ -39,8 +37,7 @@ class Meter:
         self._device = torch.device(device)
         self._started: dict[str, float] = {}
         self._running: list[str] = []
-        self.starts: Counter[str] = Counter()
-        self.started = self.micro_batches = 0
+        self.started = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -65,10 +62,9 @@ class Meter:
         """Adds to a sum. A name is logged from its first count on, 0 included."""
         self._sums[name] += value
 
-    def step(self, micro_batches: int = 1) -> None:
+    def step(self) -> None:
         """One optimizer step begins. Times are logged per step."""
         self._steps += 1
-        self.starts, self.micro_batches = Counter(), micro_batches
 
     @property
     def running(self) -> str | None:
@@ -78,13 +74,13 @@ class Meter:
 
     def start(self, name: str) -> None:
         """The clock of ``name`` runs until ``stop``."""
-        self._wait()
+        self._synchronize()
         self._runs(name)
         self._started[name] = time.perf_counter()
 
     def stop(self, name: str) -> None:
         """Adds the seconds since ``start`` to ``name``, or nothing if it was not started."""
-        self._wait()
+        self._synchronize()
         if (start := self._started.pop(name, None)) is not None:
             self._running.remove(name)
             self._seconds[name] += time.perf_counter() - start
@@ -135,10 +131,9 @@ class Meter:
     def _runs(self, name: str) -> None:
         if name not in self._started:
             self._running.append(name)
-        self.starts[name] += 1
         self.started += 1
 
-    def _wait(self) -> None:
+    def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -171,7 +166,6 @@ PHASES = {
     **{"refill": "other prompts", "contrast": "other orders"},
 }
 """Phases of a step by the names of their clocks, for people. Other phases have the names of their clocks."""
-BY_MICRO_BATCH = ("time/logp_s", "time/backward_s")
 
 
 def phase_name(clock: str) -> str:
@@ -202,21 +196,14 @@ class Doing:
 
         Example:
             >>> meter = Meter()
-            >>> meter.step(micro_batches=4)
             >>> with meter.time("time/logp_s"):
             ...     Doing(meter).words()
-            'log-probs, micro-batch 1 of 4'
+            'log-probs'
         """
-        clock, of = self.meter.running, self.meter.micro_batches
-        done = self.meter.starts["time/backward_s"]
+        clock = self.meter.running
         if clock is None:
-            return "update of the weights" if of and done >= of else "between phases"
-        far = ""
-        if clock in BY_MICRO_BATCH and of:
-            number = done if clock == "time/backward_s" else done + 1
-            far = f"micro-batch {min(number, of)} of {of}" if of > 1 else ""
-        elif self.drawing is not None:
-            far = self.drawing.words()
+            return "between phases"
+        far = "" if self.drawing is None else self.drawing.words()
         return ", ".join(part for part in (phase_name(clock), far) if part)
 
     def beat(self) -> tuple[int, int]:

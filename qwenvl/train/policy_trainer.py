@@ -30,18 +30,24 @@ from qwenvl.rollout.local import LocalEngine
 from qwenvl.train.assemble import build_policy, build_reference
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
-from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_sampler
+from qwenvl.train.data_sets import build_dataset, build_sampler
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look, size_warnings
-from qwenvl.train.display.install import display_closed
+from qwenvl.train.display.progress import display_closed
 from qwenvl.train.fast_paths import build_paths, likelihood_of
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Doing, Meter, peak_memory
-from qwenvl.train.run.checkpoints import is_sealed, read_state, whole_checkpoint
+from qwenvl.train.run.checkpoints import (
+    explained_misfit,
+    is_sealed,
+    load_weights,
+    read_state,
+    start_from_weights,
+    whole_checkpoint,
+)
 from qwenvl.train.run.finite_steps import FiniteSteps
 from qwenvl.train.run.interruptions import begin_worker, interruptible, kill_workers
-from qwenvl.train.run.live_weights import explained_misfit, load_weights, start_from_weights
-from qwenvl.train.run.resume import Beginning, checkpoint_to_resume
+from qwenvl.train.run.resume import Beginning, begin
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +80,11 @@ class PolicyTrainer(Trainer):
     eval_metric = "eval_loss"
     trained_by = METHOD
     steps_trained = 0
-    _evaluates = False
 
     def __init__(
         self,
         args: GRPOConfig,
-        rewards: ChecksRecords,
+        rewards: Any,
         model: str | Path | nn.Module | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
@@ -95,7 +100,7 @@ class PolicyTrainer(Trainer):
             )
         args._n_gpu = min(args.n_gpu, 1)  # several GPUs in one process would mean DataParallel; torchrun is for those
         set_seed(args.seed)
-        self.rewards: Any = rewards
+        self.rewards = rewards
         source = args.model_name_or_path if model is None else model
         # Bad records are reported before the weights of a checkpoint are loaded, which takes minutes.
         policy = None if isinstance(source, (str, Path)) else build_policy(source, args, peft_config)
@@ -137,7 +142,7 @@ class PolicyTrainer(Trainer):
         engine = self.paths.engine
         self.doing = Doing(self.meter, engine.drawing if isinstance(engine, LocalEngine) else None)
         self.journal = Journal(args, self.meter, self.train_dataset)
-        self._finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
+        self.finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
         install_callbacks(self, self.journal)
         self.completion_likelihood = likelihood_of(args, self.paths, bare, self.accelerator)
 
@@ -170,9 +175,13 @@ class PolicyTrainer(Trainer):
             SystemExit: with status 0, where a signal ended training and a checkpoint was saved (``save_on_signal``).
             EngineLostError: in all processes, where nothing samples any more. The last step is saved as a checkpoint.
         """
-        checkpoint = checkpoint_to_resume(self.args, resume_from_checkpoint)
+        beginning = resume_from_checkpoint
+        if not isinstance(beginning, Beginning):
+            beginning = begin(self.args, beginning, adapter=unwrap(self.model) is not self.model)
+        checkpoint = beginning.checkpoint
+        if beginning.finished and checkpoint is None:
+            raise FileExistsError(beginning.finished)
         begun = 0 if checkpoint is None else read_state(checkpoint)["global_step"]
-        self._evaluates = False
         with display_closed(self), self.sampling(), interruptible(self) as stop:
             output = super().train(checkpoint, *args, **kwargs)
         self.steps_trained = output.global_step - begun
@@ -196,19 +205,13 @@ class PolicyTrainer(Trainer):
         with display_closed(self):
             return super().evaluate(self._held_out(eval_dataset), *args, **kwargs)
 
-    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        self._evaluates = True
-        metrics = super()._evaluate(*args, **kwargs)
-        self._evaluates = False
-        return metrics
-
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """The micro-batches of one optimizer step, with their numbers. None where a resumed run is finished already."""
         if self.control.should_training_stop:
             return [], None
         batches, items = self.next_step(epoch_iterator, num_batches, device)
         if batches:
-            self.journal.begin_step(len(batches))
+            self.journal.begin_step()
             self.begin_step(batches)
         return [{**inputs, "micro_batch": number} for number, inputs in enumerate(batches)], items
 
@@ -230,7 +233,7 @@ class PolicyTrainer(Trainer):
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.meter.stop("time/backward_s")
         if self.accelerator.sync_gradients:
-            self._finite_steps.check(model, self.state.global_step + 1)
+            self.finite_steps.check(model, self.state.global_step + 1)
         return torch.nan_to_num(loss, 0.0, 0.0, 0.0)  # the Trainer sums losses up, and one NaN would stay in the sum
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -260,7 +263,6 @@ class PolicyTrainer(Trainer):
         """A checkpoint of the last step, unless there is one. Nothing was added to its weights and gradients since."""
         folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.state.global_step and not is_sealed(folder):
-            self.control.should_evaluate = self._evaluates  # see ``has_pending_evaluation``
             self._save_checkpoint(self.model, trial=None)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 

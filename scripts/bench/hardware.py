@@ -8,11 +8,9 @@ gradient checkpointing, bfloat16. It needs the true shapes of the models and nei
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 import tempfile
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +19,9 @@ from transformers import CONFIG_MAPPING
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from gpu import SHAPES
 
-from qwenvl.cli import main as qwenvl
 from qwenvl.demo.clips import encode
 from qwenvl.demo.tiny import make_processor
+from qwenvl.train.planning.command import plan_of, request_of
 
 NAMES = {
     "3b": "Qwen2.5-VL-3B",
@@ -65,10 +63,8 @@ def save_shape(name: str, folder: Path) -> Path:
 def planned(checkpoint: Path, flags: str) -> float:
     """GB that a step takes on each GPU."""
     data = checkpoint.parent / "data.json"
-    words = f"plan --model {checkpoint} --dataset_use {data} --json --gpu_memory 1000 {FLAGS} {flags}"
-    with redirect_stdout(io.StringIO()) as printed:
-        qwenvl(words.split())
-    return json.loads(printed.getvalue())["peak"] / 1e9
+    words = f"--model {checkpoint} --dataset_use {data} --gpu_memory 1000 {FLAGS} {flags}"
+    return plan_of(*request_of(words.split())).made.peak / 1e9
 
 
 def cell(gigabytes: float) -> str:

@@ -201,7 +201,6 @@ def test_settings_without_effect_are_refused(make, settings):
         {"loss_type": "gspo(ratio='sequence_token')", "kl_estimator": "k1(unbiased=True)", "num_iterations": 2},
         {"loss_type": "grpo(off_policy_mask=0.5)", "num_iterations": 2},
         {"entropy_coef": 0.01, "entropy_target": 0.5},
-        {"num_iterations": 3, "save_steps": 0.1},  # of how many is not known yet
         {"num_iterations": 3, "save_strategy": "best", "eval_strategy": "epoch"},
         {"train_sampling_strategy": "group_by_length", "per_device_train_batch_size": 2},
     ],
@@ -221,6 +220,7 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
         ),
         ({"generation_top_k": 1}, "--generation_top_k 1 makes all completions of a group the same"),
         ({"stop_strings": ["</answer>", ""]}, "--stop_strings must be texts of at least one character"),
+        ({"num_iterations": 3, "save_steps": 0.1}, "--save_steps 0.1: with --num_iterations above 1 give a number of"),
         (
             {"num_iterations": 3},
             "--save_steps 100 is no multiple of --num_iterations 3: a checkpoint between the steps on the same "

@@ -26,7 +26,7 @@ from qwenvl.model.loading import (
     unwrap,
 )
 from qwenvl.model.options import LoraOptions, TuneOptions
-from qwenvl.train.run.live_weights import load_weights
+from qwenvl.train.run.checkpoints import load_weights
 
 
 @pytest.mark.parametrize("family", FAMILIES)

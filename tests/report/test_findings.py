@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.health import Sampled, findings
+from qwenvl.health import findings, history_of
 from qwenvl.report.findings import warnings
 from qwenvl.report.pages import grouped, row_of
 from qwenvl.report.run import Run
@@ -63,7 +63,7 @@ def test_the_report_warns_in_the_words_of_the_run():
     columns = {"equal": [1.0] * 60, "reward": [0.25] * 60}
     [found] = warnings(run_of(**columns), [])
     rows = run_of(**columns).rows
-    assert [found] == list(findings(Sampled(prompts=24).history(rows))) and "the last 1440 groups" in found.message
+    assert [found] == list(findings(history_of(rows, prompts=24))) and "the last 1440 groups" in found.message
     assert "--filter_groups" in found.advice
 
 

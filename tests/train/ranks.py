@@ -4,7 +4,6 @@ Completions are drawn from the prompt alone, whatever the process and batch it s
 same prompts differently among processes can be compared weight by weight.
 """
 
-import ctypes
 import json
 import math
 import os
@@ -36,7 +35,7 @@ from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.train import fast_paths
 from qwenvl.train.run import launch
-from qwenvl.train.run.checkpoints import find_checkpoint, newest_whole
+from qwenvl.train.run.checkpoints import find_checkpoint
 from qwenvl.train.train_grpo import main as train_command
 from qwenvl.types import RolloutBatch
 
@@ -183,25 +182,6 @@ def command(environment: dict[str, str], log: str, words: list[str]) -> None:
     """One process of ``qwenvl train``."""
     begin(environment, log)
     train_command(words)
-
-
-def on_a_small_disk(log: str, folder: str, megabytes: int, words: list[str]) -> None:
-    """The command on a file system of its own, which is gone with this process. Says which checkpoint is whole."""
-    begin({}, log)
-    system = ctypes.CDLL(None, use_errno=True)
-    new_mounts, private = 0x20000, (1 << 18) | (1 << 14)  # CLONE_NEWNS, MS_PRIVATE | MS_REC
-    options = f"size={megabytes}m".encode()
-    if (
-        system.unshare(new_mounts)
-        or system.mount(None, b"/", None, private, None)
-        or system.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, options)
-    ):
-        sys.exit(f"refused: {os.strerror(ctypes.get_errno())}")
-    try:
-        train_command(words)
-    except SystemExit as ended:
-        assert ended.code == 1
-    print("newest whole:", newest_whole(f"{folder}/run", read=True).name, flush=True)
 
 
 def torchrun(log: str, words: list[str]) -> None:

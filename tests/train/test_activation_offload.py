@@ -22,14 +22,6 @@ def test_it_has_an_effect_or_is_refused(tmp_path, make_trainer):
 
 
 @offers
-def test_the_trainer_is_asked_for_it(tmp_path):
-    how = {"use_cpu": True, "activation_offload": True, "gradient_checkpointing": True}
-    assert GRPOConfig(str(tmp_path), **how).activation_checkpointing_kwargs == {"offload": True}
-    given = GRPOConfig(str(tmp_path), **how, gradient_checkpointing_kwargs={"use_reentrant": False})
-    assert given.activation_checkpointing_kwargs == {"use_reentrant": False, "offload": True}
-
-
-@offers
 def test_gradients_are_those_without_it_and_what_enters_each_layer_leaves(monkeypatch):
     model = make_model("qwen2_5_vl", make_processor(), num_layers=3).train()
     prompts, ids = PromptInputs.of_text(torch.randint(0, 250, (1, 30))), torch.randint(0, 250, (2, 7))

@@ -1,23 +1,14 @@
 """What a run is made of: the data sets that it may be given, and the rewards that its command line names."""
 
 import shutil
-from dataclasses import fields
 
 import pytest
 
 from qwenvl import GRPOConfig, GRPOTrainer
 from qwenvl.config.command_line import parse_args
 from qwenvl.data.errors import RecordError
-from qwenvl.rewards import RewardError, build_rubric
-from qwenvl.rewards.options import RewardOptions
-from qwenvl.rewards.table import BY_FLAG, TABLE
+from qwenvl.rewards.table import TABLE
 from qwenvl.train.assemble import build_rewards
-
-
-def test_a_path_is_a_path(make_trainer, sop_data):
-    paths = [record.videos for record in make_trainer().train_dataset.records]
-    assert [record.videos for record in make_trainer(datasets=[sop_data]).train_dataset.records] == paths
-    assert [record.videos for record in make_trainer(datasets=[str(sop_data)]).train_dataset.records] == paths
 
 
 def test_several_data_sets_for_evaluation(make_trainer, sop_data):
@@ -43,13 +34,6 @@ def test_every_row_of_the_reward_table_can_be_named_on_the_command_line(name, tm
     rubric = build_rewards(parse_args([*needed, "--reward_funcs", text]), None, None)
     assert rubric.names == (name,)
     rubric.close()
-
-
-@pytest.mark.parametrize("name", BY_FLAG)
-def test_what_has_a_flag_of_its_own_is_no_name(name):
-    assert name in {option.name for option in fields(RewardOptions)}
-    with pytest.raises(RewardError, match=f"{name} is set by --{name}, not among --reward_funcs"):
-        build_rubric([name])
 
 
 def test_bad_records_are_reported_before_the_weights_are_loaded(tiny_checkpoint, write_rows, make_row, monkeypatch):

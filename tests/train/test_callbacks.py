@@ -43,19 +43,6 @@ def test_each_is_told_of_once(caplog):
     assert caplog.text.count("over 90% of the last 24 groups") == 1
 
 
-def test_only_steps_that_sample_have_groups(caplog):
-    twice = args_of(num_iterations=2, per_device_train_batch_size=2)
-    watched(twice, [EQUAL, {}] * 11)
-    assert not caplog.text
-    watched(twice, [EQUAL, {}] * 12)
-    assert "the last 24 groups" in caplog.text
-
-
-def test_a_flat_reward(caplog):
-    watched(args_of(gradient_accumulation_steps=4), [{"reward/total": 0.0, "reward/max": 1.0}] * 120)
-    assert "the reward has not risen in 100 steps: 0.000 over their first quarter" in caplog.text
-
-
 def test_a_resumed_run_goes_on_with_the_history_of_its_folder(tmp_path, caplog):
     rows = [{"step": step, "loss": 0.0, **EQUAL} for step in range(1, 31)]  # those after the checkpoint do not count
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

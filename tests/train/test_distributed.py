@@ -203,8 +203,6 @@ def one_process(tiny_checkpoint, three_records, tmp_path_factory) -> Callable[[s
     "engine, recipe",
     [
         *((engine, "frozen tower") for engine in ENGINES),
-        ("zero3", "checkpointing"),
-        ("ddp", "checkpointing, tower learns"),
         ("fsdp", "checkpointing, tower learns"),
         ("zero3", "checkpointing, tower learns"),
         ("ddp", "lora"),

@@ -52,7 +52,6 @@ def alone(tiny_checkpoint, tmp_path_factory) -> Callable[..., Path]:
     [
         ("qwen3_5", "checkpointing", "zero3"),
         ("qwen3_5", "checkpointing", "fsdp"),
-        ("qwen3_vl", "checkpointing, tower learns", "ddp"),
         ("qwen3_vl", "checkpointing, tower learns", "zero3"),
         ("qwen3_vl", "checkpointing, tower learns", "fsdp"),
     ],

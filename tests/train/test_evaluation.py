@@ -40,7 +40,7 @@ def test_an_evaluation_without_any_reward_is_told_of(make_trainer, sop_data, cap
     assert "eval: 2 prompts, and no completion has a reward" in caplog.text
     best = {"load_best_model_at_end": True, "eval_on_start": True, "max_steps": 1}
     trainer = make_trainer(**common, **best, eval_strategy="steps", save_strategy="steps", save_steps=1)
-    with pytest.raises(RecordError, match="no eval_total_reward, and --metric_for_best_model eval_total_reward can't"):
+    with pytest.raises(RecordError, match="no eval_total_reward, and --metric_for_best_model eval_total_reward needs"):
         trainer.train()
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-import torch
 
-from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.rollout import local as shared
 from qwenvl.runlog import read_metrics, read_rollouts
 
 GROUP = 3
@@ -73,12 +70,10 @@ def decoding(lengths: list[int]) -> list[int]:
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
-        ("qwen2_vl", {}),
         ("qwen3_vl", {}),
         ("qwen3_5", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
         ("qwen3_vl_moe", {}),
         ("qwen3_5_moe", {"lora_enable": True, "lora_r": 4}),
-        ("qwen2_5_vl", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
         ("qwen2_5_vl", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_iterations": 3}),
     ],
     ids=str,
@@ -127,12 +122,3 @@ def test_the_plain_path_computes_all_of_it_for_each_completion(make_trainer):
     counts = count(trainer)
     trainer.train()
     assert set(counts.blocks.values()) == {3 * GROUP * patches(read_rollouts(trainer.args.output_dir))}
-
-
-def test_the_compiler_is_tried_where_the_run_will_be(make_trainer, monkeypatch):
-    """The model is still in main memory then."""
-    device, tried = torch.device("cpu", 0), []
-    monkeypatch.setattr(GRPOConfig, "device", property(lambda args: args._setup_devices and device))
-    monkeypatch.setattr(shared, "require_compiler", tried.append)
-    make_trainer(compile_decoding=True)
-    assert tried == [device] != [torch.device("cpu")]

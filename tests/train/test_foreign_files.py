@@ -48,14 +48,3 @@ def test_a_step_is_trained_on_each_format(name, files, rollouts):
     assert all(row.rewards["len_of"] == len(row.completion) for row in rows)
     assert all(len(row.clips) + len(row.images) == 1 for row in rows)
     assert all(clip.indices for row in rows for clip in row.clips)
-
-
-def test_questions_of_many_kinds_are_scored_by_their_type(make_trainer, files, tmp_path, capsys):
-    """Video-R1 as it comes, with the reward that its line names."""
-    use = ",".join(str(files[name]) for name in ("video-r1, training", "video-r1, eval_vsibench"))
-    settings = {"per_device_train_batch_size": 5, "max_steps": 1, "grpo_sample_size": 2}
-    make_trainer(dataset_use=use, functions=["by_problem_type", len_of], **settings).train()
-    scores = [row.rewards["by_problem_type"] for row in read_rollouts(tmp_path / "run", split="train")]
-    assert len(scores) == 10 and all(score == 0 for score in scores), "what a tiny model babbles is no answer"
-    said = capsys.readouterr().err
-    assert f"{files['video-r1, training']}: read as video-r1 (the training files of Video-R1" in said

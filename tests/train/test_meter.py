@@ -50,33 +50,6 @@ def test_what_each_process_waited_is_told_of_each():
     assert meter.flush() == {}, "a process alone waits for nobody"
 
 
-class Clock:
-    """A clock that goes on when it is told to."""
-
-    now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-def test_a_step_tells_how_long_it_waited_for_its_micro_batches(make_trainer, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("qwenvl.train.meter.time", clock)
-    trainer = make_trainer(gradient_accumulation_steps=2)
-
-    def slowly(batches):
-        for batch in batches:
-            clock.now += 3.0
-            yield batch
-
-    drawn = slowly(trainer.get_train_dataloader())
-    for _ in range(2):
-        batches, _ = trainer.get_batch_samples(drawn, 2, "cpu")
-        assert len(batches) == 2
-        clock.now += 100.0  # the step
-    assert trainer.meter.flush()["time/data_wait_s"] == 6.0
-
-
 def test_the_most_memory_of_a_process_is_what_the_system_says():
     status = Path("/proc/self/status")
     if not status.exists():

@@ -53,21 +53,6 @@ def test_shares_and_rewards_are_logged_for_each(make_trainer, two_sets):
                 assert f"dataset/{name}/reward" not in row
 
 
-def test_a_run_cut_within_an_epoch_draws_what_the_whole_one_drew(whole_and_resumed, two_sets, tmp_path):
-    clips, texts = two_sets
-    settings = {
-        "dataset_use": f"{clips}:3,{texts}:1",
-        "allow_outside_media": True,
-        "max_steps": 11,  # an epoch is eight
-        "save_strategy": "steps",
-        "save_steps": 5,
-    }
-    whole_and_resumed(killed=6, resumed_from=5, **settings)
-    whole = drawn_in(tmp_path / "whole")
-    assert [step for step, _, _ in whole] == list(range(1, 12))
-    assert drawn_in(tmp_path / "cut") == whole
-
-
 def test_evaluation_has_no_weights(make_trainer, two_sets):
     with pytest.raises(ValueError, match="--eval_dataset_use: weights have no effect: evaluation takes every record"):
         make_trainer(eval_dataset_use=f"{two_sets[0]}:1,{two_sets[1]}:2", allow_outside_media=True)

@@ -1,11 +1,9 @@
 """Several optimizer steps on the same completions: what is done once, what each step is, and where a run may begin."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from qwenvl.runlog import read_rollouts
 from tests.train.conftest import caught_draws, caught_gradients, logged
@@ -118,24 +116,3 @@ def test_what_could_not_be_resumed_is_refused(make_trainer, tmp_path):
     message = r"checkpoint of step 3 can't be resumed with --num_iterations 2: .* whose step is a multiple of 2"
     with pytest.raises(ValueError, match=message):
         going_on.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
-
-
-def test_a_share_of_the_steps_is_looked_at_when_it_is_known(make_trainer, tmp_path):
-    settings = {"max_steps": 6, "num_iterations": 2, "save_strategy": "steps"}
-    with pytest.raises(ValueError, match=r"--save_steps 3 is no multiple of --num_iterations 2: .*give 2 or 4"):
-        make_trainer(**settings, save_steps=0.5).train()
-    trainer = make_trainer(**settings, save_steps=0.6)
-    trainer.train()
-    assert sorted(path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")) == [
-        "checkpoint-4",
-        "checkpoint-6",
-    ]
-
-
-def test_an_epoch_that_is_ended_between_the_two_steps_is_an_error(make_trainer):
-    class EndEpoch(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_epoch_stop = state.global_step == 1
-
-    with pytest.raises(RuntimeError, match="in the midst of the steps on the same completions"):
-        make_trainer(max_steps=20, num_iterations=2, callbacks=[EndEpoch()]).train()

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.grpo.diagnostics import logprob_gaps
 from qwenvl.runlog import read_metrics, read_parity, read_rollouts
 from qwenvl.train.meter import Meter
 from qwenvl.train.parity import ParityCheck, ParityError
@@ -72,9 +71,3 @@ def test_how_far_each_completion_is_off_is_written_down(make_trainer, tmp_path):
     with pytest.raises(ParityError):
         stopped.train()
     assert [round(gap) for each in read_parity(tmp_path / "stopped") for gap in each.gaps] == [5, 5, 5]
-
-
-def test_gaps_are_those_of_each_row():
-    mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
-    ours, theirs = torch.zeros(3, 3), torch.tensor([[0.5, -0.25, 9.0], [0.125, 9.0, 9.0], [9.0, 9.0, 9.0]])
-    assert logprob_gaps(theirs, ours, mask) == [0.5, 0.125, 0.0]

@@ -84,9 +84,3 @@ def test_sequential(make_trainer, sop_data):
     trainer = make_trainer(train_sampling_strategy="sequential", max_steps=3)
     trainer.train()
     assert list(drawn_in(trainer).values()) == [["clip-0"], ["clip-1"], ["clip-2"]]
-
-
-def test_a_data_set_of_another_kind_has_no_lengths(make_trainer, uneven):
-    trainer = make_trainer(**settings(uneven, train_sampling_strategy="group_by_length"))
-    with pytest.raises(ValueError, match="group_by_length: it can't measure this data set"):
-        trainer._get_train_sampler([1, 2, 3])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
@@ -114,12 +113,3 @@ def test_an_engine_with_weights_of_its_own_is_corrected_for(make_trainer, monkey
     tokens = int(experience.loss_mask.sum())
     assert 0 < masked < tokens and loss == pytest.approx(total / rows, rel=1e-4)
     assert trainer.meter.flush()["sampler/limited_frac"] == pytest.approx(masked / tokens)
-
-
-def test_a_run_with_every_term(make_trainer, tmp_path):
-    loss = "grpo(off_policy_mask=0.5)"
-    trainer = make_trainer(num_iterations=2, max_steps=4, loss_type=loss, stop_strings=VOWELS, **TERMS)
-    trainer.train()
-    rows = logged(trainer)
-    assert all({"entropy", "entropy_coef", "loss/entropy", "off_policy/dropped_frac"} <= row.keys() for row in rows)
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["top_entropy_quantile"] == 0.4

@@ -1,13 +1,13 @@
-"""Lines on standard error, from the first process of a run only. Imports no torch."""
+"""Lines on standard error, from the first process of a run only, and evaluations as text. Imports no torch."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
-import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -43,8 +43,10 @@ def settle_output() -> None:
     workers of a data loader, and hints that concern a GPU where there is none.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for library in ("DeepSpeed", "transformers.integrations.hub_kernels"):
-        logging.getLogger(library).addFilter(_is_news)
+    import torch
+
+    for library in () if torch.cuda.is_available() else ("DeepSpeed", "transformers.integrations.hub_kernels"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     for deprecated in ("`broadcast_buffers`", r"`(is_)?gradient_checkpointing\w*`"):
         warnings.filterwarnings("ignore", f"{deprecated} is deprecated", FutureWarning)
     if not shows_bars():
@@ -53,16 +55,18 @@ def settle_output() -> None:
         disable_progress_bar()
 
 
-_missing: set[str] = set()  # packages of kernels that were named
+def evaluation_lines(step: int, logs: Mapping[str, float]) -> list[str]:
+    """One line for each evaluation in a log entry."""
+    return [f"step {step}: {name} {with_interval(name, logs)}" for name in evaluated(logs)]
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether to log a record: a package of kernels that is not installed is named once, in a run on GPUs."""
-    message = record.getMessage()
-    if (found := re.search(r"falling back to its reference PyTorch implementation because (\S+)", message)) is None:
-        return "Setting accelerator to CPU" not in message
-    import torch
+def evaluated(logs: Mapping[str, float]) -> list[str]:
+    """The main metrics of the evaluations in a log entry: total rewards, or losses."""
+    ends = ("_total_reward", "_loss")
+    return [name for name in logs if name.endswith(ends) and name != "train_loss"]  # the Trainer's own
 
-    news = torch.cuda.is_available() and found[1] not in _missing and os.environ.get("RANK", "0") == "0"
-    _missing.add(found[1])
-    return news
+
+def with_interval(name: str, logs: Mapping[str, float]) -> str:
+    """A metric of an evaluation, with its interval if it has one. The interval of a single prompt is NaN."""
+    interval = logs.get(f"{name}_ci95")
+    return f"{logs[name]:.3f}" if interval is None or math.isnan(interval) else f"{logs[name]:.3f} +- {interval:.3f}"

@@ -1,9 +1,8 @@
-"""From settings and data to the input of an estimate: lengths of prompts and targets, and the step of a run."""
+"""From settings and data to the input of an estimate: lengths of prompts, and the step of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,62 +21,44 @@ from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision_tower import supports_encode_once
 from qwenvl.plan.memory import Case
-from qwenvl.plan.sizes import Engine, Job, ModelWeights, Precision, ReferenceKind, Shapes
+from qwenvl.plan.sizes import Engine, Job, ModelWeights, ReferenceKind, Shapes
 from qwenvl.train.assemble import build_policy, weight_dtype
-from qwenvl.train.warmup.targets import narrowed, targets_of
+
+RECORDS = 1000
+"""Most records whose prompts are measured: a random sample, the same for a seed."""
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """The lengths of measured prompts, the shortest first, and of the targets of a warm-up."""
+def lengths_of(args: Any) -> tuple[list[PromptLength], int]:
+    """The lengths of prompts, the shortest first, and how many records are above ``max_prompt_length``.
 
-    each: tuple[PromptLength, ...]
-    left_out: int = 0  # records above ``max_prompt_length``, which the run leaves out
-    targets: int = 0  # the most that one prompt has, 0 in training by rewards
-    target_tokens: int = 0  # of the longest, with its end token
-
-    def at(self, share: float) -> PromptLength:
-        """The quantile of this share, 1.0 for the longest prompt."""
-        return self.each[min(len(self.each) - 1, int(share * len(self.each)))]
-
-
-def lengths_of(args: Any, most: int, warmup: bool = False) -> Lengths:
-    """The lengths of a random sample of ``most`` records, the same for the same seed. Nothing is decoded.
+    Nothing is decoded.
 
     Raises:
         ValueError, OSError: all prompts are too long, or what is wrong with the data or the processor.
     """
-    targets = targets_of(args) if warmup else None
     dataset = load_dataset(
         args.dataset_use,
         SampleOptions.of(args),
         catalog_path=args.dataset_catalog,
         **vars(ReadOptions.of(args)),
         seed=args.seed,
-        check_record=None if targets is None else targets.check_record,
     )
-    records = dataset.records if targets is None else narrowed(dataset, targets, "--dataset_use").records
     options, limit = PromptOptions.of(args), args.max_prompt_length
     frames = (options.video_min_frame_pixels, options.video_max_frame_pixels)
     processor = load_processor(str(args.model_name_or_path))
     ruler = Ruler(processor, frames, (options.min_pixels, options.max_pixels), options.template_arguments)
-    measure = LengthEstimate(
-        records, FrameRule(FrameOptions.of(args), args.seed), ruler, limit if args.fit_frames else None
-    )
-    numbers = list(range(len(records)))
-    if len(numbers) > most:
-        numbers = stable_random(args.seed, "plan").sample(numbers, most)
+    rule = FrameRule(FrameOptions.of(args), args.seed)
+    measure = LengthEstimate(dataset.records, rule, ruler, limit if args.fit_frames else None)
+    numbers: Sequence[int] = range(len(dataset.records))
+    if len(numbers) > RECORDS:
+        numbers = stable_random(args.seed, "plan").sample(numbers, RECORDS)
     found = sorted(measure.measured((0, number)) for number in numbers)
     kept = [length for length in found if limit is None or length.tokens <= limit]
     if not kept:
         raise ValueError(
             f"all {len(found)} prompts are above --max_prompt_length {limit}: the shortest has {found[0].tokens} tokens"
         )
-    if targets is None:
-        return Lengths(tuple(kept), len(found) - len(kept))
-    texts = [targets.of(records[number], False) for number in numbers]
-    ids = [processor.tokenizer(text, add_special_tokens=False)["input_ids"] for own in texts for text in own]
-    return Lengths(tuple(kept), len(found) - len(kept), max(map(len, texts)), 1 + max(map(len, ids)))
+    return kept, len(found) - len(kept)
 
 
 def policy_without_weights(args: Any) -> nn.Module:
@@ -98,20 +79,18 @@ def policy_without_weights(args: Any) -> nn.Module:
 def case_of(
     args: Any,
     policy: nn.Module,
-    lengths: Lengths,
+    prompt: PromptLength,
     *,
-    on_host: bool,
     engine: Engine = "none",
     processes: int = 1,
 ) -> Case:
-    """The step of one process with the longest prompts.
+    """The step of one process with prompts of this length.
 
     Args:
         policy: the model with its adapter and ``requires_grad`` set, also on the meta device.
-        on_host: the device is a CPU.
         engine, processes: what splits the model, among how many.
     """
-    bare, prompt, warmup = unwrap(policy), lengths.at(1.0), lengths.targets > 0
+    bare = unwrap(policy)
     shapes = Shapes.of(bare.config)
     copied = engine in ("zero2", "zero3")  # DeepSpeed has float32 copies of trainable weights
     base = torch.empty(0, dtype=weight_dtype(args, args.lora_enable or copied)).element_size()
@@ -119,6 +98,9 @@ def case_of(
     sizes = list(_parameters(policy, base, args.load_in_4bit, rounds))
     learning = {part_of(name) for name, _, _, learns in sizes if learns}
     shares = args.shared_prefix == "auto"
+    reference: ReferenceKind = "copy" if bare is policy else "adapter"
+    if args.grpo_beta == 0 or args.ref_model_name_or_path is not None:
+        reference = "none" if args.grpo_beta == 0 else "other"
     patches = prompt.vision * shapes.vision.merged
     pixels = args.per_device_train_batch_size * patches * shapes.vision.patch_values
     job = Job(
@@ -126,14 +108,15 @@ def case_of(
         patches=patches,
         prompts=args.per_device_train_batch_size,
         micro_batches=args.gradient_accumulation_steps,
-        group=lengths.targets or args.grpo_sample_size,
-        length=lengths.target_tokens or args.generation_max_length,
+        group=args.grpo_sample_size,
+        length=args.generation_max_length,
         state_tokens=state_tokens(bare),
         logit_bytes=int(args.logit_memory_gb * 1e9),
         shared=shares and supports_shared_prefix(policy) is None,
         encoded=shares and supports_encode_once(policy) is None,
         checkpointing=bool(args.gradient_checkpointing),
-        precision=Precision(base, 2 if args.bf16 or args.fp16 else 4),
+        stream=base,
+        products=2 if args.bf16 or args.fp16 else 4,
         rank=args.lora_r if args.lora_enable else 0,
         activation_offload=args.activation_offload,
         tower_learns="vision" in learning,
@@ -141,27 +124,14 @@ def case_of(
         optimizer=str(getattr(args.optim, "value", args.optim) or "adamw_torch_fused"),
         engine=engine,
         processes=processes,
-        warmup=warmup,
-        on_host=on_host,
-        waits_on_host=not on_host and pixels > LARGE,
-        **({"samples": False, "reference": "none"} if warmup else _of_training(args, policy, rounds)),
+        waits_on_host=not args.use_cpu and pixels > LARGE,
+        reference=reference,
+        reference_rounded=rounds and not args.sync_ref_model,
+        token_budget=args.rollout_token_budget,
+        narrows=args.generation_top_p < 1,
+        samples=not args.engine_has_own_weights,
     )
     return Case(shapes, ModelWeights.of(sizes, len(shapes.text.layers)), job)
-
-
-def _of_training(args: Any, policy: nn.Module, rounds: bool) -> dict[str, Any]:
-    """What a step of training by rewards has and a warm-up has not: sampling, and a reference."""
-    reference: ReferenceKind = "copy" if unwrap(policy) is policy else "adapter"
-    if args.grpo_beta == 0 or args.ref_model_name_or_path is not None:
-        reference = "none" if args.grpo_beta == 0 else "other"
-    return {
-        "reference": reference,
-        "reference_rounded": rounds and not args.sync_ref_model,
-        "token_budget": args.rollout_token_budget,
-        "narrows": args.generation_top_p < 1,
-        "gathers": args.ds3_gather_for_generation,
-        "samples": not args.engine_has_own_weights,
-    }
 
 
 def _parameters(

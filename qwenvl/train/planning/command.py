@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
@@ -10,20 +9,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from qwenvl.config.command_line import parsed, split_file
-from qwenvl.config.flags import FLAG_GROUPS, OF_TRAINING, USUAL, WARMUP_GROUPS, FlagParser, settings_class, wants_help
+from qwenvl.config.flags import FLAG_GROUPS, USUAL, FlagParser, settings_class, wants_help
 from qwenvl.option import Options, option
 from qwenvl.plan.memory import Case, Estimate, amount, memory_lines, remedies
 from qwenvl.plan.sizes import Engine
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 
 if TYPE_CHECKING:
-    from qwenvl.train.planning.case import Lengths
+    from qwenvl.data.prompt_length import PromptLength
 
 COMMAND = "qwenvl plan"
 USAGE = (
     "qwenvl plan --model MODEL --dataset_use DATA [--gpus 1 --gpu_memory 24] [--flag of training value ...]\n"
-    "       qwenvl plan run.yaml [--gpu_memory 24]\n"
-    "       qwenvl plan --warmup --model MODEL --dataset_use DATA [--flag of a warm-up value ...]"
+    "       qwenvl plan run.yaml [--gpu_memory 24]"
 )
 PURPOSE = (
     "Say before a run what memory a step takes, whether it fits, and which flags change that. It reads the "
@@ -37,7 +35,6 @@ SHARE = 0.9
 class PlanOptions(Options):
     """The machine of the run, and the output."""
 
-    warmup: bool = option(False, "Plan a warm-up (qwenvl warmup) with its flags, in the place of training by rewards.")
     gpus: int = option(1, "GPUs that the run is split among, at least 1, one process for each.", least=1)
     gpu_memory: float = option(24.0, "Memory of one GPU in GB, above 0.", above=0)
     engine: Literal["none", "ddp", "zero2", "zero3", "fsdp"] | None = option(
@@ -45,10 +42,6 @@ class PlanOptions(Options):
         "What splits the model among several GPUs, in place of --deepspeed and --fsdp.",
         unset="ddp with several GPUs",
     )
-    records: int = option(
-        1000, "Most records whose prompts are measured, at least 1: a random sample, the same for a seed.", least=1
-    )
-    json: bool = option(False, "Print the numbers as JSON in place of the tables.")
 
     def problems(self):
         """Contradictions."""
@@ -62,10 +55,15 @@ class PlanOptions(Options):
 class Plan:
     """The memory of a run's steps."""
 
-    lengths: Lengths  # of the prompts
+    lengths: Sequence[PromptLength]  # of the prompts, the shortest first
+    left_out: int  # records whose prompts are too long
     case: Case  # a step with the longest prompt
     made: Estimate  # the memory of that step
     room: float  # bytes that it may take
+
+    def length(self, share: float) -> PromptLength:
+        """The quantile of this share, 1.0 for the largest prompt."""
+        return self.lengths[min(len(self.lengths) - 1, int(share * len(self.lengths)))]
 
     @property
     def fits(self) -> bool:
@@ -87,11 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"usage: {USAGE}\nerror: {error}", file=sys.stderr)
             return 2
         say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
-        from qwenvl.train.run.command import told_of_settings
+        from qwenvl.data.errors import told_to_the_user
 
-        with redirect_stdout(sys.stderr), told_of_settings(COMMAND):
+        with redirect_stdout(sys.stderr), told_to_the_user(COMMAND, (ValueError, OSError, ImportError)):
             plan = plan_of(settings, options)
-    print(json.dumps(numbers(plan), indent=1) if options.json else "\n".join(lines(plan, options)))
+    print("\n".join(lines(plan, options)))
     return 0 if plan.fits else 3
 
 
@@ -108,18 +106,15 @@ def request_of(argv: Sequence[str]) -> tuple[Any, PlanOptions]:
     parser.add_options(PlanOptions)
     own, rest = parser.parse_known_args(argv)
     options = PlanOptions(**vars(own))
-    groups, ignored = (WARMUP_GROUPS, OF_TRAINING) if options.warmup else (FLAG_GROUPS, ())
-    settings = settings_class(groups)(**parsed(*split_file(rest), groups, ignored=ignored))
+    settings = settings_class(FLAG_GROUPS)(**parsed(*split_file(rest), FLAG_GROUPS))
     for name, word in (("model_name_or_path", "--model"), ("dataset_use", "--dataset_use")):
         if getattr(settings, name) is None:
             raise ValueError(f"{word} is missing")
     for name in ("deepspeed", "fsdp"):
         if str(getattr(settings, name)).lower() not in ("none", "false"):
             raise ValueError(f"--{name}: a plan takes --engine zero2, zero3 or fsdp with --gpus in its place")
-    if not getattr(settings, "ds3_gather_for_generation", True) and options.engine not in ("zero3", "fsdp"):
-        raise ValueError(
-            "--ds3_gather_for_generation False has no effect without --engine zero3 or fsdp: give one, or leave it out"
-        )
+    if not settings.ds3_gather_for_generation:
+        raise ValueError("--ds3_gather_for_generation False: leave it out; without gathering, sampling takes less")
     if settings.bf16 is None:
         settings.bf16 = not settings.use_cpu
     return settings, options
@@ -134,24 +129,23 @@ def plan_of(settings: Any, options: PlanOptions) -> Plan:
     from qwenvl.train.planning.case import case_of, lengths_of, policy_without_weights
 
     policy = policy_without_weights(settings)
-    lengths = lengths_of(settings, options.records, options.warmup)
+    lengths, left_out = lengths_of(settings)
     engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "none")
-    case = case_of(settings, policy, lengths, on_host=settings.use_cpu, engine=engine, processes=options.gpus)
-    return Plan(lengths, case, case.estimate(), SHARE * options.gpu_memory * 1e9)
+    case = case_of(settings, policy, lengths[-1], engine=engine, processes=options.gpus)
+    return Plan(lengths, left_out, case, case.estimate(), SHARE * options.gpu_memory * 1e9)
 
 
 def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
     """The plan as text."""
-    case, lengths = plan.case, plan.lengths
+    case = plan.case
     job, peak = case.job, plan.made.peak
-    median, most, longest = (lengths.at(share) for share in (0.5, 0.95, 1.0))
-    yield f"prompts of {len(lengths.each):,} records: {median.tokens:,} tokens (median), {most.tokens:,} (95 %), " + (
+    median, most, longest = (plan.length(share) for share in (0.5, 0.95, 1.0))
+    yield f"prompts of {len(plan.lengths):,} records: {median.tokens:,} tokens (median), {most.tokens:,} (95 %), " + (
         f"{longest.tokens:,} (largest, {longest.vision:,} of them vision)"
     )
-    if lengths.left_out:
-        yield f"  {lengths.left_out} more are above --max_prompt_length and are left out"
-    of = f"{job.group} completions" if not job.warmup else "1 target" if job.group == 1 else f"{job.group} targets"
-    yield f"memory of a step with the largest prompts, {of} of {job.length} tokens each:"
+    if plan.left_out:
+        yield f"  {plan.left_out} more are above --max_prompt_length and are left out"
+    yield f"memory of a step with the largest prompts, {job.group} completions of {job.length} tokens each:"
     yield from (f"  {line}" for line in memory_lines(plan.made))
     verdict = "fits" if plan.fits else "does not fit"
     yield f"It {verdict}: {amount(peak)} of {amount(plan.room)}, nine tenths of {options.gpu_memory:g} GB"
@@ -162,21 +156,6 @@ def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
         fits = ", which fits" if after <= plan.room else ""
         yield f"  {each.flags} gives {amount(after)}{fits}; it costs {each.costs}"
     yield "Plan again with --lora_enable, a smaller --grpo_sample_size or --gpus 8 --engine zero3 to see their savings"
-
-
-def numbers(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON."""
-    quantiles = {"median": plan.lengths.at(0.5), "p95": plan.lengths.at(0.95), "largest": plan.lengths.at(1.0)}
-    found = remedies(plan.case)
-    return {
-        "prompt_tokens": {name: length.tokens for name, length in quantiles.items()},
-        "vision_tokens": {name: length.vision for name, length in quantiles.items()},
-        "memory": {phase.name: phase.parts for phase in plan.made.phases},
-        "peak": plan.made.peak,
-        "room": round(plan.room),
-        "fits": plan.fits,
-        "remedies": [{"flags": each.flags, "peak": each.case.estimate().peak, "costs": each.costs} for each in found],
-    }
 
 
 if __name__ == "__main__":

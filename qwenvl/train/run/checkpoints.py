@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, sealed by a manifest, found again, and deleted in order."""
+"""Checkpoints: written whole or not at all, sealed by a manifest, found again, loaded strictly, deleted in order."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from qwenvl.files import written_whole
-from qwenvl.model.weight_files import has_weights
+from qwenvl.model.loading import MisfitError, load_whole, unwrap
+from qwenvl.model.sharding import is_partitioned
+from qwenvl.model.weight_files import has_weights, weights_problem
 
 logger = logging.getLogger(__name__)
 
@@ -43,93 +46,50 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
         None for a new run, with ``auto`` also where no checkpoint was finished.
 
     Raises:
-        FileNotFoundError: there is no checkpoint, or it has no optimizer or schedule.
-        ValueError: a file of it is missing, cut short or damaged.
+        FileNotFoundError: there is no checkpoint.
+        ValueError: a file of it is missing, cut short or damaged, or it has no optimizer or schedule.
     """
     if resume in (None, False, "", "false", "False"):
         return None
     if resume not in (True, "true", "True", "auto"):
         folder = Path(str(resume))
-        if not folder.is_dir():
-            why = "that is no folder" if folder.exists() else "no such folder"
-            raise FileNotFoundError(f"{folder}: not a checkpoint ({why})")
         if not (folder / _STATE).is_file():
             newest = newest_whole(folder)
             advice = f": the folder of a run; its newest whole checkpoint is {newest}" if newest else ""
             raise FileNotFoundError(f"{folder}: not a checkpoint (no {_STATE} in it){advice}")
-        require_whole(folder)
+        if problem := problem_of(folder, read=True):
+            raise ValueError(f"{problem}{_older(folder)}")
         return str(resume)
     checkpoints, newest = checkpoints_of(output_dir), newest_whole(output_dir, read=True)
     if newest is None and (sealed := [each for each in checkpoints if is_sealed(each)]):
-        require_whole(sealed[-1])
+        raise ValueError(f"{problem_of(sealed[-1], read=True)}{_older(sealed[-1])}")
     if newest is None and resume != "auto":
         raise FileNotFoundError(
             f"{output_dir}: no whole checkpoint to resume from ({len(checkpoints)} unfinished); leave out "
             "--resume_from_checkpoint to start anew"
         )
     then = "begins anew" if newest is None else f"resumes from {newest}"
-    for each in reversed(checkpoints):
-        if each == newest:
-            break
-        missing = problem_of(each, read=True) or f"{each / str(_lacks_optimizer(each))}: no such file"
-        logger.warning(f"{each} is passed over, and the run {then}: {missing}")
+    for each in checkpoints[checkpoints.index(newest) + 1 if newest else 0 :]:
+        logger.warning(f"{each} is passed over, and the run {then}: {problem_of(each, read=True)}")
     return None if newest is None else str(newest)
 
 
-def newest_whole(
-    output_dir: str | Path, before: int | None = None, read: bool = False, lacks_optimizer: bool = False
-) -> Path | None:
+def newest_whole(output_dir: str | Path, before: int | None = None, read: bool = False) -> Path | None:
     """The checkpoint with the most steps, fewer than ``before``, that a run can be resumed from. None without one.
 
     Args:
         read: compare the checksums of its files too.
-        lacks_optimizer: only those without optimizer or schedule, as ``--save_only_model`` leaves them.
     """
-    for each in reversed(checkpoints_of(output_dir)):
-        earlier = before is None or step_of(each) < before
-        if earlier and not problem_of(each, read) and bool(_lacks_optimizer(each)) == lacks_optimizer:
-            return each
-    return None
+    earlier = (each for each in reversed(checkpoints_of(output_dir)) if before is None or step_of(each) < before)
+    return next((each for each in earlier if not problem_of(each, read)), None)
 
 
-def newer_ones(checkpoint: str | Path) -> list[Path]:
-    """The finished checkpoints beside one that have more steps, the newest last."""
-    checkpoint = Path(checkpoint)
-    beside = checkpoints_of(checkpoint.parent)
-    return beside[beside.index(checkpoint) + 1 :] if checkpoint in beside else []
-
-
-def require_whole(checkpoint: Path) -> None:
-    """Refuse a checkpoint that lacks a file, or has one that was cut short.
-
-    Raises:
-        FileNotFoundError: it was saved without optimizer or schedule: both would silently begin anew.
-        ValueError: a file is missing, cut short or damaged. The message names it and an older checkpoint.
-    """
-    if problem := problem_of(checkpoint, read=True):
-        older = newest_whole(checkpoint.parent, before=step_of(checkpoint))
-        advice = (
-            f"the newest older checkpoint that is whole is {older}: resume with --resume_from_checkpoint {older}"
-            if older
-            else "no older checkpoint beside it is whole: start anew in another --output_dir"
-        )
-        raise ValueError(f"{problem}; {advice}")
-    if missing := _lacks_optimizer(checkpoint):
-        raise FileNotFoundError(
-            f"{checkpoint / missing}: no such file, and without it the optimizer and the learning rate would begin "
-            "anew. A run with --save_only_model can't be resumed. To begin a new run with these weights, give "
-            f"--start_from_weights {checkpoint} and another --output_dir, without --resume_from_checkpoint"
-        )
-
-
-def _lacks_optimizer(checkpoint: Path) -> str | None:
-    """The name of the file without which optimizer or schedule would begin anew. None: all of them are there."""
-    if (checkpoint / "latest").is_file():  # DeepSpeed keeps both in the folder that this file names
-        return None
-    by_fsdp = any(checkpoint.glob("optimizer.bin")) or any(checkpoint.glob("optimizer_*/"))
-    if not (checkpoint / "optimizer.pt").is_file() and not by_fsdp:
-        return "optimizer.pt"
-    return None if (checkpoint / "scheduler.pt").is_file() else "scheduler.pt"
+def _older(checkpoint: Path) -> str:
+    """What to do without this checkpoint."""
+    older = newest_whole(checkpoint.parent, before=step_of(checkpoint))
+    if older is None:
+        return "; no older checkpoint beside it is whole"
+    return f"; the newest older checkpoint that is whole is {older}: resume with --resume_from_checkpoint {older}"
 
 
 def read_state(checkpoint: str | Path) -> dict[str, Any]:
@@ -214,8 +174,8 @@ def seal(folder: Path) -> None:
     os.close(descriptor)
 
 
-def problem_of(folder: Path, read: bool) -> str | None:
-    """The first file of a checkpoint that differs from its manifest, with the difference. None: it is whole.
+def problem_of(folder: Path, read: bool = False) -> str | None:
+    """Why no run can be resumed from a checkpoint: the first file that is missing or differs from the manifest.
 
     Args:
         read: compare the checksums too, not the sizes alone.
@@ -236,6 +196,15 @@ def problem_of(folder: Path, read: bool) -> str | None:
         for file, checksum in zip(expected, _checksums(expected), strict=True):
             if checksum != expected[file][1]:
                 return f"{file}: damaged: its checksum is not the one that it was saved with"
+    # DeepSpeed keeps optimizer and schedule in the folder that the file ``latest`` names.
+    by_fsdp = any(folder.glob("optimizer.bin")) or any(folder.glob("optimizer_*/"))
+    for name in () if (folder / "latest").is_file() else ("optimizer.pt", "scheduler.pt"):
+        if not (folder / name).is_file() and not (by_fsdp and name == "optimizer.pt"):
+            return (
+                f"{folder / name}: no such file, and without it optimizer and learning rate would begin anew "
+                f"(--save_only_model). A new run can begin with these weights: --start_from_weights {folder} and "
+                "another --output_dir"
+            )
     return None
 
 
@@ -286,3 +255,58 @@ def delete_others(newest: Path, limit: int, best: str | None) -> None:
     room = max(0, limit - len(kept))
     for each in others[: max(0, len(others) - room)]:
         shutil.rmtree(each, ignore_errors=True)
+
+
+_OF_TORCH = "Error(s) in loading state_dict"  # the first line of torch's message
+
+
+@contextmanager
+def explained_misfit(folder: str | Path) -> Iterator[None]:
+    """Raise MisfitError with one line instead of torch's RuntimeError with a line for each weight that does not fit."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _OF_TORCH not in str(error):
+            raise
+        _, first, *more = [line.strip().rstrip(".") for line in str(error).strip().splitlines()] + [""]
+        others = f", and {len(more) - 1} lines like this" if len(more) > 1 else ""
+        raise MisfitError(f"{folder}: does not fit the model, which may be another one: {first}{others}") from None
+
+
+def load_weights(model: nn.Module, folder: str | Path) -> None:
+    """Loads the weights that ``save_pretrained`` wrote into a live model of the same class, strictly.
+
+    The names of weights in checkpoints of Qwen-VL differ from those in live models, and transformers renames them in
+    ``from_pretrained`` alone. Its Trainer loads the file as it is, drops names without a match with a warning, and
+    continues with the weights that the model had.
+
+    Raises:
+        MisfitError: a weight is missing, left over or of another shape.
+    """
+    with explained_misfit(folder):
+        saved = load_whole(type(model), folder, dtype="auto")
+        model.load_state_dict(saved.state_dict(), strict=True)
+
+
+def start_from_weights(model: nn.Module, folder: str | Path) -> None:
+    """Load the weights, or the adapter, of a checkpoint into a model before training.
+
+    Raises:
+        ValueError: the folder has none, or one that does not fit the model.
+    """
+    if not has_weights(folder):
+        raise ValueError(f"--start_from_weights {folder}: no weights in it; expected a checkpoint of a run")
+    if problem := weights_problem(folder):
+        raise ValueError(f"--start_from_weights {problem}")
+    if is_partitioned(model):
+        raise ValueError("--start_from_weights: DeepSpeed ZeRO-3 has split the model already: use --model_name_or_path")
+    adapter = unwrap(model) is not model
+    require_same_tuning(folder, adapter)
+    try:
+        if adapter:
+            with explained_misfit(folder):
+                model.load_adapter(str(folder), model.active_adapters[0], is_trainable=True)
+        else:
+            load_weights(model, folder)
+    except MisfitError as error:
+        raise MisfitError(f"--start_from_weights {error}") from None

@@ -13,7 +13,7 @@ import torch
 from qwenvl.failure import memory_is_full, tell, which_memory
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.parity import ParityError
-from qwenvl.train.run.checkpoints import newest_whole
+from qwenvl.train.run.checkpoints import checkpoints_of, is_sealed, newest_whole, problem_of
 
 OF_A_WORKER = "Original Traceback"  # in the text of an error of a DataLoader's worker
 INTERRUPTED = 130  # the status of a process that Ctrl-C ended, in a shell
@@ -48,45 +48,40 @@ def told_in_one_line(command: str, output_dir: str | Path | None) -> Iterator[No
 
 def explanation(error: BaseException, output_dir: str | Path | None) -> str | None:
     """What happened and what to do, for an error that is not the program's. None for other errors."""
-    if isinstance(error, KeyboardInterrupt):
-        return f"stopped by Ctrl-C{_go_on(output_dir)}"
     if isinstance(error, (FloatingPointError, ParityError)):
         return str(error)
-    if isinstance(error, EngineLostError):
-        return f"{error}{_go_on(output_dir)}"
-    if lost := _lost(error):
-        return f"another process of the run is gone ({lost}){_go_on(output_dir)}"
-    if isinstance(error, RuntimeError) and str(error).startswith(_WORKER):
-        return (
+    said = None
+    if isinstance(error, KeyboardInterrupt):
+        said = "stopped by Ctrl-C"
+    elif isinstance(error, EngineLostError):
+        said = str(error)
+    elif lost := _lost(error):
+        said = f"another process of the run is gone ({lost})"
+    elif isinstance(error, RuntimeError) and str(error).startswith(_WORKER):
+        said = (
             f"a worker of the data loader is gone ({first_line(error)}). Most often memory was full, or /dev/shm: "
-            f"a lower --dataloader_num_workers takes less{_go_on(output_dir)}"
+            "a lower --dataloader_num_workers takes less"
         )
-    if memory_is_full(error):
-        trains = "" if output_dir is None else "--gradient_checkpointing True, "
-        plan = "" if output_dir is None else "; qwenvl plan with the same flags computes how much each saves"
-        return (
-            f"{which_memory(error)} is full: {first_line(error)}. What helps most: {trains}a lower --video_max_frames, "
-            f"a lower --rollout_token_budget{plan}{_go_on(output_dir)}"
+    elif memory_is_full(error):
+        said = (
+            f"{which_memory(error)} is full: {first_line(error)}. What helps most: a lower --video_max_frames, a lower "
+            "--rollout_token_budget"
         )
-    if _is_full_disk(error):
-        folder = Path.cwd() if output_dir is None else output_dir
-        fewer = "" if output_dir is None else ", or keep fewer checkpoints by --save_total_limit"
-        return f"no space left for {folder}: {first_line(error)}; free some{fewer}{_go_on(output_dir)}"
-    return None
+        if output_dir is not None:
+            said += ", --gradient_checkpointing True; qwenvl plan with the same flags computes how much each saves"
+    elif _is_full_disk(error):
+        said = f"no space left for {output_dir or Path.cwd()}: {first_line(error)}; free some"
+        said += "" if output_dir is None else ", or keep fewer checkpoints by --save_total_limit"
+    return said and f"{said}{_go_on(output_dir)}"
 
 
 def _go_on(output_dir: str | Path | None) -> str:
     if output_dir is None:
         return ""
-    whole = newest_whole(output_dir)
-    if whole is None and (weights := newest_whole(output_dir, lacks_optimizer=True)):
-        return (
-            f"; its checkpoints hold weights alone (--save_only_model): begin a new run with --start_from_weights "
-            f"{weights} and another --output_dir"
-        )
-    if whole is None:
-        return "; there is no checkpoint yet: the same command begins anew"
-    return f"; resume from {whole} with --resume_from_checkpoint {whole}"
+    if whole := newest_whole(output_dir):
+        return f"; resume from {whole} with --resume_from_checkpoint {whole}"
+    sealed = [each for each in checkpoints_of(output_dir) if is_sealed(each)]
+    return f"; {problem_of(sealed[-1])}" if sealed else "; there is no checkpoint yet: the same command begins anew"
 
 
 def _lost(error: BaseException) -> str | None:

@@ -7,7 +7,6 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -17,6 +16,7 @@ from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.files import written_whole
+from qwenvl.runlog import plain
 from qwenvl.train.journal import Journal, TrainedOn
 from qwenvl.train.meter import Meter
 
@@ -26,7 +26,11 @@ MOST_IN_A_ROW = 3
 SKIPPED = "nonfinite/skipped_steps"
 
 
-class FiniteSteps:
+class NonFiniteError(FloatingPointError):
+    """A loss, gradients or weights are NaN or infinite. The message names the step and where."""
+
+
+class FiniteSteps(TrainerCallback):
     """Checks each optimizer step between its last backward pass and its update. All processes decide alike.
 
     The gradients of a skipped step are dropped, so that no optimizer changes a weight or its own state. The learning
@@ -34,9 +38,14 @@ class FiniteSteps:
 
     With fp16 the loss scaler skips steps whose gradients overflow, and lowers its scale. These are not counted here.
 
+    Checks every trained weight after each step too, which takes milliseconds.
+
     Args:
         journal: has the losses of the current step.
         meter: counts the skipped steps, ``nonfinite/skipped_steps``.
+
+    Raises:
+        NonFiniteError: after a report was written into the run folder (``write_report``).
     """
 
     def __init__(self, args: GRPOConfig, journal: Journal, meter: Meter, accelerator: Accelerator):
@@ -52,58 +61,62 @@ class FiniteSteps:
         Raises:
             NonFiniteError: they are not, and ``on_nonfinite`` is ``stop``, or three steps in a row were left out.
         """
-        skips = self._args.on_nonfinite == "skip"
-        if skips and self._args.process_index == 0:
+        args = self._args
+        skips = args.on_nonfinite == "skip"
+        if skips and args.process_index == 0:
             self._meter.count(SKIPPED, 0)
         gradients = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
-        bad = [] if self._args.fp16 else nonfinite(gradients)
-        rank = f" of process {self._args.process_index}" if self._args.world_size > 1 else ""
+        bad = [] if args.fp16 else nonfinite(gradients)
+        rank = f" of process {args.process_index}" if args.world_size > 1 else ""
         micro_batches = self._journal.trained_on
-        own = [
-            f"the loss of micro-batch {n} of {len(micro_batches)}{rank} ({', '.join(each.metrics_that_are_not_finite)})"
-            for n, each in enumerate(micro_batches, 1)
-            if not math.isfinite(each.loss)
-        ]
+        own = []
+        for n, each in enumerate(micro_batches, 1):
+            if not math.isfinite(each.loss):
+                terms = (f"{name} {value}" for name, value in each.metrics.items() if not math.isfinite(value))
+                own.append(f"the loss of micro-batch {n} of {len(micro_batches)}{rank} ({', '.join(terms)})")
         if bad:
             own.append(f"the gradient of parameter {bad[0][0]}" + (f" and {len(bad) - 1} others" if bad[1:] else ""))
         everywhere = torch.tensor(float(bool(own)))
-        if self._args.world_size > 1:
+        if args.world_size > 1:
             everywhere = self._accelerator.reduce(everywhere.to(self._accelerator.device), "sum")
         if not everywhere:
             self._in_a_row = 0
             return
         what = [each for process in gather_object([own]) for each in process]
-        report = write_report(self._args, step, own, bad, micro_batches)
-        window = (step - 1) // self._args.num_iterations  # steps on the same completions fail together
+        report = write_report(args, step, own, bad, micro_batches)
+        window = (step - 1) // args.num_iterations  # steps on the same completions fail together
         self._in_a_row += window != self._last_window or not self._in_a_row
         self._last_window = window
         said = f"step {step}: {what[0]} {'is' if len(what) == 1 else f'and {len(what) - 1} more are'} not finite"
         said += f"; {report} has what the step was made of"
         if not skips or self._in_a_row > MOST_IN_A_ROW:
-            raise NonFiniteError(f"{said}. {self._remedy(skips)}")
-        if self._args.fp16:  # the scaler needs gradients, and makes no update with infinite ones
+            remedy = f"{MOST_IN_A_ROW} steps in a row were left out before it, so it is not a single bad sample. "
+            remedy = remedy if skips else "--on_nonfinite skip leaves out such a step. "
+            raise NonFiniteError(f"{said}. {remedy}{self._go_on()}")
+        if args.fp16:  # the scaler needs gradients, and makes no update with infinite ones
             next(p.grad for p in model.parameters() if p.grad is not None).fill_(math.inf)
         else:
             model.zero_grad(set_to_none=True)
-        if self._args.process_index == 0:
+        if args.process_index == 0:
             self._meter.count(SKIPPED, 1)
             logger.warning(f"{said}. The step was left out, {self._in_a_row} in a row of at most {MOST_IN_A_ROW}")
 
-    def _remedy(self, skips: bool) -> str:
-        lower = f"a lower --learning_rate (it is {self._args.learning_rate:g})"
-        if skips:
-            return (
-                f"{MOST_IN_A_ROW} steps in a row were left out before it, so it is not a single bad sample: go on from "
-                f"an earlier checkpoint with {lower}"
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        """The weights that learn, after their update and before a checkpoint of them is saved."""
+        learning = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+        if bad := nonfinite(learning):
+            what = f"after its update {_counted(bad)}"
+            report = write_report(args, state.global_step, [what], bad, self._journal.trained_on)
+            raise NonFiniteError(
+                f"step {state.global_step}: {what}; {report} has what the step was made of. {self._go_on()}"
             )
+
+    def _go_on(self) -> str:
         return (
-            "No checkpoint of this step was saved. Go on from the last one with --on_nonfinite skip, which leaves out "
-            f"such a step, or with {lower} or a lower --max_grad_norm (it is {self._args.max_grad_norm:g})"
+            "No checkpoint of this step was saved. Resume from an earlier one with a lower --max_grad_norm (it is "
+            f"{self._args.max_grad_norm:g}), or begin anew with a lower --learning_rate (it is "
+            f"{self._args.learning_rate:g})"
         )
-
-
-class NonFiniteError(FloatingPointError):
-    """A loss, gradients or weights are NaN or infinite. The message names the step and where."""
 
 
 def nonfinite(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, int, int]]:
@@ -152,7 +165,7 @@ def write_report(
         "settings": "run.json",
     }
     with written_whole(path) as unfinished:
-        unfinished.write_text(json.dumps(_words(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        unfinished.write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
     return path
 
 
@@ -160,47 +173,6 @@ def _local(tensor: Tensor) -> Tensor:
     """The shard of a tensor in this process."""
     values = getattr(tensor, "ds_tensor", tensor.detach())  # ZeRO-3's flat shard of a weight
     return values.to_local() if hasattr(values, "to_local") else values
-
-
-def _words(value: Any) -> Any:
-    """The value with NaN and infinity as words, which JSON has no numbers for."""
-    if isinstance(value, dict):
-        return {name: _words(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_words(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class FiniteWeights(TrainerCallback):
-    """Checks every trained weight after each step, and all weights when training begins: milliseconds each time.
-
-    Raises:
-        NonFiniteError: after a report was written into the run folder (``write_report``).
-    """
-
-    def __init__(self, journal: Journal):
-        self._journal = journal
-
-    def on_train_begin(self, args, state, control, model=None, **kwargs):
-        """The weights that training begins with, frozen ones too."""
-        if bad := nonfinite(model.named_parameters()):
-            raise NonFiniteError(
-                f"step {state.global_step}: before any update {_counted(bad)}: the weights "
-                f"that training begins with are broken; load them from the source again"
-            )
-
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        """The weights that learn, after their update and before a checkpoint of them is saved."""
-        learning = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
-        if bad := nonfinite(learning):
-            what = f"after its update {_counted(bad)}"
-            report = write_report(args, state.global_step, [what], bad, self._journal.trained_on)
-            raise NonFiniteError(
-                f"step {state.global_step}: {what}. No "
-                f"checkpoint of this step was saved; {report} says what the step was made of. Go on from the last "
-                f"checkpoint with a lower --max_grad_norm (it is {args.max_grad_norm:g}), or begin anew with a lower "
-                f"--learning_rate (it is {args.learning_rate:g})"
-            )
 
 
 def _counted(bad: list[tuple[str, int, int]]) -> str:

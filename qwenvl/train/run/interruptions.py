@@ -10,22 +10,21 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+import psutil
 import torch
-from accelerate.utils import gather_object, reduce
+from accelerate.utils import reduce
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.failure import has_failed, told_before
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.meter import Doing
-from qwenvl.train.run.resume import PendingEvaluation
 from qwenvl.train.run.signals import SIGNALS, end_fork, note_signal, prepare_forks
 
 SECONDS_FOR_EACH = 0.5  # that a process has to write the stacks of its threads
@@ -43,7 +42,7 @@ def interruptible(trainer: Any) -> Iterator[StopOnSignal]:
         EngineLostError: all engines died; raised in every process.
     """
     stop, stall = StopOnSignal(trainer.args), StallWatch(trainer.args, trainer.doing)
-    added = (stop, stall, PendingEvaluation(trainer))
+    added = (stop, stall)
     for each in added:
         trainer.add_callback(each)
     try:
@@ -70,6 +69,7 @@ class StopOnSignal(TrainerCallback):
         self.step = 0
         self._args = args
         self._received: signal.Signals | None = None
+        self._timer: threading.Timer | None = None  # of the time limit
         self._process = os.getpid()
 
     @contextmanager
@@ -84,15 +84,19 @@ class StopOnSignal(TrainerCallback):
             return
         prepare_forks()
         before = {each: signal.getsignal(each) for each in SIGNALS}
+        # Of a run that saves nothing. A launcher sees by the status that a signal was taken.
+        at_once: Any = signal.SIG_DFL if self._args.world_size == 1 else lambda number, frame: os._exit(128 + number)
         for each, handler in before.items():
             if handler is not signal.SIG_IGN:
-                signal.signal(each, self._receive if self._args.save_on_signal else self._at_once())
+                signal.signal(each, self._receive if self._args.save_on_signal else at_once)
         try:
             yield
         finally:
             for each, handler in before.items():
                 signal.signal(each, signal.SIG_DFL if handler is None else handler)
-            self._received = None  # ends the thread of the time limit
+            if self._timer is not None:
+                self._timer.cancel()
+            self._received = None
 
     def on_step_end(self, args, state, control, **kwargs):
         """After a signal training ends here, with a checkpoint."""
@@ -117,10 +121,6 @@ class StopOnSignal(TrainerCallback):
             self.stopped_by, self.step = signal.Signals(int(number)).name, state.global_step
             control.should_save = control.should_training_stop = True
 
-    def _at_once(self) -> Any:
-        """The handler of a run that saves nothing. A launcher sees by the status that a signal was taken."""
-        return signal.SIG_DFL if self._args.world_size == 1 else lambda number, frame: os._exit(128 + number)
-
     def _receive(self, number: int, frame: Any) -> None:
         if os.getpid() != self._process:
             return end_fork(number, self._process)
@@ -130,16 +130,15 @@ class StopOnSignal(TrainerCallback):
         if self._received is None:
             self._received = signal.Signals(number)
             seconds = self._args.save_on_signal
-            threading.Thread(target=self._limit, args=(seconds,), daemon=True).start()
+            self._timer = threading.Timer(seconds, self._end_at_once, (self._received,))
+            self._timer.daemon = True
+            self._timer.start()
             _write(f"{self._received.name}: finishing the step and saving a checkpoint, in at most {seconds:g} s\n")
 
-    def _limit(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self._received is not None and time.monotonic() < until:
-            time.sleep(min(0.2, seconds))
-        if (received := self._received) is not None:
-            _write(f"{received.name}: the step was not done in {seconds:g} s (--save_on_signal): ending without it\n")
-            os._exit(128 + received)
+    def _end_at_once(self, received: signal.Signals) -> None:
+        seconds = self._args.save_on_signal
+        _write(f"{received.name}: the step was not done in {seconds:g} s (--save_on_signal): ending without it\n")
+        os._exit(128 + received)
 
 
 class StallWatch(TrainerCallback):
@@ -158,9 +157,7 @@ class StallWatch(TrainerCallback):
         self._doing, self._beat = doing, doing.beat()
         self._limit = 60 * args.stall_timeout
         self._process = args.process_index
-        # Without a launcher that ends the others each process reports itself.
-        self._alone = args.world_size == 1 or "TORCHELASTIC_ERROR_FILE" not in os.environ
-        self._others: list[tuple[int, int]] = []  # of this machine: their ranks and process ids
+        self._launched = args.world_size > 1 and "TORCHELASTIC_ERROR_FILE" in os.environ  # who ends the others
         self._step, self._last = 0, time.monotonic()
 
     @contextmanager
@@ -170,7 +167,8 @@ class StallWatch(TrainerCallback):
             yield
             return
         over = threading.Event()
-        self._others = [] if self._alone else self._meet()
+        if self._launched:
+            faulthandler.register(signal.SIGUSR2, file=2)  # for good: without it the signal would end the process
         self._progress()
         threading.Thread(target=self._watch, args=(over,), daemon=True).start()
         try:
@@ -193,29 +191,23 @@ class StallWatch(TrainerCallback):
             if time.monotonic() - self._last >= self._limit:
                 self._end()
 
-    def _meet(self) -> list[tuple[int, int]]:
-        """The other processes of this machine. From now on all of them print their stacks at SIGUSR2."""
-        faulthandler.register(signal.SIGUSR2, file=2)  # for good: without it the signal would end the process
-        host = socket.gethostname()
-        all_of_them = gather_object([(host, self._process, os.getpid())])
-        return [(process, pid) for of, process, pid in all_of_them if of == host and process != self._process]
-
     def _end(self) -> NoReturn:
         said = (
             f"no progress for {self._limit / 60:g} minutes (--stall_timeout) since step {self._step} "
             f"({self._doing.words()}): process {self._process} ends"
         )
-        before = told_before(said) if self._others else None
-        if before is not None and before.startswith(said.partition(" since ")[0]):  # and it reports this process too
-            time.sleep(SECONDS_FOR_EACH * (1 + len(self._others)))
+        siblings = psutil.Process(os.getppid()).children() if self._launched else []
+        if told_before(said) is not None:  # another process reports, and this one too
+            time.sleep(SECONDS_FOR_EACH * len(siblings))
             os._exit(1)
         os.write(2, f"{said}. Its threads, the innermost call first:\n".encode())
         faulthandler.dump_traceback(file=2)
-        for process, pid in [] if before is not None else self._others:
-            os.write(2, f"process {process} is then told to end. Its threads:\n".encode())
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR2)
-                time.sleep(SECONDS_FOR_EACH)
+        for each in siblings:
+            with suppress(psutil.Error):
+                if each.pid != os.getpid() and "RANK" in (environ := each.environ()):
+                    os.write(2, f"process {environ['RANK']} is then told to end. Its threads:\n".encode())
+                    each.send_signal(signal.SIGUSR2)
+                    time.sleep(SECONDS_FOR_EACH)
         os._exit(1)
 
     def on_step_end(self, args, state, control, **kwargs):

@@ -18,44 +18,39 @@ from typing import TextIO
 logger = logging.getLogger(__name__)
 
 NAME = ".lock"
-_held: dict[Path, tuple[TextIO, int]] = {}  # and how often: the command takes the lock, and so does its trainer
+_held: dict[Path, TextIO] = {}
 
 
 class RunFolderError(OSError):
-    """The run folder can't be created or written. The message says why."""
-
-
-class RunLockedError(RunFolderError):
-    """The run folder belongs to another process that is running. The message names host and process."""
+    """The run folder can't be created or written, or another process holds it. The message says why."""
 
 
 @contextmanager
 def locked(folder: str | Path, rank: int = 0) -> Iterator[None]:
-    """Hold the lock of a run folder within. See `hold` and `release`."""
-    hold(folder, rank)
+    """Hold the lock of a run folder within. See ``hold``."""
+    taken = hold(folder, rank)
     try:
         yield
     finally:
-        release(folder, rank)
+        if taken:
+            release(folder)
 
 
-def hold(folder: str | Path, rank: int = 0) -> None:
+def hold(folder: str | Path, rank: int = 0) -> bool:
     """Take the lock of a run folder for this process. The operating system frees it when the process dies.
 
     Args:
         rank: of this process in its run. Only rank 0 takes the lock, for all of them.
 
+    Returns:
+        False where the process holds it already, as a command does for its trainer.
+
     Raises:
-        RunLockedError: another process holds it.
-        RunFolderError: the folder can't be created or written.
+        RunFolderError: another process holds it, or the folder can't be created or written.
     """
     path = Path(folder).resolve() / NAME
-    if rank != 0:
-        return
-    if path in _held:
-        file, times = _held[path]
-        _held[path] = file, times + 1
-        return
+    if rank != 0 or path in _held:
+        return False
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +66,7 @@ def hold(folder: str | Path, rank: int = 0) -> None:
             file.seek(0)
             holder = file.read().strip() or "another process"
             file.close()
-            raise RunLockedError(
+            raise RunFolderError(
                 f"{folder}: in use by another run, {holder}; wait until it has ended, or give another --output_dir"
             ) from None
         except OSError as error:
@@ -83,17 +78,13 @@ def hold(folder: str | Path, rank: int = 0) -> None:
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()
-    _held[path] = file, 1
+    _held[path] = file
+    return True
 
 
-def release(folder: str | Path, rank: int = 0) -> None:
-    """Release the lock, when it has been released as often as it was taken."""
+def release(folder: str | Path) -> None:
+    """Release the lock, if this process holds it."""
     path = Path(folder).resolve() / NAME
-    if rank != 0 or path not in _held:
-        return
-    file, times = _held.pop(path)
-    if times > 1:
-        _held[path] = file, times - 1
-    else:
+    if path in _held:
         path.unlink(missing_ok=True)
-        file.close()
+        _held.pop(path).close()

@@ -221,8 +221,11 @@ def _padded(rows: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
     return ids, torch.arange(ids.shape[1]) < lengths[:, None]
 
 
-def shown_targets(dataset: Any, collator: TargetCollator, most: int) -> Iterator[str]:
+def shown_targets(dataset: Any, collator: Any, most: int) -> Iterator[str]:
     """A line for each target of the first ``most`` records, as the model reads it, and one for each record left out.
+
+    Args:
+        collator: a ``TargetCollator``.
 
     Raises:
         RecordError, BadMediaError: as in training.

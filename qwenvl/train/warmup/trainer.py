@@ -81,7 +81,12 @@ class WarmupTrainer(PolicyTrainer):
             with whole_weights(self.model, self.model_wrapped) if self.paths.encode is not None else nullcontext():
                 prompts = self.encoded(model, inputs["prompts"])
             loss = -self.target_logprobs(model, inputs, prompts).sum()
-        self._log_targets(inputs["prompts"], inputs["target_ids"], inputs["target_mask"], loss.item())
+        nats, lengths = loss.item(), [length for length in inputs["target_mask"].sum(1).tolist() if length]
+        self.journal.trained_on.append(TrainedOn(inputs["prompts"], nats, {"target/loss": nats}))
+        self.journal.seen(inputs["prompts"])
+        for length in lengths:
+            self.meter.mean("target/tokens", length)
+        self.meter.mean("target/loss", nats / max(1, sum(lengths)), weight=sum(lengths))
         self.meter.start("time/backward_s")
         # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
         return loss / max(1, counts.tokens) * counts.micro_batches
@@ -151,16 +156,6 @@ class WarmupTrainer(PolicyTrainer):
                 unwrap(self.model).save_pretrained(folder, state_dict=merged_weights(self.model))
                 self.processing_class.save_pretrained(folder)
                 describe_model(self, folder)
-
-    def _log_targets(self, batch: PromptBatch, ids: Tensor, mask: Tensor, loss: float) -> None:
-        """Metrics of a micro-batch."""
-        self.journal.trained_on.append(TrainedOn(batch, ids, mask, loss, {"target/loss": loss}))
-        self.journal.seen(batch)
-        lengths = [length for length in mask.sum(1).tolist() if length]
-        for length in lengths:
-            self.meter.mean("target/tokens", length)
-        if lengths:
-            self.meter.mean("target/loss", loss / sum(lengths), weight=sum(lengths))
 
 
 def step_counts(batches: Sequence[dict[str, Any]]) -> StepCounts:

@@ -250,7 +250,7 @@ def test_a_checkpoint_of_other_data_is_refused(make_trainer, engine_of_its_own, 
         object.__setattr__(record, "id", record.id + "-changed")
     with pytest.raises(RuntimeError, match="of other prompts than those of this step: the data or its order"):
         other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
-    with pytest.raises(SettingsError, match="--async_rollouts was 2 and is 1"):
+    with pytest.raises(SettingsError, match="--async_rollouts: 2 -> 1"):
         make_trainer(max_steps=3, **{**settings, "async_rollouts": 1}).train(
             resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1")
         )

@@ -1,6 +1,5 @@
 """The board of a live run: it fits any width, keeps to the foot of the terminal, and leaves the terminal as it was."""
 
-import io
 import logging
 import math
 import sys
@@ -9,11 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 from transformers import TrainerCallback
 
-from qwenvl.train.display.board import Board, LiveBoard, sparkline
-from qwenvl.train.meter import Memory
+from qwenvl.train.display.board import LiveBoard, sparkline
+from qwenvl.train.meter import Doing, Memory, Meter
 from tests.train.display.terminal import Terminal, on_screen
 
 LOGS = {
@@ -21,55 +19,6 @@ LOGS = {
     **{"kl": 0.0123, "entropy": 1.5, "group/zero_std_frac": 0.25, "completion/length_mean": 184.32},
     **{"time/sample_s": 6.0, "time/data_wait_s": 3.5, "time/step_s": 99.0},
 }
-
-
-def drawn(board: Board, width: int) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    console.print(board)
-    return console.file.getvalue().splitlines()
-
-
-@pytest.fixture
-def board():
-    board = Board("runs/sop", step=30, steps=300, left=3661.0, memory=Memory(18_200_000_000, 80_000_000_000))
-    for n in range(30):
-        board.add(LOGS | {"reward/total": n / 30, "completion/length_max": 9.0})
-    board.evaluations["eval"] = "0.512 +- 0.040 at step 20"
-    board.doing = ("sampling, token 3 of at most 9", 65.0)
-    return board
-
-
-@pytest.mark.parametrize("width", [30, 80, 120])
-def test_everything_is_there_and_fits(board, width):
-    lines = drawn(board, width)
-    assert max(map(cell_len, lines)) <= width
-    text = " ".join(" ".join(lines).split())
-    for words in ("runs/sop", "step 30 of 300", "1:01:01 left", "0.967", "format 1.000", "KL 0.012", "25%", "184.3"):
-        assert words in text, words
-    for words in (
-        "eval 0.512 +- 0.040 at step 20",
-        "9.5 s: sampling 6.0, waiting for data 3.5",
-        "18.2 of 80 GB",
-        "step 31 01:05 so far: sampling, token 3 of at most 9",
-    ):
-        assert words in text, words
-    assert "▁" in text and "█" in text and "99" not in text and "skipped" not in text and "hit" not in text
-    assert (len(lines) < 13) == (width >= 80)
-
-
-def test_an_evaluation_alone_and_a_run_before_its_first_step():
-    alone = Board("runs/sop")
-    alone.evaluating = (3, 10)
-    assert "evaluating" in drawn(alone, 80)[1] and "3 of 10" in drawn(alone, 80)[1]
-    assert len(drawn(Board("runs/sop", steps=9), 80)) == 2
-    assert "step 0 of 9" in drawn(Board("runs/sop", steps=9), 80)[1]
-
-
-def test_a_curve_goes_from_the_smallest_to_the_largest_mean_of_neighbours():
-    assert sparkline([0.0, 1.0, 2.0, 4.0], width=9) == "▁▃▅█"
-    assert sparkline([0.0, 1.0, math.nan, 2.0, 3.0], width=2) == "▁█"  # means 0.5 and 2.5
-    assert sparkline([2.0, 2.0], width=4) == "▁▁" and sparkline([], 4) == sparkline([1.0], 0) == ""
-    assert sparkline([-1.0, 0.5, 2.0], 3, low=0.0, high=1.0) == "▁▅█"
 
 
 ARGS = SimpleNamespace(output_dir="runs/sop", device="cpu")
@@ -90,11 +39,64 @@ def terminal_of(monkeypatch):
     return make
 
 
-def state_of(step: int = 0):
-    return SimpleNamespace(is_world_process_zero=True, max_steps=4, global_step=step)
+def state_of(step: int = 0, steps: int = 4):
+    return SimpleNamespace(is_world_process_zero=True, max_steps=steps, global_step=step)
 
 
-@pytest.mark.parametrize("width", [30, 80, 120])
+def live(clock=None) -> LiveBoard:
+    return LiveBoard(Doing(Meter()), clock=lambda: 0.0 if clock is None else clock.now, every=None)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_everything_is_there_and_fits(terminal_of, monkeypatch, width):
+    terminal, clock = terminal_of(width), SimpleNamespace(now=0.0)
+    monkeypatch.setattr("qwenvl.train.display.board.peak_memory", lambda of: Memory(18_200_000_000, 80_000_000_000))
+    board, state = live(clock), state_of(0, 300)
+    board.on_train_begin(ARGS, state, NO_ENTRY)
+    for n in range(30):
+        clock.now, state.global_step = (n + 1) * 13.0, n + 1
+        board.on_step_end(ARGS, state, ENTRY)
+        board.on_log(ARGS, state, ENTRY, logs=LOGS | {"reward/total": n / 30, "completion/length_max": 9.0})
+    board.on_log(ARGS, state, ENTRY, logs={"eval_total_reward": 0.512, "eval_total_reward_ci95": 0.04})
+    board.within_step(31, 300, 65.0, "sampling, token 3 of at most 9")
+    board.close()
+    lines = on_screen(terminal.getvalue())
+    lines = lines[next(n for n, line in enumerate(lines) if line.startswith("runs/sop")) :]
+    assert max(map(cell_len, lines)) <= width and len(lines) < 14
+    text = " ".join(" ".join(lines).split())
+    for words in ("step 30 of 300", "58:30 left", "0.967", "format 1.000", "KL 0.012", "25%", "184.3", "▁", "█"):
+        assert words in text, words
+    for words in (
+        "eval 0.512 +- 0.040 at step 30",
+        "9.5 s: sampling 6, waiting for data 3.5",
+        "18.2 of 80 GB",
+        "this step 01:05 so far: sampling, token 3 of at most 9",
+    ):
+        assert words in text, words
+    assert "99" not in text and "skipped" not in text and "std" not in text
+
+
+def test_an_evaluation_alone_and_a_run_before_its_first_step(terminal_of):
+    terminal, board = terminal_of(), live()
+    for _ in range(3):
+        board.on_prediction_step(ARGS, state_of(0, 0), NO_ENTRY, eval_dataloader=range(10))
+        board._drawn = -math.inf  # half a second later
+    assert "evaluating 3 of 10" in on_screen(terminal.getvalue())[1]
+    board.on_evaluate(ARGS, state_of(0, 0), NO_ENTRY)
+    terminal = terminal_of()
+    board.on_train_begin(ARGS, state_of(0, 9), NO_ENTRY)
+    board.close()
+    assert "step 0 of 9" in (line := on_screen(terminal.getvalue())[1]) and "the first step" in line
+
+
+def test_a_curve_goes_from_the_smallest_to_the_largest_mean_of_neighbours():
+    assert sparkline([0.0, 1.0, 2.0, 4.0], width=9) == "▁▃▅█"
+    assert sparkline([0.0, 1.0, math.nan, 2.0, 3.0], width=2) == "▁█"  # means 0.5 and 2.5
+    assert sparkline([2.0, 2.0], width=4) == "▁▁" and sparkline([], 4) == sparkline([1.0], 0) == ""
+    assert sparkline([-1.0, 0.5, 2.0], 3, low=0.0, high=1.0) == "▁▅█"
+
+
+@pytest.mark.parametrize("width", [60, 120])
 def test_whatever_is_written_stands_above_the_board(width, terminal_of, monkeypatch):
     terminal = terminal_of(width)
     monkeypatch.setattr(logging.root, "handlers", [])
@@ -103,7 +105,7 @@ def test_whatever_is_written_stands_above_the_board(width, terminal_of, monkeypa
     logger = logging.getLogger("qwenvl.tests.live")
     monkeypatch.setattr(logger, "handlers", [own])
     clock = SimpleNamespace(now=0.0)
-    board, state = LiveBoard(clock=lambda: clock.now), state_of()
+    board, state = live(clock), state_of()
     board.on_train_begin(ARGS, state, ENTRY)
     for step in (1, 2, 3, 4):
         clock.now += 2
@@ -130,26 +132,16 @@ def test_whatever_is_written_stands_above_the_board(width, terminal_of, monkeypa
     assert sum(line.startswith("runs/sop") for line in lines) == 1, "there is one board"
     assert foot > max(map(lines.index, said)) and "step 4 of 4" in lines[foot + 1]
     assert any("0.750" in line for line in lines[foot:]) and "afterwards" in lines[-2:]
-    assert "\x1b[?25l" not in terminal.getvalue(), "the cursor is never hidden: a kill would leave it so"
+    hidden, shown = (terminal.getvalue().index(f"\x1b[?25{code}") for code in "lh")
+    assert hidden < shown < terminal.getvalue().index("step 1"), "a kill leaves the cursor visible"
     assert sys.stderr is terminal and sys.stdout is terminal and own.stream is terminal
-
-
-def test_time_left_is_that_of_the_steps_so_far(terminal_of):
-    terminal = terminal_of()
-    clock = SimpleNamespace(now=0.0)
-    board, state = LiveBoard(clock=lambda: clock.now), state_of()
-    board.on_train_begin(ARGS, state, NO_ENTRY)
-    clock.now, state.global_step = 30.0, 1
-    board.on_step_end(ARGS, state, NO_ENTRY)
-    assert "01:30 left" in on_screen(terminal.getvalue())[-1]
-    board.close()
 
 
 def test_what_goes_into_a_file_stays_there(terminal_of, monkeypatch, tmp_path):
     terminal = terminal_of()
     with (tmp_path / "out.txt").open("w") as file:
         monkeypatch.setattr(sys, "stdout", file)
-        board = LiveBoard()
+        board = live()
         board.on_train_begin(ARGS, state_of(), NO_ENTRY)
         print("a result")
         board.close()
@@ -180,7 +172,7 @@ def test_a_resumed_run_has_the_curves_of_its_beginning(terminal_of, tmp_path):
     terminal = terminal_of()
     rows = "".join(f'{{"step": {n}, "loss": 0.0, "reward/total": {n}}}\n' for n in (1, 2, 3))
     (tmp_path / "metrics.jsonl").write_text(rows)
-    board = LiveBoard()
+    board = live()
     board.on_train_begin(SimpleNamespace(output_dir=str(tmp_path), device="cpu"), state_of(2), NO_ENTRY)
     board.close()
     assert any("2.000" in line and "▁█" in line for line in on_screen(terminal.getvalue()))

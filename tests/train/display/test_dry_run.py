@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from transformers import AutoModelForImageTextToText
 
@@ -64,19 +62,3 @@ def test_it_shows_what_a_run_would_do_and_writes_nothing(flags, tiny_checkpoint,
         tokens, frames = int(batch.attention_mask.sum()), len(batch.frames[0][0].indices)
         assert line.endswith(f"(id clip-{index}): {tokens} tokens, {frames} frames"), line
     assert len(prompts) == 4
-
-
-def test_adapters_are_counted(flags, capsys):
-    learn = shown(capsys, *flags, "--lora_enable=True", "--lora_r=2", "--tune_mm_mlp=False")["parameters that learn"]
-    counted = [int(line.split()[1].replace(",", "")) for line in learn[:3]]
-    assert counted[0] > 0 and counted[1:] == [0, 0]
-
-
-def test_what_a_run_would_be_refused_for_a_dry_run_is_too(flags, sop_data, tmp_path, capsys):
-    rows = json.loads(sop_data.read_text())[:1]
-    rows[0]["conversations"][1]["value"] = "no answer in it"
-    (tmp_path / "bad.json").write_text(json.dumps(rows))
-    with pytest.raises(SystemExit) as ended:
-        main([*flags, f"--dataset_use={tmp_path}/bad.json", "--allow_outside_media=True"])
-    assert ended.value.code == 1
-    assert "bad.json[0]" in capsys.readouterr().err

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from types import SimpleNamespace
 
 import pytest
 
-from qwenvl.health import Finding, findings
+from qwenvl.health import Finding
 from qwenvl.report.findings import summary
 from qwenvl.report.run import read_runs
-from qwenvl.rewards.function import RewardError
 from qwenvl.runlog import RunLog
-from qwenvl.train.display.summary import collected_warnings, findings_of, next_steps, run_summary, with_flags
-
-
-def test_a_run_that_can_learn_nothing_is_told_so_each_time(make_trainer, caplog, capsys):
-    broken = [True]
-
-    def equal(completions, **columns):
-        if broken and broken.pop():
-            raise ValueError("not yet")
-        return [0.0] * len(completions)
-
-    trainer = make_trainer(functions=[equal])
-    with pytest.raises(RewardError, match="not yet"):
-        trainer.train()
-    capsys.readouterr()
-    for _ in range(2):
-        trainer.train()
-        said = capsys.readouterr().err
-        assert said.count(": 2 steps") == 1 and "reward    0.000 at first, 0.000 at last" in said
-        assert re.search(r"warnings  2, the first: over 90% of the last 2 groups had equal rewards", said)
-    assert "of the last 2 groups had equal rewards (mean reward 0.000)" in caplog.text
-    assert not logging.getLogger("qwenvl").handlers
+from qwenvl.train.run.command import findings_of, next_steps, run_summary
 
 
 def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
@@ -44,8 +20,8 @@ def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
         log.log_metrics(step, {"reward/total": step / 20})
     log.log_metrics(20, {"eval_total_reward": 0.75, "eval_total_reward_ci95": 0.0625})
     log.log_metrics(20, {"train_runtime": 3.0})
-    found = [Finding("left_out", "not of the rules", "")]
-    assert run_summary(tmp_path, ["one\nmore", "two"], found, ["do this", "and this"]).splitlines() == [
+    found = [Finding("left_out", "one\nmore", ""), Finding("cut", "two", "")]
+    assert run_summary(tmp_path, found, ["do this", "and this"]).splitlines() == [
         f"{tmp_path}: 20 steps",
         "  reward    0.125 at first, 0.925 at last   (means of the first and last fifth)",
         "  eval      0.250 +- 0.125 at step 0, 0.750 +- 0.062 at step 20",
@@ -57,16 +33,13 @@ def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
 
 
 def settings_of(**settings):
-    defaults = {"resume": "never", "resume_from_checkpoint": None, "lora_enable": False, "dataset_catalog": None}
-    defaults |= {"output_dir": "runs/a", "dataset_use": "my data.json", "model_name_or_path": "base"}
-    defaults |= {"start_from_weights": None, "learning_rate": 1e-6, "generation_max_length": 512}
-    defaults["eval_dataset_use"] = None
-    return SimpleNamespace(**defaults | settings)
+    defaults = {"output_dir": "runs/a", "dataset_use": "my data.json", "model_name_or_path": "base"}
+    return SimpleNamespace(**defaults | {"dataset_catalog": None} | settings)
 
 
 @pytest.mark.parametrize("over", [True, False])
 def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, over):
-    """Half of the completions are cut off up to step 30, or to the end. The run warned at step 30."""
+    """Half of the completions are cut off up to step 30, or to the end. """
     log = RunLog(tmp_path)
     log.begin(0)
     log.write_config({"per_device_train_batch_size": 4})
@@ -74,79 +47,22 @@ def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, ove
         cut = 0.0 if over and step > 30 else 0.5
         log.log_metrics(step, {"loss": 0.0, "reward/total": step / 60, "completion/truncated_frac": cut})
     [run] = read_runs([tmp_path])
-    logged = [f"{each.message}. {each.advice}" for each in findings(run.history()[:30])]
-    assert len(logged) == 1
     [facts] = summary([run], [[]])["runs"]
     found = findings_of(tmp_path)
     assert [each.message for each in found] == [each["message"] for each in facts["warnings"]]
     assert len(found) == (not over)
-    lines = run_summary(tmp_path, logged, found).splitlines()
+    lines = run_summary(tmp_path, found).splitlines()
     reward = facts["trends"]["reward/total"]
     assert f"{reward['first']:.3f} at first, {reward['last']:.3f} at last" in lines[1]
     assert ("none" if over else "1, the first: 50% of the completions") in lines[2]
-    command = next_steps(settings_of(), ["run.yaml"], found)[0]
-    assert command.endswith("(train on from the result)" if over else "(again: truncated)")
 
 
-MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2{}   (train on from the result)"
-EVALUATE = "qwenvl evaluate base runs/a {} --controls all   (is it better? does it use the video?)"
-MERGE = "qwenvl merge runs/a --out runs/a-merged   (whole weights, for other programs)"
-
-
-@pytest.mark.parametrize(
-    ("settings", "codes", "expected"),
-    [
-        ({}, [], [MORE.format("")]),
-        ({"resume": "auto"}, [], [MORE.format(" --resume never")]),
-        ({"resume_from_checkpoint": "True"}, ["left_out"], [MORE.format(" --resume_from_checkpoint False")]),
-        ({"start_from_weights": "runs/b/checkpoint-5"}, [], [MORE.format(" --start_from_weights runs/a")]),
-        ({"lora_enable": True}, [], []),
-        (
-            {},
-            ["left_out", "truncated", "equal_rewards"],
-            ["qwenvl preview 'my data.json' --n 8 --model base   (what does the model see?)"],
-        ),
-        (
-            {"lora_enable": True},
-            ["entropy_collapsed", "truncated"],
-            ["qwenvl train run.yaml --generation_max_length 1024 --output_dir runs/a-2   (again: truncated)"],
-        ),
-        (
-            {},
-            ["kl_grows"],
-            ["qwenvl train run.yaml --learning_rate 3.3e-07 --output_dir runs/a-2   (again: kl grows)"],
-        ),
-    ],
-)
-def test_the_next_commands(settings, codes, expected):
-    found = [Finding(code, "", "") for code in codes]
-    args = settings_of(**settings)
-    merge = [MERGE] if args.lora_enable else []
-    assert next_steps(args, ["run.yaml"], found) == [*expected, EVALUATE.format("HELD_OUT.json"), *merge]
-    args.eval_dataset_use = "held out.json"
-    assert EVALUATE.format("'held out.json'") in next_steps(args, [], found)
-
-
-def test_no_flag_is_there_twice():
-    argv = ["--output-dir=x", "--model_name_or_path", "base", "run.yaml", "--learning_rate", "-1e-6", "--resume"]
-    flags = ["--output_dir", "b", "--model_name_or_path", "a", "--resume", "never"]
-    assert with_flags(argv, flags) == ["run.yaml", "--learning_rate", "-1e-6", *flags]
-    assert with_flags(argv, ["--learning_rate", "1"])[-3:] == ["--resume", "--learning_rate", "1"]
-
-
-def test_warnings_are_collected_while_asked_for():
-    library = logging.getLogger("qwenvl.somewhere")
-    with collected_warnings() as warnings:
-        library.warning("a %s", "word")
-        library.info("no warning")
-    library.warning("later")
-    assert warnings == ["a word"]
-
-
-def test_collected_warnings_are_printed_as_without_collecting(monkeypatch, capsys):
-    library = logging.getLogger("qwenvl.somewhere")
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a process that configured nothing
-    library.warning("before")
-    with collected_warnings():
-        library.warning("within")
-    assert capsys.readouterr().err == "before\nwithin\n"
+@pytest.mark.parametrize(("lora", "codes"), [(False, ["left_out"]), (True, ["left_out", "equal_rewards"])])
+def test_the_next_commands(lora, codes):
+    args = settings_of(eval_dataset_use="held out.json", lora_enable=lora)
+    shown = next_steps(args, [Finding(code, "", "") for code in codes])
+    expected = ["qwenvl evaluate base runs/a 'held out.json' --controls all   (is it better? does it use the video?)"]
+    if lora:
+        expected.insert(0, "qwenvl preview 'my data.json' --n 8 --model base   (what does the model see?)")
+        expected.append("qwenvl merge runs/a --out runs/a-merged   (whole weights, for other programs)")
+    assert shown == expected

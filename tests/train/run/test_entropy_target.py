@@ -6,8 +6,7 @@ import pytest
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import read_metrics
-from qwenvl.train.run.entropy_target import EntropyTarget
-from qwenvl.train.run.resume import SettingsError
+from qwenvl.train.callbacks import EntropyTarget
 
 
 def test_the_weight_by_hand():
@@ -29,16 +28,8 @@ def test_what_the_flags_ask_for(tmp_path):
     }  # fmt: skip
 
 
-def test_a_first_weight_that_would_have_no_effect_is_refused():
-    kept = EntropyTarget(0.5, 0.1, first=0.1)
-    kept.weight_for(0.2)
-    state = SimpleNamespace(global_step=3, stateful_callbacks={"EntropyTarget": kept.state()})
-    resumed = EntropyTarget(0.7, 0.2, first=0.1)  # the target and the step may change
-    resumed.on_train_begin(None, state, None)
-    assert resumed.coefficient == kept.coefficient == 0.2
-    with pytest.raises(SettingsError, match=r"--entropy_coef was 0\.1 and is 0\.3"):
-        EntropyTarget(0.5, 0.1, first=0.3).on_train_begin(None, state, None)
-    older = SimpleNamespace(global_step=3, stateful_callbacks={})  # the run had no target before
+def test_a_run_that_had_no_target_before_begins_with_the_flag():
+    older = SimpleNamespace(global_step=3, stateful_callbacks={})
     new = EntropyTarget(0.5, 0.1, first=0.3)
     new.on_train_begin(None, older, None)
     assert new.coefficient == 0.3 and older.stateful_callbacks["EntropyTarget"] == new.state()

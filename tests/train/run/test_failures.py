@@ -1,6 +1,5 @@
 """What the command says when it is interrupted, or when disk, memory or numbers give out: one line, and what to do."""
 
-import errno
 import json
 import os
 import resource
@@ -15,7 +14,6 @@ import torch
 from PIL import Image
 
 from qwenvl.rollout.engine import EngineLostError
-from qwenvl.train.parity import ParityError
 from qwenvl.train.run.checkpoints import seal
 from qwenvl.train.run.failures import explanation, told_in_one_line
 from qwenvl.train.train_grpo import main
@@ -64,15 +62,6 @@ def test_a_full_disk(fails, tiny_checkpoint, tmp_path, capfd):
     assert (out / "checkpoint-2" / "optimizer.pt").stat().st_size > size
 
 
-def test_the_systems_own_word_for_a_full_disk(tmp_path):
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    with pytest.raises(OSError, match="No space left") as error, open("/dev/full", "w") as file:
-        file.write("x")
-        file.flush()
-    assert explanation(error.value, tmp_path).startswith(f"no space left for {tmp_path}: ")
-
-
 def test_full_memory_names_the_flags_that_help(tmp_path):
     with pytest.raises(RuntimeError) as error:
         torch.empty(2**60)
@@ -103,20 +92,6 @@ def test_a_worker_of_the_data_loader_that_is_killed(tmp_path):
     said = explanation(error.value, tmp_path)
     assert said.startswith("a worker of the data loader is gone (DataLoader worker (pid")
     assert "--dataloader_num_workers takes less; there is no checkpoint yet" in said and "\n" not in said
-
-
-def test_a_command_without_checkpoints_is_told_nothing_of_them():
-    assert explanation(KeyboardInterrupt(), None) == "stopped by Ctrl-C"
-    memory, disk = explanation(MemoryError(), None), explanation(OSError(errno.ENOSPC, "No space left"), None)
-    assert "--video_max_frames" in memory and "--gradient_checkpointing" not in memory and "checkpoint" not in disk
-
-
-def test_a_difference_of_log_probs_is_one_line_that_names_the_server(make_trainer, monkeypatch, tmp_path):
-    monkeypatch.setattr("qwenvl.train.parity.FULL_PRECISION", (-1.0, -1.0))
-    with pytest.raises(ParityError) as error:
-        make_trainer().train()
-    said = explanation(error.value, tmp_path)
-    assert "--vllm_server" in said and "expected at most -1" in said and "\n" not in said
 
 
 def test_checkpoints_of_weights_alone_are_named(tmp_path):

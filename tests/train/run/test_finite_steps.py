@@ -91,11 +91,6 @@ def test_a_step_that_is_left_out_changes_nothing(make_trainer, tmp_path, caplog,
     assert [(each["where"], each["id"], each["epoch"]) for each in prompts] == list(
         dict.fromkeys((row.where, row.record_id, row.epoch) for row in rows)
     )
-    completions = [completion for prompt in prompts for completion in prompt["completions"]]
-    decode = trainer.processing_class.tokenizer.decode
-    assert [decode(each["ids"], skip_special_tokens=True) for each in completions] == [row.completion for row in rows]
-    assert [len(each["ids"]) for each in completions] == [row.tokens for row in rows]
-    assert [each["advantage"] for each in completions] == [row.advantage for row in rows]
     losses = [micro_batch["loss"] for micro_batch in report["micro_batches"]]
     names = [each["name"] for each in report["parameters"]]
     if spoil == "gradients":
@@ -103,8 +98,8 @@ def test_a_step_that_is_left_out_changes_nothing(make_trainer, tmp_path, caplog,
         assert all(isinstance(loss, float) for loss in losses)
         assert "step 2: the gradient of parameter model." in caplog.text
     else:
-        assert names == [] and isinstance(losses[0], float) and losses[1] == "nan"
-        assert report["micro_batches"][1]["metrics"]["loss/policy"] == "nan"
+        assert names == [] and isinstance(losses[0], float) and losses[1] == "NaN"
+        assert report["micro_batches"][1]["metrics"]["loss/policy"] == "NaN"
         assert "step 2: the loss of micro-batch 2 of 2 (loss/policy nan) is not finite" in caplog.text
     assert "nonfinite/step-000002.json has what the step was made of" in caplog.text
     assert "The step was left out, 1 in a row of at most 3" in caplog.text
@@ -154,7 +149,6 @@ def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps(tmp_path):
     journal, meter, model = SimpleNamespace(trained_on=[]), Meter(), nn.Linear(2, 1)
     steps = FiniteSteps(args, journal, meter, accelerator=None)
     stand_in = step_stand_in()
-    rollout = stand_in.rollout
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
 
     def step(number: int, gradient: float, loss: float) -> float:
@@ -162,7 +156,7 @@ def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps(tmp_path):
         before = model.weight.detach().clone()
         optimizer.zero_grad()
         scaler.scale((model.weight * gradient).sum() + model.bias.sum()).backward()
-        journal.trained_on = [TrainedOn(stand_in.batch, rollout.completion_ids, rollout.completion_mask, loss, {})]
+        journal.trained_on = [TrainedOn(stand_in.batch, loss, {})]
         steps.check(model, number)
         scaler.step(optimizer)
         scaler.update()
@@ -217,16 +211,3 @@ def test_a_step_that_breaks_weights_is_the_last_and_is_not_saved(make_trainer, t
     report = json.loads((tmp_path / "run" / "nonfinite" / "step-000002.json").read_text())
     assert report["step"] == 2 and report["seed"] == 3
     assert [each["name"] for each in report["parameters"]] == ["model.language_model.norm.weight"]
-    rows = list(read_rollouts(tmp_path / "run", step=2))
-    (micro_batch,) = report["micro_batches"]
-    (prompt,) = micro_batch["prompts"]
-    assert {prompt["where"]} == {row.where for row in rows}
-    assert [each["reward"] for each in prompt["completions"]] == [row.total for row in rows]
-
-
-def test_broken_weights_are_found_before_they_are_sampled_with(make_trainer, tiny_pair):
-    model, _ = tiny_pair(initializer_range=0.1)
-    with torch.no_grad():
-        model.model.visual.patch_embed.proj.weight.fill_(torch.nan)  # frozen
-    with pytest.raises(NonFiniteError, match=r"^step 0: before any update parameter model.visual.patch_embed.proj"):
-        make_trainer(model=model).train()

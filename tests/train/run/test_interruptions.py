@@ -1,13 +1,11 @@
 """Signals: the run finishes its step, saves a checkpoint, and a run resumed from it ends with the same weights."""
 
-import faulthandler
 import json
 import os
 import re
 import signal
 import subprocess
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -65,22 +63,6 @@ def test_a_signal_to_one_process_ends_them_all(tiny_checkpoint, tmp_path):
     launch(2, tiny_checkpoint(), data, out, max_steps=3)
     assert (out / "checkpoint-1" / "rng_state_1.pth").is_file()
     assert [row["step"] for row in read_metrics(out) if "loss" in row] == [1]
-
-
-def test_signals_and_progress_are_watched_while_a_run_trains_and_where_asked_for(make_trainer):
-    class Looks(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            self.handler = signal.getsignal(signal.SIGTERM)
-
-    before = signal.getsignal(signal.SIGTERM)
-    for asked in (True, False):
-        looks = Looks()
-        settings = {} if asked else {"save_on_signal": 0, "stall_timeout": 0}
-        trainer = make_trainer(max_steps=1, callbacks=[looks], **settings)
-        with patch.object(faulthandler, "dump_traceback_later") as armed:
-            trainer.train()
-        assert (looks.handler == before) != asked and bool(armed.called) == asked
-        assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from qwenvl.train.run.lock import NAME, RunFolderError, RunLockedError, hold, locked, release
+from qwenvl.train.run.lock import NAME, RunFolderError, hold, locked, release
 
 HOLDS = """
 import os, sys, time
@@ -29,7 +29,7 @@ def test_another_process_is_named_and_its_death_frees_the_folder(tmp_path):
     try:
         assert other.stdout.readline() == "held\n"
         said = rf"^{folder}: in use by another run, process {other.pid} on {socket.gethostname()}; wait until"
-        with pytest.raises(RunLockedError, match=said):
+        with pytest.raises(RunFolderError, match=said):
             hold(folder)
         hold(folder, rank=1)  # the processes of a run share what its first one holds
         os.kill(other.pid, signal.SIGKILL)

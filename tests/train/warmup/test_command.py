@@ -58,14 +58,6 @@ def test_training_starts_from_what_a_warm_up_leaves(flags, tmp_path, capfd):
     AutoModelForImageTextToText.from_pretrained(tmp_path / "run")
 
 
-def test_a_finished_warm_up_says_so_and_a_longer_one_goes_on(flags, tmp_path, capfd):
-    main(flags(save_steps=1))
-    main([*flags(save_steps=1), "--resume_from_checkpoint=True"])
-    assert "finished already" in capfd.readouterr().err
-    main([*flags(save_steps=1, max_steps=3), "--resume_from_checkpoint=True"])
-    assert [row["step"] for row in read_metrics(tmp_path / "warm") if "loss" in row] == [1, 2, 3]
-
-
 def test_it_learns_the_best_completions_of_a_run(flags, sop_data, tmp_path, capfd):
     asked = ({"role": "user", "text": PROMPT},)
     rows = [

@@ -11,7 +11,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCont
 from qwenvl.config.grpo_config import WarmupConfig
 from qwenvl.model.loading import unwrap
 from qwenvl.model.positions import completion_positions
-from qwenvl.runlog import read_config, read_metrics
+from qwenvl.runlog import read_metrics
 from qwenvl.train.warmup.trainer import StopBelow, WarmupTrainer
 from tests.train.conftest import turns
 from tests.train.every_target import GRADIENTS
@@ -196,12 +196,6 @@ def test_it_ends_with_a_checkpoint_once_the_loss_is_low_enough(make_warmup, tmp_
     assert again.steps_trained == 0
 
 
-def test_what_is_written_down_is_what_was_read(make_warmup, tmp_path):
-    make_warmup(max_steps=1).train()
-    settings = read_config(tmp_path / "run")["config"]
-    assert settings["learning_rate"] == 1e-3 and "grpo_beta" not in settings and "reward_funcs" not in settings
-
-
 def test_a_loss_that_is_not_finite_ends_the_run_and_is_written_down(make_warmup, tmp_path):
     trainer = make_warmup()
     with torch.no_grad():
@@ -211,5 +205,4 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_written_down(make_warmup,
         trainer.train()
     report = json.loads((tmp_path / "run" / "nonfinite" / "step-000001.json").read_text())
     [prompt] = report["micro_batches"][0]["prompts"]
-    text = trainer.processing_class.tokenizer.decode(prompt["completions"][0]["ids"])
-    assert text.startswith("<answer>") and text.endswith("</answer><|im_end|>")
+    assert prompt["where"] in {record.where for record in trainer.train_dataset.records}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 import threading
@@ -11,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from qwenvl.rollout.engine import Drawing
-from qwenvl.train.display.install import WithinStep, display_of
-from qwenvl.train.display.lines import ProgressLines, evaluation_lines
+from qwenvl.train.callbacks import display_of
+from qwenvl.train.display.progress import Progress, ProgressLines
 from qwenvl.train.meter import Doing, Meter
 
 
@@ -23,11 +22,15 @@ def clock():
 
 @pytest.fixture
 def lines(clock):
-    return ProgressLines(seconds=5.0, clock=lambda: clock.now)
+    return ProgressLines(Doing(Meter()), clock=lambda: clock.now, every=None)
+
+
+def state_of(steps, step=0):
+    return SimpleNamespace(is_world_process_zero=True, max_steps=steps, global_step=step)
 
 
 def test_lines_come_at_the_first_step_at_the_last_and_every_few_seconds(lines, clock, capsys):
-    state, control = SimpleNamespace(max_steps=8, global_step=0), SimpleNamespace(should_log=True)
+    state, control = state_of(8), SimpleNamespace(should_log=True)
     lines.on_train_begin(None, state, control)
     for step in range(1, 9):
         clock.now += 2
@@ -43,7 +46,7 @@ def test_lines_come_at_the_first_step_at_the_last_and_every_few_seconds(lines, c
 
 
 def test_steps_between_log_entries_are_told_of_too(lines, clock, capsys):
-    state, control = SimpleNamespace(max_steps=9, global_step=0), SimpleNamespace(should_log=False)
+    state, control = state_of(9), SimpleNamespace(should_log=False)
     lines.on_train_begin(None, state, control)
     for step in (1, 2, 3):
         clock.now += 4
@@ -53,7 +56,7 @@ def test_steps_between_log_entries_are_told_of_too(lines, clock, capsys):
 
 
 def test_an_evaluation_tells_how_far_it_is_and_what_it_found(lines, clock, capsys):
-    state = SimpleNamespace(max_steps=9, global_step=3)
+    state = state_of(9, 3)
     for _ in range(4):
         lines.on_prediction_step(None, state, None, eval_dataloader=range(4))
         clock.now += 3
@@ -78,32 +81,14 @@ def test_a_run_into_a_file_has_no_carriage_returns(make_trainer, tiny_checkpoint
     assert "step 2 of 2: reward " in shown.err and "step 2: eval_total_reward" in shown.err
 
 
-def test_an_evaluation_of_one_prompt_has_no_interval():
-    logs = {"eval_a_total_reward": 0.5, "eval_a_total_reward_ci95": math.nan, "eval_b_total_reward": 0.5}
-    logs |= {"eval_b_total_reward_ci95": 0.25}
-    expected = ["step 3: eval_a_total_reward 0.500", "step 3: eval_b_total_reward 0.500 +- 0.250"]
-    assert evaluation_lines(3, logs) == expected
-
-
-class Watched:
-    """A trainer whose phases take a minute each by its clock, and that is looked at in each of them."""
-
-    def __init__(self, trainer, clock):
-        self.trainer, self.clock = trainer, clock
-        self.lines = ProgressLines(clock=lambda: clock.now)
-        self.within = WithinStep(self.lines, trainer.doing, clock=lambda: clock.now, every=None)
-        for callback in (self.within, self.lines):
-            trainer.add_callback(callback)
-
-    def a_minute_passes(self, *_):
-        self.clock.now += 61
-        self.within.tick()
-
-
 def test_a_run_tells_each_minute_what_its_step_is_at(make_trainer, clock, capsys):
+    def a_minute_passes(*_):
+        clock.now += 61
+        lines.tick()
+
     def slow_reward(completions, **columns):
-        watched.a_minute_passes()
-        watched.within.tick()  # no second line within a minute
+        a_minute_passes()
+        lines.tick()  # no second line within a minute
         return [len(text) for text in completions]
 
     trainer = make_trainer(
@@ -113,70 +98,49 @@ def test_a_run_tells_each_minute_what_its_step_is_at(make_trainer, clock, capsys
         rollout_token_budget=1,
         max_steps=1,
     )
-    watched = Watched(trainer, clock)
+    lines = ProgressLines(trainer.doing, clock=lambda: clock.now, every=None)
+    trainer.add_callback(lines)
     head = trainer.model.get_output_embeddings()
 
     def passes(module, args, output):
         if trainer.meter.running == "time/logp_s":
-            watched.a_minute_passes()
-            output.register_hook(watched.a_minute_passes)
+            a_minute_passes()
+            output.register_hook(a_minute_passes)
         elif trainer.doing.drawing.tokens == 2:
-            watched.a_minute_passes()
+            a_minute_passes()
 
     head.register_forward_hook(passes)
     trainer.train()
-    lines = [line for line in capsys.readouterr().err.splitlines() if " so far: " in line]
+    shown = [line for line in capsys.readouterr().err.splitlines() if " so far: " in line]
     # In the third forward of a draw two tokens are there. The reference is a copy, without our hook.
-    told = [re.match(r"step 1 of 1, (\d\d:\d\d|\d:\d\d:\d\d) so far: (.*)", line) for line in lines]
-    assert told[0][1] == "01:01" and told[-1][1] == f"{len(lines) * 61 // 60:02d}:{len(lines) * 61 % 60:02d}"
+    told = [re.match(r"step 1 of 1, (\d\d:\d\d|\d:\d\d:\d\d) so far: (.*)", line) for line in shown]
+    assert told[0][1] == "01:01" and told[-1][1] == f"{len(shown) * 61 // 60:02d}:{len(shown) * 61 % 60:02d}"
     assert [each[2] for each in told] == [
         *(f"sampling, token 2 of at most 6, prompt {n} of 4" for n in (1, 2, 3, 4)),
         "rewards",
-        "log-probs, micro-batch 1 of 2",
-        "backward, micro-batch 1 of 2",
-        "log-probs, micro-batch 2 of 2",
-        "backward, micro-batch 2 of 2",
+        *("log-probs", "backward") * 2,
     ]
-
-
-def test_short_steps_have_no_line_of_their_own(clock, capsys):
-    lines = ProgressLines(clock=lambda: clock.now)
-    state = SimpleNamespace(global_step=0, max_steps=3)
-    lines.on_train_begin(None, state, None)
-    for _ in range(3):  # 50 seconds each
-        clock.now += 50
-        lines.within_step(state.global_step + 1, 3, 50, "sampling")
-        state.global_step += 1
-        lines.on_log(None, state, SimpleNamespace(should_log=True), logs={"loss": 0.0})
-    assert "so far" not in capsys.readouterr().err
-    clock.now += 59
-    lines.within_step(4, 4, 70, "sampling")  # the step has gone on for 70 seconds, and a line was told in it
-    assert "so far" not in capsys.readouterr().err
-    clock.now += 1
-    lines.within_step(4, 4, 71, "sampling")
-    assert capsys.readouterr().err == "step 4 of 4, 01:11 so far: sampling\n"
 
 
 def test_the_thread_looks_within_steps_alone(clock):
     seen, looked = [], threading.Event()
 
-    class Display:
+    class Display(Progress):
         def within_step(self, step, steps, seconds, doing):
             seen.append((step, steps, seconds, doing))
             looked.set()
 
-    within = WithinStep(Display(), Doing(Meter()), clock=lambda: clock.now, every=0.001)
-    state = SimpleNamespace(is_world_process_zero=True, max_steps=4, global_step=0)
-    within.on_train_begin(None, state, None)
-    within.tick()
+    display, state = Display(Doing(Meter()), clock=lambda: clock.now, every=0.001), state_of(4)
+    display.on_train_begin(None, state, None)
+    display.tick()
     assert not seen
-    within.on_step_begin(None, state, None)
+    display.on_step_begin(None, state, None)
     assert looked.wait(60)
-    within.on_step_end(None, state, None)
+    display.on_step_end(None, state, None)
     count = len(seen)
-    within.tick()
+    display.tick()
     assert len(seen) == count and set(seen) == {(1, 4, 0.0, "between phases")}
-    within.on_train_end(None, state, None)
+    display.on_train_end(None, state, None)
 
 
 def test_what_goes_on_is_told_by_the_innermost_clock_and_by_the_draw():
@@ -194,13 +158,7 @@ def test_what_goes_on_is_told_by_the_innermost_clock_and_by_the_draw():
         assert before != middle != doing.beat()
         drawing.end()
         assert doing.words() == "sampling"
-    meter.step(micro_batches=1)
     assert doing.words() == "between phases"
-    meter.start("time/backward_s")
-    assert doing.words() == "backward"
-    meter.stop("time/backward_s")
-    meter.stop("time/backward_s")
-    assert doing.words() == "update of the weights"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,168 @@
+"""The progress of a run: its phase during a long step, and plain lines where no board is drawn."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import Trainer, TrainerCallback
+
+from qwenvl.train.display.console import evaluation_lines, say
+from qwenvl.train.meter import Doing
+
+SHOWN = (("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"), ("target/loss", "loss"))
+"""The metrics in a line, and their names there. The run folder has all metrics."""
+LONG = 60.0  # seconds between two lines on the phase of a step, at least
+
+
+@contextmanager
+def display_closed(trainer: Trainer) -> Iterator[None]:
+    """Close the display when an error leaves the block, so that the message of the error has lines of its own."""
+    try:
+        yield
+    except BaseException:
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, Progress):
+                callback.close()
+        raise
+
+
+class Progress(TrainerCallback):
+    """A display that also shows the phase of a long step, each second, by a thread of its own.
+
+    The main thread may be within a pass of many minutes. Between steps, when processes are forked, the thread draws
+    nothing, so that no fork inherits a lock of the terminal.
+
+    Args:
+        doing: the phase.
+        clock: gives the time, in seconds.
+        every: seconds. None: there is no thread, and others call ``tick``.
+    """
+
+    def __init__(self, doing: Doing, clock: Callable[[], float] = time.monotonic, every: float | None = 1.0):
+        self._doing, self._clock, self._every = doing, clock, every
+        self._lock = threading.Lock()  # held while the thread draws
+        self._over = threading.Event()
+        self._step: tuple[int, int, float] | None = None  # the current one: its number, of how many, when it began
+        self._began = (0.0, 0)  # when training did, and after which step
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Start the thread, in the first process, and the clock of the remaining time."""
+        self.close()
+        self._began = (self._clock(), state.global_step)
+        self._over = over = threading.Event()
+        if state.is_world_process_zero and self._every is not None:
+
+            def run(every: float) -> None:
+                while not over.wait(every):
+                    self.tick()
+
+            threading.Thread(target=run, args=(self._every,), daemon=True).start()
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        """From now on the step is shown."""
+        with self._lock:
+            self._step = (state.global_step + 1, state.max_steps, self._clock())
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """The step is not shown any more, and nothing is being drawn."""
+        with self._lock:
+            self._step = None
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """End the thread."""
+        self.close()
+
+    def close(self) -> None:
+        """End the thread, also where an error ends training."""
+        self._over.set()
+        with self._lock:
+            self._step = None
+
+    def tick(self) -> None:
+        """Show the phase of the current step, if there is one."""
+        with self._lock:
+            if self._step is not None:
+                step, steps, began = self._step
+                self.within_step(step, steps, self._clock() - began, self._doing.words())
+
+    def within_step(self, step: int, steps: int, seconds: float, doing: str) -> None:
+        """Show the phase of a step that has taken these seconds so far."""
+        raise NotImplementedError
+
+    def left(self, state: Any) -> str:
+        """The time until the last step, at the pace so far. Empty before the first step and after the last."""
+        began, first = self._began
+        if not first < state.global_step < state.max_steps:
+            return ""
+        pace = (self._clock() - began) / (state.global_step - first)
+        return f"{tqdm.format_interval(pace * (state.max_steps - state.global_step))} left"
+
+
+class ProgressLines(Progress):
+    """Plain lines: at the first log entry, at the last, and at most one in five seconds.
+
+    A step that takes longer than a minute has one more line each minute.
+    """
+
+    def __init__(self, doing: Doing, clock: Callable[[], float] = time.monotonic, every: float | None = 1.0):
+        super().__init__(doing, clock, every)
+        self._latest: dict[str, str] = {}  # not every step samples: see num_iterations
+        self._printed = -math.inf  # when
+        self._printed_phase = -math.inf  # when, during a step
+        self._evaluated = 0  # batches of the current evaluation
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        super().on_train_begin(args, state, control)
+        self._printed = -math.inf
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """A line for steps without a log entry."""
+        super().on_step_end(args, state, control)
+        if not control.should_log and self._is_time():
+            self._print_step(state)
+
+    def within_step(self, step: int, steps: int, seconds: float, doing: str) -> None:
+        """A line for a step that takes long, after a minute without one."""
+        now = self._clock()
+        if min(seconds, now - max(self._printed, self._printed_phase)) >= LONG:
+            say(f"step {step} of {steps}, {tqdm.format_interval(seconds)} so far: {doing}")
+            self._printed_phase = now
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """A line of the numbers, and one for each evaluation."""
+        self._latest |= {short: f"{logs[name]:.3f}" for name, short in SHOWN if name in logs}
+        if "loss" in logs and (state.global_step >= state.max_steps or self._is_time()):
+            self._print_step(state)
+        for line in evaluation_lines(state.global_step, logs):
+            self._print(line)
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        """A line now and then during an evaluation."""
+        if self._evaluated == 0 and self._printed == -math.inf:
+            self._printed = self._clock()
+        self._evaluated += 1
+        if self._is_time():
+            of = f" of {len(eval_dataloader)}" if isinstance(eval_dataloader, Sized) else ""
+            self._print(f"evaluation: batch {self._evaluated}{of}")
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """The next evaluation counts from 1."""
+        self._evaluated = 0
+
+    def _is_time(self) -> bool:
+        return self._clock() - self._printed >= 5.0
+
+    def _print_step(self, state) -> None:
+        numbers = ", ".join(f"{name} {value}" for name, value in self._latest.items())
+        head = ", ".join(filter(None, (f"step {state.global_step} of {state.max_steps}", self.left(state))))
+        self._print(f"{head}{': ' if numbers else ''}{numbers}")
+
+    def _print(self, line: str) -> None:
+        say(line)
+        self._printed = self._clock()
