@@ -10,7 +10,7 @@ BENCH = Path(__file__).resolve().parents[3] / "scripts" / "bench" / "kills.py"
 PHASES = {"beginning", "step", "refill", "evaluation", "save", "ending"}
 
 
-@pytest.mark.parametrize("run", ["weights", "adapters"])
+@pytest.mark.parametrize("run", ["adapters", pytest.param("weights", marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_in_each_phase_ends_as_one_that_is_not(run, fork_python, tmp_path):
     """By the number of calls within a phase, or of bytes in a file: at the same moments on every machine."""
     flags = ["--kills", str(len(PHASES)), "--runs", run, "--output_dir", str(tmp_path / "kills")]
