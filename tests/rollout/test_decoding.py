@@ -48,10 +48,7 @@ def test_tokens_and_logprobs_of_the_stock_step(family, layers, backend, random_p
     # compilation, for numbers of prompts and completions, for lengths or for strides, is an error.
     torch._dynamo.reset()
     most = 2 * len(set(model.config.text_config.layer_types))
-    with (
-        torch._dynamo.config.patch(recompile_limit=most, fail_on_recompile_limit_hit=True),
-        inductor.config.patch({"cpp_cache_precompile_headers": False, "aot_inductor.debug_compile": True}),  # -O0
-    ):
+    with torch._dynamo.config.patch(recompile_limit=most, fail_on_recompile_limit_hit=True):
         for words, group_size in ((["tvi", "t", "vit", "v"], 3), (["tvt", "t"], 5), (["tv"], 4)):
             prompts = random_prompts(model, words)
             free, _ = draw(model, prompts, group_size, [], compiled=False)

@@ -9,13 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import _utils
 from transformers import TrainerCallback
 
 from qwenvl.demo.clips import encode
 from qwenvl.runlog import read_metrics
 
-_utils.MP_STATUS_CHECK_INTERVAL = 0.2  # seconds that a loader waits for its workers at the end, twice, and not 5
 PROMPT = "<video>\nWhich steps? (1) pick (2) insert (3) fasten"
 
 
