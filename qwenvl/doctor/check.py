@@ -211,8 +211,7 @@ def examine(
                 report.warnings += [*result.warnings, *_repeated(record, questions)]
                 for hint in result.hints:
                     hinted[hint].append(result.where)
-    if files:
-        report.good = ConcatDataset([file.subset(indices) for file, indices in zip(files, good, strict=True)])
+    report.good = ConcatDataset(map(RecordFile.subset, files, good)) if files else ()
     for hint, where in hinted.items():
         message = f"{hint.message} ({counted(len(where), 'record')}, the first is {where[0]})"
         report.warnings.append({"kind": hint.kind, "message": message})
