@@ -65,6 +65,8 @@ def _same_seeds_for_every_test():
     np.random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+    if loading := sys.modules.get("torch.utils.data._utils"):  # seconds that a loader waits for its workers at the end,
+        loading.MP_STATUS_CHECK_INTERVAL = 0.2  # twice, and not 5: ours take no SIGTERM
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from qwenvl.data.chat import chat_messages
 from qwenvl.data.errors import BadMediaError, full_memory_at, place_of
@@ -26,7 +26,7 @@ from qwenvl.data.order import Part
 from qwenvl.data.prompt_length import MediaSizes, Ruler
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
-from qwenvl.data.records.record_file import JoinedRecords, RecordFile, spot_checked
+from qwenvl.data.records.record_file import RecordFile, spot_checked
 from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
 
@@ -246,7 +246,7 @@ def load_dataset(
         file = RecordFile(source, seed=seed, options=reading, check_record=check_record, rows=rows)
         read.append(file.load())
         parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as))
-    dataset = GRPODataset(read[0] if len(read) == 1 else JoinedRecords(read), options, parts=parts, seed=seed, **more)
+    dataset = GRPODataset(read[0] if len(read) == 1 else ConcatDataset(read), options, parts=parts, seed=seed, **more)
     if dataset.options.on_bad_sample == "error":
         for records in read:
             check_media_exist(records if isinstance(records, list) else spot_checked(records))

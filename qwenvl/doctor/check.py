@@ -22,7 +22,7 @@ from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.presets import how_read
-from qwenvl.data.records.record_file import JoinedRecords, RecordFile
+from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.convert import summary_of, write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
 from qwenvl.failure import beginning, counted, visible
@@ -166,6 +166,7 @@ def examine(
         all_frames: also decode the frames of each clip that its sample does not show.
         jobs: clips decoded at the same time, each in a process of its own.
     """
+    from torch.utils.data import ConcatDataset
     from tqdm import tqdm
 
     from qwenvl.data.dataset import GRPODataset
@@ -209,7 +210,7 @@ def examine(
                 report.warnings += [*result.warnings, *_repeated(record, questions)]
                 for hint in result.hints:
                     hinted[hint].append(result.where)
-    report.good = JoinedRecords([file.subset(indices) for file, indices in zip(files, good, strict=True)])
+    report.good = ConcatDataset(map(RecordFile.subset, files, good)) if files else ()
     for hint, where in hinted.items():
         message = f"{hint.message} ({counted(len(where), 'record')}, the first is {where[0]})"
         report.warnings.append({"kind": hint.kind, "message": message})

@@ -9,12 +9,12 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.media.source import frame_list, media_cache
-from qwenvl.data.records.record_file import JoinedRecords
 from qwenvl.doctor.flags import add_dataset_flags, record_files
 from qwenvl.failure import counted
 from qwenvl.files import written_whole
@@ -36,7 +36,7 @@ def add_arguments(parser: FlagParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the records of the data set to ``args.out``."""
-    print(summary_of(write_records(JoinedRecords(record_files(args)), Path(args.out)), args.out))
+    print(summary_of(write_records(chain.from_iterable(record_files(args)), Path(args.out)), args.out))
     return 0
 
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench_model import LOGPROB_SETTINGS, Case, Step, video_prompt
+from step import LOGPROB_SETTINGS, Case, Step, video_prompt
 
 from qwenvl.demo.tiny import FAMILIES, make_processor
 from qwenvl.demo.tiny import make_model as make_tiny

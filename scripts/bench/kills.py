@@ -7,8 +7,8 @@ A run is killed in a phase: beginning (it loads its checkpoint), step, refill (d
 ending (the model is saved). It dies after so many calls of Python or C within the phase, or when a file that it writes
 grows beyond so many bytes. Each run is killed again and again, also while it
 resumes, and at last lives to its end. Equal means: model, optimizer, schedule and random numbers are those of a run
-that was not killed, bit by bit, and so are completions and logged numbers, times and memory aside. A second call makes
-only the kills that are missing. It ends with status 1 if a run ended otherwise, or left a process behind.
+that was not killed, bit by bit, and so are completions and logged numbers, times and memory aside. It ends with status
+1 if a run ended otherwise, or left a process behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,7 +42,6 @@ import qwenvl.train.grpo_trainer  # noqa: F401 (here once, and not in each proce
 from qwenvl.demo.clips import encode
 from qwenvl.demo.tiny import save_tiny
 from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.run.checkpoints import is_sealed
 
 PHASES = ("beginning", "step", "refill", "evaluation", "save", "ending")
 WRITES = ("save", "ending")  # phases that write large files
@@ -152,56 +151,36 @@ class Trail:
             sys.setprofile(kill)
 
 
-@dataclass(frozen=True)
-class Killed:
-    """One kill: when it was to come, what the run was at when it came, what it left, and where it was taken up."""
-
-    run: str
-    chain: int
-    moment: Moment
-    signal: str
-    at: str
-    whole: list[int]
-    unfinished: list[int]
-    left_behind: int
-    resumed_from: int | None = None
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--per_run", type=int, default=10, help="times that a run is killed before it may end")
     parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/kills"))
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/kills"), help="a new folder")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     bench = Bench(args.output_dir.resolve())
     bench.make_what_runs_read()
-    while (left := args.kills - len(bench.rows("kills"))) > 0:
-        chain = len(bench.rows("runs"))
-        bench.chain(chain, args.runs[chain % len(args.runs)], min(args.per_run, left), args.seed)
-    kills, runs = bench.rows("kills"), bench.rows("runs")
-    print(table(kills, runs))
-    return int(any(row["differs"] for row in runs) or any(row["left_behind"] for row in kills))
+    while (left := args.kills - len(bench.kills)) > 0:
+        chain = len(bench.differs)
+        bench.chain(args.runs[chain % len(args.runs)], min(args.per_run, left), args.seed)
+    (bench.folder / "kills.json").write_text(json.dumps({"kills": bench.kills, "differs": bench.differs}))
+    print(table(bench.kills, bench.differs))
+    return int(any(bench.differs) or any(kill["left_behind"] for kill in bench.kills))
 
 
 class Bench:
-    """The folder of the kills, and what is done in it."""
+    """The kills so far, and what differs in each of the killed runs, the chains."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-
-    def rows(self, name: str) -> list[dict]:
-        """What stands in a file of results."""
-        path = self.folder / f"{name}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        self.kills: list[dict[str, Any]] = []
+        self.differs: list[list[str]] = []
 
     def make_what_runs_read(self) -> None:
         """A tiny model, two clips and six texts. Half of the groups have equal rewards."""
-        if (self.folder / "data.json").exists():
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True)
         save_tiny(self.folder / "model", "qwen2_5_vl", initializer_range=0.1)
         rows = []
         for n in range(8):
@@ -215,39 +194,32 @@ class Bench:
             rows.append(row)
         (self.folder / "data.json").write_text(json.dumps(rows))
 
-    def chain(self, number: int, run: str, kills: int, seed: int) -> None:
+    def chain(self, run: str, kills: int, seed: int) -> None:
         """Kill one run so many times, or until it ends before, and compare it."""
-        unharmed = self._unharmed(run)
+        unharmed, number = self._unharmed(run), len(self.differs)
         out = self.folder / f"chain-{number}"
-        shutil.rmtree(out, ignore_errors=True)
         draw = random.Random(f"{seed} {number} {run}")
-        killed: list[Killed] = []
-        phases, took = _phases(draw, kills), _took(unharmed)
+        took, largest = _took(unharmed), max(each.stat().st_size for each in unharmed.rglob("*") if each.is_file())
+        moments = iter([_drawn(draw, phase, took[phase], largest) for phase in _phases(draw, kills)])
+        attempts = []
         while True:
-            moment = None
-            if len(killed) < kills:
-                phase = phases[len(killed)]
-                moment = _drawn(draw, phase, took[phase], _largest(unharmed))
-            attempt = out.with_name(f"{out.name}-attempt-{len(killed)}")
-            status, left = _lives(self._argv(run, out), moment, attempt)
-            if killed:
-                killed[-1] = Killed(**{**vars(killed[-1]), "resumed_from": _resumed(attempt)})
+            moment = next(moments, None)
+            attempts.append(out.with_name(f"{out.name}-attempt-{len(attempts)}"))
+            status, left = _lives(self._argv(run, out), moment, attempts[-1])
             if status == 0:
                 break
             if os.WIFEXITED(status) or moment is None:
-                raise SystemExit(f"{run}, {moment}: failed:\n{attempt.with_suffix('.log').read_text()}")
-            whole, unfinished = _checkpoints(out)
+                raise SystemExit(f"{run}, {moment}: failed:\n{attempts[-1].with_suffix('.log').read_text()}")
             name = signal.Signals(os.WTERMSIG(status)).name
-            killed.append(Killed(run, number, moment, name, _at(attempt), whole, unfinished, left))
-        self._write("kills", [asdict(each) for each in killed])
-        differ = differences(unharmed, out, STEPS)
-        self._write("runs", [{"chain": number, "run": run, "kills": len(killed), "differs": differ}])
-        for each in [] if differ else [out, *self.folder.glob(f"{out.name}-attempt-*")]:
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
+            killed = {"chain": number, "signal": name, "in": _open_phase(attempts[-1]), "left_behind": left}
+            self.kills.append(asdict(moment) | killed)
+        self.differs.append(differences(unharmed, out, STEPS))
+        if not self.differs[-1]:
+            shutil.rmtree(out)
 
     def _unharmed(self, run: str) -> Path:
         out = self.folder / f"unharmed-{run}"
-        if not (out / "model.safetensors").exists() and not (out / "adapter_model.safetensors").exists():
+        if not out.exists():
             status, _ = _lives(self._argv(run, out), None, out)
             if status:
                 raise SystemExit(f"{run}: failed:\n{out.with_suffix('.log').read_text()}")
@@ -257,10 +229,6 @@ class Bench:
         named = f"--model_name_or_path {self.folder / 'model'} --output_dir {out} --reward_funcs {__file__}:half_alike"
         data = f"--dataset_use {self.folder / 'data.json'} --eval_dataset_use {self.folder / 'data.json'}%50"
         return [*named.split(), *data.split(), *COMMON.split(), *RUNS[run].split()]
-
-    def _write(self, name: str, rows: list[dict]) -> None:
-        with (self.folder / f"{name}.jsonl").open("a") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _lives(argv: list[str], moment: Moment | None, trail: Path) -> tuple[int, int]:
@@ -323,34 +291,13 @@ def _took(unharmed: Path) -> dict[str, float]:
     return {phase: statistics.median(values) for phase, values in calls.items()}
 
 
-def _largest(folder: Path) -> int:
-    return max(each.stat().st_size for each in folder.rglob("*") if each.is_file())
-
-
-def _at(attempt: Path) -> str:
-    """The phases that had begun and not ended, the outer one first."""
-    at: list[str] = []
+def _open_phase(attempt: Path) -> str:
+    """The innermost phase that had begun and not ended."""
+    phases: list[str] = []
     for line in attempt.with_suffix(".trail").read_text().splitlines():
-        word, *rest = line.split()
-        if word == "begins":
-            at.append(rest[0])
-        elif word == "ends":
-            at.remove(rest[0])
-    return " > ".join(at) or "between"
-
-
-def _resumed(attempt: Path) -> int | None:
-    """The step that a process went on from, if it came so far."""
-    lines = attempt.with_suffix(".trail").read_text().splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith("resumed")), None)
-
-
-def _checkpoints(out: Path) -> tuple[list[int], list[int]]:
-    """The steps of whole and of unfinished checkpoints."""
-    steps: dict[bool, list[int]] = {True: [], False: []}
-    for each in out.glob("checkpoint-*"):
-        steps[is_sealed(each)].append(int(each.name.rpartition("-")[2]))
-    return sorted(steps[True]), sorted(steps[False])
+        word, phase, *_ = line.split()
+        (phases.append if word == "begins" else phases.remove)(phase)
+    return phases[-1] if phases else "between"
 
 
 def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
@@ -376,7 +323,6 @@ def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
 
     Collector.scored, GRPOTrainer.save_model = refills, save
     main(argv)
-    noted.note("done")
 
 
 def _note_steps(noted: Trail, trainer: Any) -> None:
@@ -389,7 +335,6 @@ def _note_steps(noted: Trail, trainer: Any) -> None:
 
     def draws(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "beginning" in noted.open:
-            noted.note("resumed", self.state.global_step)
             noted.end("beginning")
         if "step" not in noted.open:
             noted.begin("step")
@@ -441,22 +386,15 @@ def _logged(folder: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if not (k.startswith(changes[0]) or k.endswith(changes[1]))} for row in rows]
 
 
-def table(kills: list[dict], runs: list[dict]) -> str:
-    """What was seen, by the phase that a run was in."""
-    equal = {row["chain"]: not row["differs"] for row in runs}
-    lines = ["| killed in | kills | after calls, in a file | an unfinished checkpoint | equal |"]
-    lines.append("|---" * 5 + "|")
-    phases = Counter(row["at"].rpartition(" > ")[2] for row in kills)
-    for phase, count in sorted(phases.items()):
-        own = [row for row in kills if row["at"].rpartition(" > ")[2] == phase]
-        kinds = Counter(row["moment"]["kind"] for row in own)
-        told = ", ".join(str(kinds[kind]) for kind in ("call", "write"))
-        torn = sum(bool(row["unfinished"]) for row in own)
-        lines.append(f"| {phase} | {count} | {told} | {torn} | {sum(equal[row['chain']] for row in own)} |")
-    again = sum(row["resumed_from"] is None for row in kills)
-    ended = f"{len(runs)} runs, {sum(equal.values())} of them equal; {again} kills came before the next step began"
-    lines += ["", ended, *(f"chain {row['chain']}: {row['differs']}" for row in runs if row["differs"])]
-    return "\n".join(lines)
+def table(kills: list[dict[str, Any]], differs: list[list[str]]) -> str:
+    """The kills by phase, and how many of them are of runs that ended equal."""
+    lines = ["| killed in | kills | after calls | in a file | equal |", "|---" * 5 + "|"]
+    for phase in sorted({kill["in"] for kill in kills}):
+        own = [kill for kill in kills if kill["in"] == phase]
+        calls = sum(kill["kind"] == "call" for kill in own)
+        equal = sum(not differs[kill["chain"]] for kill in own)
+        lines.append(f"| {phase} | {len(own)} | {calls} | {len(own) - calls} | {equal} |")
+    return "\n".join([*lines, "", *(f"chain {i}: {differ or 'equal'}" for i, differ in enumerate(differs))])
 
 
 if __name__ == "__main__":

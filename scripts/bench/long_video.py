@@ -26,15 +26,14 @@ from typing import Any
 
 import numpy as np
 
-PHASES = ("decode", "vision", "prefill", "decoding", "policy", "reference", "backward")
 CLOCKS = {
     "time/data_wait_s": "decode",
     "time/vision_s": "vision",
-    "time/sample_s": "decoding",
-    "time/logp_s": "policy",
+    "time/sample_s": "sampling",
+    "time/logp_s": "log-probs",
     "time/backward_s": "backward",
 }
-"""Phases by the clocks of the trainer. Prefill and reference are parts of sampling and log-probs, separated here."""
+"""Phases by the clocks of the trainer. The log-probs of the reference are among those of the policy."""
 ENVIRONMENT = {
     **os.environ,
     "HF_HUB_OFFLINE": "1",
@@ -107,83 +106,46 @@ def tokens_of(text: str) -> int:
 
 
 class Watch:
-    """Peaks and CPU seconds of phases. A phase within another is not counted in it."""
+    """Peaks and CPU seconds of the phases of a trainer, which its clocks begin and end. A phase within another is not
+    counted in it.
 
-    def __init__(self) -> None:
+    Attributes:
+        base: bytes of the process before the step.
+        peaks, seconds: by phase.
+    """
+
+    def __init__(self, meter: Any) -> None:
         self.base = memory_line("VmRSS")
         self.peaks: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
-        self.open = ["rest"]
-        self._begin()
+        self._open, self._since = ["rest"], time.process_time()
+        start, stop, wait = meter.start, meter.stop, meter.wait
 
-    def enter(self, name: str) -> None:
-        """The phase begins."""
-        self._end()
-        self.open.append(name)
+        def watched_start(name: str) -> None:
+            start(name)
+            self._switch(into=name)
 
-    def leave(self) -> None:
-        """The newest phase ends."""
-        self._end()
-        self.open.pop()
+        def watched_stop(name: str) -> None:
+            stop(name)
+            self._switch()
 
-    @contextmanager
-    def within(self, name: str) -> Iterator[None]:
-        """The block is a phase."""
-        self.enter(name)
-        try:
-            yield
-        finally:
-            self.leave()
+        @contextmanager
+        def watched_wait(name: str) -> Iterator[None]:
+            with wait(name):
+                self._switch(into=name)
+                yield
+                self._switch()
 
-    def _end(self) -> None:
-        now = self.open[-1]
-        self.peaks[now] = max(self.peaks.get(now, 0), memory_line("VmHWM"))
-        self.seconds[now] = self.seconds.get(now, 0.0) + time.process_time() - self._since
-        self._begin()
+        meter.start, meter.stop, meter.wait = watched_start, watched_stop, watched_wait
 
-    def _begin(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        self._since = time.process_time()
-
-
-def watched(trainer: Any) -> Watch:
-    """A watch that the trainer's clocks, forwards and reference pass start and stop."""
-    trainer.collector.engine.end_ids = []  # no completion ends early
-    watch, meter = Watch(), trainer.meter
-    start, stop, wait, reference = meter.start, meter.stop, meter.wait, trainer._reference_logprobs
-
-    def watched_start(name: str) -> None:
-        start(name)
-        if name in CLOCKS:
-            watch.enter(CLOCKS[name])
-
-    def watched_stop(name: str) -> None:
-        stop(name)
-        if name in CLOCKS and watch.open[-1] == CLOCKS[name]:
-            watch.leave()
-
-    @contextmanager
-    def watched_wait(name: str) -> Iterator[None]:
-        with wait(name), watch.within(CLOCKS.get(name, "rest")):
-            yield
-
-    def watched_reference(experience: Any) -> Any:
-        with watch.within("reference"):
-            return reference(experience)
-
-    def begins(*unused: Any) -> None:
-        if watch.open[-1] == "decoding" and "prefill" not in watch.peaks:  # the first forward of sampling
-            watch.enter("prefill")
-
-    def ends(*unused: Any) -> None:
-        if watch.open[-1] == "prefill":
-            watch.leave()
-
-    meter.start, meter.stop, meter.wait = watched_start, watched_stop, watched_wait
-    trainer._reference_logprobs = watched_reference
-    trainer.model.register_forward_pre_hook(begins)
-    trainer.model.register_forward_hook(ends)
-    return watch
+    def _switch(self, into: str = "") -> None:
+        """Count for the current phase. Then the one of a clock begins, or the one before it continues."""
+        phase, now = self._open[-1], time.process_time()
+        self.peaks[phase] = max(self.peaks.get(phase, 0), memory_line("VmHWM"))
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
+        self._open = [*self._open, CLOCKS.get(into, "rest")] if into else self._open[:-1] or ["rest"]
+        Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak starts anew
+        self._since = now
 
 
 def measured(case: str, sizes: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -200,16 +162,15 @@ def measured(case: str, sizes: argparse.Namespace, folder: Path) -> dict[str, An
     }
     checkpoint = save_model(sizes, folder / "checkpoint")
     trainer = GRPOTrainer(str(checkpoint), GRPOConfig(**flags), reward_funcs=[letters])
-    watch = watched(trainer)
+    trainer.collector.engine.end_ids = []  # no completion ends early
+    watch = Watch(trainer.meter)
     trainer.train()
-    watch.leave()
     drawn = trainer.drawn[0]
-    phases = [name for name in PHASES if name in watch.peaks]
     return {
         **{"tokens": drawn.input_ids.shape[1], "frames": len(drawn.frames[0][0].indices)},
         **{"base": watch.base, "peak": max(watch.peaks.values())},
-        **{"peaks": {name: watch.peaks[name] for name in phases}},
-        **{"seconds": {name: round(watch.seconds[name], 2) for name in phases}},
+        **{"peaks": {name: watch.peaks[name] for name in CLOCKS.values()}},
+        **{"seconds": {name: round(watch.seconds[name], 2) for name in CLOCKS.values()}},
     }
 
 

@@ -154,9 +154,9 @@ def test_a_clip_whose_header_promises_a_billion_frames_is_read(folder):
     assert len(report.good) == 2 and not report.problems
 
 
-def test_a_broken_line_and_one_of_100_megabytes(folder):
+def test_a_broken_line_and_one_of_20_megabytes(folder):
     path = folder / "lines.jsonl"
-    long = GOOD | turns("<video>" + "x" * 100_000_000)
+    long = GOOD | turns("<video>" + "x" * 20_000_000)
     path.write_text(json.dumps(GOOD) + '\n{"conversations": [\n' + json.dumps(long) + "\n" + json.dumps(GOOD)[:-1])
     report = examine([DatasetSource("lines", path, folder)], jobs=1)
     assert [record.where[-2:] for record in report.good] == [":1", ":3"]

@@ -10,6 +10,7 @@ from torch import _inductor as inductor
 from torch._inductor.utils import fresh_cache
 
 from qwenvl.demo.tiny import make_model, make_processor
+from qwenvl.rollout import shared_sampling
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.shared_sampling import require_compiler, sample_shared
 
@@ -31,9 +32,16 @@ def draw(model, prompts, group_size, end_ids, compiled):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("family", "layers"), [("qwen2_5_vl", 1), ("qwen3_5", 3), pytest.param("qwen3_5_moe", 3, marks=pytest.mark.slow)]
+    ("family", "layers", "backend"),
+    [
+        ("qwen2_5_vl", 1, "inductor"),
+        ("qwen3_5", 3, "eager"),  # the graphs and their guards, without C++, which takes a minute
+        *(pytest.param(family, 3, "inductor", marks=pytest.mark.slow) for family in ("qwen3_5", "qwen3_5_moe")),
+    ],
 )
-def test_tokens_and_logprobs_of_the_stock_step(family, layers, random_prompts):
+def test_tokens_and_logprobs_of_the_stock_step(family, layers, backend, random_prompts, monkeypatch):
+    forward = torch.compile(shared_sampling._forward, dynamic=True, backend=backend)
+    monkeypatch.setattr(shared_sampling, "_compiled_forward", lambda: forward)
     model = make_model(family, make_processor(family), num_layers=layers, initializer_range=0.25).requires_grad_(False)
     # Two compilations for each kind of layer, for several prompts and for one: a size of 1 is always compiled by
     # itself. A batch of several comes down to one where the completions of all others have ended. Any other

@@ -50,10 +50,13 @@ def alone(tiny_checkpoint, tmp_path_factory) -> Callable[..., Path]:
 @pytest.mark.parametrize(
     "family, recipe, engine",
     [
-        ("qwen3_5", "checkpointing", "zero3"),
         ("qwen3_5", "checkpointing", "fsdp"),
         ("qwen3_vl", "checkpointing, tower learns", "zero3"),
-        ("qwen3_vl", "checkpointing, tower learns", "fsdp"),
+        pytest.param("qwen3_5", "checkpointing", "zero3", marks=pytest.mark.slow),
+        *(
+            pytest.param("qwen3_vl", "checkpointing, tower learns", engine, marks=pytest.mark.slow)
+            for engine in ("ddp", "fsdp")
+        ),
     ],
 )
 def test_one_process_has_the_videos_and_the_other_a_text_and_an_image(
@@ -91,10 +94,10 @@ def published(checkpoint: Path, folder: Path) -> Path:
 @pytest.mark.parametrize(
     "family, engine, recipe",
     [
-        ("qwen3_5_moe", "zero3", "frozen tower"),
-        ("qwen3_5_moe", "fsdp", "frozen tower"),
         ("qwen3_5_moe", "zero3", "lora"),
+        ("qwen3_5_moe", "fsdp", "frozen tower"),
         ("qwen3_vl_moe", "zero3", "checkpointing, tower learns"),  # of the published layout
+        pytest.param("qwen3_5_moe", "zero3", "frozen tower", marks=pytest.mark.slow),
     ],
 )
 def test_linear_attention_and_experts_make_the_update_of_one(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -126,28 +124,6 @@ class RecordFile(Sequence[Record]):
                 yield record
         if self.damage is not None:
             yield self.damage
-
-
-class JoinedRecords(Sequence[Record]):
-    """Several sequences of records as one."""
-
-    def __init__(self, parts: Sequence[Sequence[Record]]) -> None:
-        self._parts = parts
-        self._ends = list(accumulate(len(part) for part in parts))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def __iter__(self) -> Iterator[Record]:
-        return chain.from_iterable(self._parts)
-
-    def __getitem__(self, index: int) -> Record:
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < len(self):
-            raise IndexError(f"expected a record from 0 to {len(self) - 1}, got {index}")
-        part = bisect_right(self._ends, index)
-        return self._parts[part][index - (self._ends[part - 1] if part else 0)]
 
 
 def spot_checked(records: Sequence[Record]) -> Iterator[Record]:

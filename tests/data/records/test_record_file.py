@@ -16,7 +16,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.records import record_file
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.records.record_file import JoinedRecords, RecordFile
+from qwenvl.data.records.record_file import RecordFile
 from qwenvl.data.seeds import stable_random
 
 
@@ -169,8 +169,6 @@ def test_a_data_set_of_lazy_and_read_files(lines, write_rows, make_row, bounds):
     lazy = load_dataset(names)
     assert [record.id for record in lazy.records] == [record.id for record in whole.records]
     assert lazy[9].record.id == lazy[-1].record.id == "z"
-    with pytest.raises(IndexError, match="expected a record from 0 to 9, got 10"):
-        JoinedRecords([whole.records])[10]
 
 
 @pytest.mark.parametrize("nothing", ["\n \n", "", "[]"])
