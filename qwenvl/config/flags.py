@@ -26,6 +26,7 @@ from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, Tu
 from qwenvl.option import Options, all_options, choices_of, did_you_mean, kinds_of
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
+from qwenvl.tools.options import ToolOptions
 
 SHARED_GROUPS: tuple[type[Options], ...] = (
     ModelOptions,
@@ -45,6 +46,7 @@ FLAG_GROUPS: tuple[type[Options], ...] = (
     ReferenceOptions,
     RewardOptions,
     SamplingOptions,
+    ToolOptions,
     ObjectiveOptions,
 )
 WARMUP_GROUPS: tuple[type[Options], ...] = (WarmupOptions, *SHARED_GROUPS)
@@ -52,6 +54,7 @@ _REASONS: dict[type[Options], str] = {
     ReferenceOptions: "a warm-up has no reference",
     RewardOptions: "a warm-up scores nothing",
     SamplingOptions: "a warm-up samples nothing",
+    ToolOptions: "a warm-up samples nothing that could call tools",
     ObjectiveOptions: "the loss of a warm-up is the cross-entropy of its targets",
 }
 OF_TRAINING = {each.name: reason for group, reason in _REASONS.items() for each in fields(group)}

@@ -133,7 +133,7 @@ def plan_frames(
         ]
     else:
         indices = uniform_indices(frame_count, min(_frames_wanted(duration, options, meta, low, high), most))
-    indices = _made_even(indices)
+    indices = made_even(indices)
     segments = None
     if meta.frame_counts is not None:
         segments = tuple(bisect_right(edges, index, lo=1) - 1 for index in indices)
@@ -152,7 +152,7 @@ def uniform_indices(frame_count: int, n: int) -> list[int]:
     return [(2 * i * last + gaps) // (2 * gaps) for i in range(n)]  # i * last / gaps, rounded half up
 
 
-def _made_even(numbers: list[int]) -> list[int]:
+def made_even(numbers: list[int]) -> list[int]:
     """The numbers, the last one again where they are odd in number."""
     return numbers + numbers[-1:] * (-len(numbers) % FRAMES_PER_PATCH)
 

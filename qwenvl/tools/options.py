@@ -1,0 +1,47 @@
+"""The options of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qwenvl.option import Options, option
+
+
+@dataclass
+class ToolOptions(Options):
+    """Tools that a completion can call to look at its video again."""
+
+    tools: list[str] | None = option(
+        None,
+        "Tools that completions may call: look (frames of a span of the first clip), zoom (an enlarged part of a "
+        "picture), file.py:name (a function marked with @tool), trl:file.py:Class (as TRL's environment_factory).",
+        unset="no tools",
+        needs=(
+            "rollout_engine == 'local': servers do not continue a completion behind a call",
+            "generation_repetition_penalty == 1: it would count what tools append",
+            "not temporal_contrast: its second group would look at frames in the right order",
+        ),
+    )
+    max_turns: int = option(
+        3,
+        "Turns of a completion, at least 2. A turn that calls tools is answered by them and followed by another one; "
+        "the last one has to answer, and calls in it are not executed.",
+        least=2,
+        needs="tools",
+    )
+    look_frames: int = option(16, "Frames that a look shows at most, at least 2.", least=2, needs="tools")
+    look_fps: float | None = option(
+        None, "Frames per second of a look, above 0.", unset="--look_frames, evenly spaced", above=0, needs="tools"
+    )
+    look_tokens: int = option(
+        4096,
+        "Tokens that tools may append to a completion, at least 1, beside the --generation_max_length that it samples. "
+        "What does not fit is refused in words that the model reads.",
+        least=1,
+        needs="tools",
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.tools is not None and not self.tools:
+            yield "--tools: expected at least one tool, such as look"
