@@ -283,18 +283,16 @@ class ToolCall:
     """A call of a tool in a completion, and its answer.
 
     Attributes:
-        turn: of the completion, from 1.
         name: of the tool. Empty where the call could not be read.
         arguments: as the model wrote them.
         clips: the frames that it showed.
         pictures: how many pictures it showed besides.
         text: what it said.
         error: why it was not answered, as the model was told, or None.
-        tokens: of the answer, 0 for the last turn's calls, which have none.
+        tokens: of the answer, shared by the calls of a turn. 0 for the last turn's calls, which have none.
         seconds: that the tool took.
     """
 
-    turn: int
     name: str
     arguments: dict[str, Any]
     clips: tuple[FrameInfo, ...] = ()
@@ -303,6 +301,19 @@ class ToolCall:
     error: str | None = None
     tokens: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a completion says until it ends or is answered by tools.
+
+    Attributes:
+        text: of its sampled tokens, without special tokens.
+        calls: of tools, in order.
+    """
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass
@@ -322,7 +333,7 @@ class RolloutBatch:
         boots: the processes that sampled, where these are others than the trainer's. A restarted one has another name.
         whole: with tools, the completions as the model takes them (``PromptInputs``), with what was appended to them.
             Its attention mask has all tokens.
-        calls: with tools, those of each of the N completions.
+        turns: with tools, those of each of the N completions.
     """
 
     completion_ids: Tensor
@@ -333,7 +344,7 @@ class RolloutBatch:
     entropies: Tensor | None = None
     boots: frozenset[str] = frozenset()
     whole: Any = None
-    calls: list[tuple[ToolCall, ...]] | None = None
+    turns: list[tuple[Turn, ...]] | None = None
 
     def width(self, rows: slice | Sequence[int]) -> int:
         """The tokens of the longest of some rows, at least 1."""

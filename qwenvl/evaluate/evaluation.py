@@ -75,7 +75,7 @@ class Evaluation:
             dataset = build_dataset(config.dataset_use, config, rubric, collator, training=False)
             assert isinstance(dataset, GRPODataset)
             if not self.models:
-                self.questions = Questions.of(dataset, request.options, config.seed)
+                self.questions = Questions.of(dataset, request.options, config.seed, tools=bool(config.tools))
             facts = model_facts(source, config, collator, self.questions)
             self.models.append(PreparedModel(facts, config, collator, dataset))
         self.found: dict[str, Any] = as_json(

@@ -88,12 +88,19 @@ class Questions:
     partners: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, dataset: GRPODataset, options: EvaluateOptions, seed: int) -> Questions:
+    def of(
+        cls, dataset: GRPODataset, options: EvaluateOptions, seed: int, *, tools: bool = False
+    ) -> Questions:
         """The questions that the options request.
+
+        Args:
+            tools: the models can look at clips again.
 
         Raises:
             RecordError, ValueError: a record lacks the field of ``cluster_by``, or a control applies to no record.
         """
+        if tools and (taken := set(PIXEL_CONTROLS) & set(options.control_names)):
+            raise ValueError(f"--controls {min(taken)} cannot be used with --tools: a look would show what it hides")
         numbers = list(range(len(dataset)))
         if options.limit is not None and options.limit < len(numbers):
             numbers = sorted(stable_random(seed, "evaluate").sample(numbers, options.limit))

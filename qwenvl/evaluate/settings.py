@@ -19,6 +19,7 @@ from qwenvl.data.records.parse import ReadOptions, Row, parse_row, text_or_file
 from qwenvl.option import Options, all_options, option
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
+from qwenvl.tools.options import ToolOptions
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -147,7 +148,7 @@ _COMPUTE = {"attn_implementation", "bf16", "fp16", "tf32", "use_cpu", "seed"}
 _ENGINE = {name for name in names_of(SamplingOptions) if name.startswith(("rollout_engine", "vllm_"))}
 # A new option of one of these groups is of data, prompts or rewards, and so the probe reads it too.
 READ_BY_PROBE = {
-    *(names_of(ReadingOptions, SampleOptions, PromptOptions, RewardOptions) - _SKIPS),
+    *(names_of(ReadingOptions, SampleOptions, PromptOptions, ToolOptions, RewardOptions) - _SKIPS),
     *("model_name_or_path", "shared_prefix"),
     "dataset_use",
     *("grpo_sample_size", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
@@ -159,7 +160,7 @@ READ_BY_PROBE = {
 }
 OF_A_RUN = (
     {
-        *names_of(ReadingOptions, FrameOptions, PromptOptions, RewardOptions),
+        *names_of(ReadingOptions, FrameOptions, PromptOptions, ToolOptions, RewardOptions),
         *SAMPLING_FLAGS,
         *("video_backend", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
     }
@@ -187,7 +188,7 @@ READ_BY_LMMS = {
     *(*_COMPUTE, *_ENGINE),
 } - names_of(RewardOptions)
 """The flags that have an effect where lmms-eval brings the questions and the scores."""
-READ_BY_TRY = READ_BY_LMMS | _SCORING | SAMPLING_FLAGS
+READ_BY_TRY = READ_BY_LMMS | _SCORING | SAMPLING_FLAGS | names_of(ToolOptions)
 
 
 def setting_of(token: str) -> str | None:

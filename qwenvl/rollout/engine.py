@@ -152,7 +152,7 @@ def select_rows(rollout: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
     rows = list(rows)
     width = rollout.width(rows)
     own: dict[str, Any] = {name: tensor[rows, :width] for name, tensor in _tensors(rollout).items()}
-    for name in ("texts", "finish_reasons", "calls"):
+    for name in ("texts", "finish_reasons", "turns"):
         own[name] = None if (values := getattr(rollout, name)) is None else [values[row] for row in rows]
     if rollout.whole is not None:
         own["whole"] = rollout.whole.select(rows)
@@ -167,7 +167,7 @@ def join_rollouts(parts: Sequence[RolloutBatch], pad_id: int = 0) -> RolloutBatc
         fill = pad_id if name == "completion_ids" else 0
         rows = [getattr(part, name) for part in parts]
         own[name] = torch.cat([nn.functional.pad(each, (0, width - each.shape[1]), value=fill) for each in rows])
-    for name in ("texts", "finish_reasons", "calls"):
+    for name in ("texts", "finish_reasons", "turns"):
         lists = [getattr(part, name) for part in parts]
         own[name] = None if lists[0] is None else [value for values in lists for value in values]
     if parts[0].whole is not None:

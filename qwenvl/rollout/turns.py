@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.types import FinishReason, RolloutBatch, SamplingParams, ToolCall
+from qwenvl.types import FinishReason, RolloutBatch, SamplingParams, ToolCall, Turn
 
 
 class Conversations(Protocol):
@@ -26,8 +28,8 @@ class Conversations(Protocol):
         """The conversations with some of the completions."""
         ...
 
-    def calls(self) -> list[tuple[ToolCall, ...]]:
-        """Those of each completion so far."""
+    def calls(self) -> list[list[tuple[ToolCall, ...]]]:
+        """Those of each turn of each completion so far."""
         ...
 
     def answer(self, turns: Mapping[int, list[int]]) -> tuple[list[int], PromptInputs] | None:
@@ -122,8 +124,12 @@ class Completions:
         size = len(self.rows) // len(self.prompts)
         return PromptInputs.join([self.prompts.select([n // size]).followed_by(self.rows[n].inputs) for n in rows])
 
-    def rollout(self, tokenizer: Any, calls: list[tuple[ToolCall, ...]]) -> RolloutBatch:
-        """All of them, as they have ended."""
+    def rollout(self, tokenizer: Any, calls: list[list[tuple[ToolCall, ...]]]) -> RolloutBatch:
+        """All of them, as they have ended.
+
+        Args:
+            calls: of each turn of each of them, as far as it had some.
+        """
         whole = PromptInputs.join([row.inputs for row in self.rows], left=False)
         there = whole.attention_mask.bool()
         columns = [[getattr(row, name) for row in self.rows] for name in ("sampled", "logprobs", "entropies")]
@@ -131,16 +137,22 @@ class Completions:
             None if column[0] is None else pad_sequence(column, batch_first=True) for column in columns
         )
         assert mask is not None  # every row has one
-        sampled = [ids[own].tolist() for ids, own in zip(whole.input_ids, mask, strict=True)]
+        turns = []
+        for row, own in zip(self.rows, calls, strict=True):
+            tokens = zip(row.inputs.input_ids[0].tolist(), row.sampled.tolist(), strict=True)
+            runs = [[token for token, _ in run] for sampled, run in groupby(tokens, itemgetter(1)) if sampled]
+            texts = tokenizer.batch_decode(runs, skip_special_tokens=True)
+            own = own + [()] * (len(texts) - len(own))  # a turn that was cut has not been answered
+            turns.append(tuple(map(Turn, texts, own)))
         return RolloutBatch(
             completion_ids=whole.input_ids.masked_fill(~there, tokenizer.pad_token_id),
             completion_mask=mask,
-            texts=tokenizer.batch_decode(sampled, skip_special_tokens=True),
+            texts=["".join(turn.text for turn in each) for each in turns],
             finish_reasons=[row.reason for row in self.rows],
             logprobs=logprobs,
             entropies=entropies,
             whole=whole,
-            calls=calls,
+            turns=turns,
         )
 
 

@@ -138,15 +138,14 @@ class Conversation:
 
     Attributes:
         record: of its prompt.
-        turns: that it has begun.
         tokens: that tools have appended to it.
+        calls: of each of its turns.
         environments: its objects of the classes whose methods are tools.
     """
 
     record: Record
-    turns: int = 0
     tokens: int = 0
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: list[tuple[ToolCall, ...]] = field(default_factory=list)
     environments: dict[type, Any] = field(default_factory=dict)
 
 
@@ -171,9 +170,9 @@ class Conversations:
         """That tools append to a completion."""
         return self.toolbox.options.look_tokens
 
-    def calls(self) -> list[tuple[ToolCall, ...]]:
-        """Those of each completion so far."""
-        return [tuple(conversation.calls) for conversation in self.each]
+    def calls(self) -> list[list[tuple[ToolCall, ...]]]:
+        """Those of each turn of each completion so far."""
+        return [conversation.calls for conversation in self.each]
 
     def answer(self, turns: Mapping[int, list[int]]) -> tuple[list[int], PromptInputs] | None:
         """What is appended to the completions whose newest turn calls tools.
@@ -186,7 +185,6 @@ class Conversations:
         """
         answers: dict[int, ProcessedSample] = {}
         for row, ids in turns.items():
-            self.each[row].turns += 1
             if (answer := self._answer(self.each[row], ids)) is not None:
                 answers[row] = answer
         if not answers:
@@ -201,10 +199,9 @@ class Conversations:
         if not ids or ids[-1] != tokenizer.convert_tokens_to_ids(TURN_END):
             return None  # cut, or ended for good
         calls = calls_in(tokenizer.decode(ids, skip_special_tokens=True))
-        last = conversation.turns >= self.toolbox.options.max_turns
-        if not calls or last:
+        if not calls or len(conversation.calls) + 1 >= self.toolbox.options.max_turns:
             error = "the last turn has to answer"
-            conversation.calls += [ToolCall(conversation.turns, *call, error=error) for call in calls]
+            conversation.calls.append(tuple(ToolCall(*call, error=error) for call in calls))
             return None
         made = [self._execute(call, conversation) for call in calls]
         answer, left = self._fitting(conversation, made), self.most_tokens - conversation.tokens
@@ -213,7 +210,7 @@ class Conversations:
             made = [(refused(ToolError(error)), replace(call, clips=(), pictures=0, error=error)) for _, call in made]
             answer = self._fitting(conversation, made)
         conversation.tokens += len(answer.input_ids)
-        conversation.calls += [replace(call, tokens=len(answer.input_ids) // len(made)) for _, call in made]
+        conversation.calls.append(tuple(replace(call, tokens=len(answer.input_ids) // len(made)) for _, call in made))
         return answer
 
     def _fitting(self, conversation: Conversation, made: Sequence[tuple[Given, ToolCall]]) -> ProcessedSample:
@@ -236,7 +233,6 @@ class Conversations:
         except ToolError as problem:
             given, error = refused(problem), str(problem)
         note = ToolCall(
-            conversation.turns,
             *call,
             clips=tuple(clip.info for clip in given.clips),
             pictures=len(given.images),

@@ -8,8 +8,8 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ from qwenvl.grpo.loss import LossOutput
 from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience, Step
-from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
+from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch, Turn
 
 
 def launch_facts() -> dict[str, str]:
@@ -176,6 +176,7 @@ class Journal:
         equal_share = equal_groups(rewards.total, size).float().mean().item() if len(batch) else 0.0
         self._meter.mean("group/zero_std_frac", equal_share, weight=len(batch))
         self._completions(rollout)
+        self._worth_of_looks(rollout, rewards)
         self.seen(batch)
 
     def _rewards(self, rewards: RewardBatch, rows: int) -> None:
@@ -208,6 +209,26 @@ class Journal:
             self._meter.mean("completion/length_mean", length)
             self._meter.max("completion/length_max", length)
             self._meter.mean("completion/truncated_frac", float(reason == "length"))
+        for turns in rollout.turns or ():
+            calls = [call for turn in turns for call in turn.calls]
+            self._meter.mean("look/calls", len(calls))
+            self._meter.mean("look/looked_frac", float(looked(turns)))
+            self._meter.mean("look/tokens", sum(call.tokens for call in calls))
+            for call in calls:
+                self._meter.mean("look/error_frac", float(call.error is not None))
+                self._meter.mean("look/seconds", call.seconds)
+
+    def _worth_of_looks(self, rollout: RolloutBatch, rewards: RewardBatch) -> None:
+        """Mean rewards with and without a look, over the groups that have completions of both kinds."""
+        size, scored = self._args.grpo_sample_size, [*zip(rollout.turns or (), rewards.totals(), strict=False)]
+        for start in range(0, len(scored), size):
+            kinds: dict[str, list[float]] = {"with": [], "without": []}
+            for turns, total in scored[start : start + size]:
+                if total is not None:
+                    kinds["with" if looked(turns) else "without"].append(total)
+            if all(kinds.values()):
+                for name, totals in kinds.items():
+                    self._meter.mean(f"look/reward_{name}", sum(totals) / len(totals))
 
     def seen(self, batch: PromptBatch) -> None:
         """Metrics of the prompts of a micro-batch: lengths and frames."""
@@ -220,6 +241,11 @@ class Journal:
             self._meter.mean("prompt/tokens", int(mask.sum()))
             self._meter.mean("prompt/frames", sum(len(clip.indices) for clip in clips))
             self._meter.count("data/rescaled_clips", sum(clip.rescaled for clip in clips))
+
+
+def looked(turns: Sequence[Turn]) -> bool:
+    """Whether a tool answered a call."""
+    return any(call.error is None for turn in turns for call in turn.calls)
 
 
 def rollout_rows(
@@ -253,4 +279,5 @@ def rollout_rows(
             split=split,
             where=record.where,
             fitted=None if (fitted := batch.fitted[n // size]) is None else {"frames": fitted},
+            turns=() if rollout.turns is None else tuple(asdict(turn) for turn in rollout.turns[n]),
         )

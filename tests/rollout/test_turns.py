@@ -26,7 +26,7 @@ class Scripted:
         return Scripted({place: self.looks.get(row, []) for place, row in enumerate(rows)})
 
     def calls(self):
-        return [() for _ in self.looks]
+        return [[] for _ in self.looks]
 
     def answer(self, turns):
         rows = [row for row, ids in turns.items() if len(ids) > 1 and self.turns[row] < len(self.looks[row])]

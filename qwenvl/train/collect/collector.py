@@ -36,7 +36,7 @@ from qwenvl.train.collect.contrast import NAME, TemporalContrast
 from qwenvl.train.collect.filtering import Refill
 from qwenvl.train.collect.groups import join_rewards, rewards_of_rows, without_pixels
 from qwenvl.train.step import Experience
-from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
+from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch, Turn
 
 
 @dataclass(frozen=True)
@@ -314,6 +314,6 @@ def _texts_and_columns(
         opened_think=[opened for batch in batches for opened in batch.opened_think],
         completion_ids=[ids for _, ids, _ in rows],
         finish_reasons=[reason for _, _, reason in rows],
-        tool_calls=[list(calls) for each in rollouts for calls in each.calls or [()] * len(each.texts)],
+        turns=[turns for each in rollouts for turns in each.turns or [(Turn(text),) for text in each.texts]],
     )
     return [text for text, _, _ in rows], columns

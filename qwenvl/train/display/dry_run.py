@@ -17,6 +17,7 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.failure import counted
 from qwenvl.model.loading import load_processor, load_without_weights, part_of, unwrap
 from qwenvl.option import Options
+from qwenvl.tools.functions import schemas_of
 from qwenvl.train.assemble import build_policy, build_rewards, weight_dtype
 from qwenvl.train.data_sets import build_dataset
 from qwenvl.train.display.console import say
@@ -39,7 +40,8 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
     """
     policy = build_policy(load_without_weights(str(args.model_name_or_path)), args)
     rubric = build_rewards(args, None, None)
-    collator = GRPOCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args))
+    processor = load_processor(str(args.model_name_or_path))
+    collator = GRPOCollator(processor, PromptOptions.of(args), tools=schemas_of(args))
     dataset: Any = build_dataset(args.dataset_use, args, rubric, collator, training=True)
     first_look(dataset, collator)
     say_sizes(args, dataset, build_dataset(args.eval_dataset_use, args, rubric, collator, training=False))
