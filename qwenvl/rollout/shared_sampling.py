@@ -273,8 +273,7 @@ class DecodeStep:
         """
         self._model, self._cache, self._compiled, self._cuda_graph = model, cache, compiled, cuda_graph
         self._run: Callable[..., Tensor] = GraphedForward(self._forward) if cuda_graph else self._forward
-        prompts, group_size = cache.slots
-        self._slots = torch.arange(prompts * group_size, device=cache.prompts.offsets.device)  # of each completion
+        self._slots = cache.filled  # of each completion
 
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """R tokens and their positions (3 x R) -> float32 logits, R x V."""

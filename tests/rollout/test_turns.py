@@ -55,7 +55,7 @@ def looks_of(model, random_prompts, script: dict[int, list[str]]) -> Scripted:
     return Scripted(pieces)
 
 
-SCRIPT = {0: ["tvt", "t"], 1: [], 2: ["tvtvt"], 3: ["titvt", "t", "tvt"], 4: ["t"], 5: []}
+SCRIPT = {0: ["tvt", "t"], 1: [], 2: ["tvtvt"], 3: ["titvt", "t", "tvt"], 4: ["t"], 5: ["tvt"]}
 
 
 @pytest.fixture

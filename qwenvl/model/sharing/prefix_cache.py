@@ -159,6 +159,7 @@ class PrefixCache:
     Attributes:
         prompts: where the prompts lie in the row of the first forward.
         slots: (P, G).
+        filled: the slots with a completion of their own, counted row by row. All, but for some that are continued.
 
     Example:
         >>> cache = PrefixCache((1200, 800), group_size=4, capacity=256, device="cpu")
@@ -187,6 +188,7 @@ class PrefixCache:
         """
         self.prompts = Spans.of(prompt_lengths, device)
         self.slots = (len(prompt_lengths), group_size)
+        self.filled = torch.arange(len(prompt_lengths) * group_size, device=device)
         lengths, longest = self.prompts.offsets.diff(), self.prompts.longest
         present = torch.arange(longest, device=device) < lengths[:, None]  # P x L
         self._padding = Padding.on_the_right(self.prompts, least=1)
@@ -323,6 +325,7 @@ class PrefixCache:
             grid=grid.to(device),
             width=width,
         )
+        cache.filled = cache.filled[(torch.arange(size) < torch.tensor([*counts.values()])[:, None]).flatten()]
         cache._first = width - widths[grid]
         cache._newest += width
         cache._length, cache._masked = width, True
