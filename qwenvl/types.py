@@ -284,7 +284,7 @@ class ToolCall:
 
     Attributes:
         name: of the tool. Empty where the call could not be read.
-        arguments: as the model wrote them.
+        arguments: in their types, or as the model wrote them where they could not be read.
         clips: the frames that it showed.
         pictures: how many pictures it showed besides.
         text: what it said.

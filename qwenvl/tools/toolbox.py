@@ -218,7 +218,7 @@ class Conversations:
 
     def _execute(self, call: Call, conversation: Conversation) -> tuple[Given, ToolCall]:
         """What a call gives, and its note. What goes wrong is said in words."""
-        started, record, error = time.perf_counter(), conversation.record, None
+        started, record, error, arguments = time.perf_counter(), conversation.record, None, call.arguments
         try:
             tool, arguments = checked(call, self.toolbox.tools)
             key = (*record.videos[:1], str(record.clip_meta[:1]), tool.name, json.dumps(arguments, sort_keys=True))
@@ -233,7 +233,8 @@ class Conversations:
         except ToolError as problem:
             given, error = refused(problem), str(problem)
         note = ToolCall(
-            *call,
+            call.name,
+            arguments,
             clips=tuple(clip.info for clip in given.clips),
             pictures=len(given.images),
             text="" if error else given.text,

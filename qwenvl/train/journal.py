@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import pairwise
@@ -22,10 +22,11 @@ from torch.utils.data import Dataset
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import equal_groups, reward_std, unique_fraction
 from qwenvl.grpo.loss import LossOutput
+from qwenvl.rewards.functions.looking import answered_calls
 from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience, Step
-from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch, Turn
+from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
 
 def launch_facts() -> dict[str, str]:
@@ -212,7 +213,7 @@ class Journal:
         for turns in rollout.turns or ():
             calls = [call for turn in turns for call in turn.calls]
             self._meter.mean("look/calls", len(calls))
-            self._meter.mean("look/looked_frac", float(looked(turns)))
+            self._meter.mean("look/looked_frac", float(bool(answered_calls(turns))))
             self._meter.mean("look/tokens", sum(call.tokens for call in calls))
             for call in calls:
                 self._meter.mean("look/error_frac", float(call.error is not None))
@@ -225,7 +226,7 @@ class Journal:
             kinds: dict[str, list[float]] = {"with": [], "without": []}
             for turns, total in scored[start : start + size]:
                 if total is not None:
-                    kinds["with" if looked(turns) else "without"].append(total)
+                    kinds["with" if bool(answered_calls(turns)) else "without"].append(total)
             if all(kinds.values()):
                 for name, totals in kinds.items():
                     self._meter.mean(f"look/reward_{name}", sum(totals) / len(totals))
@@ -241,11 +242,6 @@ class Journal:
             self._meter.mean("prompt/tokens", int(mask.sum()))
             self._meter.mean("prompt/frames", sum(len(clip.indices) for clip in clips))
             self._meter.count("data/rescaled_clips", sum(clip.rescaled for clip in clips))
-
-
-def looked(turns: Sequence[Turn]) -> bool:
-    """Whether a tool answered a call."""
-    return any(call.error is None for turn in turns for call in turn.calls)
 
 
 def rollout_rows(
