@@ -37,6 +37,7 @@ SHARED_GROUPS: tuple[type[Options], ...] = (
     FrameOptions,
     DecodingOptions,
     PromptOptions,
+    ToolOptions,
     RunOptions,
     TrainerOptions,
 )
@@ -46,7 +47,6 @@ FLAG_GROUPS: tuple[type[Options], ...] = (
     ReferenceOptions,
     RewardOptions,
     SamplingOptions,
-    ToolOptions,
     ObjectiveOptions,
 )
 WARMUP_GROUPS: tuple[type[Options], ...] = (WarmupOptions, *SHARED_GROUPS)
@@ -54,7 +54,6 @@ _REASONS: dict[type[Options], str] = {
     ReferenceOptions: "a warm-up has no reference",
     RewardOptions: "a warm-up scores nothing",
     SamplingOptions: "a warm-up samples nothing",
-    ToolOptions: "a warm-up samples nothing that could call tools",
     ObjectiveOptions: "the loss of a warm-up is the cross-entropy of its targets",
 }
 OF_TRAINING = {each.name: reason for group, reason in _REASONS.items() for each in fields(group)}

@@ -85,6 +85,23 @@ def render_answer(
     return after
 
 
+def render_calls(processor: ProcessorMixin, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """Return calls of tools, each a name and its arguments, as the model's chat template writes them.
+
+    Without thinking before them. Where the template knows no calls they are JSON objects.
+    """
+    if not _reads(processor, "tool_calls"):
+        written = (json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls)
+        return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
+    made = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": made},
+    ]
+    text = render_prompt(processor, chat, {})
+    return text[text.index("<tool_call>") :].partition(TURN_END)[0]
+
+
 def _reads(processor: ProcessorMixin, name: str) -> bool:
     return bool(re.search(rf"\b{re.escape(name)}\b", processor.chat_template or ""))
 

@@ -167,6 +167,32 @@ def _sampled_row(turn: RolloutBatch, n: int, start: int, most: int | None = None
     return Row(inputs, mask[mask][:most], logprobs, entropies, "length" if cut else turn.finish_reasons[n])
 
 
+def laid_out(
+    prompts: PromptInputs, ids: Tensor, pieces: Sequence[Sequence[int]], appended: PromptInputs | None
+) -> PromptInputs:
+    """Given completions as a model takes them, behind their prompts, padded on the right.
+
+    Args:
+        ids: N x T.
+        pieces: for each of the N the lengths of what is said and what is appended, in turn.
+        appended: all that is appended, in order, one row each, with positions that count from 0. None for nothing.
+    """
+    starts = (prompts.position_ids[:, :, -1].amax(0) + 1).repeat_interleave(len(ids) // len(prompts)).tolist()
+    rows, number = [], 0
+    for n, (lengths, start) in enumerate(zip(pieces, starts, strict=True)):
+        row, place = None, 0
+        for k, length in enumerate(lengths):
+            piece = PromptInputs.of_text(ids[n : n + 1, place : place + length])
+            if k % 2 and appended is not None:
+                piece, number = appended.select([number]), number + 1
+            first = start if row is None else int(row.position_ids.max()) + 1
+            piece = replace(piece, position_ids=piece.position_ids + first)
+            row, place = piece if row is None else row.followed_by(piece), place + length
+        assert row is not None  # each has a piece, which may be empty
+        rows.append(row)
+    return PromptInputs.join(rows, left=False)
+
+
 Resume = Callable[[Completions, list[int], PromptInputs, int], RolloutBatch]
 """Samples a turn more of some completions, behind what was appended to them, of at most so many tokens."""
 

@@ -17,11 +17,6 @@ class ToolOptions(Options):
         "Tools that completions may call: look (frames of a span of the first clip), zoom (an enlarged part of a "
         "picture), file.py:name (a function marked with @tool), trl:file.py:Class (as TRL's environment_factory).",
         unset="no tools",
-        needs=(
-            "rollout_engine == 'local': servers do not continue a completion behind a call",
-            "generation_repetition_penalty == 1: it would count what tools append",
-            "not temporal_contrast: its second group would look at frames in the right order",
-        ),
     )
     max_turns: int = option(
         3,
@@ -45,3 +40,14 @@ class ToolOptions(Options):
     def problems(self) -> Iterator[str]:
         if self.tools is not None and not self.tools:
             yield "--tools: expected at least one tool, such as look"
+        own = {name: getattr(self, name, None) for name in ("rollout_engine", "temporal_contrast", "from_rollouts")}
+        reasons = {
+            "rollout_engine": "servers do not continue a completion behind a call; leave it out",
+            "temporal_contrast": "its second group would look at frames in the right order; leave it out",
+            "from_rollouts": "the looks of those completions are not replayed; give records with `evidence`",
+        }
+        for name, reason in reasons.items():
+            if self.tools and own[name] not in (None, False, "local"):
+                yield f"--{name} cannot be used with --tools: {reason}"
+        if self.tools and getattr(self, "generation_repetition_penalty", 1.0) != 1.0:
+            yield "--generation_repetition_penalty cannot be used with --tools: it would count what tools append"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from qwenvl.demo.tiny import make_processor
+from qwenvl.rollout.turns import laid_out
 from qwenvl.runlog import read_rollouts
 from tests.train.conftest import caught_gradients, logged
 
@@ -107,3 +108,38 @@ def test_rewards_read_the_turns(make_trainer, calls_first):
     trainer.train()
     assert len(seen) == 6 and logged(trainer)[0]["reward/looks"] == 0.5
     assert json.loads(json.dumps(seen[0][0].calls[0].arguments)) == {"start": 0.5, "end": 1.5}
+
+
+def test_a_warm_up_teaches_the_form_of_a_look(tiny_checkpoint, sop_data, tmp_path):
+    """Targets look at the evidence; their loss is that of what is said alone, in one forward of a row by hand."""
+    from qwenvl.config.grpo_config import WarmupConfig
+    from qwenvl.train.warmup.trainer import WarmupTrainer
+
+    rows = json.loads(sop_data.read_text())[:2]
+    rows[0] |= {"evidence": [[0.5, 1.5]], "video": str(sop_data.parent / rows[0]["video"])}
+    rows[1] |= {"video": str(sop_data.parent / rows[1]["video"])}
+    settings = {"tools": ["look"], "look_frames": 4, "max_steps": 1, "learning_rate": 1e-12, "save_strategy": "no"}
+    settings |= {"per_device_train_batch_size": 2, "use_cpu": True, "disable_tqdm": True, "base_interval": 0.5}
+    args = WarmupConfig(str(tmp_path / "warm"), **settings, allow_outside_media=True)
+    trainer = WarmupTrainer(str(tiny_checkpoint(initializer_range=0.1)), args, train_dataset=rows)
+    trainer.train()
+    collator, tokenizer = trainer.data_collator, trainer.processing_class.tokenizer
+    inputs = collator([trainer.train_dataset[n] for n in range(2)])
+    said = [tokenizer.decode(ids[mask]) for ids, mask in zip(inputs["target_ids"], inputs["target_mask"], strict=True)]
+    call = '<tool_call>\n{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}\n</tool_call><|im_end|>'
+    assert said == [f"{call}<answer>(1) step</answer><|im_end|>", "<answer>(2) step</answer><|im_end|>"]
+    prompts = trainer.encoded(trainer.model, inputs["prompts"])
+    whole = laid_out(
+        prompts, inputs["target_ids"], inputs["pieces"], trainer.encoded(trainer.model, inputs["appended"])
+    )
+    losses = []
+    for n, mask in enumerate(inputs["target_mask"]):
+        row = prompts.select([n]).followed_by(whole.select([n]))
+        keep = row.attention_mask[0].bool()
+        arguments = {"input_ids": row.input_ids[:, keep], "position_ids": row.position_ids[:, :, keep]}
+        logits = trainer.model(**arguments, **row.vision()).logits[0].log_softmax(-1)
+        targets = row.input_ids[0, keep]
+        tokens = int(whole.attention_mask[n].sum())
+        chosen = logits[:-1].gather(1, targets[1:, None])[-tokens:, 0]
+        losses += chosen[mask[:tokens]].tolist()
+    assert logged(trainer)[0]["loss"] == pytest.approx(-sum(losses) / len(losses), rel=1e-4)

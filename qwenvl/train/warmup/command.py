@@ -90,7 +90,7 @@ def dry_run(args: WarmupConfig, what: str) -> str:
 
     policy = build_policy(load_without_weights(str(args.model_name_or_path)), args)
     targets = targets_of(args)
-    collator = TargetCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args), targets)
+    collator = TargetCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args), targets, args)
     uses = ((args.dataset_use, True, "--dataset_use"), (args.eval_dataset_use, False, "--eval_dataset_use"))
     dataset, held_out = (
         narrowed(build_dataset(use, args, targets, collator, training=training), targets, flag)
