@@ -84,7 +84,7 @@ def test_a_run_that_loses_them_meanwhile_can_be_resumed(make_trainer, fake, tmp_
     with pytest.raises(EngineLostError, match="no server samples any more"):
         trainer.train()
     assert [each.name for each in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]
-    assert "completions that were requested ahead (1 steps) did not come" in caplog.text
+    assert "completions that were requested ahead (1 step) did not come" in caplog.text
     server = fake(initializer_range=0.1)
     resumed = make_trainer(**{**run, "vllm_server": [server.address]})
     resumed.train()
