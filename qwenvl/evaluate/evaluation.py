@@ -18,7 +18,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
-from qwenvl.evaluate.questions import Questions, QuestionSamples
+from qwenvl.evaluate.questions import Questions, QuestionSamples, toolbox_under
 from qwenvl.evaluate.respondent import Respondent, build_respondent, collator_of, loader_of, pass_reward, with_progress
 from qwenvl.evaluate.results import as_json, results_of
 from qwenvl.evaluate.settings import EvaluationRequest
@@ -167,6 +167,9 @@ class Evaluation:
         """Completions of the prompts of a block, written as they come."""
         count = self.request.options.samples
         collector = replace(respondent.collector, process=0)  # so that draws do not depend on the process
+        if collector.toolbox is not None:
+            toolbox = toolbox_under(control, collector.toolbox, self.request.config.seed)
+            collector = replace(collector, toolbox=toolbox)
         new_tokens = count * collector.params.max_new_tokens
         budget = self.request.config.rollout_token_budget
         for together in in_budget(batches, new_tokens=new_tokens, budget=budget):

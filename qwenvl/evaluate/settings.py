@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from qwenvl.types import Record
 
 CONTROL_NAMES = ("blank", "shuffled", "single_frame", "other_clip", "text_only")
+LOOK_CONTROLS = ("no_look", "other_span", "evidence")
 
 # ---- the options of the commands
 
@@ -83,7 +84,8 @@ class EvaluateOptions(PassOptions):
     )
     controls: str | None = option(
         None,
-        f"Evidence to take away from the same records: some of {', '.join(CONTROL_NAMES)}, with commas, or all.",
+        f"Evidence to take away from the same records: some of {', '.join(CONTROL_NAMES)}, with commas, or all of "
+        f"these. Of looks (--tools) and of records with `evidence`: {', '.join(LOOK_CONTROLS)}.",
         unset="none",
     )
     cluster_by: str | None = option(
@@ -111,8 +113,8 @@ class EvaluateOptions(PassOptions):
     def problems(self) -> Iterator[str]:
         names = self.control_names
         for each in dict.fromkeys(names):
-            if each not in CONTROL_NAMES:
-                yield f"--controls {each}: no such control; expected some of {', '.join(CONTROL_NAMES)}, or all"
+            if each not in (known := (*CONTROL_NAMES, *LOOK_CONTROLS)):
+                yield f"--controls {each}: no such control; expected some of {', '.join(known)}, or all"
             elif names.count(each) > 1:
                 yield f"--controls names {each} twice"
 

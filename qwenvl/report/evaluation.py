@@ -32,6 +32,9 @@ CONTROLS = {
     "single_frame": "one frame",
     "other_clip": "another clip",
     "text_only": "text alone",
+    "no_look": "no looks",
+    "other_span": "looks elsewhere",
+    "evidence": "the evidence shown",
 }
 """The name of each control on the page."""
 NO_ANSWER, TRUNCATED = 1, 2

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from qwenvl.rewards.resolve import load_file
+from qwenvl.tools.options import BUILT_IN
 from qwenvl.tools.video import Picture, Video
 from qwenvl.types import VideoClip
 
@@ -129,7 +130,7 @@ def zoom(video: Video, time: float, x1: float, y1: float, x2: float, y2: float) 
     return video.frame(time).crop(x1, y1, x2, y2)
 
 
-BUILT_IN = {each.name: each for each in (look, zoom)}
+_OWN = dict(zip(BUILT_IN, (look, zoom), strict=True))
 
 
 def resolve_tools(names: Sequence[str | Tool | Callable[..., Any]]) -> dict[str, Tool]:
@@ -159,11 +160,9 @@ def schemas_of(flags: Any) -> list[dict[str, Any]]:
 def _resolved(each: str | Tool | Callable[..., Any]) -> list[Tool]:
     if not isinstance(each, str):
         return [each if isinstance(each, Tool) else tool(each)]
-    if each in BUILT_IN:
-        return [BUILT_IN[each]]
+    if each in _OWN:
+        return [_OWN[each]]
     file, _, name = each.removeprefix("trl:").rpartition(":")
-    if not file:
-        raise ValueError(f"--tools {each}: expected {', '.join(BUILT_IN)}, file.py:name or trl:file.py:Class")
     made = getattr(load_file(file), name, None)
     if made is None:
         raise ValueError(f"--tools {each}: {file} has no {name}")

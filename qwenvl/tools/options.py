@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qwenvl.option import Options, option
+from qwenvl.option import Options, nearest, option
+
+BUILT_IN = ("look", "zoom")
 
 
 @dataclass
@@ -40,6 +42,9 @@ class ToolOptions(Options):
     def problems(self) -> Iterator[str]:
         if self.tools is not None and not self.tools:
             yield "--tools: expected at least one tool, such as look"
+        for name in self.tools or []:
+            if isinstance(name, str) and ":" not in name and name not in BUILT_IN:
+                yield f"--tools {name}: {nearest(name, BUILT_IN, 'there are')}, or file.py:name, or trl:file.py:Class"
         own = {name: getattr(self, name, None) for name in ("rollout_engine", "temporal_contrast", "from_rollouts")}
         reasons = {
             "rollout_engine": "servers do not continue a completion behind a call; leave it out",

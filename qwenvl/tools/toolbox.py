@@ -48,12 +48,16 @@ class Toolbox:
         options: how much they may show.
         collator: of the run, whose prompts offer the tools.
         dataset: decodes clips as those of prompts.
+        alter: changes what is shown, for the controls of an evaluation. None: nothing does.
+        looks: as the model asks, refused, or at another span of the same length.
     """
 
     tools: dict[str, Tool]
     options: ToolOptions
     collator: GRPOCollator
     dataset: GRPODataset
+    alter: Callable[[Sample], Sample] | None = None
+    looks: str = "as asked"
 
     @classmethod
     def of(cls, flags: Any, collator: GRPOCollator) -> Toolbox | None:
@@ -85,6 +89,8 @@ class Toolbox:
         if "video" in signature(tool.function).parameters:
             if not record.videos:
                 raise ToolError("there is no video")
+            if self.looks == "refused":
+                raise ToolError("the video cannot be looked at again")
             arguments = {**arguments, "video": self.video(record)}
         if (made := tool.environment) is None:
             return given_of(tool.function(**arguments))
@@ -95,7 +101,8 @@ class Toolbox:
 
     def video(self, record: Record) -> Video:
         """The first clip of a record, as tools see it."""
-        return Video(self.dataset, record, self.options.look_frames, self.options.look_fps)
+        most, fps = self.options.look_frames, self.options.look_fps
+        return Video(self.dataset, record, most, fps, elsewhere=self.looks == "elsewhere")
 
     def appended(self, record: Record, given: Sequence[Given]) -> ProcessedSample:
         """The tokens and patches of the answers to a turn's calls, up to the next turn of the model."""
@@ -109,7 +116,8 @@ class Toolbox:
         )
         arguments = self.collator.ruler.template_arguments
         text = render_answer(self.collator.processor, [list(each.parts) for each in given], arguments)
-        return self.collator.process(Sample(seen, [], clips, images), text)
+        sample = Sample(seen, [], clips, images)
+        return self.collator.process(sample if self.alter is None else self.alter(sample), text)
 
 
 def given_of(value: Any) -> Given:

@@ -62,12 +62,14 @@ class Video:
         record: whose clip it is.
         most: frames that a look shows at most.
         fps: frames per second that a look shows. None: ``most`` frames, evenly over the span.
+        elsewhere: show another span of the same length, for a control of an evaluation.
     """
 
     dataset: GRPODataset
     record: Record
     most: int
     fps: float | None = None
+    elsewhere: bool = False
 
     def frames(self, start: float, end: float) -> VideoClip:
         """The frames from ``start`` to ``end``, at the clip's size in prompts.
@@ -107,6 +109,10 @@ class Video:
             raise ToolError(f"start {start:g} is after end {end:g}")
         if end < earliest or start > latest:
             raise ToolError(f"{start:g} to {end:g} is not in the video, which goes from {earliest:g} to {latest:.3g}")
+        if self.elsewhere:  # half of the clip away
+            length, start = end - start, earliest + (start - earliest + (latest - earliest) / 2) % (latest - earliest)
+            start = min(start, latest - length)
+            end = start + length
         stop = bisect_right(times, min(end, latest))
         first = min(bisect_left(times, max(start, earliest)), max(stop - 1, 0))
         return first, max(stop, first + 1)

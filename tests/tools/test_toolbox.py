@@ -1,5 +1,6 @@
 """Calls of tools: read, executed on real clips, and answered in tokens that continue a conversation."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.options import SampleOptions
 from qwenvl.demo.tiny import make_processor
+from qwenvl.evaluate.questions import toolbox_under
 from qwenvl.model.inputs import InputBuilder, PixelScale, PixelScales
 from qwenvl.model.positions import PositionRule
 from qwenvl.tools.calls import Call, calls_in
@@ -193,7 +195,7 @@ def test_own_tools_and_environments(world):
 @pytest.mark.parametrize(
     "name, error",
     [
-        ("loook", "--tools loook: expected look, zoom, file.py:name or trl:file.py:Class"),
+        ("loook", "--tools loook: did you mean look\\?"),
         ("own.py:nothing", "--tools own.py:nothing: own.py has no nothing"),
         ("trl:own.py:halves", "--tools trl:own.py:halves: expected a class with reset and at least one other"),
     ],
@@ -222,3 +224,17 @@ def test_prompts_offer_the_tools(world):
     ruler = made.toolbox.collator.ruler
     text = ruler.text([{"role": "user", "content": [{"type": "text", "text": "Which?"}]}])
     assert text.startswith("<|im_start|>system\n") and '"name": "look"' in text and '"name": "zoom"' in text
+
+
+def test_controls_change_what_looks_show(world):
+    made = world(look_frames=4, max_turns=9)
+    under = lambda control: replace(made.conversations, toolbox=toolbox_under(control, made.toolbox, 0), known={})
+    turn = {0: made.toolbox.collator.processor.tokenizer(look(1, 2))["input_ids"]}
+    as_asked, grey, elsewhere, refused = (
+        under(control).answer(turn)[1] for control in ("none", "blank", "other_span", "no_look")
+    )
+    calls = [each[0] for each in made.conversations.calls()[0]]
+    assert [call.clips[0].times[0] for call in calls[:3]] == [1.0, 1.0, 4.0]
+    assert calls[3].error == "the video cannot be looked at again" and refused.vision() == {}
+    assert grey.input_ids.tolist() == as_asked.input_ids.tolist() and grey.pixel_values_videos.unique().numel() == 1
+    assert elsewhere.pixel_values_videos.shape == as_asked.pixel_values_videos.shape
