@@ -140,7 +140,7 @@ def test_a_zoom_shows_a_part_of_a_picture_enlarged(world):
 def test_what_cannot_be_answered_is_said_in_a_sentence(world, call, error):
     made = world()
     got = made.answer(call + END)
-    assert f"<tool_response>\nError: {error}.\n</tool_response>" in got[0] and got["inputs"].vision() == {}
+    assert f"<tool_response>\nError: {error}." in got[0] and got["inputs"].vision() == {}
     [[call]] = made.conversations.calls()[0]
     assert call.error == error and not call.clips and call.tokens > 0
 
@@ -219,11 +219,28 @@ def test_schemas_come_from_annotations_and_docstrings():
         resolve_tools([untyped])
 
 
-def test_prompts_offer_the_tools(world):
+PLAIN = """{% for each in messages %}<|im_start|>{{ each.role }}
+{% if each.content is string %}{{ each.content }}{% else %}{% for part in each.content %}{% if part.type == 'video' %}\
+<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_prompts_offer_the_tools_also_where_the_template_knows_none(world):
     made = world()
-    ruler = made.toolbox.collator.ruler
-    text = ruler.text([{"role": "user", "content": [{"type": "text", "text": "Which?"}]}])
-    assert text.startswith("<|im_start|>system\n") and '"name": "look"' in text and '"name": "zoom"' in text
+    ruler, processor = made.toolbox.collator.ruler, made.toolbox.collator.processor
+    text = lambda role, words: {"role": role, "content": [{"type": "text", "text": words}]}
+    assert "look(start, end)" in ruler.text([text("user", "Which?")])
+    processor.chat_template = PLAIN
+    for chat, start in (
+        ([], "<|im_start|>system\nYou may call"),
+        ([text("system", "Be brief.")], "Be brief.\n\nYou may"),
+    ):
+        offered = ruler.text([*chat, text("user", "Which?")])
+        assert start in offered and '"name": "look"' in offered and '"name": "zoom"' in offered
+    got = made.answer(look(1, 2))
+    assert got[0].startswith("\n<|im_start|>user\n<tool_response>\n1.0 to 2.0 seconds:")
+    assert got[0].endswith(f"\n</tool_response>{END}\n<|im_start|>assistant\n")
 
 
 def test_controls_change_what_looks_show(world):
