@@ -84,6 +84,8 @@ class Rollout:
         split: ``train``, or the name of the evaluation.
         fitted: for each clip the ``frames`` that it would have had, and those that it has so that the prompt fits
             into ``max_prompt_length``. None where none was left out.
+        turns: with tools, each with its ``text`` and its ``calls``: ``name``, ``arguments``, ``clips``, ``pictures``,
+            ``text``, ``error``, ``tokens`` and ``seconds`` (see ``types.ToolCall``).
     """
 
     step: int
@@ -104,6 +106,7 @@ class Rollout:
     where: str = ""
     fitted: Mapping[str, Any] | None = None
     dropped: bool = False
+    turns: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -435,7 +438,8 @@ def hash_of(value: Any) -> str:
 def _tuples(row: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """The sequences of a completion's row."""
     clips = tuple(map(SeenClip.of, row["clips"]))
-    return {"clips": clips, "images": tuple(row["images"]), "prompt": tuple(row["prompt"])}
+    turns = tuple(row.get("turns", ()))  # which earlier versions did not write
+    return {"clips": clips, "images": tuple(row["images"]), "prompt": tuple(row["prompt"]), "turns": turns}
 
 
 @contextmanager

@@ -290,19 +290,62 @@ class SamplingParams:
     entropies: bool = False
 
 
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool in a completion, and its answer.
+
+    Attributes:
+        name: of the tool. Empty where the call could not be read.
+        arguments: in their types, or as the model wrote them where they could not be read.
+        clips: the frames that it showed.
+        pictures: how many pictures it showed besides.
+        text: what it said.
+        error: why it was not answered, as the model was told, or None.
+        tokens: of the answer, shared by the calls of a turn. 0 for the last turn's calls, which have none.
+        seconds: that the tool took.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    clips: tuple[FrameInfo, ...] = ()
+    pictures: int = 0
+    text: str = ""
+    error: str | None = None
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a completion says until it ends or is answered by tools.
+
+    Attributes:
+        text: of its sampled tokens, without special tokens.
+        calls: of tools, in order.
+    """
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+
 @dataclass
 class RolloutBatch:
     """Sampled completions of P prompts, G each.
 
     Attributes:
         completion_ids: N x T, padded on the right with the pad token.
-        completion_mask: N x T bool. The end token and the tokens of a stop string count, and what follows does not.
-        texts: N decoded completions without special tokens, with a stop string that ended them.
+        completion_mask: N x T bool, the tokens that were sampled. The end token and the tokens of a stop string count,
+            and what follows does not.
+        texts: N decoded completions without special tokens, with a stop string that ended them. Of what tools have
+            appended there is nothing in them.
         finish_reasons: N, ``stop`` (an end token or stop string) or ``length`` (cut at ``generation_max_length``).
         logprobs: N x T log-probabilities the sampler gave its own tokens, at the sampling temperature, before top-k,
             top-p, min-p, the repetition penalty and the suppression of vision tokens. None: the engine has none.
         entropies: N x T, of the distributions that these are log-probs of, in nats. None: not asked for, or not known.
         boots: the processes that sampled, where these are others than the trainer's. A restarted one has another name.
+        whole: with tools, the completions as the model takes them (``PromptInputs``), with what was appended to them.
+            Its attention mask has all tokens.
+        turns: with tools, those of each of the N completions.
     """
 
     completion_ids: Tensor
@@ -312,6 +355,13 @@ class RolloutBatch:
     logprobs: Tensor | None = None
     entropies: Tensor | None = None
     boots: frozenset[str] = frozenset()
+    whole: Any = None
+    turns: list[tuple[Turn, ...]] | None = None
+
+    def width(self, rows: slice | Sequence[int]) -> int:
+        """The tokens of the longest of some rows, at least 1."""
+        mask = (self.completion_mask if self.whole is None else self.whole.attention_mask)[rows]
+        return max(1, int(mask.sum(1).max()) if len(mask) else 0)
 
 
 TOTAL = "total"  # beside the names of reward functions

@@ -36,6 +36,7 @@ FLOORS = {
     "data": 2,
     "model": 2,
     "rollout": 3,
+    "tools": 3,
     "config": 4,
     "train": 5,
     "doctor": 5,

@@ -27,6 +27,7 @@ from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, Tu
 from qwenvl.option import Options, all_options, choices_of, did_you_mean, kinds_of
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
+from qwenvl.tools.options import ToolOptions
 
 SHARED_GROUPS: tuple[type[Options], ...] = (
     ModelOptions,
@@ -37,6 +38,7 @@ SHARED_GROUPS: tuple[type[Options], ...] = (
     FrameOptions,
     DecodingOptions,
     PromptOptions,
+    ToolOptions,
     RunOptions,
     TrainerOptions,
 )

@@ -21,6 +21,7 @@ from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
+from qwenvl.tools.options import ToolOptions
 
 WORKERS = 2
 """They keep up with steps of seconds, and each holds a decoder and a few prompts."""
@@ -38,6 +39,7 @@ class GRPOConfig(
     FrameOptions,
     DecodingOptions,
     PromptOptions,
+    ToolOptions,
     RunOptions,
     TrainerOptions,
     ReferenceOptions,
@@ -92,6 +94,7 @@ class WarmupConfig(
     FrameOptions,
     DecodingOptions,
     PromptOptions,
+    ToolOptions,
     RunOptions,
     TrainerOptions,
     TrainingArguments,

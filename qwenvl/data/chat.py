@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.data.records.forms import MEDIA_TAG
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import ProcessorMixin
 
 TURN_START = "<|im_start|>"  # begins each turn in the chat templates of the Qwen-VL family
+TURN_END = "<|im_end|>"
 
 
 def chat_messages(record: Record) -> list[dict[str, Any]]:
@@ -29,8 +31,11 @@ def render_prompt(processor: ProcessorMixin, chat: list[dict[str, Any]], argumen
     """Return the text of a prompt as the processor takes it, with one token for each image and clip.
 
     Args:
-        arguments: of the chat template, such as ``{"enable_thinking": False}``.
+        arguments: of the chat template, such as ``{"enable_thinking": False}``. Where it does not read ``tools``, their
+            schemas are put into the system turn.
     """
+    if arguments.get("tools") and not _reads(processor, "tools"):
+        chat, arguments = _with_offer(chat, arguments["tools"]), {**arguments, "tools": None}
     text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **arguments)
     if hasattr(processor, "vision_start_token"):
         # Qwen3-VL's processor gives every pair of frames a time stamp and its own start and end tokens. Its authors'
@@ -48,8 +53,71 @@ def check_template_arguments(processor: ProcessorMixin, arguments: Mapping[str, 
         ValueError: naming one that it does not read.
     """
     for name in arguments:
-        if not re.search(rf"\b{re.escape(name)}\b", processor.chat_template or ""):
+        if name != "tools" and not _reads(processor, name):
             raise ValueError(f"--chat_template_kwargs {name} has no effect: the model's chat template does not read it")
+
+
+def render_answer(
+    processor: ProcessorMixin, answers: Sequence[list[dict[str, Any]]], arguments: Mapping[str, Any]
+) -> str:
+    """Return the text that follows a turn of the model in which it called tools, up to its next turn.
+
+    It is the difference of two renderings of another conversation, so that nothing which was sampled is rendered.
+
+    Args:
+        answers: for each call the parts of what its tool gave.
+
+    Raises:
+        ValueError: the chat template changes the turns before the last.
+    """
+    turns: list[dict[str, Any]]
+    if _reads(processor, "tool_response"):
+        turns = [{"role": "tool", "content": parts} for parts in answers]
+    else:
+        text = lambda words: {"type": "text", "text": words}
+        wrapped = [[text("<tool_response>\n"), *parts, text("\n</tool_response>")] for parts in answers]
+        turns = [{"role": "user", "content": [part for parts in wrapped for part in parts]}]
+    called = "A turn with calls."
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": called}, *turns]
+    _, found, after = render_prompt(processor, chat, arguments).partition(called + TURN_END)
+    if not found:
+        raise ValueError(f"--tools: the chat template does not write {TURN_END} behind a turn of the model")
+    return after
+
+
+def render_calls(processor: ProcessorMixin, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """Return calls of tools, each a name and its arguments, as the model's chat template writes them.
+
+    Without thinking before them. Where the template knows no calls they are JSON objects.
+    """
+    if not _reads(processor, "tool_calls"):
+        written = (json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls)
+        return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
+    made = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": made},
+    ]
+    text = render_prompt(processor, chat, {})
+    return text[text.index("<tool_call>") :].partition(TURN_END)[0]
+
+
+def _reads(processor: ProcessorMixin, name: str) -> bool:
+    return bool(re.search(rf"\b{re.escape(name)}\b", processor.chat_template or ""))
+
+
+def _with_offer(chat: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The chat with the schemas of tools behind the text of its system turn, as Qwen's text models have them."""
+    schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in tools)
+    offer = (
+        "You may call functions. Their signatures are within <tools></tools>:\n"
+        f"<tools>\n{schemas}\n</tools>\n"
+        "Write a call as a JSON object with the function's name and its arguments, within <tool_call></tool_call>:\n"
+        '<tool_call>\n{"name": NAME, "arguments": {ARGUMENTS}}\n</tool_call>'
+    )
+    own = chat[0]["content"] if chat and chat[0]["role"] == "system" else []
+    parts = [*own, {"type": "text", "text": "\n\n" + offer if own else offer}]
+    return [{"role": "system", "content": parts}, *(chat[1:] if own else chat)]
 
 
 def opens_think(prompt: str) -> bool:

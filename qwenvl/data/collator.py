@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ VISION_INPUTS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video
 
 
 @dataclass
-class _Prompt:
+class ProcessedSample:
     """The processor's output for one sample."""
 
     sample: Sample
@@ -41,6 +42,7 @@ class GRPOCollator:
     Args:
         processor: of the model, with tokenizer, image and video processor and chat template.
         options: bounds on the pixels of frames and images and on the length of a prompt. Prompts are never cut.
+        tools: the schemas of tools that prompts offer.
         changes: single options by name, such as ``max_pixels``, in place of those of ``options``.
 
     Raises:
@@ -52,14 +54,22 @@ class GRPOCollator:
         2
     """
 
-    def __init__(self, processor: ProcessorMixin, options: PromptOptions | None = None, **changes: Any) -> None:
+    def __init__(
+        self,
+        processor: ProcessorMixin,
+        options: PromptOptions | None = None,
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        **changes: Any,
+    ) -> None:
         self.processor = processor
         self.options = options = PromptOptions.of(options, **changes)
         frames = (options.video_min_frame_pixels, options.video_max_frame_pixels)
-        self.ruler = Ruler(processor, frames, (options.min_pixels, options.max_pixels), options.template_arguments)
+        arguments = options.template_arguments | ({"tools": list(tools)} if tools else {})
+        self.ruler = Ruler(processor, frames, (options.min_pixels, options.max_pixels), arguments)
 
     def __call__(self, samples: list[Sample | BadSample | None]) -> dict[str, PromptBatch]:
-        prompts: list[_Prompt] = []
+        prompts: list[ProcessedSample] = []
         bad: list[BadSample] = []
         for sample in samples:
             if sample is None:
@@ -67,14 +77,19 @@ class GRPOCollator:
             if isinstance(sample, BadSample):
                 bad.append(sample)
                 continue
-            prompt = self._process(sample)
+            prompt = self.process(sample)
             if problem := self._too_long(prompt):
                 bad.append(BadSample(sample.record, problem))
                 continue
             prompts.append(prompt)
-        return {"prompts": self._join(prompts, bad)}
+        return {"prompts": self.join(prompts, bad)}
 
-    def _process(self, sample: Sample) -> _Prompt:
+    def process(self, sample: Sample, text: str | None = None) -> ProcessedSample:
+        """The tokens and patches of a sample.
+
+        Args:
+            text: with one token for each image and clip. None: that of the sample's prompt.
+        """
         image_processor, video_processor = self.processor.image_processor, self.processor.video_processor
         sizes = self.ruler.sizes(MediaSizes.of(sample))
         n_clips = len(sample.videos)
@@ -92,7 +107,7 @@ class GRPOCollator:
             "return_metadata": True,
             "cap_pixels_per_frame": False,
         }
-        text = self.ruler.text(sample.chat)
+        text = self.ruler.text(sample.chat) if text is None else text
         inputs = self.processor(
             text=[text],
             images=images or None,
@@ -103,9 +118,9 @@ class GRPOCollator:
             return_tensors="pt",
         )
         vision = {key: inputs[key] for key in VISION_INPUTS if key in inputs}
-        return _Prompt(sample, inputs["input_ids"][0], opens_think(text), vision)
+        return ProcessedSample(sample, inputs["input_ids"][0], opens_think(text), vision)
 
-    def _too_long(self, prompt: _Prompt) -> str:
+    def _too_long(self, prompt: ProcessedSample) -> str:
         """What is wrong with a prompt above ``max_prompt_length``, empty for others.
 
         Raises:
@@ -128,7 +143,8 @@ class GRPOCollator:
             )
         return problem
 
-    def _join(self, prompts: list[_Prompt], bad: list[BadSample]) -> PromptBatch:
+    def join(self, prompts: list[ProcessedSample], bad: Sequence[BadSample] = ()) -> PromptBatch:
+        """The samples as one batch, padded on the left."""
         samples = [prompt.sample for prompt in prompts]
         ids, mask = self._pad([prompt.input_ids for prompt in prompts])
         vision = {
@@ -149,7 +165,7 @@ class GRPOCollator:
             videos_per_prompt=[len(sample.videos) for sample in samples],
             fitted=[sample.fitted for sample in samples],
             opened_think=[prompt.opened_think for prompt in prompts],
-            bad=bad,
+            bad=list(bad),
             **vision,
         )
 

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import fields, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from qwenvl.data.chat import chat_messages
 from qwenvl.data.errors import BadMediaError, full_memory_at, place_of
-from qwenvl.data.frames import FrameRule, Timeline
+from qwenvl.data.frames import FramePlan, FrameRule, Timeline
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import open_clip, resolve_backend
 from qwenvl.data.media.reader import Clip
@@ -131,7 +132,8 @@ class GRPODataset(Dataset):
             most, fitted = None, None
             if self.fit_to is not None and numbers:
                 most, fitted = self._fitted(record, chat, images, epoch, self.fit_to)
-            clips = tuple(self._load_clip(record, number, epoch, most) for number in numbers)
+            plans = (partial(self.rule.plan, record, number, epoch, most=most) for number in numbers)
+            clips = tuple(self.load_clip(record, number, plan) for number, plan in zip(numbers, plans, strict=True))
         return Sample(record, chat, clips, images, epoch, fitted)
 
     def _fitted(
@@ -156,11 +158,11 @@ class GRPODataset(Dataset):
             return None, None
         return most, tuple(zip(map(len, times_with(None)), map(len, times_with(most)), strict=True))
 
-    def _load_clip(self, record: Record, number: int, epoch: int, most: int | None) -> VideoClip:
-        """A clip with at most ``most`` frames, resized by the ruler."""
+    def load_clip(self, record: Record, number: int, plan_of: Callable[[Timeline], FramePlan]) -> VideoClip:
+        """The frames of the clip ``number`` of a record that ``plan_of`` chooses, resized by the ruler."""
         path, meta = record.videos[number], record.clip_meta[number]
         with self.open(record, number) as clip:
-            plan = self.rule.plan(record, number, epoch, Timeline(clip.frame_times, clip.duration), most)
+            plan = plan_of(Timeline(clip.frame_times, clip.duration))
             decoded_size = None
             if (ruler := self.ruler) is not None:
                 frames, decoded_size = read_resized(

@@ -66,12 +66,15 @@ class FrameRule:
         Raises:
             BadMediaError: the clip and its ``meta`` contradict each other.
         """
-        meta = record.clip_meta[number] or ClipMeta()
+        meta, options = record.clip_meta[number] or ClipMeta(), self.options
+        if (counts := options.counts) and not any((meta.min_frames, meta.max_frames, meta.video_fps)):
+            count = stable_random(self.seed, record.id, "frame_counts").choice(counts)
+            meta = replace(meta, min_frames=count, max_frames=count)
         draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
         try:
             first, stop = _stretch_of(meta, timeline.times)
             duration = timeline.duration * (stop - first) / len(timeline.times)
-            plan = plan_frames(stop - first, duration, self.options, meta, draw, most)
+            plan = plan_frames(stop - first, duration, options, meta, draw, most)
         except ValueError as error:
             raise BadMediaError(record.videos[number], str(error), "meta and clip disagree") from None
         return replace(plan, indices=tuple(first + index for index in plan.indices))
@@ -133,7 +136,7 @@ def plan_frames(
         ]
     else:
         indices = uniform_indices(frame_count, min(_frames_wanted(duration, options, meta, low, high), most))
-    indices = _made_even(indices)
+    indices = made_even(indices)
     segments = None
     if meta.frame_counts is not None:
         segments = tuple(bisect_right(edges, index, lo=1) - 1 for index in indices)
@@ -152,7 +155,7 @@ def uniform_indices(frame_count: int, n: int) -> list[int]:
     return [(2 * i * last + gaps) // (2 * gaps) for i in range(n)]  # i * last / gaps, rounded half up
 
 
-def _made_even(numbers: list[int]) -> list[int]:
+def made_even(numbers: list[int]) -> list[int]:
     """The numbers, the last one again where they are odd in number."""
     return numbers + numbers[-1:] * (-len(numbers) % FRAMES_PER_PATCH)
 

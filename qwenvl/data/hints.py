@@ -68,9 +68,9 @@ def few_frames(clips: Sequence[tuple[float, int]], options: FrameOptions) -> lis
     Args:
         clips: seconds and frames of each.
     """
-    rate, low, high = options.video_fps or 1 / options.base_interval, options.video_min_frames, options.video_max_frames
+    rate, (low, high) = options.video_fps or 1 / options.base_interval, options.frame_bounds
     short = sorted(clip for clip in clips if clip[0] > 0 and round(clip[0] * rate) < low)
-    if not short or 2 * len(short) < len(clips):
+    if options.counts or not short or 2 * len(short) < len(clips):
         return []
     seconds, frames = short[len(short) // 2]
     fps = min(math.ceil(high / seconds), int(frames / seconds))

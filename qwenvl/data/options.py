@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -53,7 +54,32 @@ class FrameOptions(Options):
         8, "Most frames of a clip, at least --video_min_frames. An odd number is made even: temporal patches are pairs."
     )
 
+    frame_counts: str | None = option(
+        None,
+        "Numbers of frames such as 4,8,16: each record shows one of them, evenly spaced, drawn by --seed and its id. "
+        "They take the place of the interval and the bounds; a record whose meta has its own keeps them. For models "
+        "that may look again (--tools): an overview that always shows enough teaches them not to.",
+        unset="the interval and the bounds",
+    )
+
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of ``frame_counts``."""
+        return [int(word) for word in (self.frame_counts or "").split(",") if word.strip()]
+
+    @property
+    def frame_bounds(self) -> tuple[int, int]:
+        """The fewest and the most frames of a clip whose record has no bounds."""
+        counts = self.counts or [self.video_min_frames, self.video_max_frames]
+        return min(counts), max(counts)
+
     def problems(self) -> Iterator[str]:
+        if self.frame_counts is not None:
+            if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", self.frame_counts):
+                yield f"--frame_counts must be whole numbers and commas, such as 4,8,16, got {self.frame_counts!r}"
+            for name in ("base_interval", "video_fps", "video_min_frames", "video_max_frames"):
+                if was_set(self, name):
+                    yield f"--{name} has no effect with --frame_counts: leave one of them out"
         if self.video_fps is not None and was_set(self, "base_interval"):
             yield "--video_fps and --base_interval say the same thing twice: give one of them"
         yield from crossed(self, "video_min_frames", "video_max_frames")

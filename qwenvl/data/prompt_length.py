@@ -252,7 +252,7 @@ class LengthEstimate:
             timeline = Timeline([i * duration / count for i in range(count)], duration)
             plan = self.rule.plan(record, number, turn, timeline)
         except BadMediaError:
-            most = self.rule.options.video_max_frames
+            _, most = self.rule.options.frame_bounds
             return range(most + most % 2), self.ruler.frame_size(_square(self.ruler.frame_bounds[1]), meta)
         return [timeline.times[i] for i in plan.indices], self.ruler.frame_size(size, meta)
 

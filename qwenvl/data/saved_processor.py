@@ -135,15 +135,15 @@ def processor_as_trained(processor: ProcessorMixin, settings: PromptSettings) ->
     prompts, image, video = settings.prompts, trained.image_processor, trained.video_processor
     image.size = _edges(image, prompts.min_pixels, prompts.max_pixels)
     low, high = prompts.video_min_frame_pixels, prompts.video_max_frame_pixels
+    least, most = settings.frames.frame_bounds
     if bounds_whole_clips(trained):
-        _bound_whole_clips(video, low, high, settings.frames.video_max_frames)
+        _bound_whole_clips(video, low, high, most)
     else:
         video.size = _edges(video, low, high)
         video.cap_pixels_per_frame = False
-    most = settings.frames.video_max_frames
     rates = {
         "fps": settings.frames_per_second,
-        "min_frames": settings.frames.video_min_frames,
+        "min_frames": least,
         "max_frames": max(most - most % FRAMES_PER_PATCH, 1),
         "do_sample_frames": False,
     }

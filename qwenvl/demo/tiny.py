@@ -42,10 +42,20 @@ SPECIAL_TOKENS = (
 )
 # fmt: on
 
-# ChatML. Unlike the real checkpoints' template it adds no system turn of its own: prompts of the tiny model stay short.
+# ChatML. Unlike the real checkpoints' template it adds no system turn of its own, and of tools it names the arguments
+# alone: prompts of the tiny model stay short.
 CHAT_TEMPLATE = """\
+{%- if tools -%}
+<|im_start|>system
+{% for tool in tools -%}
+{{ tool['function']['name'] }}({{ tool['function']['parameters']['required'] | join(', ') }})
+{% endfor -%}
+<|im_end|>
+{% endif -%}
 {%- for message in messages -%}
-<|im_start|>{{ message['role'] }}
+<|im_start|>{{ 'user' if message['role'] == 'tool' else message['role'] }}
+{% if message['role'] == 'tool' %}<tool_response>
+{% endif -%}
 {% if message['content'] is string -%}
 {{ message['content'] }}
 {%- else -%}
@@ -59,6 +69,8 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 {%- endfor -%}
 {%- endif -%}
+{% if message['role'] == 'tool' %}
+</tool_response>{% endif -%}
 <|im_end|>
 {% endfor -%}
 {%- if add_generation_prompt -%}

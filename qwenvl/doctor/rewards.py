@@ -15,6 +15,7 @@ from typing import Any
 from qwenvl.rewards.function import RewardError
 from qwenvl.rewards.resolve import build_rubric
 from qwenvl.rewards.table import BY_FLAG, TABLE
+from qwenvl.types import Turn
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +52,7 @@ def _try(options: argparse.Namespace) -> str:
     columns: dict[str, list[Any]] = {name: [value] for name, value in record.items()}
     columns |= {"solution": [options.solution], "prompts": [[{"role": "user", "content": options.prompt}]]}
     columns |= {"completion_ids": [[0] * options.tokens], "finish_reasons": ["stop"]}
+    columns |= {"turns": [(Turn(options.completion),)]}
     batch = rubric.score([options.completion], columns)
     rubric.close()
     value = batch.components[0][0]

@@ -75,7 +75,7 @@ class Evaluation:
             dataset = build_dataset(config.dataset_use, config, rubric, collator, training=False)
             assert isinstance(dataset, GRPODataset)
             if not self.models:
-                self.questions = Questions.of(dataset, request.options, config.seed)
+                self.questions = Questions.of(dataset, request.options, config.seed, tools=bool(config.tools))
             facts = model_facts(source, config, collator, self.questions)
             self.models.append(PreparedModel(facts, config, collator, dataset))
         self.found: dict[str, Any] = as_json(
@@ -163,6 +163,9 @@ class Evaluation:
                 for bad in (bad for batch in batches for bad in batch.bad):
                     where = {"doc_id": bad.record.index, "where": bad.record.where, "error": bad.error}
                     left_out.append({"model": name, "control": control, **where})
+                if collector.toolbox is not None:
+                    looks = toolbox_under(control, collector.toolbox, self.request.config.seed)
+                    collector = replace(collector, toolbox=looks)
                 whole = [batch for batch in batches if len(batch)]
                 for together in in_budget(whole, new_tokens=new_tokens, budget=config.rollout_token_budget):
                     for batch, answer in zip(together, collector.answer(asked, together, count), strict=True):

@@ -8,7 +8,12 @@ A control asks the same question with evidence taken away. A model that answers 
     other_clip    the clips and images of another record replace those of the record
     text_only     no media: the prompt is text alone
 
-The first three keep the tokens, positions and times of the prompt.
+The first three keep the tokens, positions and times of the prompt, and change what looks show too. Three more are about
+looks:
+
+    no_look       no call is answered
+    other_span    a look shows another span of the same length
+    evidence      the prompt shows the span of the record's `evidence` in place of the whole clip
 """
 
 from __future__ import annotations
@@ -24,12 +29,14 @@ from torch.utils.data import Dataset
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
-from qwenvl.evaluate.settings import EvaluateOptions
+from qwenvl.evaluate.settings import LOOK_CONTROLS, EvaluateOptions
+from qwenvl.rewards.functions.looking import evidence_of
 from qwenvl.rewards.functions.text import normalized, solution_of
 from qwenvl.runlog import AS_IT_IS
+from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.contrast import random_order
 from qwenvl.train.evaluation import clusters_by
-from qwenvl.types import BadSample, Message, Record, Sample
+from qwenvl.types import BadSample, ClipMeta, Message, Record, Sample
 
 BLOCK = 16
 """Records that are sampled and written together. Fixed, so that results do not depend on the number of processes or on
@@ -80,16 +87,23 @@ class Questions:
         clusters: a key (e.g. the clip) by which records are correlated, for the bootstrap.
         controls: ``none`` first.
         partners: the record whose media ``other_clip`` shows in place of a record's own.
+        tools: the models can look at clips again.
     """
 
     records: Mapping[int, Record]
     clusters: Mapping[int, str]
     controls: tuple[str, ...]
     partners: Mapping[int, int] = field(default_factory=dict)
+    tools: bool = False
 
     @classmethod
-    def of(cls, dataset: GRPODataset, options: EvaluateOptions, seed: int) -> Questions:
+    def of(
+        cls, dataset: GRPODataset, options: EvaluateOptions, seed: int, *, tools: bool = False
+    ) -> Questions:
         """The questions that the options request.
+
+        Args:
+            tools: the models can look at clips again.
 
         Raises:
             RecordError, ValueError: a record lacks the field of ``cluster_by``, or a control applies to no record.
@@ -103,10 +117,12 @@ class Questions:
             clusters_of(records, options.cluster_by),
             (AS_IT_IS, *options.control_names),
             partners(records, seed) if OTHER in options.control_names else {},
+            tools,
         )
         for control in questions.controls:
             if not any(questions.applies(control, number) for number in numbers):
-                lacks = "another clip to show" if control == OTHER else "what it takes away"
+                lacks = {OTHER: "another clip to show", "evidence": "`evidence` for its clip"}.get(control)
+                lacks = lacks or ("a look, which --tools allow" if control in LOOK_CONTROLS else "what it takes away")
                 raise ValueError(f"--controls {control} has no effect: no record has {lacks}; leave it out")
         return questions
 
@@ -115,6 +131,10 @@ class Questions:
         record = self.records[number]
         if control == OTHER:
             return number in self.partners
+        if control == "evidence":
+            return len(record.videos) == 1 and bool(evidence_of(record.fields))
+        if control in LOOK_CONTROLS:
+            return self.tools and bool(record.videos)
         if control in ("shuffled", "single_frame"):
             return bool(record.videos)
         return control == AS_IT_IS or bool(record.videos or record.images)
@@ -125,6 +145,10 @@ class Questions:
         if control == OTHER:
             other = self.records[self.partners[number]]
             return replace(record, videos=other.videos, images=other.images, clip_meta=other.clip_meta)
+        if control == "evidence":
+            spans = evidence_of(record.fields) or []
+            meta = replace(record.clip_meta[0] or ClipMeta(), video_start=spans[0][0], video_end=spans[-1][1])
+            return replace(record, clip_meta=(meta,))
         if control == TEXT_ONLY:
             messages = tuple(Message(message.role, _TAG.sub("", message.text)) for message in record.messages)
             return replace(record, messages=messages, videos=(), images=(), clip_meta=())
@@ -138,6 +162,14 @@ class Questions:
     def keys(self, block: Sequence[int]) -> list[tuple[str, int]]:
         """Control and number of each question of a block, control by control."""
         return [(control, n) for control in self.controls for n in block if self.applies(control, n)]
+
+
+def toolbox_under(control: str, toolbox: Toolbox, seed: int) -> Toolbox:
+    """What answers calls under a control."""
+    change = PIXEL_CONTROLS.get(control)
+    alter = None if change is None else lambda sample: change(sample, seed)
+    looks = {"no_look": "refused", "other_span": "elsewhere"}.get(control, "as asked")
+    return replace(toolbox, alter=alter, looks=looks)
 
 
 @dataclass(frozen=True)

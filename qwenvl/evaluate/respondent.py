@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
@@ -19,6 +20,8 @@ from qwenvl.model.loading import base_of_adapter, load_processor, unwrap, with_a
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
 from qwenvl.rollout.engine import EngineWithWeights
+from qwenvl.tools.functions import schemas_of
+from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.assemble import build_collector, loaded_model
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.display.console import shows_bars
@@ -47,6 +50,7 @@ def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric)
     accelerator = Accelerator(cpu=config.use_cpu, mixed_precision=config.mixed_precision)
     meter = Meter(config.device)
     collector = build_collector(config, paths, unwrap(model), collator.processor, rubric, accelerator, meter)
+    collector = replace(collector, toolbox=Toolbox.of(config, collator))
     if isinstance(paths.engine, EngineWithWeights):
         paths.engine.sync(model, 0)
     return model, collector
@@ -55,7 +59,8 @@ def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric)
 def collator_of(config: GRPOConfig) -> GRPOCollator:
     """The collator of the model ``config.model_name_or_path``. An adapter has that of its base model."""
     path = str(config.model_name_or_path)
-    return GRPOCollator(load_processor(base_of_adapter(path) or path), PromptOptions.of(config))
+    processor = load_processor(base_of_adapter(path) or path)
+    return GRPOCollator(processor, PromptOptions.of(config), tools=schemas_of(config))
 
 
 def loader_of(dataset: Dataset, keys: Sequence[Any], collator: GRPOCollator, config: GRPOConfig) -> DataLoader:

@@ -20,6 +20,7 @@ from qwenvl.option import Options, all_options, option
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import read_config
+from qwenvl.tools.options import ToolOptions
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from qwenvl.types import Record
 
 CONTROL_NAMES = ("blank", "shuffled", "single_frame", "other_clip", "text_only")
+LOOK_CONTROLS = ("no_look", "other_span", "evidence")
 
 # ---- the options of the commands
 
@@ -82,7 +84,8 @@ class EvaluateOptions(PassOptions):
     )
     controls: str | None = option(
         None,
-        f"Evidence to take away from the same records: some of {', '.join(CONTROL_NAMES)}, with commas, or all.",
+        f"Evidence to take away from the same records: some of {', '.join(CONTROL_NAMES)}, with commas, or all of "
+        f"these. Of looks (--tools) and of records with `evidence`: {', '.join(LOOK_CONTROLS)}.",
         unset="none",
     )
     cluster_by: str | None = option(
@@ -110,8 +113,8 @@ class EvaluateOptions(PassOptions):
     def problems(self) -> Iterator[str]:
         names = self.control_names
         for each in dict.fromkeys(names):
-            if each not in CONTROL_NAMES:
-                yield f"--controls {each}: no such control; expected some of {', '.join(CONTROL_NAMES)}, or all"
+            if each not in (known := (*CONTROL_NAMES, *LOOK_CONTROLS)):
+                yield f"--controls {each}: no such control; expected some of {', '.join(known)}, or all"
             elif names.count(each) > 1:
                 yield f"--controls names {each} twice"
 
@@ -147,7 +150,7 @@ _COMPUTE = {"attn_implementation", "bf16", "fp16", "tf32", "use_cpu", "seed"}
 _ENGINE = {name for name in names_of(SamplingOptions) if name.startswith(("rollout_engine", "vllm_"))}
 # A new option of one of these groups is of data, prompts or rewards, and so the probe reads it too.
 READ_BY_PROBE = {
-    *(names_of(ReadingOptions, SampleOptions, PromptOptions, RewardOptions) - _SKIPS),
+    *(names_of(ReadingOptions, SampleOptions, PromptOptions, ToolOptions, RewardOptions) - _SKIPS),
     *("model_name_or_path", "shared_prefix"),
     "dataset_use",
     *("grpo_sample_size", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
@@ -159,7 +162,7 @@ READ_BY_PROBE = {
 }
 OF_A_RUN = (
     {
-        *names_of(ReadingOptions, FrameOptions, PromptOptions, RewardOptions),
+        *names_of(ReadingOptions, FrameOptions, PromptOptions, ToolOptions, RewardOptions),
         *SAMPLING_FLAGS,
         *("video_backend", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
     }
@@ -185,7 +188,7 @@ READ_BY_LMMS = {
     *(*_COMPUTE, *_ENGINE),
 } - names_of(RewardOptions)
 """The flags that have an effect where lmms-eval brings the questions and the scores."""
-READ_BY_TRY = READ_BY_LMMS | _SCORING | SAMPLING_FLAGS
+READ_BY_TRY = READ_BY_LMMS | _SCORING | SAMPLING_FLAGS | names_of(ToolOptions)
 
 
 def setting_of(token: str) -> str | None:

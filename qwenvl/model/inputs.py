@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from qwenvl.model.positions import PositionRule, prompt_positions
 from qwenvl.types import PromptBatch, select_media
 
 MEDIA = ("pixel_values", "pixel_values_videos")
+KINDS_OF_MEDIA = (
+    ("pixel_values", "image_grid_thw", "images_per_prompt"),
+    ("pixel_values_videos", "video_grid_thw", "videos_per_prompt"),
+)
 LARGE = 64 * 2**20
 """Bytes of a micro-batch's pixels above which the features of a step wait in the memory of the CPU. For Qwen2.5-VL
 these are the pixels of 14,000 prompt tokens. A step on so many takes seconds, and the copies a small part of one."""
@@ -24,10 +30,11 @@ def is_large(batch: PromptBatch) -> bool:
 
 @dataclass
 class PromptInputs:
-    """P prompts, ready for a forward.
+    """P prompts, ready for a forward. Or N completions with media that tools have appended to them.
 
     Attributes:
-        input_ids, attention_mask: P x L, left-padded.
+        input_ids, attention_mask: P x L, left-padded. Completions are N x T, right-padded, with positions that go on
+            from those of their prompts.
         position_ids: 3 x P x L M-RoPE positions (time, height, width).
         pixel_values, pixel_values_videos: normalised patches, patches x patch values, float. Before the vision tower
             runs once (``encode_vision``) they may be bytes, and afterwards they are its features before the merger, in
@@ -66,8 +73,8 @@ class PromptInputs:
         return len(self.input_ids)
 
     @classmethod
-    def join(cls, parts: list[PromptInputs]) -> PromptInputs:
-        """All prompts of ``parts``, in order, left-padded to the longest.
+    def join(cls, parts: Sequence[PromptInputs], left: bool = True) -> PromptInputs:
+        """All rows of ``parts``, in order, padded to the longest, on the left or on the right.
 
         Media must be in one form, pixels or features.
         """
@@ -75,7 +82,8 @@ class PromptInputs:
 
         def rows(name: str) -> Tensor:
             values = [getattr(part, name) for part in parts]
-            padded = [torch.nn.functional.pad(value, (length - value.shape[-1], 0)) for value in values]
+            missing = [length - value.shape[-1] for value in values]
+            padded = [pad(value, (n, 0) if left else (0, n)) for value, n in zip(values, missing, strict=True)]
             return torch.cat(padded, dim=-2)
 
         def media(name: str) -> Tensor | None:
@@ -102,22 +110,51 @@ class PromptInputs:
         media = {name: value.cpu() for name in MEDIA if (value := getattr(self, name)) is not None}
         return replace(self, **media)
 
+    def followed_by(self, others: PromptInputs) -> PromptInputs:
+        """Each row with the row of the same number of ``others`` behind it, and the media of both in this order."""
+        tensors = {
+            name: torch.cat([getattr(self, name), getattr(others, name).to(getattr(self, name))], dim=-1)
+            for name in ("input_ids", "attention_mask", "position_ids")
+        }
+        media: dict[str, Any] = {}
+        for values, grids, counts in KINDS_OF_MEDIA:
+            parts = [
+                select_media(getattr(rows, values), getattr(rows, grids), getattr(rows, counts), [n])
+                for n in range(len(self))
+                for rows in (self, others)
+                if getattr(rows, counts)[n]
+            ]
+            if parts:  # else blank media stay
+                media[values], media[grids] = (torch.cat(each) for each in zip(*parts, strict=True))
+            media[counts] = [a + b for a, b in zip(getattr(self, counts), getattr(others, counts), strict=True)]
+        return replace(self, **tensors, **media)
+
+    def vision_with(self, others: PromptInputs | None) -> dict[str, Tensor]:
+        """The vision arguments of a forward whose media are those of all rows, then those of all rows of ``others``."""
+        own = self.vision()
+        more = {} if others is None else others.vision()
+        for values, grids, _ in KINDS_OF_MEDIA:
+            if values in own and values in more and len(own[values]):  # else own ones are blank
+                own |= {name: torch.cat([own[name], more.pop(name)]) for name in (values, grids)}
+        return own | more
+
     def repeat(self, group_size: int) -> PromptInputs:
         """Every prompt ``group_size`` times in a row, its media too: N rows."""
         rows = [p for p in range(len(self)) for _ in range(group_size)]
         return self.select(rows)
 
     def select(self, rows: list[int]) -> PromptInputs:
-        """The prompts ``rows``, as often as named, with their media. Columns of nothing but padding are cut."""
+        """The rows ``rows``, as often as named, with their media. Columns of nothing but padding are cut."""
         images, image_grids = select_media(self.pixel_values, self.image_grid_thw, self.images_per_prompt, rows)
         videos, video_grids = select_media(self.pixel_values_videos, self.video_grid_thw, self.videos_per_prompt, rows)
         mask = self.attention_mask[rows]
-        start = int(mask.any(0).float().argmax()) if mask.numel() else 0
+        full = mask.any(0).nonzero().flatten().tolist() or [0]
+        columns = slice(full[0], full[-1] + 1)
         return replace(
             self,
-            input_ids=self.input_ids[rows, start:],
-            attention_mask=mask[:, start:],
-            position_ids=self.position_ids[:, rows, start:],
+            input_ids=self.input_ids[rows, columns],
+            attention_mask=mask[:, columns],
+            position_ids=self.position_ids[:, rows, columns],
             pixel_values=images,
             image_grid_thw=image_grids,
             pixel_values_videos=videos,

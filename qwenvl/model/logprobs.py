@@ -50,6 +50,7 @@ def completion_likelihood(
     temperature: float,
     logit_chunk_tokens: int,
     entropy: EntropyUse = "none",
+    whole: PromptInputs | None = None,
 ) -> Likelihood:
     """Log-probs and entropies of all completion tokens, of softmax(logits / temperature).
 
@@ -58,30 +59,48 @@ def completion_likelihood(
     Args:
         model: a Qwen-VL model for conditional generation, wrapped or not. Its forward is called once.
         prompts: P prompts.
-        completion_ids, completion_mask: N x T, padded on the right. Row n belongs to prompt n // (N / P).
+        completion_ids, completion_mask: N x T, padded on the right. Row n belongs to prompt n // (N / P). Where tools
+            have appended tokens, the mask has the sampled ones only.
         temperature: the sampling temperature, above 0.
         logit_chunk_tokens: tokens whose logits exist at one time. ``tokens_within`` gives it for a memory budget.
         entropy: whether entropies are computed, from the same logits, and have a gradient.
+        whole: the completions with what tools have appended to them. None: every token was sampled.
 
     Returns:
         float32 or the model's type if that is wider, with gradient in grad mode.
     """
-    group_size = len(completion_ids) // len(prompts)
-    length = completion_ids.shape[1]
-    rows = prompts.repeat(group_size)
+    group_size, length = len(completion_ids) // len(prompts), completion_ids.shape[1]
+    if whole is None:
+        whole = sampled_alone(prompts, completion_ids, completion_mask)
+    prompt_length, rows = prompts.input_ids.shape[1], prompts.repeat(group_size).followed_by(whole)
     with selected_logprobs(model, completion_ids, completion_mask, temperature, logit_chunk_tokens, entropy):
         output = model(
-            input_ids=torch.cat([rows.input_ids, completion_ids], dim=1),
-            attention_mask=torch.cat([rows.attention_mask, completion_mask.to(rows.attention_mask.dtype)], dim=1),
-            position_ids=torch.cat(
-                [rows.position_ids, completion_positions(prompts.position_ids, group_size, length)], dim=2
-            ),
+            input_ids=rows.input_ids,
+            attention_mask=rows.attention_mask,
+            position_ids=rows.position_ids,
             # The token at column c is predicted by the hidden state at c - 1.
-            logits_to_keep=torch.arange(length, device=completion_ids.device) + rows.input_ids.shape[1] - 1,
+            logits_to_keep=torch.arange(length, device=completion_ids.device) + prompt_length - 1,
             use_cache=False,
             **rows.vision(),
         )
     return likelihood_of(output.logits, entropy)
+
+
+def sampled_alone(prompts: PromptInputs, completion_ids: Tensor, completion_mask: Tensor) -> PromptInputs:
+    """Completions to which nothing was appended: N x T tokens that count on from the positions of their prompts."""
+    rows, length = completion_ids.shape
+    none = [0] * rows
+    return PromptInputs(
+        input_ids=completion_ids,
+        attention_mask=completion_mask,
+        position_ids=completion_positions(prompts.position_ids, rows // len(prompts), length),
+        pixel_values=None,
+        image_grid_thw=None,
+        pixel_values_videos=None,
+        video_grid_thw=None,
+        images_per_prompt=none,
+        videos_per_prompt=none,
+    )
 
 
 def logprobs_by(likelihood: Callable[..., Likelihood]) -> Callable[..., Tensor]:

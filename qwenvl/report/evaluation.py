@@ -30,6 +30,9 @@ CONTROLS = {
     "single_frame": "one frame",
     "other_clip": "another clip",
     "text_only": "text alone",
+    "no_look": "no looks",
+    "other_span": "looks elsewhere",
+    "evidence": "the evidence shown",
 }
 """The name of each control on the page."""
 NO_ANSWER, TRUNCATED = 1, 2
@@ -116,6 +119,8 @@ def readable(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "decoding", f"{how}, at most {decoding['max_new_tokens']:,} tokens{stops}"
     rate = f"{frames['video_fps']:g} per second" if frames["video_fps"] else f"one every {frames['base_interval']:g} s"
     count = f"{frames['video_min_frames']} to {frames['video_max_frames']} of a clip"
+    if frames.get("frame_counts"):
+        rate, count = "evenly spaced", f"one of {frames['frame_counts']} of a clip"
     yield "frames", f"{rate}, {count}, decoded by {protocol['decoder']}"
     yield "pixels", f"{prompts['video_min_frame_pixels']:,} to {prompts['video_max_frame_pixels']:,} of a frame"
     yield "rewards", " + ".join(f"{weight:g} {name}" for name, weight in protocol["rewards"].items())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwenvl.rewards.function import RewardFunction, arguments_of
-from qwenvl.rewards.functions import actions, answers, grounding, maths, models, shaping
+from qwenvl.rewards.functions import actions, answers, grounding, looking, maths, models, shaping
 
 KINDS: dict[str, str] = {  # the function of each kind of problem
     "multiple choice": "multiple_choice",
@@ -142,6 +142,8 @@ TABLE: dict[str, Entry] = {
     "ocr": Entry(answers.ocr, 0, 1, answers.check_text),
     "rouge": Entry(answers.rouge, 0, 1, answers.check_text),
     "temporal_iou": Entry(grounding.temporal_iou, 0, 1, grounding.check_spans),
+    "evidence_iou": Entry(looking.evidence_iou, 0, 1, looking.check_evidence),
+    "looked_and_right": Entry(looking.looked_and_right, 0, 0.1),
     "box_iou": Entry(grounding.box_iou, 0, 1, grounding.check_boxes),
     "box_giou": Entry(grounding.box_giou, -1, 1, grounding.check_boxes),
     "by_problem_type": Entry(by_problem_type, 0, 1, check_problem_type),
@@ -154,5 +156,8 @@ BY_FLAG: dict[str, Entry] = {
     "temporal_contrast": Entry(grounding.temporal_contrast, 0, 0.3, remote=True),
 }
 
-SHAPING = ("format", "strict_format", "cosine", "repetition", "soft_overlong", "length_window")
-"""Functions of the table that are about form and length: their value does not tell a right answer from a wrong one."""
+SHAPING = (
+    *("format", "strict_format", "cosine", "repetition", "soft_overlong", "length_window"),
+    *("evidence_iou", "looked_and_right"),
+)
+"""Functions of the table that are about form, length and looks: their value does not tell right answers from wrong."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, runtime_checkable
+from itertools import accumulate, pairwise
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from accelerate.utils import gather_object
@@ -76,7 +77,11 @@ class RolloutEngine(Protocol):
     def sample(
         self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
     ) -> list[RolloutBatch]:
-        """P prompts of each micro-batch -> N = P * G completions for each, row n for prompt n // G."""
+        """P prompts of each micro-batch -> N = P * G completions for each, row n for prompt n // G.
+
+        With tools the trainer also gives ``conversations`` (``turns.Conversations``), which only engines in its own
+        process take.
+        """
         ...
 
 
@@ -137,16 +142,37 @@ def on_device(rollout: RolloutBatch, device: torch.device | str) -> RolloutBatch
 
 
 def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutBatch]:
-    """The rows of ``rollout`` cut into consecutive batches of the given sizes, each no wider than its longest row."""
-    parts, start = [], 0
-    for size in sizes:
-        rows = slice(start, start + size)
-        width = max(1, int(rollout.completion_mask[rows].sum(1).max()) if size else 0)
-        cut = {name: tensor[rows, :width] for name, tensor in _tensors(rollout).items()}
-        texts, reasons = rollout.texts[rows], rollout.finish_reasons[rows]
-        parts.append(replace(rollout, texts=texts, finish_reasons=reasons, **cut))
-        start += size
-    return parts
+    """The rows of ``rollout`` cut into consecutive batches of the given sizes."""
+    ends = [0, *accumulate(sizes)]
+    return [select_rows(rollout, range(start, end)) for start, end in pairwise(ends)]
+
+
+def select_rows(rollout: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
+    """Some of the completions, no wider than the longest of them."""
+    rows = list(rows)
+    width = rollout.width(rows)
+    own: dict[str, Any] = {name: tensor[rows, :width] for name, tensor in _tensors(rollout).items()}
+    for name in ("texts", "finish_reasons", "turns"):
+        own[name] = None if (values := getattr(rollout, name)) is None else [values[row] for row in rows]
+    if rollout.whole is not None:
+        own["whole"] = rollout.whole.select(rows)
+    return replace(rollout, **own)
+
+
+def join_rollouts(parts: Sequence[RolloutBatch], pad_id: int = 0) -> RolloutBatch:
+    """All completions of ``parts``, in order, right-padded to the longest."""
+    width = max(part.completion_ids.shape[1] for part in parts)
+    own: dict[str, Any] = {"boots": frozenset().union(*(part.boots for part in parts))}
+    for name in ("completion_ids", *(name for name in _tensors(parts[0]) if name != "completion_ids")):
+        fill = pad_id if name == "completion_ids" else 0
+        rows = [getattr(part, name) for part in parts]
+        own[name] = torch.cat([nn.functional.pad(each, (0, width - each.shape[1]), value=fill) for each in rows])
+    for name in ("texts", "finish_reasons", "turns"):
+        lists = [getattr(part, name) for part in parts]
+        own[name] = None if lists[0] is None else [value for values in lists for value in values]
+    if parts[0].whole is not None:
+        own["whole"] = PromptInputs.join([part.whole for part in parts], left=False)
+    return RolloutBatch(**own)
 
 
 def _tensors(rollout: RolloutBatch) -> dict[str, Tensor]:
@@ -198,9 +224,9 @@ def completion_mask(is_end: Tensor) -> Tensor:
 
 
 def real_tokens(completion_ids: Tensor, completion_mask: Tensor) -> list[list[int]]:
-    """The tokens of each of N completions (N x T, padded on the right), copied to the host at once."""
-    lengths = completion_mask.sum(1).tolist()
-    return [row[:length] for row, length in zip(completion_ids.tolist(), lengths, strict=True)]
+    """The tokens of each of N completions (N x T) that the mask has, copied to the host at once."""
+    rows = zip(completion_ids.tolist(), completion_mask.tolist(), strict=True)
+    return [[token for token, sampled in zip(*row, strict=True) if sampled] for row in rows]
 
 
 @contextmanager

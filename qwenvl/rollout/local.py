@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +26,21 @@ from qwenvl.rollout.engine import (
     EnginePrompts,
     SamplingParams,
     completion_mask,
+    join_rollouts,
     joined_draws,
     no_completions,
     real_tokens,
     split_rollouts,
     within_budget,
 )
-from qwenvl.rollout.shared_sampling import exponential_race, logits_processors, require_compiler, sample_shared
+from qwenvl.rollout.shared_sampling import (
+    SharedSampler,
+    exponential_race,
+    logits_processors,
+    require_compiler,
+    sample_shared,
+)
+from qwenvl.rollout.turns import Completions, Conversations, Resume, sample_turns
 from qwenvl.types import RolloutBatch
 
 
@@ -61,26 +70,78 @@ class LocalEngine:
         self._stops: dict[tuple[str, ...], StopStrings] = {}  # made once: they look at the whole vocabulary
 
     def sample(
-        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+        self,
+        model: nn.Module,
+        prompts: Sequence[EnginePrompts],
+        group_size: int,
+        params: SamplingParams,
+        seed: int,
+        conversations: Conversations | None = None,
     ) -> list[RolloutBatch]:
-        """See ``RolloutEngine.sample``. The prompts of all micro-batches are sampled together."""
+        """See ``RolloutEngine.sample``. The prompts of all micro-batches are sampled together.
+
+        Args:
+            conversations: with the N completions of all of them. None: nothing answers their calls.
+        """
         some = [each.inputs for each in prompts if len(each.batch)]
         if not some:  # all samples were bad
             return [no_completions() for _ in prompts]
-        rollout = self.draw(model, PromptInputs.join(some), group_size, params, seed)
+        rollout = self.draw(model, PromptInputs.join(some), group_size, params, seed, conversations)
         return split_rollouts(rollout, [len(each.batch) * group_size for each in prompts])
 
     @torch.no_grad()
     def draw(
-        self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams, seed: int
+        self,
+        model: nn.Module,
+        prompts: PromptInputs,
+        group_size: int,
+        params: SamplingParams,
+        seed: int,
+        conversations: Conversations | None = None,
     ) -> RolloutBatch:
         """Completions of P prompts. Log-probs are those of the trainer: over all tokens, at the temperature."""
         if params.repetition_penalty != 1.0:
             prompts = padded_with_own(prompts)
         with evaluating(model) as bare, seeded(seed, prompts.input_ids.device):
-            ids, likelihood = self._draw(bare, prompts, group_size, params)
+            if conversations is None:
+                rollout = self._turn(bare, prompts, group_size, params)
+            else:
+                rollout = self._converse(bare, prompts, group_size, params, conversations)
             self.drawing.end()
-            return self._finish(ids, likelihood, self.stops(params))
+            return rollout
+
+    def _turn(self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams) -> RolloutBatch:
+        """Completions of one turn."""
+        return self._finish(*self._draw(model, prompts, group_size, params), self.stops(params))
+
+    def _converse(
+        self,
+        model: nn.Module,
+        prompts: PromptInputs,
+        group_size: int,
+        params: SamplingParams,
+        conversations: Conversations,
+    ) -> RolloutBatch:
+        """Completions of as many turns as their calls ask for."""
+        tokens = prompts.input_ids.shape[1] + params.max_new_tokens + conversations.most_tokens + state_tokens(model)
+        parts = []
+        for rows in within_budget(range(len(prompts)), self.token_budget, cost=lambda row: group_size * tokens):
+            self.drawing.begin(rows, len(prompts), params.max_new_tokens)
+            own = prompts.select(rows)
+            answers = conversations.select([row * group_size + n for row in rows for n in range(group_size)])
+            first, resume = self._first_turn(model, own, group_size, params)
+            parts.append(sample_turns(first, own, params, answers, resume, self.tokenizer))
+        return join_rollouts(parts, self.tokenizer.pad_token_id)
+
+    def _first_turn(
+        self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
+    ) -> tuple[RolloutBatch, Resume]:
+        """The first turn of each completion, and what samples further ones: each computes all tokens before it."""
+
+        def resume(completions: Completions, rows: list[int], appended: PromptInputs, most: int) -> RolloutBatch:
+            return self._turn(model, completions.behind_prompts(rows), 1, replace(params, max_new_tokens=most))
+
+        return self._turn(model, prompts, group_size, params), resume
 
     def stops(self, params: SamplingParams) -> StopStrings | None:
         """The matcher of the stop strings, if there are any."""
@@ -263,16 +324,27 @@ class SharedPrefixEngine(LocalEngine):
     def _draw(
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
     ) -> tuple[Tensor, Likelihood]:
-        return sample_shared(
-            model,
-            prompts,
-            group_size,
-            params,
-            suppress=self.vision_ids,
-            end_ids=self.end_ids,
-            pad_id=self.tokenizer.pad_token_id,
-            stopping=self.stops(params),
-            token_budget=self.token_budget,
-            compiled=self._compiled,
-            drawing=self.drawing,
-        )
+        how = self._how(params)
+        return sample_shared(model, prompts, group_size, params, token_budget=self.token_budget, **how)
+
+    def _how(self, params: SamplingParams) -> dict[str, Any]:
+        return {
+            "suppress": self.vision_ids,
+            "end_ids": self.end_ids,
+            "pad_id": self.tokenizer.pad_token_id,
+            "stopping": self.stops(params),
+            "compiled": self._compiled,
+            "drawing": self.drawing,
+        }
+
+    def _first_turn(
+        self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
+    ) -> tuple[RolloutBatch, Resume]:
+        """The first turn of each completion, and what samples further ones: nothing is computed again."""
+        sampler = SharedSampler(model, prompts, group_size, params, parks=True, **self._how(params))
+        stops = self.stops(params)
+
+        def resume(completions: Completions, rows: list[int], appended: PromptInputs, most: int) -> RolloutBatch:
+            return self._finish(*sampler.resume(rows, completions.last_tokens(rows), appended, most), stops)
+
+        return self._finish(*sampler.first(), stops), resume

@@ -7,9 +7,10 @@ compiled, or replayed as a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +26,9 @@ from transformers import (
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood, entropy_of
-from qwenvl.model.positions import completion_positions
 from qwenvl.model.sharding import is_partitioned, sharded_modules
 from qwenvl.model.sharing.linear_attention import SlotStates, state_tokens
-from qwenvl.model.sharing.prefix_cache import LayerCache, PrefixCache
+from qwenvl.model.sharing.prefix_cache import LayerCache, Parked, PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
 from qwenvl.rollout.engine import Drawing, SamplingParams, joined_draws, within_budget
 
@@ -78,108 +78,167 @@ def sample_shared(
     group_size: int,
     params: SamplingParams,
     *,
-    suppress: list[int],
-    end_ids: list[int],
-    pad_id: int,
-    stopping: Callable[[Tensor], Tensor] | None = None,
     token_budget: int | None = None,
-    compiled: bool = False,
-    cuda_graph: bool | None = None,
     drawing: Drawing | None = None,
+    **how: Any,
 ) -> tuple[Tensor, Likelihood]:
     """Samples ``group_size`` completions of each prompt.
 
     Args:
-        model: the bare transformers model, in eval mode, for which ``supports_shared_prefix`` has no objection.
-        prompts: P prompts, with pixels or encoded.
-        params: a temperature of 0 takes the most probable token. Their stop strings are left to ``stopping``.
-        suppress: tokens that are never sampled.
-        end_ids: tokens that end a completion. The token counts as part of it.
-        pad_id: fills finished completions.
-        stopping: called after each token with the ids of the unfinished completions (rows x tokens, without their
-            prompts). It returns rows bool, True for those that end there, beside those with an end token.
         token_budget: most tokens (each prompt once, padded to the longest, its completions in full length, and for the
             states of each what ``state_tokens`` says) that are sampled together. A single prompt may exceed it. None:
             all together.
-        compiled: compile the layers of the decode step (see ``DecodeStep``).
-        cuda_graph: replay the decode step as a CUDA graph (see ``DecodeStep``). None: on a GPU, for a dense model that
-            is not sharded.
         drawing: where progress is written.
+        model, prompts, params, how: see ``SharedSampler``.
 
     Returns:
         Completion ids N x T, and the likelihood of each token under softmax(logits / temperature), before truncation,
         0.0 at padding. At temperature 0 it is that of temperature 1.
     """
-    install_sharing(model)
     drawing = Drawing() if drawing is None else drawing
-    if cuda_graph is None:
-        sharded = is_partitioned(model) or sharded_modules(model)
-        experts = getattr(model.config.get_text_config(), "num_experts", 0)  # some ways to run them wait for the GPU
-        cuda_graph = prompts.input_ids.is_cuda and not sharded and not experts
-    device = prompts.input_ids.device
-    processors, ends = logits_processors(params, suppress, device), torch.tensor(end_ids, device=device)
     lengths = prompts.attention_mask.sum(1).tolist()
     new_tokens = group_size * (params.max_new_tokens + state_tokens(model))
-    batches = within_budget(range(len(lengths)), token_budget, cost=lambda row: lengths[row] + new_tokens)
-    # Inference mode is about a twentieth faster, but under autocast it rounds every weight again for each token.
-    rounds = torch.is_autocast_enabled(device.type)
-    with torch.no_grad() if rounds else torch.inference_mode():
-        drawn = []
-        for rows in batches:
-            drawing.begin(rows, len(prompts), params.max_new_tokens)
-            own, how = prompts.select(rows), (compiled, cuda_graph)
-            drawn.append(_batch(model, own, group_size, params, processors, ends, pad_id, stopping, *how, drawing))
-    return joined_draws(drawn, pad_id)
+    drawn = []
+    for rows in within_budget(range(len(lengths)), token_budget, cost=lambda row: lengths[row] + new_tokens):
+        drawing.begin(rows, len(prompts), params.max_new_tokens)
+        drawn.append(SharedSampler(model, prompts.select(rows), group_size, params, drawing=drawing, **how).first())
+    return joined_draws(drawn, how["pad_id"])
 
 
-def _batch(
-    model: nn.Module,
-    prompts: PromptInputs,
-    group_size: int,
-    params: SamplingParams,
-    processors: LogitsProcessorList,
-    ends: Tensor,
-    pad_id: int,
-    stopping: Callable[[Tensor], Tensor] | None,
-    compiled: bool,
-    cuda_graph: bool,
-    drawing: Drawing,
-) -> tuple[Tensor, Likelihood]:
-    """The completions of prompts that are sampled together, see ``sample_shared``."""
-    rows, most, device = len(prompts) * group_size, params.max_new_tokens, prompts.input_ids.device
-    # Only a repetition penalty needs the prompt's tokens, beside those of each completion, as ``generate`` shows them.
-    start = prompts.input_ids.shape[1] if params.repetition_penalty != 1.0 else 0
-    ids = torch.full((rows, start + most), pad_id, device=device)
-    ids[:, :start] = prompts.input_ids[:, :start].repeat_interleave(group_size, dim=0)
-    logprobs = torch.zeros(rows, most, device=device)
-    entropies = torch.zeros_like(logprobs) if params.entropies else None
-    positions = completion_positions(prompts.position_ids, group_size, most)
-    going = torch.arange(rows, device=device)  # the unfinished completions
-    lengths = tuple(prompts.attention_mask.sum(1).tolist())
-    cache = PrefixCache(lengths, group_size, most, device, fixed_sizes=compiled or cuda_graph)
-    logits = _prefill(model, prompts, cache).repeat_interleave(group_size, dim=0)
-    decoder = DecodeStep(model, cache, compiled, cuda_graph)
-    for t in range(most):
-        drawing.token()
-        scores = processors(ids[going, : start + t], logits)
-        tokens = (scores if params.temperature == 0 else exponential_race(scores)).argmax(-1)
-        ids[going, start + t] = tokens
-        scores = (logits / (params.temperature or 1.0)).log_softmax(-1)
-        logprobs[going, t] = scores.gather(1, tokens[:, None])[:, 0]
-        if entropies is not None:  # log-probs are logits that need no normaliser
-            entropies[going, t] = entropy_of(scores, scores.new_zeros(()))
-        done = torch.isin(tokens, ends)
-        if stopping is not None:
-            done = done | stopping(ids[going, start : start + t + 1])
-        ended = int(done.sum())  # a GPU is waited for here, so it is asked once
-        if t + 1 == most or ended == len(done):
-            break
-        if ended:
-            going, tokens = going[~done], tokens[~done]
-            decoder.keep(~done)
-        logits = decoder.step(tokens, positions[:, going, t])
-    found = Likelihood(logprobs[:, : t + 1], None if entropies is None else entropies[:, : t + 1])
-    return ids[:, start : start + t + 1], found
+class SharedSampler:
+    """Samples completions of prompts that are computed once, turn by turn."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prompts: PromptInputs,
+        group_size: int,
+        params: SamplingParams,
+        *,
+        suppress: list[int],
+        end_ids: list[int],
+        pad_id: int,
+        stopping: Callable[[Tensor], Tensor] | None = None,
+        compiled: bool = False,
+        cuda_graph: bool | None = None,
+        drawing: Drawing | None = None,
+        parks: bool = False,
+    ):
+        """
+        Args:
+            model: the bare transformers model, in eval mode, for which ``supports_shared_prefix`` has no objection.
+            prompts: P prompts, with pixels or encoded.
+            params: a temperature of 0 takes the most probable token. Their stop strings are left to ``stopping``.
+            suppress: tokens that are never sampled.
+            end_ids: tokens that end a completion. The token counts as part of it.
+            pad_id: fills finished completions.
+            stopping: called after each token with the ids of the unfinished completions (rows x tokens, without their
+                prompts). It returns rows bool, True for those that end there, beside those with an end token.
+            compiled: compile the layers of the decode step (see ``DecodeStep``).
+            cuda_graph: replay the decode step as a CUDA graph (see ``DecodeStep``). None: on a GPU, for a dense model
+                that is not sharded.
+            drawing: where progress is written.
+            parks: keep what the cache holds of completions that have ended, so that ``resume`` can continue them.
+        """
+        install_sharing(model)
+        device = prompts.input_ids.device
+        if cuda_graph is None:
+            sharded = is_partitioned(model) or sharded_modules(model)
+            experts = getattr(model.config.get_text_config(), "num_experts", 0)  # some ways to run them wait for it
+            cuda_graph = prompts.input_ids.is_cuda and not sharded and not experts
+        self._model, self._prompts, self._group_size, self._params = model, prompts, group_size, params
+        self._processors, self._ends = logits_processors(params, suppress, device), torch.tensor(end_ids, device=device)
+        self._pad_id, self._stopping, self._how = pad_id, stopping, (compiled, cuda_graph)
+        self._drawing = Drawing() if drawing is None else drawing
+        self._parks, self._parked = parks, dict[int, Parked]()
+        lengths = tuple(prompts.attention_mask.sum(1).tolist())
+        fixed = compiled or cuda_graph
+        self._cache = PrefixCache(lengths, group_size, params.max_new_tokens, device, fixed_sizes=fixed, parks=parks)
+
+    def first(self) -> tuple[Tensor, Likelihood]:
+        """The completions, N x T, or their first turns."""
+        prompts, size = self._prompts, self._group_size
+        starts = (prompts.position_ids[:, :, -1].amax(0) + 1).repeat_interleave(size)
+        with _without_gradient(starts.device):
+            logits = _prefill(self._model, prompts, self._cache).repeat_interleave(size, dim=0)
+            return self._decode(self._cache, [*range(len(starts))], logits, starts, self._params.max_new_tokens)
+
+    def resume(self, rows: Sequence[int], last: Tensor, appended: PromptInputs, most: int) -> tuple[Tensor, Likelihood]:
+        """A turn more of some completions whose turn has ended. Nothing before it is computed again.
+
+        Args:
+            rows: R numbers of completions. Those of a prompt follow each other.
+            last: R, their newest tokens, which the model has not seen yet.
+            appended: R rows of tokens behind these, padded on the left, with their positions and media.
+            most: tokens of the turn.
+        """
+        lengths = (appended.attention_mask.sum(1) + 1).tolist()
+        there = appended.attention_mask.bool()
+        first = appended.position_ids.masked_fill(~there, torch.iinfo(torch.long).max).amin((0, 2)) - 1
+        ids = torch.cat([torch.cat([last[n, None], appended.input_ids[n, own]]) for n, own in enumerate(there)])
+        where = [
+            torch.cat([first[n].expand(3, 1), appended.position_ids[:, n, own]], dim=1) for n, own in enumerate(there)
+        ]
+        with _without_gradient(ids.device):
+            cache = self._cache.resumed([self._parked.pop(row) for row in rows], lengths, most)
+            logits = self._model(
+                input_ids=ids[None],
+                position_ids=torch.cat(where, dim=1)[:, None],
+                logits_to_keep=torch.tensor(lengths, device=ids.device).cumsum(0) - 1,
+                use_cache=False,
+                shared_prefix=cache,
+                **appended.vision(),
+            ).logits[0]
+            starts = appended.position_ids.amax((0, 2)) + 1
+            return self._decode(cache, rows, logits.float(), starts, most)
+
+    def _decode(
+        self, cache: PrefixCache, rows: Sequence[int], logits: Tensor, starts: Tensor, most: int
+    ) -> tuple[Tensor, Likelihood]:
+        """The tokens of a turn of R completions, R x t.
+
+        Args:
+            logits: of their first tokens, R x V.
+            starts: R, the positions of these.
+        """
+        params, device = self._params, logits.device
+        # Only a repetition penalty needs the prompt's tokens, beside those of each completion, as ``generate`` does.
+        start = self._prompts.input_ids.shape[1] if params.repetition_penalty != 1.0 else 0
+        ids = torch.full((len(rows), start + most), self._pad_id, device=device)
+        if start:
+            ids[:, :start] = self._prompts.input_ids.repeat_interleave(self._group_size, dim=0)
+        logprobs = torch.zeros(len(rows), most, device=device)
+        entropies = torch.zeros_like(logprobs) if params.entropies else None
+        going = torch.arange(len(rows), device=device)  # the unfinished completions
+        decoder = DecodeStep(self._model, cache, *self._how)
+        for t in range(most):
+            self._drawing.token()
+            scores = self._processors(ids[going, : start + t], logits)
+            tokens = (scores if params.temperature == 0 else exponential_race(scores)).argmax(-1)
+            ids[going, start + t] = tokens
+            scores = (logits / (params.temperature or 1.0)).log_softmax(-1)
+            logprobs[going, t] = scores.gather(1, tokens[:, None])[:, 0]
+            if entropies is not None:  # log-probs are logits that need no normaliser
+                entropies[going, t] = entropy_of(scores, scores.new_zeros(()))
+            done = torch.isin(tokens, self._ends)
+            if self._stopping is not None:
+                done = done | self._stopping(ids[going, start : start + t + 1])
+            ended = int(done.sum())  # a GPU is waited for here, so it is asked once
+            if ended and self._parks:
+                self._parked |= {rows[int(n)]: decoder.park(done, k) for k, n in enumerate(going[done])}
+            if t + 1 == most or ended == len(done):
+                break
+            if ended:
+                going, tokens = going[~done], tokens[~done]
+                decoder.keep(~done)
+            logits = decoder.step(tokens, (starts[going] + t).expand(3, -1))
+        found = Likelihood(logprobs[:, : t + 1], None if entropies is None else entropies[:, : t + 1])
+        return ids[:, start : start + t + 1], found
+
+
+def _without_gradient(device: torch.device) -> AbstractContextManager[None]:
+    """Inference mode is about a twentieth faster, but under autocast it rounds every weight again for each token."""
+    return torch.no_grad() if torch.is_autocast_enabled(device.type) else torch.inference_mode()
 
 
 def _prefill(model: nn.Module, prompts: PromptInputs, cache: PrefixCache) -> Tensor:
@@ -214,8 +273,7 @@ class DecodeStep:
         """
         self._model, self._cache, self._compiled, self._cuda_graph = model, cache, compiled, cuda_graph
         self._run: Callable[..., Tensor] = GraphedForward(self._forward) if cuda_graph else self._forward
-        prompts, group_size = cache.slots
-        self._slots = torch.arange(prompts * group_size, device=cache.prompts.offsets.device)  # of each completion
+        self._slots = cache.filled  # of each completion
 
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """R tokens and their positions (3 x R) -> float32 logits, R x V."""
@@ -230,6 +288,10 @@ class DecodeStep:
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         with _compiled_layers(self._model, self._cache) if self._compiled else nullcontext():
             return self._model(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=self._cache).logits
+
+    def park(self, rows: Tensor, number: int) -> Parked:
+        """What the cache holds of the completion ``number`` among those where ``rows`` (R bool) is True."""
+        return self._cache.parked(int(self._slots[rows][number]))
 
     def keep(self, rows: Tensor) -> None:
         """Continues with the completions where ``rows`` (R bool) is True."""

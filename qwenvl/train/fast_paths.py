@@ -48,8 +48,8 @@ def likelihood_of(
         bare: the model without adapter or engine.
 
     Returns:
-        A function of (model, prompts, ids, mask, temperature, entropy) that gives the log-probs and entropies of
-        completions (``ids`` and ``mask``, N x T).
+        A function of (model, prompts, ids, mask, temperature, entropy, whole) that gives the log-probs and entropies
+        of completions (``ids`` and ``mask``, N x T).
     """
     chunk = logprobs.tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
 
@@ -60,12 +60,13 @@ def likelihood_of(
         mask: Tensor,
         temperature: float,
         entropy: EntropyUse = "none",
+        whole: PromptInputs | None = None,
     ) -> Likelihood:
         if args.world_size > 1:  # whose forwards wait for each other
             prompts = blank_vision(model, prompts, encoded=paths.encode is not None)
         settings: dict[str, Any] = {"temperature": temperature, "logit_chunk_tokens": chunk, "entropy": entropy}
         with accelerator.autocast():  # of itself the reference has none, nor has the policy under FSDP
-            return paths.completion_likelihood(model, prompts, ids, mask, **settings)
+            return paths.completion_likelihood(model, prompts, ids, mask, whole=whole, **settings)
 
     return likelihood
 

@@ -22,6 +22,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.rollout.engine import EngineWithWeights
+from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.assemble import build_collector, build_rewards
 from qwenvl.train.callbacks import with_entropy_coef
 from qwenvl.train.collect.ahead import StepsAhead
@@ -82,6 +83,7 @@ class GRPOTrainer(PolicyTrainer):
         self.ahead = StepsAhead(engine, args) if args.async_rollouts else None
         self.collector = replace(
             build_collector(args, self.paths, bare, processor, rubric, self.accelerator, self.meter),
+            toolbox=Toolbox.of(args, self.data_collator),
             engine=engine if self.ahead is None else self.ahead.engine,
             penalty=self._kl_penalties if args.kl_in_reward and self.reference is not None else None,
             refill=Refill.of(args, self.train_dataset, self.data_collator, rubric.names, self.meter),
@@ -172,9 +174,9 @@ class GRPOTrainer(PolicyTrainer):
         return self.step
 
     def _likelihood(self, model: nn.Module, experience: Experience, entropy: EntropyUse = "none") -> Likelihood:
-        ids, mask = experience.rollout.completion_ids, experience.rollout.completion_mask
-        temperature = self.args.generation_temperature
-        return self.completion_likelihood(model, experience.prompts, ids, mask, temperature, entropy)
+        rollout, temperature = experience.rollout, self.args.generation_temperature
+        ids, mask = rollout.completion_ids, rollout.completion_mask
+        return self.completion_likelihood(model, experience.prompts, ids, mask, temperature, entropy, rollout.whole)
 
     def _reference_logprobs(self, experience: Experience) -> Tensor | None:
         if self.reference is None or experience.ref_logprobs is not None:  # computed for the reward (kl_in_reward)
@@ -209,7 +211,8 @@ class GRPOTrainer(PolicyTrainer):
                     raise ValueError(
                         "kl_in_reward needs the log-probs of sampling, and this engine gives none: leave it out"
                     )
-                ref_logprobs = self.completion_likelihood(bare, own, ids, mask, temperature).logprobs
+                given = (own, ids, mask, temperature)
+                ref_logprobs = self.completion_likelihood(bare, *given, whole=rollout.whole).logprobs
                 kl = completion_kl(rollout.logprobs, ref_logprobs, mask).cpu()
                 penalties.append((ref_logprobs, self.args.grpo_beta * kl))
         return penalties

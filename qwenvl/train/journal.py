@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import equal_groups, reward_std, unique_fraction
 from qwenvl.grpo.loss import LossOutput
+from qwenvl.rewards.functions.looking import answered_calls
 from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience, Step
@@ -174,7 +175,28 @@ class Journal:
             meter.mean("completion/length_mean", length)
             meter.max("completion/length_max", length)
             meter.mean("completion/truncated_frac", float(reason == "length"))
+        for turns in rollout.turns or ():
+            calls = [call for turn in turns for call in turn.calls]
+            meter.mean("look/calls", len(calls))
+            meter.mean("look/looked_frac", float(bool(answered_calls(turns))))
+            meter.mean("look/tokens", sum(call.tokens for call in calls))
+            for call in calls:
+                meter.mean("look/error_frac", float(call.error is not None))
+                meter.mean("look/seconds", call.seconds)
+        self._worth_of_looks(rollout, rewards)
         self.seen(batch)
+
+    def _worth_of_looks(self, rollout: RolloutBatch, rewards: RewardBatch) -> None:
+        """Mean rewards with and without a look, over the groups that have completions of both kinds."""
+        size, scored = self._args.grpo_sample_size, [*zip(rollout.turns or (), rewards.totals(), strict=False)]
+        for start in range(0, len(scored), size):
+            kinds: dict[str, list[float]] = {"with": [], "without": []}
+            for turns, total in scored[start : start + size]:
+                if total is not None:
+                    kinds["with" if bool(answered_calls(turns)) else "without"].append(total)
+            if all(kinds.values()):
+                for name, totals in kinds.items():
+                    self._meter.mean(f"look/reward_{name}", sum(totals) / len(totals))
 
     def seen(self, batch: PromptBatch) -> None:
         """Metrics of the prompts of a micro-batch: lengths and frames."""
@@ -220,4 +242,5 @@ def rollout_rows(
             split=split,
             where=record.where,
             fitted=None if (fitted := batch.fitted[n // size]) is None else {"frames": fitted},
+            turns=() if rollout.turns is None else tuple(asdict(turn) for turn in rollout.turns[n]),
         )

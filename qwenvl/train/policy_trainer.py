@@ -27,6 +27,7 @@ from qwenvl.data.saved_processor import PromptSettings, processor_as_trained
 from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.rollout.local import LocalEngine
+from qwenvl.tools.functions import schemas_of
 from qwenvl.train.assemble import build_policy, build_reference
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
@@ -148,7 +149,7 @@ class PolicyTrainer(Trainer):
 
     def make_collator(self, processor: ProcessorMixin, args: GRPOConfig) -> GRPOCollator:
         """From samples to the batches of this trainer."""
-        return GRPOCollator(processor, PromptOptions.of(args))
+        return GRPOCollator(processor, PromptOptions.of(args), tools=schemas_of(args))
 
     def narrowed(self, dataset: Any, flag: str) -> Any:
         """The data set, or those by name, without records that there is nothing to learn from."""

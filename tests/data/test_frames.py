@@ -2,12 +2,9 @@ from random import Random
 
 import pytest
 
-from qwenvl.data.frames import (
-    plan_frames,
-    uniform_indices,
-)
+from qwenvl.data.frames import FrameRule, Timeline, plan_frames, uniform_indices
 from qwenvl.data.options import FrameOptions
-from qwenvl.types import ClipMeta
+from qwenvl.types import ClipMeta, Record
 
 WIDE = FrameOptions(base_interval=1.0, video_min_frames=1, video_max_frames=100)
 
@@ -137,8 +134,23 @@ class TestRescaling:
         ({"video_fps": -1.0}, "--video_fps must be above 0"),
         ({"video_min_frames": 9}, "--video_min_frames 9 is above --video_max_frames 8"),
         ({"video_min_frames": 0}, "--video_min_frames must be at least 1"),
+        ({"frame_counts": "4;8"}, "--frame_counts must be whole numbers and commas, such as 4,8,16, got '4;8'"),
+        ({"frame_counts": "4,8", "video_fps": 2.0}, "--video_fps has no effect with --frame_counts"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         FrameOptions(**options)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_each_record_shows_one_of_the_frame_counts_and_always_the_same(training):
+    rule = FrameRule(FrameOptions(frame_counts="2,4,16"), seed=3, training=training)
+    line = Timeline([n / 10 for n in range(100)], 10.0)
+    record = lambda n, meta=None: Record(str(n), (), "", ("a.mp4",), (), (meta,), {}, "a")
+    counts = [len(rule.plan(record(n), 0, epoch, line).indices) for n in range(60) for epoch in (0, 5)]
+    assert counts[::2] == counts[1::2], "not of the epoch"
+    assert {count: counts.count(count) > 20 for count in counts} == {2: True, 4: True, 16: True}
+    assert len(rule.plan(record(0, ClipMeta(max_frames=6)), 0, 0, line).indices) == 6, "meta keeps its own"
+    other = FrameRule(FrameOptions(frame_counts="2,4,16"), seed=4, training=training)
+    assert [len(other.plan(record(n), 0, 0, line).indices) for n in range(60)] != counts[::2]

@@ -7,13 +7,18 @@ own caches would repeat the prompt for each completion.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from qwenvl.model.sharing.linear_attention import Layer, Padding, SlotStates, State
-from qwenvl.model.sharing.varlen import Spans, kernel_for
+from qwenvl.model.sharing.varlen import Spans, kernel_for, merge
+
+_STATE = ("inputs", "matrices")
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,8 @@ class LayerCache:
         keys, values: of the prompts, padded to the longest, P x key-value heads x L x D.
         own_keys, own_values: of the completions, P x key-value heads x G x T x D.
         newest: the place of the newest token in T, one number.
-        bias: added to the scores, P x 1 x 1 x (L + T), minus infinity where there is nothing. None where all is there.
+        bias: added to the scores, P x 1 x G x 1 x (L + T), minus infinity where there is nothing. A G of 1 where that
+            is so for all completions of a prompt. None where all is there.
     """
 
     keys: Tensor
@@ -56,10 +62,95 @@ class LayerCache:
         of_own = _scores(query, self.own_keys, scale).flatten(2, 3)
         scores = torch.cat([of_prompt, of_own], dim=-1)
         if self.bias is not None:
-            scores = scores + self.bias
+            scores = (scores.unflatten(2, (group_size, -1)) + self.bias).flatten(2, 3)
         of_prompt, of_own = scores.softmax(-1).to(v.dtype).split([of_prompt.shape[-1], of_own.shape[-1]], dim=-1)
         out = (of_own.unflatten(2, (group_size, -1)) @ self.own_values).flatten(2, 3) + of_prompt @ self.values
         return out.unflatten(2, (group_size, -1)).transpose(1, 2).reshape(q.shape)
+
+
+@dataclass(frozen=True)
+class Parked:
+    """What is kept of a completion that has ended, so that it can be continued.
+
+    Attributes:
+        prompt: the number of its prompt.
+        own: keys and values of each layer of full attention, t x key-value heads x D.
+        states: of each layer of linear attention.
+    """
+
+    prompt: int
+    own: dict[int, tuple[Tensor, ...]]
+    states: dict[int, State]
+
+    @property
+    def length(self) -> int:
+        """Tokens that the cache has of it."""
+        return len(next(iter(self.own.values()))[0])
+
+
+@dataclass(frozen=True)
+class _Resuming:
+    """The first forward of completions that are continued: R of them, their new tokens end to end in one row.
+
+    Attributes:
+        parked: R. Those of a prompt follow each other.
+        fresh: where the new tokens of each lie in the row.
+        history: where those that are kept of each lie end to end.
+        groups: where the new tokens of all completions of a prompt lie in the row.
+        prompts: where the P prompts lie end to end.
+        of_prompts: keys and values of these by layer, P x key-value heads x L x D.
+        grid: P x G, which of the R is in a slot. Slots that are left over repeat the last one.
+        width: tokens of the longest, old and new.
+    """
+
+    parked: list[Parked]
+    fresh: Spans
+    history: Spans
+    groups: Spans
+    prompts: Spans
+    of_prompts: dict[int, tuple[Tensor, ...]]
+    grid: Tensor
+    width: int
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Attention of the new tokens over their prompts, over the tokens before them, and over each other."""
+        kernel = kernel_for(q)
+        lengths = self.prompts.offsets.diff().tolist()
+        first_k, first_v = (
+            torch.cat([own[:, :length].transpose(0, 1) for own, length in zip(x, lengths, strict=True)])
+            for x in self.of_prompts[layer]
+        )
+        kept_k, kept_v = (torch.cat(parts) for parts in zip(*(each.own[layer] for each in self.parked), strict=True))
+        of_prompt = kernel.forward(q, first_k, first_v, self.groups, self.prompts, causal=False, scale=scale)
+        of_kept = kernel.forward(q, kept_k, kept_v, self.fresh, self.history, causal=False, scale=scale)
+        of_fresh = kernel.forward(q, k, v, self.fresh, self.fresh, causal=True, scale=scale)
+        return merge(*merge(*of_prompt, *of_kept), *of_fresh)[0]
+
+    def laid_out(self, layer: int, which: int, new: Tensor, room: int) -> Tensor:
+        """Keys (0) or values (1), old and new, as P x heads x G x (width + room) x D, so that all end in one column."""
+        rows = new.new_zeros(len(self.parked), self.width + room, *new.shape[1:])
+        for n, (each, own) in enumerate(zip(self.parked, self.fresh.slices(), strict=True)):
+            tokens = torch.cat([each.own[layer][which], new[own]])
+            rows[n, self.width - len(tokens) : self.width] = tokens
+        return _laid_out(rows[self.grid].permute(0, 3, 1, 2, 4))
+
+    def recur(self, layer: int, forward: Layer, hidden: Tensor) -> tuple[Tensor, SlotStates]:
+        """Linear attention of the new tokens, 1 x S x width, and the states behind them.
+
+        Completions with as many new tokens run together: padding would move a state.
+        """
+        out, after = torch.empty_like(hidden), list[State]([State()]) * len(self.parked)
+        spans, lengths = self.fresh.slices(), self.fresh.offsets.diff().tolist()
+        for length in sorted(set(lengths)):
+            rows = [n for n, own in enumerate(lengths) if own == length]
+            before = [self.parked[n].states[layer] for n in rows]
+            state = State(*(torch.stack([getattr(x, name) for x in before]) for name in _STATE))
+            made = forward(torch.stack([hidden[0, spans[n]] for n in rows]), cache_params=state)
+            for place, n in enumerate(rows):
+                out[0, spans[n]] = made[place]
+                after[n] = State(*(getattr(state, name)[place] for name in _STATE))
+        inputs, matrices = (torch.stack([getattr(x, name) for x in after]) for name in _STATE)
+        return out, SlotStates(inputs[self.grid].contiguous(), matrices[self.grid].contiguous())
 
 
 class PrefixCache:
@@ -68,6 +159,7 @@ class PrefixCache:
     Attributes:
         prompts: where the prompts lie in the row of the first forward.
         slots: (P, G).
+        filled: the slots with a completion of their own, counted row by row. All, but for some that are continued.
 
     Example:
         >>> cache = PrefixCache((1200, 800), group_size=4, capacity=256, device="cpu")
@@ -83,6 +175,7 @@ class PrefixCache:
         capacity: int,
         device: torch.device | str,
         fixed_sizes: bool = False,
+        parks: bool = False,
     ):
         """
         Args:
@@ -91,21 +184,28 @@ class PrefixCache:
             capacity: tokens that each completion may have.
             fixed_sizes: show the room for all tokens from the start, behind a mask, so that every token's step has the
                 same sizes: for a step that is compiled.
+            parks: keep all prompts, so that completions that have ended can be continued.
         """
         self.prompts = Spans.of(prompt_lengths, device)
         self.slots = (len(prompt_lengths), group_size)
+        self.filled = torch.arange(len(prompt_lengths) * group_size, device=device)
         lengths, longest = self.prompts.offsets.diff(), self.prompts.longest
         present = torch.arange(longest, device=device) < lengths[:, None]  # P x L
         self._padding = Padding.on_the_right(self.prompts, least=1)
-        self._bias = torch.full((len(prompt_lengths), 1, 1, longest + capacity), -torch.inf, device=device)
-        self._bias[..., :longest].masked_fill_(present[:, None, None], 0.0)
-        self._ragged = len(set(prompt_lengths)) > 1
+        self._bias = torch.full((len(prompt_lengths), 1, 1, 1, longest + capacity), -torch.inf, device=device)
+        self._bias[..., :longest].masked_fill_(present[:, None, None, None], 0.0)
+        self._masked = len(set(prompt_lengths)) > 1
         self._capacity = capacity
         self._fixed_sizes = fixed_sizes
+        self._numbers = [*range(len(prompt_lengths))]
+        self._kept: dict[int, tuple[Tensor, ...]] | None = {} if parks else None  # of all prompts
+        self._kept_lengths = prompt_lengths
+        self._first = torch.zeros(self.slots, dtype=torch.long)  # the column of a slot's first token
+        self._resuming: _Resuming | None = None
         self._newest = torch.full((1,), -1, device=device)
         self._length = 0
-        self._of_prompts: dict[int, tuple[Tensor, Tensor]] = {}
-        self._of_completions: dict[int, tuple[Tensor, Tensor]] = {}
+        self._of_prompts: dict[int, tuple[Tensor, ...]] = {}
+        self._of_completions: dict[int, tuple[Tensor, ...]] = {}
         self._states: dict[int, SlotStates] = {}  # in layers of linear attention
 
     def advance(self) -> None:
@@ -117,9 +217,13 @@ class PrefixCache:
     def select(self, slots: Tensor) -> None:
         """Goes on with the completions ``slots`` (P' x G' of the P G). Those of a row are of one prompt."""
         prompts = slots[:, 0] // self.slots[1]
+        self._first = self._first.flatten()[slots.cpu()]
+        self._numbers = [self._numbers[n] for n in prompts.tolist()]
         rows = (prompts[:, None], slice(None), slots % self.slots[1])  # the indexed sizes come first: P' x G' x heads
         fewer = len(prompts) < self.slots[0]
-        if fewer:
+        if self._resuming is not None:
+            self._bias = self._bias.transpose(1, 2).flatten(0, 1)[slots].transpose(1, 2)
+        elif fewer:
             self._bias = self._bias[prompts]
         for layer in self._of_prompts:  # one at a time, so that no more than one is there twice
             if fewer:
@@ -143,9 +247,16 @@ class PrefixCache:
         if layer in self._of_prompts:
             return self.of(layer).attend(layer, q, k, v, scale)
         prompts, group_size = self.slots
+        if (resuming := self._resuming) is not None:
+            self._of_prompts[layer] = resuming.of_prompts[layer]
+            more = self._capacity - resuming.width
+            self._of_completions[layer] = tuple(resuming.laid_out(layer, n, x, more) for n, x in enumerate((k, v)))
+            return resuming.attend(layer, q, k, v, scale)
         room = (prompts, k.shape[1], group_size, self._capacity, k.shape[2])
         self._of_prompts[layer] = self._padded(k), self._padded(v)
         self._of_completions[layer] = k.new_zeros(room), v.new_zeros(room)
+        if self._kept is not None:
+            self._kept[layer] = self._of_prompts[layer]
         return kernel_for(q).forward(q, k, v, self.prompts, self.prompts, causal=True, scale=scale)[0]
 
     def recur(self, layer: int, forward: Layer, hidden: Tensor) -> Tensor:
@@ -159,20 +270,79 @@ class PrefixCache:
         """
         if layer in self._states:
             return self._states[layer].recur(layer, forward, hidden)
+        if self._resuming is not None:
+            out, self._states[layer] = self._resuming.recur(layer, forward, hidden)
+            return out
         state = State()
         out = Padding.on_the_left(self.prompts).run(forward, hidden[0], state)
         self._states[layer] = SlotStates.of(state, self.slots[1])
         return out[None]
 
+    def parked(self, slot: int) -> Parked:
+        """A copy of what there is of the completion in a slot, for ``resumed``."""
+        p, g = divmod(slot, self.slots[1])
+        tokens = slice(int(self._first[p, g]), self._length)
+        own = {
+            layer: tuple(x[p, :, g, tokens].transpose(0, 1).clone() for x in both)
+            for layer, both in self._of_completions.items()
+        }
+        states = {
+            layer: State(each.inputs[p, g].clone(), each.matrices[p, g].clone()) for layer, each in self._states.items()
+        }
+        return Parked(self._numbers[p], own, states)
+
+    def resumed(self, parked: Sequence[Parked], lengths: Sequence[int], most: int) -> PrefixCache:
+        """A cache of some of the prompts, whose first forward brings new tokens of completions that had ended.
+
+        Args:
+            parked: R completions, those of a prompt following each other. The cache has been made with ``parks``.
+            lengths: R numbers of new tokens, which come end to end in one row, at least 1.
+            most: tokens that each may have besides.
+        """
+        assert self._kept is not None
+        device, counts = self.prompts.offsets.device, Counter(each.prompt for each in parked)
+        numbers, size = list(counts), max(counts.values())
+        ends = [*accumulate(counts.values())]
+        grid = torch.tensor(
+            [
+                [min(end - count + g, end - 1) for g in range(size)]
+                for end, count in zip(ends, counts.values(), strict=True)
+            ]
+        )
+        widths = torch.tensor([each.length + new for each, new in zip(parked, lengths, strict=True)])
+        width = int(widths.max())
+        own_lengths = tuple(self._kept_lengths[number] for number in numbers)
+        cache = PrefixCache(own_lengths, size, width + most, device, self._fixed_sizes)
+        longest = cache.prompts.longest
+        cache._kept, cache._kept_lengths, cache._numbers = self._kept, self._kept_lengths, numbers
+        cache._resuming = _Resuming(
+            list(parked),
+            fresh=Spans.of(lengths, device),
+            history=Spans.of([each.length for each in parked], device),
+            groups=Spans.of([sum(lengths[end - counts[n] : end]) for n, end in zip(counts, ends, strict=True)], device),
+            prompts=cache.prompts,
+            of_prompts={n: tuple(x[numbers, :, :longest] for x in both) for n, both in self._kept.items()},
+            grid=grid.to(device),
+            width=width,
+        )
+        cache.filled = cache.filled[(torch.arange(size) < torch.tensor([*counts.values()])[:, None]).flatten()]
+        cache._first = width - widths[grid]
+        cache._newest += width
+        cache._length, cache._masked = width, True
+        there = torch.arange(width) >= cache._first[..., None]  # P x G x width
+        cache._bias = cache._bias.repeat(1, 1, size, 1, 1)
+        cache._bias[..., 0, longest : longest + width].masked_fill_(there[:, None].to(device), 0.0)
+        return cache
+
     def of(self, layer: int) -> LayerCache | SlotStates:
         """What the tokens of the present step see in a layer, or go on from."""
         if layer in self._states:
             return self._states[layer]
-        (keys, values), own = self._of_prompts[layer], self._of_completions[layer]
+        (keys, values), (own_keys, own_values) = self._of_prompts[layer], self._of_completions[layer]
         if self._fixed_sizes:
-            return LayerCache(keys, values, *own, self._newest, self._bias)
-        own_keys, own_values = (x[:, :, :, : self._length] for x in own)
-        bias = self._bias[..., : self.prompts.longest + self._length] if self._ragged else None
+            return LayerCache(keys, values, own_keys, own_values, self._newest, self._bias)
+        own_keys, own_values = (x[:, :, :, : self._length] for x in (own_keys, own_values))
+        bias = self._bias[..., : self.prompts.longest + self._length] if self._masked else None
         return LayerCache(keys, values, own_keys, own_values, self._newest, bias)
 
     def _padded(self, x: Tensor) -> Tensor:

@@ -17,8 +17,15 @@ from torch import Tensor
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
-from qwenvl.model.logprobs import EntropyUse, Likelihood, likelihood_of, logprobs_by, selected_logprobs, spread_out
-from qwenvl.model.positions import completion_positions
+from qwenvl.model.logprobs import (
+    EntropyUse,
+    Likelihood,
+    likelihood_of,
+    logprobs_by,
+    sampled_alone,
+    selected_logprobs,
+    spread_out,
+)
 from qwenvl.model.sharing import linear_attention, prefix_attention
 from qwenvl.model.sharing.prefix_attention import PrefixLayout
 
@@ -72,6 +79,7 @@ def completion_likelihood(
     temperature: float,
     logit_chunk_tokens: int,
     entropy: EntropyUse = "none",
+    whole: PromptInputs | None = None,
 ) -> Likelihood:
     """Log-probs and entropies of all completion tokens, of softmax(logits / temperature).
 
@@ -80,7 +88,7 @@ def completion_likelihood(
     """
     install_sharing(model)
     mask = completion_mask.bool()
-    row = pack(prompts, completion_ids, mask)
+    row = pack(prompts, completion_ids, mask, whole)
     everywhere = torch.ones_like(row.targets, dtype=torch.bool)
     with selected_logprobs(model, row.targets, everywhere, temperature, logit_chunk_tokens, entropy):
         output = model(
@@ -89,7 +97,7 @@ def completion_likelihood(
             logits_to_keep=row.predictors,
             use_cache=False,
             shared_prefix=row.layout,
-            **prompts.vision(),
+            **prompts.vision_with(whole),
         )
     return likelihood_of(spread_out(output.logits[0], mask), entropy)
 
@@ -122,25 +130,33 @@ def _layer_types(model: torch.nn.Module) -> set[str]:
     return set(getattr(unwrap(model).config.get_text_config(), "layer_types", None) or ("full_attention",))
 
 
-def pack(prompts: PromptInputs, completion_ids: Tensor, completion_mask: Tensor) -> PackedRow:
+def pack(
+    prompts: PromptInputs, completion_ids: Tensor, completion_mask: Tensor, whole: PromptInputs | None = None
+) -> PackedRow:
     """Lays P prompts (padding anywhere) and their completions (N x T, padded on the right) end to end.
+
+    Args:
+        completion_mask: the tokens that are predicted.
+        whole: the completions with what tools have appended to them. None: all of their tokens are predicted.
 
     Raises:
         ValueError: if a completion has tokens after a masked one, or N is no multiple of P.
     """
-    rows, length = completion_mask.shape
+    rows = len(completion_mask)
     if not len(prompts) or rows % len(prompts):
         raise ValueError(f"expected the completions of {len(prompts)} prompts to be a multiple of it, got {rows}")
-    if (completion_mask[:, 1:] & ~completion_mask[:, :-1]).any():
+    if whole is None:
+        whole = sampled_alone(prompts, completion_ids, completion_mask)
+    there = whole.attention_mask.bool()
+    if (there[:, 1:] & ~there[:, :-1]).any():
         raise ValueError("a completion has tokens after a masked one: completions must be padded on the right")
-    group_size = rows // len(prompts)
     keep = prompts.attention_mask.bool()
-    inner = completion_mask[:, 1:]  # the tokens that another follows
-    positions = completion_positions(prompts.position_ids, group_size, length)[:, :, :-1]
+    inner = there[:, 1:]  # the tokens that another follows
+    positions = whole.position_ids[:, :, :-1][:, inner]
     layout = PrefixLayout(tuple(keep.sum(1).tolist()), tuple(inner.sum(1).tolist()), keep.device)
     return PackedRow(
         input_ids=torch.cat([prompts.input_ids[keep], completion_ids[:, :-1][inner]])[None],
-        position_ids=torch.cat([prompts.position_ids[:, keep], positions[:, inner]], dim=1)[:, None],
+        position_ids=torch.cat([prompts.position_ids[:, keep], positions], dim=1)[:, None],
         predictors=_predictors(layout, completion_mask),
         targets=completion_ids[completion_mask][None],
         layout=layout,

@@ -135,7 +135,7 @@ def temporal_iou(
             scores.append(0.0)
             continue
         common = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in named for b in true)
-        value = common / (_length(named) + _length(true) - common)
+        value = common / (length_of(named) + length_of(true) - common)
         if boundary:
             if not seconds:
                 raise ValueError("temporal_iou(boundary=True) needs the field 'duration' in every record")
@@ -180,7 +180,8 @@ def united(spans: list[Span]) -> list[Span]:
     return result
 
 
-def _length(spans: list[Span]) -> float:
+def length_of(spans: list[Span]) -> float:
+    """The seconds of spans that do not touch."""
     return sum(end - start for start, end in spans)
 
 

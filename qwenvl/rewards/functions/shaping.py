@@ -11,6 +11,7 @@ from qwenvl.rewards.function import Argument, RewardFunction, Unfinished, call_p
 from qwenvl.rewards.functions.actions import accuracy, check_actions
 from qwenvl.rewards.functions.text import CJK, TAGS, first_block
 from qwenvl.rewards.options import ResponseFormat
+from qwenvl.types import Turn
 
 ACCURACY = RewardFunction("accuracy", accuracy, check_actions)
 READ_LIMIT = 50_000  # characters of a completion in which repetitions are looked for
@@ -43,6 +44,7 @@ def format_reward(
 def strict_format(
     completions: list[str],
     opened_think: list[bool] | None = None,
+    turns: list[Sequence[Turn]] | None = None,
     *,
     response_format: Form = "think_answer",
     **columns: Any,
@@ -51,9 +53,10 @@ def strict_format(
 
     ``think_answer``: outer white space aside, exactly one think block that is not blank, white space, one answer block
     that is not blank, and none of the four tags besides. ``answer_only``: the same without the think block. A think
-    block that the prompt opens is treated as ``format`` treats it.
+    block that the prompt opens is treated as ``format`` treats it. With tools it is the last turn that counts.
     """
     expected = TAGS if response_format == "think_answer" else TAGS[2:]
+    completions = completions if turns is None else [each[-1].text for each in turns]
     texts = _from_their_think_tag(completions, opened_think, response_format)
     return [float(_is_exactly(text.strip(), expected)) for text in texts]
 

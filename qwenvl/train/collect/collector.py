@@ -30,12 +30,13 @@ from qwenvl.rollout.engine import (
     lost_together,
     real_tokens,
 )
+from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.ahead import StepsAhead
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
 from qwenvl.train.collect.filtering import Refill
 from qwenvl.train.collect.groups import join_rewards, rewards_of_rows, without_pixels
 from qwenvl.train.step import Experience
-from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
+from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch, Turn
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Collector:
         refill: replaces groups that teach nothing, see ``filtering``. None: all groups stay.
         ahead: the steps that the engine samples ahead, see ``ahead``. None: each is sampled when it is its turn.
         contrast: the bonus for answers that need the order of the frames. None: no bonus.
+        toolbox: answers the calls of completions. None: there are no tools.
         process: the number of this process.
         autocast: the precision of forwards.
         clock: measures what runs within ``clock("time/sample_s")``.
@@ -73,6 +75,7 @@ class Collector:
     group_size: int
     penalty: Callable[..., list[tuple[Tensor, Tensor]]] | None = None
     contrast: TemporalContrast | None = None
+    toolbox: Toolbox | None = None
     refill: Refill | None = None
     ahead: StepsAhead | None = None
     process: int = 0
@@ -235,8 +238,12 @@ class Collector:
     ) -> list[RolloutBatch]:
         """Completions of all micro-batches, drawn together. For another purpose the same prompts have other draws."""
         together = [EnginePrompts(*pair) for pair in zip(batches, prompts, strict=True)]
+        more = {}
+        if self.toolbox is not None:
+            records = [record for batch in batches for record in batch.records for _ in range(size)]
+            more["conversations"] = self.toolbox.begin(records, lambda batch: self._encode(model, batch))
         with self.autocast():
-            return self.engine.sample(model, together, size, params, self.seed_of(batches, *purpose))
+            return self.engine.sample(model, together, size, params, self.seed_of(batches, *purpose), **more)
 
     def seed_of(self, batches: Sequence[PromptBatch], *purpose: object) -> int:
         """The seed of the completions of these prompts."""
@@ -307,5 +314,6 @@ def _texts_and_columns(
         opened_think=[opened for batch in batches for opened in batch.opened_think],
         completion_ids=[ids for _, ids, _ in rows],
         finish_reasons=[reason for _, _, reason in rows],
+        turns=[turns for each in rollouts for turns in each.turns or [(Turn(text),) for text in each.texts]],
     )
     return [text for text, _, _ in rows], columns

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from qwenvl.model.inputs import PromptInputs
+from qwenvl.rollout.engine import join_rollouts, select_rows
 from qwenvl.train.step import Experience
-from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
+from qwenvl.types import PromptBatch, RewardBatch
 
 _PROMPT_ROWS = ("input_ids", "attention_mask")
-_COMPLETION_ROWS = ("completion_ids", "completion_mask", "logprobs", "entropies")
 
 
 def select(experience: Experience, groups: Sequence[int]) -> Experience:
@@ -23,21 +23,20 @@ def select(experience: Experience, groups: Sequence[int]) -> Experience:
     rollout = experience.rollout
     size = len(rollout.texts) // max(1, len(experience))
     rows = [group * size + n for group in groups for n in range(size)]
-    width = max(1, int(rollout.completion_mask[rows].sum(1).max()) if rows else 0)
-    tensors: dict[str, Any] = {name: getattr(rollout, name) for name in _COMPLETION_ROWS}
-    own: dict[str, Any] = {name: None if value is None else value[rows, :width] for name, value in tensors.items()}
-    texts, reasons = [rollout.texts[row] for row in rows], [rollout.finish_reasons[row] for row in rows]
     return Experience(
         experience.batch.select(groups),
         experience.prompts.select(list(groups)),
-        replace(rollout, texts=texts, finish_reasons=reasons, **own),
+        select_rows(rollout, rows),
         rewards_of_rows(experience.rewards, rows),
     )
 
 
 def without_media(experience: Experience) -> Experience:
     """The same without pixels and features, for the run folder: these take most of the memory."""
-    return replace(experience, batch=without_pixels(experience.batch), prompts=experience.prompts.select([]))
+    rollout = replace(experience.rollout, whole=None)
+    return replace(
+        experience, batch=without_pixels(experience.batch), prompts=experience.prompts.select([]), rollout=rollout
+    )
 
 
 def join(parts: Sequence[Experience]) -> Experience:
@@ -46,7 +45,7 @@ def join(parts: Sequence[Experience]) -> Experience:
     return Experience(
         _join_batches([part.batch for part in parts]),
         PromptInputs.join([part.prompts for part in parts]),
-        _join_rollouts([part.rollout for part in parts]),
+        join_rollouts([part.rollout for part in parts]),
         join_rewards([part.rewards for part in parts]),
     )
 
@@ -70,22 +69,11 @@ def _join_batches(parts: Sequence[PromptBatch]) -> PromptBatch:
         if isinstance(values[0], list):
             joined[name] = [item for value in values for item in value]
         elif name in _PROMPT_ROWS:
-            joined[name] = _rows(values, left=True)
+            joined[name] = _left_padded(values)
         else:
             media = [value for value in values if value is not None]
             joined[name] = torch.cat(media) if media else None
     return PromptBatch(**joined)
-
-
-def _join_rollouts(parts: Sequence[RolloutBatch]) -> RolloutBatch:
-    """All completions of ``parts``, in order, right-padded to the longest."""
-    tensors = {name: [getattr(part, name) for part in parts] for name in _COMPLETION_ROWS}
-    return RolloutBatch(
-        texts=[text for part in parts for text in part.texts],
-        finish_reasons=[reason for part in parts for reason in part.finish_reasons],
-        boots=frozenset().union(*(part.boots for part in parts)),
-        **{name: None if values[0] is None else _rows(values, left=False) for name, values in tensors.items()},
-    )
 
 
 def join_rewards(parts: Sequence[RewardBatch]) -> RewardBatch:
@@ -103,8 +91,7 @@ def join_rewards(parts: Sequence[RewardBatch]) -> RewardBatch:
     )
 
 
-def _rows(values: Sequence[Tensor], left: bool) -> Tensor:
+def _left_padded(values: Sequence[Tensor]) -> Tensor:
     """Rows of different lengths below each other, padded with zeros."""
     width = max(value.shape[1] for value in values)
-    missing = [width - value.shape[1] for value in values]
-    return torch.cat([pad(v, (n, 0) if left else (0, n)) for v, n in zip(values, missing, strict=True)])
+    return torch.cat([pad(value, (width - value.shape[1], 0)) for value in values])

@@ -24,6 +24,7 @@ from qwenvl.report.findings import warnings
 from qwenvl.report.run import read_runs, trend
 from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError, read_metrics
+from qwenvl.tools.functions import schemas_of
 from qwenvl.train.assemble import build_policy, build_rewards, weight_dtype
 from qwenvl.train.callbacks import require_trackers
 from qwenvl.train.data_sets import build_dataset
@@ -182,7 +183,7 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
     sections: dict[str, Iterable[str]] = {title: settings}
     if isinstance(args, WarmupConfig):
         targets = targets_of(args)
-        collator: GRPOCollator = TargetCollator(processor, options, targets)
+        collator: GRPOCollator = TargetCollator(processor, options, targets, args)
         dataset, held_out = (
             narrowed(build_dataset(use, args, targets, collator, training=training), targets, flag)
             for use, training, flag in (
@@ -193,7 +194,7 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
         more = {"one step": [prompts], "their targets": shown_targets(dataset, collator, RECORDS)}
     else:
         rubric = build_rewards(args, None, None)
-        collator = GRPOCollator(processor, options)
+        collator = GRPOCollator(processor, options, tools=schemas_of(args))
         dataset = build_dataset(args.dataset_use, args, rubric, collator, training=True)
         held_out = build_dataset(args.eval_dataset_use, args, rubric, collator, training=False)
         sections["rewards"] = [f"{name}: weight {of:g}" for name, of in zip(rubric.names, rubric.weights, strict=True)]

@@ -13,13 +13,18 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import ProcessorMixin
 
 from qwenvl.config.grpo_config import WarmupConfig
+from qwenvl.data.chat import render_calls
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, kind_of, place_of
 from qwenvl.data.options import PromptOptions
+from qwenvl.rewards.functions.looking import check_evidence, evidence_of
 from qwenvl.rewards.functions.text import first_block
 from qwenvl.rewards.rubric import NO_SOLUTION
 from qwenvl.runlog import read_rollouts
+from qwenvl.tools.functions import schemas_of
+from qwenvl.tools.options import ToolOptions
+from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.display.console import say
 from qwenvl.types import BadSample, Record, Sample
 
@@ -43,6 +48,8 @@ class SolutionTargets:
         """Why a record has no target, or None if it has one."""
         if not record.solution.strip():
             return f"{NO_SOLUTION}: a warm-up teaches it"
+        if problem := check_evidence(record.solution, record.fields):
+            return problem
         thinking = record.fields.get("thinking")
         if thinking is not None and not isinstance(thinking, str):
             return f"`thinking`: expected text, got {kind_of(thinking)}"
@@ -118,6 +125,11 @@ class RolloutTargets:
     def __init__(self, folder: str, min_reward: float, most: int) -> None:
         self.folder = folder
         rollouts = list(read_rollouts(folder, split=None))
+        if any(turn["calls"] for row in rollouts for turn in row.turns):
+            raise ValueError(
+                f"--from_rollouts {folder}: its completions call tools, and what these showed is not replayed; "
+                "give records with `evidence` and --tools look in its place"
+            )
         whole = [row for row in rollouts if row.total is not None and row.finish_reason == "stop"]
         whole.sort(key=lambda row: (-row.total, -row.step, row.sample))
         best: dict[Any, dict[str, None]] = {}  # by id, prompt and solution: a record may be in another file by now
@@ -190,16 +202,27 @@ class TargetCollator(GRPOCollator):
     G is the most targets that one of the P prompts has, N = P * G, and row n belongs to prompt n // G. A prompt with
     fewer targets has rows without tokens.
 
+    With the tool ``look`` the target of a record with ``evidence`` first looks at it. What the tool appends has tokens
+    in ``target_ids`` and none in the mask. Then a batch also has ``pieces``, for each row the lengths of what is said
+    and what is appended, in turn, and ``appended``, all that was appended, one row each.
+
     Args:
         processor, options: as for ``GRPOCollator``.
         targets: the targets of each record.
+        flags: of the run, which name the tools. None: no tools.
     """
 
     def __init__(
-        self, processor: ProcessorMixin, options: PromptOptions, targets: SolutionTargets | RolloutTargets
+        self,
+        processor: ProcessorMixin,
+        options: PromptOptions,
+        targets: SolutionTargets | RolloutTargets,
+        flags: Any = None,
     ) -> None:
-        super().__init__(processor, options)
+        flags = flags or ToolOptions()
+        super().__init__(processor, options, tools=schemas_of(flags))
         self.targets = targets
+        self.toolbox = Toolbox.of(flags, self)
 
     def __call__(self, samples: list[Sample | BadSample | None]) -> dict[str, Any]:
         inputs: dict[str, Any] = super().__call__(samples)
@@ -208,7 +231,25 @@ class TargetCollator(GRPOCollator):
         ids = lambda text: [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         size = max(map(len, texts), default=0)
         rows = [row for own in texts for row in [*map(ids, own), *[[]] * (size - len(own))]]
-        inputs["target_ids"], inputs["target_mask"] = _padded(rows, tokenizer.pad_token_id)
+        if self.toolbox is None:
+            inputs["target_ids"], inputs["target_mask"] = _padded(rows, tokenizer.pad_token_id)
+            return inputs
+        pieces: list[list[list[int]]] = [[row] for row in rows]
+        appended = []
+        for n, row in enumerate(rows):
+            record, opened = batch.records[n // size], batch.opened_think[n // size]
+            spans = evidence_of(record.fields) if row and "look" in self.toolbox.tools else None
+            if spans is not None:
+                calls = [("look", {"start": start, "end": end}) for start, end in spans]
+                given = [self.toolbox.run(self.toolbox.tools[name], own, record, {}) for name, own in calls]
+                appended.append(self.toolbox.appended(record, given))
+                said = ids(("\n</think>\n\n" if opened else "") + render_calls(self.processor, calls))
+                pieces[n] = [said, appended[-1].input_ids.tolist(), row]
+        whole = [[token for piece in own for token in piece] for own in pieces]
+        inputs["target_ids"], _ = _padded(whole, tokenizer.pad_token_id)
+        said_alone = [[1 - k % 2 for k, piece in enumerate(own) for _ in piece] for own in pieces]
+        inputs["target_mask"] = _padded(said_alone, 0)[0].bool()
+        inputs["pieces"], inputs["appended"] = [list(map(len, own)) for own in pieces], self.join(appended)
         return inputs
 
 

@@ -23,6 +23,7 @@ from qwenvl.model.merging import merged_weights
 from qwenvl.model.positions import position_rule
 from qwenvl.model.sharding import whole_weights
 from qwenvl.model.vision_tower import features_or_pixels
+from qwenvl.rollout.turns import laid_out
 from qwenvl.train.card import describe_model
 from qwenvl.train.display.console import say
 from qwenvl.train.journal import TrainedOn
@@ -67,7 +68,7 @@ class WarmupTrainer(PolicyTrainer):
         self._counts = StepCounts(0, 0, 1)  # of the step that is being trained
 
     def make_collator(self, processor: ProcessorMixin, args: WarmupConfig) -> TargetCollator:
-        return TargetCollator(processor, PromptOptions.of(args), self.rewards)
+        return TargetCollator(processor, PromptOptions.of(args), self.rewards, args)
 
     def narrowed(self, dataset: Any, flag: str) -> Any:
         return narrowed(dataset, self.rewards, flag)
@@ -113,7 +114,11 @@ class WarmupTrainer(PolicyTrainer):
         if not len(inputs["prompts"]):
             token = prompts.input_ids
             return 0 * self.completion_likelihood(model, prompts, token, token == 0, temperature=1.0).logprobs
-        return self.completion_likelihood(model, prompts, ids, mask, temperature=1.0).logprobs
+        whole = None
+        if "pieces" in inputs:
+            appended = self.encoded(model, inputs["appended"]) if len(inputs["appended"]) else None
+            whole = laid_out(prompts, ids, inputs["pieces"], appended)
+        return self.completion_likelihood(model, prompts, ids, mask, temperature=1.0, whole=whole).logprobs
 
     def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
         """Counts the targets of the step over all processes."""

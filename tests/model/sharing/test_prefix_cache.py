@@ -67,7 +67,7 @@ def test_sizes_are_fixed_where_that_is_asked_for():
         cache.advance()
         cache.attend(0, *random_row(2 * GROUP), SCALE)
         sizes.append([cache.of(0).own_keys.shape, cache.of(0).bias.shape])
-    assert sizes[0] == sizes[1] == [(2, KEY_HEADS, GROUP, 4, WIDTH), (2, 1, 1, 9 + 4)]
+    assert sizes[0] == sizes[1] == [(2, KEY_HEADS, GROUP, 4, WIDTH), (2, 1, 1, 1, 9 + 4)]
 
 
 def test_scores_are_not_rounded_to_half_precision():

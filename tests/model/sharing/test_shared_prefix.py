@@ -7,8 +7,10 @@ import torch
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
 from qwenvl.model import logprobs
+from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import apply_tuning, lora_config
 from qwenvl.model.options import LoraOptions, TuneOptions
+from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.sharing import shared_prefix
 
 MIXES = {
@@ -19,9 +21,9 @@ MIXES = {
 }
 
 
-def likelihood_and_gradients(path, model, prompts, completions):
+def likelihood_and_gradients(path, model, prompts, completions, whole=None):
     model.zero_grad()
-    settings = {"temperature": 0.7, "logit_chunk_tokens": 5, "entropy": "trained"}
+    settings = {"temperature": 0.7, "logit_chunk_tokens": 5, "entropy": "trained", "whole": whole}
     values = torch.stack(path.completion_likelihood(model, prompts, *completions, **settings), dim=-1)
     weights = torch.randn(values.shape, generator=torch.Generator().manual_seed(3)).to(values)
     (values * weights).sum().backward()
@@ -29,10 +31,10 @@ def likelihood_and_gradients(path, model, prompts, completions):
     return values.detach(), grads
 
 
-def largest_errors(model, prompts, completions) -> tuple[float, float]:
+def largest_errors(model, prompts, completions, whole=None) -> tuple[float, float]:
     """Of log-probs and entropies, and of any parameter's gradient: shared against plain, relative to the plain norm."""
-    plain, plain_grads = likelihood_and_gradients(logprobs, model, prompts, completions)
-    shared, shared_grads = likelihood_and_gradients(shared_prefix, model, prompts, completions)
+    plain, plain_grads = likelihood_and_gradients(logprobs, model, prompts, completions, whole)
+    shared, shared_grads = likelihood_and_gradients(shared_prefix, model, prompts, completions, whole)
     assert plain_grads.keys() == shared_grads.keys() and plain_grads
     assert shared[~completions[1]].eq(0).all()
     error = ((plain - shared).norm() / plain.norm()).item()
@@ -67,6 +69,48 @@ def test_equals_the_plain_path_in_float32_on_stock_classes(family, random_prompt
     model = make_model(family, make_processor(family), initializer_range=0.1).train()
     errors = largest_errors(model, random_prompts(model, words), random_completions(len(words) * group_size, length))
     assert max(errors) < 1e-4  # rounding, which hangs on the weights: float64 is held to 1e-9 above
+
+
+def with_looks(model, prompts, random_prompts, words):
+    """Completions of text, videos and images of which text alone was sampled: ids, mask, and the whole of them."""
+    whole = random_prompts(model, words, seed=5)
+    rows = [whole.select([n]) for n in range(len(whole))]
+    whole = PromptInputs.join(rows, left=False)
+    starts = prompts.position_ids[:, :, -1].amax(0).repeat_interleave(len(words) // len(prompts)) + 1
+    whole.position_ids += starts[:, None]
+    text = whole.attention_mask.bool() & (whole.input_ids < 250)
+    sampled = text & (torch.rand(text.shape, generator=torch.Generator().manual_seed(2)) < 0.7)
+    return (whole.input_ids, sampled), whole
+
+
+LOOKS = ["tvtvt", "t", "tvt", "tvtitvt", "titt", "tt"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("words", [["tv", "t"], ["tit", "tvtv"]])
+def test_completions_with_media_that_were_appended_equal_the_plain_path(family, words, exact_model, random_prompts):
+    model = exact_model(family)
+    prompts = random_prompts(model, words)
+    completions, whole = with_looks(model, prompts, random_prompts, LOOKS)
+    assert max(largest_errors(model, prompts, completions, whole)) < 1e-9
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+def test_a_completion_with_media_has_the_log_probs_of_one_forward_of_its_row(family, exact_model, random_prompts):
+    """Positions too: those of prompt and completion as one text."""
+    model = exact_model(family)
+    prompts = random_prompts(model, ["tvt"])
+    (ids, sampled), whole = with_looks(model, prompts, random_prompts, ["tvtitvt"])
+    got = shared_prefix.completion_logprobs(
+        model, prompts, ids, sampled, temperature=1.0, logit_chunk_tokens=9, whole=whole
+    )
+    row = prompts.followed_by(whole)
+    seconds = torch.full((len(row.video_grid_thw),), 0.75)
+    media = row.image_grid_thw, row.video_grid_thw, seconds
+    positions = prompt_positions(position_rule(model.config), row.input_ids, row.attention_mask, *media)
+    logits = model(input_ids=row.input_ids, position_ids=positions, **row.vision()).logits
+    expected = logits.log_softmax(-1)[:, :-1].gather(2, row.input_ids[:, 1:, None])[:, -ids.shape[1] :, 0]
+    torch.testing.assert_close(got[sampled], expected[sampled], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])

@@ -1,0 +1,89 @@
+"""Rewards for looking at a video again: at the right time, and for the right answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from qwenvl.rewards.function import Argument, Unfinished, call_plain
+from qwenvl.rewards.functions.grounding import Span, length_of, united
+from qwenvl.rewards.functions.shaping import ACCURACY, Correctness
+from qwenvl.types import ToolCall, Turn
+
+
+def answered_calls(turns: Sequence[Turn]) -> list[ToolCall]:
+    """The calls of a completion that tools have answered."""
+    return [call for turn in turns for call in turn.calls if call.error is None]
+
+
+def evidence_of(fields: Mapping[str, Any]) -> list[Span] | None:
+    """The spans of a record's field ``evidence``, in seconds. None where it has none.
+
+    Raises:
+        ValueError: the field is no list of [start, end].
+    """
+    given = fields.get("evidence")
+    if given is None:
+        return None
+    try:
+        spans = [(float(start), float(end)) for start, end in given]
+    except (TypeError, ValueError):
+        spans = []
+    if not spans or not all(0 <= start < end < float("inf") for start, end in spans):
+        raise ValueError(f"the field 'evidence' must be a list of [start, end] in seconds, got {given!r}")
+    return spans
+
+
+def check_evidence(solution: str, fields: Mapping[str, Any]) -> str | None:
+    """Why a record's evidence cannot be read."""
+    try:
+        evidence_of(fields)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def evidence_iou(
+    completions: list[str], turns: list[Sequence[Turn]], evidence: list[Any] | None = None, **columns: Any
+) -> list[float | None]:
+    """Intersection over union of the seconds that a completion looked at and those of the record's ``evidence``.
+
+    ``evidence`` is a list of spans, [[start, end], ...] in seconds. The spans of all answered looks are united. A
+    completion without a look scores 0. None for a record without evidence.
+    """
+    scores: list[float | None] = []
+    for each, given in zip(turns, evidence or [None] * len(turns), strict=True):
+        if (true := evidence_of({"evidence": given})) is None:
+            scores.append(None)
+            continue
+        seen = united([_span_of(call) for call in answered_calls(each) if call.clips])
+        common = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in seen for b in united(true))
+        scores.append(common / (length_of(seen) + length_of(united(true)) - common))
+    return scores
+
+
+def _span_of(call: ToolCall) -> Span:
+    """The span that a call asked for, else that of the frames it was shown."""
+    if {"start", "end"} <= call.arguments.keys():
+        return float(call.arguments["start"]), float(call.arguments["end"])
+    return call.clips[0].times[0], call.clips[-1].times[-1]
+
+
+def looked_and_right(
+    completions: list[str],
+    turns: list[Sequence[Turn]],
+    *,
+    correctness_func: Correctness = ACCURACY,
+    bonus: Annotated[float, Argument("The value of a completion that looked and is right.")] = 0.1,
+    **columns: Any,
+) -> list[Any]:
+    """``bonus`` for a completion that looked at the video again and is right, else 0.
+
+    A completion is right where ``correctness_func`` gives 1. Where that gives None, so does this. A bonus for looking
+    alone would teach calls without an answer.
+    """
+    right = call_plain(correctness_func, completions, {**columns, "turns": turns})
+    return [
+        value if value is None or isinstance(value, Unfinished) else bonus * (value >= 1 and bool(answered_calls(each)))
+        for value, each in zip(right, turns, strict=True)
+    ]

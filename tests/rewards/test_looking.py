@@ -1,0 +1,51 @@
+"""Rewards for looks, by hand."""
+
+import pytest
+
+from qwenvl.rewards import build_rubric
+from qwenvl.types import FrameInfo, ToolCall, Turn
+
+
+def completion(*calls, answer="<answer>1</answer>") -> tuple[Turn, ...]:
+    return Turn("look", calls), Turn(answer)
+
+
+def look(start, end, error=None) -> ToolCall:
+    clip = FrameInfo("a.mp4", (0, 1), (start, end), None, 1.0)
+    return ToolCall("look", {"start": start, "end": end}, () if error else (clip,), error=error)
+
+
+@pytest.mark.parametrize(
+    "calls, evidence, value",
+    [
+        ([look(2.0, 4.0)], [[3, 5]], 1 / 3),
+        ([look(0.0, 1.0), look(3.0, 5.0)], [[3, 5]], 2 / 3),
+        ([look(3.0, 4.0), look(3.5, 5.0)], [[3, 4], [4, 5]], 1.0),
+        ([look(3.0, 5.0, error="no")], [[3, 5]], 0.0),
+        ([], [[3, 5]], 0.0),
+        ([look(3.0, 5.0)], None, None),
+    ],
+)
+def test_evidence_iou(calls, evidence, value):
+    columns = {"turns": [completion(*calls)], "evidence": [evidence], "solution": ["1"]}
+    [got] = build_rubric(["evidence_iou", "format"]).score(["..."], columns).components[0]
+    assert got == (None if value is None else pytest.approx(value))
+
+
+@pytest.mark.parametrize("given", [[], [[2, 1]], [[1]], "1-2", [[-1, 2]], [["a", 2]]])
+def test_evidence_of_another_form_is_refused_with_the_record(given):
+    assert "must be a list of [start, end]" in build_rubric("evidence_iou").check_solution("1", {"evidence": given})
+
+
+def test_the_bonus_is_for_completions_that_looked_and_are_right():
+    texts = ["<answer>1</answer>", "<answer>1</answer>", "<answer>2</answer>", "<answer>1</answer>"]
+    turns = [completion(look(1.0, 2.0)), completion(), completion(look(1.0, 2.0)), completion(look(1.0, 2.0, "no"))]
+    columns = {"turns": turns, "solution": ["<answer>1</answer>"] * 4}
+    rubric = build_rubric("looked_and_right(bonus=0.2, correctness_func='exact_match')")
+    assert rubric.score(texts, columns).components[0] == [0.2, 0.0, 0.0, 0.0]
+
+
+def test_strict_format_reads_the_last_turn():
+    turns = [completion(look(1.0, 2.0), answer="<think>a</think><answer>1</answer>")]
+    columns = {"turns": turns, "solution": ["1"]}
+    assert build_rubric("strict_format").score(["<think>b</think>..."], columns).totals() == [1.0]

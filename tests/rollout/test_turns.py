@@ -1,0 +1,131 @@
+"""Completions of several turns: what is sampled behind appended frames equals full forwards of each row."""
+
+import pytest
+import torch
+
+from qwenvl.demo.tiny import make_model, make_processor
+from qwenvl.model import logprobs
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.positions import position_rule, prompt_positions
+from qwenvl.model.sharing import shared_prefix
+from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
+from qwenvl.types import SamplingParams
+
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+
+
+class Scripted:
+    """Appends the same things to the same completions, whatever they say, unless a turn has a single token."""
+
+    most_tokens = 100
+
+    def __init__(self, looks: dict[int, list[PromptInputs]]):
+        self.looks, self.turns = looks, dict.fromkeys(looks, 0)
+
+    def select(self, rows):
+        return Scripted({place: self.looks.get(row, []) for place, row in enumerate(rows)})
+
+    def calls(self):
+        return [[] for _ in self.looks]
+
+    def answer(self, turns):
+        rows = [row for row, ids in turns.items() if len(ids) > 1 and self.turns[row] < len(self.looks[row])]
+        pieces = [self.looks[row][self.turns[row]] for row in rows]
+        for row in rows:
+            self.turns[row] += 1
+        return (rows, PromptInputs.join(pieces)) if rows else None
+
+
+class ShortTurns:
+    """Ends each turn after two to four tokens, depending on its first, in the place of stop strings."""
+
+    def __call__(self, ids):
+        return ids.shape[1] >= 2 + ids[:, 0] % 3
+
+    def each_token(self, ids):
+        return torch.arange(1, ids.shape[1] + 1) >= 2 + ids[:, :1] % 3
+
+
+def looks_of(model, random_prompts, script: dict[int, list[str]]) -> Scripted:
+    """A script from words for what is appended, such as ``{0: ["tvt", "t"]}``."""
+    seeds = iter(range(100, 200))
+    pieces = {
+        row: [random_prompts(model, [word], seed=next(seeds)) for word in words] for row, words in script.items()
+    }
+    return Scripted(pieces)
+
+
+SCRIPT = {0: ["tvt", "t"], 1: [], 2: ["tvtvt"], 3: ["titvt", "t", "tvt"], 4: ["t"], 5: ["tvt"]}
+
+
+@pytest.fixture
+def sample(random_prompts):
+    """Samples with an engine in which turns are short."""
+
+    def run(family, engine_class, *, temperature=0.0, budget=None, most=30):
+        model = make_model(family, make_processor(family), initializer_range=0.1)
+        prompts = random_prompts(model, ["tvt", "titv"])
+        engine = engine_class(make_processor(family).tokenizer, model, token_budget=budget)
+        engine._stops = {("any",): ShortTurns()}
+        params = SamplingParams(max_new_tokens=most, temperature=temperature, stop_strings=("any",))
+        script = looks_of(model, random_prompts, SCRIPT)
+        return model, prompts, engine.draw(model, prompts, 3, params, seed=4, conversations=script)
+
+    return run
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("engine", [LocalEngine, SharedPrefixEngine])
+def test_greedy_tokens_equal_those_of_full_forwards(sample, family, engine):
+    model, prompts, rollout = sample(family, engine)
+    turns = (rollout.completion_mask[:, 1:] & ~rollout.completion_mask[:, :-1]).sum(1)
+    assert turns.tolist() == [len(SCRIPT[row]) for row in range(6)]
+    rows = prompts.repeat(3).followed_by(rollout.whole)
+    for n in range(6):
+        row = rows.select([n])
+        logits = model(**vars_of(model, row)).logits[0]
+        tokens = rollout.whole.attention_mask[n].sum()
+        expected = logits[-tokens - 1 : -1]
+        expected[:, [model.config.to_dict()[f"{kind}_token_id"] for kind in VISION]] = -torch.inf
+        own = rollout.completion_mask[n, :tokens]
+        assert torch.equal(expected.argmax(-1)[own], rollout.completion_ids[n, :tokens][own])
+
+
+VISION = ("image", "video", "vision_start", "vision_end")
+
+
+def vars_of(model, row):
+    """The arguments of a plain forward of one row, with positions that are computed for the row as a whole."""
+    keep = row.attention_mask[0].bool()
+    ids = row.input_ids[:, keep]
+    seconds = None if row.video_grid_thw is None else torch.full((len(row.video_grid_thw),), 0.75)
+    media = row.image_grid_thw, row.video_grid_thw, seconds
+    positions = prompt_positions(position_rule(model.config), ids, torch.ones_like(ids), *media)
+    return {"input_ids": ids, "position_ids": positions, **row.vision()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("budget", [None, 1])
+def test_log_probs_of_sampling_are_those_of_training(sample, family, budget):
+    model, prompts, rollout = sample(family, SharedPrefixEngine, temperature=0.8, budget=budget)
+    for path in (logprobs, shared_prefix):
+        got = path.completion_logprobs(
+            model,
+            prompts,
+            rollout.completion_ids,
+            rollout.completion_mask,
+            temperature=0.8,
+            logit_chunk_tokens=50,
+            whole=rollout.whole,
+        )
+        torch.testing.assert_close(got.float(), rollout.logprobs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", [LocalEngine, SharedPrefixEngine])
+def test_sampled_tokens_of_all_turns_count_for_the_length(sample, engine):
+    _, _, rollout = sample("qwen3_vl", engine, most=5)
+    lengths = rollout.completion_mask.sum(1).tolist()
+    assert max(lengths) == 5, "some have come to their length"
+    for row, (length, reason) in enumerate(zip(lengths, rollout.finish_reasons, strict=True)):
+        turns = int((rollout.completion_mask[row, 1:] & ~rollout.completion_mask[row, :-1]).sum()) + 1
+        assert reason == ("stop" if turns == len(SCRIPT[row]) + 1 and length < 5 else "length") or length == 5

@@ -1,0 +1,145 @@
+"""Training with tools: sampled tokens are trained, in several groupings and by both paths; looks are written down."""
+
+import json
+
+import pytest
+import torch
+
+from qwenvl.demo.tiny import make_processor
+from qwenvl.rollout.turns import laid_out
+from qwenvl.runlog import read_rollouts
+from tests.train.conftest import caught_gradients, logged
+
+CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call><|im_end|>'
+
+
+@pytest.fixture
+def calls_first(monkeypatch, tiny_checkpoint):
+    """Every other completion calls ``look`` in its first turn: what is sampled is forced, its log-probs are not."""
+    import qwenvl.rollout.local
+    import qwenvl.rollout.shared_sampling
+
+    tokens = make_processor("qwen2_5_vl").tokenizer(CALL)["input_ids"]
+
+    class Forced:
+        """Sees the tokens of a turn, rows x t."""
+
+        def __init__(self):
+            self.turns = 0
+            self.start = None
+
+        def __call__(self, ids, scores):
+            if self.start is None or ids.shape[1] == self.start:
+                self.start, self.turns = ids.shape[1], self.turns + 1
+            t = ids.shape[1] - self.start
+            if self.turns > 1 or t >= len(tokens):
+                return scores
+            follows = torch.arange(len(ids)) % 2 == 0 if t == 0 else (ids[:, self.start] == tokens[0])
+            only = torch.full_like(scores, -torch.inf)
+            only[:, tokens[t]] = 0.0
+            return torch.where(follows[:, None], only, scores.index_fill(1, torch.tensor(tokens[:1]), -torch.inf))
+
+    for module in (qwenvl.rollout.shared_sampling, qwenvl.rollout.local):
+        made = module.logits_processors
+
+        def processors(*args, made=made):
+            chosen = made(*args)
+            chosen.insert(0, forced[0])
+            return chosen
+
+        monkeypatch.setattr(module, "logits_processors", processors)
+    forced = [Forced()]
+
+    def again():
+        forced[0] = Forced()
+
+    return again
+
+
+LOOKS = {"tools": ["look"], "look_frames": 4, "generation_max_length": 120, "max_turns": 2, "check_parity": "every"}
+LOOKS |= {"generation_temperature": 1.0, "generation_top_p": 1.0, "max_steps": 1, "per_device_train_batch_size": 2}
+
+
+@pytest.mark.parametrize("sharing", ["auto", "off"])
+def test_a_run_with_looks(make_trainer, calls_first, sharing):
+    trainer = make_trainer(**LOOKS, shared_prefix=sharing)
+    trainer.train()
+    rows = list(read_rollouts(trainer.args.output_dir))
+    asked = [row for row in rows if any(turn["calls"] for turn in row.turns)]
+    assert len(asked) == 3 and len(rows) == 6
+    for row in asked:
+        first, second = row.turns
+        [call] = first["calls"]
+        assert first["text"] in CALL and second["calls"] == []
+        assert row.completion == first["text"] + second["text"] and row.tokens <= 120
+        if row.clips:
+            [clip] = call["clips"]
+            assert call["error"] is None and clip["path"] == row.clips[0].path
+            assert all(0.5 <= time <= 1.5 for time in clip["times"]) and len(clip["indices"]) == 4
+        else:
+            assert call["error"] == "there is no video"
+    [logs] = logged(trainer)
+    assert logs["look/calls"] == 0.5 and logs["look/looked_frac"] <= 0.5 and logs["look/tokens"] > 0
+    assert logs["parity/max"] < 1e-4
+
+
+def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, calls_first, tmp_path):
+    """Of rollouts that are given, since draws depend on what is sampled together."""
+    steps = []
+    for batch, accumulation in ((4, 1), (2, 2), (1, 4)):
+        calls_first()
+        grouping = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+        trainer = make_trainer(**LOOKS | grouping, output_dir=str(tmp_path / f"{batch}"), grpo_beta=0.1)
+        steps.append(caught_gradients(trainer))
+        trainer.train()
+    whole, *others = ([*each] for each in steps)
+    for other in others:
+        torch.testing.assert_close(other, whole, rtol=1e-4, atol=1e-7)
+
+
+def test_rewards_read_the_turns(make_trainer, calls_first):
+    seen = []
+
+    def looks(completions, turns, **columns):
+        seen.extend(turns)
+        return [float(sum(len(turn.calls) for turn in each)) for each in turns]
+
+    trainer = make_trainer(**LOOKS, functions=(looks,))
+    trainer.train()
+    assert len(seen) == 6 and logged(trainer)[0]["reward/looks"] == 0.5
+    assert json.loads(json.dumps(seen[0][0].calls[0].arguments)) == {"start": 0.5, "end": 1.5}
+
+
+def test_a_warm_up_teaches_the_form_of_a_look(tiny_checkpoint, sop_data, tmp_path):
+    """Targets look at the evidence; their loss is that of what is said alone, in one forward of a row by hand."""
+    from qwenvl.config.grpo_config import WarmupConfig
+    from qwenvl.train.warmup.trainer import WarmupTrainer
+
+    rows = json.loads(sop_data.read_text())[:2]
+    rows[0] |= {"evidence": [[0.5, 1.5]], "video": str(sop_data.parent / rows[0]["video"])}
+    rows[1] |= {"video": str(sop_data.parent / rows[1]["video"])}
+    settings = {"tools": ["look"], "look_frames": 4, "max_steps": 1, "learning_rate": 1e-12, "save_strategy": "no"}
+    settings |= {"per_device_train_batch_size": 2, "use_cpu": True, "disable_tqdm": True, "base_interval": 0.5}
+    args = WarmupConfig(str(tmp_path / "warm"), **settings, allow_outside_media=True)
+    trainer = WarmupTrainer(str(tiny_checkpoint(initializer_range=0.1)), args, train_dataset=rows)
+    trainer.train()
+    collator, tokenizer = trainer.data_collator, trainer.processing_class.tokenizer
+    inputs = collator([trainer.train_dataset[n] for n in range(2)])
+    said = [tokenizer.decode(ids[mask]) for ids, mask in zip(inputs["target_ids"], inputs["target_mask"], strict=True)]
+    call = '<tool_call>\n{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}\n</tool_call><|im_end|>'
+    assert said == [f"{call}<answer>(1) step</answer><|im_end|>", "<answer>(2) step</answer><|im_end|>"]
+    prompts = trainer.encoded(trainer.model, inputs["prompts"])
+    whole = laid_out(
+        prompts, inputs["target_ids"], inputs["pieces"], trainer.encoded(trainer.model, inputs["appended"])
+    )
+    losses = []
+    for n, mask in enumerate(inputs["target_mask"]):
+        row = prompts.select([n]).followed_by(whole.select([n]))
+        keep = row.attention_mask[0].bool()
+        arguments = {"input_ids": row.input_ids[:, keep], "position_ids": row.position_ids[:, :, keep]}
+        logits = trainer.model(**arguments, **row.vision()).logits[0].log_softmax(-1)
+        targets = row.input_ids[0, keep]
+        tokens = int(whole.attention_mask[n].sum())
+        chosen = logits[:-1].gather(1, targets[1:, None])[-tokens:, 0]
+        losses += chosen[mask[:tokens]].tolist()
+    assert logged(trainer)[0]["loss"] == pytest.approx(-sum(losses) / len(losses), rel=1e-4)
