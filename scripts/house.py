@@ -75,8 +75,9 @@ def _imported(tree: ast.Module) -> set[str]:
 
 
 def _depth(name: str, bases: dict[str, list[str]]) -> int:
-    """Classes of the package above a class, with itself, below one of a library."""
-    return 1 + max((_depth(base, bases) for base in bases[name] if base in bases and base != name), default=0)
+    """Classes of the package, with itself, between a class and one of a library or one without a base."""
+    own = [base for base in bases[name] if base in bases and base != name]
+    return max([1 + _depth(base, bases) for base in own], default=0) if own or not bases[name] else 1
 
 
 if __name__ == "__main__":
