@@ -334,6 +334,7 @@ class EvaluationSample:
     fitted: Mapping[str, Any] | None = None
     doc_hash: str = ""
     doc: Mapping[str, Any] | None = None
+    turns: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def key(self) -> SampleKey:

@@ -92,12 +92,15 @@ class Toolbox:
             if self.looks == "refused":
                 raise ToolError("the video cannot be looked at again")
             arguments = {**arguments, "video": self.video(record)}
-        if (made := tool.environment) is None:
-            return given_of(tool.function(**arguments))
-        if made not in environments:
+        if (made := tool.environment) is not None and made not in environments:
             environments[made] = made()
             environments[made].reset(**record.fields)
-        return given_of(tool.function(environments[made], **arguments))
+        own = () if made is None else (environments[made],)
+        try:
+            return given_of(tool.function(*own, **arguments))
+        except BadMediaError as error:  # the overview of this clip was read
+            problem = str(error).removeprefix(record.videos[0]).lstrip(": ")  # no paths for the model
+        raise ToolError(f"these frames cannot be read: {problem}")
 
     def video(self, record: Record) -> Video:
         """The first clip of a record, as tools see it."""
@@ -226,18 +229,10 @@ class Conversations:
 
     def _execute(self, call: Call, conversation: Conversation) -> tuple[Given, ToolCall]:
         """What a call gives, and its note. What goes wrong is said in words."""
-        started, record, error, arguments = time.perf_counter(), conversation.record, None, call.arguments
+        started, error, arguments = time.perf_counter(), None, call.arguments
         try:
             tool, arguments = checked(call, self.toolbox.tools)
-            key = (*record.videos[:1], str(record.clip_meta[:1]), tool.name, json.dumps(arguments, sort_keys=True))
-            if tool.environment is not None:  # which may have changed since the last call
-                given: Given | ToolError = self.toolbox.run(tool, arguments, record, conversation.environments)
-            else:
-                if key not in self.known:
-                    self.known[key] = self._run(tool, arguments, record)
-                given = self.known[key]
-            if isinstance(given, ToolError):
-                raise given
+            given = self._given(tool, arguments, conversation)
         except ToolError as problem:
             given, error = refused(problem), str(problem)
         note = ToolCall(
@@ -251,14 +246,20 @@ class Conversations:
         )
         return given, note
 
-    def _run(self, tool: Tool, arguments: Mapping[str, Any], record: Record) -> Given | ToolError:
-        """What a plain tool gives or refuses, to be kept."""
-        try:
-            return self.toolbox.run(tool, arguments, record, {})
-        except ToolError as problem:
-            return problem
-        except BadMediaError as problem:  # the overview of this clip was read
-            return ToolError(f"these frames cannot be read: {str(problem).removeprefix(record.videos[0]).lstrip(': ')}")
+    def _given(self, tool: Tool, arguments: Mapping[str, Any], conversation: Conversation) -> Given:
+        """What a tool gives. What a plain one gives, or refuses, is kept for the same call on the same clip."""
+        record = conversation.record
+        if tool.environment is not None:
+            return self.toolbox.run(tool, arguments, record, conversation.environments)
+        key = (*record.videos[:1], str(record.clip_meta[:1]), tool.name, json.dumps(arguments, sort_keys=True))
+        if key not in self.known:
+            try:
+                self.known[key] = self.toolbox.run(tool, arguments, record, {})
+            except ToolError as problem:
+                self.known[key] = problem
+        if isinstance(found := self.known[key], ToolError):
+            raise found
+        return found
 
     @staticmethod
     def _same(answer: ProcessedSample) -> tuple[Any, ...]:

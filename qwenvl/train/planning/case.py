@@ -109,7 +109,7 @@ def case_of(
         prompts=args.per_device_train_batch_size,
         micro_batches=args.gradient_accumulation_steps,
         group=args.grpo_sample_size,
-        length=args.generation_max_length,
+        length=args.generation_max_length + (args.look_tokens if args.tools else 0),
         state_tokens=state_tokens(bare),
         logit_bytes=int(args.logit_memory_gb * 1e9),
         shared=shares and supports_shared_prefix(policy) is None,

@@ -50,7 +50,7 @@ def test_a_bad_percentage_is_refused(catalog, entry):
         ("a: {media_root: x}", "annotation_path is missing"),
         ("a: {annotation_path: 3}", "a.annotation_path: expected a path, got 3"),
         ("- a", "expected a mapping of data set names, got list"),
-        ("a: {", "datasets.yaml: not valid YAML: line 1 column 5: .*$"),
+        ("a: {", "datasets.yaml: not valid YAML: .*line 1, column 5"),
         ("a: {annotation_path: x.json}\na: {annotation_path: y.json}", "datasets.yaml: a is given twice"),
     ],
 )
