@@ -1,6 +1,5 @@
 """Rows of a batch are chosen with everything that belongs to them."""
 
-
 import torch
 
 from qwenvl.types import BadSample, FrameInfo, Message, PromptBatch, Record

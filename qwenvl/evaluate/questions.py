@@ -97,9 +97,7 @@ class Questions:
     tools: bool = False
 
     @classmethod
-    def of(
-        cls, dataset: GRPODataset, options: EvaluateOptions, seed: int, *, tools: bool = False
-    ) -> Questions:
+    def of(cls, dataset: GRPODataset, options: EvaluateOptions, seed: int, *, tools: bool = False) -> Questions:
         """The questions that the options request.
 
         Args:

@@ -129,7 +129,7 @@ def given_of(value: Any) -> Given:
     Raises:
         TypeError: it is no frames, picture, text or list of these.
     """
-    if isinstance(value, list | tuple) and not isinstance(value, Given):
+    if isinstance(value, list | tuple) and value:
         each = [given_of(item) for item in value]
         return Given(*(tuple(item for own in column for item in own) for column in zip(*each, strict=True)))
     if isinstance(value, VideoClip):

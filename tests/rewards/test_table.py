@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qwenvl.rewards.function import call_plain
 from qwenvl.rewards.resolve import resolve
-from qwenvl.rewards.table import TABLE
+from qwenvl.rewards.table import SHAPING, TABLE
 
 # A solution that each function can compare with; those not named take "(1) ...".
 SOLUTIONS = {
@@ -30,6 +30,7 @@ FIELDS = {
     "width": 640,
     "height": 480,
     "duration": 12.5,
+    "evidence": [[3, 5]],
     "problem_type": "multiple choice",
 }
 LOCAL = [name for name, entry in TABLE.items() if not entry.remote]
@@ -129,7 +130,7 @@ def test_the_solution_itself_is_accepted_and_is_right(functions, name):
     solution = SOLUTIONS.get(name, "(1) insert the fan (2) fasten the screw")
     check = functions[name].check
     assert check is None or check(solution, FIELDS) is None
-    if name in ("format", "strict_format", "cosine", "repetition", "soft_overlong", "length_window", "countdown"):
+    if name in (*SHAPING, "countdown"):
         return  # not a comparison with the solution alone
     bare = solution.removeprefix("<answer>").removesuffix("</answer>")
     assert score(functions, name, f"<think>x</think><answer>{bare}</answer>") == [1.0]

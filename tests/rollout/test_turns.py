@@ -49,9 +49,7 @@ class ShortTurns:
 def looks_of(model, random_prompts, script: dict[int, list[str]]) -> Scripted:
     """A script from words for what is appended, such as ``{0: ["tvt", "t"]}``."""
     seeds = iter(range(100, 200))
-    pieces = {
-        row: [random_prompts(model, [word], seed=next(seeds)) for word in words] for row, words in script.items()
-    }
+    pieces = {row: [random_prompts(model, [word], seed=next(seeds)) for word in words] for row, words in script.items()}
     return Scripted(pieces)
 
 

@@ -33,17 +33,36 @@ from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.rollout.engine import completion_mask
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.turns import sample_turns
 from qwenvl.train import fast_paths
 from qwenvl.train.run import launch
 from qwenvl.train.run.checkpoints import find_checkpoint
 from qwenvl.train.train_grpo import main as train_command
 from qwenvl.types import RolloutBatch
 
+LOOK = '<tool_call>{"name": "look", "arguments": {"start": 0.2, "end": 0.9}}</tool_call><|im_end|>'
+
 
 class EngineByPrompt(LocalEngine):
-    """Random tokens, seeded by the prompt's tokens; of different lengths. Entropies are random too."""
+    """Random tokens, seeded by the prompt's tokens; of different lengths. Entropies are random too.
 
-    def draw(self, model, prompts, group_size, params, seed):
+    With tools the second completion of each prompt looks at its clip and then says what the first began with.
+    """
+
+    def draw(self, model, prompts, group_size, params, seed, conversations=None):
+        if conversations is not None:
+            first = replace(self.draw(model, prompts, group_size, params, seed), entropies=None)
+            call = self.tokenizer(LOOK)["input_ids"]
+            first.completion_ids[1::group_size, : len(call)] = torch.tensor(call)
+            first.completion_mask[1::group_size] = torch.arange(params.max_new_tokens) < len(call)
+            first.finish_reasons = ["stop" if n % group_size < 2 else "length" for n in range(len(first.texts))]
+            again = lambda completions, rows, appended, most: replace(
+                first,
+                completion_ids=first.completion_ids[[row // group_size * group_size for row in rows], :2],
+                completion_mask=first.completion_mask[[row // group_size * group_size for row in rows], :2],
+                finish_reasons=["length"] * len(rows),
+            )
+            return sample_turns(first, prompts, params, conversations, again, self.tokenizer)
         rows, entropies = [], []
         for ids, mask in zip(prompts.input_ids, prompts.attention_mask, strict=True):
             generator = torch.Generator().manual_seed(zlib.crc32(ids[mask.bool()].numpy().tobytes()))

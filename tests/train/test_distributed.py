@@ -365,6 +365,22 @@ def assert_same_weights(ours: Path, theirs: Path) -> None:
     assert one.keys() == two.keys() and all(torch.equal(value, two[name]) for name, value in one.items())
 
 
+@pytest.mark.parametrize("engine", ["ddp", "zero3"])
+def test_looks_in_one_process_alone(tiny_checkpoint, three_records, tmp_path, engine):
+    """Of three prompts those with a clip are looked at again; the update is that of one process."""
+    if engine == "zero3":
+        pytest.importorskip("deepspeed")
+    start = tiny_checkpoint(initializer_range=0.1)
+    looks = {"tools": "look", "look_frames": 2, "generation_max_length": 100, "max_steps": 1, "grpo_beta": 0.1}
+    alone, output = tmp_path / "alone" / "by_prompt", tmp_path / "two" / "by_prompt"
+    launch(1, start, three_records, alone, **looks, per_device_train_batch_size=4)
+    launch(2, start, three_records, output, **looks, gradient_accumulation_steps=2, **ENGINES[engine])
+    assert_same_update(output, alone, start, updates=1)
+    assert_same_numbers(output, alone, ("loss", "grad_norm", "kl", "look/looked_frac", "look/tokens"), rows=1)
+    calls = [call for row in read_rollouts(output) for turn in row.turns for call in turn["calls"]]
+    assert sorted(len(call["clips"]) for call in calls) == [0, 0, 1], "the others have no clip"
+
+
 @pytest.mark.parametrize(
     "engine, recipe",
     [

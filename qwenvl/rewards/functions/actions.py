@@ -59,9 +59,7 @@ def accuracy(
     - ``(1) insert the fan, fasten the screw`` scores 1/2: it has a number, so numbers alone count
     """
     scores = []
-    for (answer, truth), prompt in zip(
-        pairs(completions, solution), prompts or [None] * len(completions), strict=True
-    ):
+    for (answer, truth), prompt in zip(pairs(completions, solution), prompts or [None] * len(completions), strict=True):
         expected: frozenset[Any] = frozenset(action_numbers(truth) or action_phrases(truth))
         named: Any = set(action_phrases(answer or ""))
         unknown = 0

@@ -44,7 +44,10 @@ def check_evidence(solution: str, fields: Mapping[str, Any]) -> str | None:
 
 
 def evidence_iou(
-    completions: list[str], turns: list[Sequence[Turn]], evidence: list[Any] | None = None, **columns: Any
+    completions: list[str],
+    turns: list[Sequence[Turn]] | None = None,
+    evidence: list[Any] | None = None,
+    **columns: Any,
 ) -> list[float | None]:
     """Intersection over union of the seconds that a completion looked at and those of the record's ``evidence``.
 
@@ -52,7 +55,8 @@ def evidence_iou(
     completion without a look scores 0. None for a record without evidence.
     """
     scores: list[float | None] = []
-    for each, given in zip(turns, evidence or [None] * len(turns), strict=True):
+    none: list[Any] = [()] * len(completions)
+    for each, given in zip(turns or none, evidence or [None] * len(none), strict=True):
         if (true := evidence_of({"evidence": given})) is None:
             scores.append(None)
             continue
@@ -71,7 +75,7 @@ def _span_of(call: ToolCall) -> Span:
 
 def looked_and_right(
     completions: list[str],
-    turns: list[Sequence[Turn]],
+    turns: list[Sequence[Turn]] | None = None,
     *,
     correctness_func: Correctness = ACCURACY,
     bonus: Annotated[float, Argument("The value of a completion that looked and is right.")] = 0.1,
@@ -82,8 +86,9 @@ def looked_and_right(
     A completion is right where ``correctness_func`` gives 1. Where that gives None, so does this. A bonus for looking
     alone would teach calls without an answer.
     """
-    right = call_plain(correctness_func, completions, {**columns, "turns": turns})
+    each_looked = [bool(answered_calls(each)) for each in turns or [()] * len(completions)]
+    right = call_plain(correctness_func, completions, columns | ({} if turns is None else {"turns": turns}))
     return [
-        value if value is None or isinstance(value, Unfinished) else bonus * (value >= 1 and bool(answered_calls(each)))
-        for value, each in zip(right, turns, strict=True)
+        value if value is None or isinstance(value, Unfinished) else bonus * (value >= 1 and looked)
+        for value, looked in zip(right, each_looked, strict=True)
     ]

@@ -39,7 +39,7 @@ def settings_of(**settings):
 
 @pytest.mark.parametrize("over", [True, False])
 def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, over):
-    """Half of the completions are cut off up to step 30, or to the end. """
+    """Half of the completions are cut off up to step 30, or to the end."""
     log = RunLog(tmp_path)
     log.begin(0)
     log.write_config({"per_device_train_batch_size": 4})
