@@ -86,7 +86,8 @@ class LocalEngine:
         some = [each.inputs for each in prompts if len(each.batch)]
         if not some:  # all samples were bad
             return [no_completions() for _ in prompts]
-        rollout = self.draw(model, PromptInputs.join(some), group_size, params, seed, conversations)
+        more = {} if conversations is None else {"conversations": conversations}
+        rollout = self.draw(model, PromptInputs.join(some), group_size, params, seed, **more)
         return split_rollouts(rollout, [len(each.batch) * group_size for each in prompts])
 
     @torch.no_grad()
