@@ -147,7 +147,8 @@ signals._FORK_WAITS = 1.0  # seconds in which this machine starts a thread of an
 args = SimpleNamespace(save_on_signal=600.0, device="cpu", world_size=1, num_iterations=1, output_dir="run")
 fork = multiprocessing.get_context("fork").Process
 with interruptions.StopOnSignal(args).listens(), signals.ends_at_signals("toy"):
-    alone = fork(target=time.sleep, args=(600,))
+    # Short sleeps: a signal that comes just before a long one begins would be handled at its end.
+    alone = fork(target=lambda: [time.sleep(0.01) for _ in range(60_000)])
     alone.start()
     alone.terminate()
     alone.join()
