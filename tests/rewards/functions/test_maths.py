@@ -62,14 +62,13 @@ def test_only_the_answer_block_is_read(reward):
 BOMB = "9^{9^{9^{9}}}"
 
 
-def test_a_pair_that_takes_too_long_has_no_value_and_harms_nobody(reward, monkeypatch, caplog):
-    monkeypatch.setattr(maths, "CPU_SECONDS", 0.5)
+def test_a_pair_that_takes_too_long_has_no_value_and_harms_nobody(reward, caplog):
     texts = [answer(text) for text in (BOMB, r"\frac{1}{2}", "2/3^2")]
     rubric = Rubric([RewardFunction("math_accuracy", reward)], [1.0])
     batch = rubric.score(texts, {"solution": ["0.5"] * 3, "id": ["r1", "r2", "r3"]})
     assert batch.components == [[None, 1.0, 0.0]] and batch.totals() == [None, 1.0, 0.0]
     assert batch.metrics["reward/math_accuracy/skipped"] == 1
-    said = "no value for record 'r1': a pair could not be verified: no result after 0.5 s of computing"
+    said = "no value for record 'r1': a pair could not be verified: no result after 2.0 s of computing"
     assert f'reward "math_accuracy" has {said}' in caplog.text and BOMB in caplog.text
     assert reward([answer("x" * 400 + "^2"), answer("1" * 10**6)], solution=["x^2", "1"]) == [0.0, 0.0]
 
@@ -82,12 +81,11 @@ def test_a_solution_that_takes_too_long_is_refused(reward, monkeypatch):
 
 def test_waiting_for_a_busy_machine_does_not_count(reward, monkeypatch):
     """The worker stands still for longer than it may compute, as it does where others have the machine."""
-    monkeypatch.setattr(maths, "CPU_SECONDS", 0.5)
     ask = Child.ask
 
     def pausing(child, *task):
         os.kill(child.pid, signal.SIGSTOP)
-        threading.Timer(1.0, os.kill, (child.pid, signal.SIGCONT)).start()
+        threading.Timer(maths.CPU_SECONDS + 1, os.kill, (child.pid, signal.SIGCONT)).start()
         return ask(child, *task)
 
     monkeypatch.setattr(Child, "ask", pausing)
