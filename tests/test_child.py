@@ -33,7 +33,6 @@ def start(tmp_path, monkeypatch):
         "    return seconds\n"
         "def sleep(seconds):\n    time.sleep(seconds)\n    return seconds\n"
         "def die():\n    os._exit(3)\n"
-        "import qwenvl.child\nqwenvl.child.ALARM_MARGIN_SECONDS = 0.5\n"
         "def leave():\n    sys.exit(0)\n"
         "def fail():\n    raise KeyError('x')\n"
         "def fill(size):\n    return len(bytearray(size))\n"
