@@ -300,7 +300,7 @@ class ToolCall:
         clips: the frames that it showed.
         pictures: how many pictures it showed besides.
         text: what it said.
-        error: why it was not answered, as the model was told, or None.
+        error: why it was not answered, in the words that the model read, or None.
         tokens: of the answer, shared by the calls of a turn. 0 for the last turn's calls, which have none.
         seconds: that the tool took.
     """

@@ -7,7 +7,7 @@ import pytest
 
 PATH = Path(__file__).parents[1] / "scripts" / "house.py"
 AT_MOST = {  # lower a number when a change makes it smaller
-    "lines of qwenvl": 34_313,
+    "lines of qwenvl": 34_302,
     "lines of tests": 28_705,
     "lines of scripts": 4_165,
     "words of README and docs": 31_158,

@@ -42,7 +42,7 @@ BLOCK = 16
 """Records that are sampled and written together. Fixed, so that results do not depend on the number of processes or on
 resuming."""
 GREY = 128
-OTHER, TEXT_ONLY = "other_clip", "text_only"
+OTHER, TEXT_ONLY, EVIDENCE = "other_clip", "text_only", "evidence"
 _TAG = re.compile(r"<(?:video|image)>\n?")
 _TRIES = 200  # candidates for a partner with another solution
 
@@ -119,7 +119,7 @@ class Questions:
         )
         for control in questions.controls:
             if not any(questions.applies(control, number) for number in numbers):
-                lacks = {OTHER: "another clip to show", "evidence": "`evidence` for its clip"}.get(control)
+                lacks = {OTHER: "another clip to show", EVIDENCE: "`evidence` for its clip"}.get(control)
                 lacks = lacks or ("a look, which --tools allow" if control in LOOK_CONTROLS else "what it takes away")
                 raise ValueError(f"--controls {control} has no effect: no record has {lacks}; leave it out")
         return questions
@@ -129,7 +129,7 @@ class Questions:
         record = self.records[number]
         if control == OTHER:
             return number in self.partners
-        if control == "evidence":
+        if control == EVIDENCE:
             return len(record.videos) == 1 and bool(evidence_of(record.fields))
         if control in LOOK_CONTROLS:
             return self.tools and bool(record.videos)
@@ -143,7 +143,7 @@ class Questions:
         if control == OTHER:
             other = self.records[self.partners[number]]
             return replace(record, videos=other.videos, images=other.images, clip_meta=other.clip_meta)
-        if control == "evidence":
+        if control == EVIDENCE:
             spans = evidence_of(record.fields) or []
             meta = replace(record.clip_meta[0] or ClipMeta(), video_start=spans[0][0], video_end=spans[-1][1])
             return replace(record, clip_meta=(meta,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
@@ -21,7 +20,6 @@ from qwenvl.rewards import Rubric
 from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.tools.functions import schemas_of
-from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.assemble import build_collector, loaded_model
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.display.console import shows_bars
@@ -49,8 +47,7 @@ def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric)
     paths = build_paths(config, model, collator.processor.tokenizer)
     accelerator = Accelerator(cpu=config.use_cpu, mixed_precision=config.mixed_precision)
     meter = Meter(config.device)
-    collector = build_collector(config, paths, unwrap(model), collator.processor, rubric, accelerator, meter)
-    collector = replace(collector, toolbox=Toolbox.of(config, collator))
+    collector = build_collector(config, paths, unwrap(model), collator, rubric, accelerator, meter)
     if isinstance(paths.engine, EngineWithWeights):
         paths.engine.sync(model, 0)
     return model, collector

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -89,18 +90,8 @@ def completion_likelihood(
 def sampled_alone(prompts: PromptInputs, completion_ids: Tensor, completion_mask: Tensor) -> PromptInputs:
     """Completions to which nothing was appended: N x T tokens that count on from the positions of their prompts."""
     rows, length = completion_ids.shape
-    none = [0] * rows
-    return PromptInputs(
-        input_ids=completion_ids,
-        attention_mask=completion_mask,
-        position_ids=completion_positions(prompts.position_ids, rows // len(prompts), length),
-        pixel_values=None,
-        image_grid_thw=None,
-        pixel_values_videos=None,
-        video_grid_thw=None,
-        images_per_prompt=none,
-        videos_per_prompt=none,
-    )
+    positions = completion_positions(prompts.position_ids, rows // len(prompts), length)
+    return replace(PromptInputs.of_text(completion_ids), attention_mask=completion_mask, position_ids=positions)
 
 
 def logprobs_by(likelihood: Callable[..., Likelihood]) -> Callable[..., Tensor]:

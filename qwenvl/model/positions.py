@@ -104,9 +104,13 @@ def completion_positions(prompt: Tensor, group_size: int, length: int) -> Tensor
     Returns:
         3 x N x T.
     """
-    first = prompt[:, :, -1].amax(0) + 1
-    rows = first.repeat_interleave(group_size)[:, None] + torch.arange(length, device=prompt.device)
+    rows = first_positions(prompt, group_size)[:, None] + torch.arange(length, device=prompt.device)
     return rows.expand(3, -1, -1)
+
+
+def first_positions(prompt: Tensor, group_size: int) -> Tensor:
+    """N positions of the first token of each completion, see ``completion_positions``."""
+    return (prompt[:, :, -1].amax(0) + 1).repeat_interleave(group_size)
 
 
 def _row_positions(rule: PositionRule, ids: list[int], images: Iterator[_Span], videos: Iterator[_Span]) -> Tensor:

@@ -79,7 +79,7 @@ class RolloutEngine(Protocol):
     ) -> list[RolloutBatch]:
         """P prompts of each micro-batch -> N = P * G completions for each, row n for prompt n // G.
 
-        With tools the trainer also gives ``conversations`` (``turns.Conversations``), which only engines in its own
+        With tools the trainer also gives ``conversations`` (``turns.Answerer``), which only engines in its own
         process take.
         """
         ...

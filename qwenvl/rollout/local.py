@@ -40,7 +40,7 @@ from qwenvl.rollout.shared_sampling import (
     require_compiler,
     sample_shared,
 )
-from qwenvl.rollout.turns import Completions, Conversations, Resume, sample_turns
+from qwenvl.rollout.turns import Answerer, Completions, Resume, sample_turns
 from qwenvl.types import RolloutBatch
 
 
@@ -76,7 +76,7 @@ class LocalEngine:
         group_size: int,
         params: SamplingParams,
         seed: int,
-        conversations: Conversations | None = None,
+        conversations: Answerer | None = None,
     ) -> list[RolloutBatch]:
         """See ``RolloutEngine.sample``. The prompts of all micro-batches are sampled together.
 
@@ -98,7 +98,7 @@ class LocalEngine:
         group_size: int,
         params: SamplingParams,
         seed: int,
-        conversations: Conversations | None = None,
+        conversations: Answerer | None = None,
     ) -> RolloutBatch:
         """Completions of P prompts. Log-probs are those of the trainer: over all tokens, at the temperature."""
         if params.repetition_penalty != 1.0:
@@ -121,7 +121,7 @@ class LocalEngine:
         prompts: PromptInputs,
         group_size: int,
         params: SamplingParams,
-        conversations: Conversations,
+        conversations: Answerer,
     ) -> RolloutBatch:
         """Completions of as many turns as their calls ask for."""
         tokens = prompts.input_ids.shape[1] + params.max_new_tokens + conversations.most_tokens + state_tokens(model)

@@ -26,6 +26,7 @@ from transformers import (
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood, entropy_of
+from qwenvl.model.positions import first_positions
 from qwenvl.model.sharding import is_partitioned, sharded_modules
 from qwenvl.model.sharing.linear_attention import SlotStates, state_tokens
 from qwenvl.model.sharing.prefix_cache import LayerCache, Parked, PrefixCache
@@ -158,7 +159,7 @@ class SharedSampler:
     def first(self) -> tuple[Tensor, Likelihood]:
         """The completions, N x T, or their first turns."""
         prompts, size = self._prompts, self._group_size
-        starts = (prompts.position_ids[:, :, -1].amax(0) + 1).repeat_interleave(size)
+        starts = first_positions(prompts.position_ids, size)
         with _without_gradient(starts.device):
             logits = _prefill(self._model, prompts, self._cache).repeat_interleave(size, dim=0)
             return self._decode(self._cache, [*range(len(starts))], logits, starts, self._params.max_new_tokens)
@@ -225,7 +226,7 @@ class SharedSampler:
                 done = done | self._stopping(ids[going, start : start + t + 1])
             ended = int(done.sum())  # a GPU is waited for here, so it is asked once
             if ended and self._parks:
-                self._parked |= {rows[int(n)]: decoder.park(done, k) for k, n in enumerate(going[done])}
+                self._parked |= {rows[n]: own for n, own in zip(going[done].tolist(), decoder.park(done), strict=True)}
             if t + 1 == most or ended == len(done):
                 break
             if ended:
@@ -289,9 +290,9 @@ class DecodeStep:
         with _compiled_layers(self._model, self._cache) if self._compiled else nullcontext():
             return self._model(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=self._cache).logits
 
-    def park(self, rows: Tensor, number: int) -> Parked:
-        """What the cache holds of the completion ``number`` among those where ``rows`` (R bool) is True."""
-        return self._cache.parked(int(self._slots[rows][number]))
+    def park(self, rows: Tensor) -> list[Parked]:
+        """What the cache holds of the completions where ``rows`` (R bool) is True."""
+        return [self._cache.parked(slot) for slot in self._slots[rows].tolist()]
 
     def keep(self, rows: Tensor) -> None:
         """Continues with the completions where ``rows`` (R bool) is True."""

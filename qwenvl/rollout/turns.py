@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Protocol
@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.positions import first_positions
 from qwenvl.types import FinishReason, RolloutBatch, SamplingParams, ToolCall, Turn
 
 
-class Conversations(Protocol):
+class Answerer(Protocol):
     """What answers the calls of N completions."""
 
     @property
@@ -24,8 +25,8 @@ class Conversations(Protocol):
         """That are appended to a completion."""
         ...
 
-    def select(self, rows: Sequence[int]) -> Conversations:
-        """The conversations with some of the completions."""
+    def select(self, rows: Sequence[int]) -> Answerer:
+        """What answers those of some of the completions."""
         ...
 
     def calls(self) -> list[list[tuple[ToolCall, ...]]]:
@@ -45,7 +46,7 @@ class Conversations(Protocol):
 
 
 @dataclass
-class Row:
+class GrowingCompletion:
     """A completion as it grows.
 
     Attributes:
@@ -61,12 +62,7 @@ class Row:
     entropies: Tensor | None
     reason: FinishReason
 
-    @property
-    def next(self) -> int:
-        """The position of its next token."""
-        return int(self.inputs.position_ids.max()) + 1
-
-    def add(self, other: Row) -> None:
+    def add(self, other: GrowingCompletion) -> None:
         """Puts tokens behind it that have their positions already."""
         self.inputs = self.inputs.followed_by(other.inputs)
         self.sampled = torch.cat([self.sampled, other.sampled])
@@ -88,24 +84,25 @@ class Completions:
     def __init__(self, prompts: PromptInputs, first: RolloutBatch):
         self.prompts = prompts
         size = len(first.texts) // len(prompts)
-        starts = (prompts.position_ids[:, :, -1].amax(0) + 1).repeat_interleave(size).tolist()
+        starts = first_positions(prompts.position_ids, size).tolist()
         self.rows = [_sampled_row(first, n, start) for n, start in enumerate(starts)]
 
     def append(self, rows: Sequence[int], appended: PromptInputs) -> PromptInputs:
         """Puts what tools gave behind some of them, and returns it with the positions that it has there."""
         pieces = []
         for n, row in enumerate(rows):
-            piece, own = appended.select([n]), self.rows[row]
-            piece = replace(piece, position_ids=piece.position_ids + own.next)
+            own = self.rows[row]
+            piece = appended.select([n]).moved(own.inputs.next_position)
             zeros = torch.zeros(piece.input_ids.shape[1], device=own.sampled.device)
-            own.add(Row(piece, zeros.bool(), zeros, zeros, "length"))
+            own.add(GrowingCompletion(piece, zeros.bool(), zeros, zeros, "length"))
             pieces.append(piece)
         return PromptInputs.join(pieces)
 
     def take(self, rows: Sequence[int], turn: RolloutBatch, most: Sequence[int]) -> None:
         """Puts the tokens of their newest turns behind some of them, of each at most so many."""
         for n, row in enumerate(rows):
-            self.rows[row].add(_sampled_row(turn, n, self.rows[row].next, most[n]))
+            own = self.rows[row]
+            own.add(_sampled_row(turn, n, own.inputs.next_position, most[n]))
 
     def newest(self, rows: Sequence[int], turn: RolloutBatch) -> dict[int, list[int]]:
         """The tokens of the newest turn of those that ended it by themselves."""
@@ -156,15 +153,14 @@ class Completions:
         )
 
 
-def _sampled_row(turn: RolloutBatch, n: int, start: int, most: int | None = None) -> Row:
+def _sampled_row(turn: RolloutBatch, n: int, start: int, most: int | None = None) -> GrowingCompletion:
     """A completion of a turn, of which at most so many tokens are taken."""
     mask = turn.completion_mask[n]
     ids = turn.completion_ids[n][mask]
-    cut = most is not None and len(ids) > most
-    inputs = PromptInputs.of_text(ids[None, :most])
+    reason = "length" if most is not None and len(ids) > most else turn.finish_reasons[n]
+    inputs = PromptInputs.of_text(ids[None, :most]).moved(start)
     logprobs, entropies = (None if each is None else each[n][mask][:most] for each in (turn.logprobs, turn.entropies))
-    inputs = replace(inputs, position_ids=inputs.position_ids + start)
-    return Row(inputs, mask[mask][:most], logprobs, entropies, "length" if cut else turn.finish_reasons[n])
+    return GrowingCompletion(inputs, mask[mask][:most], logprobs, entropies, reason)
 
 
 def laid_out(
@@ -177,7 +173,7 @@ def laid_out(
         pieces: for each of the N the lengths of what is said and what is appended, in turn.
         appended: all that is appended, in order, one row each, with positions that count from 0. None for nothing.
     """
-    starts = (prompts.position_ids[:, :, -1].amax(0) + 1).repeat_interleave(len(ids) // len(prompts)).tolist()
+    starts = first_positions(prompts.position_ids, len(ids) // len(prompts)).tolist()
     rows, number = [], 0
     for n, (lengths, start) in enumerate(zip(pieces, starts, strict=True)):
         row, place = None, 0
@@ -185,9 +181,8 @@ def laid_out(
             piece = PromptInputs.of_text(ids[n : n + 1, place : place + length])
             if k % 2 and appended is not None:
                 piece, number = appended.select([number]), number + 1
-            first = start if row is None else int(row.position_ids.max()) + 1
-            piece = replace(piece, position_ids=piece.position_ids + first)
-            row, place = piece if row is None else row.followed_by(piece), place + length
+            row = piece.moved(start) if row is None else row.followed_by(piece.moved(row.next_position))
+            place += length
         assert row is not None  # each has a piece, which may be empty
         rows.append(row)
     return PromptInputs.join(rows, left=False)
@@ -201,7 +196,7 @@ def sample_turns(
     first: RolloutBatch,
     prompts: PromptInputs,
     params: SamplingParams,
-    conversations: Conversations,
+    conversations: Answerer,
     resume: Resume,
     tokenizer: Any,
 ) -> RolloutBatch:

@@ -19,34 +19,34 @@ _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\s*(.*?)\s*</parameter>", re.DOTALL)
 
 
-class Call(NamedTuple):
+class WrittenCall(NamedTuple):
     """A call as a completion has it. ``name`` is empty where it has neither of the two forms."""
 
     name: str
     arguments: dict[str, Any]
 
 
-def calls_in(text: str) -> list[Call]:
+def calls_in(text: str) -> list[WrittenCall]:
     """The calls in a text, in order.
 
     Example:
         >>> calls_in('<tool_call>{"name": "look", "arguments": {"start": 1, "end": 2}}</tool_call>')
-        [Call(name='look', arguments={'start': 1, 'end': 2})]
+        [WrittenCall(name='look', arguments={'start': 1, 'end': 2})]
     """
     return [_call(body) for body in _CALL.findall(text)]
 
 
-def _call(body: str) -> Call:
+def _call(body: str) -> WrittenCall:
     if written := _FUNCTION.search(body):
-        return Call(written[1], dict(_PARAMETER.findall(written[2])))
+        return WrittenCall(written[1], dict(_PARAMETER.findall(written[2])))
     try:
         read = json.loads(body)
-        return Call(str(read["name"]), dict(read.get("arguments") or {}))
+        return WrittenCall(str(read["name"]), dict(read.get("arguments") or {}))
     except (ValueError, KeyError, TypeError):
-        return Call("", {})
+        return WrittenCall("", {})
 
 
-def checked(call: Call, tools: Mapping[str, Tool]) -> tuple[Tool, dict[str, Any]]:
+def checked(call: WrittenCall, tools: Mapping[str, Tool]) -> tuple[Tool, dict[str, Any]]:
     """The tool of a call, and its arguments in their types.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from qwenvl.rewards.resolve import load_file
 from qwenvl.tools.options import BUILT_IN
-from qwenvl.tools.video import Picture, Video
+from qwenvl.tools.video import Still, Video
 from qwenvl.types import VideoClip
 
 KINDS = {int: "integer", float: "number", str: "string", bool: "boolean"}
@@ -49,7 +49,7 @@ class Tool:
 def tool(function: Callable[..., Any]) -> Tool:
     """Makes a function a tool. Its argument ``video`` (a ``Video``), if it has one, is passed in.
 
-    It returns frames (``Video.frames``), a ``Picture``, text, or a list of these.
+    It returns frames (``Video.frames``), a ``Still``, text, or a list of these.
 
     Raises:
         TypeError: an argument without a type, or a function without a docstring.
@@ -120,7 +120,7 @@ def look(video: Video, start: float, end: float) -> list[str | VideoClip]:
 
 
 @tool
-def zoom(video: Video, time: float, x1: float, y1: float, x2: float, y2: float) -> Picture:
+def zoom(video: Video, time: float, x1: float, y1: float, x2: float, y2: float) -> Still:
     """Enlarge a part of the picture at a time.
 
     Args:

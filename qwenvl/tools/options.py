@@ -19,6 +19,12 @@ class ToolOptions(Options):
         "Tools that completions may call: look (frames of a span of the first clip), zoom (an enlarged part of a "
         "picture), file.py:name (a function marked with @tool), trl:file.py:Class (as TRL's environment_factory).",
         unset="no tools",
+        needs=(
+            "rollout_engine == 'local': servers do not continue a completion behind a call",
+            "not temporal_contrast: its second group would look at frames in the right order",
+            "not from_rollouts: the looks of those completions are not replayed",
+            "generation_repetition_penalty == 1: it would count what tools append",
+        ),
     )
     max_turns: int = option(
         3,
@@ -45,14 +51,3 @@ class ToolOptions(Options):
         for name in self.tools or []:
             if isinstance(name, str) and ":" not in name and name not in BUILT_IN:
                 yield f"--tools {name}: {nearest(name, BUILT_IN, 'there are')}, or file.py:name, or trl:file.py:Class"
-        own = {name: getattr(self, name, None) for name in ("rollout_engine", "temporal_contrast", "from_rollouts")}
-        reasons = {
-            "rollout_engine": "servers do not continue a completion behind a call; leave it out",
-            "temporal_contrast": "its second group would look at frames in the right order; leave it out",
-            "from_rollouts": "the looks of those completions are not replayed; give records with `evidence`",
-        }
-        for name, reason in reasons.items():
-            if self.tools and own[name] not in (None, False, "local"):
-                yield f"--{name} cannot be used with --tools: {reason}"
-        if self.tools and getattr(self, "generation_repetition_penalty", 1.0) != 1.0:
-            yield "--generation_repetition_penalty cannot be used with --tools: it would count what tools append"

@@ -19,10 +19,10 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.options import SampleOptions
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.tools.calls import Call, calls_in, checked
+from qwenvl.tools.calls import WrittenCall, calls_in, checked
 from qwenvl.tools.functions import Tool, resolve_tools
 from qwenvl.tools.options import ToolOptions
-from qwenvl.tools.video import Picture, ToolError, Video
+from qwenvl.tools.video import Still, ToolError, Video
 from qwenvl.types import PromptBatch, Record, Sample, ToolCall, VideoClip
 
 
@@ -134,7 +134,7 @@ def given_of(value: Any) -> Given:
         return Given(*(tuple(item for own in column for item in own) for column in zip(*each, strict=True)))
     if isinstance(value, VideoClip):
         return Given(({"type": "video"},), clips=(value,))
-    if isinstance(value, Picture):
+    if isinstance(value, Still):
         return Given(({"type": "image"},), images=(value.pixels,))
     if isinstance(value, Image):
         return Given(({"type": "image"},), images=(pil_to_tensor(value.convert("RGB")),))
@@ -215,19 +215,19 @@ class Conversations:
             conversation.calls.append(tuple(ToolCall(*call, error=error) for call in calls))
             return None
         made = [self._execute(call, conversation) for call in calls]
-        answer, left = self._fitting(conversation, made), self.most_tokens - conversation.tokens
+        answer, left = self._appended(conversation, made), self.most_tokens - conversation.tokens
         if len(answer.input_ids) > left:
             error = f"this would take {len(answer.input_ids)} tokens, and {max(left, 0)} are left: answer now"
             made = [(refused(ToolError(error)), replace(call, clips=(), pictures=0, error=error)) for _, call in made]
-            answer = self._fitting(conversation, made)
+            answer = self._appended(conversation, made)
         conversation.tokens += len(answer.input_ids)
         conversation.calls.append(tuple(replace(call, tokens=len(answer.input_ids) // len(made)) for _, call in made))
         return answer
 
-    def _fitting(self, conversation: Conversation, made: Sequence[tuple[Given, ToolCall]]) -> ProcessedSample:
+    def _appended(self, conversation: Conversation, made: Sequence[tuple[Given, ToolCall]]) -> ProcessedSample:
         return self.toolbox.appended(conversation.record, [given for given, _ in made])
 
-    def _execute(self, call: Call, conversation: Conversation) -> tuple[Given, ToolCall]:
+    def _execute(self, call: WrittenCall, conversation: Conversation) -> tuple[Given, ToolCall]:
         """What a call gives, and its note. What goes wrong is said in words."""
         started, error, arguments = time.perf_counter(), None, call.arguments
         try:

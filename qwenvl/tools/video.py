@@ -22,7 +22,7 @@ class ToolError(ValueError):
 
 
 @dataclass(frozen=True)
-class Picture:
+class Still:
     """A picture that a tool shows.
 
     Attributes:
@@ -33,7 +33,7 @@ class Picture:
     pixels: Tensor
     resample: int
 
-    def crop(self, x1: float, y1: float, x2: float, y2: float) -> Picture:
+    def crop(self, x1: float, y1: float, x2: float, y2: float) -> Still:
         """A part of the picture, enlarged until it has as many pixels as the whole.
 
         Args:
@@ -86,7 +86,7 @@ class Video:
 
         return self.dataset.load_clip(self.record, 0, plan)
 
-    def frame(self, time: float) -> Picture:
+    def frame(self, time: float) -> Still:
         """The picture that is shown at a time, as it is in the file.
 
         Raises:
@@ -97,7 +97,7 @@ class Video:
             first, _ = self._span(Timeline(clip.frame_times, clip.duration), time, time)
             pixels = clip.read([first])[0]
         assert self.dataset.ruler is not None  # which sizes the clips of prompts
-        return Picture(pixels, self.dataset.ruler.resample)
+        return Still(pixels, self.dataset.ruler.resample)
 
     def _span(self, timeline: Timeline, start: float, end: float) -> tuple[int, int]:
         """The first frame shown in a span, and the one behind the last."""

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import ProcessorMixin, set_seed
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.collator import GRPOCollator
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import (
@@ -33,6 +34,7 @@ from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference, matched
 from qwenvl.option import row_of, was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
+from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import TemporalContrast
 from qwenvl.train.display.console import say, settle_output
@@ -182,7 +184,7 @@ def build_collector(
     args: GRPOConfig,
     paths: Paths,
     bare: nn.Module,
-    processor,
+    collator: GRPOCollator,
     rubric: Rubric,
     accelerator: Accelerator,
     meter: Meter,
@@ -195,12 +197,13 @@ def build_collector(
     return Collector(
         args=args,
         engine=paths.engine,
-        build_inputs=InputBuilder.of(position_rule(bare.config), processor),
+        build_inputs=InputBuilder.of(position_rule(bare.config), collator.processor),
         encode=paths.encode,
         rubric=rubric,
         params=args.sampling_params(entropies=args.reads_sampled_entropies),
         group_size=args.grpo_sample_size,
         contrast=build_contrast(args, bare.config.vision_config.temporal_patch_size),
+        toolbox=Toolbox.of(args, collator),
         process=args.process_index,
         autocast=accelerator.autocast,
         clock=meter.time,

@@ -22,7 +22,6 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.rollout.engine import EngineWithWeights
-from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.assemble import build_collector, build_rewards
 from qwenvl.train.callbacks import with_entropy_coef
 from qwenvl.train.collect.ahead import StepsAhead
@@ -79,14 +78,13 @@ class GRPOTrainer(PolicyTrainer):
         rubric = build_rewards(args, reward_funcs, reward_weights)
         given = (model, train_dataset, eval_dataset, processing_class, callbacks, peft_config)
         super().__init__(args, rubric, *given, with_reference=args.grpo_beta > 0)
-        bare, processor, engine = unwrap(self.model), self.data_collator.processor, self.paths.engine
+        collator, engine = self.data_collator, self.paths.engine
         self.ahead = StepsAhead(engine, args) if args.async_rollouts else None
         self.collector = replace(
-            build_collector(args, self.paths, bare, processor, rubric, self.accelerator, self.meter),
-            toolbox=Toolbox.of(args, self.data_collator),
+            build_collector(args, self.paths, unwrap(self.model), collator, rubric, self.accelerator, self.meter),
             engine=engine if self.ahead is None else self.ahead.engine,
             penalty=self._kl_penalties if args.kl_in_reward and self.reference is not None else None,
-            refill=Refill.of(args, self.train_dataset, self.data_collator, rubric.names, self.meter),
+            refill=Refill.of(args, self.train_dataset, collator, rubric.names, self.meter),
             ahead=self.ahead,
         )
         self.objective = objective_of(args, args.generation_max_length)

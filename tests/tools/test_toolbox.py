@@ -13,7 +13,7 @@ from qwenvl.demo.tiny import make_processor
 from qwenvl.evaluate.questions import toolbox_under
 from qwenvl.model.inputs import InputBuilder, PixelScale, PixelScales
 from qwenvl.model.positions import PositionRule
-from qwenvl.tools.calls import Call, calls_in
+from qwenvl.tools.calls import WrittenCall, calls_in
 from qwenvl.tools.functions import resolve_tools, schemas_of
 from qwenvl.tools.options import ToolOptions
 from qwenvl.tools.toolbox import Toolbox
@@ -148,7 +148,7 @@ def test_what_cannot_be_answered_is_said_in_a_sentence(world, call, error):
 def test_calls_are_read_in_both_forms_and_in_order():
     xml = XML_CALL.format("look", "<parameter=start>\n1.5\n</parameter>\n<parameter=end>\n2\n</parameter>\n")
     text = f"First {xml} then {JSON_CALL.format('zoom', '{}')}"
-    assert calls_in(text) == [Call("look", {"start": "1.5", "end": "2"}), Call("zoom", {})]
+    assert calls_in(text) == [WrittenCall("look", {"start": "1.5", "end": "2"}), WrittenCall("zoom", {})]
 
 
 def test_two_calls_of_a_turn_are_answered_in_order(world):

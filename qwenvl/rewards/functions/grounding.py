@@ -134,8 +134,7 @@ def temporal_iou(
         if not named or not true:
             scores.append(0.0)
             continue
-        common = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in named for b in true)
-        value = common / (length_of(named) + length_of(true) - common)
+        value = span_iou(named, true)
         if boundary:
             if not seconds:
                 raise ValueError("temporal_iou(boundary=True) needs the field 'duration' in every record")
@@ -180,9 +179,11 @@ def united(spans: list[Span]) -> list[Span]:
     return result
 
 
-def length_of(spans: list[Span]) -> float:
-    """The seconds of spans that do not touch."""
-    return sum(end - start for start, end in spans)
+def span_iou(one: list[Span], other: list[Span]) -> float:
+    """Intersection over union of the seconds of united spans, of which one has some."""
+    common = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
+    lengths = [sum(end - start for start, end in spans) for spans in (one, other)]
+    return common / (sum(lengths) - common)
 
 
 def temporal_contrast(

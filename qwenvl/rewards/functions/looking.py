@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from qwenvl.rewards.function import Argument, Unfinished, call_plain
-from qwenvl.rewards.functions.grounding import Span, length_of, united
+from qwenvl.rewards.functions.grounding import Span, span_iou, united
 from qwenvl.rewards.functions.shaping import ACCURACY, Correctness
 from qwenvl.types import ToolCall, Turn
 
@@ -61,8 +61,7 @@ def evidence_iou(
             scores.append(None)
             continue
         seen = united([_span_of(call) for call in answered_calls(each) if call.clips])
-        common = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in seen for b in united(true))
-        scores.append(common / (length_of(seen) + length_of(united(true)) - common))
+        scores.append(span_iou(seen, united(true)))
     return scores
 
 

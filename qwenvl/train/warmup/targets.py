@@ -231,35 +231,31 @@ class TargetCollator(GRPOCollator):
         ids = lambda text: [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         size = max(map(len, texts), default=0)
         rows = [row for own in texts for row in [*map(ids, own), *[[]] * (size - len(own))]]
-        if self.toolbox is None:
-            inputs["target_ids"], inputs["target_mask"] = _padded(rows, tokenizer.pad_token_id)
-            return inputs
+        look = None if self.toolbox is None else self.toolbox.tools.get("look")
         pieces: list[list[list[int]]] = [[row] for row in rows]
         appended = []
         for n, row in enumerate(rows):
             record, opened = batch.records[n // size], batch.opened_think[n // size]
-            spans = evidence_of(record.fields) if row and "look" in self.toolbox.tools else None
-            if spans is not None:
+            if self.toolbox and look and row and (spans := evidence_of(record.fields)):
                 calls = [("look", {"start": start, "end": end}) for start, end in spans]
-                given = [self.toolbox.run(self.toolbox.tools[name], own, record, {}) for name, own in calls]
+                given = [self.toolbox.run(look, arguments, record, {}) for _, arguments in calls]
                 appended.append(self.toolbox.appended(record, given))
                 said = ids(("\n</think>\n\n" if opened else "") + render_calls(self.processor, calls))
                 pieces[n] = [said, appended[-1].input_ids.tolist(), row]
         whole = [[token for piece in own for token in piece] for own in pieces]
-        inputs["target_ids"], _ = _padded(whole, tokenizer.pad_token_id)
+        inputs["target_ids"] = _padded(whole, tokenizer.pad_token_id)
         said_alone = [[1 - k % 2 for k, piece in enumerate(own) for _ in piece] for own in pieces]
-        inputs["target_mask"] = _padded(said_alone, 0)[0].bool()
-        inputs["pieces"], inputs["appended"] = [list(map(len, own)) for own in pieces], self.join(appended)
+        inputs["target_mask"] = _padded(said_alone, 0).bool()
+        if self.toolbox is not None:
+            inputs["pieces"], inputs["appended"] = [list(map(len, own)) for own in pieces], self.join(appended)
         return inputs
 
 
-def _padded(rows: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Ids and mask, rows x T. Without rows they are 0 x 0."""
+def _padded(rows: list[list[int]], pad: int) -> Tensor:
+    """Rows x T, padded on the right. Without rows they are 0 x 0."""
     if not rows:
-        return torch.zeros(0, 0, dtype=torch.long), torch.zeros(0, 0, dtype=torch.bool)
-    ids = pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=pad)
-    lengths = torch.tensor([len(row) for row in rows])
-    return ids, torch.arange(ids.shape[1]) < lengths[:, None]
+        return torch.zeros(0, 0, dtype=torch.long)
+    return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=pad)
 
 
 def shown_targets(dataset: Any, collator: Any, most: int) -> Iterator[str]:
