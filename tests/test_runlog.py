@@ -13,7 +13,6 @@ from qwenvl.runlog import (
     RunLog,
     RunLogError,
     SampleKey,
-    SeenClip,
     hash_of,
     read_config,
     read_evaluation,
@@ -22,6 +21,7 @@ from qwenvl.runlog import (
     read_rollouts,
     read_samples,
 )
+from qwenvl.types import FrameInfo
 from tests.evaluate.made import sample
 
 
@@ -36,7 +36,7 @@ def rollout(step, completion="<answer>(1)</answer>", **changes):
         "rewards": {"format": 0.3, "accuracy": None},
         "total": 0.09,
         "advantage": -1.5,
-        "clips": (SeenClip("a.mp4", (0, 8), (0.0, 0.32), (0, 1)), SeenClip("b.mp4", (3, 3), (0.1, 0.1))),
+        "clips": (FrameInfo("a.mp4", (0, 8), (0.0, 0.32), (0, 1)), FrameInfo("b.mp4", (3, 3), (0.1, 0.1))),
         "images": ("a.png",),
     }
     return Rollout(step=step, completion=completion, **(given | changes))

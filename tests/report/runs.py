@@ -1,6 +1,7 @@
 """Runs made by hand: two steps of two records, and an evaluation before and after."""
 
-from qwenvl.runlog import Parity, Rollout, SeenClip
+from qwenvl.runlog import Parity, Rollout
+from qwenvl.types import FrameInfo
 
 
 def rollout(**values):
@@ -48,7 +49,7 @@ METRICS = [
 ]
 
 SCAN = {"record_id": "18", "where": "data/more.jsonl:3", "solution": "<answer>(5) scan</answer>"}
-CLIP = SeenClip("/gone/17.mp4", (0, 8, 16), (0.0, 1.0, 2.0), (0, 0, 1))
+CLIP = FrameInfo("/gone/17.mp4", (0, 8, 16), (0.0, 1.0, 2.0), (0, 0, 1))
 
 ROLLOUTS = [
     rollout(step=0, split="eval", record_id="held", total=0.4, advantage=None, where="data/held.json[0]"),

@@ -8,7 +8,8 @@ import pytest
 from qwenvl.doctor.report import main, read_answer
 from qwenvl.report.evaluation import headline, write_evaluation
 from qwenvl.report.write import ReportError
-from qwenvl.runlog import EvaluationLog, EvaluationSample, RunLogError, SeenClip
+from qwenvl.runlog import EvaluationLog, EvaluationSample, RunLogError
+from qwenvl.types import FrameInfo
 
 CONTROLS = ["none", "blank", "other_clip"]
 ANSWERS = {  # of the models "base" and "tuned", for each control, in the records 0 to 2
@@ -77,7 +78,7 @@ def samples():
         for doc, answers in enumerate(records):
             for model, answer in zip(("base", "tuned"), answers, strict=True):
                 right = float("(2)" in answer)
-                clip = SeenClip(f"clips/{(doc + (control == 'other_clip')) % 3}.mp4", (0, 8), (0.0, 1.0), (0, 1))
+                clip = FrameInfo(f"clips/{(doc + (control == 'other_clip')) % 3}.mp4", (0, 8), (0.0, 1.0), (0, 1))
                 yield EvaluationSample(
                     model=model,
                     control=control,
