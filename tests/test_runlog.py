@@ -23,6 +23,7 @@ from qwenvl.runlog import (
 )
 from qwenvl.types import FrameInfo
 from tests.evaluate.made import sample
+from tests.report.runs import LOOKED
 
 
 def rollout(step, completion="<answer>(1)</answer>", **changes):
@@ -69,7 +70,7 @@ def test_lines_of_training_and_of_evaluations_are_told_apart(tmp_path):
 def test_rollouts_come_back(tmp_path):
     written = [
         rollout(1),
-        rollout(1, "两个\n\u2028 \x00 \ud83d <b> 😀", sample=1),
+        rollout(1, "两个\n\u2028 \x00 \ud83d <b> 😀", sample=1, turns=LOOKED, evidence=((12.0, 15.5),)),
         rollout(2, split="eval", advantage=None),
     ]
     RunLog(tmp_path).log_rollouts(written[:2])
