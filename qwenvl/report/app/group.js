@@ -191,7 +191,7 @@ function timeBar(call, group) {
   const label = `${spoken([span])} s of ${length.toFixed(1)} s${evidence && `; ${evidence}`}; dots are the frames of the prompt`;
   return h("div", {}, h("div", { class: "times", role: "img", "aria-label": label, title: label },
     group.evidence.map((each) => band(each, "evidence")), band(span, "span"), marks(times, "frame"), marks(prompt.times, "seen")),
-  h("p", { class: "ends" }, h("span", {}, "0 s"), h("span", { class: "right" }, evidence), h("span", {}, `${length.toFixed(1)} s`)));
+  h("p", { class: "ends" }, h("span", {}, "0 s"), h("span", { class: "evidence" }, evidence), h("span", {}, `${length.toFixed(1)} s`)));
 }
 
 function partView(name, value) {
