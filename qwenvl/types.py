@@ -128,7 +128,8 @@ class FrameInfo:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> FrameInfo:
         """From its JSON object."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
+        own: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
+        return cls(**own)
 
 
 @dataclass(frozen=True)

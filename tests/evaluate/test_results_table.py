@@ -53,7 +53,8 @@ def test_what_is_told(tmp_path):
 
 
 def test_looks_have_a_table(tmp_path):
-    rows = [replace(row, turns=LOOKED, evidence=((12.0, 18.0),)) for n in range(2) for row in scored(n, [1.0, 0.0])]
+    rows = [row for n in range(2) for row in scored(n, [1.0, 0.0], "sop")]
+    rows = [replace(row, turns=LOOKED, evidence=((12.0, 18.0),)) for row in rows]
     results = results_of(rows, ["sop"], ["none"], "accuracy", 1.0)
     text = table({**results, "protocol": PROTOCOL, "models": [model("sop")], "left_out": []}, tmp_path)
     line = next(each for each in text.splitlines() if "100.0%" in each)

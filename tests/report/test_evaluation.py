@@ -138,6 +138,11 @@ def test_the_headline_says_it_in_words():
     assert list(headline(unclear)) == [
         "tuned and base do not differ measurably: accuracy +0.050 [-0.050, +0.150] on the same 3 records."
     ]
+    more = {"model": "tuned", "control": "evidence", "comparable": True, "scores": {"accuracy": score(-0.3)}}
+    assert list(headline(facts() | {"drops": [more], "differences": []})) == [
+        "Looks can bring tuned about +0.300 [+0.200, +0.400] accuracy: the right span in place of the whole clip did.",
+        "tuned: accuracy 0.500 [0.400, 0.600] on 3 records.",
+    ]
     alone = facts() | {"drops": [], "differences": []}
     assert list(headline(alone)) == ["tuned: accuracy 0.500 [0.400, 0.600] on 3 records."]
     assert list(headline(facts(ended=None))) == []
