@@ -167,7 +167,7 @@ function callView(call, written, group) {
   const [clip] = call.clips, count = (number, noun) => (number ? `${number} ${noun}${number === 1 ? "" : "s"}` : null);
   const got = [count(clip?.indices.length, "frame"), count(call.pictures, "picture"), call.tokens ? `${call.tokens} tokens` : null];
   return h("div", { class: "call" },
-    h("p", {}, h("b", {}, call.name || "call"), ` ${given}`, h("small", {}, got.filter(Boolean).join(" · "))),
+    h("p", {}, h("b", {}, call.name || "call"), ` ${given} `, h("small", {}, got.filter(Boolean).join(" · "))),
     call.error ? [written, h("p", { class: "bad" }, `refused: ${call.error}`)] : [timeBar(call, group), call.text ? h("p", { class: "soft" }, call.text) : null, group.pictured === false ? null : call.clips.map(lookView)]);
 }
 
