@@ -103,10 +103,12 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
         if not groups:
             raise RecordError(f"all {len(keys)} records were left out; the first: {left_out[0].error}")
         numbers = numbers_of(question, groups, left_out, time.perf_counter() - began)
-        plain = replace(collector, toolbox=None)
-        answered = [_sample(plain, model, loader, split, log)[0] for split, loader in spans.items()]
+        if spans:
+            plain = replace(collector, toolbox=None)
+            overview, right_span = (_sample(plain, model, loader, split, log)[0] for split, loader in spans.items())
+            numbers["looks"] = worth_of_looks(overview, right_span, str(question["pass_by"]))
         rubric.close()
-        return numbers | ({"looks": worth_of_looks(*answered, question["pass_by"])} if spans else {})
+        return numbers
 
 
 def _sample(
