@@ -26,7 +26,7 @@ from tests.chromium import Page, find_chromium
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 # Without what stays in view while a reader scrolls, and without paths of this machine.
 PLAIN = "const plain = document.createElement('style'); document.head.append(plain); " + (
-    "plain.textContent = '* { position: static !important } .title small, h1, h2 small, h3 small { display: none }'"
+    "plain.textContent = 'nav, .bar, .left { position: static !important } .title small, h1, h2 small, h3 small { display: none }'"
 )
 COLORS = 128  # of a picture: files that everybody clones stay small
 
@@ -60,7 +60,7 @@ def demo(page: Page, folder: Path, scratch: Path) -> None:
 
 def looks(page: Page, run: Path, scratch: Path) -> None:
     """The picture of completions that look."""
-    shoot(page, report_of(run) + group_with_looks(run), "turns", ".completions", 1160, most=640)
+    shoot(page, report_of(run) + group_with_looks(run), "turns", ".completions", 1240, most=1100)
 
 
 def report_of(folder: Path) -> str:

@@ -190,7 +190,7 @@ function timeBar(call, group) {
   const evidence = group.evidence.length ? `evidence ${spoken(group.evidence)} s` : "";
   const label = `${spoken([span])} s of ${length.toFixed(1)} s${evidence && `; ${evidence}`}; dots are the frames of the prompt`;
   return h("div", {}, h("div", { class: "times", role: "img", "aria-label": label, title: label },
-    group.evidence.map((each) => band(each, "evidence")), band(span, "span"), marks(times, "frame"), marks(prompt.times, "seen")),
+    band(span, "span"), group.evidence.map((each) => band(each, "evidence")), marks(times, "frame"), marks(prompt.times, "seen")),
   h("p", { class: "ends" }, h("span", {}, "0 s"), h("span", { class: "evidence" }, evidence), h("span", {}, `${length.toFixed(1)} s`)));
 }
 
