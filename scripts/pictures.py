@@ -26,7 +26,8 @@ from tests.chromium import Page, find_chromium
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 # Without what stays in view while a reader scrolls, and without paths of this machine.
 PLAIN = "const plain = document.createElement('style'); document.head.append(plain); " + (
-    "plain.textContent = 'nav, .bar, .left { position: static !important } .title small, h1, h2 small, h3 small { display: none }'"
+    "plain.textContent = 'nav, .bar, .left { position: static !important }"
+    " .title small, h1, h2 small, h3 small { display: none }'"
 )
 COLORS = 128  # of a picture: files that everybody clones stay small
 

@@ -99,7 +99,7 @@ def headline(facts: Mapping[str, Any]) -> Iterator[str]:
     for row in facts["drops"]:
         if row["model"] == last and by in row["scores"] and row["control"] == EVIDENCE:
             change = _signed(row["scores"][by], -1)
-            yield f"Looks can bring {last} about {change} {by}: the right span in place of the whole clip did."
+            yield f"Looking at the right span could bring {last} about {change} {by}."
     if not facts["differences"] and facts["numbers"]:
         score = facts["numbers"][0]["scores"].get(by)
         if score is not None:

@@ -140,7 +140,7 @@ def test_the_headline_says_it_in_words():
     ]
     more = {"model": "tuned", "control": "evidence", "comparable": True, "scores": {"accuracy": score(-0.3)}}
     assert list(headline(facts() | {"drops": [more], "differences": []})) == [
-        "Looks can bring tuned about +0.300 [+0.200, +0.400] accuracy: the right span in place of the whole clip did.",
+        "Looking at the right span could bring tuned about +0.300 [+0.200, +0.400] accuracy.",
         "tuned: accuracy 0.500 [0.400, 0.600] on 3 records.",
     ]
     alone = facts() | {"drops": [], "differences": []}
