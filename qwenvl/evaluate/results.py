@@ -411,7 +411,7 @@ def _looks_shown(found: dict[str, Any]) -> Iterator[str]:
     by = found["protocol"]["passes"]["by"]
     rows = [["Looking again", "", "looked", "calls", f"{by} with a look", "without", "IoU with evidence", "refused"]]
     for each in found["numbers"]:
-        if looks := each["looks"]:
+        if looks := each.get("looks"):  # earlier versions wrote none
             names = ("with_look", "without_look", "evidence_iou")
             means = ("-" if looks[name]["mean"] is None else interval_text(looks[name]) for name in names)
             refused = "-" if looks["refused"] is None else f"{looks['refused']['mean']:.1%}"
