@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
+RARE_LOOKS = 0.02  # share of completions that look, below which the policy has stopped to look
 SAME_REWARD = 1e-6  # rewards that differ by no more are equal
 EQUAL_SHARE = 0.9  # of groups with equal rewards, above which training is mostly wasted
 CUT_OFF_SHARE = 0.1  # of truncated completions, from which rewards measure the limit
@@ -107,6 +108,23 @@ def cut_off(history: History, ended: bool = False) -> str | None:
     return f"{now:.0%} of the completions of the last {groups} groups were cut off at --generation_max_length"
 
 
+def looks_stop(history: History, ended: bool = False) -> str | None:
+    """Below 2 % of the completions of the last 24 groups looked, and of the 24 groups before.
+
+    A call that is refused is no look.
+    """
+    name = "look/looked_frac"
+    entries = having(history, name)
+    before, last = last_two_of(entries, "groups")
+    if not before or max(mean_of(window, name, "groups") for window in (before, last)) >= RARE_LOOKS:
+        return None
+    now, calls = (mean_of(before + last, each, "groups") for each in (name, "look/calls"))
+    most, groups = max(entry.values[name] for entry in entries), sum(entry.groups for entry in before + last)
+    fell = f", where {most:.0%} did in an earlier step" if most >= RARE_LOOKS else ""
+    refused = f"; they call tools {calls:.1f} times each, and are refused" if calls >= RARE_LOOKS else ""
+    return f"{now:.0%} of the completions of the last {groups} groups looked at the video again{fell}{refused}"
+
+
 def entropy_collapsed(history: History, ended: bool = False) -> str | None:
     """The entropy of the last 24 groups is below a fifth of the first 24, and the reward neither rises nor is full.
 
@@ -170,6 +188,13 @@ RULES: tuple[Rule, ...] = (
         "truncated",
         cut_off,
         "They rarely reach their answer. Raise --generation_max_length, or give a stop by --stop_strings",
+    ),
+    Rule(
+        "looks_stop",
+        looks_stop,
+        "Where the overview shows enough, looking brings nothing (see qwenvl probe --tools look). Show fewer frames "
+        "(--frame_counts 4,8), reward looks that lead to a right answer (looked_and_right), and teach the form of a "
+        "call on records with evidence (qwenvl warmup --tools look)",
     ),
     Rule(
         "kl_grows",

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qwenvl.files import written_whole
+from qwenvl.types import FrameInfo, Turn
 
 FORMAT = 1  # of ``evaluation.json``
 NUMBERS, SAMPLES = "evaluation.json", "samples.jsonl"
@@ -39,28 +40,6 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 class RunLogError(ValueError):
     """A file of a run or an evaluation is not what it should be. The message begins with file and line."""
-
-
-@dataclass(frozen=True)
-class SeenClip:
-    """The frames of a clip that a prompt shows.
-
-    Attributes:
-        path: the clip.
-        indices: F source frame numbers.
-        times: F presentation times, in seconds.
-        segments: for each frame the number of its segment. None where the clip is not segmented.
-    """
-
-    path: str
-    indices: tuple[int, ...]
-    times: tuple[float, ...]
-    segments: tuple[int, ...] | None = None
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> SeenClip:
-        """From its JSON object."""
-        return cls(row["path"], tuple(row["indices"]), tuple(row["times"]), row["segments"] and tuple(row["segments"]))
 
 
 @dataclass(frozen=True)
@@ -84,8 +63,8 @@ class Rollout:
         split: ``train``, or the name of the evaluation.
         fitted: for each clip the ``frames`` that it would have had, and those that it has so that the prompt fits
             into ``max_prompt_length``. None where none was left out.
-        turns: with tools, each with its ``text`` and its ``calls``: ``name``, ``arguments``, ``clips``, ``pictures``,
-            ``text``, ``error``, ``tokens`` and ``seconds`` (see ``types.ToolCall``).
+        turns: with tools.
+        evidence: with tools, the spans of the record's field ``evidence``, in seconds.
     """
 
     step: int
@@ -99,14 +78,15 @@ class Rollout:
     rewards: Mapping[str, float | None]
     total: float | None
     advantage: float | None = None
-    clips: tuple[SeenClip, ...] = ()
+    clips: tuple[FrameInfo, ...] = ()
     images: tuple[str, ...] = ()
     epoch: int = 0
     split: str = "train"
     where: str = ""
     fitted: Mapping[str, Any] | None = None
     dropped: bool = False
-    turns: tuple[Mapping[str, Any], ...] = ()
+    turns: tuple[Turn, ...] = ()
+    evidence: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -329,12 +309,13 @@ class EvaluationSample:
     finish_reason: str
     rewards: Mapping[str, float | None]
     total: float | None
-    clips: tuple[SeenClip, ...] = ()
+    clips: tuple[FrameInfo, ...] = ()
     images: tuple[str, ...] = ()
     fitted: Mapping[str, Any] | None = None
     doc_hash: str = ""
     doc: Mapping[str, Any] | None = None
-    turns: tuple[Mapping[str, Any], ...] = ()
+    turns: tuple[Turn, ...] = ()
+    evidence: tuple[tuple[float, float], ...] = ()
 
     @property
     def key(self) -> SampleKey:
@@ -343,7 +324,7 @@ class EvaluationSample:
 
     def row(self) -> dict[str, Any]:
         """The line as ``samples.jsonl`` has it: completion, answer and row by the names that lmms-eval gives them."""
-        named = {**vars(self), "clips": [vars(clip) for clip in self.clips]}
+        named = {**vars(self), "clips": [vars(clip) for clip in self.clips], "turns": [*map(asdict, self.turns)]}
         return {
             **{name: named.pop(name) for name in ("model", "control", "doc_id", "sample", "target")},
             "resps": [[named.pop("completion")]],
@@ -438,9 +419,10 @@ def hash_of(value: Any) -> str:
 
 def _tuples(row: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """The sequences of a completion's row."""
-    clips = tuple(map(SeenClip.of, row["clips"]))
-    turns = tuple(row.get("turns", ()))  # which earlier versions did not write
-    return {"clips": clips, "images": tuple(row["images"]), "prompt": tuple(row["prompt"]), "turns": turns}
+    # Earlier versions wrote neither turns nor evidence.
+    evidence = tuple((start, end) for start, end in row.get("evidence", ()))
+    own = {"clips": tuple(map(FrameInfo.of, row["clips"])), "turns": tuple(map(Turn.of, row.get("turns", ())))}
+    return {**own, "images": tuple(row["images"]), "prompt": tuple(row["prompt"]), "evidence": evidence}
 
 
 @contextmanager

@@ -17,7 +17,7 @@ Nothing here computes anything, though batches choose their rows. Importing this
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -114,14 +114,22 @@ class FrameInfo:
         segments: for each frame the number of its segment, from 0, or None where the clip has none.
         seconds_per_frame: mean distance of neighbouring frames before any repeat (1 / effective frame rate).
         rescaled: the segments of ``meta`` did not sum to the clip's frames and were rescaled.
+        duration: seconds of the whole clip. 0 where they are not known, as in rows of earlier versions.
     """
 
     path: str
     indices: tuple[int, ...]
     times: tuple[float, ...]
-    segments: tuple[int, ...] | None
-    seconds_per_frame: float
+    segments: tuple[int, ...] | None = None
+    seconds_per_frame: float = 0.0
     rescaled: bool = False
+    duration: float = 0.0
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> FrameInfo:
+        """From its JSON object."""
+        own: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
+        return cls(**own)
 
 
 @dataclass(frozen=True)
@@ -326,6 +334,12 @@ class Turn:
 
     text: str
     calls: tuple[ToolCall, ...] = ()
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Turn:
+        """From its JSON object."""
+        calls = (ToolCall(**{**call, "clips": tuple(map(FrameInfo.of, call["clips"]))}) for call in row["calls"])
+        return cls(row["text"], tuple(calls))
 
 
 @dataclass

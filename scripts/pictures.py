@@ -1,8 +1,9 @@
-"""The pictures of the documentation, of a finished demo: ``python scripts/pictures.py runs/demo``.
+"""The pictures of the documentation, of finished runs.
 
     qwenvl demo && python scripts/pictures.py runs/demo
+    python scripts/pictures.py --looks runs/look   # of any run with --tools look
 
-It makes the demo's pages again, opens them in a headless Chromium, and writes parts of them into docs/pictures.
+It makes the pages of the runs again, opens them in a headless Chromium, and writes parts of them into docs/pictures.
 """
 
 from __future__ import annotations
@@ -25,38 +26,58 @@ from tests.chromium import Page, find_chromium
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 # Without what stays in view while a reader scrolls, and without paths of this machine.
 PLAIN = "const plain = document.createElement('style'); document.head.append(plain); " + (
-    "plain.textContent = '* { position: static !important } .title small, h1, h2 small, h3 small { display: none }'"
+    "plain.textContent = 'nav, .bar, .left { position: static !important }"
+    " .title small, h1, h2 small, h3 small { display: none }'"
 )
 COLORS = 128  # of a picture: files that everybody clones stay small
 
 
-def main(demo: Path) -> None:
-    """Write all pictures."""
+def main(words: list[str]) -> None:
+    """Write the pictures of a demo, or with ``--looks`` that of a run with looks."""
     program = find_chromium()
     if program is None:
         sys.exit("no Chromium on this machine; apt install chromium, or name one in $CHROMIUM")
     PICTURES.mkdir(exist_ok=True)
-    report, evaluation = demo / "run" / "report" / "index.html", demo / "evaluation" / "report" / "index.html"
     with tempfile.TemporaryDirectory() as folder:
-        preview = Path(folder) / "preview.html"
-        data = str(demo / "data" / "train.json")
-        small = [f"--video_{bound}_frame_pixels=3136" for bound in ("min", "max")]
-        qwenvl(["preview", data, "--n", "2", "--model", str(demo / "model"), *small, "--out", str(preview)])
-        for page in (demo / "run", demo / "evaluation"):
-            qwenvl(["report", str(page), "--pictures", "5000"])
         page = Page(program, Path(folder) / "profile")
         try:
-            step, record = telling_group(demo / "run")
-            shoot(page, f"{report.as_uri()}#step={step}&id={record}", "group", ".title", 760, parents=1)
-            shoot(page, report.as_uri(), "report", "#learning", 1000, most=620)
-            shoot(page, evaluation.as_uri(), "evaluation", "#scores", 900, most=700)
-            shoot(page, preview.as_uri(), "preview", "body", 900, most=760)
+            (looks if words[0] == "--looks" else demo)(page, Path(words[-1]), Path(folder))
         finally:
             page.close()
 
 
-def telling_group(run: Path) -> tuple[int, str]:
-    """Step and record of a group with four texts of different rewards, one of them right."""
+def demo(page: Page, folder: Path, scratch: Path) -> None:
+    """The pictures of a demo."""
+    preview = scratch / "preview.html"
+    data = str(folder / "data" / "train.json")
+    small = [f"--video_{bound}_frame_pixels=3136" for bound in ("min", "max")]
+    qwenvl(["preview", data, "--n", "2", "--model", str(folder / "model"), *small, "--out", str(preview)])
+    report, evaluation = (report_of(folder / name) for name in ("run", "evaluation"))
+    shoot(page, report + telling_group(folder / "run"), "group", ".title", 760, parents=1)
+    shoot(page, report, "report", "#learning", 1000, most=620)
+    shoot(page, evaluation, "evaluation", "#scores", 900, most=700)
+    shoot(page, preview.as_uri(), "preview", "body", 900, most=760)
+
+
+def looks(page: Page, run: Path, scratch: Path) -> None:
+    """The picture of completions that look."""
+    shoot(page, report_of(run) + group_with_looks(run), "turns", ".completions", 1240, most=1100)
+
+
+def report_of(folder: Path) -> str:
+    """The address of the page of a run or an evaluation, made anew."""
+    qwenvl(["report", str(folder), "--pictures", "5000"])
+    return (folder / "report" / "index.html").as_uri()
+
+
+def group_with_looks(run: Path) -> str:
+    """The address of the group whose completions look most often at the evidence, and of which some are right."""
+    best = max(read_rollouts(run, split="train"), key=lambda each: (each.total, sum(bool(t.calls) for t in each.turns)))
+    return f"#step={best.step}&id={best.record_id}"
+
+
+def telling_group(run: Path) -> str:
+    """The address of a group with four texts of different rewards, one of them right."""
     groups: dict[tuple[int, str], list[Rollout]] = {}
     for rollout in read_rollouts(run, split="train"):
         groups.setdefault((rollout.step, rollout.record_id), []).append(rollout)
@@ -65,7 +86,8 @@ def telling_group(run: Path) -> tuple[int, str]:
         totals = [each.total for each in group]
         return len({each.completion for each in group}) == 4 == len(set(totals)) and max(totals) > 0.99
 
-    return next(place for place, group in groups.items() if fits(group))
+    step, record = next(place for place, group in groups.items() if fits(group))
+    return f"#step={step}&id={record}"
 
 
 def shoot(page: Page, url: str, name: str, selector: str, width: int, *, parents: int = 0, most: int = 2000) -> None:
@@ -89,4 +111,4 @@ def shoot(page: Page, url: str, name: str, selector: str, width: int, *, parents
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1:])

@@ -23,7 +23,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
     "files": -1,
-    "types": 0,
+    "types": -1,
     "runlog": 0,
     "option": 0,
     "yaml_text": 0,
@@ -46,7 +46,7 @@ FLOORS = {
     "__main__": 8,
 }
 ASIDE = {  # rooms beside the stairs, and all that each may import
-    "report": {"report", "runlog", "files", "health"},
+    "report": {"report", "runlog", "files", "health", "types"},
     "vllm_server": {"vllm_server", "files", "types"},
 }
 DOORS_TO_ASIDE = {"report": (5, ""), "vllm_server": (3, "wire")}  # from which floor, and to what of the room

@@ -83,6 +83,23 @@ def test_completions_that_are_cut_off():
         assert [each.code for each in found] == names
 
 
+def test_a_policy_that_stops_to_look():
+    def stops(looked, calls=0.0):
+        entries = history(4, look__looked_frac=looked, look__calls=[calls] * len(looked))
+        return first_found(entries, "looks_stop"), [each.message for each in findings(entries)]
+
+    assert stops([0.3] * 40) == (None, [])
+    when, [message] = stops([0.4] * 10 + ramp(0.4, 0.0, 11) + [0.0] * 20)
+    assert when == 31  # two windows of six steps, the first with one of 0.04
+    assert message == (
+        "0% of the completions of the last 48 groups looked at the video again, where 40% did in an earlier step"
+    )
+    assert stops([0.0] * 11)[0] is None
+    assert stops([0.0] * 40) == (12, ["0% of the completions of the last 48 groups looked at the video again"])
+    assert stops([0.0] * 40, calls=0.5)[1][0].endswith("again; they call tools 0.5 times each, and are refused")
+    assert stops([0.0] * 10 + [0.1] * 2)[0] is None  # it begins to look
+
+
 def test_a_kl_that_grows_without_the_reward():
     def grows(kl, reward):
         return first_found(history(4, kl=kl, reward__total=reward), "kl_grows")

@@ -13,7 +13,6 @@ from qwenvl.runlog import (
     RunLog,
     RunLogError,
     SampleKey,
-    SeenClip,
     hash_of,
     read_config,
     read_evaluation,
@@ -22,7 +21,9 @@ from qwenvl.runlog import (
     read_rollouts,
     read_samples,
 )
+from qwenvl.types import FrameInfo
 from tests.evaluate.made import sample
+from tests.report.runs import LOOKED
 
 
 def rollout(step, completion="<answer>(1)</answer>", **changes):
@@ -36,7 +37,7 @@ def rollout(step, completion="<answer>(1)</answer>", **changes):
         "rewards": {"format": 0.3, "accuracy": None},
         "total": 0.09,
         "advantage": -1.5,
-        "clips": (SeenClip("a.mp4", (0, 8), (0.0, 0.32), (0, 1)), SeenClip("b.mp4", (3, 3), (0.1, 0.1))),
+        "clips": (FrameInfo("a.mp4", (0, 8), (0.0, 0.32), (0, 1)), FrameInfo("b.mp4", (3, 3), (0.1, 0.1))),
         "images": ("a.png",),
     }
     return Rollout(step=step, completion=completion, **(given | changes))
@@ -69,7 +70,7 @@ def test_lines_of_training_and_of_evaluations_are_told_apart(tmp_path):
 def test_rollouts_come_back(tmp_path):
     written = [
         rollout(1),
-        rollout(1, "两个\n\u2028 \x00 \ud83d <b> 😀", sample=1),
+        rollout(1, "两个\n\u2028 \x00 \ud83d <b> 😀", sample=1, turns=LOOKED, evidence=((12.0, 15.5),)),
         rollout(2, split="eval", advantage=None),
     ]
     RunLog(tmp_path).log_rollouts(written[:2])

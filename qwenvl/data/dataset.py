@@ -179,6 +179,7 @@ class GRPODataset(Dataset):
                 segments=plan.segments,
                 seconds_per_frame=_seconds_per_frame(times, clip.duration),
                 rescaled=plan.rescaled,
+                duration=max(clip.duration, clip.frame_times[-1]),
             )
         return VideoClip(frames, info, decoded_size)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
@@ -33,9 +33,15 @@ def add_frame_flags(parser: FlagParser) -> None:
     parser.add_options(PromptOptions, without={"on_long_prompt"})
 
 
-def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
-    """A collator that turns a prompt that is too long into a bad sample. None without ``--model``."""
+def make_collator(args: argparse.Namespace, tools: Sequence[dict[str, Any]] = ()) -> GRPOCollator | None:
+    """A collator that turns a prompt that is too long into a bad sample. None without ``--model``.
+
+    Args:
+        tools: the schemas of tools that prompts offer.
+    """
     if args.model is None:
+        if tools:
+            raise ValueError("--tools: give --model, whose chat template writes them into the prompt")
         if args.max_prompt_length is not None:
             raise ValueError("--max_prompt_length counts tokens: give --model, whose processor makes them")
         if args.fit_frames:
@@ -45,7 +51,7 @@ def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
     from qwenvl.model.loading import load_processor
 
     on_long_prompt = "error" if args.max_prompt_length is None else "skip"
-    return GRPOCollator(load_processor(args.model), PromptOptions.of(args, on_long_prompt=on_long_prompt))
+    return GRPOCollator(load_processor(args.model), PromptOptions.of(args, on_long_prompt=on_long_prompt), tools=tools)
 
 
 def hints_by(args: argparse.Namespace, collator: GRPOCollator | None) -> Callable[[Record, MediaSizes], list[Hint]]:

@@ -29,9 +29,14 @@ from qwenvl.failure import counted
 from qwenvl.report.write import data_url, render
 from qwenvl.rewards.function import reward_columns
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
+from qwenvl.rewards.functions.looking import readable_evidence
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.resolve import build_rubric
 from qwenvl.rewards.rubric import Rubric
+from qwenvl.tools.functions import resolve_tools, schemas_of
+from qwenvl.tools.options import ToolOptions
+from qwenvl.tools.toolbox import Toolbox
+from qwenvl.tools.video import ToolError
 from qwenvl.types import BadSample, PromptBatch, Record, Sample, VideoClip
 
 
@@ -42,7 +47,8 @@ def preview(args: argparse.Namespace) -> str:
     files = record_files(args)
     total = sum(map(len, files))
     rows = list(_evenly_spread(files, args.n))
-    collator = make_collator(args)
+    offered = ToolOptions.of(args, max_turns=ToolOptions.max_turns, look_tokens=ToolOptions.look_tokens)
+    collator = make_collator(args, schemas_of(offered))
     ruler = collator.ruler if collator else ruler_without_model(args)
     dataset = GRPODataset(
         [row for row in rows if isinstance(row, Record)],
@@ -51,6 +57,7 @@ def preview(args: argparse.Namespace) -> str:
         ruler=ruler,
         fit_to=collator.options.fit_to if collator else None,
     )
+    toolbox = Toolbox(resolve_tools(args.tools), offered, collator, dataset) if args.tools and collator else None
     rubric = build_rubric()
     look_for = hints_by(args, collator)
     shown: list[dict[str, Any]] = []
@@ -68,6 +75,8 @@ def preview(args: argparse.Namespace) -> str:
             hints = look_for(row, MediaSizes.of(sample))
             lengths += clip_lengths([clip.info for clip in sample.videos], row.clip_meta)
         section = _section(row, sample, collator, rubric, ruler)
+        if toolbox is not None and "look" in toolbox.tools and isinstance(sample, Sample) and sample.videos:
+            section["look"] = _look(sample, toolbox)
         shown.append(section | {"hints": [hint.message for hint in hints]})
     rubric.close()
     turns = Counter(each["turns"] for each in shown if each["record"])
@@ -124,6 +133,7 @@ def _section(
         "tokens": None,
         "clips": [],
         "images": [],
+        "look": None,  # one look at the clip
     }
     if isinstance(sample, BadSample):
         return section | {"problem": sample.error}
@@ -183,6 +193,21 @@ def _clip(clip: VideoClip) -> dict[str, Any]:
     notes = [f"{len(pictures)} frames", f"{info.seconds_per_frame:.2f} s between frames", sizes]
     notes += ["segments rescaled to the clip"] * info.rescaled
     return {"name": Path(info.path).name, "notes": ", ".join(notes), "frames": pictures}
+
+
+def _look(sample: Sample, toolbox: Toolbox) -> dict[str, Any]:
+    """A look at the first span of the record's evidence, else at the middle of its frames, as the model reads it."""
+    record, times = sample.record, sample.videos[0].info.times
+    spans, middle = readable_evidence(record.fields), (times[0] + times[-1]) / 2
+    start, end = spans[0] if spans else (middle - (times[-1] - times[0]) / 20, middle + (times[-1] - times[0]) / 20)
+    name = f"look at {start:.4g} to {end:.4g} s, {'the evidence of the record' if spans else 'as an example'}"
+    try:
+        given = toolbox.run(toolbox.tools["look"], {"start": start, "end": end}, record, {})
+    except ToolError as error:
+        return {"name": name, "notes": f"refused: {error}", "frames": [], "answer": "", "tokens": 0}
+    ids = toolbox.appended(record, [given]).input_ids.tolist()
+    answer = folded_prompt(ids, toolbox.collator.processor).strip()
+    return _clip(given.clips[0]) | {"name": name, "answer": answer, "tokens": len(ids)}
 
 
 def _sizes(decoded: Sequence[int], size: Sequence[int]) -> str:

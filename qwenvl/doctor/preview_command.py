@@ -8,12 +8,14 @@ from pathlib import Path
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.errors import told_to_the_user
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags
+from qwenvl.tools.options import ToolOptions
 
 
 def add_arguments(parser: FlagParser) -> None:
     """Add the flags of the command."""
     add_dataset_flags(parser)
     add_frame_flags(parser)
+    parser.add_options(ToolOptions, without={"max_turns", "look_tokens"})
     parser.add_argument("--n", type=int, default=8, help="records to show, spread over the data set (8)")
     parser.add_argument("--epoch", type=int, default=0, help="whose frames to draw where sampling is dynamic (0)")
     parser.add_argument("--seed", type=int, default=42, help="run seed of the draw (42, as in training)")

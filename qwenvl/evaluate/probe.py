@@ -15,11 +15,17 @@ from qwenvl.evaluate.settings import ProbeRequest, probe_request
 from qwenvl.files import written_whole
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.utils.data import DataLoader
 
     from qwenvl.config.grpo_config import GRPOConfig
     from qwenvl.data.collator import GRPOCollator
+    from qwenvl.data.dataset import GRPODataset
+    from qwenvl.evaluate.probe_results import PromptGroup
     from qwenvl.rewards import Rubric
+    from qwenvl.runlog import RunLog
+    from qwenvl.train.collect.collector import Collector
+    from qwenvl.types import BadSample, PromptBatch
 
 COMMAND = "qwenvl probe"
 NUMBERS = "probe.json"
@@ -58,16 +64,12 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
     With ``--output_dir`` every completion is written there as it comes.
     """
     from qwenvl.data.errors import DATA_ERRORS, RecordError, told_to_the_user
-    from qwenvl.evaluate.probe_results import PromptGroup, groups_of, numbers_of
-    from qwenvl.evaluate.respondent import build_respondent, collator_of, pass_reward, with_progress
+    from qwenvl.evaluate.probe_results import numbers_of, worth_of_looks
+    from qwenvl.evaluate.respondent import build_respondent, collator_of, loader_of, pass_reward
     from qwenvl.rewards import RewardError
     from qwenvl.runlog import RunLog
     from qwenvl.train.assemble import build_rewards
-    from qwenvl.train.collect.collector import require_finite
     from qwenvl.train.display.console import settle_output
-    from qwenvl.train.evaluation import in_budget
-    from qwenvl.train.journal import rollout_rows
-    from qwenvl.types import BadSample, PromptBatch
 
     settle_output()
     config, options = request.config, request.options
@@ -87,42 +89,93 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
         if log is not None:
             _refuse_foreign(log.folder)
         collator = collator_of(config)
-        loader = _first_prompts(config, rubric, collator, options.limit)
+        dataset, keys = _first_prompts(config, rubric, collator, options.limit)
+        spans = _evidence_loaders(config, dataset, keys, collator) if config.tools else {}
         model, collector = build_respondent(config, collator, rubric)
     if log is not None:  # what an earlier probe wrote is replaced
         (log.folder / NUMBERS).unlink(missing_ok=True)
         log.begin()
         log.write_config({**config.to_dict(), "command": COMMAND})
     collector = replace(collector, group_size=samples)
-    new_tokens = samples * collector.params.max_new_tokens
-    left_out: list[BadSample] = []
+    began = time.perf_counter()
+    with told_to_the_user(COMMAND, (*DATA_ERRORS, RewardError)):
+        groups, left_out = _sample(collector, model, loader_of(dataset, keys, collator, config), SPLIT, log)
+        if not groups:
+            raise RecordError(f"all {len(keys)} records were left out; the first: {left_out[0].error}")
+        numbers = numbers_of(question, groups, left_out, time.perf_counter() - began)
+        if spans:
+            plain = replace(collector, toolbox=None)
+            overview, right_span = (_sample(plain, model, loader, split, log)[0] for split, loader in spans.items())
+            numbers["looks"] = worth_of_looks(overview, right_span, str(question["pass_by"]))
+        rubric.close()
+        return numbers
+
+
+def _sample(
+    collector: Collector, model: nn.Module, loader: DataLoader, split: str, log: RunLog | None
+) -> tuple[list[PromptGroup], list[BadSample]]:
+    """A group of completions for each prompt, written as they come, and the records that were left out."""
+    from qwenvl.evaluate.probe_results import groups_of
+    from qwenvl.evaluate.respondent import with_progress
+    from qwenvl.train.collect.collector import require_finite
+    from qwenvl.train.evaluation import in_budget
+    from qwenvl.train.journal import rollout_rows
+
     groups: list[PromptGroup] = []
+    left_out: list[BadSample] = []
 
     def prompts() -> Iterator[PromptBatch]:
-        for inputs in with_progress(loader, len(loader)):
+        for inputs in with_progress(loader, len(loader), "" if split == SPLIT else split):
             left_out.extend(inputs["prompts"].bad)
             if len(inputs["prompts"]):
                 yield inputs["prompts"]
 
-    began = time.perf_counter()
-    with told_to_the_user(COMMAND, (*DATA_ERRORS, RewardError)):
-        for batches in in_budget(prompts(), new_tokens=new_tokens, budget=config.rollout_token_budget):
-            experiences = collector.collect(model, batches)
-            require_finite([each.rollout for each in experiences])
-            for each in experiences:
-                rows = list(rollout_rows(0, SPLIT, each.batch, each.rollout, each.rewards))
-                if log is not None:
-                    log.log_rollouts(rows)
-                groups += groups_of(each.batch, rows)
-        rubric.close()
-        if not groups:
-            raise RecordError(f"all {len(loader)} records were left out; the first: {left_out[0].error}")
-        return numbers_of(question, groups, left_out, time.perf_counter() - began)
+    new_tokens = collector.group_size * collector.params.max_new_tokens
+    for batches in in_budget(prompts(), new_tokens=new_tokens, budget=collector.args.rollout_token_budget):
+        experiences = collector.collect(model, batches)
+        require_finite([each.rollout for each in experiences])
+        for each in experiences:
+            rows = list(rollout_rows(0, split, each.batch, each.rollout, each.rewards))
+            if log is not None:
+                log.log_rollouts(rows)
+            groups += groups_of(each.batch, rows)
+    return groups, left_out
 
 
-def _first_prompts(config: GRPOConfig, rubric: Rubric, collator: GRPOCollator, limit: int) -> DataLoader:
-    """The first records that training would draw, each once."""
+def _evidence_loaders(
+    config: GRPOConfig, dataset: GRPODataset, keys: Sequence[tuple[int, int]], collator: GRPOCollator
+) -> dict[str, DataLoader]:
+    """The records with ``evidence`` as they are, and with the right span in place of the whole clip, without tools.
+
+    Raises:
+        RecordError: no record has ``evidence``, or that of one cannot be read.
+    """
+    from qwenvl.data.collator import GRPOCollator
+    from qwenvl.data.errors import RecordError
+    from qwenvl.data.options import PromptOptions
+    from qwenvl.evaluate.questions import EVIDENCE, Questions, QuestionSamples
     from qwenvl.evaluate.respondent import loader_of
+    from qwenvl.runlog import AS_IT_IS
+
+    questions = Questions({index: dataset.record(index) for _, index in keys}, {}, (AS_IT_IS, EVIDENCE))
+    numbers = [number for number in questions.records if questions.applies(EVIDENCE, number)]
+    if not numbers:
+        raise RecordError(
+            f'--tools: none of the {len(keys):,} records has one clip and "evidence": [[start, end], ...] in seconds, '
+            "by which a probe measures what looking can bring; add it to some records, or probe without --tools"
+        )
+    samples = QuestionSamples(dataset, questions, config.seed)
+    plain = GRPOCollator(collator.processor, PromptOptions.of(config))
+    return {
+        split: loader_of(samples, [(control, number) for number in numbers], plain, config)
+        for split, control in (("overview", AS_IT_IS), ("right span", EVIDENCE))
+    }
+
+
+def _first_prompts(
+    config: GRPOConfig, rubric: Rubric, collator: GRPOCollator, limit: int
+) -> tuple[GRPODataset, list[tuple[int, int]]]:
+    """The data set, and the keys of the first records that training would draw, each once."""
     from qwenvl.train.data_sets import build_dataset, build_sampler
 
     dataset = build_dataset(config.dataset_use, config, rubric, collator, training=True)
@@ -130,7 +183,7 @@ def _first_prompts(config: GRPOConfig, rubric: Rubric, collator: GRPOCollator, l
     for key in build_sampler(dataset, config, 1, collator):
         if key is not None:
             keys.setdefault(key[1], key)  # with weights a record may come several times
-    return loader_of(dataset, list(keys.values())[:limit], collator, config)
+    return dataset, list(keys.values())[:limit]
 
 
 def _refuse_foreign(folder: Path) -> None:

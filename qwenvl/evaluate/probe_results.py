@@ -25,6 +25,7 @@ GOOD = "good to train"
 FORM_MISSING = 0.05  # share of completions in the expected form below which GRPO hardly ever sees one
 HALF = 0.5
 MOSTLY_RIGHT = 0.8  # pass@1
+LITTLE = 0.02  # of the reward: what the right span brings below which looking can bring nothing
 HARDLY_EVER_RIGHT = 0.1  # pass@samples
 LARGEST_GROUP = 64
 
@@ -121,6 +122,30 @@ def numbers_of(
     )
 
 
+def worth_of_looks(overview: Sequence[PromptGroup], right_span: Sequence[PromptGroup], pass_by: str) -> dict[str, Any]:
+    """The most that looking can bring, as ``probe.json`` has it: what the right span brings on the same records.
+
+    Args:
+        overview: completions of records as they are.
+        right_span: of the same records with the span of their ``evidence`` in place of the whole clip.
+        pass_by: the reward that is compared.
+    """
+    before, after = (
+        {group.rows[0].where: _mean(values) for group in groups if (values := group.known(pass_by))}
+        for groups in (overview, right_span)
+    )
+    both = [where for where in before if where in after]
+    clips = {group.rows[0].where: group.rows[0].clips[0].path for group in overview}
+    columns = {
+        "overview": [before[where] for where in both],
+        "right_span": [after[where] for where in both],
+        "gain": [after[where] - before[where] for where in both],
+    }
+    clusters = [clips[where] for where in both]
+    means = {name: clustered_interval(values, clusters) for name, values in columns.items()}
+    return as_json({"records": len(both), **means})
+
+
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / max(1, len(values))
 
@@ -128,9 +153,9 @@ def _mean(values: Sequence[float]) -> float:
 def verdict(numbers: dict[str, Any], sampling: SamplingOptions, rewards: RewardOptions) -> list[Finding]:
     """The obstacles to training, the most urgent first, or the one finding ``GOOD``.
 
-    Codes: cut off, format missing, too hard, too easy, no diversity, good to train. Completions that are truncated or
-    lack the form do not show what the model knows, so difficulty and diversity are judged only without these two
-    findings. docs/evaluation.md has the rules.
+    Codes: cut off, format missing, looks bring nothing, looks not measured, too hard, too easy, no diversity, good to
+    train. Completions that are truncated or lack the form do not show what the model knows, so difficulty, diversity
+    and looks are judged only without these two findings. docs/evaluation.md has the rules.
 
     Args:
         numbers: of ``numbers_of``.
@@ -139,7 +164,7 @@ def verdict(numbers: dict[str, Any], sampling: SamplingOptions, rewards: RewardO
     unread = list(_cut_off(numbers, sampling))
     if numbers["truncated"]["mean"] < HALF:
         unread += _form(numbers, rewards)
-    if found := unread or list(_spread(numbers, sampling)):
+    if found := unread or [*_looks(numbers), *_spread(numbers, sampling)]:
         return found
     teach = 1 - numbers["equal_groups"]["mean"]
     text = f"{teach:.0%} of the groups of {numbers['group_size']} have rewards that differ, and teach something"
@@ -168,6 +193,25 @@ def _form(numbers: dict[str, Any], rewards: RewardOptions) -> Iterator[Finding]:
     text = f"{found}: show an example of it in the prompt{without}, or teach it first by qwenvl warmup"
     named = numbers["form_asked"] >= HALF  # by the prompts already
     yield Finding("format missing", text, flags=() if named else ("--system", f"Reply in this form: {tags}."))
+
+
+def _looks(numbers: dict[str, Any]) -> Iterator[Finding]:
+    looks, by = numbers.get("looks"), numbers["pass_by"]
+    if not looks or ((looks["gain"]["mean"] or 0) >= LITTLE and (looks["gain"]["low"] or 0) > 0):
+        return
+    if not looks["records"]:
+        yield Finding("looks not measured", f"{by} has no value where records have `evidence`: name another --pass_by")
+        return
+    overview, span = looks["overview"]["mean"], looks["right_span"]["mean"]
+    shown = "the overview shows enough: show fewer frames (--frame_counts 4,8)"
+    if overview < MOSTLY_RIGHT:
+        shown = "the model does not use the right span: show more pixels (--video_max_frame_pixels), or warm it up"
+    yield Finding(
+        "looks bring nothing",
+        f"with the right span in place of the whole clip {by} is {span:.3f}, on the overview {overview:.3f}. Looking "
+        f"can bring no more than that, and a policy that gains nothing by it stops to look. Either {shown}; or train "
+        "without --tools",
+    )
 
 
 def _spread(numbers: dict[str, Any], sampling: SamplingOptions) -> Iterator[Finding]:
@@ -210,7 +254,8 @@ def next_command(findings: Sequence[Finding], request: ProbeRequest, base: str |
         return shlex.join(["qwenvl", "probe", *request.argv, *flags])  # the last of two equal flags counts
     if [finding.code for finding in findings] != [GOOD]:
         catalog = ["--dataset_catalog", config.dataset_catalog] if config.dataset_catalog else []
-        return shlex.join(["qwenvl", "preview", data, "--n", "8", "--model", base or model, *catalog])
+        tools = ["--tools", *config.tools] if config.tools else []
+        return shlex.join(["qwenvl", "preview", data, "--n", "8", "--model", base or model, *catalog, *tools])
     named = []
     if request.words:
         adapter = [] if base is None else ["--lora_enable", "--start_from_weights", model]
@@ -255,6 +300,11 @@ def _rows(numbers: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "truncated", _shown(numbers["truncated"])
     for name, reward in numbers["rewards"].items():
         yield f"reward {name}", _shown(reward)
+    if looks := numbers.get("looks"):
+        yield f"{numbers['pass_by']} on the overview", f"{_shown(looks['overview'])} without tools"
+        yield f"{numbers['pass_by']} with the right span", f"{_shown(looks['right_span'])} without tools"
+        gain = interval_text(looks["gain"], signed=True) if looks["records"] else "not known"
+        yield "the most looking can bring", f"{gain} on {looks['records']:,} records with `evidence`"
     yield "different completions", f"{numbers['unique']:.1f} of {samples}"
     yield "completion tokens", f"{numbers['completion_tokens']:,.0f}, the longest {numbers['longest_completion']:,}"
     yield "prompt tokens", f"{numbers['prompt_tokens']:,.0f}, the longest {numbers['longest_prompt']:,}"

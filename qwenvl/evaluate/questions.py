@@ -30,7 +30,7 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
 from qwenvl.evaluate.settings import LOOK_CONTROLS, EvaluateOptions
-from qwenvl.rewards.functions.looking import evidence_of
+from qwenvl.rewards.functions.looking import check_evidence, evidence_of
 from qwenvl.rewards.functions.text import normalized, solution_of
 from qwenvl.runlog import AS_IT_IS
 from qwenvl.tools.toolbox import Toolbox
@@ -125,11 +125,17 @@ class Questions:
         return questions
 
     def applies(self, control: str, number: int) -> bool:
-        """Whether a record has the evidence that a control takes away."""
+        """Whether a record has the evidence that a control takes away.
+
+        Raises:
+            RecordError: its field ``evidence``, which a control shows, cannot be read.
+        """
         record = self.records[number]
         if control == OTHER:
             return number in self.partners
         if control == EVIDENCE:
+            if problem := check_evidence(record.solution, record.fields):
+                raise RecordError(f"{record.where}: {problem}")
             return len(record.videos) == 1 and bool(evidence_of(record.fields))
         if control in LOOK_CONTROLS:
             return self.tools and bool(record.videos)

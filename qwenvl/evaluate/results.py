@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import CUT_OFF_SHARE, SAME_REWARD
+from qwenvl.rewards.functions.looking import answered_calls, looks_iou
 from qwenvl.rewards.table import SHAPING, TABLE
 from qwenvl.runlog import AS_IT_IS, EvaluationSample
 from qwenvl.types import TOTAL
@@ -86,7 +87,7 @@ def results_of(
     first, lesser = models[0], [control for control in controls if control != AS_IT_IS]
     return as_json(
         {
-            "numbers": [_numbers(*key, records) for key, records in found.items() if records],
+            "numbers": [_numbers(*key, records, pass_by) for key, records in found.items() if records],
             "drops": [_drop(m, c, found[m, c], full[m], pass_by, pass_at) for m in models for c in lesser],
             "differences": [
                 _difference(first, model, control, found[first, control], found[model, control], pass_by)
@@ -97,7 +98,7 @@ def results_of(
     )
 
 
-def _numbers(model: str, control: str, found: _Records) -> _Row:
+def _numbers(model: str, control: str, found: _Records, pass_by: str) -> _Row:
     records = list(found.values())
     names = dict.fromkeys(name for record in records for name in record.scores)
     scores = {}
@@ -124,13 +125,43 @@ def _numbers(model: str, control: str, found: _Records) -> _Row:
         "longest": max(tokens),
         "prompt_tokens": sum(record.samples[0].prompt_tokens for record in records) / len(records),
         "fitted": sum(record.samples[0].fitted is not None for record in records),
+        "looks": _looks(records, pass_by),
     }
+
+
+def _looks(records: Sequence[_Record], pass_by: str) -> _Row | None:
+    """How completions used their tools. None without tools. A look is a call that was answered."""
+    turns = [sample.turns for record in records for sample in record.samples if sample.turns]
+    calls = [call for each in turns for turn in each for call in turn.calls]
+    if not turns:
+        return None
+    looked = lambda sample: bool(answered_calls(sample.turns))
+    reward = lambda sample: sample.total if pass_by == TOTAL else sample.rewards[pass_by]
+    iou = lambda sample: looks_iou(sample.turns, sample.evidence) if sample.evidence else None
+    return {
+        "looked": _share(records, looked),
+        "calls": len(calls) / len(turns),
+        "with_look": _mean_over(records, lambda sample: reward(sample) if looked(sample) else None),
+        "without_look": _mean_over(records, lambda sample: None if looked(sample) else reward(sample)),
+        "evidence_iou": _mean_over(records, iou),
+        "refused": {"mean": sum(call.error is not None for call in calls) / len(calls)} if calls else None,
+    }
+
+
+def _mean_over(
+    records: Sequence[_Record],
+    of: Callable[[EvaluationSample], float | None],
+    interval: Callable[..., Interval] = clustered_interval,
+) -> Interval:
+    """The mean over records of the means over their completions. Where ``of`` is None the completion does not count."""
+    each = [[value for value in map(of, record.samples) if value is not None] for record in records]
+    known = [(sum(own) / len(own), record.cluster) for own, record in zip(each, records, strict=True) if own]
+    return interval([value for value, _ in known], [cluster for _, cluster in known])
 
 
 def _share(records: Sequence[_Record], of: Callable[[EvaluationSample], bool]) -> Interval:
     """The share of completions for which ``of`` is true."""
-    shares = [sum(map(of, record.samples)) / len(record.samples) for record in records]
-    return share_interval(shares, [record.cluster for record in records])
+    return _mean_over(records, lambda sample: float(of(sample)), share_interval)
 
 
 def _drop(model: str, control: str, without: _Records, full: _Records, pass_by: str, pass_at: float) -> _Row:
@@ -272,6 +303,7 @@ def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
         _scores(found),
         _notes(found),
         _controls(found),
+        _looks_shown(found),
         _differences(found),
         [
             f"{each['name']}: was trained with --{name} {there}, and is evaluated with {here}"
@@ -373,6 +405,20 @@ def _controls(found: dict[str, Any]) -> Iterator[str]:
                 interval = interval_text(answered["scores"][by])
                 among = f"Drop among answered: {interval} on {answered['records']:,} records."
             yield f"* {each['model']}, {each['control']}: not comparable, {share}. {among}"
+
+
+def _looks_shown(found: dict[str, Any]) -> Iterator[str]:
+    by = found["protocol"]["passes"]["by"]
+    rows = [["Looking again", "", "looked", "calls", f"{by} with a look", "without", "IoU with evidence", "refused"]]
+    for each in found["numbers"]:
+        if looks := each.get("looks"):  # earlier versions wrote none
+            names = ("with_look", "without_look", "evidence_iou")
+            means = ("-" if looks[name]["mean"] is None else interval_text(looks[name]) for name in names)
+            refused = "-" if looks["refused"] is None else f"{looks['refused']['mean']:.1%}"
+            control = "" if each["control"] == AS_IT_IS else each["control"]
+            looked = f"{looks['looked']['mean']:.1%}", f"{looks['calls']:.2f}"
+            rows.append([each["model"], control, *looked, *means, refused])
+    yield from _aligned(rows) if len(rows) > 1 else ()
 
 
 def _differences(found: dict[str, Any]) -> Iterator[str]:

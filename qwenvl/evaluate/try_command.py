@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,7 @@ def ask(request: TryRequest) -> dict[str, Any]:
                 "text": text,
                 "tokens": lengths[n],  # the end token included
                 "finish_reason": rollout.finish_reasons[n],
+                "turns": [] if rollout.turns is None else [asdict(turn) for turn in rollout.turns[n]],
                 "rewards": {name: values[n] for name, values in rewards.items()},  # None: does not apply
             }
             for n, text in enumerate(rollout.texts)
@@ -125,10 +127,22 @@ def as_text(answers: dict[str, Any]) -> Iterator[str]:
         cut = ", cut there by --generation_max_length" if answer["finish_reason"] == "length" else ""
         tokens = f"{answer['tokens']:,} token{'' if answer['tokens'] == 1 else 's'}"
         yield f"\nanswer{count} ({answers['sampling']}): {tokens}{cut}"
-        yield from _indented(answer["text"])
+        for turn in answer["turns"] or [{"text": answer["text"], "calls": ()}]:
+            yield from _indented(turn["text"])
+            yield from map(_answered, turn["calls"])
         if answer["rewards"]:
             values = {name: "does not apply" if v is None else f"{v:.3f}" for name, v in answer["rewards"].items()}
             yield "  rewards: " + ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _answered(call: dict[str, Any]) -> str:
+    """The answer to a call of a tool in a line."""
+    if call["error"] is not None:
+        return f"  -> refused: {call['error']}"
+    times = [f"{time:.2f}" for clip in call["clips"] for time in clip["times"]]
+    shown = [f"{len(times)} frames at {' '.join(times)} s"] * bool(times)
+    shown += [f"{call['pictures']} pictures"] * bool(call["pictures"]) + [f"{call['tokens']:,} tokens"]
+    return f"  -> {call['text']} {', '.join(shown)}"
 
 
 def _indented(text: str) -> list[str]:

@@ -24,17 +24,18 @@ from qwenvl.runlog import AS_IT_IS, EvaluationSample, read_evaluation, read_samp
 
 SCRIPTS = ("core.js", "group.js", "list.js", "evaluation.js")  # in the order that they need each other
 CONTROLS = {
-    AS_IT_IS: "as it is",
-    "blank": "grey frames",
-    "shuffled": "shuffled frames",
-    "single_frame": "one frame",
-    "other_clip": "another clip",
-    "text_only": "text alone",
-    "no_look": "no looks",
-    "other_span": "looks elsewhere",
-    "evidence": "the evidence shown",
+    AS_IT_IS: ("as it is", ""),
+    "blank": ("grey frames", "Every frame and image was grey."),
+    "shuffled": ("shuffled frames", "The frames were in random order."),
+    "single_frame": ("one frame", "The middle frame was shown in place of all."),
+    "other_clip": ("another clip", "The clip of another record was shown."),
+    "text_only": ("text alone", "Nothing was shown."),
+    "no_look": ("no looks", "Every call was refused."),
+    "other_span": ("looks elsewhere", "Looks showed another span of the same length."),
+    "evidence": ("the evidence shown", "The span of the evidence was shown in place of the whole clip."),
 }
-"""The name of each control on the page."""
+"""The name of each control on the page, and what was shown."""
+EVIDENCE = "evidence"  # the one control that adds something
 NO_ANSWER, TRUNCATED = 1, 2
 """Marks of a record, added up: without a control a completion of any model has no answer, or is truncated."""
 
@@ -75,7 +76,7 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
     page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, **_shown_numbers(facts))
-    strips = (strip for record in records for each in record for strip in strips_of(each.clips, each.images))
+    strips = (strip for record in records for each in record for strip in strips_of([each]))
     return Written(page, facts, list(dict.fromkeys(strips)))
 
 
@@ -90,15 +91,23 @@ def headline(facts: Mapping[str, Any]) -> Iterator[str]:
                 how = "{} and {} do not differ measurably"
             yield f"{how.format(*models)}: {by} {_signed(score)} on the same {row['records']:,} records."
     for row in facts["drops"]:
-        if row["model"] == last and by in row["scores"] and row["comparable"]:
-            score, shown = row["scores"][by], CONTROLS.get(row["control"], row["control"])
+        if row["model"] == last and by in row["scores"] and row["comparable"] and row["control"] != EVIDENCE:
+            score, shown = row["scores"][by], _shown(row["control"])
             how = "uses what it is shown" if (score["low"] or 0) > 0 else "may not use what it is shown"
             yield f"{last} {how}: with {shown} {by} changes by {_signed(score, -1)}."
             break
+    for row in facts["drops"]:
+        if row["model"] == last and by in row["scores"] and row["control"] == EVIDENCE:
+            change = _signed(row["scores"][by], -1)
+            yield f"Looking at the right span could bring {last} about {change} {by}."
     if not facts["differences"] and facts["numbers"]:
         score = facts["numbers"][0]["scores"].get(by)
         if score is not None:
             yield f"{last}: {by} {_signed(score).replace('+', '')} on {facts['numbers'][0]['records']:,} records."
+
+
+def _shown(control: str) -> str:
+    return CONTROLS.get(control, (control, ""))[0]
 
 
 def _signed(score: Mapping[str, Any], sign: int = 1) -> str:
@@ -143,7 +152,8 @@ def _shown_numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
     span = min(0.0, *ends, 0.0), max(1.0, *ends, 1.0)
     return {
         "headline": list(headline(facts)),
-        "controls": CONTROLS,
+        "controls": {control: _shown(control) for control in facts["controls"]},
+        "looks": [row for row in facts["numbers"] if row.get("looks")],
         "dots": dots,
         "span": span,
         "ticks": [span[0] + (span[1] - span[0]) * n / 4 for n in range(5)],
@@ -174,6 +184,7 @@ def index(
     return {
         "models": models,
         "controls": facts["controls"],
+        "shown": {control: CONTROLS.get(control, (control, "")) for control in facts["controls"]},
         "datasets": datasets,
         "ids": [record[0].record_id for record in records],
         "columns": {
@@ -207,6 +218,7 @@ def _as_shown(record: Answers, names: Sequence[str], read: Reading) -> dict[str,
         views.append(
             {
                 "control": control,
+                "evidence": () if control == "other_clip" else samples[0].evidence,
                 **media_as_shown(samples[0].clips, samples[0].images),
                 "models": [
                     [model, [completion_as_shown(each, each.target, None, names, read) for each in rows]]

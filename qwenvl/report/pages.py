@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 from qwenvl.files import written_whole
 from qwenvl.health import all_equal
 from qwenvl.report.run import Run, finite
-from qwenvl.runlog import EvaluationSample, Parity, Rollout, SeenClip, read_parity, read_rollouts
+from qwenvl.runlog import EvaluationSample, Parity, Rollout, read_parity, read_rollouts
+from qwenvl.types import FrameInfo, Turn
 
 EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED, DROPPED = 1, 2, 4, 8, 16, 32
 """Marks of a group, added up: its rewards are equal, as the log counts them; a completion was truncated; half or more
@@ -220,10 +221,7 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[li
         RunLogError: a line of the rollouts is none.
     """
     groups = with_gaps(grouped(read_rollouts(run.folder, split=None)), read_parity(run.folder))
-    kept = (
-        ((row_of(group), strips_of(group.head.clips, group.head.images)), group_as_shown(group, read))
-        for group in groups
-    )
+    kept = (((row_of(group), strips_of(group.rollouts)), group_as_shown(group, read)) for group in groups)
     made = write_pages(kept, number, folder)
     rows = [row | {"page": page, "place": place} for (row, _), page, place in made]
     write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows))});\n")
@@ -308,6 +306,7 @@ def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
         "truth": read(head.completion, head.solution)[1],
         **media_as_shown(head.clips, head.images),
         "fitted": head.fitted,
+        "evidence": head.evidence,
         "suspicions": suspicions(group),
         "rewards": names,
         "rows": [completion_as_shown(each, each.solution, each.advantage, names, read) for each in group.rollouts],
@@ -315,10 +314,12 @@ def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
     }
 
 
-def media_as_shown(clips: Iterable[SeenClip], images: Iterable[str]) -> dict[str, Any]:
+def media_as_shown(clips: Iterable[FrameInfo], images: Iterable[str] = ()) -> dict[str, Any]:
     """The clips and images of a prompt, each with the key of its strip."""
+    names = ("path", "indices", "times", "segments", "duration")
+    shown = ({name: getattr(clip, name) for name in names} for clip in clips)
     return {
-        "clips": [{**vars(clip), "strip": Strip(clip.path, clip.indices).key} for clip in clips],
+        "clips": [{**clip, "strip": Strip(clip["path"], clip["indices"]).key} for clip in shown],
         "images": [{"path": path, "strip": Strip(path).key} for path in images],
     }
 
@@ -340,12 +341,32 @@ def completion_as_shown(
         "total": finite([each.total])[0],
         "advantage": finite([advantage])[0],
         "answer": read(each.completion, solution)[0],
+        "turns": turns_as_shown(each.turns),
     }
 
 
-def strips_of(clips: Iterable[SeenClip], images: Iterable[str]) -> list[Strip]:
-    """The strips of clips and images, in order."""
-    return [Strip(clip.path, clip.indices) for clip in clips] + [Strip(path) for path in images]
+def turns_as_shown(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """The page's objects of the turns of a completion. Empty where none of them calls a tool."""
+    names = ("name", "arguments", "text", "pictures", "error", "tokens")  # seconds differ where all else is the same
+    called = any(turn.calls for turn in turns)
+    return [
+        {
+            "text": turn.text,
+            "calls": [
+                {name: getattr(call, name) for name in names} | {"clips": media_as_shown(call.clips)["clips"]}
+                for call in turn.calls
+            ],
+        }
+        for turn in (turns if called else ())
+    ]
+
+
+def strips_of(completions: Sequence[Rollout] | Sequence[EvaluationSample]) -> list[Strip]:
+    """The strips of the clips and images of one prompt, and of all looks of its completions."""
+    head = completions[0]
+    looks = [clip for each in completions for turn in each.turns for call in turn.calls for clip in call.clips]
+    own, more = ([Strip(clip.path, clip.indices) for clip in clips] for clips in (head.clips, looks))
+    return list(dict.fromkeys([*own, *map(Strip, head.images), *more]))
 
 
 def as_json(value: Any) -> str:

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +20,8 @@ from torch.utils.data import Dataset
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import equal_groups, reward_std, unique_fraction
 from qwenvl.grpo.loss import LossOutput
-from qwenvl.rewards.functions.looking import answered_calls
-from qwenvl.runlog import Rollout, RunLog, SeenClip
+from qwenvl.rewards.functions.looking import answered_calls, looks_iou, readable_evidence
+from qwenvl.runlog import Rollout, RunLog
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience, Step
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
@@ -175,7 +175,7 @@ class Journal:
             meter.mean("completion/length_mean", length)
             meter.max("completion/length_max", length)
             meter.mean("completion/truncated_frac", float(reason == "length"))
-        for turns in rollout.turns or ():
+        for n, turns in enumerate(rollout.turns or ()):
             calls = [call for turn in turns for call in turn.calls]
             meter.mean("look/calls", len(calls))
             meter.mean("look/looked_frac", float(bool(answered_calls(turns))))
@@ -183,6 +183,8 @@ class Journal:
             for call in calls:
                 meter.mean("look/error_frac", float(call.error is not None))
                 meter.mean("look/seconds", call.seconds)
+            if spans := readable_evidence(batch.records[n // size].fields):
+                meter.mean("look/evidence_iou", looks_iou(turns, spans))
         self._worth_of_looks(rollout, rewards)
         self.seen(batch)
 
@@ -236,11 +238,12 @@ def rollout_rows(
             rewards={name: values[n] for name, values in zip(rewards.names, rewards.components, strict=True)},
             total=totals[n],
             advantage=None if advantages is None else advantages[n],
-            clips=tuple(SeenClip(c.path, c.indices, c.times, c.segments) for c in batch.frames[n // size]),
+            clips=tuple(batch.frames[n // size]),
             images=record.images,
             epoch=batch.epochs[n // size],
             split=split,
             where=record.where,
             fitted=None if (fitted := batch.fitted[n // size]) is None else {"frames": fitted},
-            turns=() if rollout.turns is None else tuple(asdict(turn) for turn in rollout.turns[n]),
+            turns=() if rollout.turns is None else tuple(rollout.turns[n]),
+            evidence=() if rollout.turns is None else tuple(readable_evidence(record.fields)),
         )

@@ -69,6 +69,24 @@ def test_what_was_lowered_to_fit_is_said(tmp_path, make_clip, write_rows, make_r
     assert len(pictures(page)) == 10
 
 
+def test_tools_are_in_the_prompt_and_a_look_is_shown(
+    tmp_path, make_clip, write_rows, make_row, tiny_checkpoint, number_of, never_at_full_size
+):
+    make_clip("a.mp4", 40, size=(112, 112))  # 4 s
+    row = {"prompt": "<video>\nWhich?", "video": "a.mp4", "meta": {"min_frames": 2, "max_frames": 2}}
+    rows = [make_row(**row, evidence=[[1.0, 2.0]]), make_row(**row), make_row(**row, evidence=[[7, 8]])]
+    flags = ("--model", tiny_checkpoint("qwen2_5_vl"), "--tools", "look", "--look_frames", 4)
+    page = html.unescape(page_of(tmp_path, write_rows(rows), *flags))
+    assert page.count("look(start, end)") == 3  # in each prompt, as the template of tiny models names tools
+    assert "<b>look at 1 to 2 s, the evidence of the record</b>: 4 frames" in page
+    assert [number_of(picture) for picture in pictures(page)][2:6] == [10, 13, 17, 20]
+    assert "<b>look at 1.755 to 2.145 s, as an example</b>" in page  # a tenth of 0 to 3.9 s
+    assert "refused: 7 to 8 is not in the video, which goes from 0 to 4" in page
+    answers = re.findall(r"as the model reads it: (\d+) tokens</summary>\n<pre>(.*?)</pre>", page, re.S)
+    looked = [text for _, text in answers if "1.0 to 2.0 seconds:<|vision_start|><video: 32 tokens>" in text]
+    assert len(looked) == 1 and looked[0].startswith("<|im_start|>user\n<tool_response>")
+
+
 def test_bad_records_are_shown_as_such(tmp_path, write_rows, make_row):
     path = write_rows([make_row(prompt="<video>", video="none.mp4"), make_row(solution=","), [1, 2], make_row(id="d")])
     page = html.unescape(page_of(tmp_path, path))
@@ -94,7 +112,12 @@ def test_records_are_spread_over_the_data_set(tmp_path, write_rows, make_row):
 
 
 def test_wrong_commands(capsys):
-    for argv, message in ((["no_such_set"], "no data set"), (["example", "--n", "0"], "--n: expected at least 1")):
+    for argv, message in (
+        (["no_such_set"], "no data set"),
+        (["example", "--n", "0"], "--n: expected at least 1"),
+        (["example", "--tools", "look"], "--tools: give --model, whose chat template writes them into the prompt"),
+        (["example", "--look_frames", "4"], "--look_frames has no effect without --tools"),
+    ):
         with pytest.raises(SystemExit, match="2"):
             main(argv)
         assert message in capsys.readouterr().err

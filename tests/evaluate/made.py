@@ -1,6 +1,7 @@
 """Samples of an evaluation, made by hand."""
 
-from qwenvl.runlog import AS_IT_IS, EvaluationSample, SeenClip
+from qwenvl.runlog import AS_IT_IS, EvaluationSample
+from qwenvl.types import FrameInfo
 
 
 def sample(doc_id: int = 0, control: str = AS_IT_IS, n: int = 0, model: str = "base", **changes) -> EvaluationSample:
@@ -23,7 +24,7 @@ def sample(doc_id: int = 0, control: str = AS_IT_IS, n: int = 0, model: str = "b
             "finish_reason": "stop",
             "rewards": {"format": 1.0, "accuracy": None},
             "total": 0.3,
-            "clips": (SeenClip("clips/0.mp4", (0, 4), (0.0, 0.5), (0, 1)),),
+            "clips": (FrameInfo("clips/0.mp4", (0, 4), (0.0, 0.5), (0, 1)),),
             "images": ("a.png",),
             "fitted": {"frames": [[8, 4]]},
             "doc_hash": "abc",

@@ -99,6 +99,28 @@ def test_completions_are_those_that_the_first_step_of_training_samples(model, fl
             assert getattr(ours, name) == getattr(theirs, name), name
 
 
+def test_what_looking_can_bring_is_measured_on_records_with_evidence(
+    model, flags, tmp_path, make_clip, make_row, write_rows, capsys
+):
+    rows = [make_row(prompt="<video>\nWhich?", video=str(make_clip(f"{n}.mp4", 40)), id=f"{n}") for n in range(3)]
+    for n, span in enumerate(([1.0, 2.0], [2.0, 3.0])):
+        rows[n]["evidence"] = [span]
+    words = [model, str(write_rows(rows)), *flags, "--allow_outside_media", "--tools", "look", "--samples", "4"]
+    assert main([*words, "--pass_by", "letters", "--output_dir", str(tmp_path / "probe"), "--json"]) == 0
+    looks = json.loads(capsys.readouterr().out)["looks"]
+    offered, overview, shown = (
+        [list(own) for _, own in groupby(read_rollouts(tmp_path / "probe", split=split), key=lambda row: row.record_id)]
+        for split in ("probe", "overview", "right span")
+    )
+    assert (len(offered), len(overview), len(shown)) == (3, 2, 2) and looks["records"] == 2
+    assert all(row.turns for row in offered[0]) and not any(row.turns for row in [*overview[0], *shown[0]])
+    spans = {row[0].record_id: row[0].clips[0].times for row in shown}
+    assert all(1.0 <= time <= 2.0 for time in spans["0"]) and all(2.0 <= time <= 3.0 for time in spans["1"])
+    before, after = (sum(row.rewards["letters"] for own in each for row in own) / 8 for each in (overview, shown))
+    assert looks["overview"]["mean"] == pytest.approx(before) and looks["right_span"]["mean"] == pytest.approx(after)
+    assert looks["gain"]["mean"] == pytest.approx(after - before)
+
+
 @pytest.fixture
 def data_with_a_bad_clip(make_clip, make_row, write_rows) -> Path:
     make_clip("good.mp4", 20)
@@ -122,6 +144,7 @@ def test_a_bad_clip_is_counted_and_named(model, flags, data_with_a_bad_clip, cap
         (["MODEL", "example", "--pass_by", "accuracyy"], 2, "--pass_by accuracyy: no such reward here; there are form"),
         (["MODEL", "example", "--pass_at", "2"], 2, "--pass_at 2: expected above 0 and at most 1 of accuracy"),
         (["MODEL", "example", "--reward_funcs", "format", "cosine"], 2, "none of the rewards format, cosine tells"),
+        (["MODEL", "example", "--tools", "look"], 1, '--tools: none of the 5 records has one clip and "evidence"'),
         (["MODEL", "example", "--output_dir", "MODEL"], 2, "holds files that no probe wrote; give a new folder"),
     ],
 )

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from qwenvl.config.command_line import parse_args
-from qwenvl.evaluate.probe_results import PromptGroup, next_command, numbers_of, verdict
+from qwenvl.evaluate.probe_results import PromptGroup, next_command, numbers_of, verdict, worth_of_looks
 from qwenvl.evaluate.settings import probe_request
+from qwenvl.grpo.diagnostics import clustered_interval
 from qwenvl.health import Finding
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.types import BadSample, Message, Record
+from qwenvl.types import BadSample, FrameInfo, Message, Record
 from tests.report.runs import rollout
 
 THOUGHT = "<think>a</think><answer>1</answer>"
@@ -66,6 +67,36 @@ def test_a_prompt_with_too_few_values_is_left_out_of_pass_at_k():
 def test_a_reward_that_applies_nowhere_can_not_tell_what_passes():
     with pytest.raises(RewardError, match="--pass_by accuracy: it has no value for any completion"):
         numbers_of(QUESTION, [group((None,) * 4)], [], 0.0)
+
+
+def test_the_most_that_looking_can_bring_by_hand():
+    """Two clips with two records each, and one record that was left out when its span was shown."""
+    at = lambda n: {"where": f"d[{n}]", "clips": (FrameInfo(f"{n // 2}.mp4", (0, 1), (0.0, 1.0)),)}
+    make = lambda n, values: PromptGroup([rollout(rewards={"accuracy": value}, **at(n)) for value in values], 10)
+    overview = [make(0, [0.0, 1.0]), make(1, [0.0, None]), make(2, [1.0]), make(3, [1.0]), make(4, [1.0])]
+    right_span = [make(0, [1.0, 1.0]), make(1, [1.0, 1.0]), make(2, [0.0]), make(3, [1.0])]
+    found = worth_of_looks(overview, right_span, "accuracy")
+    assert found["records"] == 4 and found["overview"]["mean"] == 2.5 / 4 and found["right_span"]["mean"] == 3 / 4
+    gains = clustered_interval([0.5, 1.0, -1.0, 0.0], ["0.mp4"] * 2 + ["1.mp4"] * 2)
+    assert found["gain"] == gains._asdict() and gains.n == 2 and gains.mean == 0.125
+
+
+@pytest.mark.parametrize(
+    ("looks", "codes", "words"),
+    [
+        ((0.3, 0.6, (0.3, 0.2, 0.4)), ["good to train"], "teach something"),
+        ((0.9, 0.9, (0.0, -0.1, 0.1)), ["looks bring nothing"], "Either the overview shows enough: show fewer frames"),
+        ((0.3, 0.35, (0.05, -0.1, 0.1)), ["looks bring nothing"], "Either the model does not use the right span"),
+        ((0.3, 0.31, (0.01, 0.005, 0.015)), ["looks bring nothing"], "is 0.310, on the overview 0.300. Looking can"),
+        ((None, None, (None, None, None)), ["looks not measured"], "name another --pass_by"),
+    ],
+)
+def test_looks_that_bring_nothing_are_told_of_before_anyone_trains(looks, codes, words):
+    overview, span, gain = looks
+    named = {"records": 0 if overview is None else 9, "overview": {"mean": overview}, "right_span": {"mean": span}}
+    named |= {"gain": dict(zip(("mean", "low", "high"), gain, strict=True))}
+    found = verdict({**HEALTHY, "pass_by": "accuracy", "looks": named}, SamplingOptions(), RewardOptions())
+    assert [each.code for each in found] == codes and words in found[0].message
 
 
 def share(mean: float) -> dict:

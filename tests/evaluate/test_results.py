@@ -1,12 +1,15 @@
 """From samples to numbers, redone by hand."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
 from qwenvl.evaluate.results import PASSES, equal_chance, pass_at_k, results_of, share_interval
 from qwenvl.grpo.diagnostics import clustered_interval
+from qwenvl.types import Turn
 from tests.evaluate.made import sample
+from tests.report.runs import LOOKED, REFUSED
 
 
 def scored(doc_id, values, model="base", control="none", answers=None, **changes):
@@ -43,6 +46,21 @@ def test_one_model_by_hand():
     assert found["scores"]["accuracy"]["low"] == pytest.approx(0.125) and found["scores"]["accuracy"][
         "high"
     ] == pytest.approx(0.5)
+
+
+def test_looks_by_hand():
+    """Two of the four completions look; those of the first record that did got 12 to 15 s of 12 to 18 s."""
+    rows = [*scored(0, [1.0, 0.5]), *scored(1, [0.0, 1.0])]
+    assert numbers(results_of(rows, ["base"], ["none"], "accuracy", 1.0))["looks"] is None
+    refused = (Turn("", (REFUSED, REFUSED)), Turn("so"))
+    turns = [LOOKED, (Turn("so"),), refused, LOOKED]
+    spans = [((12.0, 18.0),)] * 2 + [()] * 2
+    rows = [replace(row, turns=each, evidence=own) for row, each, own in zip(rows, turns, spans, strict=True)]
+    for by in ("accuracy", "total"):
+        looks = numbers(results_of(rows, ["base"], ["none"], by, 1.0))["looks"]
+        assert looks["looked"]["mean"] == 0.5 and looks["calls"] == 1.0 and looks["refused"] == {"mean": 0.5}
+        assert looks["with_look"]["mean"] == 1.0 and looks["without_look"]["mean"] == (0.5 + 0.0) / 2
+        assert looks["evidence_iou"] == {"mean": 0.25, "low": None, "high": None, "n": 1}  # 3 of 6 s, and 0
 
 
 def test_drops_and_differences_are_paired():

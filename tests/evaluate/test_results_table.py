@@ -1,9 +1,11 @@
 """An evaluation as a person reads it."""
 
 import re
+from dataclasses import replace
 
 from qwenvl.evaluate.results import results_of, table
 from tests.evaluate.test_results import scored
+from tests.report.runs import LOOKED
 
 PROTOCOL = {
     "data": {"dataset_use": "held", "records": 4, "of": 9, "clusters": 4, "cluster_by": "clips and images"},
@@ -48,6 +50,17 @@ def test_what_is_told(tmp_path):
     assert "sop: was trained with --video_max_frames 16, and is evaluated with 8" in text
     assert "left out: 1 records, which no number above counts\n  d[9] (id x): no file" in text
     assert max(map(len, lines)) < 150
+
+
+def test_looks_have_a_table(tmp_path):
+    rows = [row for n in range(2) for row in scored(n, [1.0, 0.0], "sop")]
+    rows = [replace(row, turns=LOOKED, evidence=((12.0, 18.0),)) for row in rows]
+    results = results_of(rows, ["sop"], ["none"], "accuracy", 1.0)
+    text = table({**results, "protocol": PROTOCOL, "models": [model("sop")], "left_out": []}, tmp_path)
+    line = next(each for each in text.splitlines() if "100.0%" in each)
+    assert re.split(r"\s{3,}", line) == [
+        *("sop", "100.0%", "1.00", "0.500 [0.500, 0.500]", "-", "0.500 [0.500, 0.500]", "0.0%")
+    ]
 
 
 def test_without_controls_one_model_needs_few_lines(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ from qwenvl.cli import main as qwenvl
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.saved_processor import PromptSettings
+from qwenvl.evaluate.try_command import as_text
 from qwenvl.train.grpo_trainer import GRPOTrainer
+from qwenvl.types import Turn
 from tests.made_clips import write_clip
+from tests.report.runs import LOOKED, REFUSED
 
 QUESTION = "Which steps? (1) pick (2) insert"
 
@@ -133,6 +137,23 @@ def test_an_adapter_and_a_model_without_a_run(run, tiny_checkpoint, tmp_path, ca
     with_settings = told("adapter", "17.mp4", QUESTION, "--generation_max_length", "5", capsys=capsys)
     assert len(with_settings["media"][0]["times"]) == 2 and "Speak." in with_settings["prompt"]
     assert with_settings["settings"] == "saved beside the weights"
+
+
+def test_tools_are_in_the_prompt_and_turns_in_the_answer(run, capsys):
+    answers = told("run", "17.mp4", QUESTION, "--tools", "look", capsys=capsys)
+    assert "look(start, end)" in answers["prompt"] and answers["answers"][0]["turns"][0]["calls"] == []
+
+
+def test_what_tools_answered_stands_behind_each_call():
+    turns = [asdict(turn) for turn in (*LOOKED[:1], Turn("And?", (REFUSED,)), *LOOKED[1:])]
+    answers = {"model": "m", "base": None, "settings": "s", "media": [], "prompt": "p", "prompt_tokens": (9, 0)}
+    answer = {"text": "", "tokens": 40, "finish_reason": "stop", "rewards": {}, "turns": turns}
+    lines = list(as_text({**answers, "solution": None, "sampling": "greedy", "answers": [answer]}))
+    assert lines[lines.index("\nanswer (greedy): 40 tokens") + 1 :] == [
+        *(f"  {line}" for line in LOOKED[0].text.splitlines()),
+        "  -> 12.0 to 15.0 seconds: 4 frames at 12.00 13.00 14.00 15.00 s, 88 tokens",
+        *("  And?", "  -> refused: look lacks end", "  <answer>(2) insert the fan</answer>"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Runs made by hand: two steps of two records, and an evaluation before and after."""
 
-from qwenvl.runlog import Parity, Rollout, SeenClip
+from qwenvl.runlog import Parity, Rollout
+from qwenvl.types import FrameInfo, ToolCall, Turn
 
 
 def rollout(**values):
@@ -20,6 +21,19 @@ def rollout(**values):
         "where": "data/sop.json[17]",
     }
     return Rollout(**fields | values)
+
+
+LOOK = ToolCall(
+    "look",
+    {"start": 12.0, "end": 15.0},
+    clips=(FrameInfo("/gone/17.mp4", (96, 104, 112, 120), (12.0, 13.0, 14.0, 15.0), None, 1.0, duration=60.0),),
+    text="12.0 to 15.0 seconds:",
+    tokens=88,
+)
+CALL = '<tool_call>\n{"name": "look", "arguments": {"start": 12.0, "end": 15.0}}\n</tool_call>'
+LOOKED = (Turn(f"Let me see. {CALL}", (LOOK,)), Turn("<answer>(2) insert the fan</answer>"))
+REFUSED = ToolCall("look", {"start": "x"}, error="look lacks end", tokens=9)
+"""A completion that looked, and a call that got no frames."""
 
 
 def group(totals, texts=None, **values):
@@ -48,7 +62,7 @@ METRICS = [
 ]
 
 SCAN = {"record_id": "18", "where": "data/more.jsonl:3", "solution": "<answer>(5) scan</answer>"}
-CLIP = SeenClip("/gone/17.mp4", (0, 8, 16), (0.0, 1.0, 2.0), (0, 0, 1))
+CLIP = FrameInfo("/gone/17.mp4", (0, 8, 16), (0.0, 1.0, 2.0), (0, 0, 1))
 
 ROLLOUTS = [
     rollout(step=0, split="eval", record_id="held", total=0.4, advantage=None, where="data/held.json[0]"),

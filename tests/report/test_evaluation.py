@@ -8,7 +8,8 @@ import pytest
 from qwenvl.doctor.report import main, read_answer
 from qwenvl.report.evaluation import headline, write_evaluation
 from qwenvl.report.write import ReportError
-from qwenvl.runlog import EvaluationLog, EvaluationSample, RunLogError, SeenClip
+from qwenvl.runlog import EvaluationLog, EvaluationSample, RunLogError
+from qwenvl.types import FrameInfo
 
 CONTROLS = ["none", "blank", "other_clip"]
 ANSWERS = {  # of the models "base" and "tuned", for each control, in the records 0 to 2
@@ -77,7 +78,7 @@ def samples():
         for doc, answers in enumerate(records):
             for model, answer in zip(("base", "tuned"), answers, strict=True):
                 right = float("(2)" in answer)
-                clip = SeenClip(f"clips/{(doc + (control == 'other_clip')) % 3}.mp4", (0, 8), (0.0, 1.0), (0, 1))
+                clip = FrameInfo(f"clips/{(doc + (control == 'other_clip')) % 3}.mp4", (0, 8), (0.0, 1.0), (0, 1))
                 yield EvaluationSample(
                     model=model,
                     control=control,
@@ -136,6 +137,11 @@ def test_the_headline_says_it_in_words():
     unclear["differences"][0]["scores"] = scores(0.05)["scores"]
     assert list(headline(unclear)) == [
         "tuned and base do not differ measurably: accuracy +0.050 [-0.050, +0.150] on the same 3 records."
+    ]
+    more = {"model": "tuned", "control": "evidence", "comparable": True, "scores": {"accuracy": score(-0.3)}}
+    assert list(headline(facts() | {"drops": [more], "differences": []})) == [
+        "Looking at the right span could bring tuned about +0.300 [+0.200, +0.400] accuracy.",
+        "tuned: accuracy 0.500 [0.400, 0.600] on 3 records.",
     ]
     alone = facts() | {"drops": [], "differences": []}
     assert list(headline(alone)) == ["tuned: accuracy 0.500 [0.400, 0.600] on 3 records."]

@@ -110,6 +110,8 @@ def test_controls_of_the_curves(opened):
     page.run("(s => { s.value = 'hours'; s.dispatchEvent(new Event('change')); })(document.querySelector('#axis'))")
     page.wait(f"{axis} === 'reward,hours of training'")
     assert page.run("smoothed([1, 0, null, 1], 1)") == pytest.approx([1, 1 / 3, 1 / 3, 5 / 7])  # (1/4 + 1) / (7/4)
+    flat = "scales([1, 2, 3], [0.1, 0.09999999999999999], 300).ticks.length"  # a constant, and its rounded mean
+    assert 1 < page.run(flat) < 9
     assert page.run("hoursAt({steps: [0, 10], hours: [0, 2]}, 5)") == 1
     keep = "blob.text().then((text) => (window.saved = text))"
     page.run(f"(own => {{ URL.createObjectURL = blob => ({keep}, own(blob)); }})(URL.createObjectURL.bind(URL)), true")

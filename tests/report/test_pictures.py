@@ -8,7 +8,7 @@ from qwenvl.data.media.open import open_clip
 from qwenvl.doctor.pictures import COLUMNS, WIDTH, make_pictures
 from qwenvl.doctor.report import add_pictures, main, make_report
 from qwenvl.report.pages import Strip
-from qwenvl.runlog import SeenClip
+from qwenvl.types import FrameInfo
 from tests.report.runs import group
 
 
@@ -68,7 +68,7 @@ def test_an_image_is_one_picture(tmp_path):
 
 
 def test_the_command_makes_them_and_a_later_one_keeps_them(clip, make_run, capsys):
-    seen = [SeenClip(path, (0, 5), (0.0, 0.2), None) for path in (clip, "/gone/17.mp4")]
+    seen = [FrameInfo(path, (0, 5), (0.0, 0.2), None) for path in (clip, "/gone/17.mp4")]
     first, second = (group([0.0, 1.0], step=n + 1, clips=(each,)) for n, each in enumerate(seen))
     run = make_run(rollouts=first + second)
     assert main([str(run), "--pictures", "1"]) == 0
@@ -92,8 +92,8 @@ def test_a_run_without_media_says_nothing(make_run):
 
 
 def test_the_page_shows_them_in_a_browser(browser, clip, make_run):
-    frames = SeenClip(clip, tuple(range(10)), tuple(n / 10 for n in range(10)), (0,) * 5 + (1,) * 5)
-    gone = SeenClip("/gone/17.mp4", (0,), (0.0,), None)
+    frames = FrameInfo(clip, tuple(range(10)), tuple(n / 10 for n in range(10)), (0,) * 5 + (1,) * 5)
+    gone = FrameInfo("/gone/17.mp4", (0,), (0.0,), None)
     run = make_run(rollouts=group([0.0, 1.0], clips=(frames, gone)))
     assert main([str(run)]) == 0
     browser.errors.clear()

@@ -61,24 +61,33 @@ LOOKS |= {"generation_temperature": 1.0, "generation_top_p": 1.0, "max_steps": 1
 
 
 @pytest.mark.parametrize("sharing", ["auto", "off"])
-def test_a_run_with_looks(make_trainer, calls_first, sharing):
-    trainer = make_trainer(**LOOKS, shared_prefix=sharing)
+def test_a_run_with_looks(make_trainer, calls_first, sop_data, tmp_path, sharing):
+    records = json.loads(sop_data.read_text())
+    for each in records:
+        each |= {name: str(sop_data.parent / each[name]) for name in ("video", "image") if name in each}
+        each |= {"evidence": [[1.0, 2.0]]} if "video" in each else {"evidence": "a field of another kind"}
+    (tmp_path / "data.json").write_text(json.dumps(records))
+    data = {"dataset_use": str(tmp_path / "data.json"), "allow_outside_media": True}
+    trainer = make_trainer(**LOOKS, **data, shared_prefix=sharing)
     trainer.train()
     rows = list(read_rollouts(trainer.args.output_dir))
-    asked = [row for row in rows if any(turn["calls"] for turn in row.turns)]
+    asked = [row for row in rows if any(turn.calls for turn in row.turns)]
     assert len(asked) == 3 and len(rows) == 6
     for row in asked:
         first, second = row.turns
-        [call] = first["calls"]
-        assert first["text"] in CALL and second["calls"] == []
-        assert row.completion == first["text"] + second["text"] and row.tokens <= 120
+        [call] = first.calls
+        assert first.text in CALL and second.calls == ()
+        assert row.completion == first.text + second.text and row.tokens <= 120
+        assert row.evidence == (((1.0, 2.0),) if row.clips else ())
         if row.clips:
-            [clip] = call["clips"]
-            assert call["error"] is None and clip["path"] == row.clips[0].path
-            assert all(0.5 <= time <= 1.5 for time in clip["times"]) and len(clip["indices"]) == 4
+            [clip] = call.clips
+            assert call.error is None and clip.path == row.clips[0].path
+            assert all(0.5 <= time <= 1.5 for time in clip.times) and len(clip.indices) == 4
         else:
-            assert call["error"] == "there is no video"
+            assert call.error == "there is no video"
     [logs] = logged(trainer)
+    ious = [(row in asked) / 3 for row in rows if row.clips]  # 0.5 to 1.5 s and 1 to 2 s
+    assert logs.get("look/evidence_iou") == (pytest.approx(sum(ious) / len(ious)) if ious else None)
     assert logs["look/calls"] == 0.5 and logs["look/looked_frac"] <= 0.5 and logs["look/tokens"] > 0
     assert logs["parity/max"] < 1e-4
 

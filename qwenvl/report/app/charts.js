@@ -115,7 +115,7 @@ function hoursAt({ steps, hours }, step) {
 function scales(places, values, width) {
   let [low, high] = [Math.min(...values), Math.max(...values)];
   if (low > 0 && low < 0.4 * high) low = 0;
-  if (high === low) [low, high] = [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
+  if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) [low, high] = [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
   const ticks = niceTicks(low, high, 4);
   [low, high] = [Math.min(low, ticks[0]), Math.max(high, ticks.at(-1))];
   const [first, last] = [Math.min(...places), Math.max(...places)];

@@ -3,21 +3,11 @@
 
 const NO_ANSWER = 1, CUT = 2; // as qwenvl/report/evaluation.py has them
 const AS_IT_IS = "none";
-const CONTROLS = { // the name of each on the page, and what was shown
-  none: ["as it is", ""],
-  blank: ["grey frames", "Every frame and image was grey."],
-  shuffled: ["shuffled frames", "The frames were in random order."],
-  single_frame: ["one frame", "The middle frame was shown in place of all."],
-  other_clip: ["another clip", "The clip of another record was shown."],
-  text_only: ["text alone", "Nothing was shown."],
-};
-const controlName = (control) => (CONTROLS[control] || [control])[0];
-
 // Each jump: its title, which records it keeps, and how it orders them (a smaller key comes first). The last model is
 // the one that is asked about, the first the one that it is compared with.
 const first = (index) => index.means[AS_IT_IS][index.models[0]];
 const last = (index, control = AS_IT_IS) => index.means[control][index.models.at(-1)];
-const without = (index) => index.controls.filter((each) => each !== AS_IT_IS);
+const without = (index) => index.controls.filter((each) => each !== AS_IT_IS && each !== "evidence");
 const VIEWS = {
   gained: { title: "gained most", needs: (index) => index.models.length > 1, keep: (index, n) => last(index)[n] > first(index)[n], order: (index, n) => first(index)[n] - last(index)[n] },
   lost: { title: "lost most", needs: (index) => index.models.length > 1, keep: (index, n) => last(index)[n] < first(index)[n], order: (index, n) => last(index)[n] - first(index)[n] },
@@ -27,25 +17,24 @@ const VIEWS = {
 
 // Whether the last model has a reward under a control that is as high as with the evidence.
 const asGood = (index, control, n) => last(index, control)[n] !== null && last(index)[n] !== null && last(index, control)[n] >= last(index)[n];
-for (const control of Object.keys(CONTROLS)) {
-  if (control === AS_IT_IS) continue;
-  VIEWS[`blind_${control}`] = { label: "as good with", title: controlName(control), needs: (index) => without(index).includes(control), keep: (index, n) => asGood(index, control, n), order: (index, n) => -last(index)[n] };
-}
+const blindView = (index, control) => ({ label: "as good with", title: index.shown[control][0], keep: (_, n) => asGood(index, control, n), order: (_, n) => -last(index)[n] });
 
 const NO_CHOICE = { data: "", record: "", q: "", control: AS_IT_IS, jump: "", sort: "" };
 const COLUMNS_SHOWN = 3; // models with a column of their own in the list, the last of them
 
 class Records extends List {
   constructor(index) {
-    const jumps = Object.entries(VIEWS).filter(([, jump]) => !jump.needs || jump.needs(index));
+    const blind = without(index).map((control) => [`blind_${control}`, blindView(index, control)]);
+    const jumps = [...Object.entries(VIEWS).filter(([, jump]) => !jump.needs || jump.needs(index)), ...blind];
     const models = index.models.slice(-COLUMNS_SHOWN);
     const columns = [["number", "#", (_, n) => n], ["record", "record", (_, n) => index.ids[n]], ...models.map((model) => [model, model, (_, n) => index.means[AS_IT_IS][model][n]])];
     super({ filters: NO_CHOICE, jumps, columns, kind: "record", nothing: "No record was evaluated." });
     this.index = index;
     this.models = models;
+    this.jumps = Object.fromEntries(jumps);
     this.parts.list.style.setProperty("--models", models.length);
     this.parts.heads.style.setProperty("--models", models.length);
-    const controls = index.controls.map((each) => [each, controlName(each)]);
+    const controls = index.controls.map((each) => [each, index.shown[each][0]]);
     this.place([
       this.choice("data", "data set", [["", "all"], ...index.datasets.map((each, n) => [n, each])]),
       this.field("record", "record", 9, "id"), this.field("q", "text", 12, "/"),
@@ -63,7 +52,7 @@ class Records extends List {
 
   // The numbers of the records that pass all filters but the text, in the order of the jump, else in their own.
   filtered() {
-    const { index, filters } = this, record = filters.record.trim().toLowerCase(), jump = VIEWS[filters.jump] || {};
+    const { index, filters } = this, record = filters.record.trim().toLowerCase(), jump = this.jumps[filters.jump] || {};
     const kept = index.ids.map((_, n) => n).filter((n) => {
       if (filters.data !== "" && index.columns.data[n] !== Number(filters.data)) return false;
       if (record && !index.ids[n].toLowerCase().includes(record)) return false;
@@ -83,7 +72,7 @@ class Records extends List {
   row(n) {
     const { index } = this;
     const signs = [[NO_ANSWER, "no answer"], [CUT, "cut off"]].filter(([mark]) => index.columns.marks[n] & mark).map(([, text]) => text);
-    const blind = without(index).filter((each) => asGood(index, each, n)).map(controlName);
+    const blind = without(index).filter((each) => asGood(index, each, n)).map((each) => index.shown[each][0]);
     if (blind.length) signs.push(`as good with ${blind.join(", ")}`);
     return [
       h("span", { class: "at" }, String(n)), h("span", { class: "id" }, index.ids[n]),
@@ -98,7 +87,7 @@ class Records extends List {
     const view = record.views.find((each) => each.control === filters.control) || record.views[0];
     const pictured = !["blank", "text_only"].includes(view.control);
     const asked = view.control === filters.control;
-    const note = asked ? CONTROLS[view.control]?.[1] : `This record was not evaluated with ${controlName(filters.control)}: here it is as it is.`;
+    const note = asked ? index.shown[view.control][1] : `This record was not evaluated with ${index.shown[filters.control][0]}: here it is as it is.`;
     return h("article", {},
       h("h3", { class: "title" }, record.id, h("small", {}, record.where)),
       note ? h("p", { class: "warning" }, note) : null,
@@ -108,7 +97,7 @@ class Records extends List {
       questionView(record),
       h("div", { class: "models" }, view.models.map(([model, rows]) => h("div", { "data-model": model },
         h("h4", {}, model, h("small", {}, ` ${fixed(index.means[view.control][model][n])}`)),
-        h("div", { class: "completions" }, together(rows).map((row) => completionView(row, record)))))));
+        h("div", { class: "completions" }, together(rows).map((row) => completionView(row, { ...record, ...view, pictured })))))));
   }
 
   // The address names the record, the control and the filters: #id=17&control=blank.

@@ -21,16 +21,21 @@ function baseName(path) {
   return path.split(/[\\/]/).pop();
 }
 
+// Why a strip has no pictures. Null where it has some.
+function missing(key) {
+  const strip = report.strips[key];
+  return strip ? strip.problem : "no pictures were made of it (qwenvl report --pictures makes more)";
+}
+
 function clipView(clip) {
-  const strip = report.strips[clip.strip];
+  const why = missing(clip.strip);
   const frames = clip.indices.map((index, n) => {
     const segment = clip.segments ? clip.segments[n] : null;
     return frameView(clip.strip, n, `${clip.times[n].toFixed(2)} s`, `frame ${index}`, segment);
   });
   const segments = clip.segments ? [...new Set(clip.segments)].sort((a, b) => a - b) : [];
-  const why = strip && strip.problem ? strip.problem : strip ? null : "no pictures were made of it (qwenvl report --pictures makes more)";
   return h("div", { class: "clip" },
-    h("p", { title: clip.path }, h("b", {}, baseName(clip.path)), ` ${clip.indices.length} ${clip.indices.length === 1 ? "frame" : "frames"}`, why ? h("span", { class: strip ? "bad" : "fine" }, `: ${why}`) : null),
+    h("p", { title: clip.path }, h("b", {}, baseName(clip.path)), ` ${clip.indices.length} ${clip.indices.length === 1 ? "frame" : "frames"}`, why ? h("span", { class: report.strips[clip.strip] ? "bad" : "fine" }, `: ${why}`) : null),
     h("div", { class: "frames" }, frames),
     segments.length ? h("p", { class: "legend" }, "segments of the clip: ", segments.map((each) => h("span", {}, h("i", { class: "key", style: `background:${segmentColor(each)}` }), String(each)))) : null);
 }
@@ -110,7 +115,7 @@ function historyView(index, n, go) {
 function together(rows) {
   const found = new Map();
   for (const row of rows) {
-    const key = JSON.stringify([row.text, row.end, row.rewards, row.total, row.advantage]);
+    const key = JSON.stringify([row.text, row.end, row.rewards, row.total, row.advantage, row.turns]);
     if (found.has(key)) found.get(key).times += 1;
     else found.set(key, { ...row, times: 1 });
   }
@@ -130,11 +135,13 @@ function tint(advantage) {
 }
 
 function completionView(row, group) {
+  const calls = row.turns.reduce((sum, turn) => sum + turn.calls.length, 0);
   const head = [
     row.times > 1 ? h("b", { class: "times", title: "completions with this text" }, `${row.times} ×`) : null,
     row.advantage === null ? null : h("b", { title: "advantage" }, `${row.advantage > 0 ? "+" : ""}${row.advantage.toFixed(2)}`),
     h("span", { title: "total reward" }, `reward ${brief(row.total)}`),
     h("span", {}, `${row.tokens} tokens`),
+    calls ? h("span", {}, calls === 1 ? "1 call" : `${calls} calls`) : null,
     group.gaps?.length ? h("span", { title: "the largest difference of a token's log-prob, sampler against trainer" }, `off by ${brief(group.gaps[row.sample])}`) : null,
     h("span", { class: row.end === "length" ? "bad" : null }, row.end === "length" ? "cut at the limit" : row.end),
   ];
@@ -142,7 +149,49 @@ function completionView(row, group) {
     h("header", { style: `background:${tint(row.advantage)}` }, head),
     h("div", { class: "parts" }, group.rewards.map((name, n) => partView(name, row.rewards[n]))),
     answerView(row, group.truth),
-    h("pre", {}, marked(row.text)));
+    row.turns.length ? h("div", { class: "turns" }, row.turns.map((turn) => turnView(turn, group))) : h("pre", {}, marked(row.text)));
+}
+
+const CALL = /(<tool_call>[^]*?(?:<\/tool_call>|(?=<tool_call>)|$))/; // as qwenvl/tools/calls.py reads it
+
+// What a turn says, with each call in its place. Calls of a turn that was cut stay text.
+function turnView(turn, group) {
+  const calls = [...turn.calls], said = (text) => (text.trim() ? h("pre", {}, marked(text.trim())) : null);
+  return turn.text.split(CALL).map((piece, n) => (n % 2 && calls.length ? callView(calls.shift(), said(piece), group) : said(piece)));
+}
+
+// A call with its answer: where in the clip it looks, what it was told, and its frames; or why it was refused.
+function callView(call, written, group) {
+  const plain = (value) => (typeof value === "number" ? String(Number(value.toFixed(2))) : typeof value === "string" ? value : JSON.stringify(value));
+  const given = Object.entries(call.arguments).map(([name, value]) => `${name} ${plain(value)}`).join(", ");
+  const [clip] = call.clips, count = (number, noun) => (number ? `${number} ${noun}${number === 1 ? "" : "s"}` : null);
+  const got = [count(clip?.indices.length, "frame"), count(call.pictures, "picture"), call.tokens ? `${call.tokens} tokens` : null];
+  return h("div", { class: "call" },
+    h("p", {}, h("b", {}, call.name || "call"), ` ${given} `, h("small", {}, got.filter(Boolean).join(" · "))),
+    call.error ? [written, h("p", { class: "bad" }, `refused: ${call.error}`)] : [timeBar(call, group), call.text ? h("p", { class: "soft" }, call.text) : null, group.pictured === false ? null : call.clips.map(lookView)]);
+}
+
+function lookView(clip) {
+  const why = missing(clip.strip), times = clip.times.map((time) => time.toFixed(2));
+  if (why) return h("p", { class: "fine", title: why }, `frames at ${times.join(", ")} s`);
+  return h("div", { class: "frames" }, times.map((time, n) => frameView(clip.strip, n, `${time} s`, "")));
+}
+
+// The length of the clip, with the span of a call, its frames, those of the prompt as dots, and the record's evidence.
+function timeBar(call, group) {
+  const [clip] = call.clips, [prompt] = group.clips, { start, end, time } = call.arguments;
+  const times = clip?.times || [], known = [start, end].every(Number.isFinite) && times.length;
+  const span = known ? [start, end] : times.length ? [times[0], times.at(-1)] : Number.isFinite(time) ? [time, time] : null;
+  if (!span || !prompt) return null;
+  const length = Math.max(clip?.duration || prompt.duration, prompt.times.at(-1), ...times), part = (value) => 100 * Math.min(1, Math.max(0, value / length));
+  const band = ([from, to], name) => h("i", { class: name, style: `left:${part(from)}%;right:${100 - part(to)}%` });
+  const marks = (all, name) => all.map((each) => h("i", { class: name, style: `left:${part(each)}%` }));
+  const spoken = (spans) => spans.map((each) => each.map((second) => Number(second.toFixed(1))).join(" to ")).join(", ");
+  const evidence = group.evidence.length ? `evidence ${spoken(group.evidence)} s` : "";
+  const label = `${spoken([span])} s of ${length.toFixed(1)} s${evidence && `; ${evidence}`}; dots are the frames of the prompt`;
+  return h("div", {}, h("div", { class: "times", role: "img", "aria-label": label, title: label },
+    band(span, "span"), group.evidence.map((each) => band(each, "evidence")), marks(times, "frame"), marks(prompt.times, "seen")),
+  h("p", { class: "ends" }, h("span", {}, "0 s"), h("span", { class: "evidence" }, evidence), h("span", {}, `${length.toFixed(1)} s`)));
 }
 
 function partView(name, value) {

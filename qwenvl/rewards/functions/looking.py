@@ -34,6 +34,16 @@ def evidence_of(fields: Mapping[str, Any]) -> list[Span] | None:
     return spans
 
 
+def readable_evidence(fields: Mapping[str, Any]) -> list[Span]:
+    """The same spans. Empty where the record has none, or a field of that name which is something else."""
+    return [] if check_evidence("", fields) else evidence_of(fields) or []
+
+
+def looks_iou(turns: Sequence[Turn], evidence: Sequence[Span]) -> float:
+    """Intersection over union, in seconds, of all that a completion looked at and of the evidence."""
+    return span_iou(united([_span_of(call) for call in answered_calls(turns) if call.clips]), united([*evidence]))
+
+
 def check_evidence(solution: str, fields: Mapping[str, Any]) -> str | None:
     """Why a record's evidence cannot be read."""
     try:
@@ -57,11 +67,8 @@ def evidence_iou(
     scores: list[float | None] = []
     none: list[Any] = [()] * len(completions)
     for each, given in zip(turns or none, evidence or [None] * len(none), strict=True):
-        if (true := evidence_of({"evidence": given})) is None:
-            scores.append(None)
-            continue
-        seen = united([_span_of(call) for call in answered_calls(each) if call.clips])
-        scores.append(span_iou(seen, united(true)))
+        spans = evidence_of({"evidence": given})
+        scores.append(None if spans is None else looks_iou(each, spans))
     return scores
 
 

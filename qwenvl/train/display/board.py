@@ -30,10 +30,10 @@ from qwenvl.train.meter import Doing, peak_memory, phase_name
 TITLES = {
     **{"reward/total": "reward", "target/loss": "loss", "group/zero_std_frac": "equal groups", "kl": "KL"},
     **{"entropy": "entropy", "completion/length_mean": "length", "completion/truncated_frac": "cut off"},
-    "grad_norm": "grad norm",
+    **{"look/looked_frac": "looked", "look/calls": "looks", "grad_norm": "grad norm"},
 }
 """The metrics that are shown, in this order, and their names there. Components of the reward follow the reward."""
-SHARES = {"group/zero_std_frac", "completion/truncated_frac"}
+SHARES = {"group/zero_std_frac", "completion/truncated_frac", "look/looked_frac"}
 NO_COMPONENTS = {"reward/total", "reward/max", "reward/std"}
 MOST_COMPONENTS = 5  # of the reward
 CURVE = 14  # characters

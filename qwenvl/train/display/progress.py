@@ -15,7 +15,10 @@ from transformers import Trainer, TrainerCallback
 from qwenvl.train.display.console import evaluation_lines, say
 from qwenvl.train.meter import Doing
 
-SHOWN = (("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"), ("target/loss", "loss"))
+SHOWN = (
+    *(("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"), ("target/loss", "loss")),
+    *(("look/calls", "looks"), ("look/looked_frac", "looked")),
+)
 """The metrics in a line, and their names there. The run folder has all metrics."""
 LONG = 60.0  # seconds between two lines on the phase of a step, at least
 

@@ -125,7 +125,7 @@ class RolloutTargets:
     def __init__(self, folder: str, min_reward: float, most: int) -> None:
         self.folder = folder
         rollouts = list(read_rollouts(folder, split=None))
-        if any(turn["calls"] for row in rollouts for turn in row.turns):
+        if any(turn.calls for row in rollouts for turn in row.turns):
             raise ValueError(
                 f"--from_rollouts {folder}: its completions call tools, and what these showed is not replayed; "
                 "give records with `evidence` and --tools look in its place"

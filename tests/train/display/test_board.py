@@ -17,6 +17,7 @@ from tests.train.display.terminal import Terminal, on_screen
 LOGS = {
     **{"loss": 0.0, "reward/total": 0.5, "reward/format": 1.0, "reward/std": 0.1, "reward/format/skipped": 1.0},
     **{"kl": 0.0123, "entropy": 1.5, "group/zero_std_frac": 0.25, "completion/length_mean": 184.32},
+    **{"look/looked_frac": 0.375, "look/calls": 0.42, "look/tokens": 812.5},
     **{"time/sample_s": 6.0, "time/data_wait_s": 3.5, "time/step_s": 99.0},
 }
 
@@ -70,6 +71,8 @@ def test_everything_is_there_and_fits(terminal_of, monkeypatch, width):
         "eval 0.512 +- 0.040 at step 30",
         "9.5 s: sampling 6, waiting for data 3.5",
         "18.2 of 80 GB",
+        "looked 38%",
+        "looks 0.420",
         "this step 01:05 so far: sampling, token 3 of at most 9",
     ):
         assert words in text, words
