@@ -4,7 +4,7 @@ A folder holds
 
     clips/*.mp4    a minute with six steps, and for the warm-up a second with one
     sight.json     short clips and the step that they show: before it can look for something, a model has to see
-    calls.json     prompts of train.json; in three of five targets the second in question is looked at first
+    calls.json     prompts of train.json; in three of eight targets the second in question is looked at first
     train.json     what GRPO learns from
     heldout.json   clips that nothing learns from
     datasets.yaml, settings.json
@@ -27,7 +27,7 @@ from qwenvl.demo.scene import STEPS, Station, draw_bench, draw_frame
 SECONDS, RATE = 60, 4  # of a clip, and its frames a second
 OVERVIEW = 4  # frames of it that a prompt has
 SPLITS = ("sight", "calls", "train", "heldout")
-LOOKED, GUESSED = 3, 2  # of five targets of the warm-up
+LOOKED, GUESSED = 3, 5  # of eight targets of the warm-up
 _LIST = "\n".join(f"({k}) {step}" for k, step in enumerate(STEPS, 1))
 
 
@@ -121,7 +121,7 @@ def _second(seed: tuple[int, ...], step: int) -> Iterator[np.ndarray]:
 
 
 def _call_records(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each record five times. Without ``evidence`` the warm-up teaches to answer at once."""
+    """Each record eight times. Without ``evidence`` the warm-up teaches to answer at once."""
     for record in records:
         without = {name: value for name, value in record.items() if name != "evidence"}
         for k in range(LOOKED + GUESSED):

@@ -184,7 +184,7 @@ class LookDemo(Demo):
     """A minute of video of which the model is shown four frames. What it is asked about takes a second: it has to look.
 
     The warm-up has two parts. A model that has seen its answers in short clips learns from ``evidence`` to write calls,
-    and answers without one as often. That only a look leads to the right answer is left to GRPO to find out.
+    and more often to answer at once. That only a look leads to the right answer is left to GRPO to find out.
     """
 
     controls: ClassVar[tuple[str, ...]] = LOOK_CONTROLS
@@ -234,7 +234,8 @@ class LookDemo(Demo):
             **self.looking(),
         }
         del calls["stop_below_loss"]
-        train = self.training_settings() | {"max_turns": 2, "generation_max_length": 60, **self.looking()}
+        train = self.training_settings() | {"max_turns": 2, "generation_max_length": 60, "learning_rate": 3e-4}
+        train |= self.looking()
         return [("sight", "warmup", sight), ("calls", "warmup", calls), ("train", "train", train)]
 
     @property

@@ -43,10 +43,10 @@ def test_a_look_decodes_its_own_second_alone(data):
     assert keys == list(range(SECONDS))
 
 
-def test_the_warm_up_looks_in_three_of_five_targets_and_always_answers_right(data):
+def test_the_warm_up_looks_in_three_of_eight_targets_and_always_answers_right(data):
     right = {each["id"]: each for each in records(data, "train")}
     calls = records(data, "calls")
-    assert len(right) == 12 and len(calls) == 60
+    assert len(right) == 12 and len(calls) == 96
     assert sum("evidence" in each for each in calls) == 36
     for each in calls:
         record = right[each["id"].rpartition("-")[0]]
