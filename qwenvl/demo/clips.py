@@ -15,9 +15,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ _LIST = "\n".join(f"({k}) {step}" for k, step in enumerate(STEPS, 1))
 QUESTION = f"Which of these steps does the video show?\n{_LIST}\nThink, then answer."
 THINKING = "<think>I look at each step.</think>"
 
+Drawing = Callable[[], Iterable[np.ndarray]]
 Steps = tuple[int, ...]
 """Numbers of steps as the prompt lists them, from 1."""
 
@@ -82,18 +85,32 @@ def make_clips(folder: str | Path, settings: ClipSettings = ClipSettings(), *, p
     Raises:
         FileExistsError: ``folder`` contains something else.
     """
-    folder = Path(folder)
+    clips = [*_plan("train", settings.train, settings.seed), *_plan("heldout", settings.heldout, settings.seed)]
+    with new_data(Path(folder), asdict(settings)) as unfinished:
+        if unfinished is not None:
+            write_clips(unfinished, {clip.name: partial(draw_clip, clip) for clip in clips}, processes)
+            _write_records(unfinished, clips, settings)
+
+
+@contextmanager
+def new_data(folder: Path, settings: Mapping[str, Any]) -> Iterator[Path | None]:
+    """A folder to write data to, which takes the place of ``folder`` when it is whole.
+
+    None: the data is there already, and was made with these settings.
+
+    Raises:
+        FileExistsError: ``folder`` contains something else.
+    """
     made_with = folder / "settings.json"
-    if made_with.is_file() and json.loads(made_with.read_text()) == asdict(settings):
+    if made_with.is_file() and json.loads(made_with.read_text()) == settings:
+        yield None
         return
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder}: not the demo's data with these settings; choose another folder, or delete it")
-    clips = [*_plan("train", settings.train, settings.seed), *_plan("heldout", settings.heldout, settings.seed)]
     with written_whole(folder) as unfinished:
         (unfinished / "clips").mkdir(parents=True)
-        _write_clips(unfinished, clips, processes)
-        _write_records(unfinished, clips, settings)
-        (unfinished / "settings.json").write_text(json.dumps(asdict(settings), indent=1) + "\n")
+        yield unfinished
+        (unfinished / "settings.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def make_labelled_folder(folder: Path, count: int = 10, seed: int = 0) -> None:
@@ -105,7 +122,7 @@ def make_labelled_folder(folder: Path, count: int = 10, seed: int = 0) -> None:
     (folder / "clips").mkdir(parents=True)
     rows = ["clip,answer"]
     for clip in _plan("train", count, seed):
-        _write_clip((folder / "clips" / f"{clip.name}.mp4", clip))
+        encode(folder / "clips" / f"{clip.name}.mp4", draw_clip(clip))
         rows.append(f"{clip.name}.mp4,{' '.join(map(str, clip.steps))}")
     (folder / "labels.csv").write_text("\n".join(rows) + "\n")
     (folder / "steps.txt").write_text("\n".join(STEPS) + "\n")
@@ -170,9 +187,16 @@ def _plan(split: str, count: int, seed: int) -> Iterator[DemoClip]:
         yield DemoClip(f"{split}-{i:04d}", PAIRS[i % len(PAIRS)], tuple(int(n) for n in counts), looks)
 
 
-def _write_clips(folder: Path, clips: list[DemoClip], processes: int | None) -> None:
+def write_clips(
+    folder: Path, clips: Mapping[str, Drawing], processes: int | None = None, rate: int = FPS, **options: str
+) -> None:
+    """Encode clips by name, in several processes: each is a function that draws its frames.
+
+    Args:
+        options: more of h264.
+    """
     processes = min(4, os.cpu_count() or 1) if processes is None else processes
-    tasks = [(folder / "clips" / f"{clip.name}.mp4", clip) for clip in clips]
+    tasks = [(folder / "clips" / f"{name}.mp4", draw, rate, H264 | options) for name, draw in clips.items()]
     if processes == 1:
         for task in tasks:
             _write_clip(task)
@@ -182,9 +206,9 @@ def _write_clips(folder: Path, clips: list[DemoClip], processes: int | None) -> 
             list(pool.map(_write_clip, tasks, chunksize=8))
 
 
-def _write_clip(task: tuple[Path, DemoClip]) -> None:
-    path, clip = task
-    encode(path, draw_clip(clip))
+def _write_clip(task: tuple[Path, Drawing, int, dict[str, str]]) -> None:
+    path, draw, rate, options = task
+    encode(path, draw(), rate, options)
 
 
 def _record(name: str, clip: DemoClip, answer: str) -> dict[str, Any]:
@@ -208,10 +232,13 @@ def _write_records(folder: Path, clips: list[DemoClip], settings: ClipSettings) 
         (folder / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n")
     with open(folder / "warmup.jsonl", "w") as file:
         file.writelines(json.dumps(record) + "\n" for record in _warmup_records(train, settings))
-    catalog = {
-        f"demo_{name}": {"annotation_path": f"{name}.json" + "l" * (name == "warmup"), "media_root": "."}
-        for name in SPLITS
-    }
+    write_catalog(folder, SPLITS)
+
+
+def write_catalog(folder: Path, names: Iterable[str]) -> None:
+    """The catalog that names ``demo_NAME`` for each file of records in a folder."""
+    files = {name: next(folder.glob(f"{name}.json*")).name for name in names}
+    catalog = {f"demo_{name}": {"annotation_path": file, "media_root": "."} for name, file in files.items()}
     (folder / "datasets.yaml").write_text(yaml.safe_dump(catalog, sort_keys=False))
 
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -31,6 +31,8 @@ from qwenvl.demo.clips import (
     make_labelled_folder,
     tokenizer_texts,
 )
+from qwenvl.demo.long_clips import OVERVIEW, LongClipSettings, look_texts, make_long_clips
+from qwenvl.demo.scene import STEPS as STEP_NAMES
 from qwenvl.model.families import FAMILIES, FamilyName
 from qwenvl.runlog import Rollout, read_evaluation, read_rollouts
 
@@ -38,7 +40,9 @@ MARK = "demo.json"  # its settings, and when it ended: the folder is the demo's
 STEPS, CLIPS = 200, 600
 LINEAR_ATTENTION_STEPS = 300
 """Steps of Qwen3.5: after 200 one of five seeds still mistook one step for another, which cost 0.14 of the reward."""
+LOOK_STEPS, LOOK_CLIPS = 100, 100
 CONTROLS = ("blank", "other_clip")
+LOOK_CONTROLS = ("no_look", "other_span", "evidence")
 MODEL: dict[str, Any] = {
     "hidden_size": 128,
     "num_layers": 2,
@@ -47,17 +51,13 @@ MODEL: dict[str, Any] = {
     "initializer_range": 0.08,  # with the usual 0.02 random weights take far longer to begin to learn
 }
 FAMILY: FamilyName = "qwen2_5_vl"
+LOOK_FAMILY: FamilyName = "qwen3_vl"
 LINEAR_ATTENTION: dict[str, Any] = {"stop_below_loss": 0.115, "lr_scheduler_type": "linear", "max_grad_norm": 0.3}
 """Warm-up settings of Qwen3.5 that differ from those of the other families.
 
 It learns the words of the answers sooner than the steps in them, and at a loss of 0.13 still mistakes many. From there
 to 0.115 single large gradients throw it back, unless they are clipped and the learning rate decays.
 """
-
-
-def usual_steps(family: FamilyName) -> int:
-    """Default number of optimizer steps of GRPO."""
-    return LINEAR_ATTENTION_STEPS if family.startswith("qwen3_5") else STEPS
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Demo:
     folder: Path
     seed: int = 0
     steps: int = STEPS  # optimizer steps of GRPO, 8 prompts x 8 completions each
-    clips: int = CLIPS  # to train on. A quarter as many are held out
+    clips: int = CLIPS  # to train on
     family: FamilyName = FAMILY
 
     data = property(lambda demo: demo.folder / "data")
@@ -75,10 +75,32 @@ class Demo:
     model = property(lambda demo: demo.folder / "model")
     run = property(lambda demo: demo.folder / "run")
     evaluation = property(lambda demo: demo.folder / "evaluation")
+    controls: ClassVar[tuple[str, ...]] = CONTROLS
+
+    @classmethod
+    def of(
+        cls, folder: Path, seed: int = 0, steps: int | None = None, clips: int | None = None, family: Any = None
+    ) -> Demo:
+        """A demo with the usual numbers where none are given."""
+        family = family or FAMILY
+        usual = LINEAR_ATTENTION_STEPS if family.startswith("qwen3_5") else STEPS
+        return cls(folder, seed, steps or usual, clips or CLIPS, family)
 
     @property
-    def clip_settings(self) -> ClipSettings:
+    def task(self) -> str:
+        return "name the steps of videos"
+
+    @property
+    def clip_settings(self) -> Any:
+        """A quarter as many clips are held out."""
         return ClipSettings(seed=self.seed, train=self.clips, heldout=self.clips // 4, warmup=8 * self.clips)
+
+    def make_data(self) -> None:
+        make_clips(self.data, self.clip_settings)
+
+    def texts(self) -> list[str]:
+        """What the tokenizer learns from."""
+        return tokenizer_texts()
 
     @property
     def frame_pixels(self) -> int:
@@ -87,7 +109,7 @@ class Demo:
         return side * side
 
     def settings(self) -> dict[str, Any]:
-        """What the warm-up and the training have in common."""
+        """What all commands have in common."""
         return {
             "dataset_catalog": str(self.data / "datasets.yaml"),
             "seed": self.seed,
@@ -119,9 +141,13 @@ class Demo:
             "warmup_steps": 10,
         } | (LINEAR_ATTENTION if self.family.startswith("qwen3_5") else {})
 
+    def commands(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """Commands in their order: the name of the settings file, the command and its settings."""
+        return [("warmup", "warmup", self.warmup_settings()), ("train", "train", self.training_settings())]
+
     def evaluation_words(self) -> list[str]:
         """The arguments of `qwenvl evaluate`."""
-        flags = ["--use_cpu", "--controls", ",".join(CONTROLS), "--output_dir", str(self.evaluation)]
+        flags = ["--use_cpu", "--controls", ",".join(self.controls), "--output_dir", str(self.evaluation)]
         return [str(self.model), str(self.run), "demo_heldout", *flags]
 
     def training_settings(self) -> dict[str, Any]:
@@ -147,6 +173,75 @@ class Demo:
             "per_device_eval_batch_size": 50,
         }
 
+    @property
+    def best_without_looking(self) -> tuple[float, str]:
+        """The accuracy of the best answer that does not depend on the clip, and this answer."""
+        accuracy, steps = best_fixed_answer()
+        return accuracy, f"by naming the steps {', '.join(map(str, steps))} of every clip"
+
+
+class LookDemo(Demo):
+    """A minute of video of which the model is shown four frames. What it is asked about takes a second: it has to look.
+
+    The warm-up has two parts. A model that has seen its answers in short clips learns from ``evidence`` to write calls,
+    and more often to answer at once. That only a look leads to the right answer is left to GRPO to find out.
+    """
+
+    controls: ClassVar[tuple[str, ...]] = LOOK_CONTROLS
+
+    @classmethod
+    def of(
+        cls, folder: Path, seed: int = 0, steps: int | None = None, clips: int | None = None, family: Any = None
+    ) -> Demo:
+        return cls(folder, seed, steps or LOOK_STEPS, clips or LOOK_CLIPS, family or LOOK_FAMILY)
+
+    @property
+    def task(self) -> str:
+        return "look for a second within a minute"
+
+    @property
+    def clip_settings(self) -> LongClipSettings:
+        """A fifth as many clips are held out."""
+        return LongClipSettings(seed=self.seed, train=self.clips, heldout=max(1, self.clips // 5), sight=6 * self.clips)
+
+    def make_data(self) -> None:
+        make_long_clips(self.data, self.clip_settings)
+
+    def texts(self) -> list[str]:
+        return look_texts()
+
+    def looking(self) -> dict[str, Any]:
+        """The tool, and an overview in which no step is seen."""
+        frames = {"video_min_frames": OVERVIEW, "video_max_frames": OVERVIEW}
+        return {"tools": ["look"], "look_frames": 2, "look_tokens": 100, **frames}
+
+    def commands(self) -> list[tuple[str, str, dict[str, Any]]]:
+        sight = super().warmup_settings() | {
+            "dataset_use": "demo_sight",
+            "output_dir": str(self.folder / "sight"),
+            "train_sampling_strategy": "random",
+            "num_train_epochs": 16,
+            "stop_below_loss": 0.03,
+            "video_min_frames": 2,
+            "video_max_frames": 2,
+        }
+        calls = super().warmup_settings() | {
+            "model_name_or_path": str(self.folder / "sight"),
+            "dataset_use": "demo_calls",
+            "per_device_train_batch_size": 16,
+            "num_train_epochs": 1,
+            "learning_rate": 1e-3,
+            **self.looking(),
+        }
+        del calls["stop_below_loss"]
+        train = self.training_settings() | {"max_turns": 2, "generation_max_length": 60, "learning_rate": 3e-4}
+        train |= self.looking()
+        return [("sight", "warmup", sight), ("calls", "warmup", calls), ("train", "train", train)]
+
+    @property
+    def best_without_looking(self) -> tuple[float, str]:
+        return 1 / len(STEP_NAMES), "by any of the six steps"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo, or show its earlier result, and return the exit status."""
@@ -155,15 +250,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--output_dir", type=Path, default=Path("runs/demo"), help="where everything goes [%(default)s]"
     )
     parser.add_argument("--seed", type=int, default=0, help="of clips, weights and sampling [%(default)s]")
-    usual = f"{STEPS}, of Qwen3.5 {LINEAR_ATTENTION_STEPS}"
+    usual = f"{STEPS}, of Qwen3.5 {LINEAR_ATTENTION_STEPS}, with --look {LOOK_STEPS}"
     parser.add_argument("--steps", type=_positive, help=f"optimizer steps of GRPO [{usual}]")
-    parser.add_argument(
-        "--clips",
-        type=_positive,
-        default=CLIPS,
-        help="training clips, at least 8; a quarter more are held out [%(default)s]",
-    )
-    parser.add_argument("--family", choices=tuple(FAMILIES), default=FAMILY, help="of the model [%(default)s]")
+    count = f"training clips, at least 8; more are held out [{CLIPS}, with --look {LOOK_CLIPS}]"
+    parser.add_argument("--clips", type=_positive, help=count)
+    parser.add_argument("--family", choices=tuple(FAMILIES), help=f"of the model [{FAMILY}, with --look {LOOK_FAMILY}]")
+    look = "clips of a minute, of which the model sees four frames: it learns to look at the second in question"
+    parser.add_argument("--look", action="store_true", help=look)
     parser.add_argument("--fresh", action="store_true", help="make and train everything anew, whatever is there")
     only = "write ten clips, steps.txt and labels.csv, as a user has them, and train nothing"
     parser.add_argument("--only-data", action="store_true", help=only)
@@ -172,10 +265,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         make_labelled_folder(args.output_dir, seed=args.seed)
         print(f"{args.output_dir}: clips/ with ten clips, steps.txt, labels.csv")
         return 0
-    if args.clips < 8:
+    if args.clips is not None and args.clips < 8:
         parser.error("--clips: at least 8, a batch")
-    steps = args.steps or usual_steps(args.family)
-    demo = Demo(args.output_dir.resolve(), args.seed, steps, args.clips, args.family)
+    kind = LookDemo if args.look else Demo
+    demo = kind.of(args.output_dir.resolve(), args.seed, args.steps, args.clips, args.family)
     done = finished(demo)
     if done and not args.fresh:
         print(f"This demo was run before, until {done['finished']}; nothing is trained now (--fresh does it anew).\n")
@@ -210,22 +303,20 @@ def run_demo(demo: Demo) -> None:
     transformers_logging.disable_progress_bar()  # of reading and writing one small file, again and again
     say = partial(print, flush=True)  # in order with standard error, in a file too
     _clear(demo)
-    measured = (demo.steps, demo.clips, demo.family) == (STEPS, CLIPS, FAMILY)
-    usual = " (3 to 4 minutes on two cores)" if measured else ""
-    say(f"A tiny {FAMILIES[demo.family].name} learns to name the steps of videos, in {demo.folder}{usual}")
-    say(f"[1/4] clips: {demo.clips} to train on, {demo.clips // 4} held out")
-    make_clips(demo.data, demo.clip_settings)
+    usual = " (3 to 4 minutes on two cores)" if demo == Demo(demo.folder, demo.seed) else ""
+    say(f"A tiny {FAMILIES[demo.family].name} learns to {demo.task}, in {demo.folder}{usual}")
+    commands = demo.commands()
+    last = len(commands) + 2
+    say(f"[1/{last}] clips: {demo.clips} to train on, {demo.clip_settings.heldout} held out")
+    demo.make_data()
     _write_start(demo)
     # The commands of a real run, with their settings in files.
-    for number, name, main, settings in (
-        (2, "warmup", warmup.main, demo.warmup_settings()),
-        (3, "train", train_grpo.main, demo.training_settings()),
-    ):
+    for number, (name, command, settings) in enumerate(commands, 2):
         config = demo.folder / f"{name}.yaml"
         config.write_text(yaml.safe_dump(settings, sort_keys=False))
-        say(f"[{number}/4] {_command(name, '--config', config)}")
-        main(["--config", str(config)])
-    say(f"[4/4] does it look? {_command('evaluate', *demo.evaluation_words())}")
+        say(f"[{number}/{last}] {_command(command, '--config', config)}")
+        {"warmup": warmup.main, "train": train_grpo.main}[command](["--config", str(config)])
+    say(f"[{last}/{last}] does it look? {_command('evaluate', *demo.evaluation_words())}")
     with redirect_stdout(io.StringIO()):  # its table is shown at the end
         held_out.main(demo.evaluation_words())
     add_pictures(make_report([demo.run], demo.run / "report"))
@@ -238,7 +329,7 @@ def run_demo(demo: Demo) -> None:
 
 def _clear(demo: Demo) -> None:
     """Delete an earlier demo, or refuse a folder of something else."""
-    made = [demo.data, demo.start, demo.model, demo.run, demo.evaluation]
+    made = [demo.folder / name for name in ("data", "start", "sight", "model", "run", "evaluation")]
     if not (demo.folder / MARK).is_file() and any(folder.exists() for folder in made):
         raise FileExistsError(f"{demo.folder}: not made by the demo (no {MARK}); choose another --output_dir")
     for folder in made:
@@ -257,18 +348,15 @@ def _write_start(demo: Demo) -> None:
     """
     from qwenvl.demo.tiny import save_tiny
 
-    save_tiny(demo.start, demo.family, demo.seed, texts=tokenizer_texts(), **MODEL)
+    save_tiny(demo.start, demo.family, demo.seed, texts=demo.texts(), **MODEL)
 
 
 def _show(demo: Demo) -> None:
     from qwenvl.evaluate.results import table
 
-    accuracy, steps = best_fixed_answer()
     print(table(read_evaluation(demo.evaluation), demo.evaluation))
-    print(
-        f"\nBest without looking: accuracy {accuracy:.3f}, total {0.3 + 0.7 * accuracy:.3f}, by naming the steps "
-        f"{', '.join(map(str, steps))} of every clip."
-    )
+    accuracy, how = demo.best_without_looking
+    print(f"\nBest without looking: accuracy {accuracy:.3f}, total {0.3 + 0.7 * accuracy:.3f}, {how}.")
     if found := example(demo.run, demo.steps):
         before, after = found
         print(f"\n{os.path.relpath(after.clips[0].path)} shows {after.solution}")

@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
-from qwenvl.demo.run import Demo, example, main
+from qwenvl.demo.run import Demo, LookDemo, example, main
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.runlog import Rollout, RunLog, read_evaluation, read_metrics
 
@@ -106,3 +106,22 @@ def test_both_commands_take_the_settings_of_every_family(tmp_path, family):
     warmup, training = WarmupConfig(**demo.warmup_settings()), GRPOConfig(**demo.training_settings())
     assert (warmup.stop_below_loss < 0.13) == family.startswith("qwen3_5")
     assert warmup.video_max_frame_pixels == training.video_max_frame_pixels == (56**2 if "qwen2" in family else 64**2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_commands_of_a_look_take_the_settings_of_every_family(tmp_path, family):
+    demo = LookDemo.of(tmp_path, family=family)
+    demo.data.mkdir()
+    (demo.data / "datasets.yaml").touch()
+    (_, _, sight), (_, _, calls), (_, _, train) = demo.commands()
+    assert WarmupConfig(**sight).tools is None
+    assert WarmupConfig(**calls).tools == GRPOConfig(**train).tools == ["look"]
+    assert sight["output_dir"] == calls["model_name_or_path"] and calls["output_dir"] == train["model_name_or_path"]
+
+
+@pytest.mark.slow  # its commands are tested one by one, and its settings above
+def test_the_demo_that_looks_from_end_to_end(tmp_path):
+    out = call(tmp_path / "out", "--look", "--steps", "1")
+    assert "[5/5] does it look?" in out and "Best without looking: accuracy 0.167" in out
+    evaluation = read_evaluation(tmp_path / "out" / "evaluation")
+    assert evaluation["controls"] == ["none", "no_look", "other_span", "evidence"] and evaluation["ended"]
