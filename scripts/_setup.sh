@@ -65,20 +65,10 @@ set_up() { # set_up EXTRAS: "" or "dev"
 }
 
 install_package() { # install_package EXTRAS
-    local target="$ROOT${1:+[$1]}" log started=$SECONDS pid
+    local target="$ROOT${1:+[$1]}" log started=$SECONDS
     log="$(mktemp)"
-    "$BIN/python" -m pip install --disable-pip-version-check -e "$target" >"$log" 2>&1 &
-    pid=$!
-    if [[ -t 1 ]]; then
-        while kill -0 "$pid" 2>/dev/null; do
-            printf '\r\033[Kinstalling, %d s: %.80s' $((SECONDS - started)) "$(tail -n 1 "$log" | tr -d '\r\033')"
-            sleep 1
-        done
-        printf '\r\033[K'
-    else
-        echo "installing the package and what it needs; with PyTorch that can take some minutes"
-    fi
-    if ! wait "$pid"; then
+    echo "installing the package and what it needs; with PyTorch that can take some minutes"
+    if ! "$BIN/python" -m pip install --disable-pip-version-check -e "$target" >"$log" 2>&1; then
         tail -n 20 "$log" >&2
         die "the installation failed; the whole log is in $log"
     fi

@@ -56,5 +56,3 @@ def test_ray_starts_the_workers_again_when_one_dies(tiny_checkpoint, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "died").exists() and read_config(out)["finished"] == 3
     assert [row["step"] for row in read_metrics(out) if "loss" in row] == [1, 2, 3]
-    told = [json.loads(each.read_text())["folder"] for each in (tmp_path / "ray").rglob("checkpoint.json")]
-    assert sorted(set(told)) == [str(out / f"checkpoint-{step}") for step in (1, 2, 3)]

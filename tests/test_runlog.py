@@ -8,7 +8,6 @@ import pytest
 from qwenvl.runlog import (
     AS_IT_IS,
     EvaluationLog,
-    Parity,
     Rollout,
     RunLog,
     RunLogError,
@@ -18,7 +17,6 @@ from qwenvl.runlog import (
     read_config,
     read_evaluation,
     read_metrics,
-    read_parity,
     read_rollouts,
     read_samples,
 )
@@ -104,20 +102,6 @@ def test_resuming_drops_the_steps_that_come_again(tmp_path):
     resumed[0].log_metrics(3, {"loss": 3})
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3]
     RunLog(tmp_path / "new").begin(5)  # nothing there yet: nothing to do
-
-
-def test_compared_groups_come_back_and_go_with_their_steps(tmp_path):
-    groups = [Parity(1, "a.json[0]", (0.5, math.inf)), Parity(2, "a.json[1]", (0.0,))]
-    RunLog(tmp_path).log_parity(groups)
-    RunLog(tmp_path, rank=1, world_size=2).log_parity([Parity(1, "a.json[2]", (1.0,))])
-    assert read_parity(tmp_path) == [*groups, Parity(1, "a.json[2]", (1.0,))]
-    RunLog(tmp_path).begin(1)  # in one process
-    assert read_parity(tmp_path) == [groups[0], Parity(1, "a.json[2]", (1.0,))]
-    RunLog(tmp_path).begin()
-    assert read_parity(tmp_path) == []
-    (tmp_path / "parity" / "rank-0.jsonl").write_text('{"step": 1}\n{}\n')
-    with pytest.raises(RunLogError, match=r"rank-0.jsonl:1: not a compared group: KeyError"):
-        read_parity(tmp_path)
 
 
 def test_only_rank_0_writes_metrics_and_configuration(tmp_path):

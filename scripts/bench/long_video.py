@@ -48,9 +48,6 @@ def main(argv: list[str] | None = None) -> None:
     before: dict[str, Any] = {}
     for case in options.cases:
         row = run(case, options)
-        if options.out is not None:
-            with options.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
         print(f"\n{row['tokens']:,} tokens, {row['frames']:,} frames: {row['peak'] / 1e9:.2f} GB at most, ", end="")
         print(f"{row['base'] / 1e9:.2f} before the step\n{'':11}{'GB':>7}{'CPU s':>9}{'MB for 1,000 tokens':>21}")
         for name, peak in row["peaks"].items():
@@ -73,7 +70,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=64, help="tokens of each [%(default)s]")
     parser.add_argument("--beta", type=float, default=0.04, help="0: no reference [%(default)s]")
     parser.add_argument("--threads", type=int, default=2, help="[%(default)s]")
-    parser.add_argument("--out", type=Path, help="a file that gets a line of JSON for each case")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.here:
@@ -88,7 +84,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def run(case: str, options: argparse.Namespace) -> dict[str, Any]:
     """The step in a process of its own."""
-    given = {k: v for k, v in vars(options).items() if v is not None and k not in ("cases", "out", "here")}
+    given = {k: v for k, v in vars(options).items() if v is not None and k not in ("cases", "here")}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, __file__, "--here", "--cases", case, *words]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT).stdout

@@ -135,7 +135,6 @@ function completionView(row, group) {
     row.advantage === null ? null : h("b", { title: "advantage" }, `${row.advantage > 0 ? "+" : ""}${row.advantage.toFixed(2)}`),
     h("span", { title: "total reward" }, `reward ${brief(row.total)}`),
     h("span", {}, `${row.tokens} tokens`),
-    group.gaps?.length ? h("span", { title: "the largest difference of a token's log-prob, sampler against trainer" }, `off by ${brief(group.gaps[row.sample])}`) : null,
     h("span", { class: row.end === "length" ? "bad" : null }, row.end === "length" ? "cut at the limit" : row.end),
   ];
   return h("div", { class: "completion", "data-sample": row.sample },
