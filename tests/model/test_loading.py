@@ -175,8 +175,6 @@ def test_flash_attention_is_taken_only_where_it_runs(device, capability, half, i
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("qwen2_5_omni", r"\(it also hears and speaks"),
-        ("qwen4_exp", r"\(its n-gram embedding table"),
         ("qwen2", f": expected one of {', '.join(FAMILIES)}"),
     ],
 )

@@ -25,7 +25,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.failure import has_failed, told_before
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.meter import Doing
-from qwenvl.train.run.signals import SIGNALS, end_fork, note_signal, prepare_forks
+from qwenvl.train.run.signals import SIGNALS, prepare_forks
 
 SECONDS_FOR_EACH = 0.5  # that a process has to write the stacks of its threads
 BACKUP_SECONDS = 30.0  # after the timeout, a thread that holds Python's lock is ended from C
@@ -70,7 +70,6 @@ class StopOnSignal(TrainerCallback):
         self._args = args
         self._received: signal.Signals | None = None
         self._timer: threading.Timer | None = None  # of the time limit
-        self._process = os.getpid()
 
     @contextmanager
     def listens(self) -> Iterator[None]:
@@ -122,9 +121,6 @@ class StopOnSignal(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def _receive(self, number: int, frame: Any) -> None:
-        if os.getpid() != self._process:
-            return end_fork(number, self._process)
-        note_signal()
         if has_failed():  # the launcher ends the others, which wait for a process that is gone
             os._exit(1)
         if self._received is None:

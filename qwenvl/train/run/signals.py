@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
-import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -19,26 +16,16 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 ASKED_TO_END = os.EX_TEMPFAIL
 """The exit status of one of several processes that a signal ended outside of a step. It is not 0, so that a launcher
 ends the others, which may wait for this one."""
-_FORK_WAITS = 0.1  # seconds for the run to take a signal that both of them got
-_SAME_SIGNAL = 5.0  # seconds in which forks take a signal for that of the run
 _mask = threading.local()  # the signals that a thread blocks but for its forks
 
 
 @cache
-def _last_signal(process: int) -> mmap.mmap:
-    """Shared by a process and its forks: when the process took its last signal, by ``time.monotonic()``."""
-    return mmap.mmap(-1, 8)
-
-
 def prepare_forks() -> None:
-    """Make forks of this process end by signals. To be called before the forks, and the handlers of signals."""
-    _last_signal(os.getpid())
-    _hold_back()
+    """Make forks of this process, of a reward for example, end by signals: they lose the handlers of the run.
 
-
-@cache
-def _hold_back() -> None:
-    """Deliver the signals of a fork once it can handle them: Python discards those that come before."""
+    With these ``terminate`` of multiprocessing would have no effect on them, and the end of a ``Pool`` would wait for
+    good. A signal that comes meanwhile is delivered once the fork has lost them.
+    """
 
     def block() -> None:
         _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -46,27 +33,13 @@ def _hold_back() -> None:
     def unblock() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
 
-    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=unblock)
+    def in_fork() -> None:
+        for each in SIGNALS:
+            if signal.getsignal(each) is not signal.SIG_IGN:
+                signal.signal(each, signal.SIG_DFL)
+        unblock()
 
-
-def note_signal() -> None:
-    """Record for forks that this process has taken a signal now."""
-    _last_signal(os.getpid())[:] = struct.pack("d", time.monotonic())
-
-
-def end_fork(number: int, process: int) -> None:
-    """End a fork of ``process`` by a signal, unless both got the signal: the step that is finished may need the fork.
-
-    A fork, of a reward for example, inherits the handlers of the run. If it ignored each signal, ``terminate`` of
-    multiprocessing would have no effect on it, and the end of a ``Pool`` would wait for good.
-    """
-    until = time.monotonic() + _FORK_WAITS
-    while time.monotonic() < until:
-        if time.monotonic() - struct.unpack("d", _last_signal(process)[:])[0] < _SAME_SIGNAL:
-            return
-        time.sleep(0.005)
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_fork)
 
 
 def stop_message(command: str, name: str) -> str:
@@ -87,13 +60,9 @@ def ends_at_signals(command: str) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    process = os.getpid()
     prepare_forks()
 
     def end(number: int, frame: Any) -> None:
-        if os.getpid() != process:
-            return end_fork(number, process)
-        note_signal()
         if has_failed():  # the launcher ends the others
             os._exit(1)
         if os.environ.get("RANK", "0") == "0":
