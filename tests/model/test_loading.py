@@ -172,17 +172,11 @@ def test_flash_attention_is_taken_only_where_it_runs(device, capability, half, i
             resolve_attention("flash_attention_2", torch.device(device), half)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("qwen2", f": expected one of {', '.join(FAMILIES)}"),
-    ],
-)
-def test_other_models_are_refused_by_us(tmp_path, monkeypatch, name, reason):
+def test_other_models_are_refused_by_us(tmp_path, monkeypatch):
     """transformers would say that a newer one of its versions may know them."""
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", Mock(side_effect=ValueError("update transformers")))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
-    with pytest.raises(ValueError, match=f"'{name}' is not supported.*{reason}"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    with pytest.raises(ValueError, match=f"'qwen2' is not supported: expected one of {', '.join(FAMILIES)}"):
         load_model(tmp_path)
 
 

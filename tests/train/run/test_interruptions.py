@@ -98,16 +98,13 @@ def test_a_signal_to_the_whole_group_ends_the_command_with_status_0(start, tmp_p
     assert "finished" not in read_config(out) and not (out / ".lock").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_before_the_first_step_ends_the_command_with_status_0(number, start, tmp_path):
+def test_a_signal_before_the_first_step_ends_the_command_with_status_0(start, tmp_path):
     with start(out=tmp_path / "out") as process:
         assert process.stderr.readline() == "qwenvl train: loading PyTorch and transformers\n"
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         said = process.stderr.read()
     assert process.returncode == 0 and not (tmp_path / "out" / ".lock").exists()
-    assert said.endswith(
-        f"qwenvl train: stopped by {signal.Signals(number).name} outside of its steps: start the same command again\n"
-    )
+    assert said.endswith("qwenvl train: stopped by SIGTERM outside of its steps: start the same command again\n")
 
 
 HANGS = """

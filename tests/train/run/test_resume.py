@@ -130,7 +130,7 @@ def test_a_checkpoint_without_the_settings_of_a_run_is_refused(checkpoint, make_
         make_trainer(**SAVING).train(resume_from_checkpoint=str(path.parent))
 
 
-@pytest.mark.parametrize("epochs", [False, True])
+@pytest.mark.parametrize("epochs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_finished_run_trains_no_step_and_writes_nothing_again(epochs, make_trainer, sop_data, tmp_path, caplog):
     # An epoch has eight steps: one run ends in its midst, the other after one and a half.
     steps = 12 if epochs else 3
