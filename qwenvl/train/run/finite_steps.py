@@ -22,10 +22,6 @@ MOST_IN_A_ROW = 3
 SKIPPED = "nonfinite/skipped_steps"
 
 
-class NonFiniteError(FloatingPointError):
-    """A loss, gradients or weights are NaN or infinite. The message names the step, where, and the records."""
-
-
 class FiniteSteps(TrainerCallback):
     """Checks each optimizer step between its last backward pass and its update. All processes decide alike.
 
@@ -41,7 +37,7 @@ class FiniteSteps(TrainerCallback):
         meter: counts the skipped steps, ``nonfinite/skipped_steps``.
 
     Raises:
-        NonFiniteError: a step is not finite. ``rollouts/`` of the run folder has its completions.
+        FloatingPointError: a step is not finite. ``rollouts/`` of the run folder has its completions.
     """
 
     def __init__(self, args: GRPOConfig, journal: Journal, meter: Meter, accelerator: Accelerator):
@@ -55,7 +51,7 @@ class FiniteSteps(TrainerCallback):
             step: from 1.
 
         Raises:
-            NonFiniteError: they are not, and ``on_nonfinite`` is ``stop``, or three steps in a row were left out.
+            FloatingPointError: they are not, and ``on_nonfinite`` is ``stop``, or three steps in a row were left out.
         """
         args = self._args
         skips = args.on_nonfinite == "skip"
@@ -87,7 +83,7 @@ class FiniteSteps(TrainerCallback):
         if not skips or self._in_a_row > MOST_IN_A_ROW:
             remedy = f"{MOST_IN_A_ROW} steps in a row were left out before it, so it is not a single bad sample. "
             remedy = remedy if skips else "--on_nonfinite skip leaves out such a step. "
-            raise NonFiniteError(f"{said}. {remedy}{self._go_on()}")
+            raise FloatingPointError(f"{said}. {remedy}{self._go_on()}")
         if args.fp16:  # the scaler needs gradients, and makes no update with infinite ones
             next(p.grad for p in model.parameters() if p.grad is not None).fill_(math.inf)
         else:
@@ -102,7 +98,7 @@ class FiniteSteps(TrainerCallback):
         if bad := nonfinite(learning):
             name, count, size = bad[0]
             others = f" (and so have {len(bad) - 1} other parameters)" if bad[1:] else ""
-            raise NonFiniteError(
+            raise FloatingPointError(
                 f"step {state.global_step}: after its update parameter {name} has {count} of {size} values that are "
                 f"NaN or infinite{others}. {self._go_on()}"
             )

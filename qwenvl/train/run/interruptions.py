@@ -13,10 +13,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import psutil
 import torch
 from accelerate.utils import reduce
 from transformers import TrainerCallback
@@ -27,7 +26,6 @@ from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.meter import Doing
 from qwenvl.train.run.signals import SIGNALS, prepare_forks
 
-SECONDS_FOR_EACH = 0.5  # that a process has to write the stacks of its threads
 BACKUP_SECONDS = 30.0  # after the timeout, a thread that holds Python's lock is ended from C
 
 
@@ -141,9 +139,7 @@ class StallWatch(TrainerCallback):
     """Ends the process with status 1 after ``stall_timeout`` minutes without progress, and prints the stacks.
 
     Each process of a run watches itself. Where one of them hangs the others wait for it, so that all of them end. A
-    process that waits has made its last progress before the one that hangs, so its time is over first, and launchers
-    then end the others. So the first process of a machine makes all of them print their stacks, by a signal that is
-    handled in C: a thread that hangs with Python's lock is reported too.
+    thread that hangs with Python's lock is ended, and its stack printed, from C.
 
     Args:
         doing: phases that begin and tokens that are sampled are progress too.
@@ -153,7 +149,6 @@ class StallWatch(TrainerCallback):
         self._doing, self._beat = doing, doing.beat()
         self._limit = 60 * args.stall_timeout
         self._process = args.process_index
-        self._launched = args.world_size > 1 and "TORCHELASTIC_ERROR_FILE" in os.environ  # who ends the others
         self._step, self._last = 0, time.monotonic()
 
     @contextmanager
@@ -163,8 +158,6 @@ class StallWatch(TrainerCallback):
             yield
             return
         over = threading.Event()
-        if self._launched:
-            faulthandler.register(signal.SIGUSR2, file=2)  # for good: without it the signal would end the process
         self._progress()
         threading.Thread(target=self._watch, args=(over,), daemon=True).start()
         try:
@@ -192,18 +185,9 @@ class StallWatch(TrainerCallback):
             f"no progress for {self._limit / 60:g} minutes (--stall_timeout) since step {self._step} "
             f"({self._doing.words()}): process {self._process} ends"
         )
-        siblings = psutil.Process(os.getppid()).children() if self._launched else []
-        if told_before(said) is not None:  # another process reports, and this one too
-            time.sleep(SECONDS_FOR_EACH * len(siblings))
-            os._exit(1)
+        told_before(said)  # so that those that wait for this process do not report its end
         os.write(2, f"{said}. Its threads, the innermost call first:\n".encode())
         faulthandler.dump_traceback(file=2)
-        for each in siblings:
-            with suppress(psutil.Error):
-                if each.pid != os.getpid() and "RANK" in (environ := each.environ()):
-                    os.write(2, f"process {environ['RANK']} is then told to end. Its threads:\n".encode())
-                    each.send_signal(signal.SIGUSR2)
-                    time.sleep(SECONDS_FOR_EACH)
         os._exit(1)
 
     def on_step_end(self, args, state, control, **kwargs):

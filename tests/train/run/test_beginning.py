@@ -153,7 +153,6 @@ def test_a_foreign_file_is_not_written_into(command, tmp_path):
     status, line = command()
     assert status == 2
     assert line.startswith(f'qwenvl train: {tmp_path}/out/metrics.jsonl:1: expected an object with an integer "step"')
-    assert line.endswith("not a file that this library wrote: give another --output_dir, or move the file away")
 
 
 def test_flags_and_settings_that_a_resumed_run_cannot_have_are_refused(command):

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from qwenvl.runlog import read_metrics, read_rollouts
 from qwenvl.train.journal import TrainedOn
 from qwenvl.train.meter import Meter
-from qwenvl.train.run.finite_steps import FiniteSteps, NonFiniteError, nonfinite
+from qwenvl.train.run.finite_steps import FiniteSteps, nonfinite
 from tests.train.conftest import turns
 from tests.train.test_distributed import launch, weights
 from tests.train.test_step import stand_in as step_stand_in
@@ -95,7 +95,7 @@ def test_a_step_that_is_left_out_changes_nothing(make_trainer, tmp_path, caplog,
 def test_the_fourth_in_a_row_ends_the_run(make_trainer):
     trainer = make_trainer(on_nonfinite="skip", max_steps=20)
     spoil_losses(trainer, {1, 3, 4, 5, 7, 8, 9, 10}, micro_batch=1)
-    with pytest.raises(NonFiniteError, match=r"^step 10: .*3 steps in a row were left out before it"):
+    with pytest.raises(FloatingPointError, match=r"^step 10: .*3 steps in a row were left out before it"):
         trainer.train()
 
 
@@ -103,7 +103,7 @@ def test_steps_on_the_same_completions_count_as_one_in_a_row(make_trainer):
     """They fail together where the completions are what fails."""
     trainer = make_trainer(on_nonfinite="skip", max_steps=20, num_iterations=5)
     spoil_losses(trainer, set(range(1, 21)), micro_batch=1)
-    with pytest.raises(NonFiniteError, match=r"^step 16: "):
+    with pytest.raises(FloatingPointError, match=r"^step 16: "):
         trainer.train()
 
 
@@ -116,7 +116,7 @@ def test_log_probs_that_are_not_finite_end_a_run(shared_prefix, in_sampling, mak
         lambda module, inputs, outputs: outputs + torch.nan if trainer.model.training or in_sampling else None
     )
     said = r"^step 1: the loss of micro-batch 1 of 2 \(.*loss/policy nan.*\) and \d+ more are not finite"
-    with pytest.raises(NonFiniteError, match=said) as error:
+    with pytest.raises(FloatingPointError, match=said) as error:
         trainer.train()
     assert "--on_nonfinite skip" in str(error.value) and "a lower --learning_rate (it is 0.001)" in str(error.value)
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
@@ -183,6 +183,6 @@ class Breaks(TrainerCallback):
 def test_a_step_that_breaks_weights_is_the_last_and_is_not_saved(make_trainer, tmp_path):
     trainer = make_trainer(save_strategy="steps", save_steps=1, max_steps=4, callbacks=[Breaks("on_optimizer_step", 1)])
     said = r"^step 2: after its update parameter model.language_model.norm.weight has 1 of \d+ values that are NaN or"
-    with pytest.raises(NonFiniteError, match=said):
+    with pytest.raises(FloatingPointError, match=said):
         trainer.train()
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]
