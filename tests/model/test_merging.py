@@ -23,18 +23,17 @@ def adapted(model, **settings):
     return policy.eval()
 
 
-@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "tied"),
     [
-        {"target_modules": ATTENTION},
-        {"target_modules": ATTENTION, "use_dora": True},
-        {"target_modules": ATTENTION, "use_rslora": True, "modules_to_save": ["merger", "patch_embed"]},
-        {"target_modules": [*["q_proj"], "lm_head"]},
-        {"target_modules": ["q_proj", "embed_tokens"]},
-        {"target_modules": ATTENTION, "modules_to_save": ["lm_head"]},
+        ({"target_modules": ATTENTION, "use_dora": True}, True),
+        ({"target_modules": ATTENTION, "use_rslora": True, "modules_to_save": ["merger", "patch_embed"]}, False),
+        ({"target_modules": ["q_proj", "lm_head"]}, True),
+        ({"target_modules": ["q_proj", "lm_head"]}, False),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, True),
+        ({"target_modules": ATTENTION, "modules_to_save": ["lm_head"]}, True),
     ],
-    ids=["plain", "dora", "merger and tower trained", "head", "embeddings", "head trained"],
+    ids=["dora", "merger and tower trained", "head", "untied head", "embeddings", "head trained"],
 )
 def test_the_saved_model_gives_the_logits_of_the_adapter(tiny_pair, random_prompts, tmp_path, tied, settings):
     model = tiny_pair(initializer_range=0.1, tie_word_embeddings=tied)[0]
