@@ -128,25 +128,15 @@ class RunLog:
         versions: Mapping[str, str] | None = None,
         launch: Mapping[str, str] | None = None,
     ) -> None:
-        """Write the settings of the run. Earlier ones in this folder that differ are kept as ``previous``.
+        """Write the settings of the run, in the place of those of an earlier start.
 
         Args:
             launch: ``command``, ``started`` and ``hardware`` of the newest start.
         """
-        if self.rank != 0:
-            return
-        path = self.folder / "run.json"
-        content = {"config": plain(config), "versions": dict(versions or installed_versions())}
-        previous: list[Any] = []
-        if path.exists():
-            earlier = read_config(self.folder)
-            previous = earlier.pop("previous", [])
-            for name in (*_ENDED, "launch"):
-                earlier.pop(name, None)
-            if earlier != content:
-                previous = [*previous, earlier]
-        started = {"launch": dict(launch)} if launch else {}
-        _replace(path, json.dumps({**content, **started, "previous": previous}, indent=2, allow_nan=False) + "\n")
+        if self.rank == 0:
+            content = {"config": plain(config), "versions": dict(versions or installed_versions())}
+            content |= {"launch": dict(launch)} if launch else {}
+            _replace(self.folder / "run.json", json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line of numbers to ``metrics.jsonl``. NaN and infinity are written as words and read back."""
@@ -206,7 +196,7 @@ class RunLog:
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """``{"config": ..., "versions": ..., "previous": [...]}``, ``"trained": step`` once training has ended, and
+    """``{"config": ..., "versions": ...}``, ``"trained": step`` once training has ended, and
     ``"finished": step`` once the model is saved.
 
     Raises:

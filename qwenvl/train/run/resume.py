@@ -13,12 +13,10 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import RunLogError, plain, read_config
 from qwenvl.train.display.console import say
 from qwenvl.train.run.checkpoints import (
-    checkpoints_of,
     find_checkpoint,
     read_state,
     require_fresh_folder,
     require_same_tuning,
-    step_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -89,12 +87,6 @@ def begin(args: GRPOConfig, requested: str | bool | None = None, adapter: bool |
     require_same_tuning(checkpoint, args.lora_enable if adapter is None else adapter)
     require_resumable(checkpoint, args)
     warn_of_changes(checkpoint, args)
-    beside = args.resume != "auto" and folder.resolve() == Path(checkpoint).resolve().parent
-    if beside and (newer := [each for each in checkpoints_of(folder) if step_of(each) > step_of(Path(checkpoint))]):
-        logger.warning(
-            f"{newer[-1]} is newer than {checkpoint}, from which the run resumes: --resume auto would resume from the "
-            "newer one, so move it away if this run is to take another course"
-        )
     return Beginning(checkpoint, _finished(read_state(checkpoint)["global_step"], args))
 
 
