@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int | None:
         near = "".join(f"; did you mean {name}?" for name in get_close_matches(command, COMMANDS, n=1))
         print(f"qwenvl: unknown command {command!r}{near}\n\n{usage()}", file=sys.stderr)
         return 2
-    if {"-h", "--help"} & set(rest):  # ends quietly where nobody reads on, as in ``qwenvl train --help | head``
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if argv is None and {"-h", "--help"} & set(rest):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the end of ``qwenvl train --help | head`` is quiet
     return import_module(COMMANDS[command][0]).main(rest)
 
 

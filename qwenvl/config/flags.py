@@ -71,7 +71,8 @@ def trainer_settings() -> type:
     found = find_spec("transformers")
     folder = Path(next(iter(found.submodule_search_locations or ()))) if found else Path()
     known = {"Any": Any, "Literal": Literal, **{kind.__name__: kind for kind in (dict, list, int, float, bool)}}
-    names, settings = defaultdict(lambda: str, known), []  # a name that is not known is taken for text
+    names: Any = defaultdict(lambda: str, known)  # a name that is not known is taken for text
+    settings: list[Any] = []
     for file in ("trainer_utils.py", "training_args.py"):
         tree: Any = ast.parse((folder / file).read_text(encoding="utf-8"))
         for node in tree.body:
@@ -83,7 +84,7 @@ def trainer_settings() -> type:
     return make_dataclass("TrainerSettings", [_setting(each, names) for each in settings])
 
 
-def _setting(row: Any, names: dict[str, Any]) -> tuple[str, Any, Any]:
+def _setting(row: Any, names: Any) -> tuple[str, Any, Any]:
     """Name, type and field of a setting, by its assignment in the source."""
     given = {each.arg: each.value for each in row.value.keywords}
     metadata = given.get("metadata", ast.Dict([], []))
