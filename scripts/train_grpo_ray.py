@@ -83,9 +83,9 @@ def fit(options: argparse.Namespace, flags: list[str]) -> None:
 
 
 def runs_on_cpu(flags: list[str]) -> bool:
-    """Whether the last ``--use_cpu``, ``--use_cpu True`` or ``--use_cpu=True`` of the flags is true."""
-    values = re.findall(r" --use_cpu(?:[ =]([^- ]\S*))?(?= )", f" {' '.join(flags)} ")
-    return bool(values) and values[-1].lower() not in ("false", "0", "no")
+    """Whether the flags have ``--use_cpu``, alone or with True."""
+    words = " ".join(flags).replace("=", " ")
+    return bool(re.search(r"--use_cpu(?!\s+(?:false|no|0)\b)", words, flags=re.IGNORECASE))
 
 
 def work(config: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ def test_a_step_is_watched(long_video, monkeypatch, tmp_path, capsys):
     """In this process, on a few small frames: all phases, in the order of the step."""
     rows, measured = [], long_video.measured
     monkeypatch.setattr(long_video, "run", lambda case, sizes: rows.append(measured(case, sizes, tmp_path)) or rows[-1])
-    flags = ["--family", "qwen3_vl", "--layers", "1", "--heads", "1", "--head_dim", "16", "--pixels", "9000"]
+    flags = ["--family", "qwen3_vl", "--layers", "1", "--pixels", "9000"]
     flags += ["--hidden", "64", "--group", "2", "--length", "3"]
     long_video.main(["--cases", "0.1k", *flags])
     [row] = rows

@@ -37,7 +37,6 @@ def test_without_ray_a_line_says_what_to_install():
         ("--use_cpu=True", True),
         ("--use_cpu True run", True),
         ("--use_cpu False", False),
-        ("--use_cpu --use_cpu=false", False),
     ],
 )
 def test_workers_are_given_gpus_unless_the_flags_ask_for_cpus(flags, on_cpu, monkeypatch):
