@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module, metadata
 
@@ -39,21 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int | None:
         near = "".join(f"; did you mean {name}?" for name in get_close_matches(command, COMMANDS, n=1))
         print(f"qwenvl: unknown command {command!r}{near}\n\n{usage()}", file=sys.stderr)
         return 2
-    with _read_in_part() if {"-h", "--help"} & set(rest) else nullcontext():
-        return import_module(COMMANDS[command][0]).main(rest)
-
-
-@contextmanager
-def _read_in_part() -> Iterator[None]:
-    """End without a traceback where nobody reads what is printed any more, as in ``qwenvl train --help | head``."""
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tells of it when it ends
-        raise SystemExit(0) from None
+    if argv is None and {"-h", "--help"} & set(rest):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the end of ``qwenvl train --help | head`` is quiet
+    return import_module(COMMANDS[command][0]).main(rest)
 
 
 def usage() -> str:

@@ -5,7 +5,6 @@ A run:
     run.json               the settings, and the versions of packages
     metrics.jsonl          one object per line: ``step`` and numbers
     rollouts/rank-0.jsonl  one completion per line, a file for each process
-    parity/rank-0.jsonl    one group per line whose log-probs were compared (``--check_parity``), likewise
 
 An evaluation:
 
@@ -89,21 +88,6 @@ class Rollout:
     evidence: tuple[tuple[float, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Parity:
-    """Differences between the log-probs of trainer and sampler in a group.
-
-    Attributes:
-        step: optimizer step, from 1.
-        where: the record's file and place.
-        gaps: for each of the G completions the largest difference of a token.
-    """
-
-    step: int
-    where: str
-    gaps: tuple[float, ...]
-
-
 class RunLog:
     """Writes a run folder. Each process has its own.
 
@@ -115,7 +99,7 @@ class RunLog:
     def __init__(self, folder: str | os.PathLike[str], rank: int = 0, world_size: int = 1) -> None:
         self.folder = Path(folder)
         self.rank, self.world_size = rank, world_size
-        self._rollouts, self._parity = (self.folder / kind / f"rank-{rank}.jsonl" for kind in ("rollouts", "parity"))
+        self._rollouts = self.folder / "rollouts" / f"rank-{rank}.jsonl"
         self._earlier: dict[Path, int] = {}  # bytes of a file before this process wrote to it
 
     def write_config(
@@ -124,25 +108,15 @@ class RunLog:
         versions: Mapping[str, str] | None = None,
         launch: Mapping[str, str] | None = None,
     ) -> None:
-        """Write the settings of the run. Earlier ones in this folder that differ are kept as ``previous``.
+        """Write the settings of the run, in the place of those of an earlier start.
 
         Args:
             launch: ``command``, ``started`` and ``hardware`` of the newest start.
         """
-        if self.rank != 0:
-            return
-        path = self.folder / "run.json"
-        content = {"config": plain(config), "versions": dict(versions or installed_versions())}
-        previous: list[Any] = []
-        if path.exists():
-            earlier = read_config(self.folder)
-            previous = earlier.pop("previous", [])
-            for name in (*_ENDED, "launch"):
-                earlier.pop(name, None)
-            if earlier != content:
-                previous = [*previous, earlier]
-        started = {"launch": dict(launch)} if launch else {}
-        _replace(path, json.dumps({**content, **started, "previous": previous}, indent=2, allow_nan=False) + "\n")
+        if self.rank == 0:
+            content = {"config": plain(config), "versions": dict(versions or installed_versions())}
+            content |= {"launch": dict(launch)} if launch else {}
+            _replace(self.folder / "run.json", json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line of numbers to ``metrics.jsonl``. NaN and infinity are written as words and read back."""
@@ -152,10 +126,6 @@ class RunLog:
     def log_rollouts(self, rollouts: Iterable[Rollout]) -> None:
         """Append completions to the file of this process."""
         self._append(self._rollouts, [asdict(rollout) for rollout in rollouts])
-
-    def log_parity(self, groups: Iterable[Parity]) -> None:
-        """Append groups to the file of this process."""
-        self._append(self._parity, [asdict(group) for group in groups])
 
     def begin(self, step: int = 0) -> None:
         """Delete the rows that a run resumed after ``step``, or a new one (0), writes again. Call it before writing.
@@ -170,9 +140,9 @@ class RunLog:
         evaluated: dict[float, set[str]] = {}
         for row in read_metrics(self.folder):
             evaluated.setdefault(row["step"], set()).update(row)
-        paths = [self._rollouts, self._parity]
+        paths = [self._rollouts]
         if self.rank == 0:
-            gone = (path for path in _paths(self.folder, "*") if _rank_of(path) >= self.world_size)
+            gone = (path for path in _rollout_paths(self.folder) if _rank_of(path) >= self.world_size)
             paths += [self.folder / "metrics.jsonl", *gone]
         for path in paths:
             if path.exists():
@@ -206,7 +176,7 @@ class RunLog:
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """``{"config": ..., "versions": ..., "previous": [...]}``, ``"trained": step`` once training has ended, and
+    """``{"config": ..., "versions": ...}``, ``"trained": step`` once training has ended, and
     ``"finished": step`` once the model is saved.
 
     Raises:
@@ -243,25 +213,11 @@ def read_rollouts(
         RunLogError: a line, other than a cut last one, is not a rollout.
     """
     names = [(each.name, each.default is MISSING) for each in fields(Rollout)]
-    for path in _paths(Path(folder), "rollouts"):
+    for path in _rollout_paths(Path(folder)):
         for number, (_, row) in enumerate(_steps(path), start=1):
             if step in (None, row["step"]) and split in (None, row.get("split", "train")):
                 with _wrong(f"{path}:{number}", "a rollout"):
                     yield Rollout(**{name: row[name] for name, needed in names if needed or name in row} | _tuples(row))
-
-
-def read_parity(folder: str | os.PathLike[str]) -> list[Parity]:
-    """The groups whose log-probs were compared, of all processes.
-
-    Raises:
-        RunLogError: a line, other than a cut last one, is not such a group.
-    """
-    found = []
-    for path in _paths(Path(folder), "parity"):
-        for number, (_, row) in enumerate(_steps(path), start=1):
-            with _wrong(f"{path}:{number}", "a compared group"):
-                found.append(Parity(row["step"], row["where"], tuple(map(_number, row["gaps"]))))
-    return found
 
 
 class SampleKey(NamedTuple):
@@ -463,8 +419,8 @@ def _steps(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield line, row
 
 
-def _paths(folder: Path, kind: str) -> list[Path]:
-    return sorted(folder.glob(f"{kind}/rank-*.jsonl"), key=_rank_of)
+def _rollout_paths(folder: Path) -> list[Path]:
+    return sorted(folder.glob("rollouts/rank-*.jsonl"), key=_rank_of)
 
 
 def _rank_of(path: Path) -> int:

@@ -15,19 +15,17 @@ fits() { # fits PYTHON: is it a version that the package supports?
 }
 
 find_python() {
-    local name
+    local name without=""
     for name in python3.12 python3.11 python3.13 python3.10 python3; do
         if fits "$name" && "$name" -c 'import venv, ensurepip' >/dev/null 2>&1; then
             echo "$name"
             return
         fi
+        if fits "$name"; then without="$name"; fi
     done
-    for name in python3.12 python3.11 python3.13 python3.10 python3; do
-        if fits "$name"; then
-            die "$("$name" --version) cannot make virtual environments: its venv or ensurepip module is missing." \
-                "Install it (on Debian and Ubuntu: apt install python3-venv) or activate an environment of your own."
-        fi
-    done
+    [[ -z "$without" ]] ||
+        die "$("$without" --version) cannot make virtual environments: its venv or ensurepip module is missing." \
+            "Install it (on Debian and Ubuntu: apt install python3-venv) or activate an environment of your own."
     die "no Python 3.10 to 3.13 found; python3 is $(python3 --version 2>/dev/null || echo missing)." \
         "Install one of these, or activate a virtual environment that has it."
 }
@@ -65,20 +63,10 @@ set_up() { # set_up EXTRAS: "" or "dev"
 }
 
 install_package() { # install_package EXTRAS
-    local target="$ROOT${1:+[$1]}" log started=$SECONDS pid
+    local target="$ROOT${1:+[$1]}" log started=$SECONDS
     log="$(mktemp)"
-    "$BIN/python" -m pip install --disable-pip-version-check -e "$target" >"$log" 2>&1 &
-    pid=$!
-    if [[ -t 1 ]]; then
-        while kill -0 "$pid" 2>/dev/null; do
-            printf '\r\033[Kinstalling, %d s: %.80s' $((SECONDS - started)) "$(tail -n 1 "$log" | tr -d '\r\033')"
-            sleep 1
-        done
-        printf '\r\033[K'
-    else
-        echo "installing the package and what it needs; with PyTorch that can take some minutes"
-    fi
-    if ! wait "$pid"; then
+    echo "installing the package and what it needs; with PyTorch that can take some minutes"
+    if ! "$BIN/python" -m pip install --disable-pip-version-check -e "$target" >"$log" 2>&1; then
         tail -n 20 "$log" >&2
         die "the installation failed; the whole log is in $log"
     fi

@@ -6,17 +6,16 @@
 It is qwenvl train in Ray's workers, one for each GPU: all arguments besides the options below go to it. Ray places and
 watches the workers, and starts all of them again if one or its machine dies; they then resume from the newest whole
 checkpoint (--resume auto). So all machines must see output_dir, data and model, and have this package. Ray's workers
-take no signals: a stopped job resumes from its last checkpoint. docs/scaling.md has more.
+take no signals: a stopped job resumes from its last checkpoint. Numbers and checkpoints are in output_dir, as of every
+run; Ray is told of none. docs/scaling.md has more.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +83,9 @@ def fit(options: argparse.Namespace, flags: list[str]) -> None:
 
 
 def runs_on_cpu(flags: list[str]) -> bool:
-    """Whether the last ``--use_cpu``, ``--use_cpu True`` or ``--use_cpu=True`` of the flags is true."""
-    values = re.findall(r" --use_cpu(?:[ =]([^- ]\S*))?(?= )", f" {' '.join(flags)} ")
-    return bool(values) and values[-1].lower() not in ("false", "0", "no")
+    """Whether the flags have ``--use_cpu``, alone or with True."""
+    words = " ".join(flags).replace("=", " ")
+    return bool(re.search(r"--use_cpu(?!\s+(?:false|no|0)\b)", words, flags=re.IGNORECASE))
 
 
 def work(config: dict[str, Any]) -> None:
@@ -95,34 +94,14 @@ def work(config: dict[str, Any]) -> None:
     Raises:
         RuntimeError: the command ended with an error, which it has told.
     """
-    from transformers import TrainerCallback
-
     from qwenvl.train.train_grpo import main as train
-
-    class ReportToRay(TrainerCallback):
-        """Reports each checkpoint."""
-
-        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            report_checkpoint(Path(args.output_dir) / f"checkpoint-{state.global_step}", state)
 
     os.chdir(config["folder"])
     try:
-        train(config["flags"], callbacks=[ReportToRay()])
+        train(config["flags"])
     except SystemExit as ended:
         if ended.code:
             raise RuntimeError(f"qwenvl train ended with status {ended.code}") from None
-
-
-def report_checkpoint(folder: Path, state: Any) -> None:
-    """Report to Ray the path of a checkpoint, and the numbers of its step. Collective. Nothing is copied."""
-    from ray import train
-
-    logged = {name: value for name, value in (state.log_history or [{}])[-1].items() if isinstance(value, int | float)}
-    with tempfile.TemporaryDirectory() as pointer:
-        (Path(pointer) / "checkpoint.json").write_text(json.dumps({"folder": str(folder.resolve())}))
-        first = train.get_context().get_world_rank() == 0
-        told = train.Checkpoint.from_directory(pointer) if first else None
-        train.report({**logged, "step": state.global_step}, checkpoint=told)
 
 
 if __name__ == "__main__":

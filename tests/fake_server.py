@@ -14,8 +14,8 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import part_of
 from qwenvl.rollout import servers as servers_module
 from qwenvl.rollout.local import LocalEngine
-from qwenvl.vllm_server.server import Handler, SamplingServer, Shape, Web
-from qwenvl.vllm_server.wire import AGAIN, Refusal, SampleAnswer, SampleRequest, WeightsRequest, secret
+from qwenvl.vllm_server.server import Handler, SamplingServer, Web
+from qwenvl.vllm_server.wire import AGAIN, Refusal, SampleAnswer, SampleRequest, WeightsRequest, architecture, secret
 
 NO_ANSWER = 0  # in the place of an HTTP status
 _ONE_DRAWS = threading.Lock()  # random numbers are those of the process, and threads would take each other's
@@ -39,7 +39,7 @@ class ModelEngine:
         visual.out_width = model.config.get_text_config().hidden_size
         visual.spatial_merge_unit = visual.spatial_merge_size**2
         visual.forward = MethodType(_features_as_given, visual)
-        self.shape = Shape.of(model.config, max_model_len=4096)
+        self.architecture, self.max_model_len = architecture(model.config), 4096
         self.missing: set[str] = set()
 
     def load(self, path: str, *, first: bool, last: bool) -> list[str]:

@@ -79,8 +79,14 @@ class Import:
         return parts[1] if parts[0] == "qwenvl" and len(parts) > 1 else None
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports(path: Path) -> list[Import]:
-    return list(walk(ast.parse(path.read_text(encoding="utf-8")).body, "load"))
+    return list(walk(tree_of(path).body, "load"))
 
 
 def walk(nodes: list[ast.AST], when: str) -> Iterator[Import]:
@@ -146,7 +152,7 @@ def modules() -> dict[str, Path]:
 def imported_files(path: Path) -> set[str]:
     """The modules of the package that a file imports, ``from qwenvl.data import errors`` taken for ``errors``."""
     known, found = modules(), set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -215,7 +221,7 @@ def test_no_file_of_train_hides_a_module(path):
 def test_files_and_functions_stay_small(path):
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MOST_LINES_OF_A_FILE, "a noun is hiding in this file"
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = node.end_lineno - node.lineno + 1
             assert lines <= MOST_LINES_OF_A_FUNCTION, f"line {node.lineno}: {node.name} has {lines} lines"
@@ -223,7 +229,7 @@ def test_files_and_functions_stay_small(path):
 
 @every_source
 def test_what_is_public_says_what_it_is(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     if tree.body:
         assert ast.get_docstring(tree), "no docstring at the head of the file"
     for node in tree.body:

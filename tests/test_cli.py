@@ -1,6 +1,7 @@
 """The console command: what it does not know, it gives the near names of. Its help may be read in part."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -36,7 +37,7 @@ def test_help_that_nobody_reads_to_its_end_ends_quietly():
     """``| head`` closes the pipe, here before the first line."""
     reader, writer = os.pipe()
     os.close(reader)
-    call = [sys.executable, "-c", "import sys; from qwenvl.cli import main; sys.exit(main(['train', '--help']))"]
+    call = [sys.executable, "-m", "qwenvl", "train", "--help"]
     ended = subprocess.run(call, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
     os.close(writer)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, "")

@@ -71,15 +71,12 @@ def test_several_machines_meet_at_the_first_one(launch):
         assert f"{lacking}: is not set" in error.value.stderr
 
 
-@pytest.mark.parametrize(("flag", "variable", "default"), OPTIONS, ids=lambda value: value)
-def test_every_setting_can_be_set_and_then_appended(launch, flag, variable, default):
-    context = {"EVAL_DATASET": "held_out"} if variable in ("EVAL_STRATEGY", "EVAL_STEPS") else {}
-    words = launch(**context)
-    assert (flag in words) == (default != '""')
-    words = launch(**{**context, variable: "here"})
-    assert words[words.index(flag) + 1] == "here"
-    words = launch(flag, "appended", **context)
-    assert words[-2:] == [flag, "appended"], "what comes last counts"
+def test_every_setting_can_be_set_and_then_appended(launch):
+    plain, given = launch(EVAL_DATASET="held_out"), launch(**{variable: f"my {variable}" for _, variable, _ in OPTIONS})
+    for flag, variable, default in OPTIONS:
+        assert (flag in plain) == (default != '""' or variable == "EVAL_DATASET")
+        assert given[given.index(flag) + 1] == f"my {variable}"
+    assert launch("--grpo_beta", "appended", BETA="1")[-2:] == ["--grpo_beta", "appended"], "what comes last counts"
 
 
 def test_words_with_spaces_survive(launch):

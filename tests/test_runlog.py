@@ -8,7 +8,6 @@ import pytest
 from qwenvl.runlog import (
     AS_IT_IS,
     EvaluationLog,
-    Parity,
     Rollout,
     RunLog,
     RunLogError,
@@ -17,7 +16,6 @@ from qwenvl.runlog import (
     read_config,
     read_evaluation,
     read_metrics,
-    read_parity,
     read_rollouts,
     read_samples,
 )
@@ -107,20 +105,6 @@ def test_resuming_drops_the_steps_that_come_again(tmp_path):
     RunLog(tmp_path / "new").begin(5)  # nothing there yet: nothing to do
 
 
-def test_compared_groups_come_back_and_go_with_their_steps(tmp_path):
-    groups = [Parity(1, "a.json[0]", (0.5, math.inf)), Parity(2, "a.json[1]", (0.0,))]
-    RunLog(tmp_path).log_parity(groups)
-    RunLog(tmp_path, rank=1, world_size=2).log_parity([Parity(1, "a.json[2]", (1.0,))])
-    assert read_parity(tmp_path) == [*groups, Parity(1, "a.json[2]", (1.0,))]
-    RunLog(tmp_path).begin(1)  # in one process
-    assert read_parity(tmp_path) == [groups[0], Parity(1, "a.json[2]", (1.0,))]
-    RunLog(tmp_path).begin()
-    assert read_parity(tmp_path) == []
-    (tmp_path / "parity" / "rank-0.jsonl").write_text('{"step": 1}\n{}\n')
-    with pytest.raises(RunLogError, match=r"rank-0.jsonl:1: not a compared group: KeyError"):
-        read_parity(tmp_path)
-
-
 def test_only_rank_0_writes_metrics_and_configuration(tmp_path):
     log = RunLog(tmp_path, rank=1, world_size=2)
     log.log_metrics(1, {"loss": 1.0})
@@ -128,18 +112,13 @@ def test_only_rank_0_writes_metrics_and_configuration(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_configuration_and_those_before_it(tmp_path):
+def test_the_configuration_is_that_of_the_newest_start(tmp_path):
     odd = {"seed": 1, "limit": math.inf, "folder": tmp_path, "betas": (0.9, 0.99)}
     plain = {"seed": 1, "limit": "Infinity", "folder": str(tmp_path), "betas": [0.9, 0.99]}
     RunLog(tmp_path).write_config(odd, {"torch": "2"})
-    RunLog(tmp_path).write_config(odd, {"torch": "2"})
-    assert read_config(tmp_path) == {"config": plain, "versions": {"torch": "2"}, "previous": []}
+    assert read_config(tmp_path) == {"config": plain, "versions": {"torch": "2"}}
     RunLog(tmp_path).write_config({"seed": 2}, {"torch": "3"})
-    assert read_config(tmp_path) == {
-        "config": {"seed": 2},
-        "versions": {"torch": "3"},
-        "previous": [{"config": plain, "versions": {"torch": "2"}}],
-    }
+    assert read_config(tmp_path) == {"config": {"seed": 2}, "versions": {"torch": "3"}}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ They import no torch, so that a command line is refused before torch is loaded.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -156,14 +155,6 @@ def problems_of_machine(config: Any) -> Iterator[str]:
             "--deepspeed needs a launcher, for one process too: put torchrun --standalone --nproc_per_node 1 in place "
             "of python"
         )
-
-
-def has_gpu() -> bool:
-    """Whether the machine has a GPU: as torch finds it where torch is loaded, else by the files of its driver."""
-    if torch := sys.modules.get("torch"):
-        return torch.cuda.is_available()
-    devices = Path("/dev")
-    return any(devices.glob("nvidia[0-9]*")) or any((devices / name).exists() for name in ("kfd", "dxg"))
 
 
 def _of_training(config: Any) -> Iterator[str]:

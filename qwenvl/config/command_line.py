@@ -19,7 +19,7 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from qwenvl.config.checks import has_gpu, problems_of_machine
+from qwenvl.config.checks import problems_of_machine
 from qwenvl.config.flags import FLAG_GROUPS, OF_TRAINING, WARMUP_GROUPS, FlagParser, settings_class, unknown_flag
 from qwenvl.failure import tell
 from qwenvl.files import plain_file
@@ -48,7 +48,7 @@ def read_command(command: str, argv: Sequence[str], begins: bool = False) -> Any
 
     Args:
         command: ``qwenvl train`` or ``qwenvl warmup``.
-        begins: the run begins on this machine: check models, data, packages and the GPU too.
+        begins: the run begins on this machine: check models, data and packages too.
     """
     warmup = command == "qwenvl warmup"
     groups, ignored = (WARMUP_GROUPS, OF_TRAINING) if warmup else (FLAG_GROUPS, ())
@@ -231,26 +231,20 @@ def _missing(config: Any) -> Iterator[str]:
             yield f"--{name} has no effect without --push_to_hub"
 
 
-NEED_A_GPU = {"load_in_4bit": True, "activation_offload": True, "attn_implementation": "flash_attention_2"}
-
-
 def _of_machine(config: Any) -> Iterator[str]:
-    """Files, packages and a GPU that a run on this machine lacks."""
+    """Files and packages that a run on this machine lacks."""
     from qwenvl.data.records.catalog import resolve_datasets
+    from qwenvl.model.weight_files import require_folder
 
     for name in ("model_name_or_path", "ref_model_name_or_path", "start_from_weights"):
-        path = str(getattr(config, name, None) or "")
-        if Path(path).is_file():
-            yield f"--{name} {path}: a file; expected the folder of a model, or its name on the hub"
-        elif not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.strip("/").count("/") > 1):
-            yield f"--{name} {path}: no such folder; expected one that holds a checkpoint, or a name on the hub"
+        try:
+            require_folder(getattr(config, name, None) or "")
+        except FileNotFoundError as error:
+            yield f"--{name} {error}"
     for name in ("dataset_use", "eval_dataset_use"):
         if names := getattr(config, name):
             try:
                 resolve_datasets(names, config.dataset_catalog, f"--{name}")
             except (ValueError, OSError) as error:
                 yield str(error)
-    for name, wanted in NEED_A_GPU.items():
-        if getattr(config, name) == wanted and (config.use_cpu or not has_gpu()):
-            yield f"--{name} needs a GPU, and {'--use_cpu is set' if config.use_cpu else 'this machine has none'}"
     yield from problems_of_machine(config)

@@ -10,6 +10,7 @@ import argparse
 import ast
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, field, fields, make_dataclass
 from difflib import get_close_matches
@@ -61,13 +62,6 @@ OF_TRAINING = {each.name: reason for group, reason in _REASONS.items() for each 
 """The flags of training that a warm-up does not have, each with the reason. A settings file may have them."""
 
 
-class _Types(dict):
-    """The names in annotations of the Trainer's settings: enumerations have their values, other unknown names text."""
-
-    def __missing__(self, name: str) -> Any:
-        return str
-
-
 @cache
 def trainer_settings() -> type:
     """A dataclass of the settings of transformers' ``TrainingArguments``, from its source: the import takes seconds.
@@ -76,7 +70,9 @@ def trainer_settings() -> type:
     """
     found = find_spec("transformers")
     folder = Path(next(iter(found.submodule_search_locations or ()))) if found else Path()
-    names, settings = _Types(Any=Any, Literal=Literal, dict=dict, list=list, int=int, float=float, bool=bool), []
+    known = {"Any": Any, "Literal": Literal, **{kind.__name__: kind for kind in (dict, list, int, float, bool)}}
+    names: Any = defaultdict(lambda: str, known)  # a name that is not known is taken for text
+    settings: list[Any] = []
     for file in ("trainer_utils.py", "training_args.py"):
         tree: Any = ast.parse((folder / file).read_text(encoding="utf-8"))
         for node in tree.body:
@@ -88,7 +84,7 @@ def trainer_settings() -> type:
     return make_dataclass("TrainerSettings", [_setting(each, names) for each in settings])
 
 
-def _setting(row: Any, names: dict[str, Any]) -> tuple[str, Any, Any]:
+def _setting(row: Any, names: Any) -> tuple[str, Any, Any]:
     """Name, type and field of a setting, by its assignment in the source."""
     given = {each.arg: each.value for each in row.value.keywords}
     metadata = given.get("metadata", ast.Dict([], []))

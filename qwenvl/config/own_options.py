@@ -83,8 +83,7 @@ class RunOptions(Options):
     on_nonfinite: Literal["stop", "skip"] = option(
         "stop",
         "What becomes of an optimizer step whose loss or gradients are NaN or infinite. stop: the run ends. skip: the "
-        "step changes no weight and is counted, and after three in a row the run ends. Either way nonfinite/ in the "
-        "run folder has its records and seed.",
+        "step changes no weight and is counted, and after three in a row the run ends. The message names its records.",
         needs=(
             "not deepspeed: it updates before gradients can be looked at",
             "optim not in ('lomo', 'adalomo'): it updates during the backward pass",

@@ -119,9 +119,3 @@ def logprob_gap(sampler: Tensor, trainer: Tensor, mask: Tensor) -> tuple[float, 
         return 0.0, 0.0
     difference = torch.nan_to_num(difference, nan=math.inf)
     return difference.max().item(), difference.mean().item()
-
-
-def logprob_gaps(sampler: Tensor, trainer: Tensor, mask: Tensor) -> list[float]:
-    """The largest difference of ``logprob_gap`` for each of N completions. 0 for one without tokens."""
-    rows = zip(sampler, trainer, mask, strict=True)
-    return [logprob_gap(own[None], other[None], counted[None])[0] for own, other, counted in rows]

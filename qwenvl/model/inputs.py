@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -201,19 +201,12 @@ class PixelScale:
         return channels.sub_(mean).div_(std).flatten(1)
 
 
-class PixelScales(NamedTuple):
-    """The normalisation of images and that of videos."""
-
-    image: PixelScale
-    video: PixelScale
-
-
 @dataclass(frozen=True)
 class InputBuilder:
     """Turns prompt batches into model inputs: ``InputBuilder.of(rule, processor)(batch)``."""
 
     rule: PositionRule
-    scales: PixelScales
+    scales: tuple[PixelScale, PixelScale]  # of images and of videos
 
     @classmethod
     def of(cls, rule: PositionRule, processor: Any) -> InputBuilder:
@@ -230,7 +223,7 @@ class InputBuilder:
                     f"{kind}_token_id {ours} in the model's config.json: expected {theirs}, which {token} is in its "
                     "tokenizer; copy config.json and the tokenizer's files from the same model"
                 )
-        scales = PixelScales(PixelScale.of(processor.image_processor), PixelScale.of(processor.video_processor))
+        scales = PixelScale.of(processor.image_processor), PixelScale.of(processor.video_processor)
         return cls(rule, scales)
 
     def __call__(self, batch: PromptBatch) -> PromptInputs:
@@ -239,8 +232,8 @@ class InputBuilder:
         images, videos = inputs.pixel_values, inputs.pixel_values_videos
         return replace(
             inputs,
-            pixel_values=None if images is None else self.scales.image(images),
-            pixel_values_videos=None if videos is None else self.scales.video(videos),
+            pixel_values=None if images is None else self.scales[0](images),
+            pixel_values_videos=None if videos is None else self.scales[1](videos),
         )
 
     def as_bytes(self, batch: PromptBatch) -> PromptInputs:

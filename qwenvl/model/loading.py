@@ -29,6 +29,9 @@ UNPACKED_EXPERTS = (
 )
 
 
+_WRAPPERS = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
+
+
 class MisfitError(ValueError):
     """Weights of a checkpoint do not fit the model. The message names the folder and the first of them."""
 
@@ -252,10 +255,12 @@ def resolve_attention(name: str, device: torch.device, half: bool) -> str:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The transformers model inside data-parallel, compile and PEFT wrappers."""
-    from accelerate.utils import extract_model_from_parallel
+    """The transformers model inside data-parallel, compile and PEFT wrappers.
 
-    model = extract_model_from_parallel(model, keep_torch_compile=False)
+    That of accelerate looks for installed packages in each call, which takes milliseconds, and a step has dozens.
+    """
+    while (kind := type(model).__name__) in _WRAPPERS:
+        model = model._orig_mod if kind == "OptimizedModule" else model.module
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

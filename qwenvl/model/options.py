@@ -78,7 +78,7 @@ class ReferenceOptions(Options):
     ref_model_name_or_path: str | None = option(
         None,
         "Checkpoint that the policy is held near, a folder or hub name of the same family, vocabulary and shapes. It "
-        "is a second model in memory, but for tensors that are frozen in the policy and the same.",
+        "is a second model in memory.",
         unset="the policy as it was before training, or --model_name_or_path with --start_from_weights",
         needs=WITH_REFERENCE,
     )

@@ -24,8 +24,7 @@ class Reference:
     """A frozen model: the policy before training, or another checkpoint.
 
     With LoRA the policy before training is the policy with its adapter off, and costs no memory. Otherwise it is a
-    copy. A copy, and another checkpoint too, shares with the policy every tensor that is frozen and equal (by default
-    the vision tower).
+    copy, which shares with the policy every tensor that is frozen (by default the vision tower).
     """
 
     def __init__(
@@ -44,15 +43,14 @@ class Reference:
                 then. None: the dtype of the weights.
             rounded: keep the weights of linear layers that are not shared in bfloat16, which autocast rounds them to.
         """
-        shares = dtype is None and not is_partitioned(policy)
         self._adapter = policy if other is None and hasattr(policy, "disable_adapter") else None
         self._copy: nn.Module | None = None
         if self._adapter is not None:
             return
         if other is None:  # a copy of split weights shares none: it runs outside of the engine
-            self._copy = _copied(policy, [each for each in policy.parameters() if shares and not each.requires_grad])
-        else:
-            self._copy = _adopted(other, policy) if shares else other
+            shares = dtype is None and not is_partitioned(policy)
+            other = _copied(policy, [each for each in policy.parameters() if shares and not each.requires_grad])
+        self._copy = other
         self._copy.requires_grad_(False).eval()
         if dtype is not None:
             for parameter in self._copy.parameters():  # buffers, of rotary angles, stay as they are
@@ -151,18 +149,6 @@ def _copied(model: nn.Module, shared: Iterable[nn.Parameter] = ()) -> nn.Module:
     """A deep copy in which some tensors are those of ``model``. Weights split among processes are copied whole."""
     with whole_weights(model):
         return copy.deepcopy(model, memo={id(parameter): parameter for parameter in shared})
-
-
-def _adopted(other: nn.Module, policy: nn.Module) -> nn.Module:
-    """``other`` with the policy's own tensors where these are frozen and equal."""
-    named = unwrap(policy).named_parameters(remove_duplicate=False)  # tied tensors by each of their names
-    frozen = {_plain(name): parameter for name, parameter in named if not parameter.requires_grad}
-    for place, module in other.named_modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            twin = frozen.get(f"{place}.{name}")
-            if twin is not None and _same(parameter, twin):
-                setattr(module, name, twin)
-    return other
 
 
 def _same(one: Tensor, two: Tensor) -> bool:

@@ -24,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.vision_utils import get_vision_window_index
 
 from qwenvl.model.families import family_of
-from qwenvl.model.inputs import InputBuilder, PixelScale, PixelScales, PromptInputs
+from qwenvl.model.inputs import InputBuilder, PixelScale, PromptInputs
 from qwenvl.model.loading import part_of, unwrap
 from qwenvl.types import PromptBatch
 
@@ -60,7 +60,7 @@ def supports_encode_once(model: nn.Module) -> str | None:
 def encode_vision(
     model: nn.Module,
     prompts: PromptInputs,
-    scales: PixelScales | None = None,
+    scales: tuple[PixelScale, PixelScale] | None = None,
 ) -> PromptInputs:
     """The prompts with the tower's features in the place of their pixels, in the same rows. Features stay.
 
@@ -70,7 +70,7 @@ def encode_vision(
     ``PIECE`` patches at a time.
 
     Args:
-        scales: of pixels that are bytes (``InputBuilder.as_bytes``). None: they are normalised.
+        scales: of images and of videos whose pixels are bytes (``InputBuilder.as_bytes``). None: they are normalised.
 
     Raises:
         ValueError: if the model cannot do it, see ``supports_encode_once``.

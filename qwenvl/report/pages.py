@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from qwenvl.files import written_whole
 from qwenvl.health import all_equal
 from qwenvl.report.run import Run, finite
-from qwenvl.runlog import EvaluationSample, Parity, Rollout, read_parity, read_rollouts
+from qwenvl.runlog import EvaluationSample, Rollout, read_rollouts
 from qwenvl.types import FrameInfo, Turn
 
 EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED, DROPPED = 1, 2, 4, 8, 16, 32
@@ -28,7 +28,6 @@ EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED, DROPPED = 1, 2, 4, 8, 16, 32
 of the texts occur twice; reward hacking is suspected; a completion has no reward; it was not trained on
 (``--filter_groups``)."""
 
-MOST_GAP = 1e9  # in place of an infinite difference of log-probs, for which JSON has no number
 HIGH_FORMAT = 0.9  # a format reward from which a completion has the form
 HALF_RIGHT = 0.5  # an accuracy from which a repeated text is not suspected
 FORM = ("format", "tag", "length", "overlong", "repetition", "brevity")  # a reward with such a word judges the form
@@ -41,11 +40,9 @@ class Group:
 
     Attributes:
         rollouts: G rows, by ``sample``.
-        gaps: for each the largest difference between trainer's and sampler's log-probs. Empty if not compared.
     """
 
     rollouts: tuple[Rollout, ...]
-    gaps: tuple[float, ...] = ()
 
     @property
     def head(self) -> Rollout:
@@ -87,15 +84,6 @@ def grouped(rollouts: Iterable[Rollout]) -> Iterator[Group]:
         key = own
     if rows:
         yield Group(tuple(rows))
-
-
-def with_gaps(groups: Iterable[Group], compared: Iterable[Parity]) -> Iterator[Group]:
-    """The groups with the gaps of their completions, for those that were compared."""
-    known = {(each.step, each.where): tuple(min(gap, MOST_GAP) for gap in each.gaps) for each in compared}
-    for group in groups:
-        head = group.head
-        gaps = known.get((head.step, head.where), ()) if head.split == "train" and not head.dropped else ()
-        yield replace(group, gaps=gaps) if len(gaps) == len(group.rollouts) else group
 
 
 def marks(group: Group) -> int:
@@ -179,7 +167,6 @@ def row_of(group: Group) -> GroupRow:
         **{"record": head.record_id, "where": head.where, "size": len(group.rollouts), "marks": marks(group)},
         **{"mean": mean(totals), "low": min(totals, default=None), "high": max(totals, default=None)},
         "parts": {name: mean(each.rewards.get(name) for each in group.rollouts) for name in names},
-        "gap": max(group.gaps, default=None),
     }
 
 
@@ -220,7 +207,7 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[li
     Raises:
         RunLogError: a line of the rollouts is none.
     """
-    groups = with_gaps(grouped(read_rollouts(run.folder, split=None)), read_parity(run.folder))
+    groups = grouped(read_rollouts(run.folder, split=None))
     kept = (((row_of(group), strips_of(group.rollouts)), group_as_shown(group, read)) for group in groups)
     made = write_pages(kept, number, folder)
     rows = [row | {"page": page, "place": place} for (row, _), page, place in made]
@@ -272,7 +259,7 @@ def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
     records = _numbered((row["record"], row["where"]) for row in rows)
     rewards = list(dict.fromkeys(name for row in rows for name in row["parts"]))
     columns = {name: [row[name] for row in rows] for name in ("page", "place", "step", "epoch", "size", "marks")} | {
-        name: finite([row[name] for row in rows]) for name in ("mean", "low", "high", "gap")
+        name: finite([row[name] for row in rows]) for name in ("mean", "low", "high")
     }
     return {
         "splits": list(splits),
@@ -310,7 +297,6 @@ def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
         "suspicions": suspicions(group),
         "rewards": names,
         "rows": [completion_as_shown(each, each.solution, each.advantage, names, read) for each in group.rollouts],
-        "gaps": finite(group.gaps),
     }
 
 

@@ -18,8 +18,8 @@ from torch import nn
 
 from qwenvl.failure import counted
 from qwenvl.rollout.engine import (
-    EngineAskedAhead,
     EnginePrompts,
+    EngineWithWeights,
     SamplingParams,
     WeightsLostError,
     lost_together,
@@ -93,7 +93,7 @@ class AheadEngine:
         >>> rollouts = ahead.sample(model, prompts, 8, params, seed=1)
     """
 
-    def __init__(self, engine: EngineAskedAhead):
+    def __init__(self, engine: EngineWithWeights):
         self.engine = engine
         self.version: int | None = None
         self._pending: deque[PendingStep] = deque()
@@ -131,6 +131,10 @@ class AheadEngine:
         self.finish()
         return self.engine.sample(model, prompts, group_size, params, seed)
 
+    def request(self, model: nn.Module, *arguments: Any) -> Callable[[], list[RolloutBatch]]:
+        """See ``EngineWithWeights.request``."""
+        return self.engine.request(model, *arguments)
+
     def ask(
         self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
     ) -> None:
@@ -152,7 +156,7 @@ class AheadEngine:
                 self._pending[number] = self._begun(model, step.arguments, version)
 
     def _begun(self, model: nn.Module, arguments: Any, version: int) -> PendingStep:
-        step = PendingStep(version, arguments[-1], arguments, self.engine.request(model, *arguments))
+        step = PendingStep(version, arguments[-1], arguments, self.request(model, *arguments))
         step.thread = threading.Thread(target=step.run, args=(self._last,), name="sampling-ahead", daemon=True)
         step.thread.start()
         self._last = step

@@ -86,8 +86,8 @@ class RolloutEngine(Protocol):
 
 
 @runtime_checkable
-class EngineWithWeights(Protocol):
-    """An engine that samples in another process, with a copy of the policy's weights."""
+class EngineWithWeights(RolloutEngine, Protocol):
+    """An engine that samples in another process, with a copy of the policy's weights, also while the policy trains."""
 
     def sync(self, model: nn.Module, version: int | None) -> None:
         """Gives the engine the weights of ``model``. All processes of the run must call this together.
@@ -96,6 +96,15 @@ class EngineWithWeights(Protocol):
             model: with whole weights, see ``whole_weights``.
             version: how many optimizer steps made them. An engine that has this version does nothing. None: a script
                 may have changed them since, so they are given in any case.
+        """
+        ...
+
+    def request(
+        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+    ) -> Callable[[], list[RolloutBatch]]:
+        """The second half of ``sample``, called once in another thread: no model, no collectives.
+
+        The weights that sample are those of the last ``sync``.
         """
         ...
 
@@ -114,20 +123,6 @@ class EngineLostError(RuntimeError):
 
 class WeightsLostError(EngineLostError):
     """The servers were started again, and lack the weights of a request. It can be made again, with other weights."""
-
-
-@runtime_checkable
-class EngineAskedAhead(RolloutEngine, EngineWithWeights, Protocol):
-    """An engine with weights of its own whose requests can be made while the policy trains."""
-
-    def request(
-        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
-    ) -> Callable[[], list[RolloutBatch]]:
-        """The second half of ``sample``, called once in another thread: no model, no collectives.
-
-        The weights that sample are those of the last ``sync``.
-        """
-        ...
 
 
 def no_completions() -> RolloutBatch:

@@ -120,7 +120,7 @@ class VllmEngine:
     def request(
         self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
     ) -> Callable[[], list[RolloutBatch]]:
-        """See ``EngineAskedAhead.request``. The completions that the callable returns are on the CPU.
+        """See ``EngineWithWeights.request``. The completions that the callable returns are on the CPU.
 
         It raises ``WeightsLostError`` where a server was started again: a thread has no weights to give.
         """

@@ -32,11 +32,6 @@ def policy_weights(policy: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str,
         name = plain_name(full)
         if part_of(name) != "llm" or ".lora_" in name:
             continue
-        if "modules_to_save" in name or "lora_magnitude" in name:
-            raise ValueError(
-                f"{name}: a server takes LoRA adapters of linear layers and experts, merged into the weights; it takes "
-                "no DoRA and no modules_to_save: leave these out, or sample with --rollout_engine local"
-            )
         value = with_adapters(parameter.detach(), adapters.get(name, []))
         yield name, value.to("cpu", dtype, copy=True).contiguous()
 

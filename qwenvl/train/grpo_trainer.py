@@ -88,7 +88,7 @@ class GRPOTrainer(PolicyTrainer):
             ahead=self.ahead,
         )
         self.objective = objective_of(args, args.generation_max_length)
-        self.check_parity = ParityCheck(args, self.meter, self.journal.runlog)
+        self.check_parity = ParityCheck(args, self.meter)
         self.drawn: Sequence[PromptBatch] = ()  # the prompts of the present step
         self.step: Step | None = None  # None until completions are sampled for them
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils.data import Dataset
@@ -50,23 +49,13 @@ class TrainedOn:
         batch: its prompts.
         loss: its share of the loss of the step. It may be NaN or infinite.
         metrics: of the loss, by name.
-        iteration: of its step.
         experience: of the completions. None in a warm-up.
     """
 
     batch: PromptBatch
     loss: float
     metrics: dict[str, float]
-    iteration: int = 0
     experience: Experience | None = None
-
-    def report(self) -> dict[str, Any]:
-        """What it was made of, as JSON can hold it. ``rollouts/`` of the run folder has its completions."""
-        prompts = [
-            {"where": record.where, "id": record.id, "epoch": epoch}
-            for record, epoch in zip(self.batch.records, self.batch.epochs, strict=True)
-        ]
-        return {"loss": self.loss, "metrics": self.metrics, "iteration": self.iteration, "prompts": prompts}
 
 
 class Journal:
@@ -117,9 +106,7 @@ class Journal:
 
     def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:
         """Metrics of the loss of a micro-batch. On fresh completions the ratio is 1 by definition, and not logged."""
-        self.trained_on.append(
-            TrainedOn(experience.batch, output.loss.item(), output.metrics, step.iteration, experience)
-        )
+        self.trained_on.append(TrainedOn(experience.batch, output.loss.item(), output.metrics, experience))
         tokens = int(experience.loss_mask.sum())
         for name, value in output.metrics.items():
             if name.startswith("loss/"):

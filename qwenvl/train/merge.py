@@ -45,13 +45,13 @@ def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
         The model that the adapter was folded into.
 
     Raises:
-        ValueError: ``adapter`` is none, or it does not fit its model.
+        ValueError: ``adapter`` is none, does not fit its model, or is of a kind that is not merged.
         FileNotFoundError: the model is not there.
         FileExistsError: ``out`` holds something.
     """
     from qwenvl.files import written_whole
     from qwenvl.model.loading import base_of_adapter, load_model, load_processor, with_adapter
-    from qwenvl.model.merging import merged
+    from qwenvl.model.merging import merged_weights
     from qwenvl.train.card import describe_merged
 
     adapter, out = Path(adapter), Path(out)
@@ -69,9 +69,9 @@ def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}. The adapter names this model; where it is elsewhere, give --base") from None
     processor = load_processor(adapter if (adapter / "tokenizer_config.json").is_file() else base)
-    model = merged(with_adapter(model, adapter))
+    weights = merged_weights(with_adapter(model, adapter))
     with written_whole(out) as partial:
-        model.save_pretrained(partial)
+        model.save_pretrained(partial, state_dict=weights)
         processor.save_pretrained(partial)
         describe_merged(adapter, partial, base)
     return base

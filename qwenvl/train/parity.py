@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.grpo.diagnostics import logprob_gap, logprob_gaps
-from qwenvl.runlog import Parity, RunLog
+from qwenvl.grpo.diagnostics import logprob_gap
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience
 
@@ -30,13 +29,10 @@ class ParityCheck:
 
     Completions that older weights sampled ahead legitimately have other log-probs: they are not compared. Dropout on
     adapters makes the two differ by design: then none are.
-
-    Args:
-        log: where it is written down how far each completion is off.
     """
 
-    def __init__(self, args: GRPOConfig, meter: Meter, log: RunLog):
-        self._args, self._meter, self._log = args, meter, log
+    def __init__(self, args: GRPOConfig, meter: Meter):
+        self._args, self._meter = args, meter
         self._dropout = args.lora_enable and args.lora_dropout > 0
         if self._dropout and args.check_parity != "off":
             logger.warning("check_parity: left out, because lora_dropout changes the trainer's log-probs on purpose")
@@ -58,12 +54,6 @@ class ParityCheck:
         first = finished_steps == 0 or any(new)
         if args.check_parity == "off" or (args.check_parity == "first" and not first):
             return
-        gaps = logprob_gaps(rollout.logprobs, logprobs, rollout.completion_mask)
-        size = args.grpo_sample_size
-        self._log.log_parity(
-            Parity(finished_steps + 1, record.where, tuple(gaps[p * size : (p + 1) * size]))
-            for p, record in enumerate(experience.batch.records)
-        )
         if not logprobs[rollout.completion_mask].isfinite().all():
             return  # what is not finite is reported with the loss
         largest, mean = logprob_gap(rollout.logprobs, logprobs, rollout.completion_mask)

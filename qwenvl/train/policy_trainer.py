@@ -229,7 +229,7 @@ class PolicyTrainer(Trainer):
         """One micro-batch, forward and backward. ``compute_loss`` starts the clock of the latter.
 
         Raises:
-            NonFiniteError: after the last one of a step, as ``FiniteSteps.check`` does.
+            FloatingPointError: after the last one of a step, as ``FiniteSteps.check`` does.
         """
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.meter.stop("time/backward_s")

@@ -24,8 +24,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
 
-from qwenvl.vllm_server.server import NEEDS_TOWER, Shape
-from qwenvl.vllm_server.wire import Medium, Prompt, SampleAnswer, SampleRequest
+from qwenvl.vllm_server.server import NEEDS_TOWER
+from qwenvl.vllm_server.wire import Medium, Prompt, SampleAnswer, SampleRequest, architecture
 
 GIB = 2**30
 NEVER = -1e9  # added to the logit of a token that must not be sampled. -100 does not hold at high temperatures
@@ -37,7 +37,8 @@ class Engine:
     """A model in vLLM. All calls come from one thread.
 
     Attributes:
-        shape: what a request must fit.
+        architecture: see ``wire.architecture``.
+        max_model_len: most tokens of a prompt and a completion together.
         dtype: of its weights.
     """
 
@@ -76,7 +77,7 @@ class Engine:
             enable_chunked_prefill=not on_cpu,
             **limits,
         )
-        self.shape = Shape.of(config, most)
+        self.architecture, self.max_model_len = architecture(config), most
         self.dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
         self.llm.collective_rpc("install_hooks")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 import secrets
 import socket
@@ -12,13 +11,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotDone
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any, TypeVar
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from qwenvl.vllm_server.wire import (
@@ -30,7 +28,6 @@ from qwenvl.vllm_server.wire import (
     SampleAnswer,
     SampleRequest,
     WeightsRequest,
-    architecture,
     memory_file,
     pack,
     require,
@@ -45,89 +42,16 @@ NEEDS_TOWER = {"qwen2_vl": False, "qwen2_5_vl": False, "qwen3_vl": True}
 """The families that the server takes, and whether vLLM must load the vision tower, though no pixels ever reach it:
 without it Qwen3-VL would leave out its deepstack features."""
 
-REFUSED = {
-    "qwen3_vl_moe": "vLLM takes the matrices of its experts transposed, as its first checkpoints have them, and not as "
-    "the trainer's library saves them",
-    "qwen3_5": "vLLM computes its linear attention in bfloat16 alone on a CPU, so that it was never held to the "
-    "trainer's numbers closer than 0.06",
-    "qwen3_5_moe": "as qwen3_5, its linear attention was never held to the trainer's numbers",
-}
-
-
 def require_family(model_type: str) -> None:
     """
     Raises:
         Refusal: the model would not be sampled exactly.
     """
-    reason = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
     require(
         model_type in NEEDS_TOWER,
-        f"this server does not sample model type {model_type!r}{reason}: it takes {', '.join(NEEDS_TOWER)}",
+        f"this server does not sample model type {model_type!r}, which vLLM was never held to the trainer's numbers "
+        f"with: it takes {', '.join(NEEDS_TOWER)}",
     )
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a request must fit.
-
-    Attributes:
-        architecture: see `wire.architecture`.
-        merge_size: patches merged along each side.
-        feature_width: of a row of features, those of the deepstack mergers included.
-        max_model_len: most tokens of a prompt and a completion together.
-    """
-
-    architecture: dict[str, Any]
-    merge_size: int
-    feature_width: int
-    max_model_len: int
-
-    @classmethod
-    def of(cls, config: Any, max_model_len: int) -> Shape:
-        """From a Qwen-VL configuration of transformers."""
-        text, vision = config.get_text_config(), config.vision_config
-        levels = len(getattr(vision, "deepstack_visual_indexes", None) or ())
-        tied = bool(config.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))
-        return cls(
-            architecture=architecture(config, tied),
-            merge_size=vision.spatial_merge_size,
-            feature_width=text.hidden_size * (1 + levels),
-            max_model_len=max_model_len,
-        )
-
-    def check(self, request: SampleRequest) -> None:
-        """Refuses what the model can't take: vLLM would truncate a prompt that is too long, and fail on other things.
-
-        Raises:
-            Refusal: where, what was expected and what was found.
-        """
-        new, vocab_size = request.params.max_new_tokens, self.architecture["vocab_size"]
-        for number, prompt in enumerate(request.prompts):
-            where, length = f"prompts[{number}]", len(prompt.ids)
-            require(
-                0 < length <= self.max_model_len - new,
-                f"{where}: {length} tokens and {new} new ones exceed the server's --max_model_len {self.max_model_len}",
-            )
-            low, high = int(prompt.ids.min()), int(prompt.ids.max())
-            require(low >= 0 and high < vocab_size, f"{where}: token ids {low} to {high} of {vocab_size}")
-            shape, expected = tuple(prompt.positions.shape), (3, length)
-            require(shape == expected, f"{where}.positions: expected {expected}, got {shape}")
-            plain = torch.arange(length).expand(3, -1)
-            require(
-                len(prompt.media) > 0 or prompt.positions.equal(plain),
-                f"{where}: positions of a prompt of text must count up from 0",
-            )
-            for index, medium in enumerate(prompt.media):
-                at, (t, h, w) = f"{where}.media[{index}]", medium.grid
-                end = medium.offset + len(medium.embedded)
-                require(0 <= medium.offset < end <= length, f"{at}: tokens {medium.offset} to {end} of {length}")
-                found, placeholders = tuple(medium.features.shape), int(medium.embedded.sum())
-                rows = t * h * w // self.merge_size**2
-                require(
-                    found == (rows, self.feature_width) and placeholders == rows,
-                    f"{at}: {placeholders} placeholders and features of {found}; the grid {t} x {h} x {w} expects "
-                    f"{rows} of both, {self.feature_width} wide",
-                )
 
 
 class SamplingServer:
@@ -165,7 +89,7 @@ class SamplingServer:
     def health(self) -> Health:
         """Answers at once, also while the engine works."""
         engine = self._working()
-        return Health(self.boot, self.version, self._model, engine.shape.architecture, engine.dtype)
+        return Health(self.boot, self.version, self._model, engine.architecture, engine.dtype)
 
     def in_turn(self, work: Callable[[], Some], seconds: float) -> Some:
         """The result of ``work``, done after the requests before it.
@@ -193,7 +117,13 @@ class SamplingServer:
             has = "a part of a version" if self.version is None else f"version {self.version}"
             raise Refusal(f"the request is for weights of version {request.version}, the server has {has}", AGAIN)
         engine = self._awake()
-        engine.shape.check(request)
+        new, most = request.params.max_new_tokens, engine.max_model_len
+        for number, prompt in enumerate(request.prompts):  # vLLM would truncate one that is too long
+            require(
+                0 < len(prompt.ids) <= most - new,
+                f"prompts[{number}]: {len(prompt.ids)} tokens and {new} new ones exceed the server's --max_model_len "
+                f"{most}",
+            )
         return replace(engine.sample(request, salt=f"{self.boot}-{request.version}"), boot=self.boot)
 
     def take_weights(self, request: WeightsRequest) -> Health:
@@ -296,7 +226,6 @@ class Web(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, Handler)
         self.answers, self.token = server, token
-        self.is_loopback = ipaddress.ip_address(self.server_name.partition("%")[0]).is_loopback
 
     @property
     def url(self) -> str:
@@ -360,11 +289,6 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _check_sender(self) -> None:
-        # A page of another site may have a browser send it, under that site's name or its own.
-        host = self.headers.get("Host", "").rpartition(":")[0]
-        own = {self.server.server_name, "127.0.0.1", "localhost", "[::1]"}
-        if "Origin" in self.headers or (self.server.is_loopback and host not in own):
-            raise Refusal("requests of web pages are refused: name this machine as 127.0.0.1 or localhost", 403)
         expected = f"Bearer {self.server.token}".encode()
         given = self.headers.get("Authorization", "").encode()
         if not hmac.compare_digest(given, expected):

@@ -126,13 +126,16 @@ _SIZES = (
 )
 
 
-def architecture(config: Any, tied: bool) -> dict[str, Any]:
+def architecture(config: Any, tied: bool | None = None) -> dict[str, Any]:
     """What the models of policy and server must have in common, from the configuration of transformers.
 
     Args:
-        tied: the head is the embedding, and not among the weights.
+        tied: the head is the embedding, and not among the weights. None: as the configuration says.
     """
-    sizes = {name: getattr(config.get_text_config(), name, None) for name in _SIZES}
+    text = config.get_text_config()
+    if tied is None:
+        tied = bool(config.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))
+    sizes = {name: getattr(text, name, None) for name in _SIZES}
     return {"model type": config.model_type, **sizes, "head tied to the embeddings": tied}
 
 

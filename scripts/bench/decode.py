@@ -2,7 +2,6 @@
 
     python scripts/bench/decode.py
     python scripts/bench/decode.py --clips 720p webm --turns 3      # clips whose name contains one of these
-    python scripts/bench/decode.py --files my/clips/*.mp4           # your own clips: times, no check of the frames
 
 The task is that of a training sample: N frames, evenly spaced, at the size that the model sees. Each reader has a
 process of its own, which is killed when it hangs. In every turn all of them read the clip one after the other, so that
@@ -106,26 +105,12 @@ def decord() -> Read:
     return read
 
 
-def qwen_vl_utils(reader: str) -> Read:
-    """``fetch_video`` chooses the same frames itself and resizes them."""
-    os.environ |= {"FORCE_QWENVL_VIDEO_READER": reader, "TORCHCODEC_NUM_THREADS": "1"}
-    from qwen_vl_utils import fetch_video
-
-    def read(path: str, wanted: list[int]) -> np.ndarray:
-        request = {"video": path, "nframes": len(wanted), "min_pixels": 4 * 28 * 28, "max_pixels": MAX_PIXELS}
-        return fetch_video(request).permute(0, 2, 3, 1).numpy()
-
-    return read
-
-
 READERS: dict[str, Callable[[], Read]] = {
     "ours": lambda: ours(60.0),
     "ours, unguarded": lambda: ours(0.0),
     "torchcodec exact": lambda: torchcodec("exact"),
     "torchcodec approximate": lambda: torchcodec("approximate"),
     "decord": decord,
-    "qwen-vl-utils, torchcodec": lambda: qwen_vl_utils("torchcodec"),
-    "qwen-vl-utils, decord": lambda: qwen_vl_utils("decord"),
 }
 
 
@@ -179,11 +164,11 @@ class Reading:
     right: int = 0
     failed: str | None = None
 
-    def cell(self, kind: str, wanted: int | None) -> str:
+    def cell(self, kind: str, wanted: int) -> str:
         """Milliseconds, with the number of right frames if not all are, or why it failed."""
         if self.failed is not None:
             return self.failed
-        note = "" if wanted in (None, self.right) else f" ({self.right} of {wanted} right)"
+        note = "" if wanted == self.right else f" ({self.right} of {wanted} right)"
         return f"{1e3 * statistics.median(getattr(self, kind)):.1f}{note}"
 
 
@@ -211,33 +196,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "qwenvl_bench_clips")
     parser.add_argument("--clips", nargs="+", help="parts of the names of the clips to read")
-    parser.add_argument("--files", nargs="+", type=Path, help="clips of your own in place of the generated ones")
     parser.add_argument("--readers", nargs="+", choices=READERS, default=list(READERS))
     parser.add_argument("--frames", type=int, default=16)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a reader is killed")
     options = parser.parse_args()
-    clips = {path.name: clip_of(path) for path in options.files or []} or make_clips(options.folder)
+    clips = make_clips(options.folder)
     children: dict[str, Child | None] = dict.fromkeys(options.readers)
     readings = {}
     for name, clip in clips.items():
         if options.clips is None or any(part in name for part in options.clips):
             print(name, file=sys.stderr)
             readings[name] = read_in_turn(clip, children, options)
-    wanted = None if options.files else options.frames
     for kind in ("cpu", "wall"):
         print(f"\n{kind} milliseconds\n\n| clip | {' | '.join(options.readers)} |")
         print("|---" * (len(options.readers) + 1) + "|")
         for name, of_clip in readings.items():
-            print(f"| {name} | {' | '.join(each.cell(kind, wanted) for each in of_clip.values())} |")
-
-
-def clip_of(path: Path) -> BenchClip:
-    """A clip of one's own."""
-    from qwenvl.data.media.open import open_clip
-
-    with open_clip(str(path)) as clip:
-        return BenchClip(path, clip.frame_count)
+            print(f"| {name} | {' | '.join(each.cell(kind, options.frames) for each in of_clip.values())} |")
 
 
 if __name__ == "__main__":

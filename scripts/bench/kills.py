@@ -79,7 +79,7 @@ class Moment:
 
 @dataclass
 class Trail:
-    """What a run has been through, a line for each phase that begins or ends, in a file that outlives the process.
+    """What a run has been through, a line for each phase that ends, in a file that outlives the process.
 
     Attributes:
         file: descriptor of the file.
@@ -92,15 +92,10 @@ class Trail:
     seen: dict[str, int] = field(default_factory=dict)
     open: dict[str, int] = field(default_factory=dict)
 
-    def note(self, *words: object) -> None:
-        """Add a line."""
-        os.write(self.file, (" ".join(map(str, words)) + "\n").encode())
-
     def begin(self, phase: str) -> None:
         """The run enters a phase, where its death may wait."""
         self.seen[phase] = self.seen.get(phase, 0) + 1
         self.open[phase] = 0
-        self.note("begins", phase)
         if self.moment is None:
             sys.setprofile(self._count)
         elif (self.moment.phase, self.moment.occurrence) == (phase, self.seen[phase]):
@@ -113,7 +108,7 @@ class Trail:
             sys.setprofile(None)
         elif moment.kind == "call" and (moment.phase, moment.occurrence) == (phase, self.seen[phase]):
             os.kill(os.getpid(), signal.SIGKILL)
-        self.note("ends", phase, self.open.pop(phase))
+        os.write(self.file, f"{phase} {self.open.pop(phase)}\n".encode())
         if moment is None and self.open:
             sys.setprofile(self._count)
 
@@ -211,8 +206,7 @@ class Bench:
             if os.WIFEXITED(status) or moment is None:
                 raise SystemExit(f"{run}, {moment}: failed:\n{attempts[-1].with_suffix('.log').read_text()}")
             name = signal.Signals(os.WTERMSIG(status)).name
-            killed = {"chain": number, "signal": name, "in": _open_phase(attempts[-1]), "left_behind": left}
-            self.kills.append(asdict(moment) | killed)
+            self.kills.append(asdict(moment) | {"chain": number, "signal": name, "left_behind": left})
         self.differs.append(differences(unharmed, out, STEPS))
         if not self.differs[-1]:
             shutil.rmtree(out)
@@ -286,18 +280,8 @@ def _took(unharmed: Path) -> dict[str, float]:
     """Calls of each phase of the run that was not killed, the medians."""
     calls: dict[str, list[float]] = defaultdict(list)
     for line in unharmed.with_suffix(".trail").read_text().splitlines():
-        if line.startswith("ends"):
-            calls[line.split()[1]].append(float(line.split()[2]))
+        calls[line.split()[0]].append(float(line.split()[1]))
     return {phase: statistics.median(values) for phase, values in calls.items()}
-
-
-def _open_phase(attempt: Path) -> str:
-    """The innermost phase that had begun and not ended."""
-    phases: list[str] = []
-    for line in attempt.with_suffix(".trail").read_text().splitlines():
-        word, phase, *_ = line.split()
-        (phases.append if word == "begins" else phases.remove)(phase)
-    return phases[-1] if phases else "between"
 
 
 def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
@@ -389,8 +373,8 @@ def _logged(folder: Path) -> list[dict]:
 def table(kills: list[dict[str, Any]], differs: list[list[str]]) -> str:
     """The kills by phase, and how many of them are of runs that ended equal."""
     lines = ["| killed in | kills | after calls | in a file | equal |", "|---" * 5 + "|"]
-    for phase in sorted({kill["in"] for kill in kills}):
-        own = [kill for kill in kills if kill["in"] == phase]
+    for phase in sorted({kill["phase"] for kill in kills}):
+        own = [kill for kill in kills if kill["phase"] == phase]
         calls = sum(kill["kind"] == "call" for kill in own)
         equal = sum(not differs[kill["chain"]] for kill in own)
         lines.append(f"| {phase} | {len(own)} | {calls} | {len(own) - calls} | {equal} |")

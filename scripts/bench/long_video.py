@@ -1,8 +1,7 @@
-r"""Memory and CPU seconds of one optimizer step on one long video, by phase (Linux).
+"""Memory and CPU seconds of one optimizer step on one long video, by phase (Linux).
 
     python scripts/bench/long_video.py    # 4k and 16k tokens: three minutes of CPU
-    python scripts/bench/long_video.py --cases 256k --family qwen3_vl --layers 2 --heads 1 --head_dim 32 \
-        --pixels 135000 --beta 0
+    python scripts/bench/long_video.py --cases 64k --family qwen3_vl --pixels 135000
 
 Each case is a process of its own: it makes an mp4 of 640 x 360 pixels, a frame for each second, and a tiny checkpoint
 with random weights, and the trainer makes one step on it, gradient checkpointing on. No completion ends early. Peaks
@@ -48,9 +47,6 @@ def main(argv: list[str] | None = None) -> None:
     before: dict[str, Any] = {}
     for case in options.cases:
         row = run(case, options)
-        if options.out is not None:
-            with options.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
         print(f"\n{row['tokens']:,} tokens, {row['frames']:,} frames: {row['peak'] / 1e9:.2f} GB at most, ", end="")
         print(f"{row['base'] / 1e9:.2f} before the step\n{'':11}{'GB':>7}{'CPU s':>9}{'MB for 1,000 tokens':>21}")
         for name, peak in row["peaks"].items():
@@ -66,14 +62,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--family", default="qwen2_5_vl", help="of the tiny checkpoint [%(default)s]")
     parser.add_argument("--hidden", type=int, default=256, help="width of the language model [%(default)s]")
     parser.add_argument("--layers", type=int, default=8, help="of the language model [%(default)s]")
-    parser.add_argument("--heads", type=int, help="of its attention")
-    parser.add_argument("--head_dim", type=int, help="width of a head, where the family's is free")
     parser.add_argument("--pixels", type=int, default=113_000, help="most of a frame [%(default)s]")
     parser.add_argument("--group", type=int, default=8, help="completions [%(default)s]")
     parser.add_argument("--length", type=int, default=64, help="tokens of each [%(default)s]")
     parser.add_argument("--beta", type=float, default=0.04, help="0: no reference [%(default)s]")
     parser.add_argument("--threads", type=int, default=2, help="[%(default)s]")
-    parser.add_argument("--out", type=Path, help="a file that gets a line of JSON for each case")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.here:
@@ -88,7 +81,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def run(case: str, options: argparse.Namespace) -> dict[str, Any]:
     """The step in a process of its own."""
-    given = {k: v for k, v in vars(options).items() if v is not None and k not in ("cases", "out", "here")}
+    given = {k: v for k, v in vars(options).items() if v is not None and k not in ("cases", "here")}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, __file__, "--here", "--cases", case, *words]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT).stdout
@@ -175,26 +168,11 @@ def measured(case: str, sizes: argparse.Namespace, folder: Path) -> dict[str, An
 
 
 def save_model(sizes: argparse.Namespace, folder: Path) -> Path:
-    """The checkpoint, with heads of its own if they are given."""
-    import torch
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
+    """The checkpoint."""
     from qwenvl.demo.tiny import save_tiny
 
     sized = {"hidden_size": sizes.hidden, "num_layers": sizes.layers, "vision_hidden_size": 128, "vision_depth": 4}
-    save_tiny(folder, sizes.family, **sized)
-    if sizes.heads is None:
-        return folder
-    config = AutoConfig.from_pretrained(folder)
-    text = config.text_config
-    text.num_attention_heads, text.num_key_value_heads = sizes.heads, max(1, sizes.heads // 2)
-    if sizes.head_dim is not None:
-        third = sizes.head_dim // 2 * 5 // 16
-        sections = [sizes.head_dim // 2 - 2 * third, third, third]
-        text.head_dim, text.rope_parameters = sizes.head_dim, {**text.rope_parameters, "mrope_section": sections}
-    torch.manual_seed(0)
-    AutoModelForImageTextToText.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    return folder
+    return save_tiny(folder, sizes.family, **sized)
 
 
 def write_record(tokens: int, sizes: argparse.Namespace, folder: Path) -> Path:

@@ -3,14 +3,8 @@
     python scripts/bench/records.py                              # 20,000 records of each kind
     python scripts/bench/records.py --records 1000000            # 1 GB of disk, 10 minutes of CPU
 
-Each measurement is a process of its own:
-
-    start         what a run does before its first step, with default flags
-    load          all records become a list, as of files up to 512 MB
-    stream        the file is opened for random access, with an empty cache folder; reads: 1,000 records afterwards
-    again         the same, with the cache folder of the first opening
-
-Memory is the peak of the resident set over what the process held before, mapped files included.
+What a run does before its first step, with default flags, each time in a process of its own. Memory is the peak of the
+resident set over what the process held before, mapped files included.
 """
 
 from __future__ import annotations
@@ -27,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 
 KINDS = ("jsonl", "json", "csv", "jsonl.gz", "json.gz", "parquet")
 CLIPS = 1000
@@ -67,33 +60,17 @@ def write(path: Path, count: int) -> None:
         file.write("" if lines else "]\n")
 
 
-def measure(path: Path, how: str) -> dict[str, float]:
-    """One of the measurements, in this process."""
-    if how == "start":
-        from qwenvl.data.dataset import load_dataset
-        from qwenvl.data.order import EpochSampler
-        from qwenvl.rewards.resolve import build_rubric
+def measure(path: Path) -> dict[str, float]:
+    """Open a data set in this process, and draw the order of its first epoch."""
+    from qwenvl.data.dataset import load_dataset
+    from qwenvl.data.order import EpochSampler
+    from qwenvl.rewards.resolve import build_rubric
 
-        check = build_rubric().check_record
-        before, began = peak_mb(), time.process_time()
-        records = load_dataset(str(path), check_record=check)
-        next(iter(EpochSampler(records.parts)))
-    else:
-        from qwenvl.data.records import record_file
-        from qwenvl.data.records.catalog import DatasetSource
-
-        if path.suffix == ".parquet":
-            import pyarrow.parquet  # noqa: F401 (loading the library is not what is measured)
-        source = DatasetSource(path.name, path, path.parent)
-        record_file.LOADED_BYTES = record_file.LOADED_RECORDS = 2**62 if how == "load" else -1
-        before, began = peak_mb(), time.process_time()
-        records = record_file.RecordFile(source, seed=0).load()
-    opened = time.process_time()
-    if how == "stream":
-        for index in Random(0).sample(range(len(records)), min(1000, len(records))):
-            assert records[index].id == f"clip_{index}"
-    read = time.process_time() - opened
-    return {"records": len(records), "open": opened - began, "read": read, "memory": peak_mb() - before}
+    check = build_rubric().check_record
+    before, began = peak_mb(), time.process_time()
+    records = load_dataset(str(path), check_record=check)
+    next(iter(EpochSampler(records.parts)))
+    return {"records": len(records), "open": time.process_time() - began, "memory": peak_mb() - before}
 
 
 def peak_mb() -> float:
@@ -102,32 +79,18 @@ def peak_mb() -> float:
     return int(lines["VmHWM"].split()[0]) / 1024
 
 
-def child(path: Path, how: str, count: int) -> dict[str, float]:
-    """One of the measurements in a fresh process."""
-    command = [sys.executable, __file__, "--measure", str(path), "--how", how]
-    environment = os.environ | {"QWENVL_CACHE": str(path.parent / "cache")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+def show(kind: str, folder: Path, count: int) -> None:
+    """One line of the table."""
+    path, cache = folder / f"bench.{kind}", folder / "cache"
+    write(path, count)
+    command = [sys.executable, __file__, "--measure", str(path)]
+    done = subprocess.run(command, env=os.environ | {"QWENVL_CACHE": str(cache)}, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{path.name}: {done.stderr}")
     found = json.loads(done.stdout)
     assert found["records"] == count
-    return found
-
-
-def show(kind: str, folder: Path, count: int, only_start: bool) -> None:
-    """One line of the table."""
-    path, cache = folder / f"bench.{kind}", folder / "cache"
-    write(path, count)
-    found = {}
-    for how in ["start"] if only_start else ["start", "load", "stream", "again"]:
-        if how != "again":
-            shutil.rmtree(cache, ignore_errors=True)
-        found[how] = child(path, "stream" if how == "again" else how, count)
-    cells = [f"{each['open']:.2f} s, {each['memory']:,.0f} MB" for each in found.values()]
-    if not only_start:
-        copies = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) / 2**20
-        cells += [f"{found['again']['read']:.2f} s", f"{copies:,.0f} MB"]
-    print(f"| {kind}, {path.stat().st_size / 2**20:,.0f} MB | {' | '.join(cells)} |", flush=True)
+    size = path.stat().st_size / 2**20
+    print(f"| {kind}, {size:,.0f} MB | {found['open']:.2f} s, {found['memory']:,.0f} MB |", flush=True)
     path.unlink()
     shutil.rmtree(cache, ignore_errors=True)
 
@@ -137,22 +100,18 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=20_000, help="records in each file (20000)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of file (all)")
     parser.add_argument("--folder", type=Path, help="where the files are written (a temporary folder)")
-    parser.add_argument("--only_start", action="store_true", help="measure the start of a run alone")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--how", default="load", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure is not None:
-        print(json.dumps(measure(args.measure, args.how)))
+        print(json.dumps(measure(args.measure)))
         return
-    names = ["start"] if args.only_start else ["start", "load", "stream", "again", "1,000 reads", "copies"]
-    print(f"{args.records:,} records; python {sys.version.split()[0]}")
-    print(f"| kind | {' | '.join(names)} |\n|---" + "|---" * len(names) + "|")
+    print(f"{args.records:,} records; python {sys.version.split()[0]}\n| kind | start |\n|---|---|")
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         (Path(folder) / "clips").mkdir()
         for i in range(CLIPS):
             (Path(folder) / "clips" / f"{i}.mp4").touch()
         for kind in args.kinds:
-            show(kind, Path(folder), args.records, args.only_start)
+            show(kind, Path(folder), args.records)
 
 
 if __name__ == "__main__":

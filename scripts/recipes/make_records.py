@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 from collections.abc import Callable
 from fractions import Fraction
@@ -65,22 +64,6 @@ def countdown(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
     return record(name, question, expression, nums=nums, target=int(value))
 
 
-def geometry(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
-    """A drawn triangle with two of its angles written in. How large is the third?"""
-    a, b = rng.randrange(25, 100, 5), rng.randrange(25, 75, 5)
-    picture = Image.new("RGB", (224, 168), "white")
-    draw = ImageDraw.Draw(picture)
-    width, left, base = 150, 36, 140
-    height = width / (1 / math.tan(math.radians(a)) + 1 / math.tan(math.radians(b)))
-    top = (left + height / math.tan(math.radians(a)), base - min(height, 120))
-    draw.polygon([(left, base), (left + width, base), top], outline="black", width=2)
-    for text, place in ((f"{a}°", (left + 4, base + 4)), (f"{b}°", (left + width - 22, base + 4)), ("x", top)):
-        draw.text(place, text, fill="black")
-    picture.save(folder / f"{name}.png")
-    question = "<image>\nHow many degrees has the angle x? " + THINK.format("the number")
-    return record(name, question, str(180 - a - b), image=f"{name}.png")
-
-
 def grounding(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
     """A clip in which a square lights up for a while. From when to when?"""
     duration = rng.randint(6, 10)
@@ -113,7 +96,7 @@ def mixed(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
 
 
 TASKS: dict[str, Callable[[Path, str, random.Random], dict[str, Any]]] = {
-    task.__name__: task for task in (clevr_count, countdown, geometry, grounding, video_choice, mixed)
+    task.__name__: task for task in (clevr_count, countdown, grounding, video_choice, mixed)
 }
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qwenvl.model.inputs import LARGE, InputBuilder, PixelScale, PixelScales, is_large
+from qwenvl.model.inputs import LARGE, InputBuilder, PixelScale, is_large
 from qwenvl.model.positions import position_rule
 from qwenvl.types import PromptBatch
 
@@ -53,7 +53,7 @@ def test_repeat_keeps_groups_together(exact_model, random_prompts):
 def test_bytes_are_what_is_normalised(tiny_pair):
     """``as_bytes`` and a scale by hand make what the builder makes, and images are not scaled as videos are."""
     model, processor = tiny_pair("qwen2_5_vl")
-    scales = PixelScales(PixelScale(1.0, (1.0,) * 3, (2.0,) * 3), PixelScale(1.0, (4.0,) * 3, (8.0,) * 3))
+    scales = PixelScale(1.0, (1.0,) * 3, (2.0,) * 3), PixelScale(1.0, (4.0,) * 3, (8.0,) * 3)
     build = replace(InputBuilder.of(position_rule(model.config), processor), scales=scales)
     grid, pixels = torch.tensor([[1, 2, 2]]), torch.arange(4 * 1176).remainder(251).view(4, -1).to(torch.uint8)
     media = [model.config.image_token_id, model.config.video_token_id]

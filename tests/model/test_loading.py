@@ -30,17 +30,15 @@ from qwenvl.train.run.checkpoints import load_weights
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("part", ["llm", "vision", "mlp"])
-def test_each_flag_trains_its_part_and_nothing_else(tiny_pair, family, part):
+def test_each_flag_trains_its_part_and_nothing_else(tiny_pair, family):
     model, _ = tiny_pair(family, tie_word_embeddings=False)
-    apply_tuning(model, TuneOptions(**{f"tune_mm_{name}": name == part for name in ("llm", "vision", "mlp")}))
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    mergers = {name for name, _ in model.named_parameters() if "merger" in name}
-    visual = {name for name, _ in model.named_parameters() if ".visual." in name}
     everything = {name for name, _ in model.named_parameters()}
-    expected = {"llm": everything - visual, "vision": visual - mergers, "mlp": mergers}[part]
-    assert trained == expected and expected
-    assert ("lm_head.weight" in trained) == (part == "llm")
+    mergers, visual = ({name for name in everything if word in name} for word in ("merger", ".visual."))
+    for part, expected in {"llm": everything - visual, "vision": visual - mergers, "mlp": mergers}.items():
+        apply_tuning(model, TuneOptions(**{f"tune_mm_{name}": name == part for name in ("llm", "vision", "mlp")}))
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        assert trained == expected and expected
+        assert ("lm_head.weight" in trained) == (part == "llm")
 
 
 def test_nothing_to_train_is_an_error(tiny_pair):
@@ -172,19 +170,11 @@ def test_flash_attention_is_taken_only_where_it_runs(device, capability, half, i
             resolve_attention("flash_attention_2", torch.device(device), half)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("qwen2_5_omni", r"\(it also hears and speaks"),
-        ("qwen4_exp", r"\(its n-gram embedding table"),
-        ("qwen2", f": expected one of {', '.join(FAMILIES)}"),
-    ],
-)
-def test_other_models_are_refused_by_us(tmp_path, monkeypatch, name, reason):
+def test_other_models_are_refused_by_us(tmp_path, monkeypatch):
     """transformers would say that a newer one of its versions may know them."""
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", Mock(side_effect=ValueError("update transformers")))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
-    with pytest.raises(ValueError, match=f"'{name}' is not supported.*{reason}"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    with pytest.raises(ValueError, match=f"'qwen2' is not supported: expected one of {', '.join(FAMILIES)}"):
         load_model(tmp_path)
 
 

@@ -68,47 +68,22 @@ def test_a_copy_may_be_rounded_as_the_policy_is_in_its_forwards(tiny_pair):
             assert theirs.dtype == ours.dtype and torch.equal(theirs, ours), name
 
 
-@pytest.fixture
-def another(tiny_pair):
-    """``another(**options)``: the tiny model with other weights in its language model and the same vision tower."""
-
-    def make(**options):
-        model, _ = tiny_pair(**options)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "layers.0." in name:
-                    parameter.add_(0.1)
-        return model
-
-    return make
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("tuned", ["all", "merger", "adapter"])
-def test_another_checkpoint_shares_what_is_frozen_and_the_same(
-    tuned, tied, tiny_pair, another, random_prompts, random_completions
-):
-    options = {"tie_word_embeddings": tied}
-    policy, _ = tiny_pair(**options)
+@pytest.mark.parametrize("adapter", [True, False])
+def test_another_checkpoint_stays_as_it_is(adapter, tiny_pair, random_prompts, random_completions):
+    policy, other = tiny_pair()[0], tiny_pair()[0]
     batch = (random_prompts(policy, ["tvt", "t"]), *random_completions(4, 5))
-    other = another(**options)
+    with torch.no_grad():
+        other.model.language_model.layers[0].mlp.up_proj.weight.add_(0.1)
     expected = logprobs(other, *batch).detach()
-    before = {name: parameter.detach().clone() for name, parameter in other.named_parameters()}
-    bare = policy
-    if tuned == "adapter":
+    if adapter:
         policy = get_peft_model(policy, lora_config(policy, TuneOptions(), LoraOptions(True, 2, 4)))
     else:
-        apply_tuning(policy, TuneOptions(tune_mm_llm=tuned == "all"))
+        apply_tuning(policy, TuneOptions())
     reference = Reference(policy, other=matched(other, policy, one_tower=True))
-    ours = {id(parameter) for parameter in bare.parameters()}
+    one_update(policy, *batch)
     with reference.model() as frozen:
         assert torch.equal(logprobs(frozen, *batch), expected)
-        for name, parameter in frozen.named_parameters():
-            learns = part_of(name) in {"all": ("llm", "mlp"), "merger": ("mlp",), "adapter": ()}[tuned]
-            assert (id(parameter) in ours) == (not learns and "layers.0." not in name), name
-            assert not parameter.requires_grad and torch.equal(parameter, before[name]), name
-        assert (frozen.lm_head.weight is frozen.model.language_model.embed_tokens.weight) == tied
-    assert not torch.allclose(logprobs(bare, *batch), expected)
+        assert not any(parameter.requires_grad for parameter in frozen.parameters())
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused(tiny_pair):

@@ -10,7 +10,7 @@ import torch
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
 from qwenvl.model import vision_tower as tower
-from qwenvl.model.inputs import PixelScale, PixelScales
+from qwenvl.model.inputs import PixelScale
 from qwenvl.model.loading import apply_tuning
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.model.options import TuneOptions
@@ -189,14 +189,14 @@ def test_bytes_give_the_features_of_the_pixels_that_they_become(random_prompts, 
     model = frozen_tower("qwen2_5_vl")
     of_images = PixelScale(1 / 255, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
     of_videos = PixelScale(1 / 255, (0.5,) * 3, (1.0,) * 3)
-    scales = PixelScales(of_images, of_videos)
+    scales = of_images, of_videos
     drawn = random_prompts(model, ["vi", "v"])
     generator = torch.Generator().manual_seed(3)
     images, videos = (
         torch.randint(0, 256, values.shape, dtype=torch.uint8, generator=generator)
         for values in (drawn.pixel_values, drawn.pixel_values_videos)
     )
-    normalised = replace(drawn, pixel_values=scales.image(images), pixel_values_videos=scales.video(videos))
+    normalised = replace(drawn, pixel_values=of_images(images), pixel_values_videos=of_videos(videos))
     as_bytes = replace(drawn, pixel_values=images, pixel_values_videos=videos)
     expected = encode_vision(model, normalised)
     assert torch.equal(encode_vision(model, as_bytes, scales=scales).pixel_values, expected.pixel_values)

@@ -3,7 +3,7 @@
 import pytest
 
 from qwenvl.runlog import RunLog
-from tests.report.runs import METRICS, PARITY, ROLLOUTS
+from tests.report.runs import METRICS, ROLLOUTS
 
 
 @pytest.fixture
@@ -17,7 +17,6 @@ def make_run(tmp_path):
         for step, row in metrics or METRICS:
             log.log_metrics(step, row)
         log.log_rollouts(ROLLOUTS if rollouts is None else rollouts)
-        log.log_parity([] if rollouts else PARITY)
         if finished:
             log.finish(finished)
         return folder

@@ -1,6 +1,6 @@
 """Runs made by hand: two steps of two records, and an evaluation before and after."""
 
-from qwenvl.runlog import Parity, Rollout
+from qwenvl.runlog import Rollout
 from qwenvl.types import FrameInfo, ToolCall, Turn
 
 
@@ -71,9 +71,4 @@ ROLLOUTS = [
     *group([1.0, 0.5, 1.0, 1.0], step=2, epoch=1, clips=(CLIP,)),
     *group([1.0] * 4, ["<answer>(5) scan</answer>"] * 4, step=2, epoch=1, **SCAN),
     rollout(step=2, split="eval", record_id="held", total=0.6, advantage=None, where="data/held.json[0]"),
-]
-
-PARITY = [
-    Parity(1, "data/sop.json[17]", (0.001, 0.002, 0.25, 0.0)),
-    Parity(1, "data/more.jsonl:3", (0.001, 0.0, float("inf"), 0.0)),
 ]

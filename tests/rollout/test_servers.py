@@ -161,7 +161,6 @@ def test_processes_lose_weights_together_unless_one_lost_more(scene, monkeypatch
     ("other", "told"),
     [
         ({"family": "qwen3_vl"}, "its model type is qwen3_vl, the policy's qwen2_5_vl"),
-        ({"hidden_size": 128}, "its hidden_size is 128, the policy's 64"),
         ({"num_layers": 3}, "its num_hidden_layers is 3, the policy's 2"),
         ({"tie_word_embeddings": False}, "its head tied to the embeddings is False, the policy's True"),
     ],

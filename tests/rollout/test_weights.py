@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from qwenvl.model.loading import lora_config
-from qwenvl.model.merging import merged
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.rollout import weights as weights_module
 from qwenvl.rollout.servers import Server
@@ -25,7 +24,7 @@ def language_model(model):
     return {name: p.detach() for name, p in model.named_parameters() if ".visual." not in name}
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
 @pytest.mark.parametrize(("tied", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
 def test_weights_of_the_language_model(tiny_pair, family, tied, dtype):
     model, _ = tiny_pair(family, tie_word_embeddings=tied)
@@ -64,7 +63,7 @@ def test_adapters_are_folded_in_and_stay_as_they_are(tiny_pair, family):
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     values = dict(policy_weights(policy, torch.float32))
     assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
-    whole = language_model(merged(copy.deepcopy(policy)))
+    whole = language_model(copy.deepcopy(policy).merge_and_unload())
     assert values.keys() == whole.keys()
     for name, value in values.items():
         torch.testing.assert_close(value, whole[name], rtol=0, atol=1e-6)
@@ -76,7 +75,7 @@ def test_adapters_that_cannot_be_folded_in(tiny_pair):
     model, _ = tiny_pair()
     target = "model.language_model.layers.0.mlp.up_proj"
     policy = get_peft_model(model, LoraConfig(target_modules=[target], modules_to_save=["lm_head"]))
-    with pytest.raises(ValueError, match=r"modules_to_save.*--rollout_engine local"):
+    with pytest.raises(ValueError, match="only LoRA adapters of linear layers and experts are merged"):
         dict(policy_weights(policy, torch.float32))
 
 

@@ -11,7 +11,7 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.data.options import SampleOptions
 from qwenvl.demo.tiny import make_processor
 from qwenvl.evaluate.questions import toolbox_under
-from qwenvl.model.inputs import InputBuilder, PixelScale, PixelScales
+from qwenvl.model.inputs import InputBuilder, PixelScale
 from qwenvl.model.positions import PositionRule
 from qwenvl.tools.calls import WrittenCall, calls_in
 from qwenvl.tools.functions import resolve_tools, schemas_of
@@ -61,7 +61,7 @@ def world(tmp_path, make_clip, write_rows, make_row, monkeypatch):
         flags = SimpleNamespace(**vars(SampleOptions()), **vars(ToolOptions(tools=list(tools), **options)))
         collator = GRPOCollator(make_processor(family), tools=schemas_of(flags))
         record = load_dataset(path, ruler=collator.ruler).record(0)
-        scales = PixelScales(*(PixelScale.of(getattr(collator.processor, f"{kind}_processor")) for kind in KINDS))
+        scales = tuple(PixelScale.of(getattr(collator.processor, f"{kind}_processor")) for kind in KINDS)
         time = {"qwen2_5_vl": "seconds", "qwen2_vl": "index"}.get(family, "timestamp")
         ids = (getattr(collator.processor, f"{kind}_token_id") for kind in KINDS)
         build = InputBuilder(PositionRule(*ids, 2, time, 2.0), scales)

@@ -6,7 +6,6 @@ One has an interpreter of its own. Those of the others are forked, launchers and
 import os
 import subprocess
 import sys
-import sysconfig
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from qwenvl.runlog import read_config, read_metrics, read_rollouts
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = str(ROOT / "qwenvl" / "train" / "train_grpo.py")
-SCRIPTS = Path(sysconfig.get_path("scripts"))
 STEPS, PROMPTS_OF_A_STEP, GROUP = 2, 2, 2
 SETTINGS = {
     "dataset_use": "example",
@@ -107,18 +105,10 @@ def test_plain_python_trains_evaluates_and_saves_what_transformers_loads(run, ti
     assert AutoProcessor.from_pretrained(tmp_path / "out").video_processor is not None
 
 
-def test_console_command_with_a_yaml_file_as_its_only_argument(run, fork_python, tiny_checkpoint, tmp_path):
-    arguments = flags(model_name_or_path=tiny_checkpoint(), output_dir="out", learning_rate="1e-6")
-    lines = [argument.removeprefix("--").replace("=", ": ", 1) for argument in arguments]
-    (tmp_path / "run.yaml").write_text("\n".join(lines), encoding="utf-8")
-    run(fork_python, str(SCRIPTS / "qwenvl"), "train", "run.yaml")
-    check_run(tmp_path / "out")
-
-
 @pytest.mark.parametrize(
     "launcher",
     [
-        "torch.distributed.run --standalone --nproc_per_node=2",
+        pytest.param("torch.distributed.run --standalone --nproc_per_node=2", marks=pytest.mark.slow),
         "accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no "
         "--dynamo_backend=no --main_process_port=0",
     ],

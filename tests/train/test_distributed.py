@@ -30,6 +30,7 @@ COMMON = {
     "base_interval": 0.5,
     "disable_tqdm": True,
     "allow_outside_media": True,
+    "decode_timeout": 0,  # no process of its own to decode in: to start one takes a second
 }
 ZERO = {stage: Path(__file__).parents[2] / "scripts" / "deepspeed" / f"zero{stage}.json" for stage in (2, 3)}
 ENGINES = {
@@ -203,7 +204,6 @@ def one_process(tiny_checkpoint, three_records, tmp_path_factory) -> Callable[[s
     "engine, recipe",
     [
         ("zero2", "frozen tower"),
-        ("ddp", "lora"),
         ("ddp", "every term"),
         *((engine, recipe) for engine in ("zero3", "fsdp") for recipe in ("checkpointing, tower learns", "lora")),
         # The same collectives as one of those above has, or fewer.
@@ -211,7 +211,7 @@ def one_process(tiny_checkpoint, three_records, tmp_path_factory) -> Callable[[s
             pytest.param(engine, recipe, marks=pytest.mark.slow)
             for engine, recipe in (
                 *((engine, "frozen tower") for engine in ("ddp", "zero3", "fsdp")),
-                ("ddp", "checkpointing, tower learns"),
+                *(("ddp", recipe) for recipe in ("checkpointing, tower learns", "lora")),
                 ("zero3", "checkpointing"),
             )
         ),
@@ -337,35 +337,25 @@ def test_a_process_whose_samples_are_all_bad_does_not_stop_the_others(tiny_check
 def test_zero_resumes_from_a_whole_checkpoint_and_passes_over_a_damaged_one(
     engine, tiny_checkpoint, mixed_data, tmp_path
 ):
-    """The states that each process wrote are part of the checkpoint's manifest."""
-    start = tiny_checkpoint(initializer_range=0.1)
-    flags = ENGINES[engine] | {
-        "max_steps": 3,
-        "optim": "adamw_torch",
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "linear",
-    }
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    launch(2, start, mixed_data, whole, **flags)
-    launch(2, start, mixed_data, cut, **flags, save_strategy="steps", save_steps=1)
+    """The states that each process wrote are part of the checkpoint's manifest. The last step is made a second time."""
+    start, cut = tiny_checkpoint(initializer_range=0.1), tmp_path / "cut"
+    flags = ENGINES[engine] | {"max_steps": 3, "optim": "adamw_torch", "learning_rate": 1e-3}
+    flags |= {"lr_scheduler_type": "linear", "save_strategy": "steps", "save_steps": 1}
+    names = ("step", "loss", "kl", "grad_norm", "learning_rate")
+    launch(2, start, mixed_data, cut, **flags)
+    once, rows = weights(cut), [[row[name] for name in names] for row in read_metrics(cut) if "loss" in row]
     states = sorted((cut / "checkpoint-3").glob("global_step3/*optim_states.pt"))
     assert len(states) == 2
     states[1].write_bytes(states[1].read_bytes()[:-100])
     for name in ("model.safetensors", "run.json"):
         (cut / name).unlink()
-    launch(2, start, mixed_data, cut, **flags, save_strategy="steps", save_steps=1, resume="auto")
-    assert_same_weights(whole, cut)
-    names = ("loss", "kl", "grad_norm", "learning_rate")
-    assert logged(cut, *names) == logged(whole, *names)
+    launch(2, start, mixed_data, cut, **flags, resume="auto")
+    again = weights(cut)
+    assert all(torch.equal(value, again[name]) for name, value in once.items())
+    assert rows == [[row[name] for name in names] for row in read_metrics(cut) if "loss" in row]
 
 
-def assert_same_weights(ours: Path, theirs: Path) -> None:
-    """Bit by bit."""
-    one, two = weights(ours), weights(theirs)
-    assert one.keys() == two.keys() and all(torch.equal(value, two[name]) for name, value in one.items())
-
-
-@pytest.mark.parametrize("engine", ["ddp", "zero3"])
+@pytest.mark.parametrize("engine", ["zero3", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_looks_in_one_process_alone(tiny_checkpoint, three_records, tmp_path, engine):
     """Of three prompts those with a clip are looked at again; the update is that of one process."""
     if engine == "zero3":
@@ -384,10 +374,12 @@ def test_looks_in_one_process_alone(tiny_checkpoint, three_records, tmp_path, en
 @pytest.mark.parametrize(
     "engine, recipe",
     [
-        ("ddp", "frozen tower"),
         ("fsdp", "frozen tower"),
         ("zero3", "lora"),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("zero3", "frozen tower"), ("fsdp", "lora"))),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("ddp", "frozen tower"), ("zero3", "frozen tower"), ("fsdp", "lora"))
+        ),
     ],
 )
 def test_servers_are_given_whole_weights(tiny_checkpoint, three_records, fake, tmp_path, engine, recipe):

@@ -47,15 +47,27 @@ def alone(tiny_checkpoint, tmp_path_factory) -> Callable[..., Path]:
     return get
 
 
+def published(checkpoint: Path, folder: Path) -> Path:
+    """The checkpoint with the matrices of its experts turned, as they lie in files of Qwen3-VL-MoE on the hub."""
+    shutil.copytree(checkpoint, folder)
+    file = folder / "model.safetensors"
+    turned = {name: x.mT.contiguous() if ".experts." in name else x for name, x in load_file(file).items()}
+    save_file(turned, file, metadata={"format": "pt"})
+    return folder
+
+
 @pytest.mark.parametrize(
     "family, recipe, engine",
     [
-        ("qwen3_5", "checkpointing", "fsdp"),
-        ("qwen3_vl", "checkpointing, tower learns", "zero3"),
-        pytest.param("qwen3_5", "checkpointing", "zero3", marks=pytest.mark.slow),
+        ("qwen3_5_moe", "checkpointing", "fsdp"),
+        ("qwen3_vl_moe", "checkpointing, tower learns", "zero3"),  # of the published layout
+        # Without experts, which are parameters as others are.
         *(
-            pytest.param("qwen3_vl", "checkpointing, tower learns", engine, marks=pytest.mark.slow)
-            for engine in ("ddp", "fsdp")
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                *(("qwen3_5", "checkpointing", engine) for engine in ("fsdp", "zero3")),
+                *(("qwen3_vl", "checkpointing, tower learns", engine) for engine in ("ddp", "fsdp", "zero3")),
+            )
         ),
     ],
 )
@@ -67,7 +79,8 @@ def test_one_process_has_the_videos_and_the_other_a_text_and_an_image(
         pytest.importorskip("deepspeed")
     start, output = tiny_checkpoint(family, initializer_range=0.1), tmp_path / "by_prompt"
     order = {"train_sampling_strategy": "sequential"}
-    launch(2, start, apart, output, gradient_accumulation_steps=2, **order, **ENGINES[engine], **RECIPES[recipe])
+    given = published(start, tmp_path / "published") if family == "qwen3_vl_moe" else start
+    launch(2, given, apart, output, gradient_accumulation_steps=2, **order, **ENGINES[engine], **RECIPES[recipe])
     one = alone(family, recipe, apart, **order)
     assert_same_update(output, one, start)
     names = ("reward/total", "kl", "entropy", "loss", "grad_norm", "prompt/tokens")
@@ -82,31 +95,10 @@ def test_one_process_has_the_videos_and_the_other_a_text_and_an_image(
     assert held == [{"clip-0", "clip-2"}, {"text", "image"}]
 
 
-def published(checkpoint: Path, folder: Path) -> Path:
-    """The checkpoint with the matrices of its experts turned, as they lie in files of Qwen3-VL-MoE on the hub."""
-    shutil.copytree(checkpoint, folder)
-    file = folder / "model.safetensors"
-    turned = {name: x.mT.contiguous() if ".experts." in name else x for name, x in load_file(file).items()}
-    save_file(turned, file, metadata={"format": "pt"})
-    return folder
-
-
-@pytest.mark.parametrize(
-    "family, engine, recipe",
-    [
-        ("qwen3_5_moe", "zero3", "lora"),
-        ("qwen3_5_moe", "fsdp", "frozen tower"),
-        ("qwen3_vl_moe", "zero3", "checkpointing, tower learns"),  # of the published layout
-        pytest.param("qwen3_5_moe", "zero3", "frozen tower", marks=pytest.mark.slow),
-    ],
-)
-def test_linear_attention_and_experts_make_the_update_of_one(
-    tiny_checkpoint, three, alone, tmp_path, family, engine, recipe
-):
+@pytest.mark.parametrize("recipe", ["lora", pytest.param("frozen tower", marks=pytest.mark.slow)])
+def test_linear_attention_and_experts_make_the_update_of_one(tiny_checkpoint, three, alone, tmp_path, recipe):
     """Three prompts in steps of four: layers run as often in the process that has fewer. Experts need no more care."""
-    if engine == "zero3":
-        pytest.importorskip("deepspeed")
-    start, output = tiny_checkpoint(family, initializer_range=0.1), tmp_path / "by_prompt"
-    given = published(start, tmp_path / "published") if family == "qwen3_vl_moe" else start
-    launch(2, given, three, output, gradient_accumulation_steps=2, **ENGINES[engine], **RECIPES[recipe])
-    assert_same_update(output, alone(family, recipe, three), start)
+    pytest.importorskip("deepspeed")
+    start, output = tiny_checkpoint("qwen3_5_moe", initializer_range=0.1), tmp_path / "by_prompt"
+    launch(2, start, three, output, gradient_accumulation_steps=2, **ENGINES["zero3"], **RECIPES[recipe])
+    assert_same_update(output, alone("qwen3_5_moe", recipe, three), start)

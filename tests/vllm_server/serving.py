@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from qwenvl.vllm_server.server import SamplingServer, Shape, Web
+from qwenvl.vllm_server.server import SamplingServer, Web
 from qwenvl.vllm_server.wire import Health, Refusal, SampleAnswer, SampleRequest, WeightsRequest, pack, secret, unpack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ class FakeEngine:
         parameters: of the model.
     """
 
-    shape = Shape({"vocab_size": 100}, merge_size=2, feature_width=3, max_model_len=64)
+    architecture, max_model_len = {"vocab_size": 100}, 64
     dtype = "float32"
 
     def __init__(self, parameters: set[str] | None = None):

@@ -22,11 +22,6 @@ const JUMPS = {
     order: (index, n) => [-gains(index)[index.columns.record[n]], index.columns.record[n], index.columns.step[n]],
   },
   dropped: { title: "dropped", keep: (index, n) => index.columns.marks[n] & DROPPED },
-  parity: {
-    title: "farthest from the sampler",
-    keep: (index, n) => index.columns.gap[n] !== null,
-    order: (index, n) => -index.columns.gap[n],
-  },
   suspect: { title: "suspected hacking", keep: (index, n) => index.columns.marks[n] & SUSPECT },
 };
 

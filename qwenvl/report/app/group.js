@@ -142,7 +142,6 @@ function completionView(row, group) {
     h("span", { title: "total reward" }, `reward ${brief(row.total)}`),
     h("span", {}, `${row.tokens} tokens`),
     calls ? h("span", {}, calls === 1 ? "1 call" : `${calls} calls`) : null,
-    group.gaps?.length ? h("span", { title: "the largest difference of a token's log-prob, sampler against trainer" }, `off by ${brief(group.gaps[row.sample])}`) : null,
     h("span", { class: row.end === "length" ? "bad" : null }, row.end === "length" ? "cut at the limit" : row.end),
   ];
   return h("div", { class: "completion", "data-sample": row.sample },

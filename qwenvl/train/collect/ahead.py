@@ -20,7 +20,7 @@ from transformers import TrainerState
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.ahead import AheadEngine
-from qwenvl.rollout.engine import EngineAskedAhead, EnginePrompts, RolloutEngine, WeightsLostError, lost_together
+from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, RolloutEngine, WeightsLostError, lost_together
 from qwenvl.types import PromptBatch
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class StepsAhead:
     """
 
     def __init__(self, engine: RolloutEngine, args: GRPOConfig):
-        if not isinstance(engine, EngineAskedAhead):
+        if not isinstance(engine, EngineWithWeights):
             name = type(engine).__name__
             raise ValueError(
                 f"--async_rollouts {args.async_rollouts}: {name} can't sample while the policy trains: take an engine "

@@ -1,12 +1,10 @@
-"""A loss, gradients or weights that are not finite end the run or skip the step (``--on_nonfinite``), with a report."""
+"""A loss, gradients or weights that are not finite end the run or skip the step (``--on_nonfinite``)."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 
 import torch
 from accelerate import Accelerator
@@ -15,19 +13,13 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.files import written_whole
-from qwenvl.runlog import plain
-from qwenvl.train.journal import Journal, TrainedOn
+from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
 
 logger = logging.getLogger(__name__)
 
 MOST_IN_A_ROW = 3
 SKIPPED = "nonfinite/skipped_steps"
-
-
-class NonFiniteError(FloatingPointError):
-    """A loss, gradients or weights are NaN or infinite. The message names the step and where."""
 
 
 class FiniteSteps(TrainerCallback):
@@ -45,7 +37,7 @@ class FiniteSteps(TrainerCallback):
         meter: counts the skipped steps, ``nonfinite/skipped_steps``.
 
     Raises:
-        NonFiniteError: after a report was written into the run folder (``write_report``).
+        FloatingPointError: a step is not finite. ``rollouts/`` of the run folder has its completions.
     """
 
     def __init__(self, args: GRPOConfig, journal: Journal, meter: Meter, accelerator: Accelerator):
@@ -59,7 +51,7 @@ class FiniteSteps(TrainerCallback):
             step: from 1.
 
         Raises:
-            NonFiniteError: they are not, and ``on_nonfinite`` is ``stop``, or three steps in a row were left out.
+            FloatingPointError: they are not, and ``on_nonfinite`` is ``stop``, or three steps in a row were left out.
         """
         args = self._args
         skips = args.on_nonfinite == "skip"
@@ -72,8 +64,9 @@ class FiniteSteps(TrainerCallback):
         own = []
         for n, each in enumerate(micro_batches, 1):
             if not math.isfinite(each.loss):
-                terms = (f"{name} {value}" for name, value in each.metrics.items() if not math.isfinite(value))
-                own.append(f"the loss of micro-batch {n} of {len(micro_batches)}{rank} ({', '.join(terms)})")
+                terms = ", ".join(f"{name} {value}" for name, value in each.metrics.items() if not math.isfinite(value))
+                records = ", ".join(record.where for record in each.batch.records)
+                own.append(f"the loss of micro-batch {n} of {len(micro_batches)}{rank} ({terms}; {records})")
         if bad:
             own.append(f"the gradient of parameter {bad[0][0]}" + (f" and {len(bad) - 1} others" if bad[1:] else ""))
         everywhere = torch.tensor(float(bool(own)))
@@ -83,16 +76,14 @@ class FiniteSteps(TrainerCallback):
             self._in_a_row = 0
             return
         what = [each for process in gather_object([own]) for each in process]
-        report = write_report(args, step, own, bad, micro_batches)
         window = (step - 1) // args.num_iterations  # steps on the same completions fail together
         self._in_a_row += window != self._last_window or not self._in_a_row
         self._last_window = window
         said = f"step {step}: {what[0]} {'is' if len(what) == 1 else f'and {len(what) - 1} more are'} not finite"
-        said += f"; {report} has what the step was made of"
         if not skips or self._in_a_row > MOST_IN_A_ROW:
             remedy = f"{MOST_IN_A_ROW} steps in a row were left out before it, so it is not a single bad sample. "
             remedy = remedy if skips else "--on_nonfinite skip leaves out such a step. "
-            raise NonFiniteError(f"{said}. {remedy}{self._go_on()}")
+            raise FloatingPointError(f"{said}. {remedy}{self._go_on()}")
         if args.fp16:  # the scaler needs gradients, and makes no update with infinite ones
             next(p.grad for p in model.parameters() if p.grad is not None).fill_(math.inf)
         else:
@@ -105,10 +96,11 @@ class FiniteSteps(TrainerCallback):
         """The weights that learn, after their update and before a checkpoint of them is saved."""
         learning = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
         if bad := nonfinite(learning):
-            what = f"after its update {_counted(bad)}"
-            report = write_report(args, state.global_step, [what], bad, self._journal.trained_on)
-            raise NonFiniteError(
-                f"step {state.global_step}: {what}; {report} has what the step was made of. {self._go_on()}"
+            name, count, size = bad[0]
+            others = f" (and so have {len(bad) - 1} other parameters)" if bad[1:] else ""
+            raise FloatingPointError(
+                f"step {state.global_step}: after its update parameter {name} has {count} of {size} values that are "
+                f"NaN or infinite{others}. {self._go_on()}"
             )
 
     def _go_on(self) -> str:
@@ -134,48 +126,7 @@ def nonfinite(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, int, int
     return [each for each in counts if each[1]]
 
 
-def write_report(
-    args: GRPOConfig,
-    step: int,
-    what: Sequence[str],
-    parameters: Sequence[tuple[str, int, int]],
-    micro_batches: Sequence[TrainedOn],
-) -> Path:
-    """Write everything needed to compute an optimizer step of this process again.
-
-    Args:
-        step: from 1.
-        what: where numbers are not finite, in words.
-        parameters: as ``nonfinite`` returns them.
-        micro_batches: of the step, in this process.
-
-    Returns:
-        The file, ``nonfinite/step-000012.json``. Processes other than the first add their number to its name.
-    """
-    rank = f".rank-{args.process_index}" if args.process_index else ""
-    path = Path(args.output_dir) / "nonfinite" / f"step-{step:06d}{rank}.json"
-    content = {
-        "step": step,
-        "what": list(what),
-        "process": args.process_index,
-        "seed": args.seed,
-        "learning_rate": args.learning_rate,
-        "parameters": [{"name": name, "nonfinite": count, "of": size} for name, count, size in parameters],
-        "micro_batches": [each.report() for each in micro_batches],
-        "settings": "run.json",
-    }
-    with written_whole(path) as unfinished:
-        unfinished.write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
-    return path
-
-
 def _local(tensor: Tensor) -> Tensor:
     """The shard of a tensor in this process."""
     values = getattr(tensor, "ds_tensor", tensor.detach())  # ZeRO-3's flat shard of a weight
     return values.to_local() if hasattr(values, "to_local") else values
-
-
-def _counted(bad: list[tuple[str, int, int]]) -> str:
-    name, count, size = bad[0]
-    others = f" (and so have {len(bad) - 1} other parameters)" if len(bad) > 1 else ""
-    return f"parameter {name} has {count} of {size} values that are NaN or infinite{others}"

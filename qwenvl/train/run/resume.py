@@ -10,15 +10,13 @@ from typing import Any
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.runlog import RunLogError, plain, read_config, read_metrics
+from qwenvl.runlog import RunLogError, plain, read_config
 from qwenvl.train.display.console import say
 from qwenvl.train.run.checkpoints import (
-    checkpoints_of,
     find_checkpoint,
     read_state,
     require_fresh_folder,
     require_same_tuning,
-    step_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -62,7 +60,7 @@ def begin(args: GRPOConfig, requested: str | bool | None = None, adapter: bool |
         adapter: the model has one. None: as ``lora_enable`` says.
 
     Raises:
-        FileExistsError: a new run would replace a model, mix with checkpoints, or write into a foreign file.
+        FileExistsError: a new run would replace a model, or mix with checkpoints.
         FileNotFoundError: there is no checkpoint to resume from.
         ValueError: the checkpoint is not whole, or the settings differ from those that a resumed run must keep.
     """
@@ -73,12 +71,6 @@ def begin(args: GRPOConfig, requested: str | bool | None = None, adapter: bool |
             f"--output_dir {folder} is the folder of --model_name_or_path: the trained model would replace that one; "
             "give another --output_dir"
         )
-    try:
-        read_metrics(folder)
-    except RunLogError as error:
-        raise FileExistsError(
-            f"{error}; not a file that this library wrote: give another --output_dir, or move the file away"
-        ) from None
     if requested is None:
         requested = args.resume_from_checkpoint if args.resume == "never" else args.resume
     checkpoint = find_checkpoint(requested, folder)
@@ -95,12 +87,6 @@ def begin(args: GRPOConfig, requested: str | bool | None = None, adapter: bool |
     require_same_tuning(checkpoint, args.lora_enable if adapter is None else adapter)
     require_resumable(checkpoint, args)
     warn_of_changes(checkpoint, args)
-    beside = args.resume != "auto" and folder.resolve() == Path(checkpoint).resolve().parent
-    if beside and (newer := [each for each in checkpoints_of(folder) if step_of(each) > step_of(Path(checkpoint))]):
-        logger.warning(
-            f"{newer[-1]} is newer than {checkpoint}, from which the run resumes: --resume auto would resume from the "
-            "newer one, so move it away if this run is to take another course"
-        )
     return Beginning(checkpoint, _finished(read_state(checkpoint)["global_step"], args))
 
 

@@ -93,9 +93,6 @@ def test_resume_takes_the_folder_of_a_checkpoint(command, tmp_path):
     command("--save_steps=1")
     command(f"--resume={tmp_path}/out/checkpoint-1", "--save_steps=1", "--max_steps=3")
     assert [row["step"] for row in read_metrics(tmp_path / "out") if "loss" in row] == [1, 2, 3]
-    with caught_warnings("qwenvl.train.run.resume") as told:
-        command(f"--resume={tmp_path}/out/checkpoint-1/", "--dry_run")
-    assert told[-1].startswith(f"{tmp_path}/out/checkpoint-3 is newer than {tmp_path}/out/checkpoint-1/, from which")
     assert command("--resume=none")[1].startswith("qwenvl train: none: not a checkpoint")
     for flag, words in (
         ("--resume_from_checkpoint=True", "name what the run goes on from twice"),
@@ -153,7 +150,6 @@ def test_a_foreign_file_is_not_written_into(command, tmp_path):
     status, line = command()
     assert status == 2
     assert line.startswith(f'qwenvl train: {tmp_path}/out/metrics.jsonl:1: expected an object with an integer "step"')
-    assert line.endswith("not a file that this library wrote: give another --output_dir, or move the file away")
 
 
 def test_flags_and_settings_that_a_resumed_run_cannot_have_are_refused(command):

@@ -196,13 +196,12 @@ def test_it_ends_with_a_checkpoint_once_the_loss_is_low_enough(make_warmup, tmp_
     assert again.steps_trained == 0
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_is_written_down(make_warmup, tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_records(make_warmup):
     trainer = make_warmup()
     with torch.no_grad():
         rows = trainer.model.get_output_embeddings().weight[5:69]  # of so many signs that a logit overflows
         rows.copy_(1e38 * torch.randn_like(rows).sign())
-    with pytest.raises(FloatingPointError, match=r"step 1: the loss of micro-batch 1 of 1 \(target/loss (nan|inf)\)"):
+    said = r"step 1: the loss of micro-batch 1 of 1 \(target/loss (nan|inf); .*\)"
+    with pytest.raises(FloatingPointError, match=said) as error:
         trainer.train()
-    report = json.loads((tmp_path / "run" / "nonfinite" / "step-000001.json").read_text())
-    [prompt] = report["micro_batches"][0]["prompts"]
-    assert prompt["where"] in {record.where for record in trainer.train_dataset.records}
+    assert any(record.where in str(error.value) for record in trainer.train_dataset.records)
