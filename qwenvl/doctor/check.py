@@ -23,7 +23,7 @@ from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.doctor.convert import summary_of, write_records
+from qwenvl.doctor.convert import write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
 from qwenvl.failure import beginning, counted, visible
 from qwenvl.rewards.resolve import build_rubric
@@ -116,9 +116,6 @@ def add_arguments(parser: FlagParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_frame_flags(parser)
     parser.set_defaults(decode_check=DECODE_CHECK)
-    parser.add_argument(
-        "--all_frames", action="store_true", help="decode all frames of each clip, not only those that are shown"
-    )
     parser.add_argument("--write-clean", metavar="OUT", help="write the good records there, as convert does")
     parser.add_argument("--jobs", type=int, default=2, help="clips decoded at the same time (2)")
     parser.add_argument("--reward_funcs", nargs="*", default=["accuracy"], help="rewards that must be able to score")
@@ -138,11 +135,10 @@ def run(args: argparse.Namespace) -> int:
             sample_options=SampleOptions.of(args, on_bad_sample="error"),
             collator=collator,
             look_for=hints_by(args, collator),
-            all_frames=args.all_frames,
             jobs=args.jobs,
         )
         if args.write_clean:
-            print(summary_of(write_records(report.good, Path(args.write_clean)), args.write_clean))
+            print(write_records(report.good, Path(args.write_clean)))
     print(json.dumps(report.summary(), indent=1, ensure_ascii=False) if args.json else render(report, args.dataset))
     return 1 if report.problems or not report.good else 0
 
@@ -155,7 +151,6 @@ def examine(
     sample_options: SampleOptions | None = None,
     collator: GRPOCollator | None = None,
     look_for: HintsOf | None = None,
-    all_frames: bool = False,
     jobs: int = 2,
 ) -> CheckReport:
     """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
@@ -163,7 +158,6 @@ def examine(
     Args:
         sample_options: how frames are selected and decoded. ``on_bad_sample`` must be ``error``.
         look_for: returns the hints about a record and its decoded media.
-        all_frames: also decode the frames of each clip that its sample does not show.
         jobs: clips decoded at the same time, each in a process of its own.
     """
     from torch.utils.data import ConcatDataset
@@ -189,7 +183,7 @@ def examine(
     dataset = GRPODataset((), sample_options, training=False, ruler=ruler, fit_to=fit_to)
 
     def check(record: Record | RecordError) -> CheckedRecord | Problem:
-        return _check_one(record, dataset, collator, tokenizing, look_for, all_frames)
+        return _check_one(record, dataset, collator, tokenizing, look_for)
 
     good: list[list[int]] = [[] for _ in files]
     questions: dict[int, tuple[str, str]] = {}
@@ -225,7 +219,6 @@ def _check_one(
     collator: GRPOCollator | None,
     tokenizing: threading.Lock,
     look_for: HintsOf | None,
-    all_frames: bool,
 ) -> CheckedRecord | Problem:
     from qwenvl.data.hints import clip_lengths
     from qwenvl.data.prompt_length import MediaSizes
@@ -235,9 +228,6 @@ def _check_one(
     where = place_of(record)
     try:
         sample = dataset.load(record)
-        for number in range(len(record.videos) if all_frames else 0):
-            with dataset.open(record, number) as clip:
-                clip.check_all()
     except BadMediaError as error:
         return {"kind": error.kind, "message": f"{where}: {error}"}
     tokens = None

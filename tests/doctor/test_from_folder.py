@@ -60,9 +60,6 @@ def test_folders_are_the_answers_and_the_steps(folder, capsys):
     assert "\n(1) insert fan\n(2) close lid\n" in prompt
     assert "<think> </think>" in prompt and "<answer>(number) step" in prompt
     assert "1 without an answer, left out:\n    loose.mp4" in out
-    passed_over = out.partition("passed over: ")[2].splitlines()[0]
-    assert sorted(passed_over.split(", ")) == ["1 .jpg", "1 .txt", "1 no ending"]
-    assert "the same content: 2_insert_fan/c1.mp4, loose.mp4" in out
 
 
 def test_a_table_is_written_filled_in_and_read(folder, capsys):
@@ -121,7 +118,6 @@ def test_held_out_clips_are_others_and_stay_the_same(folder, capsys):
         run(capsys, *argv, share)
         train, held = ({record.id for record in records(f"clips/records{end}.json")} for end in ("", "_held_out"))
         assert train | held == {*CLIPS, "loose.mp4"} and not train & held and train and held
-        assert (CLIPS[0] in held) == ("loose.mp4" in held), "two copies of one clip are on one side"
         sides.append(held)
     assert sides[0] == sides[3] < sides[2]
 

@@ -30,7 +30,7 @@ from qwenvl.data.media.container import (
     reason_of,
     transposition,
 )
-from qwenvl.data.media.damage import check_all_frames, check_packets, damage
+from qwenvl.data.media.damage import check_packets, damage
 from qwenvl.data.media.index import index_clip
 
 if TYPE_CHECKING:
@@ -95,14 +95,6 @@ class Clip(ABC):
             most_bytes: of a part. A frame that is larger is a part of its own.
         """
 
-    @abstractmethod
-    def check_all(self) -> None:
-        """Decode all frames and keep none.
-
-        Raises:
-            BadMediaError: one of them is damaged, or hides damage.
-        """
-
     def close(self) -> None:  # noqa: B027 (nothing to free)
         """Free the file and the decoder."""
 
@@ -138,9 +130,6 @@ class ClipReader(Clip):
 
     def close(self) -> None:
         self._container.close()  # PyAV leaks descriptors and threads without it
-
-    def check_all(self) -> None:
-        check_all_frames(self.path, self.frame_times, self._strict)
 
     def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
         import torch

@@ -171,23 +171,19 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
 
 def _split_numbers(entry: str) -> tuple[str, float, float | None]:
     """Name, percentage and weight of ``name[%percent][:weight]``. Without a number after it a colon is in the name."""
-    unweighted, colon, text = entry.rpartition(":")
-    weight = _number(text) if colon else None
-    if weight is None:
-        unweighted, before = entry, text.partition("%")[0]
-        if colon and before != text and _number(before) is not None and not entry.startswith(HUB_PREFIX):
-            raise ValueError(f"{entry!r}: the weight comes last: name%percent:weight")
+    unweighted, _, text = entry.rpartition(":")
+    weight = _number(text)
+    if weight is None or not unweighted:
+        unweighted, weight = entry, None
     elif not math.isfinite(weight) or weight <= 0:
-        raise ValueError(
-            f"{entry!r}: expected a weight above 0 after ':', got {text}; leave a data set out that "
-            "should not be drawn from"
-        )
+        raise ValueError(f"{entry!r}: expected a weight above 0 after ':'; leave a data set out that has none")
     name, sign, number = unweighted.rpartition("%")
     if not sign:
         return unweighted, 100.0, weight
-    if not re.fullmatch(r"\d+(\.\d+)?", number) or not 0 < float(number) <= 100:
-        raise ValueError(f"{unweighted!r}: expected a percentage above 0 and at most 100 after '%'")
-    return name, float(number), weight
+    percent = _number(number)
+    if percent is None or not 0 < percent <= 100:
+        raise ValueError(f"{entry!r}: expected name%percent:weight, with a percentage above 0 and at most 100")
+    return name, percent, weight
 
 
 def _number(text: str) -> float | None:

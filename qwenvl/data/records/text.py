@@ -32,18 +32,8 @@ IN_MEMORY_BYTES = 32 * 2**20
 """Bytes of JSON lines above which they are read from the disk."""
 MAX_BYTES = 2**30
 """Bytes of rows in memory, unpacked. A larger file has to be JSON lines."""
-# First bytes of files that are taken for files of records, and what to do about them.
-_OTHERS = (
-    (b"PK\x03\x04", "a workbook (.xlsx) or another zip archive: export the sheet as CSV, or unpack it"),
-    (b"\xd0\xcf\x11\xe0", "a workbook (.xls): export the sheet as CSV"),
-    (b"\xff\xfe", "UTF-16 text: save it as UTF-8"),
-    (b"\xfe\xff", "UTF-16 text: save it as UTF-8"),
-    (b"ARROW1", "an Arrow file: give the folder that `save_to_disk` wrote, or convert it to parquet"),
-    (b"BZh", "a bzip2 file: unpack it, or pack it with gzip"),
-    (b"\xfd7zXZ", "an xz file: unpack it, or pack it with gzip"),
-    (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it, or pack it with gzip"),
-    (b"version https://git-lfs", "a Git LFS pointer: fetch the file itself with `git lfs pull`"),
-)
+# First bytes of files that are no records and hold no zero byte: bzip2, and what Git leaves in place of a large file.
+_OTHERS = (b"BZh", b"version https://git-lfs")
 _quoted = json.encoder.encode_basestring  # of dumps(..., ensure_ascii=False), without its detours
 
 
@@ -156,10 +146,12 @@ def bytes_of(path: Path) -> Iterator[BinaryIO]:
 def _first_byte(file: BinaryIO, where: str) -> bytes:
     """The first byte of a file of records that is not white space. Empty for a file without any."""
     head = file.read(4096)
-    if other := next((name for magic, name in _OTHERS if head.startswith(magic)), None):
-        raise RecordError(f"{where}: no file of records: it is {other}", "file")
-    if b"\0" in head:
-        raise RecordError(f"{where}: no file of records: it holds binary data, such as {head[:8]!r}", "file")
+    if b"\0" in head or head.startswith(_OTHERS):
+        raise RecordError(
+            f"{where}: no file of records: it begins with {head[:24]!r}; expected JSON, JSON lines or CSV in UTF-8, or "
+            "parquet: unpack it, export the sheet as CSV, or fetch the file itself with `git lfs pull`",
+            "file",
+        )
     head = head.removeprefix(BOM)
     while head and not head.strip():
         head = file.read(2**20)

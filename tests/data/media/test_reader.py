@@ -61,8 +61,7 @@ def test_a_clip_is_what_a_player_shows(kind, workshop, tmp_path):
             some = sorted(draw.sample(range(clip.frame_count), min(4, clip.frame_count)))
             assert torch.equal(clip.read(some), frames[some])
     with open_clip(str(path), strict=True) as clip:
-        assert torch.equal(clip.read(some), frames[some])
-        clip.check_all()  # nothing of it is taken for damage
+        assert torch.equal(clip.read(range(clip.frame_count)), frames), "nothing of it is taken for damage"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import BadMediaError, RecordError
@@ -121,10 +120,9 @@ def test_containers_are_told_by_content_and_not_by_name(make_clip, tmp_path, nam
     ("content", "reason"),
     [
         (b"", "the file is empty"),
-        (b"not a video at all, but some words", "it is text"),
-        (b"<!DOCTYPE html><html>404</html>", "probably the error page of a failed download"),
-        (b"#EXTM3U\nother.mp4\n", "it is a playlist"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git lfs pull"),
+        (b"not a video at all, but some words", "it begins with b'not a video at all"),
+        (b"#EXTM3U\nother.mp4\n", "begins with b'#EXTM3U.*; expected a clip, no Git LFS pointer or page of an"),
+        (b"\0\0\1\xb3 and more", "a raw stream, which has no times: ffmpeg -r RATE -i IN OUT.mp4 makes them"),
         (b"\x00\x01\x02\x03\xfe\xff" * 10, r"it begins with b'\\x00\\x01"),
         (b"\x00\x00\x00\x1cftypavif\x00\x00\x00\x00avifmif1", "not a video"),
     ],
@@ -135,12 +133,6 @@ def test_other_files_named_mp4_are_named_for_what_they_are(tmp_path, content, re
     with pytest.raises(BadMediaError, match=reason) as caught:
         video_format(str(path))
     assert str(caught.value).startswith(f"{path}: ")
-
-
-def test_a_picture_named_mp4(tmp_path):
-    Image.new("RGB", (8, 8)).save(tmp_path / "clip.mp4", format="png")
-    with pytest.raises(BadMediaError, match="it is a PNG image"):
-        video_format(str(tmp_path / "clip.mp4"))
 
 
 def test_only_regular_files_are_opened(tmp_path):

@@ -130,7 +130,7 @@ def turns(text):
         ({}, "d[0]: expected an object with `conversations`, `messages` or `prompt`, got object {}"),
         (
             {"question": "a", "answer": "b", "video_path": "c.mp4"},
-            "; pass --columns question=prompt,answer=solution,video_path=video",
+            "; --columns question=prompt,answer=solution renames keys",
         ),
         ({"conversations": "a"}, "d[0].conversations: expected a list of turns {'from': ..., 'value': ...}, got"),
         ({"conversations": []}, "d[0].conversations: expected a list of turns"),
