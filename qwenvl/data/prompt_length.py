@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import av
 import torch
 from transformers import ProcessorMixin
+from transformers.image_utils import PILImageResampling
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.video_utils import VideoMetadata
 
@@ -26,6 +28,7 @@ from qwenvl.data.media.container import frame_size, open_video
 from qwenvl.data.media.images import FrameFolder, image_size
 from qwenvl.data.media.resize import Size
 from qwenvl.data.media.source import frame_list
+from qwenvl.data.options import PromptOptions
 from qwenvl.types import ClipMeta, Record, Sample
 
 HEADER_SECONDS = 5.0
@@ -78,6 +81,14 @@ class Ruler:
 
     def __post_init__(self) -> None:
         check_template_arguments(self.processor, self.template_arguments)
+
+    @classmethod
+    def without_model(cls, options: PromptOptions) -> Ruler:
+        """A ruler with the patches of Qwen2.5-VL, which sizes frames and images and counts no tokens."""
+        sizes = SimpleNamespace(patch_size=14, merge_size=2, resample=PILImageResampling.BICUBIC)
+        processor: Any = SimpleNamespace(video_processor=sizes, image_processor=sizes)
+        frames = options.video_min_frame_pixels, options.video_max_frame_pixels
+        return cls(processor, frames, (options.min_pixels, options.max_pixels))
 
     def text(self, chat: list[dict[str, Any]]) -> str:
         """Return the text of a prompt, with one token for each image and clip."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.errors import BadMediaError, RecordError, place_of
-from qwenvl.data.options import SampleOptions
+from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
@@ -52,7 +52,6 @@ ADVICE = {
 LOWERED = "fewer frames to fit"
 DECODE_CHECK = "strict with PyAV, else fast"  # the default
 SHOWN_PER_KIND = 5
-THUMBNAIL_PIXELS = 64  # longer side of decoded frames without a model: nobody looks at them
 
 HintsOf = Callable[[Record, "MediaSizes"], list[Hint]]
 Problem = dict[str, str]  # "kind" and "message"
@@ -165,7 +164,7 @@ def examine(
 
     from qwenvl.data.dataset import GRPODataset
     from qwenvl.data.hints import few_frames
-    from qwenvl.data.media.resize import Thumbnails
+    from qwenvl.data.prompt_length import Ruler
 
     report = CheckReport()
     files: list[RecordFile] = []
@@ -178,7 +177,7 @@ def examine(
     report.drawn = {file.source.name: count for file, count in zip(files, drawn, strict=True)}
     report.read_as = {file.source.name: file.read_as for file in files if file.read_as is not None}
     tokenizing = threading.Lock()  # tokenizers are not thread-safe
-    ruler = Thumbnails(THUMBNAIL_PIXELS) if collator is None else replace(collator.ruler, lock=tokenizing)
+    ruler = replace(collator.ruler, lock=tokenizing) if collator else Ruler.without_model(PromptOptions())
     fit_to = None if collator is None else collator.options.fit_to
     dataset = GRPODataset((), sample_options, training=False, ruler=ruler, fit_to=fit_to)
 

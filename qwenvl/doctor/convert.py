@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import gzip
 import json
 import os
 import shutil
@@ -31,7 +30,7 @@ _Row = dict[str, Any]
 def add_arguments(parser: FlagParser) -> None:
     """Add the flags of the command."""
     add_dataset_flags(parser)
-    parser.add_argument("out", help="a path that ends in .json or .jsonl, also with .gz")
+    parser.add_argument("out", help="a path that ends in .json or .jsonl")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,16 +50,14 @@ def write_records(records: Iterable[Record], path: Path) -> str:
     Raises:
         ValueError: another suffix.
     """
-    name = path.name.lower()
-    kind = Path(name.removesuffix(".gz")).suffix
+    kind = path.suffix.lower()
     if kind not in (".json", ".jsonl"):
         raise ValueError(
-            f"{path}: expected a name that ends in .json or .jsonl, also with .gz; other kinds are made of these by "
+            f"{path}: expected a name that ends in .json or .jsonl; other kinds are made of these by "
             "datasets.load_dataset('json', data_files=...), such as .to_parquet(...)"
         )
     media, count, array = MediaPaths(path.with_name(path.name + ".media")), 0, kind == ".json"
-    opened = gzip.open if name.endswith(".gz") else open
-    with written_whole(path) as unfinished, opened(unfinished, "wt", encoding="utf-8") as file:
+    with written_whole(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
         file.write("[\n" if array else "")
         for count, record in enumerate(records, start=1):
             file.write((",\n" if array and count > 1 else "") + _json(_row(record, media)) + "\n" * (not array))

@@ -303,7 +303,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: StepList | None) -> dic
     if path.suffix not in (".csv", ".tsv"):
         raise RecordError(f"{path}: expected a .csv or .tsv file with the columns clip and answer")
     rows = text_rows(plain_file(path))
-    problems = [str(rows.damage)] if rows.damage else []
+    problems: list[str] = []
     found: dict[str, Label] = {}
     line_of: dict[str, str] = {}
     named: dict[str, list[str]] = {}  # by path from the folder, file name and stem

@@ -171,16 +171,3 @@ def test_devices_are_not_read_even_where_all_paths_are_allowed(folder):
     report = examine([DatasetSource("rows", path, folder)], options=ReadOptions(allow_outside_media=True))
     assert [record.where[-2:] for record in report.good] == [":1", ":5"]
     assert all("a pipe, socket or device" in problem["message"] for problem in report.problems)
-
-
-@pytest.mark.parametrize("cut", [5, 150])
-def test_rows_before_the_cut_of_an_array_are_read(folder, cut):
-    path = folder / "array.json"
-    whole = "\ufeff" + json.dumps([GOOD] * 3)
-    path.write_text(whole[:-cut], encoding="utf-8")
-    report = examine([DatasetSource("rows", path, folder)], jobs=1)
-    before = 3 - -(-cut // (len(json.dumps(GOOD)) + 2))
-    assert [record.where for record in report.good] == [f"{path}[{i}]" for i in range(before)]
-    (problem,) = report.problems
-    assert problem["message"].startswith(f"{path}[{before}]: not valid JSON: ")
-    assert "what follows in the file can't be read" in problem["message"]

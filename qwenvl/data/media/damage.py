@@ -20,7 +20,7 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.container import READING_ERRORS, open_video, reason_of
+from qwenvl.data.media.container import READING_ERRORS, boxes, open_video, reason_of
 
 # A container may hold this much less than its header promises: a last packet or two are often lost when clips are cut.
 MAX_MISSING_FRAMES = 2
@@ -74,7 +74,7 @@ def _is_whole(path: str, container_format: str) -> bool | None:
             end = _segment_end(file)
             return None if end is None else end <= size
         if container_format.startswith("mov"):
-            return _last_box_end(file, size) <= size
+            return max((end for *_, end in boxes(file, 0, size)), default=0) <= size
         if container_format == "gif":
             file.seek(-min(size, 64), os.SEEK_END)
             return file.read().rstrip(b"\0\r\n").endswith(b";")  # the block that ends it
@@ -133,22 +133,6 @@ def _element(file, start: int) -> tuple[int | None, int]:
     value = int.from_bytes(data[id_length : id_length + length], "big") & ((1 << 7 * length) - 1)
     unknown = value == (1 << 7 * length) - 1
     return None if unknown else start + id_length + length + value, int.from_bytes(data[:id_length], "big")
-
-
-def _last_box_end(file, size: int) -> int:
-    """Where the last of an MP4's outermost boxes ends."""
-    at = 0
-    while at + 8 <= size:
-        file.seek(at)
-        (length,) = struct.unpack(">I4x", file.read(8))
-        if length == 1:
-            (length,) = struct.unpack(">Q", file.read(8))
-        if length == 0:  # to the end of the file
-            return size
-        if length < 8:
-            return at  # padding
-        at += length
-    return at
 
 
 def check_packets(path: str, times: Sequence[float]) -> None:

@@ -141,7 +141,8 @@ class ClipReader(Clip):
         self, indices: Sequence[int], most_bytes: int = PART_BYTES, memory: Any = b""
     ) -> Iterator[np.ndarray]:
         """The parts of ``parts``, rows x H x W x 3, without torch. Each is in ``memory`` if that is large enough."""
-        self._check_numbers(indices)
+        if not indices or min(indices) < 0 or max(indices) >= self.frame_count:
+            raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
         times = Counter(indices)
         part: Any = None
         shape, filled, left = None, 0, len(indices)
@@ -160,10 +161,6 @@ class ClipReader(Clip):
                 if filled == len(part):
                     yield part
                     part = None
-
-    def _check_numbers(self, indices: Sequence[int]) -> None:
-        if not indices or min(indices) < 0 or max(indices) >= self.frame_count:
-            raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
 
     def _decode(self, wanted: list[int]) -> Iterator[np.ndarray]:
         """The frames with these rising numbers, H x W x 3 each."""

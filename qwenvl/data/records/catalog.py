@@ -15,7 +15,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _SHIPPED = _PACKAGE / "shipped_data" / "datasets.yaml"  # in a wheel alone: see setup.py
 DEFAULT_CATALOG = _SHIPPED if _SHIPPED.is_file() else _PACKAGE.parent / "data" / "datasets.yaml"
 HUB_PREFIX = "hf:"
-ANNOTATION_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".parquet", ".csv", ".tsv", ".txt")
+ANNOTATION_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv", ".tsv", ".txt")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from PIL import Image
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.open import open_clip
 from qwenvl.data.media.reader import PART_BYTES
-from qwenvl.data.media.resize import Thumbnails, read_resized, resize
+from qwenvl.data.media.resize import read_resized, resize
 
 PROCESSOR = SimpleNamespace(resample=Image.Resampling.BICUBIC)
 FRAME = 3 * 64 * 96
@@ -56,12 +56,6 @@ def test_a_frame_is_resized_the_same_alone_and_among_others(layout, resample):
         frames, decoded = read_resized(clip, range(7), lambda size, to=(to_height, to_width): to, processor)
         assert decoded == (height, width)
         assert torch.equal(frames, resize(pixels, (to_height, to_width), processor))
-
-
-def test_thumbnails_keep_their_shape():
-    assert Thumbnails(240).frame_size((720, 1280)) == (135, 240)
-    assert Thumbnails(240).frame_size((100, 50)) == (100, 50), "small ones stay as they are"
-    assert Thumbnails(64).frame_size((4000, 20)) == (64, 1)
 
 
 def test_the_child_shares_the_memory_of_a_part_and_sends_larger_ones(make_clip):

@@ -1,7 +1,6 @@
 """Records read when they are asked for are those of a full reading, and take no more memory than a few of them."""
 
 import csv
-import gzip
 import json
 import os
 import pickle
@@ -45,23 +44,24 @@ def lines(tmp_path, make_row):
     return DatasetSource("data", path, tmp_path)
 
 
+def write_kinds_on_disk(folder, rows):
+    """The same rows in each kind of file that is read row by row, by its name."""
+    datasets = pytest.importorskip("datasets")
+    (folder / "lines.jsonl").write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), "utf-8")
+    table = datasets.Dataset.from_list(rows)
+    table.to_parquet(folder / "table.parquet", batch_size=50)
+    table.save_to_disk(folder / "saved")
+    return ["lines.jsonl", "table.parquet", "saved"]
+
+
 def write_all_kinds(folder, rows):
     """The same rows in a file of every kind, by its name."""
-    datasets = pytest.importorskip("datasets")
-    lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
-    array = b"\xef\xbb\xbf" + json.dumps(rows, indent=2).encode()
-    table = datasets.Dataset.from_list(rows)
-    files = {"lines.jsonl": lines, "array.json": array, "lines.jsonl.gz": gzip.compress(lines, 1)}
-    files["array.json.gz"] = gzip.compress(array, 1)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
+    (folder / "array.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(rows, indent=2).encode())
     with open(folder / "plain.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    table.to_parquet(folder / "table.parquet", batch_size=50)
-    table.save_to_disk(folder / "saved")
-    return [*files, "plain.csv", "table.parquet", "saved"]
+    return ["array.json", "plain.csv", *write_kinds_on_disk(folder, rows)]
 
 
 @pytest.fixture
@@ -121,14 +121,14 @@ def test_options_reach_the_rows(lines):
     assert RecordFile(lines, seed=0, options=ReadOptions(system="Be brief."))[0].messages[0].text == "Be brief."
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "a.csv"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
 def test_only_files_above_the_bounds_are_read_by_index(tmp_path, name, bounds):
     rows = [{"id": f"{i:04}", "prompt": "which?", "solution": "1"} for i in range(40)]
     text = json.dumps(rows) if name == "a.json" else "\n".join(map(json.dumps, rows)) + "\n"
     if name == "a.csv":
         text = "id,prompt,solution\n" + "".join(f"{row['id']},which?,1\n" for row in rows)
     data = text.encode()
-    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    (tmp_path / name).write_bytes(data)
     file = RecordFile(DatasetSource(name, tmp_path / name, tmp_path), seed=0)
     bounds(len(data), 40)
     whole = file.load()
@@ -158,8 +158,6 @@ def test_what_is_wrong_with_a_whole_file_shows_at_the_start(lines, write_rows, m
     cut = DatasetSource("cut", path, path.parent)
     with pytest.raises(RecordError, match=r"data.json\[1\]: not valid JSON"):
         RecordFile(cut, seed=0).load()
-    good, damage = RecordFile(cut, seed=0).iterate()
-    assert (good.where, str(damage)[: len(str(path)) + 3]) == (f"{path}[0]", f"{path}[1]")
 
 
 def test_a_data_set_of_lazy_and_read_files(lines, write_rows, make_row, bounds):
@@ -187,7 +185,7 @@ def test_the_same_id_twice_names_both_places(write_rows, make_row):
 READER = """
 import random, sys, threading
 from pathlib import Path
-from qwenvl.data.records import record_file, text
+from qwenvl.data.records import record_file
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.record_file import RecordFile
 
@@ -204,7 +202,7 @@ def watch():
     while not done.wait(0.002):
         anonymous.append(status("RssAnon"))
 
-text.IN_MEMORY_BYTES, record_file.LOADED_BYTES = 2**20, 0
+record_file.LOADED_BYTES = 0
 small, large, *names = sys.argv[1:]
 for name in names:
     read(small, name)
@@ -222,8 +220,8 @@ def test_memory_stays_far_below_the_size_of_the_file(tmp_path):
     count, length = 1000, 60_000
     rows = [{"prompt": f"{i:06}" + "word, " * (length // 6 - 1), "solution": "1"} for i in range(count)]
     (tmp_path / "small").mkdir()
-    write_all_kinds(tmp_path / "small", rows[:3])
-    names = [name for name in write_all_kinds(tmp_path, rows) if name in ("lines.jsonl", "table.parquet", "saved")]
+    write_kinds_on_disk(tmp_path / "small", rows[:3])
+    names = write_kinds_on_disk(tmp_path, rows)
     # Memory that is given back counts as given back.
     env = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "100000"}
     command = [sys.executable, "-c", READER, str(tmp_path / "small"), str(tmp_path), *names]
