@@ -115,8 +115,3 @@ def test_time_stamps_count(show, rows):
         assert batch.input_ids.shape[1] <= limit
         _, more = show(rows, None, family=family, video_max_frames=sample.fitted[0][1] + 2)
         assert more.input_ids.shape[1] > limit, "one pair more would have been too long"
-
-
-def test_without_a_limit_it_is_refused(processor):
-    with pytest.raises(ValueError, match="--fit_frames has no effect without --max_prompt_length"):
-        GRPOCollator(processor, fit_frames=True)

@@ -9,11 +9,11 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.prompt_length import LengthEstimate, Ruler, read_header
-from qwenvl.demo.tiny import FAMILIES, make_processor
+from qwenvl.demo.tiny import make_processor
 from qwenvl.types import ClipMeta, FrameInfo, Message, Record, Sample, VideoClip
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
 def processor(request):
     return make_processor(request.param)
 
@@ -125,8 +125,3 @@ def test_media_that_cannot_be_opened_count_as_their_bounds(make_row, write_rows,
     assert video - empty == 4 * 25 + 2
     # 672 x 672 pixels: 24 x 24 tokens, and two around them
     assert image - empty == 576 + 2
-
-
-def test_never_above_what_prompts_are_made_to_fit(make_row, write_rows, collator):
-    dataset = load_dataset(str(write_rows([make_row(prompt="<image>", image="none.png")])), on_bad_sample="skip")
-    assert LengthEstimate(dataset.records, dataset.rule, collator.ruler, most=100)((0, 0)) == 100

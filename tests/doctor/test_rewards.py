@@ -55,11 +55,3 @@ def test_try_with_a_plugin(tmp_path, capsys):
 def test_try_says_what_is_wrong(capsys, arguments, message):
     assert main(["try", *arguments]) == 1
     assert message in capsys.readouterr().err
-
-
-def test_a_forgotten_argument_is_told_beneath_a_short_usage(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["try", "accuracy"])
-    told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("usage: qwenvl rewards try NAME --completion TEXT") and "--completion" in told[-1]
-    assert len(told) < 4

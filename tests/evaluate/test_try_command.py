@@ -141,7 +141,7 @@ def test_an_adapter_and_a_model_without_a_run(run, tiny_checkpoint, tmp_path, ca
         (["run"], 2, "expected MODEL, clips or images, and a question in quotes"),
         (["run", "17.mp4"], 2, "expected MODEL, clips or images, and a question in quotes"),
         (["run", "18.mp4", "Which?"], 2, "18.mp4: no such file; expected a clip or an image"),
-        (["run", "data.json", "Which?"], 1, "data.json: not a video: it is "),
+        (["run", "data.json", "Which?"], 1, "data.json: not a video: it begins with"),
         (["run", "17.mp4", "<video> or <video>?"], 1, "the prompt has 2 <video> tags but `video` names 1 files"),
         (["./none", "17.mp4", "Which?"], 2, "./none: no such folder; expected a checkpoint, or a name on the hub"),
         (["empty", "17.mp4", "Which?"], 2, "empty: no weights in it; expected a model, an adapter, or a run's folder"),

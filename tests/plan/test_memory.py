@@ -22,7 +22,6 @@ from qwenvl.plan.memory import (
     features_bytes,
     fullest,
     layer_bytes,
-    memory_lines,
     merger_bytes,
     optimizer_bytes,
     reference_bytes,
@@ -123,13 +122,6 @@ def test_features_and_pixels():
 )
 def test_what_optimizers_keep(name, expected):
     assert optimizer_bytes(WEIGHTS, Job(tokens=1, patches=0, optimizer=name)) == round(expected * 1064)
-
-
-def test_where_servers_sample_nothing_of_sampling_is_here():
-    names = [phase.name for phase in estimate(SHAPES, WEIGHTS, replace(JOB, samples=False))]
-    assert "vision" in names and not {"prefill", "decoding"} & set(names)
-    headers = [next(memory_lines(estimate(SHAPES, WEIGHTS, replace(JOB, samples=here)))) for here in (False, True)]
-    assert [each.split() for each in headers] == [["vision", "training"], ["sampling", "training"]]
 
 
 def kept_by_layers(model: torch.nn.Module, rounded: bool) -> list[int]:

@@ -1,6 +1,6 @@
 import pytest
 
-from qwenvl.data.records.catalog import DEFAULT_CATALOG, resolve_datasets
+from qwenvl.data.records.catalog import resolve_datasets
 
 
 @pytest.fixture
@@ -29,11 +29,6 @@ def test_names_paths_and_percentages(catalog):
 def test_an_unknown_name_lists_the_near_ones(catalog):
     with pytest.raises(ValueError, match=r"no data set 'step_train' in .*; did you mean steps_train or steps_test\?"):
         resolve_datasets("step_train", catalog)
-
-
-def test_a_name_that_is_near_to_nothing_lists_what_there_is(catalog):
-    with pytest.raises(ValueError, match=r"known: steps_test, steps_train"):
-        resolve_datasets("zzz", catalog)
 
 
 @pytest.mark.parametrize("entry", ["steps_test%0", "steps_test%101", "steps_test%ten", "steps_test%"])
@@ -85,11 +80,6 @@ def test_an_address_is_no_path(name):
         resolve_datasets(name)
 
 
-def test_the_repository_catalog_has_the_example():
-    (source,) = resolve_datasets("example")
-    assert source.annotation_path == DEFAULT_CATALOG.parent / "example" / "records.json"
-
-
 def test_folders_and_the_hub(tmp_path, monkeypatch):
     (tmp_path / "saved").mkdir()
     folder, hub = resolve_datasets(f"{tmp_path}/saved,hf:org/name:train%10")
@@ -107,10 +97,6 @@ class TestWeights:
         sources = resolve_datasets(f"steps_train:0.3,steps_test%20:2,{own}:1e-1,hf:org/name:train:.6", catalog)
         assert [(source.weight, source.percent) for source in sources] == [(0.3, 100), (2, 20), (0.1, 100), (0.6, 100)]
         assert [source.name for source in sources] == ["steps_train", "steps_test", str(own), "hf:org/name:train"]
-
-    def test_a_colon_without_a_number_is_part_of_the_name(self):
-        (source,) = resolve_datasets("hf:org/name:train")
-        assert (source.name, source.weight) == ("hf:org/name:train", None)
 
     def test_names_that_end_in_a_number_take_a_weight(self, tmp_path):
         (tmp_path / "run:2").mkdir()

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records import record_file
 from qwenvl.data.records.catalog import DatasetSource
@@ -95,13 +94,6 @@ def test_a_share_of_the_rows_is_selected_by_the_seed_in_the_order_of_the_file(ev
         assert len(share(source, 1.0, 0)) == 1, "never none"
 
 
-def test_every_row_of_odd_lines(lines):
-    records, lazy = RecordFile(lines, seed=0).load(), RecordFile(lines, seed=0)
-    assert list(lazy) == records
-    assert [record.where.rpartition(":")[2] for record in records] == [str(i) for i in range(1, 18, 2)]
-    assert [record.id for record in records[:3]] == ["data-0", "1", "data-4"]
-
-
 def test_bad_rows_are_errors_when_asked_for(lines):
     path = lines.annotation_path
     path.write_text(path.read_text() + '\n{"a": \n{"prompt": "b", "solution": ""}\n')
@@ -115,10 +107,6 @@ def test_bad_rows_are_errors_when_asked_for(lines):
     ):
         with pytest.raises(RecordError, match=message):
             lazy[index]
-
-
-def test_options_reach_the_rows(lines):
-    assert RecordFile(lines, seed=0, options=ReadOptions(system="Be brief."))[0].messages[0].text == "Be brief."
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
@@ -158,15 +146,6 @@ def test_what_is_wrong_with_a_whole_file_shows_at_the_start(lines, write_rows, m
     cut = DatasetSource("cut", path, path.parent)
     with pytest.raises(RecordError, match=r"data.json\[1\]: not valid JSON"):
         RecordFile(cut, seed=0).load()
-
-
-def test_a_data_set_of_lazy_and_read_files(lines, write_rows, make_row, bounds):
-    names = f"{lines.annotation_path},{write_rows([make_row(id='z')], 'other.jsonl')}"
-    whole = load_dataset(names)
-    bounds(300, 100)
-    lazy = load_dataset(names)
-    assert [record.id for record in lazy.records] == [record.id for record in whole.records]
-    assert lazy[9].record.id == lazy[-1].record.id == "z"
 
 
 @pytest.mark.parametrize("nothing", ["\n \n", "", "[]"])

@@ -116,11 +116,6 @@ def test_damaged_files_and_files_of_other_kinds(tmp_path, name, data, message):
         values(tmp_path / name)
 
 
-def test_a_pair_of_surrogates_is_a_character(tmp_path):
-    (tmp_path / "s.jsonl").write_text('"\\ud83d\\ude00"')
-    assert values(tmp_path / "s.jsonl") == ["😀"]
-
-
 def test_a_pipe_or_a_device_is_not_read_from(tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     os.symlink("/dev/zero", tmp_path / "zero.jsonl")
