@@ -67,7 +67,7 @@ class CheckedRecord:
     seconds: tuple[float, ...]  # from the first to the last of them
     tokens: int | None  # of the prompt, vision tokens included. None without a processor
     rescaled: int  # clips that differ a little from what ``meta`` says
-    warnings: tuple[Problem, ...]
+    lowered: str  # the frames that were left out so that the prompt fits, in words
     hints: tuple[Hint, ...]
     lengths: tuple[tuple[float, int], ...]  # ``clip_lengths`` of its clips
 
@@ -200,7 +200,9 @@ def examine(
                 good[number].append(index)
                 report.checked.append(result)
                 report.solutions[record.solution.strip()] += 1
-                report.warnings += [*result.warnings, *_repeated(record, questions)]
+                if result.lowered:
+                    report.warnings.append({"kind": LOWERED, "message": f"{result.where}: {result.lowered}"})
+                report.warnings += _repeated(record, questions)
                 for hint in result.hints:
                     hinted[hint].append(result.where)
     report.good = ConcatDataset(map(RecordFile.subset, files, good)) if files else ()
@@ -237,10 +239,7 @@ def _check_one(
             return {"kind": "too long", "message": batch.bad[0].error}
         tokens = batch.input_ids.shape[1]
     infos = [clip.info for clip in sample.videos]
-    warnings = []
-    if sample.fitted is not None:
-        fewer = ", ".join(f"{after} of {before} frames" for before, after in sample.fitted if after < before)
-        warnings.append((LOWERED, fewer))
+    fewer = [f"{after} of {before} frames" for before, after in sample.fitted or () if after < before]
     return CheckedRecord(
         where,
         images=len(record.images),
@@ -248,7 +247,7 @@ def _check_one(
         seconds=tuple(info.times[-1] - info.times[0] for info in infos),
         tokens=tokens,
         rescaled=sum(info.rescaled for info in infos),
-        warnings=tuple({"kind": kind, "message": f"{where}: {words}"} for kind, words in warnings),
+        lowered=", ".join(fewer),
         hints=tuple(look_for(record, MediaSizes.of(sample))) if look_for else (),
         lengths=tuple(clip_lengths(infos, record.clip_meta)),
     )

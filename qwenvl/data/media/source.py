@@ -151,10 +151,8 @@ def check_regular_file(path: str) -> int:
         status = os.stat(path)
     except OSError as error:
         raise BadMediaError(path, error.strerror or "can't be opened", "missing media") from None
-    if stat.S_ISDIR(status.st_mode):
-        raise BadMediaError(path, "expected a file, this is a folder")
     if not stat.S_ISREG(status.st_mode):
-        raise BadMediaError(path, "expected a regular file, this is a pipe, socket or device")
+        raise BadMediaError(path, "expected a regular file, this is a folder, pipe, socket or device")
     if status.st_size == 0:
         raise BadMediaError(path, "the file is empty", "empty media")
     if not os.access(path, os.R_OK):

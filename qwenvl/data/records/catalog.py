@@ -45,8 +45,8 @@ def resolve_datasets(
     """The data sets that a list of ``name[%percent][:weight]``, separated by commas, names.
 
     A name that ends in one of ``ANNOTATION_SUFFIXES`` or contains a slash is a path. Its media root is its folder.
-    ``hf:name:split`` is a data set of the hub. Any other name stands in the catalog. A number after the last colon is a
-    weight, so a name that itself ends in a colon and a number needs a weight after it.
+    ``hf:name:split`` is a data set of the hub. Any other name is in the catalog, or is that of a folder. A number after
+    the last colon is a weight, so a name that itself ends in a colon and a number needs a weight after it.
 
     Args:
         catalog_path: a YAML file of ``name: {annotation_path, media_root, format}``, whose relative paths start at its
@@ -142,24 +142,20 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
         raise ValueError(f"{name!r}: records can't be read from {scheme[0]}; {advice}")
     if name.startswith(HUB_PREFIX):
         return DatasetSource(name, Path(name), Path.cwd(), percent, weight)
-    if name.lower().endswith(ANNOTATION_SUFFIXES) or "/" in name:
+    is_path = name.lower().endswith(ANNOTATION_SUFFIXES) or "/" in name
+    catalog = {} if is_path else read_catalog(catalog_path)
+    if name in catalog:
+        source = replace(catalog[name], percent=percent, weight=weight)
+    elif is_path or Path(name).is_dir():
         path = Path(name).expanduser()
         source = DatasetSource(name, path, path if path.is_dir() else path.parent, percent, weight)
     else:
-        catalog = read_catalog(catalog_path)
-        if name not in catalog:
-            near = difflib.get_close_matches(name, catalog, n=3, cutoff=0.5)
-            meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(catalog)) or 'none'}."
-            if Path(name).is_dir():
-                raise ValueError(
-                    f"{name} is a folder; of clips, qwenvl data from-folder {name} makes records; what `save_to_disk` "
-                    f"wrote is given as ./{name}"
-                )
-            raise ValueError(
-                f"no data set {name!r} in {catalog_path or DEFAULT_CATALOG}; {meant} "
-                f"A file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"
-            )
-        source = replace(catalog[name], percent=percent, weight=weight)
+        near = difflib.get_close_matches(name, catalog, n=3, cutoff=0.5)
+        meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(catalog)) or 'none'}."
+        raise ValueError(
+            f"no data set {name!r} in {catalog_path or DEFAULT_CATALOG}; {meant} "
+            f"A file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"
+        )
     path = source.annotation_path
     if not path.exists():
         beside = [each.name for each in path.parent.glob("*") if each.name.lower().endswith(ANNOTATION_SUFFIXES)]

@@ -326,9 +326,6 @@ def _videomme(row: Values) -> Values:
 def _mvbench(row: Values) -> Values:
     """The answer is the text of a candidate. Some tasks ask about a stretch of the clip, or have folders of frames."""
     names = {"start": "video_start", "end": "video_end", "fps": "frames_fps"}
-    for key in names:
-        if isinstance(value := row.get(key), bool) or not isinstance(value, int | float | None):
-            raise ValueError(f"{key}: expected a number, got {kind_of(value)}")
     meta = {known: row[key] for key, known in names.items() if row.get(key) is not None}
     options = options_of(row.get("candidates"), "candidates")
     return _question_row(row, options=options, used=tuple(names), **meta)

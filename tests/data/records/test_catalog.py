@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from qwenvl.data.records.catalog import resolve_datasets
@@ -86,8 +88,7 @@ def test_folders_and_the_hub(tmp_path, monkeypatch):
     assert (folder.annotation_path, folder.media_root) == (tmp_path / "saved", tmp_path / "saved")
     assert (str(hub.annotation_path), hub.percent) == ("hf:org/name:train", 10.0)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"saved is a folder; of clips, qwenvl data from-folder saved .* as ./saved"):
-        resolve_datasets("saved")
+    assert resolve_datasets("saved")[0].media_root == Path("saved")
 
 
 class TestWeights:
