@@ -50,14 +50,6 @@ class TestSamples:
         assert sample.videos[0].info.seconds_per_frame == pytest.approx(0.6)
         assert sample.chat[0]["content"] == [{"type": "video"}, {"type": "text", "text": "\nWhich?"}]
 
-    def test_a_repeated_last_frame_does_not_count_in_the_rate(self, make_clip, write_rows, make_row):
-        make_clip("a.mp4", 3)
-        path = write_rows([make_row(prompt="<video>", video="a.mp4")])
-        (clip,) = load_dataset(str(path))[0].videos
-        assert clip.info.indices == (0, 1, 2, 2)
-        assert clip.info.times == pytest.approx((0.0, 0.1, 0.2, 0.2))
-        assert clip.info.seconds_per_frame == pytest.approx(0.1)
-
     def test_several_media_in_the_order_of_their_tags(self, make_clip, write_rows, make_row, tmp_path):
         from PIL import Image
 
@@ -68,11 +60,6 @@ class TestSamples:
         sample = load_dataset(str(write_rows([row])))[0]
         assert [clip.info.indices[-1] for clip in sample.videos] == [11, 7]
         assert sample.images[0][:, 0, 0].tolist() == [7, 8, 9]
-
-    def test_clips_that_disagree_a_little_are_rescaled_and_marked(self, make_clip, write_rows, make_row):
-        make_clip("a.mp4", 24)
-        path = write_rows([make_row(prompt="<video>", video="a.mp4", meta=META)])
-        assert load_dataset(str(path))[0].videos[0].info.rescaled
 
 
 class TestChance:

@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import AutoProcessor
 
-from qwenvl.data.chat import chat_messages
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import timed_metadata
 from qwenvl.data.saved_processor import PromptSettings, processor_as_trained, read_clip
 from qwenvl.demo.tiny import make_processor
-from qwenvl.types import FrameInfo, Message, Record, Sample, VideoClip
+from qwenvl.types import Sample
+from tests.data.test_collator import clip, noise, sample
 
 THINKING = """
 {%- if add_generation_prompt -%}<think>
@@ -24,18 +24,9 @@ THINKING = """
 
 def sample_of(clips=(), images=(), text="Which?") -> Sample:
     """Clips as (frames, height, width), images as (height, width), of random pixels."""
-    generator = torch.Generator().manual_seed(0)
-    pixels = lambda *shape: torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    videos = []
-    for count, height, width in clips:
-        times = tuple(0.7 * i for i in range(count))
-        info = FrameInfo("a.mp4", tuple(range(count)), times, None, 0.7)
-        videos.append(VideoClip(pixels(count, 3, height, width), info))
-    stills = tuple(pixels(3, *size) for size in images)
-    text = "<video>" * len(videos) + "<image>" * len(stills) + text
-    media = ("v",) * len(videos), ("i",) * len(stills), (None,) * len(videos)
-    record = Record("1", (Message("system", "Be brief."), Message("user", text)), "a", *media, {}, "d[0]")
-    return Sample(record, chat_messages(record), tuple(videos), stills)
+    videos = [clip(*size, gap=0.7, seed=n) for n, size in enumerate(clips)]
+    stills = [noise(3, *size, seed=n) for n, size in enumerate(images, start=9)]
+    return sample("<video>" * len(videos) + "<image>" * len(stills) + text, videos, stills, system="Be brief.")
 
 
 def saved(processor, folder, frames=None, **prompts):

@@ -69,11 +69,6 @@ def test_bad_records_are_shown_as_such(tmp_path, write_rows, make_row):
     assert "src=" not in page
 
 
-def test_records_are_spread_over_the_data_set(tmp_path, write_rows, make_row):
-    path = write_rows([make_row(id=f"row{i}") for i in range(10)])
-    assert re.findall(r"<h2>(row\d)", page_of(tmp_path, path, "--n", 4)) == ["row0", "row3", "row6", "row9"]
-
-
 def test_a_prompt_that_records_share_is_shown_once(tmp_path, write_rows, make_row, tiny_checkpoint):
     rows = [make_row(id="a", prompt="Which steps?"), make_row(id="b", prompt="Which steps?")]
     path = write_rows([*rows, make_row(id="c", prompt="And here?")])

@@ -10,8 +10,6 @@ from PIL import Image
 
 from qwenvl.cli import main as qwenvl
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.data.options import FrameOptions, PromptOptions
-from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from tests.made_clips import write_clip
 
@@ -114,25 +112,6 @@ def test_images_and_several_clips_stand_where_the_tags_are(run, capsys):
     assert re.search(r"<image: .*>\S*\n\S*<video: .*>\S*\nWhich\?", plain["prompt"])
     text = told("run", "1 + 1 =", capsys=capsys)
     assert text["media"] == [] and "1 + 1 =" in text["prompt"]
-
-
-def test_an_adapter_and_a_model_without_a_run(run, tiny_checkpoint, tmp_path, capsys):
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForImageTextToText
-
-    base = str(tiny_checkpoint(initializer_range=0.1))
-    plain = told(base, "17.mp4", QUESTION, "--generation_max_length", "5", capsys=capsys)
-    assert plain["settings"] == "the defaults of training" and plain["base"] is None
-    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    get_peft_model(AutoModelForImageTextToText.from_pretrained(base), lora).save_pretrained(tmp_path / "adapter")
-    adapted = told("adapter", "17.mp4", QUESTION, "--generation_max_length", "5", capsys=capsys)
-    assert adapted["base"] == base and adapted["answers"] != plain["answers"]
-    PromptSettings(FrameOptions(video_min_frames=2, video_max_frames=2), PromptOptions(), base, "Speak.", None).save(
-        "adapter"
-    )
-    with_settings = told("adapter", "17.mp4", QUESTION, "--generation_max_length", "5", capsys=capsys)
-    assert len(with_settings["media"][0]["times"]) == 2 and "Speak." in with_settings["prompt"]
-    assert with_settings["settings"] == "saved beside the weights"
 
 
 @pytest.mark.parametrize(

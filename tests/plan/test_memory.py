@@ -220,7 +220,7 @@ def counted(model: torch.nn.Module, prompts: PromptInputs, phase: str, *parts: s
     return sum(phases[phase][part] for part in parts)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
 def test_a_prefill_holds_what_is_counted(family):
     model = model_of(family).eval()
     params = SamplingParams(max_new_tokens=1)
@@ -233,8 +233,9 @@ def test_a_prefill_holds_what_is_counted(family):
     assert planned[1] - planned[0] == pytest.approx(most[1] - most[0], rel=0.2)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("family", "checkpointing"), [("qwen2_5_vl", False), ("qwen3_vl", True), ("qwen3_5", False), ("qwen3_5", True)]
+)
 def test_a_forward_keeps_what_is_counted(family, checkpointing):
     model = model_of(family, checkpointing).train()
     ids = torch.randint(0, 250, (GROUP, LENGTH))

@@ -5,7 +5,6 @@ import signal
 import struct
 import time
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,25 +126,6 @@ class TestDamage:
     def test_without_its_index_an_mp4_can_not_be_opened(self, make_clip):
         with pytest.raises(BadMediaError, match=r"cut short and lost its index|can't be opened as mov"):
             open_clip(self.cut(make_clip("a.mp4", 60), 0.6))
-
-    def test_pictures_of_a_codec_that_nobody_knows(self, make_clip):
-        path = make_clip("a.mkv")
-        path.write_bytes(path.read_bytes().replace(b"V_MPEG4/ISO/AVC", b"V_MPEG9/ISO/AVC"))
-        with pytest.raises(BadMediaError, match="no decoder is known for its pictures"):
-            open_clip(str(path))
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks at open files by /proc")
-def test_no_descriptor_is_left_behind(make_clip):
-    path = make_clip().resolve()
-
-    def descriptors():
-        return sum(link.resolve() == path for link in Path("/proc/self/fd").iterdir())
-
-    with open_clip(str(path)) as clip:
-        clip.read([24])
-        assert descriptors() == 1
-    assert descriptors() == 0
 
 
 def test_frames_are_those_of_the_plain_reader(make_clip):
