@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
 from types import SimpleNamespace
@@ -70,14 +70,12 @@ class Ruler:
         processor: of Qwen2-VL, Qwen2.5-VL or Qwen3-VL, which Qwen3.5 has too.
         frame_bounds, image_bounds: least and most pixels of a video frame and of an image.
         template_arguments: of the chat template, as for ``render_prompt``.
-        lock: held while frames are fitted to a length, where several threads share the tokenizer.
     """
 
     processor: ProcessorMixin
     frame_bounds: tuple[int, int]
     image_bounds: tuple[int, int]
     template_arguments: dict[str, Any] = field(default_factory=dict)
-    lock: AbstractContextManager = field(default_factory=nullcontext)
 
     def __post_init__(self) -> None:
         check_template_arguments(self.processor, self.template_arguments)
@@ -129,11 +127,10 @@ class Ruler:
             clips = list(zip(times_with(most), sizes, strict=False))  # the images' sizes come after the clips'
             return self.length(chat, clips, images).tokens
 
-        with self.lock:
-            if tokens(None) <= longest:
-                return None
-            bounds = range(1, max(map(len, times_with(None))) + 1)
-            return max(1, bisect_right(bounds, longest, key=tokens))
+        if tokens(None) <= longest:
+            return None
+        bounds = range(1, max(map(len, times_with(None))) + 1)
+        return max(1, bisect_right(bounds, longest, key=tokens))
 
     def length(
         self, chat: list[dict[str, Any]], clips: Sequence[tuple[Sequence[float], Size]], images: Sequence[Size]

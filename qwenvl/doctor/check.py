@@ -9,8 +9,8 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,7 +177,7 @@ def examine(
     report.drawn = {file.source.name: count for file, count in zip(files, drawn, strict=True)}
     report.read_as = {file.source.name: file.read_as for file in files if file.read_as is not None}
     tokenizing = threading.Lock()  # tokenizers are not thread-safe
-    ruler = replace(collator.ruler, lock=tokenizing) if collator else Ruler.without_model(PromptOptions())
+    ruler = collator.ruler if collator else Ruler.without_model(PromptOptions())
     fit_to = None if collator is None else collator.options.fit_to
     dataset = GRPODataset((), sample_options, training=False, ruler=ruler, fit_to=fit_to)
 
@@ -228,7 +228,8 @@ def _check_one(
         return {"kind": record.kind, "message": str(record)}
     where = place_of(record)
     try:
-        sample = dataset.load(record)
+        with tokenizing if dataset.fit_to else nullcontext():  # fitting frames to a length counts tokens
+            sample = dataset.load(record)
     except BadMediaError as error:
         return {"kind": error.kind, "message": f"{where}: {error}"}
     tokens = None

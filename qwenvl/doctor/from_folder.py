@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import difflib
 import re
 import shlex
 from collections import Counter
@@ -22,6 +21,7 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.doctor.convert import OWN_KEYS, write_records
 from qwenvl.failure import counted
 from qwenvl.files import plain_file, written_whole
+from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.actions import action_numbers
 from qwenvl.rewards.functions.text import normalized
 from qwenvl.types import Message, Record
@@ -263,10 +263,9 @@ class StepList:
         numbers = []
         for item in items:
             if (number := self._number(item)) is None:
-                near = difflib.get_close_matches(_plain(item), map(_plain, self.names), n=1, cutoff=0.5)
                 raise ValueError(
                     f"{item.strip(' ,;|')!r} is no step: expected a number from 1 to {len(self.names)}, a name of the "
-                    "list, or both that agree" + (f"; did you mean {near[0]!r}?" if near else "")
+                    f"list, or both that agree{did_you_mean(_plain(item), map(_plain, self.names))}"
                 )
             numbers.append(number)
         return " ".join(f"({number}) {self.names[number - 1]}" for number in numbers)
@@ -342,8 +341,7 @@ def _clip_of(cell: str, named: dict[str, list[str]]) -> str:
         return name if name in found else found[0]
     if found:
         raise ValueError(f"{name!r} may be {' or '.join(found[:3])}; write the path from the folder")
-    near = difflib.get_close_matches(name, named, n=1, cutoff=0.6)
-    raise ValueError(f"there is no clip {name!r}" + (f"; did you mean {named[near[0]][0]}?" if near else ""))
+    raise ValueError(f"there is no clip {name!r}{did_you_mean(name, named)}")
 
 
 def _from_folders(clips: Sequence[str], steps: StepList | None) -> tuple[dict[str, Label], StepList]:

@@ -109,7 +109,7 @@ def test_two_processes_share_the_records(tiny_checkpoint, make_clip, make_row, w
     rows = [make_row(prompt=f"Which of {n} steps?", id=f"text-{n}") for n in range(BLOCK)]
     rows.append(make_row(prompt="<video>\nWhich steps?", video="clip.mp4", id="clip"))  # the second process's only one
     words = [str(tiny_checkpoint(initializer_range=0.1)), str(write_rows(rows))]
-    words += ["--use_cpu", "--generation_max_length", "6", "--samples", "2", "--controls", "blank,text_only"]
+    words += ["--use_cpu", "--generation_max_length", "3", "--samples", "2", "--controls", "blank,text_only"]
     launch_ranks("evaluate", 2, [*words, "--output_dir", str(tmp_path / "two")])
     assert main([*words, "--output_dir", str(tmp_path / "one")]) == 0
     one, two = ((tmp_path / name / "samples.jsonl").read_text() for name in ("one", "two"))

@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from av.packet import Packet
@@ -36,12 +37,11 @@ from qwenvl.data.media.index import index_clip
 if TYPE_CHECKING:
     from torch import Tensor
 
-Some = TypeVar("Some", bound="Clip")
 PART_BYTES = 8 * 2**20  # of the frames that are in memory at full size at a time
 SKIPPING_CODECS = ("h264", "hevc")  # their decoders can leave out the very frames that no other is predicted from
 
 
-class Clip(ABC):
+class Clip(AbstractContextManager, ABC):
     """An open clip, and a context manager.
 
     Attributes:
@@ -55,9 +55,6 @@ class Clip(ABC):
     frame_times: tuple[float, ...]
     duration: float
     size: tuple[int, int]
-
-    def __enter__(self: Some) -> Some:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -95,7 +92,7 @@ class Clip(ABC):
             most_bytes: of a part. A frame that is larger is a part of its own.
         """
 
-    def close(self) -> None:  # noqa: B027 (nothing to free)
+    def close(self) -> None:
         """Free the file and the decoder."""
 
 

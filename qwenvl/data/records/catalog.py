@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qwenvl.data.records.presets import check_name
+from qwenvl.option import did_you_mean, nearest
 from qwenvl.yaml_text import read_yaml
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -150,18 +150,15 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
         path = Path(name).expanduser()
         source = DatasetSource(name, path, path if path.is_dir() else path.parent, percent, weight)
     else:
-        near = difflib.get_close_matches(name, catalog, n=3, cutoff=0.5)
-        meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(catalog)) or 'none'}."
         raise ValueError(
-            f"no data set {name!r} in {catalog_path or DEFAULT_CATALOG}; {meant} "
+            f"no data set {name!r} in {catalog_path or DEFAULT_CATALOG}: {nearest(name, sorted(catalog))}. "
             f"A file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"
         )
     path = source.annotation_path
     if not path.exists():
         beside = [each.name for each in path.parent.glob("*") if each.name.lower().endswith(ANNOTATION_SUFFIXES)]
-        near = difflib.get_close_matches(path.name, beside, n=1)
-        meant = f"; did you mean {path.parent / near[0]}?" if near else ""
-        raise FileNotFoundError(f"{'' if name == str(path) else f'{name}: '}{path}: no such file{meant}")
+        where = path if name == str(path) else f"{name}: {path}"
+        raise FileNotFoundError(f"{where}: no such file{did_you_mean(path.name, beside)}")
     return source
 
 

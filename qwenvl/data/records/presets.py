@@ -6,8 +6,6 @@ answer differently, each in its own way.
 
 from __future__ import annotations
 
-import difflib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records.forms import draft_of
+from qwenvl.option import did_you_mean
 
 Values = dict[str, Any]
 
@@ -77,9 +76,8 @@ def check_name(name: str) -> None:
         ValueError: it is not. The message lists the names.
     """
     if name not in PRESETS and name != OURS:
-        near = difflib.get_close_matches(name.lower(), PRESETS, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"--format: no format {name!r}; {meant}known: {OURS}, {', '.join(PRESETS)}")
+        near = did_you_mean(name, PRESETS)
+        raise ValueError(f"--format: no format {name!r}{near}; known: {OURS}, {', '.join(PRESETS)}")
 
 
 def how_read(name: str, read_as: str) -> str:
@@ -152,15 +150,8 @@ def _text(row: Values, key: str) -> str:
 
 
 def _list(row: Values, key: str) -> list[Any]:
-    """The list under a key, which files without types hold as JSON."""
-    value = row.get(key)
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            value = row[key]
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{key}: expected a list, got {kind_of(row.get(key))}")
+    if not isinstance(value := row.get(key), list) or not value:
+        raise ValueError(f"{key}: expected a list, got {kind_of(value)}")
     return value
 
 

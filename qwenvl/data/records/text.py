@@ -23,8 +23,6 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.records.parse import Row, Rows
 
 BOM = b"\xef\xbb\xbf"
-MAX_ROW_BYTES = 256 * 2**20
-"""A longer row is refused. Clips and pictures within rows are far shorter."""
 MAX_BYTES = 2**30
 """Bytes of rows in memory. A larger file has to be JSON lines."""
 # First bytes of other files that may hold no zero byte: archives, and what Git leaves in place of a large file.
@@ -56,7 +54,7 @@ def text_rows(path: Path) -> Rows:
                 _check_size(len(texts), name)
             read = partial(_part_of, bytes(texts))
         else:
-            for place, start, line in _lines(file, name):
+            for place, start, line in _lines(file):
                 places.extend((place, start, len(line)))
             _opened(path, changed)  # now: somebody may replace the file later
             read = partial(_read_from, path, changed)
@@ -111,17 +109,11 @@ def _first_byte(file: BinaryIO, where: str) -> bytes:
     return head.lstrip()[:1]
 
 
-def _check_row_size(size: int, where: str) -> None:
-    if size > MAX_ROW_BYTES:
-        raise RecordError(f"{where}: the row is longer than {MAX_ROW_BYTES >> 20} MB; expected a record", "JSON")
-
-
-def _lines(file: BinaryIO, where: str) -> Iterator[tuple[int, int, bytes]]:
+def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
     """Number from 1, first byte, and content of each line that is not blank."""
     start = len(BOM) if file.read(len(BOM)) == BOM else 0
     file.seek(start)
-    for number, line in enumerate(iter(partial(file.readline, MAX_ROW_BYTES + 1), b""), start=1):
-        _check_row_size(len(line), f"{where}:{number}")
+    for number, line in enumerate(file, start=1):
         if not line.isspace():
             yield number, start, line
         start += len(line)
@@ -129,16 +121,13 @@ def _lines(file: BinaryIO, where: str) -> Iterator[tuple[int, int, bytes]]:
 
 def _csv_rows(file: BinaryIO, where: str, tabs: bool) -> Iterator[tuple[int, bytes]]:
     """First line, and an object of the cells that are not empty, or a string that says what is wrong with the row."""
-    csv.field_size_limit(MAX_ROW_BYTES)
+    csv.field_size_limit(MAX_BYTES)
     first = file.readline(2**16)
     file.seek(0)
     delimiter = "\t" if tabs else ";" if b";" in first and b"," not in first else ","
-    # Of a line that is too long its beginning, which is then reported.
-    lines = iter(partial(_text_of(file).readline, MAX_ROW_BYTES + 1), "")
-    reader = csv.reader(lines, delimiter=delimiter)
+    reader = csv.reader(_text_of(file), delimiter=delimiter)
     try:
         names = next(reader, [])
-        _check_row_size(len("".join(names)), f"{where}:1")
         _utf8("\n".join(names).encode("utf-8", "surrogateescape"), where)
         if twice := sorted({name for name in names if name and names.count(name) > 1}):
             raise RecordError(f"{where}:1: {', '.join(twice)}: a name of several columns; rename them", "CSV")
@@ -146,7 +135,6 @@ def _csv_rows(file: BinaryIO, where: str, tabs: bool) -> Iterator[tuple[int, byt
         for cells in reader:
             if len(cells) == len(names):
                 text = f"{{{','.join([key + _quoted(cell) for key, cell in zip(keys, cells, strict=True) if cell])}}}"
-                _check_row_size(len(text), f"{where}:{line}")
             else:
                 text = _quoted(f"expected {len(names)} cells as in the first line, got {len(cells)}")
             if cells:

@@ -29,7 +29,7 @@ def test_names_paths_and_percentages(catalog):
 
 
 def test_an_unknown_name_lists_the_near_ones(catalog):
-    with pytest.raises(ValueError, match=r"no data set 'step_train' in .*; did you mean steps_train or steps_test\?"):
+    with pytest.raises(ValueError, match=r"no data set 'step_train' in .*: did you mean steps_train or steps_test\?"):
         resolve_datasets("step_train", catalog)
 
 
@@ -115,8 +115,8 @@ class TestWeights:
             ("steps_train:inf,steps_test:1", "expected a weight above 0"),
             ("steps_train:2,steps_test", "'steps_train' has a weight and 'steps_test' has none; give each"),
             ("steps_train:0.5", "the weight of 'steps_train' has no effect.*steps_train%NN takes a part of one"),
-            ("steps_train:2%50,steps_test:1", "no data set 'steps_train:2' in .*; did you mean steps_train"),
-            ("steps_train:half,steps_test:1", "no data set 'steps_train:half' in .*; did you mean steps_train"),
+            ("steps_train:2%50,steps_test:1", "no data set 'steps_train:2' in .*: did you mean steps_train"),
+            ("steps_train:half,steps_test:1", "no data set 'steps_train:half' in .*: did you mean steps_train"),
         ],
     )
     def test_what_makes_no_sense(self, catalog, entry, message):
