@@ -41,7 +41,7 @@ def preview(args: argparse.Namespace) -> str:
     total = sum(map(len, files))
     rows = list(_evenly_spread(files, args.n))
     collator = make_collator(args)
-    ruler = collator.ruler if collator else Ruler.without_model(PromptOptions.of(args))
+    ruler = collator.ruler if collator else Ruler.without_model(PromptOptions.of(args, on_long_prompt="error"))
     dataset = GRPODataset(
         [row for row in rows if isinstance(row, Record)],
         SampleOptions.of(args, on_bad_sample="skip"),
