@@ -115,10 +115,6 @@ class TestPixelBounds:
             n_vision = (batch.input_ids == processor.video_token_id).sum().item()
             assert n_vision == frames * height * width // 4
 
-    def test_small_frames_grow_to_the_lower_bound(self, qwen2_5):
-        batch = collate(qwen2_5, sample("<video>", [clip(2, 1, 1)]), **FRAME_BOUNDS)
-        assert batch.video_grid_thw.tolist() == [[1, 4, 4]]  # 56 x 56 = 4 * 28 * 28 pixels
-
 
 class TestTime:
     def test_qwen3_prompts_show_the_true_times(self):

@@ -132,12 +132,6 @@ class TestBadSamples:
             next(iter(loader))
 
 
-def test_data_sets_are_joined_in_order(steps, write_rows, make_row):
-    other = write_rows([make_row(id="a"), make_row(id="z")], "other.jsonl")
-    dataset = load_dataset(f"{other},{steps}")
-    assert [record.id for record in dataset.records] == ["a", "z", "a", "t", "b"]
-
-
 @pytest.mark.parametrize("loaded", [0, 2**20])
 def test_a_mix_knows_where_its_records_come_from(write_rows, make_row, loaded, monkeypatch):
     monkeypatch.setattr("qwenvl.data.records.record_file.LOADED_BYTES", loaded)
@@ -172,11 +166,6 @@ class TestPartsOfAClip:
         (clip,) = load_dataset(str(path))[0].videos
         assert clip.info.indices == (5, 8, 11, 14)
         assert clip.info.times == pytest.approx((0.5, 0.8, 1.1, 1.4))
-
-    def test_the_rate_counts_the_seconds_between(self, steps, write_rows, make_row):
-        # one second at 6 frames a second: 5 + 9 * i / 5
-        path = write_rows([self.row(make_row, video_start=0.45, video_end=1.4, video_fps=6)], "part.json")
-        assert load_dataset(str(path))[0].videos[0].info.indices == (5, 7, 9, 10, 12, 14)
 
 
 def test_columns_template_and_system_turn(write_rows):

@@ -145,12 +145,6 @@ class TestRepeatedSteps:
         expected = [(4, 0), (4, 1), *empty, (4, 2), (4, 3), *empty, (4, 4), None, *empty]
         assert list(sampler) == expected and len(sampler) == len(expected)
 
-    def test_what_is_drawn_is_as_it_was(self):
-        for grouping in (None, (8, lambda key: key[1] % 7)):
-            plain = EpochSampler([Part("a", 45)], seed=2, grouping=grouping)
-            drawn = keys_of(RepeatedSteps(plain, 8, 2), 1)
-            assert [key for key in drawn if key is not None] == keys_of(plain, 1)
-
     @pytest.mark.parametrize("size", [1, 3])
     def test_each_process_has_its_share_of_every_step(self, size):
         """Batches are dealt out in turn, two micro-batches each; no prompt comes twice to make up for a last one."""

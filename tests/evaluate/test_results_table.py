@@ -48,11 +48,3 @@ def test_what_is_told(tmp_path):
     assert "sop: was trained with --video_max_frames 16, and is evaluated with 8" in text
     assert "left out: 1 records, which no number above counts\n  d[9] (id x): no file" in text
     assert max(map(len, lines)) < 150
-
-
-def test_without_controls_one_model_needs_few_lines(tmp_path):
-    results = results_of(scored(0, [1.0]), ["base"], ["none"], "accuracy", 1.0)
-    greedy = PROTOCOL | {"decoding": {"method": "greedy", "samples": 1, "max_new_tokens": 64}}
-    text = table({**results, "protocol": greedy, "models": [model("base")], "left_out": []}, tmp_path)
-    assert "held: 4 of 9 records, the greedy completion of each." in text and "look" not in text
-    assert "1.000   " in text and "nan" not in text  # one clip: no interval

@@ -9,12 +9,6 @@ from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.images import FrameFolder, load_image
 
 
-def test_rgb_as_channels_first(tmp_path):
-    picture = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
-    Image.fromarray(picture).save(tmp_path / "a.png")
-    assert np.array_equal(load_image(str(tmp_path / "a.png")).numpy(), picture.transpose(2, 0, 1))
-
-
 def test_a_photo_is_turned_as_its_exif_says(tmp_path):
     picture = Image.new("RGB", (4, 2), "black")
     picture.putpixel((0, 0), (255, 255, 255))
