@@ -83,9 +83,9 @@ def test_what_is_of_another_machine_can_be_planned(tiny_checkpoint, sop_data, tm
     """bfloat16, an optimizer of a package and several GPUs, none of which is here, from a settings file too."""
     file = tmp_path / "run.yaml"
     file.write_text(f"model_name_or_path: {tiny_checkpoint()}\ndataset_use: {sop_data}\noptim: adamw_8bit\n")
-    job = planned(str(file), "--gpus", "4", "--engine", "zero3").case.job
+    job = planned(str(file), "--gpus", "4", "--engine", "zero3").case[-1]
     assert (job.optimizer, job.engine, job.processes) == ("adamw_8bit", "zero3", 4)
     assert job.products == 2
-    assert planned(str(file), "--bf16", "False").case.job.products == 4
-    adapted = planned(str(file), "--lora_enable", "--tune_mm_mlp", "False").case.job
+    assert planned(str(file), "--bf16", "False").case[-1].products == 4
+    adapted = planned(str(file), "--lora_enable", "--tune_mm_mlp", "False").case[-1]
     assert adapted.stream == 2 and adapted.reference == "adapter"
