@@ -20,7 +20,7 @@ from qwenvl.data.frames import FramePlan, FrameRule, Timeline
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import open_clip, resolve_backend
 from qwenvl.data.media.reader import Clip
-from qwenvl.data.media.resize import Thumbnails, check_size, read_resized
+from qwenvl.data.media.resize import check_size, read_resized
 from qwenvl.data.media.source import check_media_exist
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
@@ -43,8 +43,8 @@ class GRPODataset(Dataset):
         parts: the data sets that the records come from, in order, or None for one without a name.
         options: how frames are chosen and decoded, and what becomes of media that can't be used.
         seed: of the frames drawn in training.
-        ruler: of the collator, or ``Thumbnails``: clips come resized, a few of their frames at a time being in memory
-            at full size. None leaves resizing to the collator.
+        ruler: of the collator: clips come resized, a few of their frames at a time being in memory at full size. None
+            leaves resizing to the collator.
         fit_to: tokens of a prompt, counted by the ``ruler``, above which fewer frames of its clips are taken, down to
             their lower bound. The collator refuses a prompt that is still too long.
         training: draw the frames of ``dynamic_sample`` clips anew each epoch, else take them uniformly.
@@ -68,7 +68,7 @@ class GRPODataset(Dataset):
         parts: Sequence[Part] | None = None,
         seed: int = 0,
         training: bool = True,
-        ruler: Ruler | Thumbnails | None = None,
+        ruler: Ruler | None = None,
         fit_to: int | None = None,
         **changes: Any,
     ) -> None:
@@ -140,7 +140,7 @@ class GRPODataset(Dataset):
         self, record: Record, chat: list[dict[str, Any]], images: tuple[Tensor, ...], epoch: int, longest: int
     ) -> tuple[int | None, tuple[tuple[int, int], ...] | None]:
         """The bound on the frames of each clip with which a prompt fits, and ``Sample.fitted``. Nothing is decoded."""
-        assert isinstance(self.ruler, Ruler)  # nothing else counts tokens
+        assert self.ruler is not None  # it counts the tokens
         timelines, sizes = [], []
         for number in range(len(record.videos)):
             with self.open(record, number) as clip:

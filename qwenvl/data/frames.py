@@ -109,21 +109,18 @@ def plan_frames(
     ``dynamic_sample`` the bounds of ``meta`` take the place of the options' for the whole clip.
 
     Args:
-        frame_count: frames in the clip.
+        frame_count: frames in the clip, at least 1.
         duration: seconds.
         draw: the random numbers of (run seed, epoch, record), or None to choose without chance.
         most: at most so many frames (of each segment with ``dynamic_sample``), but never fewer than the lower bound.
 
     Raises:
-        ValueError: the segments differ from ``frame_count`` by more than two frames and more than 10 %, or the
-            bounds of ``meta`` and the options together are empty.
+        ValueError: the segments differ from ``frame_count`` by more than two frames and more than 10 %.
 
     Example:
         >>> plan_frames(100, 10.0, FrameOptions(base_interval=2.0)).indices  # round(10 / 2) = 5, made even
         (0, 20, 40, 59, 79, 99)
     """
-    if frame_count < 1:
-        raise ValueError("the clip has no frames")
     meta = meta or ClipMeta()
     low, high = _bounds(options, meta)
     most = high if most is None else max(most, low)
@@ -164,13 +161,8 @@ def _bounds(options: FrameOptions, meta: ClipMeta) -> tuple[int, int]:
     """The least and most frames: the record's where it has them, else the options'."""
     low = options.video_min_frames if meta.min_frames is None else meta.min_frames
     high = options.video_max_frames if meta.max_frames is None else meta.max_frames
-    # One bound from the record and the other from the flags may cross; the record's word counts.
-    if low > high and meta.min_frames is None:
-        low = high
-    elif low > high and meta.max_frames is None:
-        high = low
-    if not 1 <= low <= high:
-        raise ValueError(f"expected 1 <= min_frames <= max_frames, got {low} and {high}")
+    if low > high:  # one from the record and the other from the flags: that of the record counts
+        return (high, high) if meta.min_frames is None else (low, low)
     return low, high
 
 

@@ -65,17 +65,8 @@ def draws_per_epoch(parts: Sequence[Part]) -> list[int]:
     return draws
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """Prompts of like length come together.
-
-    Attributes:
-        step: prompts of an optimizer step, over all its micro-batches and processes.
-        length: of the prompt of a (pass, index), in tokens.
-    """
-
-    step: int
-    length: Callable[[tuple[int, int]], int]
+Grouping = tuple[int, Callable[[tuple[int, int]], int]]
+"""Prompts of an optimizer step, over all its micro-batches and processes, and the length of that of a (pass, index)."""
 
 
 class EpochSampler:
@@ -92,7 +83,7 @@ class EpochSampler:
     Args:
         parts: the data sets, in the order in which their records are numbered.
         shuffle: draw the order by (seed, epoch), else records come in their own order.
-        grouping: bring prompts of like length together.
+        grouping: bring prompts of like length together, by their lengths in tokens.
 
     Raises:
         ValueError: as ``draws_per_epoch`` raises it, or weights without ``shuffle``.
@@ -140,16 +131,16 @@ class EpochSampler:
 
     def _grouped(self, keys: list[tuple[int, int]], grouping: Grouping) -> Iterator[tuple[int, int]]:
         """Measure and sort pool by pool, so that a run begins before all lengths are known."""
-        step = grouping.step
+        step, length = grouping
         pool = step * max(1, min(POOL_STEPS, len(keys) // (4 * step)))
         draw = stable_random(self.seed, "steps", self.epoch)
         for start in range(0, len(keys), pool):
             drawn = keys[start : start + pool]
             whole = len(drawn) - len(drawn) % step
-            by_length = sorted(drawn[:whole], key=grouping.length)
+            by_length = sorted(drawn[:whole], key=length)
             steps = [by_length[i : i + step] for i in range(0, whole, step)]
             draw.shuffle(steps)
-            for each in [*steps, sorted(drawn[whole:], key=grouping.length)]:  # a step cut short ends the epoch
+            for each in [*steps, sorted(drawn[whole:], key=length)]:  # a step cut short ends the epoch
                 yield from each
 
     def _mixed(self) -> list[tuple[int, int]]:

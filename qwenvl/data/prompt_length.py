@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import av
 import torch
 from transformers import ProcessorMixin
+from transformers.image_utils import PILImageResampling
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.video_utils import VideoMetadata
 
@@ -26,6 +28,7 @@ from qwenvl.data.media.container import frame_size, open_video
 from qwenvl.data.media.images import FrameFolder, image_size
 from qwenvl.data.media.resize import Size
 from qwenvl.data.media.source import frame_list
+from qwenvl.data.options import PromptOptions
 from qwenvl.types import ClipMeta, Record, Sample
 
 HEADER_SECONDS = 5.0
@@ -67,17 +70,23 @@ class Ruler:
         processor: of Qwen2-VL, Qwen2.5-VL or Qwen3-VL, which Qwen3.5 has too.
         frame_bounds, image_bounds: least and most pixels of a video frame and of an image.
         template_arguments: of the chat template, as for ``render_prompt``.
-        lock: held while frames are fitted to a length, where several threads share the tokenizer.
     """
 
     processor: ProcessorMixin
     frame_bounds: tuple[int, int]
     image_bounds: tuple[int, int]
     template_arguments: dict[str, Any] = field(default_factory=dict)
-    lock: AbstractContextManager = field(default_factory=nullcontext)
 
     def __post_init__(self) -> None:
         check_template_arguments(self.processor, self.template_arguments)
+
+    @classmethod
+    def without_model(cls, options: PromptOptions) -> Ruler:
+        """A ruler with the patches of Qwen2.5-VL, which sizes frames and images and counts no tokens."""
+        sizes = SimpleNamespace(patch_size=14, merge_size=2, resample=PILImageResampling.BICUBIC)
+        processor: Any = SimpleNamespace(video_processor=sizes, image_processor=sizes)
+        frames = options.video_min_frame_pixels, options.video_max_frame_pixels
+        return cls(processor, frames, (options.min_pixels, options.max_pixels))
 
     def text(self, chat: list[dict[str, Any]]) -> str:
         """Return the text of a prompt, with one token for each image and clip."""
@@ -118,11 +127,10 @@ class Ruler:
             clips = list(zip(times_with(most), sizes, strict=False))  # the images' sizes come after the clips'
             return self.length(chat, clips, images).tokens
 
-        with self.lock:
-            if tokens(None) <= longest:
-                return None
-            bounds = range(1, max(map(len, times_with(None))) + 1)
-            return max(1, bisect_right(bounds, longest, key=tokens))
+        if tokens(None) <= longest:
+            return None
+        bounds = range(1, max(map(len, times_with(None))) + 1)
+        return max(1, bisect_right(bounds, longest, key=tokens))
 
     def length(
         self, chat: list[dict[str, Any]], clips: Sequence[tuple[Sequence[float], Size]], images: Sequence[Size]

@@ -68,14 +68,11 @@ class PromptSettings:
 
         Raises:
             FileNotFoundError: the folder does not hold them.
-        ValueError: the run sampled frames in a way that exists no more.
         """
         path = Path(folder) / SETTINGS_FILE
         if not path.is_file():
             raise FileNotFoundError(f"{path}: not there; expected a folder that training with this library wrote")
         saved = json.loads(path.read_text("utf-8"))
-        if saved["frames"].pop("frame_sampler", "uniform") != "uniform":  # of earlier versions
-            raise ValueError(f"{path}: frame_sampler change exists no more: frames are evenly spaced")
         return cls(**saved | {"frames": FrameOptions(**saved["frames"]), "prompts": PromptOptions(**saved["prompts"])})
 
     def save(self, folder: str | Path) -> None:

@@ -9,21 +9,21 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.errors import BadMediaError, RecordError, place_of
-from qwenvl.data.options import SampleOptions
+from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.doctor.convert import summary_of, write_records
+from qwenvl.doctor.convert import write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
 from qwenvl.failure import beginning, counted, visible
 from qwenvl.rewards.resolve import build_rubric
@@ -52,7 +52,6 @@ ADVICE = {
 LOWERED = "fewer frames to fit"
 DECODE_CHECK = "strict with PyAV, else fast"  # the default
 SHOWN_PER_KIND = 5
-THUMBNAIL_PIXELS = 64  # longer side of decoded frames without a model: nobody looks at them
 
 HintsOf = Callable[[Record, "MediaSizes"], list[Hint]]
 Problem = dict[str, str]  # "kind" and "message"
@@ -68,7 +67,7 @@ class CheckedRecord:
     seconds: tuple[float, ...]  # from the first to the last of them
     tokens: int | None  # of the prompt, vision tokens included. None without a processor
     rescaled: int  # clips that differ a little from what ``meta`` says
-    warnings: tuple[Problem, ...]
+    lowered: str  # the frames that were left out so that the prompt fits, in words
     hints: tuple[Hint, ...]
     lengths: tuple[tuple[float, int], ...]  # ``clip_lengths`` of its clips
 
@@ -116,9 +115,6 @@ def add_arguments(parser: FlagParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_frame_flags(parser)
     parser.set_defaults(decode_check=DECODE_CHECK)
-    parser.add_argument(
-        "--all_frames", action="store_true", help="decode all frames of each clip, not only those that are shown"
-    )
     parser.add_argument("--write-clean", metavar="OUT", help="write the good records there, as convert does")
     parser.add_argument("--jobs", type=int, default=2, help="clips decoded at the same time (2)")
     parser.add_argument("--reward_funcs", nargs="*", default=["accuracy"], help="rewards that must be able to score")
@@ -138,11 +134,10 @@ def run(args: argparse.Namespace) -> int:
             sample_options=SampleOptions.of(args, on_bad_sample="error"),
             collator=collator,
             look_for=hints_by(args, collator),
-            all_frames=args.all_frames,
             jobs=args.jobs,
         )
         if args.write_clean:
-            print(summary_of(write_records(report.good, Path(args.write_clean)), args.write_clean))
+            print(write_records(report.good, Path(args.write_clean)))
     print(json.dumps(report.summary(), indent=1, ensure_ascii=False) if args.json else render(report, args.dataset))
     return 1 if report.problems or not report.good else 0
 
@@ -155,7 +150,6 @@ def examine(
     sample_options: SampleOptions | None = None,
     collator: GRPOCollator | None = None,
     look_for: HintsOf | None = None,
-    all_frames: bool = False,
     jobs: int = 2,
 ) -> CheckReport:
     """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
@@ -163,7 +157,6 @@ def examine(
     Args:
         sample_options: how frames are selected and decoded. ``on_bad_sample`` must be ``error``.
         look_for: returns the hints about a record and its decoded media.
-        all_frames: also decode the frames of each clip that its sample does not show.
         jobs: clips decoded at the same time, each in a process of its own.
     """
     from torch.utils.data import ConcatDataset
@@ -171,7 +164,7 @@ def examine(
 
     from qwenvl.data.dataset import GRPODataset
     from qwenvl.data.hints import few_frames
-    from qwenvl.data.media.resize import Thumbnails
+    from qwenvl.data.prompt_length import Ruler
 
     report = CheckReport()
     files: list[RecordFile] = []
@@ -184,12 +177,12 @@ def examine(
     report.drawn = {file.source.name: count for file, count in zip(files, drawn, strict=True)}
     report.read_as = {file.source.name: file.read_as for file in files if file.read_as is not None}
     tokenizing = threading.Lock()  # tokenizers are not thread-safe
-    ruler = Thumbnails(THUMBNAIL_PIXELS) if collator is None else replace(collator.ruler, lock=tokenizing)
+    ruler = collator.ruler if collator else Ruler.without_model(PromptOptions())
     fit_to = None if collator is None else collator.options.fit_to
     dataset = GRPODataset((), sample_options, training=False, ruler=ruler, fit_to=fit_to)
 
     def check(record: Record | RecordError) -> CheckedRecord | Problem:
-        return _check_one(record, dataset, collator, tokenizing, look_for, all_frames)
+        return _check_one(record, dataset, collator, tokenizing, look_for)
 
     good: list[list[int]] = [[] for _ in files]
     questions: dict[int, tuple[str, str]] = {}
@@ -207,7 +200,9 @@ def examine(
                 good[number].append(index)
                 report.checked.append(result)
                 report.solutions[record.solution.strip()] += 1
-                report.warnings += [*result.warnings, *_repeated(record, questions)]
+                if result.lowered:
+                    report.warnings.append({"kind": LOWERED, "message": f"{result.where}: {result.lowered}"})
+                report.warnings += _repeated(record, questions)
                 for hint in result.hints:
                     hinted[hint].append(result.where)
     report.good = ConcatDataset(map(RecordFile.subset, files, good)) if files else ()
@@ -225,7 +220,6 @@ def _check_one(
     collator: GRPOCollator | None,
     tokenizing: threading.Lock,
     look_for: HintsOf | None,
-    all_frames: bool,
 ) -> CheckedRecord | Problem:
     from qwenvl.data.hints import clip_lengths
     from qwenvl.data.prompt_length import MediaSizes
@@ -234,10 +228,8 @@ def _check_one(
         return {"kind": record.kind, "message": str(record)}
     where = place_of(record)
     try:
-        sample = dataset.load(record)
-        for number in range(len(record.videos) if all_frames else 0):
-            with dataset.open(record, number) as clip:
-                clip.check_all()
+        with tokenizing if dataset.fit_to else nullcontext():  # fitting frames to a length counts tokens
+            sample = dataset.load(record)
     except BadMediaError as error:
         return {"kind": error.kind, "message": f"{where}: {error}"}
     tokens = None
@@ -248,10 +240,7 @@ def _check_one(
             return {"kind": "too long", "message": batch.bad[0].error}
         tokens = batch.input_ids.shape[1]
     infos = [clip.info for clip in sample.videos]
-    warnings = []
-    if sample.fitted is not None:
-        fewer = ", ".join(f"{after} of {before} frames" for before, after in sample.fitted if after < before)
-        warnings.append((LOWERED, fewer))
+    fewer = [f"{after} of {before} frames" for before, after in sample.fitted or () if after < before]
     return CheckedRecord(
         where,
         images=len(record.images),
@@ -259,7 +248,7 @@ def _check_one(
         seconds=tuple(info.times[-1] - info.times[0] for info in infos),
         tokens=tokens,
         rescaled=sum(info.rescaled for info in infos),
-        warnings=tuple({"kind": kind, "message": f"{where}: {words}"} for kind, words in warnings),
+        lowered=", ".join(fewer),
         hints=tuple(look_for(record, MediaSizes.of(sample))) if look_for else (),
         lengths=tuple(clip_lengths(infos, record.clip_meta)),
     )

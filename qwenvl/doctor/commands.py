@@ -20,14 +20,15 @@ REMOVED = {
     "repair": "mend a clip with `ffmpeg -i in.mp4 -c copy -movflags +faststart out.mp4`, or encode it again "
     "(docs/data.md, Checking)",
     "stats": "`qwenvl data check` counts records, media, lengths and solutions",
+    "--all_frames": "`ffmpeg -v error -xerror -i CLIP -f null -` decodes all frames of a clip",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` begins with. Return 1 when the data are bad, 2 when the command is."""
     words = sys.argv[1:] if argv is None else list(argv)
-    if words and words[0] in REMOVED:
-        print(f"qwenvl data {words[0]}: there is no such command; {REMOVED[words[0]]}", file=sys.stderr)
+    if removed := next((word for word in words if word in REMOVED), None):
+        print(f"qwenvl data: there is no {removed} any more; {REMOVED[removed]}", file=sys.stderr)
         return 2
     args = parser().parse_args(words)
     with told_to_the_user(f"qwenvl data {args.command}"):

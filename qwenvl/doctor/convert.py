@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import base64
-import gzip
 import json
 import os
 import shutil
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.media.source import frame_list, media_cache
@@ -31,59 +30,47 @@ _Row = dict[str, Any]
 def add_arguments(parser: FlagParser) -> None:
     """Add the flags of the command."""
     add_dataset_flags(parser)
-    parser.add_argument("out", help="a path that ends in .json or .jsonl, also with .gz")
+    parser.add_argument("out", help="a path that ends in .json or .jsonl")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the records of the data set to ``args.out``."""
-    print(summary_of(write_records(chain.from_iterable(record_files(args)), Path(args.out)), args.out))
+    print(write_records(chain.from_iterable(record_files(args)), Path(args.out)))
     return 0
 
 
-class Conversion(NamedTuple):
-    """The numbers of what ``write_records`` wrote."""
-
-    records: int
-    copied: int  # media that only the cache had, copied to a folder beside the file
-    outside: int  # media outside of the file's folder, written as full paths
-
-
-def summary_of(written: Conversion, path: str) -> str:
-    """A line for each kind of thing that was written."""
-    lines = [f"wrote {counted(written.records, 'record')} to {path}"]
-    if written.copied:
-        lines.append(f"copied {written.copied:,} media that were part of the records to {path}.media")
-    if written.outside:
-        lines.append(
-            f"{written.outside:,} media lie outside of its folder and are named in full: read it with "
-            "--allow_outside_media, or give it a media_root in a catalog"
-        )
-    return "\n".join(lines)
-
-
-def write_records(records: Iterable[Record], path: Path) -> Conversion:
+def write_records(records: Iterable[Record], path: Path) -> str:
     """Write records to a file, one record at a time in memory: a JSON array, or with ``.jsonl`` one object per line.
 
     Media inside the file's folder are written as relative paths, others in full. Bytes are copied to ``NAME.media``.
 
+    Returns:
+        What was written, in lines.
+
     Raises:
         ValueError: another suffix.
     """
-    name = path.name.lower()
-    kind = Path(name.removesuffix(".gz")).suffix
+    kind = path.suffix.lower()
     if kind not in (".json", ".jsonl"):
         raise ValueError(
-            f"{path}: expected a name that ends in .json or .jsonl, also with .gz; other kinds are made of these by "
+            f"{path}: expected a name that ends in .json or .jsonl; other kinds are made of these by "
             "datasets.load_dataset('json', data_files=...), such as .to_parquet(...)"
         )
     media, count, array = MediaPaths(path.with_name(path.name + ".media")), 0, kind == ".json"
-    opened = gzip.open if name.endswith(".gz") else open
-    with written_whole(path) as unfinished, opened(unfinished, "wt", encoding="utf-8") as file:
+    with written_whole(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
         file.write("[\n" if array else "")
         for count, record in enumerate(records, start=1):
             file.write((",\n" if array and count > 1 else "") + _json(_row(record, media)) + "\n" * (not array))
         file.write("\n]\n" if array else "")
-    return Conversion(count, len(media.copied), len(media.outside))
+    lines = [f"wrote {counted(count, 'record')} to {path}"]
+    if media.copied:
+        lines.append(f"copied {len(media.copied):,} media that were part of the records to {path}.media")
+    if media.outside:
+        lines.append(
+            f"{len(media.outside):,} media lie outside of its folder and are named in full: read it with "
+            "--allow_outside_media, or give it a media_root in a catalog"
+        )
+    return "\n".join(lines)
 
 
 class MediaPaths:

@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import argparse
 import csv
-import difflib
-import filecmp
-import json
 import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.parse import text_or_file
 from qwenvl.data.records.text import text_rows
 from qwenvl.data.seeds import stable_random
-from qwenvl.doctor.convert import OWN_KEYS, MediaPaths
+from qwenvl.doctor.convert import OWN_KEYS, write_records
 from qwenvl.failure import counted
 from qwenvl.files import plain_file, written_whole
+from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.actions import action_numbers
 from qwenvl.rewards.functions.text import normalized
+from qwenvl.types import Message, Record
 
 FOLDERS = "folders"  # as --answers
 STEPS = "{steps}"  # in a question
@@ -51,11 +49,8 @@ _NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
 _BRACKETED = re.compile(r"(?=\(\s*[0-9]{1,9}\s*\))")
 
 
-class Label(NamedTuple):
-    """The answer of a clip, without tags, and the other columns of the table."""
-
-    answer: str
-    fields: dict[str, str]
+Label = tuple[str, dict[str, str]]
+"""The answer of a clip, without tags, and the other columns of the table."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the records, or with ``--write-labels`` an empty table of answers."""
     root = Path(args.folder)
-    clips, others = find_clips(root)
+    clips = find_clips(root)
     if args.write_labels is not None:
         if unused := [name for name in ("question", "steps", "out", "split") if getattr(args, name) is not None]:
             raise ValueError(f"--{unused[0]} has no effect with --write-labels: leave it out")
@@ -103,21 +98,19 @@ def run(args: argparse.Namespace) -> int:
         raise RecordError(f"{args.answers}: no clip has an answer; expected the columns clip and answer")
     question = _prompt(text_or_file(args.question), steps)
     out, held_out = _targets(args)
-    copies = _copies(root, clips)
-    held = _held_out(labels, copies, args.split) if held_out else set()
-    print(_summary(root, clips, others, labels, copies))
-    outside = False
-    for path, note in ((out, ""), (held_out, ", held out,")):
-        if path is not None:
-            written = {clip: label for clip, label in labels.items() if (clip in held) == bool(note)}
-            outside = _write_rows(path, root, question, written)
-            print(f"wrote {counted(len(written), 'record')}{note} to {path}")
-    flag = " --allow_outside_media" if outside else ""
+    held = _held_out(labels, args.split) if held_out else set()
+    print(_summary(root, clips, labels))
+    records = _records(root, question, labels)
+    for path in filter(None, (out, held_out)):
+        print(write_records([each for each in records if (each.id in held) == (path == held_out)], path))
+    beside = out.parent.resolve()
+    inside = all(Path(path).is_relative_to(beside) for record in records for path in record.videos)
+    flag = "" if inside else " --allow_outside_media"
     data, name = shlex.quote(str(out)), shlex.quote(f"runs/{out.absolute().parent.name}")
     evaluated = f" --eval_dataset_use {shlex.quote(str(held_out))} --eval_strategy epoch" if held_out else ""
     for title, text in (
         ("\neach prompt:", question),
-        ("the first solution:", f"<answer>{next(iter(labels.values())).answer}</answer>"),
+        ("the first solution:", f"<answer>{next(iter(labels.values()))[0]}</answer>"),
         (
             "\nnext:",
             f"qwenvl data check {data}{flag}\n"
@@ -141,18 +134,13 @@ def _prompt(question: str | None, steps: StepList | None) -> str:
     return text if "<video>" in text else "<video>\n" + text
 
 
-def _write_rows(path: Path, root: Path, prompt: str, labels: dict[str, Label]) -> bool:
-    """Write a record for each clip. Return whether clips outside of the file's folder are named by their full paths."""
-    media = MediaPaths(path.with_name(path.name + ".media"))
-    rows = []
-    for clip, label in labels.items():
-        turns = [{"from": "human", "value": prompt}, {"from": "gpt", "value": f"<answer>{label.answer}</answer>"}]
-        video = media(str((root / clip).absolute().resolve()))
-        rows.append({"id": clip, "video": video, "conversations": turns, **label.fields})
-    with written_whole(path) as partial:
-        lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-        partial.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    return bool(media.outside)
+def _records(root: Path, prompt: str, labels: dict[str, Label]) -> list[Record]:
+    """A record for each clip."""
+    messages, path_of = (Message("user", prompt),), lambda clip: str((root / clip).resolve())
+    return [
+        Record(clip, messages, f"<answer>{answer}</answer>", (path_of(clip),), (), (None,), dict(fields), clip)
+        for clip, (answer, fields) in labels.items()
+    ]
 
 
 def _targets(args: argparse.Namespace) -> tuple[Path, Path | None]:
@@ -169,19 +157,12 @@ def _targets(args: argparse.Namespace) -> tuple[Path, Path | None]:
     return out, held_out
 
 
-def _summary(
-    root: Path, clips: Sequence[str], others: Counter[str], labels: dict[str, Label], copies: dict[str, str]
-) -> str:
+def _summary(root: Path, clips: Sequence[str], labels: dict[str, Label]) -> str:
     """The clips and answers that were found."""
     lines = [f"{root}: {counted(len(clips), 'clip')}"]
-    if others:
-        lines.append("  other files, passed over: " + ", ".join(f"{n:,} {suffix}" for suffix, n in others.items()))
     if missing := [clip for clip in clips if clip not in labels]:
         lines += [f"  {len(missing):,} without an answer, left out:", *_beginning(missing, "    ")]
-    for clip, first in copies.items():
-        differ = {clip, first} <= labels.keys() and labels[clip].answer != labels[first].answer
-        lines.append(f"  the same content{' and different answers' * differ}: {first}, {clip}")
-    counts = Counter(label.answer for label in labels.values()).most_common()
+    counts = Counter(answer for answer, _ in labels.values()).most_common()
     lines += ["  the answers:", *_beginning([f"{count:>6,}  {answer}" for answer, count in counts], "    ")]
     return "\n".join(lines)
 
@@ -191,20 +172,19 @@ def _beginning(lines: Sequence[str], indent: str = "  ") -> list[str]:
     return [indent + line for line in [*lines[:SHOWN], *more]]
 
 
-def find_clips(root: Path) -> tuple[list[str], Counter[str]]:
-    """The clips in ``root`` and the folders below, and how many other files there are of each suffix.
+def find_clips(root: Path) -> list[str]:
+    """The clips in ``root`` and the folders below: paths from ``root`` with "/", sorted, numbers by their value.
 
-    Clips are paths from ``root`` with "/", sorted, numbers within names by their value. Hidden files are left out.
+    Hidden files are left out.
     """
     if not root.is_dir():
         raise (NotADirectoryError if root.exists() else FileNotFoundError)(f"{root}: expected a folder of clips")
-    files = [path for path in root.rglob("*") if path.is_file()]
-    files = [path for path in files if "/." not in f"/{path.relative_to(root).as_posix()}"]  # .DS_Store, ._clip.mp4
-    clips = [path.relative_to(root).as_posix() for path in files if path.suffix.lower() in VIDEO_SUFFIXES]
+    files = [path for path in root.rglob("*") if path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()]
+    clips = [path.relative_to(root).as_posix() for path in files]
+    clips = [clip for clip in clips if "/." not in f"/{clip}"]  # ._clip.mp4
     if not clips:
         raise RecordError(f"{root}: no clips; expected files that end in {', '.join(VIDEO_SUFFIXES)}")
-    suffixes = (path.suffix.lower() or "no ending" for path in files)
-    return sorted(clips, key=_natural_order), Counter(each for each in suffixes if each not in VIDEO_SUFFIXES)
+    return sorted(clips, key=_natural_order)
 
 
 def _natural_order(path: str) -> list[list[tuple[int, int, str]]]:
@@ -213,34 +193,15 @@ def _natural_order(path: str) -> list[list[tuple[int, int, str]]]:
     return [[(0, int(text), "") if text.isdecimal() else (1, 0, text) for text in part if text] for part in pieces]
 
 
-def _copies(root: Path, clips: Sequence[str]) -> dict[str, str]:
-    """Clips with the content, bit for bit, of an earlier clip, and that clip."""
-    first: dict[int, list[str]] = {}  # by size
-    copies = {}
-    for clip in clips:
-        same_size = first.setdefault((root / clip).stat().st_size, [])
-        same = [each for each in same_size if filecmp.cmp(root / each, root / clip, shallow=False)]
-        if same:
-            copies[clip] = same[0]
-        else:
-            same_size.append(clip)
-    return copies
+def _held_out(clips: Collection[str], share: float) -> set[str]:
+    """A share of ``clips``, at least one of them and not all.
 
-
-def _held_out(clips: Collection[str], copies: dict[str, str], share: float) -> set[str]:
-    """A share of ``clips``, at least one of them and not all. Copies of a clip stay together."""
-    groups: dict[str, list[str]] = {}
-    for clip in clips:
-        groups.setdefault(copies.get(clip, clip), []).append(clip)
-    if len(groups) < 2:
-        raise ValueError("--split needs at least two different clips with an answer")
-    held: list[str] = []
-    # Each clip is ordered by a random number of its own: clips that are added later move few others.
-    for first in sorted(groups, key=lambda clip: stable_random(0, "held out", clip).getrandbits(64))[:-1]:
-        if held and len(held) + len(groups[first]) > round(share * len(clips)):
-            break
-        held += groups[first]
-    return set(held)
+    Each clip is ordered by a random number of its own: clips that are added later move few others.
+    """
+    if len(clips) < 2:
+        raise ValueError("--split needs at least two clips with an answer")
+    ordered = sorted(clips, key=lambda clip: stable_random(0, "held out", clip).getrandbits(64))
+    return set(ordered[: min(max(1, round(share * len(clips))), len(clips) - 1)])
 
 
 @dataclass(frozen=True)
@@ -302,10 +263,9 @@ class StepList:
         numbers = []
         for item in items:
             if (number := self._number(item)) is None:
-                near = difflib.get_close_matches(_plain(item), map(_plain, self.names), n=1, cutoff=0.5)
                 raise ValueError(
                     f"{item.strip(' ,;|')!r} is no step: expected a number from 1 to {len(self.names)}, a name of the "
-                    "list, or both that agree" + (f"; did you mean {near[0]!r}?" if near else "")
+                    f"list, or both that agree{did_you_mean(_plain(item), map(_plain, self.names))}"
                 )
             numbers.append(number)
         return " ".join(f"({number}) {self.names[number - 1]}" for number in numbers)
@@ -342,7 +302,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: StepList | None) -> dic
     if path.suffix not in (".csv", ".tsv"):
         raise RecordError(f"{path}: expected a .csv or .tsv file with the columns clip and answer")
     rows = text_rows(plain_file(path))
-    problems = [str(rows.damage)] if rows.damage else []
+    problems: list[str] = []
     found: dict[str, Label] = {}
     line_of: dict[str, str] = {}
     named: dict[str, list[str]] = {}  # by path from the folder, file name and stem
@@ -364,7 +324,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: StepList | None) -> dic
                 raise ValueError(f"{clip} is at {line_of[clip]} too; a clip has one answer")
             if answer := cells.pop("answer", ""):
                 untagged = answer.removeprefix("<answer>").removesuffix("</answer>").strip()
-                found[clip] = Label(steps.answer(answer) if steps else untagged, cells)
+                found[clip] = steps.answer(answer) if steps else untagged, cells
         except RecordError as error:
             problems.append(str(error))
         except ValueError as error:
@@ -381,8 +341,7 @@ def _clip_of(cell: str, named: dict[str, list[str]]) -> str:
         return name if name in found else found[0]
     if found:
         raise ValueError(f"{name!r} may be {' or '.join(found[:3])}; write the path from the folder")
-    near = difflib.get_close_matches(name, named, n=1, cutoff=0.6)
-    raise ValueError(f"there is no clip {name!r}" + (f"; did you mean {named[near[0]][0]}?" if near else ""))
+    raise ValueError(f"there is no clip {name!r}{did_you_mean(name, named)}")
 
 
 def _from_folders(clips: Sequence[str], steps: StepList | None) -> tuple[dict[str, Label], StepList]:
@@ -408,7 +367,7 @@ def _from_folders(clips: Sequence[str], steps: StepList | None) -> tuple[dict[st
         except ValueError as error:
             problems.append(f"{name}/: {error}")
     _raise(problems, "folder", "without the name of a step")
-    return {clip: Label(answers[name], {}) for clip, name in folders.items()}, found
+    return {clip: (answers[name], {}) for clip, name in folders.items()}, found
 
 
 def _without_number(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from PIL import Image
@@ -12,7 +13,7 @@ from PIL import Image
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import open_clip
-from qwenvl.data.media.resize import Thumbnails, read_resized
+from qwenvl.data.media.resize import Size, read_resized
 from qwenvl.data.options import SampleOptions
 from qwenvl.files import written_whole
 from qwenvl.report.pages import Strip
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 WIDTH, STILL_WIDTH = 320, 640  # of a frame and of an image, in pixels
 COLUMNS = 8  # pictures side by side in a file
+_BICUBIC = SimpleNamespace(resample=Image.Resampling.BICUBIC)
 
 
 def make_pictures(strips: Sequence[Strip], folder: Path, most: int) -> dict[str, Picture]:
@@ -55,10 +57,9 @@ def _make(path: Path, strip: Strip) -> Picture:
         return Picture(problem="the file is gone")
     try:
         if strip.indices:
-            small = Thumbnails(2 * WIDTH)
             seconds = SampleOptions.decode_timeout or 60.0  # a clip that never ends must not block the report
             with open_clip(strip.path, timeout=seconds) as clip:
-                frames = read_resized(clip, strip.indices, small.frame_size, small)[0]
+                frames, _ = read_resized(clip, strip.indices, _small, _BICUBIC)
         else:
             frames = load_image(strip.path)[None]
     except IndexError:
@@ -68,6 +69,12 @@ def _make(path: Path, strip: Strip) -> Picture:
     with written_whole(path) as partial:
         sheet(frames, WIDTH if strip.indices else STILL_WIDTH).save(partial, "JPEG", quality=80)
     return _picture(path, strip)
+
+
+def _small(size: Size) -> Size:
+    """The height and width with the longer side within its bound."""
+    scale = min(1.0, 2 * WIDTH / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def sheet(frames: Tensor, width: int) -> Image.Image:

@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 from PIL import Image
 from torch import Tensor
-from transformers.image_utils import PILImageResampling
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
@@ -21,7 +19,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.frames import uniform_indices
 from qwenvl.data.hints import clip_lengths, few_frames
 from qwenvl.data.media.resize import resize
-from qwenvl.data.options import SampleOptions
+from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.data.prompt_length import MediaSizes, Ruler
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.flags import hints_by, make_collator, record_files
@@ -49,7 +47,7 @@ def preview(args: argparse.Namespace) -> str:
     rows = list(_evenly_spread(files, args.n))
     offered = ToolOptions.of(args, max_turns=ToolOptions.max_turns, look_tokens=ToolOptions.look_tokens)
     collator = make_collator(args, schemas_of(offered))
-    ruler = collator.ruler if collator else ruler_without_model(args)
+    ruler = collator.ruler if collator else Ruler.without_model(PromptOptions.of(args, on_long_prompt="error"))
     dataset = GRPODataset(
         [row for row in rows if isinstance(row, Record)],
         SampleOptions.of(args, on_bad_sample="skip"),
@@ -88,13 +86,6 @@ def preview(args: argparse.Namespace) -> str:
         rows=shown,
         shared={text: n for text, n in turns.items() if n > 1},
     )
-
-
-def ruler_without_model(args: argparse.Namespace) -> Ruler:
-    """A ruler with the patches of Qwen2.5-VL, which sizes pictures and counts no tokens."""
-    sizes = SimpleNamespace(patch_size=14, merge_size=2, resample=PILImageResampling.BICUBIC)
-    frames, images = (args.video_min_frame_pixels, args.video_max_frame_pixels), (args.min_pixels, args.max_pixels)
-    return Ruler(SimpleNamespace(video_processor=sizes, image_processor=sizes), frames, images)
 
 
 def _summary(shown: Sequence[dict[str, Any]], model: str | None) -> str:

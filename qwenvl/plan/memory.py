@@ -6,8 +6,8 @@ product whose weights or other factor learn, and both factors of a product of ac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Shapes, Text, Vision
@@ -52,28 +52,16 @@ class Phase(NamedTuple):
         return sum(self.parts.values())
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """The memory of a step: its phases in order."""
-
-    phases: tuple[Phase, ...]
-
-    @property
-    def fullest(self) -> Phase:
-        """The phase with the most bytes."""
-        return max(self.phases, key=lambda phase: phase.total)
-
-    @property
-    def peak(self) -> int:
-        """Bytes of the fullest phase."""
-        return self.fullest.total
+def fullest(phases: Iterable[Phase]) -> Phase:
+    """The phase with the most bytes."""
+    return max(phases, key=lambda phase: phase.total)
 
 
-def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> Estimate:
+def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> list[Phase]:
     """The memory of a step of ``job`` after the first step, which creates the state of the optimizer.
 
     Example:
-        >>> estimate(Shapes.of(config), weights, Job(tokens=4000, patches=14000)).fullest.name
+        >>> fullest(estimate(Shapes.of(config), weights, Job(tokens=4000, patches=14000))).name
         'backward'
     """
     text, vision, stream = shapes.text, shapes.vision, job.stream
@@ -120,7 +108,7 @@ def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> Estimate:
     updated = resident | {"gradients": gradients}
     phases["end of the backward pass"] = updated | {"one-time buffers": head}  # the embeddings' gradient, to be added
     phases["update of the weights"] = updated
-    return Estimate(tuple(Phase(name, {part: of.get(part, 0) for part in PARTS}) for name, of in phases.items()))
+    return [Phase(name, {part: of.get(part, 0) for part in PARTS}) for name, of in phases.items()]
 
 
 def _sampling_phases(
@@ -365,34 +353,20 @@ def merger_bytes(vision: Vision, job: Job) -> tuple[int, int]:
     return vision.mergers * job.forward_patches * tensors * each if learn else 0, 0
 
 
-@dataclass(frozen=True)
-class Case:
-    """The input of an estimate: a model and a step."""
-
-    shapes: Shapes
-    weights: ModelWeights
-    job: Job
-
-    def estimate(self) -> Estimate:
-        """The memory of the step."""
-        return estimate(self.shapes, self.weights, self.job)
-
-
 class Remedy(NamedTuple):
-    """Flags that lower the peak, what they cost, and the case with them and all remedies before them."""
+    """Flags that lower the peak, what they cost, and the peak in bytes with them and all remedies before them."""
 
     flags: str
     costs: str
-    case: Case
+    peak: int
 
 
-def remedies(case: Case) -> list[Remedy]:
+def remedies(shapes: Shapes, weights: ModelWeights, job: Job) -> Iterator[Remedy]:
     """Remedies one after the other, the cheapest first, each of which lowers the peak further."""
-    found: list[Remedy] = []
+    peak = fullest(estimate(shapes, weights, job)).total
     for number in range(4):
-        job = case.job
         micro, half = job.micro_batches * job.prompts, job.patches // 2
-        tokens = max(1, job.tokens - half // case.shapes.vision.merged)
+        tokens = max(1, job.tokens - half // shapes.vision.merged)
         flags, costs, changes = (
             (
                 f"--per_device_train_batch_size 1 --gradient_accumulation_steps {micro}",
@@ -407,11 +381,10 @@ def remedies(case: Case) -> list[Remedy]:
                 {"patches": half, "tokens": tokens},
             ),
         )[number]
-        changed = replace(case, job=replace(job, **changes))  # type: ignore[arg-type]
-        if changed.estimate().peak < case.estimate().peak:
-            found.append(Remedy(flags, costs, changed))
-            case = changed
-    return found
+        changed = replace(job, **changes)  # type: ignore[arg-type]
+        if (lower := fullest(estimate(shapes, weights, changed)).total) < peak:
+            job, peak = changed, lower
+            yield Remedy(flags, costs, peak)
 
 
 def amount(size: float) -> str:
@@ -424,13 +397,13 @@ def amount(size: float) -> str:
     return f"{size / 1e9:.2f} GB" if abs(size) >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
-def memory_lines(made: Estimate) -> Iterator[str]:
+def memory_lines(phases: Sequence[Phase]) -> Iterator[str]:
     """The memory table: the fullest phase before training (sampling, else the vision tower) and that of training."""
-    before = "sampling" if any(phase.name == "prefill" for phase in made.phases) else "vision"
-    sampled = max((p for p in made.phases if p.name in SAMPLING), key=lambda phase: phase.total)
-    trained = max((p for p in made.phases if p.name not in SAMPLING), key=lambda phase: phase.total)
+    before = "sampling" if any(phase.name == "prefill" for phase in phases) else "vision"
+    sampled = fullest(phase for phase in phases if phase.name in SAMPLING)
+    trained = fullest(phase for phase in phases if phase.name not in SAMPLING)
     yield f"{'':18}{before:>12}{'training':>12}"
     for part in PARTS:
         if sampled.parts[part] or trained.parts[part]:
             yield f"{part:18}{amount(sampled.parts[part]):>12}{amount(trained.parts[part]):>12}"
-    yield f"{'in all':18}{amount(sampled.total):>12}{amount(trained.total):>12}   fullest: {made.fullest.name}"
+    yield f"{'in all':18}{amount(sampled.total):>12}{amount(trained.total):>12}   fullest: {fullest(phases).name}"

@@ -21,6 +21,7 @@ from gpu import SHAPES
 
 from qwenvl.demo.clips import encode
 from qwenvl.demo.tiny import make_processor
+from qwenvl.plan.memory import fullest
 from qwenvl.train.planning.command import plan_of, request_of
 
 NAMES = {
@@ -64,7 +65,7 @@ def planned(checkpoint: Path, flags: str) -> float:
     """GB that a step takes on each GPU."""
     data = checkpoint.parent / "data.json"
     words = f"--model {checkpoint} --dataset_use {data} --gpu_memory 1000 {FLAGS} {flags}"
-    return plan_of(*request_of(words.split())).made.peak / 1e9
+    return fullest(plan_of(*request_of(words.split())).phases).total / 1e9
 
 
 def cell(gigabytes: float) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gzip
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-KINDS = ("jsonl", "json", "csv", "jsonl.gz", "json.gz", "parquet")
+KINDS = ("jsonl", "json", "csv", "parquet")
 CLIPS = 1000
 
 
@@ -47,7 +46,7 @@ def write(path: Path, count: int) -> None:
 
         parquet.write_table(pyarrow.Table.from_pylist(list(rows(count))), path, row_group_size=100_000)
         return
-    with gzip.open(path, "wt", 1) if path.suffix == ".gz" else open(path, "w") as file:
+    with open(path, "w") as file:
         if ".csv" in path.suffixes:
             writer = csv.DictWriter(file, list(next(rows(1))))
             writer.writeheader()

@@ -26,15 +26,6 @@ def test_text_is_split_at_its_tags_in_order_and_kept_to_the_letter():
     ]
 
 
-def test_what_only_looks_like_a_tag_is_text():
-    (message,) = chat_messages(record(Message("user", "<Video> < video> <videos> <answer>")))
-    assert message["content"] == [{"type": "text", "text": "<Video> < video> <videos> <answer>"}]
-
-
-def test_an_empty_turn_has_no_parts():
-    assert chat_messages(record(Message("user", "")))[0]["content"] == []
-
-
 @pytest.mark.parametrize(
     ("prompt", "opened"),
     [

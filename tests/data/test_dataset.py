@@ -50,22 +50,6 @@ class TestSamples:
         assert sample.videos[0].info.seconds_per_frame == pytest.approx(0.6)
         assert sample.chat[0]["content"] == [{"type": "video"}, {"type": "text", "text": "\nWhich?"}]
 
-    def test_a_repeated_last_frame_does_not_count_in_the_rate(self, make_clip, write_rows, make_row):
-        make_clip("a.mp4", 3)
-        path = write_rows([make_row(prompt="<video>", video="a.mp4")])
-        (clip,) = load_dataset(str(path))[0].videos
-        assert clip.info.indices == (0, 1, 2, 2)
-        assert clip.info.times == pytest.approx((0.0, 0.1, 0.2, 0.2))
-        assert clip.info.seconds_per_frame == pytest.approx(0.1)
-
-    def test_times_come_from_the_stream_and_not_from_the_rate(self, make_clip, write_rows, make_row):
-        times = [0.0, 0.1, 0.2, 3.0, 3.1, 7.0]
-        make_clip("a.mp4", 6, times=times)
-        path = write_rows([make_row(prompt="<video>", video="a.mp4", meta={"max_frames": 6, "min_frames": 6})])
-        info = load_dataset(str(path))[0].videos[0].info
-        assert info.times == pytest.approx(times)
-        assert info.seconds_per_frame == pytest.approx(7.0 / 5)
-
     def test_several_media_in_the_order_of_their_tags(self, make_clip, write_rows, make_row, tmp_path):
         from PIL import Image
 
@@ -76,11 +60,6 @@ class TestSamples:
         sample = load_dataset(str(write_rows([row])))[0]
         assert [clip.info.indices[-1] for clip in sample.videos] == [11, 7]
         assert sample.images[0][:, 0, 0].tolist() == [7, 8, 9]
-
-    def test_clips_that_disagree_a_little_are_rescaled_and_marked(self, make_clip, write_rows, make_row):
-        make_clip("a.mp4", 24)
-        path = write_rows([make_row(prompt="<video>", video="a.mp4", meta=META)])
-        assert load_dataset(str(path))[0].videos[0].info.rescaled
 
 
 class TestChance:
@@ -132,7 +111,7 @@ class TestBadSamples:
     def test_by_default_one_stops_the_run_and_is_named(self, mixed):
         dataset = load_dataset(mixed)
         with pytest.raises(
-            BadMediaError, match=r"mixed.json\[0\] \(id bad\): .*clips/bad.mp4: not a video: it is text"
+            BadMediaError, match=r"mixed.json\[0\] \(id bad\): .*clips/bad.mp4: not a video: it begins with"
         ):
             dataset[0]
         with pytest.raises(BadMediaError, match=r"mixed.json\[2\] \(id off\): .*a.mp4: meta.frame_cnts .* sum to 40"):
@@ -149,22 +128,8 @@ class TestBadSamples:
 
     def test_the_error_comes_out_of_a_worker_with_its_words(self, mixed):
         loader = DataLoader(load_dataset(mixed), batch_size=1, num_workers=1, collate_fn=list)
-        with pytest.raises(BadMediaError, match="it is text"):
+        with pytest.raises(BadMediaError, match="not a video"):
             next(iter(loader))
-
-    def test_a_strip_that_the_models_refuse(self, write_rows, make_row, tmp_path):
-        from PIL import Image
-
-        Image.new("RGB", (402, 2)).save(tmp_path / "a.png")
-        dataset = load_dataset(str(write_rows([make_row(prompt="<image>", image="a.png")])))
-        with pytest.raises(BadMediaError, match="402 x 2 pixels; Qwen-VL takes sides of at most 200 : 1"):
-            dataset[0]
-
-
-def test_data_sets_are_joined_in_order(steps, write_rows, make_row):
-    other = write_rows([make_row(id="a"), make_row(id="z")], "other.jsonl")
-    dataset = load_dataset(f"{other},{steps}")
-    assert [record.id for record in dataset.records] == ["a", "z", "a", "t", "b"]
 
 
 @pytest.mark.parametrize("loaded", [0, 2**20])
@@ -184,17 +149,6 @@ def test_the_example_of_the_repository_can_be_used():
     assert [len(dataset[i].videos) + 10 * len(dataset[i].images) for i in range(len(dataset))] == [1, 1, 1, 10, 0]
 
 
-def test_impossible_options(steps):
-    with pytest.raises(ValueError, match="--on_bad_sample must be one of error, skip"):
-        load_dataset(steps, on_bad_sample="replace")
-    with pytest.raises(ValueError, match="video_backend"):
-        load_dataset(steps, video_backend="opencv")
-
-
-def test_an_empty_place_stays_empty(steps):
-    assert load_dataset(steps)[None] is None
-
-
 def test_it_travels_to_other_processes(steps):
     dataset = pickle.loads(pickle.dumps(load_dataset(steps)))
     assert isinstance(dataset, GRPODataset)
@@ -212,18 +166,6 @@ class TestPartsOfAClip:
         (clip,) = load_dataset(str(path))[0].videos
         assert clip.info.indices == (5, 8, 11, 14)
         assert clip.info.times == pytest.approx((0.5, 0.8, 1.1, 1.4))
-
-    def test_the_rate_counts_the_seconds_between(self, steps, write_rows, make_row):
-        # one second at 6 frames a second: 5 + 9 * i / 5
-        path = write_rows([self.row(make_row, video_start=0.45, video_end=1.4, video_fps=6)], "part.json")
-        assert load_dataset(str(path))[0].videos[0].info.indices == (5, 7, 9, 10, 12, 14)
-
-    def test_an_empty_part(self, steps, write_rows, make_row):
-        path = write_rows([self.row(make_row, video_start=9)], "part.json")
-        with pytest.raises(
-            BadMediaError, match=r"no frames from video_start 9.0 to video_end None; its frames lie from 0"
-        ):
-            load_dataset(str(path))[0]
 
 
 def test_columns_template_and_system_turn(write_rows):

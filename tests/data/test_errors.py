@@ -23,17 +23,6 @@ def test_an_error_of_a_worker_is_told_by_its_message(capsys):
     assert capsys.readouterr().err == "qwenvl do: a.mp4: bad\n"
 
 
-def test_the_traceback_can_be_had(monkeypatch):
-    monkeypatch.setenv("QWENVL_TRACEBACK", "1")
-    with pytest.raises(RecordError), told_to_the_user("qwenvl do"):
-        raise RecordError("x")
-
-
-def test_other_errors_pass():
-    with pytest.raises(KeyError), told_to_the_user("qwenvl do"):
-        raise KeyError("x")
-
-
 def test_values_are_shown_by_their_json_type():
     assert [kind_of(value) for value in (None, True, 1.5, "a", [1])] == [
         "nothing",

@@ -28,12 +28,6 @@ def test_what_is_meant_or_not_shrunk_much_is_not_told():
     assert size_hints(large, PromptOptions(video_max_frame_pixels=9999)) == []
 
 
-def test_the_tokens_of_another_family(tiny_pair):
-    _, processor = tiny_pair("qwen3_vl")
-    ((_, message),) = size_hints(MediaSizes((LARGE,), (None,), ()), PromptOptions(), processor)
-    assert "are seen at 192 x 96; --video_max_frame_pixels 100352 shows 416 x 224, for 91 tokens" in message
-
-
 def test_short_clips_name_the_rate_that_shows_more_frames():
     # 1.9 s at one frame in 2 s is 1, below 4; 8 frames are 5 a second, rounded up
     clips = [(0.2, 6), (1.9, 57), (2.9, 87), (60.0, 1800)]

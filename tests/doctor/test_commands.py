@@ -1,7 +1,6 @@
 """The commands as a user runs them, on data with one of everything that goes wrong."""
 
 import json
-import os
 
 import pytest
 from PIL import Image
@@ -132,14 +131,6 @@ def test_solutions_and_what_weights_come_to(write_rows, make_row, capsys):
     assert "  1 solutions, 10 times " in out and f"  drawn in an epoch: 3 of {small}, 7 of {large}\n" in out
 
 
-def test_convert_says_what_it_wrote(folder, tmp_path, capsys):
-    run(capsys, "check", folder / "data.jsonl", "--write-clean", folder / "clean.json")
-    code, out = run(capsys, "convert", folder / "clean.json", folder / "b.jsonl")
-    assert (code, out) == (0, f"wrote 2 records to {folder}/b.jsonl\n")
-    out = run(capsys, "convert", folder / "clean.json", tmp_path / "elsewhere" / "b.json")[1]
-    assert "2 media lie outside of its folder and are named in full: read it with --allow_outside_media" in out
-
-
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
@@ -172,27 +163,3 @@ def test_what_is_worth_a_look_is_told_by_check_and_by_the_preview(
     page = (tmp_path / "page.html").read_text()
     assert page.count("worth a look: clips of 1280 x 720 pixels are seen at 196 x 112") == 2
     assert page.count("worth a look: the options in the columns A, B") == 1
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ("check", "rows.json", "--prompt_template", "pipe.txt"),
-        ("check", "rows.json", "--system", "pipe.txt"),
-        ("check", "pipe.txt"),
-        ("from-folder", ".", "--steps", "pipe.txt", "--answers", "folders"),
-        ("from-folder", ".", "--question", "What?", "--answers", "pipe.txt"),
-    ],
-)
-def test_no_flag_waits_for_a_pipe(argv, tmp_path, make_clip, make_row, write_rows, capsys, monkeypatch):
-    make_clip("a.mp4")
-    write_rows([make_row()]).rename(tmp_path / "rows.json")
-    (tmp_path / "labels.csv").write_text("clip,answer\na.mp4,1\n")
-    os.mkfifo(tmp_path / "pipe.txt")
-    monkeypatch.chdir(tmp_path)
-    try:
-        code = main([*argv])
-    except SystemExit as ended:
-        code = ended.code
-    told = capsys.readouterr()
-    assert code and "pipe.txt: " in told.out + told.err

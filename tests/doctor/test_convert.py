@@ -42,11 +42,11 @@ def records(tmp_path, write_rows, make_row):
     return read(write_rows(rows, "a.json"))
 
 
-@pytest.mark.parametrize("name", ["b.json", "b.jsonl", "b.JSON.gz"])
+@pytest.mark.parametrize("name", ["b.json", "b.jsonl"])
 def test_what_is_written_is_what_was_read(records, tmp_path, name, write_rows, make_row):
     rows = [make_row(id=1, system="Be brief."), {"conversations": make_row()["conversations"][:1]}, make_row(id=7)]
     records += read(write_rows(rows, "more.json"))
-    assert write_records(records, tmp_path / name) == (len(records), 0, 0)
+    assert write_records(records, tmp_path / name) == f"wrote {len(records)} records to {tmp_path / name}"
     again = read(tmp_path / name)
     assert parts(again) == parts(records)
     assert (again[0].fields["line"], again[0].fields["tags"]) == (3, ["x"])
@@ -62,7 +62,8 @@ def test_media_that_are_part_of_rows_are_copied_beside_the_file(tmp_path):
     (tmp_path / "in").mkdir()
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "in" / "a.parquet")
     out = tmp_path / "out" / "b.jsonl"
-    assert write_records(read(tmp_path / "in" / "a.parquet"), out) == (2, 1, 0)
+    written = write_records(read(tmp_path / "in" / "a.parquet"), out)
+    assert written.endswith(f"copied 1 media that were part of the records to {out}.media")
     first, second = read(out)
     assert first.images == second.images
     assert first.images[0].startswith(f"{tmp_path}/out/b.jsonl.media/")
@@ -72,7 +73,7 @@ def test_media_that_are_part_of_rows_are_copied_beside_the_file(tmp_path):
 def test_media_outside_of_the_folder_are_counted(tmp_path, write_rows, make_row):
     records = read(write_rows([make_row(prompt="<video>", video="a.mp4")] * 2, "in/a.json"))
     out = tmp_path / "out" / "b.json"
-    assert write_records(records, out) == (2, 0, 1)
+    assert "1 media lie outside of its folder" in write_records(records, out)
     assert parts(read(out, allow_outside_media=True)) == parts(records)
 
 

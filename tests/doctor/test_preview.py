@@ -58,17 +58,6 @@ def test_prompts_have_their_vision_tokens_folded(
     assert "<0.2 seconds><|vision_start|><video" in page
 
 
-def test_what_was_lowered_to_fit_is_said(tmp_path, make_clip, write_rows, make_row, tiny_checkpoint):
-    make_clip("a.mp4", 50, size=(112, 112))
-    path = write_rows([make_row(prompt="<video>", video="a.mp4")])
-    flags = ("--model", tiny_checkpoint("qwen2_5_vl"), "--base_interval", 0.1, "--video_max_frames", 16)
-    tokens = int(re.search(r"(\d+) tokens: 128 vision", page_of(tmp_path, path, *flags))[1])
-    page = page_of(tmp_path, path, *flags, "--max_prompt_length", tokens - 48, "--fit_frames")
-    assert f"{tokens - 48} tokens: 80 vision" in page
-    assert "0 below --max_prompt_length; to fit, shown with 10 of 16 frames" in page
-    assert len(pictures(page)) == 10
-
-
 def test_tools_are_in_the_prompt_and_a_look_is_shown(
     tmp_path, make_clip, write_rows, make_row, tiny_checkpoint, number_of, never_at_full_size
 ):
@@ -97,18 +86,6 @@ def test_bad_records_are_shown_as_such(tmp_path, write_rows, make_row):
     assert re.findall(r'<a href="#r(\d)" class="bad">(.*?)</a>', page) == [("1", "data-0"), ("3", "bad row")]
     assert page.count('<section id="r') == 4
     assert "src=" not in page
-
-
-def test_template_and_system_turn_are_those_of_training(tmp_path, write_rows, make_row):
-    (tmp_path / "template.txt").write_text("Look. {prompt}\nThink first.")
-    path = write_rows([make_row(prompt="Which?")])
-    page = page_of(tmp_path, path, "--prompt_template", tmp_path / "template.txt", "--system", "Be brief.")
-    assert "[system] Be brief.\n\n[user] Look. Which?\nThink first." in page
-
-
-def test_records_are_spread_over_the_data_set(tmp_path, write_rows, make_row):
-    path = write_rows([make_row(id=f"row{i}") for i in range(10)])
-    assert re.findall(r"<h2>(row\d)", page_of(tmp_path, path, "--n", 4)) == ["row0", "row3", "row6", "row9"]
 
 
 def test_wrong_commands(capsys):

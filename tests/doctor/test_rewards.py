@@ -41,25 +41,3 @@ def test_try_with_a_plugin(tmp_path, capsys):
     path.write_text("def f(completions, log_metric):\n    log_metric('seen', 2)\n    return [3.5]\n")
     assert main(["try", f"{path}:f", "--completion", "x"]) == 0
     assert capsys.readouterr().out.splitlines() == ["f: 3.5", "reward/f/seen: 2"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["acuracy", "--completion", "x"], "did you mean accuracy"),
-        (["count", "--completion", "x", "--solution", "three"], "would be refused: the solution must hold exactly one"),
-        (["countdown", "--completion", "x"], "'nums' must be a list"),
-        (["repetition(n_grams=0)", "--completion", "x"], "reward 'repetition': n_grams must be at least 1, got 0"),
-    ],
-)
-def test_try_says_what_is_wrong(capsys, arguments, message):
-    assert main(["try", *arguments]) == 1
-    assert message in capsys.readouterr().err
-
-
-def test_a_forgotten_argument_is_told_beneath_a_short_usage(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["try", "accuracy"])
-    told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("usage: qwenvl rewards try NAME --completion TEXT") and "--completion" in told[-1]
-    assert len(told) < 4

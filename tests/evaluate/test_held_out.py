@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.evaluate.evaluation import pending_blocks
 from qwenvl.evaluate.held_out import main
-from qwenvl.evaluate.questions import BLOCK, Questions
-from qwenvl.runlog import SampleKey, read_evaluation, read_samples
-from qwenvl.types import TOTAL, Record
+from qwenvl.evaluate.questions import BLOCK
+from qwenvl.runlog import read_evaluation, read_samples
+from qwenvl.types import TOTAL
 from tests.train.test_distributed import launch_ranks
 
 PLUGIN = """
@@ -110,7 +109,7 @@ def test_two_processes_share_the_records(tiny_checkpoint, make_clip, make_row, w
     rows = [make_row(prompt=f"Which of {n} steps?", id=f"text-{n}") for n in range(BLOCK)]
     rows.append(make_row(prompt="<video>\nWhich steps?", video="clip.mp4", id="clip"))  # the second process's only one
     words = [str(tiny_checkpoint(initializer_range=0.1)), str(write_rows(rows))]
-    words += ["--use_cpu", "--generation_max_length", "6", "--samples", "2", "--controls", "blank,text_only"]
+    words += ["--use_cpu", "--generation_max_length", "3", "--samples", "2", "--controls", "blank,text_only"]
     launch_ranks("evaluate", 2, [*words, "--output_dir", str(tmp_path / "two")])
     assert main([*words, "--output_dir", str(tmp_path / "one")]) == 0
     one, two = ((tmp_path / name / "samples.jsonl").read_text() for name in ("one", "two"))
@@ -119,13 +118,3 @@ def test_two_processes_share_the_records(tiny_checkpoint, make_clip, make_row, w
     same = ("models", "protocol", "numbers", "drops", "left_out")
     assert [numbers[0][name] for name in same] == [numbers[1][name] for name in same]
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["evaluation.json", "samples.jsonl"]
-
-
-def test_blocks_with_missing_samples_are_pending():
-    count = 5 * BLOCK
-    records = {n: Record(str(n), (), "", (), (), (), {}, str(n)) for n in range(count)}
-    questions = Questions(records, {}, ("none",))
-    done = {SampleKey("m", "none", n, 0) for n in [*range(BLOCK), *range(2 * BLOCK, 3 * BLOCK), count - 1]}
-    done -= {SampleKey("m", "none", 2 * BLOCK, 0)}  # of the third block one is missing, which was left out
-    pending = pending_blocks(questions, "m", 1, done, {("none", 2 * BLOCK)})
-    assert [block[0] // BLOCK for block in pending] == [1, 3, 4]

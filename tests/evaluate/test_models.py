@@ -14,7 +14,7 @@ from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.held_out import main
-from qwenvl.evaluate.protocol import differing, fingerprint, revision_of, trained_otherwise
+from qwenvl.evaluate.protocol import fingerprint, trained_otherwise
 from qwenvl.evaluate.settings import evaluation_request, named_models
 from qwenvl.runlog import RunLog, read_evaluation, read_samples
 
@@ -81,12 +81,6 @@ def test_the_system_turn_of_a_run_is_its_text_and_not_a_file_that_may_be_gone(ru
     assert ReadOptions.of(evaluation_request([str(run), "data.json"]).config).system == text
 
 
-def test_the_folder_has_a_name_of_its_own(run):
-    asked = evaluation_request(["org/base", str(run), "data/held.json"])
-    assert asked.output_dir == Path("runs/evaluate/base-sop-on-held")
-    assert asked.command == f"qwenvl evaluate org/base {run} data/held.json"
-
-
 def test_what_a_model_was_trained_with_is_told_where_it_differs(tmp_path):
     saved = PromptSettings(FrameOptions(video_max_frames=16), PromptOptions(max_pixels=999_999), system="Be brief.")
     saved.save(tmp_path)
@@ -108,17 +102,6 @@ def test_a_fingerprint_tells_weights_apart(tiny_checkpoint, tmp_path):
     before = fingerprint(str(tmp_path))
     large.write_bytes(bytes(70 * 65536 - 1) + b"x")  # the last byte of a file that is read in pieces
     assert fingerprint(str(tmp_path)) != before
-
-
-def test_a_model_of_the_hub_has_its_commit(monkeypatch, tmp_path):
-    commit = "0123456789" * 4
-    monkeypatch.setattr("transformers.utils.cached_file", lambda path, name: f"/hub/x/snapshots/{commit}/{name}")
-    assert revision_of("org/base") == commit and revision_of(str(tmp_path)) is None
-
-
-def test_differing_names_each_place():
-    before, now = {"a": {"b": 1, "c": [1]}, "d": None}, {"a": {"b": 2, "c": (1,)}, "e": 0}
-    assert differing(before, now) == ["a.b: 1 there, 2 here", "e: null there, 0 here"]
 
 
 def test_an_adapter_is_asked_with_its_model(tiny_checkpoint, tmp_path):

@@ -61,11 +61,3 @@ def test_looks_have_a_table(tmp_path):
     assert re.split(r"\s{3,}", line) == [
         *("sop", "100.0%", "1.00", "0.500 [0.500, 0.500]", "-", "0.500 [0.500, 0.500]", "0.0%")
     ]
-
-
-def test_without_controls_one_model_needs_few_lines(tmp_path):
-    results = results_of(scored(0, [1.0]), ["base"], ["none"], "accuracy", 1.0)
-    greedy = PROTOCOL | {"decoding": {"method": "greedy", "samples": 1, "max_new_tokens": 64}}
-    text = table({**results, "protocol": greedy, "models": [model("base")], "left_out": []}, tmp_path)
-    assert "held: 4 of 9 records, the greedy completion of each." in text and "look" not in text
-    assert "1.000   " in text and "nan" not in text  # one clip: no interval

@@ -48,12 +48,6 @@ def test_a_file_whose_run_begins_with_other_weights(run_file):
     assert probe_request([*PLACES, "--config", str(run_file)]).config.model_name_or_path == "model"
 
 
-def test_several_processes_are_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="runs in one process: start it without torchrun"):
-        probe_request(PLACES)
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

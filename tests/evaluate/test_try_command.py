@@ -162,7 +162,7 @@ def test_what_tools_answered_stands_behind_each_call():
         (["run"], 2, "expected MODEL, clips or images, and a question in quotes"),
         (["run", "17.mp4"], 2, "expected MODEL, clips or images, and a question in quotes"),
         (["run", "18.mp4", "Which?"], 2, "18.mp4: no such file; expected a clip or an image"),
-        (["run", "data.json", "Which?"], 1, "data.json: not a video: it is "),
+        (["run", "data.json", "Which?"], 1, "data.json: not a video: it begins with"),
         (["run", "17.mp4", "<video> or <video>?"], 1, "the prompt has 2 <video> tags but `video` names 1 files"),
         (["./none", "17.mp4", "Which?"], 2, "./none: no such folder; expected a checkpoint, or a name on the hub"),
         (["empty", "17.mp4", "Which?"], 2, "empty: no weights in it; expected a model, an adapter, or a run's folder"),

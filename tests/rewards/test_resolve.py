@@ -106,21 +106,6 @@ def test_marked_functions_of_a_plugin_file_are_found_by_name(plugin):
     assert "'word' is missing" in rubric.check_solution("x")
 
 
-def test_functions_by_file_and_name(plugin):
-    rubric = build_rubric([f"{plugin}:unmarked", f"{plugin}:shortness"])
-    assert rubric.names == ("unmarked", "short")
-    assert rubric.score(["abcd"], {}).components == [[7.0], [0.25]]
-
-
-def test_functions_by_module_and_name(tmp_path, monkeypatch):
-    (tmp_path / "their_package").mkdir()
-    (tmp_path / "their_package" / "rewards.py").write_text(
-        "def two(completions):\n    return [2.0] * len(completions)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert build_rubric(["their_package.rewards:two"]).score(["a"], {}).total.tolist() == [2.0]
-
-
 def test_files_written_for_other_libraries_run_unchanged(tmp_path):
     path = tmp_path / "others.py"
     path.write_text(OTHERS)

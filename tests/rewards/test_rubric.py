@@ -6,7 +6,7 @@ import torch
 
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.function import RewardFunction
-from qwenvl.rewards.rubric import NO_SOLUTION, Rubric, weighted_sums
+from qwenvl.rewards.rubric import NO_SOLUTION, Rubric
 from qwenvl.types import Message, Record
 
 
@@ -136,13 +136,6 @@ def test_logged_metrics_are_averaged():
     assert metrics == {"reward/logs/length": 2.0, "reward/other/length": 2.0}
 
 
-def test_trainer_state_reaches_those_who_ask():
-    def curriculum(completions, trainer_state):
-        return [float(trainer_state["step"])] * len(completions)
-
-    assert rubric(curriculum).score(["a"], {}, trainer_state={"step": 7}).total.tolist() == [7.0]
-
-
 def test_data_is_checked_by_the_functions_a_record_goes_to():
     def numeric(solution, fields):
         return None if solution.isdigit() else f"{solution!r} is no number"
@@ -173,7 +166,3 @@ def test_refusals():
     ):
         with pytest.raises(RewardError, match=message):
             wrong()
-
-
-def test_weighted_sums_leave_out_what_does_not_apply():
-    assert weighted_sums([[1.0, None, 2.0, None], [3.0, 4.0, None, None]], [0.5, 2.0]) == [6.5, 8.0, 1.0, None]

@@ -56,17 +56,6 @@ def test_async_callable_objects_keep_one_loop(rubric):
     assert judge.loops[0] is judge.loops[1]
 
 
-def test_async_rewards_work_inside_a_running_loop(rubric):
-    async def later(completions):
-        await asyncio.sleep(0)
-        return [3.0]
-
-    async def notebook():
-        return rubric(later).score(["a"], {}).total.tolist()
-
-    assert asyncio.run(notebook()) == [3.0]
-
-
 def test_a_function_that_fails_only_in_company_affects_all_rows(rubric):
     def alone(completions, steps):
         steps[0].append("mine")  # in a copy: a row that is tried alone is as it was

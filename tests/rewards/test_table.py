@@ -95,7 +95,7 @@ def columns_of(name, *texts):
 
 
 @pytest.mark.parametrize("name", LOCAL)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(texts=st.lists(TEXTS | ANSWERS, min_size=1, max_size=4))
 def test_values_are_in_range_and_the_same_alone_and_in_company(functions, name, texts):
     if name == "math_accuracy":  # the worker process is tried elsewhere: here what is decided before it

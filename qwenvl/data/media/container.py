@@ -202,17 +202,14 @@ def read_packets(container: InputContainer, stream: VideoStream, path: str) -> P
         packets.hidden.append(packet.is_discard)
     if container.format.name in JOINABLE and stream.time_base:
         seconds = [float(time * stream.time_base) for time in packets.dts if time is not None]
-        if jump := next((pair for pair in pairwise(seconds) if not _is_next(*pair)), None):
+        gaps = ((a, b) for a, b in pairwise(seconds) if not -MAX_BACK_SECONDS <= b - a <= MAX_GAP_SECONDS)
+        if jump := next(gaps, None):
             raise BadMediaError(
                 path,
                 f"its times jump from {jump[0]:.1f} to {jump[1]:.1f} s, as where several files were joined: "
                 "ffmpeg -i IN -c copy OUT.mp4 writes them as one",
             )
     return packets
-
-
-def _is_next(before: float, after: float) -> bool:
-    return -MAX_BACK_SECONDS <= after - before <= MAX_GAP_SECONDS
 
 
 def play(path: str, most_packets: int | None = None, strict: bool = False) -> Iterator[VideoFrame]:
@@ -298,48 +295,46 @@ def table_packets(container: InputContainer, stream: VideoStream, path: str) -> 
 
 def _composition_offsets(file: BinaryIO, track_id: int) -> np.ndarray | None:
     """Presentation minus decoding time of each sample. Empty where all are equal, None without such a track."""
-    for moov in islice(_boxes(file, 0, file.seek(0, 2), b"moov"), 1):
-        for trak in _boxes(file, *moov, b"trak"):
-            header = next(_boxes(file, *trak, b"tkhd"), None)
-            if header is None or _track_id(file, header[0]) != track_id:
-                continue
-            span = trak
-            for kind in (b"mdia", b"minf", b"stbl"):
-                inner = next(_boxes(file, *span, kind), None)
-                if inner is None:
-                    return None
-                span = inner
-            table = next(_boxes(file, *span, b"ctts"), None)
-            if table is None:
-                return np.empty(0, np.int64)
-            file.seek(table[0] + 4)  # after version and flags
-            (runs,) = struct.unpack(">I", file.read(4))
-            pairs = np.frombuffer(file.read(8 * runs), ">u4").reshape(-1, 2)
-            # Version 0 has unsigned offsets, but writers put negative ones there too, and readers take them as such.
-            return pairs[:, 1].astype(np.int32).astype(np.int64).repeat(pairs[:, 0])
+    end = file.seek(0, 2)
+
+    def inside(span: tuple[int, int], wanted: bytes) -> list[tuple[int, int]]:
+        return [(at, min(stop, span[1])) for kind, at, stop in boxes(file, *span) if kind == wanted]
+
+    for moov in inside((0, end), b"moov")[:1]:
+        for trak in inside(moov, b"trak"):
+            for header, _ in inside(trak, b"tkhd")[:1]:
+                file.seek(header)
+                file.seek(16 if file.read(4)[0] == 1 else 8, 1)  # the version; times of creation and change
+                if struct.unpack(">I", file.read(4))[0] == track_id:
+                    spans = [trak]
+                    for kind in (b"mdia", b"minf", b"stbl"):
+                        spans = [span for each in spans for span in inside(each, kind)][:1]
+                    return _offsets_in(file, inside(spans[0], b"ctts")) if spans else None
     return None
 
 
-def _track_id(file: BinaryIO, start: int) -> int:
-    file.seek(start)
-    version = file.read(4)[0]
-    file.seek(16 if version == 1 else 8, 1)  # times of creation and change
-    return struct.unpack(">I", file.read(4))[0]
+def _offsets_in(file: BinaryIO, tables: list[tuple[int, int]]) -> np.ndarray:
+    if not tables:
+        return np.empty(0, np.int64)
+    file.seek(tables[0][0] + 4)  # after version and flags
+    (runs,) = struct.unpack(">I", file.read(4))
+    pairs = np.frombuffer(file.read(8 * runs), ">u4").reshape(-1, 2)
+    # Version 0 has unsigned offsets, but writers put negative ones there too, and readers take them as such.
+    return pairs[:, 1].astype(np.int32).astype(np.int64).repeat(pairs[:, 0])
 
 
-def _boxes(file: BinaryIO, start: int, end: int, kind: bytes) -> Iterator[tuple[int, int]]:
-    """Where the contents of an MP4's boxes of a kind begin and end."""
+def boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """The kind of each of an MP4's boxes, and where its content begins and ends by its header, maybe after ``end``."""
     while start + 8 <= end:
         file.seek(start)
-        size, found = struct.unpack(">I4s", file.read(8))
+        size, kind = struct.unpack(">I4s", file.read(8))
         head = 8
         if size == 1:
             (size,) = struct.unpack(">Q", file.read(8))
             head = 16
         elif size == 0:
             size = end - start
-        if size < head:
+        if size < head:  # padding
             return
-        if found == kind:
-            yield start + head, min(start + size, end)
+        yield kind, start + head, start + size
         start += size

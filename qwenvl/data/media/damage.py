@@ -20,7 +20,7 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.container import READING_ERRORS, open_video, play, reason_of
+from qwenvl.data.media.container import READING_ERRORS, boxes, open_video, reason_of
 
 # A container may hold this much less than its header promises: a last packet or two are often lost when clips are cut.
 MAX_MISSING_FRAMES = 2
@@ -31,8 +31,6 @@ STEADY_SHARE = 0.95
 # ... has no pause as long as this many of them. It is a hole.
 HOLE_FRAMES = 5
 HOLE_SECONDS = 0.5
-# By FFmpeg's name of a codec the decoder of the format's authors, which notices that it has lost its place in the data.
-WATCHFUL_DECODERS = {"vp9": "libvpx-vp9"}
 
 
 def check_promise(
@@ -76,7 +74,7 @@ def _is_whole(path: str, container_format: str) -> bool | None:
             end = _segment_end(file)
             return None if end is None else end <= size
         if container_format.startswith("mov"):
-            return _last_box_end(file, size) <= size
+            return max((end for *_, end in boxes(file, 0, size)), default=0) <= size
         if container_format == "gif":
             file.seek(-min(size, 64), os.SEEK_END)
             return file.read().rstrip(b"\0\r\n").endswith(b";")  # the block that ends it
@@ -137,22 +135,6 @@ def _element(file, start: int) -> tuple[int | None, int]:
     return None if unknown else start + id_length + length + value, int.from_bytes(data[:id_length], "big")
 
 
-def _last_box_end(file, size: int) -> int:
-    """Where the last of an MP4's outermost boxes ends."""
-    at = 0
-    while at + 8 <= size:
-        file.seek(at)
-        (length,) = struct.unpack(">I4x", file.read(8))
-        if length == 1:
-            (length,) = struct.unpack(">Q", file.read(8))
-        if length == 0:  # to the end of the file
-            return size
-        if length < 8:
-            return at  # padding
-        at += length
-    return at
-
-
 def check_packets(path: str, times: Sequence[float]) -> None:
     """Read all packets of a clip and decode none of them.
 
@@ -176,50 +158,6 @@ def check_packets(path: str, times: Sequence[float]) -> None:
         raise damage(path, f"a packet at {damaged:.2f} s of its container's time is damaged, or the next one is lost")
     if hole := _hole(times):
         raise damage(path, f"it has no frames from {hole[0]:.2f} s to {hole[1]:.2f} s, at an otherwise constant rate")
-
-
-def check_all_frames(path: str, times: Sequence[float], strict: bool) -> None:
-    """Decode a clip from its beginning to its end.
-
-    Args:
-        times: of the clip's frames, in seconds.
-        strict: by a decoder that stops at errors which it would else hide.
-
-    Raises:
-        BadMediaError: a frame is damaged, or can't be decoded, or there are more or fewer of them.
-    """
-    count = 0
-    try:
-        for frame in play(path, strict=strict):
-            if frame.is_corrupt:
-                raise damage(path, f"the frame at {times[min(count, len(times) - 1)]:.3f} s is damaged")
-            count += 1
-    except READING_ERRORS as error:
-        at = times[min(count, len(times) - 1)]
-        raise damage(path, f"can't be decoded without errors from about {at:.2f} s on: {reason_of(error)}") from None
-    if count != len(times):
-        raise damage(path, f"{len(times)} frames were expected, {count} come out of the decoder")
-    if strict:
-        _check_by_watchful_decoder(path)
-
-
-def _check_by_watchful_decoder(path: str) -> None:
-    """Decode a clip once more where another decoder than FFmpeg's own sees what that one hides."""
-    container, stream = open_video(path)
-    with closing(container):
-        own = stream.codec_context
-        name = WATCHFUL_DECODERS.get(own.name)
-        if name is None or name not in av.codecs_available or any(each.bits > 8 for each in own.format.components):
-            return
-        decoder, at = av.CodecContext.create(name, "r"), 0.0
-        decoder.extradata, decoder.thread_count = own.extradata, 1
-        try:
-            for packet in container.demux(stream):
-                at = float(packet.pts * stream.time_base) if packet.pts is not None and stream.time_base else at
-                decoder.decode(packet)
-        except READING_ERRORS as error:
-            reason = f"can't be decoded without errors at {at:.2f} s of its container's time: {reason_of(error)}"
-            raise damage(path, reason) from None
 
 
 def damage(path: str, reason: str) -> BadMediaError:

@@ -110,10 +110,6 @@ class FrameFolder(Clip):
                 raise BadMediaError(self.files[index], f"{other} pixels in a clip whose first frame has {first}")
         return torch.stack(frames)
 
-    def check_all(self) -> None:
-        for file in self.files:
-            load_image(file)
-
     def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
         height, width = self.size
         step = max(1, most_bytes // (3 * height * width))

@@ -164,9 +164,6 @@ class GuardedClip(Clip):
             self._child = None
         self._closed = True
 
-    def check_all(self) -> None:
-        self._ask("check", None)
-
     def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
         import torch
 
@@ -245,8 +242,6 @@ def serve(backend: str, descriptor: str) -> Callable[[tuple[str, Any]], Any]:
         nonlocal clip, parts, left
         kind, argument = request
         try:
-            if kind == "check":
-                return clip.check_all()
             if kind == "part":
                 wanted, most_bytes = argument
                 if wanted != left:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from av.packet import Packet
@@ -30,18 +31,17 @@ from qwenvl.data.media.container import (
     reason_of,
     transposition,
 )
-from qwenvl.data.media.damage import check_all_frames, check_packets, damage
+from qwenvl.data.media.damage import check_packets, damage
 from qwenvl.data.media.index import index_clip
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Some = TypeVar("Some", bound="Clip")
 PART_BYTES = 8 * 2**20  # of the frames that are in memory at full size at a time
 SKIPPING_CODECS = ("h264", "hevc")  # their decoders can leave out the very frames that no other is predicted from
 
 
-class Clip(ABC):
+class Clip(AbstractContextManager, ABC):
     """An open clip, and a context manager.
 
     Attributes:
@@ -55,9 +55,6 @@ class Clip(ABC):
     frame_times: tuple[float, ...]
     duration: float
     size: tuple[int, int]
-
-    def __enter__(self: Some) -> Some:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -95,15 +92,7 @@ class Clip(ABC):
             most_bytes: of a part. A frame that is larger is a part of its own.
         """
 
-    @abstractmethod
-    def check_all(self) -> None:
-        """Decode all frames and keep none.
-
-        Raises:
-            BadMediaError: one of them is damaged, or hides damage.
-        """
-
-    def close(self) -> None:  # noqa: B027 (nothing to free)
+    def close(self) -> None:
         """Free the file and the decoder."""
 
 
@@ -139,9 +128,6 @@ class ClipReader(Clip):
     def close(self) -> None:
         self._container.close()  # PyAV leaks descriptors and threads without it
 
-    def check_all(self) -> None:
-        check_all_frames(self.path, self.frame_times, self._strict)
-
     def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
         import torch
 
@@ -152,7 +138,8 @@ class ClipReader(Clip):
         self, indices: Sequence[int], most_bytes: int = PART_BYTES, memory: Any = b""
     ) -> Iterator[np.ndarray]:
         """The parts of ``parts``, rows x H x W x 3, without torch. Each is in ``memory`` if that is large enough."""
-        self._check_numbers(indices)
+        if not indices or min(indices) < 0 or max(indices) >= self.frame_count:
+            raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
         times = Counter(indices)
         part: Any = None
         shape, filled, left = None, 0, len(indices)
@@ -171,10 +158,6 @@ class ClipReader(Clip):
                 if filled == len(part):
                     yield part
                     part = None
-
-    def _check_numbers(self, indices: Sequence[int]) -> None:
-        if not indices or min(indices) < 0 or max(indices) >= self.frame_count:
-            raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
 
     def _decode(self, wanted: list[int]) -> Iterator[np.ndarray]:
         """The frames with these rising numbers, H x W x 3 each."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tvf
-from transformers.image_utils import PILImageResampling, pil_torch_interpolation_mapping
+from transformers.image_utils import pil_torch_interpolation_mapping
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.types import ClipMeta
 
 if TYPE_CHECKING:
     from qwenvl.data.media.reader import Clip
@@ -22,23 +20,6 @@ Size = tuple[int, int]
 
 SizeOf = Callable[[Size], Size]
 MAX_ASPECT_RATIO = 200  # of the model authors' resizing rule
-
-
-@dataclass(frozen=True)
-class Thumbnails:
-    """Small frames, for where no model says how large they become.
-
-    Attributes:
-        longest: most pixels of the longer side.
-    """
-
-    longest: int
-    resample: int = PILImageResampling.BICUBIC
-
-    def frame_size(self, size: Size, meta: ClipMeta | None = None) -> Size:
-        """The size with the longer side within its bound."""
-        scale = min(1.0, self.longest / max(size))
-        return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def resize(pixels: Tensor, size: Size, processor: Any) -> Tensor:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qwenvl.data.records.presets import check_name
+from qwenvl.option import did_you_mean, nearest
 from qwenvl.yaml_text import read_yaml
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHIPPED = _PACKAGE / "shipped_data" / "datasets.yaml"  # in a wheel alone: see setup.py
 DEFAULT_CATALOG = _SHIPPED if _SHIPPED.is_file() else _PACKAGE.parent / "data" / "datasets.yaml"
 HUB_PREFIX = "hf:"
-ANNOTATION_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".parquet", ".csv", ".tsv", ".txt")
+ANNOTATION_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv", ".tsv", ".txt")
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def resolve_datasets(
     """The data sets that a list of ``name[%percent][:weight]``, separated by commas, names.
 
     A name that ends in one of ``ANNOTATION_SUFFIXES`` or contains a slash is a path. Its media root is its folder.
-    ``hf:name:split`` is a data set of the hub. Any other name stands in the catalog. A number after the last colon is a
-    weight, so a name that itself ends in a colon and a number needs a weight after it.
+    ``hf:name:split`` is a data set of the hub. Any other name is in the catalog, or is that of a folder. A number after
+    the last colon is a weight, so a name that itself ends in a colon and a number needs a weight after it.
 
     Args:
         catalog_path: a YAML file of ``name: {annotation_path, media_root, format}``, whose relative paths start at its
@@ -142,52 +142,41 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
         raise ValueError(f"{name!r}: records can't be read from {scheme[0]}; {advice}")
     if name.startswith(HUB_PREFIX):
         return DatasetSource(name, Path(name), Path.cwd(), percent, weight)
-    if name.lower().endswith(ANNOTATION_SUFFIXES) or "/" in name:
+    is_path = name.lower().endswith(ANNOTATION_SUFFIXES) or "/" in name
+    catalog = {} if is_path else read_catalog(catalog_path)
+    if name in catalog:
+        source = replace(catalog[name], percent=percent, weight=weight)
+    elif is_path or Path(name).is_dir():
         path = Path(name).expanduser()
         source = DatasetSource(name, path, path if path.is_dir() else path.parent, percent, weight)
     else:
-        catalog = read_catalog(catalog_path)
-        if name not in catalog:
-            near = difflib.get_close_matches(name, catalog, n=3, cutoff=0.5)
-            meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(catalog)) or 'none'}."
-            if Path(name).is_dir():
-                raise ValueError(
-                    f"{name} is a folder; of clips, qwenvl data from-folder {name} makes records; what `save_to_disk` "
-                    f"wrote is given as ./{name}"
-                )
-            raise ValueError(
-                f"no data set {name!r} in {catalog_path or DEFAULT_CATALOG}; {meant} "
-                f"A file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"
-            )
-        source = replace(catalog[name], percent=percent, weight=weight)
+        raise ValueError(
+            f"no data set {name!r} in {catalog_path or DEFAULT_CATALOG}: {nearest(name, sorted(catalog))}. "
+            f"A file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"
+        )
     path = source.annotation_path
     if not path.exists():
         beside = [each.name for each in path.parent.glob("*") if each.name.lower().endswith(ANNOTATION_SUFFIXES)]
-        near = difflib.get_close_matches(path.name, beside, n=1)
-        meant = f"; did you mean {path.parent / near[0]}?" if near else ""
-        raise FileNotFoundError(f"{'' if name == str(path) else f'{name}: '}{path}: no such file{meant}")
+        where = path if name == str(path) else f"{name}: {path}"
+        raise FileNotFoundError(f"{where}: no such file{did_you_mean(path.name, beside)}")
     return source
 
 
 def _split_numbers(entry: str) -> tuple[str, float, float | None]:
     """Name, percentage and weight of ``name[%percent][:weight]``. Without a number after it a colon is in the name."""
-    unweighted, colon, text = entry.rpartition(":")
-    weight = _number(text) if colon else None
-    if weight is None:
-        unweighted, before = entry, text.partition("%")[0]
-        if colon and before != text and _number(before) is not None and not entry.startswith(HUB_PREFIX):
-            raise ValueError(f"{entry!r}: the weight comes last: name%percent:weight")
+    unweighted, _, text = entry.rpartition(":")
+    weight = _number(text)
+    if weight is None or not unweighted:
+        unweighted, weight = entry, None
     elif not math.isfinite(weight) or weight <= 0:
-        raise ValueError(
-            f"{entry!r}: expected a weight above 0 after ':', got {text}; leave a data set out that "
-            "should not be drawn from"
-        )
+        raise ValueError(f"{entry!r}: expected a weight above 0 after ':'; leave a data set out that has none")
     name, sign, number = unweighted.rpartition("%")
     if not sign:
         return unweighted, 100.0, weight
-    if not re.fullmatch(r"\d+(\.\d+)?", number) or not 0 < float(number) <= 100:
-        raise ValueError(f"{unweighted!r}: expected a percentage above 0 and at most 100 after '%'")
-    return name, float(number), weight
+    percent = _number(number)
+    if percent is None or not 0 < percent <= 100:
+        raise ValueError(f"{entry!r}: expected name%percent:weight, with a percentage above 0 and at most 100")
+    return name, percent, weight
 
 
 def _number(text: str) -> float | None:

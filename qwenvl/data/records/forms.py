@@ -50,13 +50,6 @@ _PART_META = {"fps": "video_fps", "raw_fps": "frames_fps", "video_start": "video
 _PART_META |= {key: key for key in (*_FRAME_BOUNDS, *_PIXEL_BOUNDS)}
 META_KEYS = ("frame_cnts", *_FRAME_BOUNDS, "dynamic_sample", *_RATES, *_SECONDS, *_PIXEL_BOUNDS)
 _NEAR = 0.85  # how like a known key another must be to be taken for a slip of the pen: frame_counts is 0.91
-# Names that others give the columns of a question and its answer.
-_USUAL_NAMES = {
-    "prompt": ("question", "query", "instruction", "problem", "Question", "Q"),
-    "solution": ("answer", "response", "output", "ground_truth", "label", "Answer", "A"),
-    "video": ("video_path", "video_file", "clip"),
-    "image": ("image_path", "image_file"),
-}
 # Columns that may hold lists or objects; in files without types these are written as JSON.
 _NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
 _NESTED_COLUMNS |= {"options", "choices", "candidates"}
@@ -88,7 +81,8 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
     """
     key = next((key for key in ("conversations", "messages", "prompt") if key in row), None)
     if key is None:
-        raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {kind_of(row)}{_columns_meant(row)}")
+        advice = "; --columns question=prompt,answer=solution renames keys" if row else ""
+        raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {kind_of(row)}{advice}")
     place, turns, is_text = f"{where}.{key}", row[key], False
     names = _TURNS if key == "conversations" else _MESSAGES
     if names is _MESSAGES and isinstance(turns, str):
@@ -136,15 +130,6 @@ def _cell(name: str, text: str) -> Any:
     except ValueError:  # a path, most often
         return text
     return value if isinstance(value, kinds) else text
-
-
-def _columns_meant(row: dict[str, Any]) -> str:
-    """The flag that gives columns of usual names the names that are known here, as the end of an error."""
-    found = {known: next((name for name in names if name in row), None) for known, names in _USUAL_NAMES.items()}
-    if found["prompt"] is None or (found["solution"] is None and "solution" not in row):
-        return ""
-    pairs = [f"{name}={known}" for known, name in found.items() if name is not None and known not in row]
-    return f"; pass --columns {','.join(pairs)}"
 
 
 def _message(turn: Any, place: str, names: tuple[str, str, dict[str, Role]], draft: Draft) -> Message:

@@ -47,20 +47,13 @@ class Rows:
 
     Attributes:
         length: the number of rows.
-        size: bytes of all rows, unpacked. 0 for rows that a program holds in memory.
+        size: bytes of all rows. 0 for rows that a program holds in memory.
         row: returns the row of a number.
-        damage: why the source can't be read to its end, where that is so. The rows are those before the damage.
     """
 
     length: int
     size: int
     row: Callable[[int], Row]
-    damage: RecordError | None = None
-
-
-def stem_of(path: Path) -> str:
-    """The beginning of the default ids of a file's rows: its name without the endings."""
-    return path.name.removesuffix(".gz").rpartition(".")[0] or path.name
 
 
 @dataclass(frozen=True)

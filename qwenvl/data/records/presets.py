@@ -6,18 +6,17 @@ answer differently, each in its own way.
 
 from __future__ import annotations
 
-import difflib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records.forms import draft_of
+from qwenvl.option import did_you_mean
 
 Values = dict[str, Any]
 
@@ -70,23 +69,15 @@ class Preset:
     without_ending: bool = False
 
 
-_BY_VIDEO_R1 = {"tempcompass": "tempcompass", "mmvu": "mmvu", "vsi-bench": "vsibench"}  # its files eval_NAME.json
-_REMOVED = {name: f"read eval_{file}.json of Video-R1 by --format video-r1" for name, file in _BY_VIDEO_R1.items()}
-_REMOVED["videochat"] = "write each question as `prompt` and its answer as `solution`"
-
-
 def check_name(name: str) -> None:
     """Check that a preset is in the table, or ``OURS``.
 
     Raises:
         ValueError: it is not. The message lists the names.
     """
-    if name in _REMOVED:
-        raise ValueError(f"--format: {name} is no format any more; {_REMOVED[name]}")
     if name not in PRESETS and name != OURS:
-        near = difflib.get_close_matches(name.lower(), PRESETS, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"--format: no format {name!r}; {meant}known: {OURS}, {', '.join(PRESETS)}")
+        near = did_you_mean(name, PRESETS)
+        raise ValueError(f"--format: no format {name!r}{near}; known: {OURS}, {', '.join(PRESETS)}")
 
 
 def how_read(name: str, read_as: str) -> str:
@@ -159,15 +150,8 @@ def _text(row: Values, key: str) -> str:
 
 
 def _list(row: Values, key: str) -> list[Any]:
-    """The list under a key, which files without types hold as JSON."""
-    value = row.get(key)
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            value = row[key]
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{key}: expected a list, got {kind_of(row.get(key))}")
+    if not isinstance(value := row.get(key), list) or not value:
+        raise ValueError(f"{key}: expected a list, got {kind_of(value)}")
     return value
 
 
@@ -188,40 +172,32 @@ def _has(*keys: str) -> Callable[[Values], bool]:
 # Questions with an answer and perhaps options
 
 
-class Option(NamedTuple):
-    """One of several answers."""
-
-    letter: str
-    text: str
-
-
-def options_of(given: Any, key: str = "options") -> list[Option]:
-    """The options of a question: a list of texts, with or without letters in front, or texts by letter.
+def options_of(given: Any, key: str = "options") -> dict[str, str]:
+    """The options of a question by letter, from a list of texts, with or without letters in front, or texts by letter.
 
     Raises:
         ValueError: something else, or more than 26.
 
     Example:
-        >>> options_of(["A. a cat", "B. a dog"]) == options_of({"A": "a cat", "B": "a dog"})
-        True
+        >>> options_of(["A. a cat", "B. a dog"])
+        {'A': 'a cat', 'B': 'a dog'}
     """
     if isinstance(given, Mapping):
-        named = {str(letter).strip().upper(): text for letter, text in given.items() if text not in (None, "")}
-        letters, texts = list(named), list(named.values())
+        options = {str(letter).strip().upper(): text for letter, text in given.items() if text not in (None, "")}
     elif isinstance(given, Sequence) and not isinstance(given, str | bytes):
         texts = [str(text) if isinstance(text, int | float) else text for text in given]
-        letters = list(_LETTERS[: len(texts)])
         found = [_LETTERED.match(text) if isinstance(text, str) else None for text in texts]
-        if all(match and match[1] == letter for match, letter in zip(found, letters, strict=False)):
-            texts = [text[match.end() :].strip() for text, match in zip(texts, found, strict=True)]
+        if all(match and match[1] == letter for match, letter in zip(found, _LETTERS, strict=False)):
+            texts = [text[match.end() :] for text, match in zip(texts, found, strict=True)]
+        options = dict(zip(_LETTERS, texts, strict=False)) if len(texts) <= len(_LETTERS) else {}
     else:
         raise ValueError(f"{key}: expected a list of options or options by letter, got {kind_of(given)}")
-    if not texts or not all(isinstance(text, str) for text in texts) or len(texts) > len(_LETTERS):
+    if not 0 < len(options) <= len(_LETTERS) or not all(isinstance(text, str) for text in options.values()):
         raise ValueError(f"{key}: expected 1 to 26 options, each a text, got {kind_of(given)}")
-    return [Option(letter, text.strip()) for letter, text in zip(letters, texts, strict=True)]
+    return {letter: text.strip() for letter, text in options.items()}
 
 
-def chosen(answer: Any, options: Sequence[Option], key: str = "answer") -> str:
+def chosen(answer: Any, options: Mapping[str, str], key: str = "answer") -> str:
     """The letter of an answer, given as letters, as the text of an option, or as its number from 0.
 
     Raises:
@@ -232,20 +208,19 @@ def chosen(answer: Any, options: Sequence[Option], key: str = "answer") -> str:
         >>> chosen("(B)", cats), chosen("a dog", cats), chosen(1, cats), chosen("B. a dog", cats)
         ('B', 'B', 'B', 'B')
     """
-    letters = [option.letter for option in options]
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(options):
-        return letters[answer]
+        return list(options)[answer]
     text = _bare(answer, key)
-    same = [option.letter for option in options if option.text.casefold() == text.casefold()]
+    same = [letter for letter, option in options.items() if option.casefold() == text.casefold()]
     if len(same) == 1:
         return same[0]
     found = _LETTER_ALONE.fullmatch(text) or _LETTERED.match(text)
-    if found and found[1] in letters:
+    if found and found[1] in options:
         return found[1]
     several = re.split(r"[\s,;]+", text)
-    if len(several) > 1 and set(several) <= set(letters):
+    if len(several) > 1 and set(several) <= options.keys():
         return ", ".join(several)
-    shown = ", ".join(f"{option.letter}. {option.text}" for option in options)
+    shown = ", ".join(f"{letter}. {option}" for letter, option in options.items())
     raise ValueError(f"{key}: {text!r} is none of the options {shown[:200]}")
 
 
@@ -270,7 +245,7 @@ def _question_row(
     *,
     question: str = "question",
     answer: str = "answer",
-    options: Sequence[Option] = (),
+    options: Mapping[str, str] | None = None,
     kind: str | None = None,
     media: Values | None = None,
     used: Sequence[str] = (),
@@ -286,8 +261,9 @@ def _question_row(
         more: fields of the record.
     """
     prompt = _text(row, question).strip()
-    if not all(re.search(rf"\b{option.letter}[).:] ?{re.escape(option.text)}", prompt) for option in options):
-        prompt = "\n".join([prompt, *(f"{option.letter}. {option.text}" for option in options)])
+    listed = options or {}
+    if not all(re.search(rf"\b{letter}[).:] ?{re.escape(text)}", prompt) for letter, text in listed.items()):
+        prompt = "\n".join([prompt, *(f"{letter}. {text}" for letter, text in listed.items())])
     given = row.get(answer)
     kind = kind or (CHOICE if options else _kind_of_answer(given))
     solution = chosen(given, options, answer) if options and kind == CHOICE else _bare(given, answer)
@@ -296,10 +272,10 @@ def _question_row(
     return fields | (_media(row) if media is None else media) | made | more
 
 
-def _listed_options(row: Values) -> list[Option]:
+def _listed_options(row: Values) -> dict[str, str]:
     """The options of a row in a list or by letter. Empty without any."""
     key = next((key for key in OPTION_KEYS if row.get(key)), None)
-    return options_of(row[key], key) if key else []
+    return options_of(row[key], key) if key else {}
 
 
 def _video_r1(row: Values) -> Values:
@@ -326,7 +302,7 @@ def _question_answer(row: Values) -> Values:
     if row.get("video_id") is not None and not _media(row):
         raise ValueError("video_id: expected the path of the clip in `video`; name its column by --columns NAME=video")
     columns = {letter: row[letter] for letter in _LETTERS[:8] if row.get(letter) not in (None, "")}
-    options = _listed_options(row) or (options_of(columns) if columns else [])
+    options = _listed_options(row) or (options_of(columns) if columns else {})
     return _question_row(row, options=options, kind=row.get("problem_type") or None, used=tuple(columns))
 
 
@@ -341,9 +317,6 @@ def _videomme(row: Values) -> Values:
 def _mvbench(row: Values) -> Values:
     """The answer is the text of a candidate. Some tasks ask about a stretch of the clip, or have folders of frames."""
     names = {"start": "video_start", "end": "video_end", "fps": "frames_fps"}
-    for key in names:
-        if isinstance(value := row.get(key), bool) or not isinstance(value, int | float | None):
-            raise ValueError(f"{key}: expected a number, got {kind_of(value)}")
     meta = {known: row[key] for key, known in names.items() if row.get(key) is not None}
     options = options_of(row.get("candidates"), "candidates")
     return _question_row(row, options=options, used=tuple(names), **meta)

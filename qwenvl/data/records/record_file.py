@@ -37,7 +37,6 @@ class RecordFile(Sequence[Record]):
     Attributes:
         source: names the file.
         read_as: the preset by which the rows are read, where it was guessed and not named. None for our own forms.
-        damage: why the file can't be read to its end, where that is so.
 
     Raises:
         RecordError: the file can't be read or has no rows. When indexed: the row is bad.
@@ -56,9 +55,9 @@ class RecordFile(Sequence[Record]):
         options = options or ReadOptions()
         named = source.format or options.format
         self._rows = open_rows(source.annotation_path) if rows is None else rows
-        self.damage, length = self._rows.damage, self._rows.length
+        length = self._rows.length
         if not length:
-            raise self.damage or RecordError(f"{source.annotation_path}: no records in the file")
+            raise RecordError(f"{source.annotation_path}: no records in the file")
         guessed = named or format_of(self._rows.row(0), options)
         self._options = replace(options, format=guessed)
         self.read_as = None if named or guessed == OURS else guessed
@@ -74,12 +73,10 @@ class RecordFile(Sequence[Record]):
         """All records, in a list. Of a large file: this file, of which ``SPOT_CHECKS`` records are checked.
 
         Raises:
-            RecordError: the first bad row that was read, or a file that can't be read to its end.
+            RecordError: the first bad row that was read.
         """
         if self._rows.size <= LOADED_BYTES and self._rows.length <= LOADED_RECORDS:
             return [record for record in self]
-        if self.damage is not None:
-            raise self.damage
         for _ in spot_checked(self):  # none stays in memory: rows may be large
             pass
         return self
@@ -100,13 +97,13 @@ class RecordFile(Sequence[Record]):
             yield record
 
     def subset(self, indices: Sequence[int]) -> RecordFile:
-        """The records with these rising indices, without the damage of the file."""
+        """The records with these rising indices."""
         chosen = copy(self)
-        chosen._numbers, chosen.damage = np.asarray(self._numbers)[np.asarray(indices, np.int64)], None
+        chosen._numbers = np.asarray(self._numbers)[np.asarray(indices, np.int64)]
         return chosen
 
     def iterate(self) -> Iterator[Record | RecordError]:
-        """The records in the order of the file. A bad row gives its error, and the damage of the file comes last."""
+        """The records in the order of the file. A bad row gives its error."""
         place_of: dict[str, str] = {}
         for index in range(len(self)):
             try:
@@ -122,8 +119,6 @@ class RecordFile(Sequence[Record]):
                 yield error
             else:
                 yield record
-        if self.damage is not None:
-            yield self.damage
 
 
 def spot_checked(records: Sequence[Record]) -> Iterator[Record]:

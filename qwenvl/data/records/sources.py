@@ -16,9 +16,9 @@ from PIL.Image import Image
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records.catalog import HUB_PREFIX
-from qwenvl.data.records.parse import Row, Rows, stem_of
+from qwenvl.data.records.parse import Row, Rows
 from qwenvl.data.records.presets import activitynet_rows, charades_row
-from qwenvl.data.records.text import BOM, bytes_of, text_rows
+from qwenvl.data.records.text import BOM, text_rows
 from qwenvl.files import cache_root, require
 
 EXPECTED = "expected what --dataset_use takes, rows (a list of dicts or a data set of dicts) or a GRPODataset"
@@ -30,8 +30,7 @@ def open_rows(source: Path | str) -> Rows:
     """The rows of a file. Its content tells whether it is a JSON array, JSON lines, CSV or parquet.
 
     Args:
-        source: a file, which may be gzipped if it is text. Or a folder that ``datasets``' ``save_to_disk`` wrote. Or
-            ``hf:name`` or ``hf:name:split``.
+        source: a file, a folder that ``datasets``' ``save_to_disk`` wrote, or ``hf:name`` or ``hf:name:split``.
 
     Raises:
         RecordError: the file as a whole can't be read.
@@ -54,7 +53,7 @@ def _object_rows(path: Path) -> Rows | None:
     if ".json" not in path.suffixes:
         return None
     try:
-        with bytes_of(path) as file:
+        with open(path, "rb") as file:
             if not file.read(64).removeprefix(BOM).lstrip().startswith(b"{"):
                 return None
             file.seek(0)
@@ -62,7 +61,7 @@ def _object_rows(path: Path) -> Rows | None:
             if more.strip() and _is_json(first):
                 return None
             content = json.loads((first + more + file.read(MAX_OBJECT_BYTES)).removeprefix(BOM))
-    except (ValueError, RecursionError):  # JSON lines with damage, or a damaged gzip file, which ``text_rows`` reports
+    except (ValueError, RecursionError):  # JSON lines with damage, which ``text_rows`` reports
         return None
     listed = content.get("data")
     if isinstance(listed, list) and all(isinstance(row, dict) for row in listed):
@@ -75,22 +74,18 @@ def _object_rows(path: Path) -> Rows | None:
 
 def _charades_rows(path: Path) -> Rows | None:
     """The rows of a text file of Charades-STA, a line each. None for files of other kinds."""
-    try:
-        with bytes_of(path) as file:
-            head = file.read(4096).removeprefix(BOM).lstrip().partition(b"\n")[0]
-            if "sentence" not in charades_row(head.decode("utf-8", "replace")):
-                return None
-            file.seek(0)
-            lines = file.read().decode("utf-8-sig", "replace").splitlines()
-    except RecordError:  # a damaged gzip file, which ``text_rows`` reports
-        return None
+    with open(path, "rb") as file:
+        head = file.read(4096).removeprefix(BOM).lstrip().partition(b"\n")[0]
+        if "sentence" not in charades_row(head.decode("utf-8", "replace")):
+            return None
+        file.seek(0)
+        lines = file.read().decode("utf-8-sig", "replace").splitlines()
     return _listed(path, [(str(i), charades_row(line)) for i, line in enumerate(lines, start=1) if line.strip()])
 
 
 def _listed(path: Path, rows: list[tuple[str, dict[str, Any]]]) -> Rows:
     """Rows by their places in the file."""
-    stem = stem_of(path)
-    listed = [Row(f"{path}:{place}", f"{stem}-{i}", partial(dict, row)) for i, (place, row) in enumerate(rows)]
+    listed = [Row(f"{path}:{place}", f"{path.stem}-{i}", partial(dict, row)) for i, (place, row) in enumerate(rows)]
     return Rows(len(listed), path.stat().st_size, listed.__getitem__)
 
 
@@ -114,7 +109,7 @@ def parquet_rows(path: Path) -> Rows:
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
         message = f"{path}: not a readable parquet file: {error.__cause__ or error}"
         raise RecordError(message, "parquet") from None
-    return table_rows(data, str(path), stem_of(path))
+    return table_rows(data, str(path), path.stem)
 
 
 def saved_rows(path: Path) -> Rows:

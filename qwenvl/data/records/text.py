@@ -1,21 +1,18 @@
-"""Rows of text files: JSON lines, JSON arrays and CSV, plain or gzipped.
+"""Rows of text files: JSON lines, JSON arrays and CSV.
 
-Of large files of JSON lines each row is read from the disk when it is requested. Other rows are in memory as bytes.
+A row of JSON lines is read from the disk when it is requested. Those of other files are in memory as bytes.
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import os
 import re
 import sys
-import zlib
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
@@ -23,95 +20,55 @@ from typing import Any, BinaryIO, TextIO, cast
 import numpy as np
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.parse import Row, Rows, stem_of
+from qwenvl.data.records.parse import Row, Rows
 
 BOM = b"\xef\xbb\xbf"
-MAX_ROW_BYTES = 256 * 2**20
-"""A longer row is refused. Clips and pictures within rows are far shorter."""
-IN_MEMORY_BYTES = 32 * 2**20
-"""Bytes of JSON lines above which they are read from the disk."""
 MAX_BYTES = 2**30
-"""Bytes of rows in memory, unpacked. A larger file has to be JSON lines."""
-# First bytes of files that are taken for files of records, and what to do about them.
-_OTHERS = (
-    (b"PK\x03\x04", "a workbook (.xlsx) or another zip archive: export the sheet as CSV, or unpack it"),
-    (b"\xd0\xcf\x11\xe0", "a workbook (.xls): export the sheet as CSV"),
-    (b"\xff\xfe", "UTF-16 text: save it as UTF-8"),
-    (b"\xfe\xff", "UTF-16 text: save it as UTF-8"),
-    (b"ARROW1", "an Arrow file: give the folder that `save_to_disk` wrote, or convert it to parquet"),
-    (b"BZh", "a bzip2 file: unpack it, or pack it with gzip"),
-    (b"\xfd7zXZ", "an xz file: unpack it, or pack it with gzip"),
-    (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it, or pack it with gzip"),
-    (b"version https://git-lfs", "a Git LFS pointer: fetch the file itself with `git lfs pull`"),
-)
+"""Bytes of rows in memory. A larger file has to be JSON lines."""
+# First bytes of other files that may hold no zero byte: archives, and what Git leaves in place of a large file.
+_OTHERS = (b"\x1f\x8b", b"BZh", b"version https://git-lfs")
 _quoted = json.encoder.encode_basestring  # of dumps(..., ensure_ascii=False), without its detours
 
 
 def text_rows(path: Path) -> Rows:
     """The rows of a text file.
 
-    Raises:
-        RecordError: a damaged gzip file, or a file that holds no records.
-    """
-    return _TextFile(path).rows()
-
-
-class _TextFile:
-    """A text file of records.
-
     A row has a place, counted from 1, and a JSON text, which is UTF-8 if the row is sound. The place is the line in
     JSON lines, the first line of the row in CSV, and the number of the row in an array.
+
+    Raises:
+        RecordError: a file that holds no records, or an array or CSV that is damaged.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._name, self._stem = path, str(path), stem_of(path)
-        with bytes_of(path) as file:
-            self._zipped = isinstance(file, gzip.GzipFile)
-            first = _first_byte(file, self._name)
-        self._is_csv = (first not in b"[{" and ".csv" in path.suffixes) or (first != b"[" and ".tsv" in path.suffixes)
-        self._is_array = first == b"["
-
-    def rows(self) -> Rows:
-        size, damage = os.stat(self._path).st_size, None
-        places, texts = array("q"), bytearray()
-        read: Callable[[int, int], bytes]
-        if size > IN_MEMORY_BYTES and not (self._is_array or self._is_csv or self._zipped):
-            with open(self._path, "rb") as file:
-                for place, start, line in _lines(file, self._name):
-                    places.extend((place, start, len(line)))
-                changed = os.fstat(file.fileno()).st_mtime_ns
-            _opened(self._path, changed)  # now: somebody may replace the file later
-            read = partial(_read_from, self._path, changed)
-        else:
-            try:
-                for place, text in self._texts():
-                    places.extend((place, len(texts), len(text)))
-                    texts += text
-                    _check_size(len(texts), self._name)
-            except RecordError as error:
-                damage = error
-            size = len(texts) if self._zipped else size
+    name, suffixes, places, texts = str(path), path.suffixes, array("q"), bytearray()
+    read: Callable[[int, int], bytes]
+    with open(path, "rb") as file:
+        size, changed = os.fstat(file.fileno()).st_size, os.fstat(file.fileno()).st_mtime_ns
+        first = _first_byte(file, name)
+        is_csv = (first not in b"[{" and ".csv" in suffixes) or (first != b"[" and ".tsv" in suffixes)
+        file.seek(0)
+        if first == b"[" or is_csv:
+            rows = _csv_rows(file, name, ".tsv" in suffixes) if is_csv else _array_rows(file, name)
+            for place, text in rows:
+                places.extend((place, len(texts), len(text)))
+                texts += text
+                _check_size(len(texts), name)
             read = partial(_part_of, bytes(texts))
-        row = partial(self._row, read, np.asarray(places).reshape(-1, 3))
-        return Rows(len(places) // 3, size, row, damage)
+        else:
+            for place, start, line in _lines(file):
+                places.extend((place, start, len(line)))
+            _opened(path, changed)  # now: somebody may replace the file later
+            read = partial(_read_from, path, changed)
+    kind = "array" if first == b"[" else "csv" if is_csv else "lines"
+    row = partial(_row, path, kind, read, np.asarray(places).reshape(-1, 3))
+    return Rows(len(places) // 3, size, row)
 
-    def _row(self, read: Callable[[int, int], bytes], places: np.ndarray, index: int) -> Row:
-        place, start, size = places[index].tolist()
-        where = f"{self._name}[{index}]" if self._is_array else f"{self._name}:{place}"
-        number = index if self._is_array or self._is_csv else place - 1
-        content = partial(_value, read(start, size), where, self._is_csv)
-        return Row(where, f"{self._stem}-{number}", content, self._is_csv)
 
-    def _texts(self) -> Iterator[tuple[int, bytes]]:
-        """Place and JSON text of each row."""
-        with bytes_of(self._path) as file:
-            if self._is_array:
-                yield from _array_rows(file, self._name)
-            elif self._is_csv:
-                yield from _csv_rows(file, self._name, ".tsv" in self._path.suffixes)
-            else:
-                for place, _, line in _lines(file, self._name):
-                    yield place, line
+def _row(path: Path, kind: str, read: Callable[[int, int], bytes], places: np.ndarray, index: int) -> Row:
+    place, start, size = places[index].tolist()
+    where = f"{path}[{index}]" if kind == "array" else f"{path}:{place}"
+    number = place - 1 if kind == "lines" else index
+    content = partial(_value, read(start, size), where, kind == "csv")
+    return Row(where, f"{path.stem}-{number}", content, kind == "csv")
 
 
 def _part_of(texts: bytes, start: int, size: int) -> bytes:
@@ -137,46 +94,26 @@ def _opened(path: Path, changed: int) -> BinaryIO:
     return open(path, "rb", buffering=0)
 
 
-@contextmanager
-def bytes_of(path: Path) -> Iterator[BinaryIO]:
-    """The content of a file, unzipped.
-
-    Raises:
-        RecordError: a damaged gzip file.
-    """
-    with open(path, "rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    try:
-        with cast(BinaryIO, gzip.open(path) if zipped else open(path, "rb")) as content:
-            yield content
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise RecordError(f"{path}: damaged gzip file: {error}", "JSON") from None
-
-
 def _first_byte(file: BinaryIO, where: str) -> bytes:
     """The first byte of a file of records that is not white space. Empty for a file without any."""
     head = file.read(4096)
-    if other := next((name for magic, name in _OTHERS if head.startswith(magic)), None):
-        raise RecordError(f"{where}: no file of records: it is {other}", "file")
-    if b"\0" in head:
-        raise RecordError(f"{where}: no file of records: it holds binary data, such as {head[:8]!r}", "file")
+    if b"\0" in head or head.startswith(_OTHERS):
+        raise RecordError(
+            f"{where}: no file of records: it begins with {head[:24]!r}; expected JSON, JSON lines or CSV in UTF-8, or "
+            "parquet: unpack it, export the sheet as CSV, or fetch the file itself with `git lfs pull`",
+            "file",
+        )
     head = head.removeprefix(BOM)
     while head and not head.strip():
         head = file.read(2**20)
     return head.lstrip()[:1]
 
 
-def _check_row_size(size: int, where: str) -> None:
-    if size > MAX_ROW_BYTES:
-        raise RecordError(f"{where}: the row is longer than {MAX_ROW_BYTES >> 20} MB; expected a record", "JSON")
-
-
-def _lines(file: BinaryIO, where: str) -> Iterator[tuple[int, int, bytes]]:
+def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
     """Number from 1, first byte, and content of each line that is not blank."""
     start = len(BOM) if file.read(len(BOM)) == BOM else 0
     file.seek(start)
-    for number, line in enumerate(iter(partial(file.readline, MAX_ROW_BYTES + 1), b""), start=1):
-        _check_row_size(len(line), f"{where}:{number}")
+    for number, line in enumerate(file, start=1):
         if not line.isspace():
             yield number, start, line
         start += len(line)
@@ -184,16 +121,13 @@ def _lines(file: BinaryIO, where: str) -> Iterator[tuple[int, int, bytes]]:
 
 def _csv_rows(file: BinaryIO, where: str, tabs: bool) -> Iterator[tuple[int, bytes]]:
     """First line, and an object of the cells that are not empty, or a string that says what is wrong with the row."""
-    csv.field_size_limit(MAX_ROW_BYTES)
+    csv.field_size_limit(MAX_BYTES)
     first = file.readline(2**16)
     file.seek(0)
     delimiter = "\t" if tabs else ";" if b";" in first and b"," not in first else ","
-    # Of a line that is too long its beginning, which is then reported.
-    lines = iter(partial(_text_of(file).readline, MAX_ROW_BYTES + 1), "")
-    reader = csv.reader(lines, delimiter=delimiter)
+    reader = csv.reader(_text_of(file), delimiter=delimiter)
     try:
         names = next(reader, [])
-        _check_row_size(len("".join(names)), f"{where}:1")
         _utf8("\n".join(names).encode("utf-8", "surrogateescape"), where)
         if twice := sorted({name for name in names if name and names.count(name) > 1}):
             raise RecordError(f"{where}:1: {', '.join(twice)}: a name of several columns; rename them", "CSV")
@@ -201,7 +135,6 @@ def _csv_rows(file: BinaryIO, where: str, tabs: bool) -> Iterator[tuple[int, byt
         for cells in reader:
             if len(cells) == len(names):
                 text = f"{{{','.join([key + _quoted(cell) for key, cell in zip(keys, cells, strict=True) if cell])}}}"
-                _check_row_size(len(text), f"{where}:{line}")
             else:
                 text = _quoted(f"expected {len(names)} cells as in the first line, got {len(cells)}")
             if cells:
@@ -288,8 +221,7 @@ def _array_rows(file: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
     else:
         return
     place = f"line {text.count(chr(10), 0, at) + 1} column {at - text.rfind(chr(10), 0, at)}"
-    message = f"{where}[{number}]: not valid JSON: {damage} at {place}; what follows in the file can't be read"
-    raise RecordError(message, "JSON")
+    raise RecordError(f"{where}[{number}]: not valid JSON: {damage} at {place}", "JSON")
 
 
 def _elements(text: str) -> Iterator[tuple[int, int]]:

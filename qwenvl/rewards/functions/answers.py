@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 from qwenvl.files import require
@@ -77,12 +78,13 @@ def rouge(completions: list[str], solution: list[str], **columns: Any) -> list[f
     Words are lower-cased runs of letters and digits, without stemming. Each Chinese or Japanese character is a word of
     its own.
     """
-    scorer = require("rouge_score.rouge_scorer", "rewards").RougeScorer(["rouge1", "rouge2"], tokenizer=_Words())
+    tokenizer = SimpleNamespace(tokenize=_words)
+    scorer = require("rouge_score.rouge_scorer", "rewards").RougeScorer(["rouge1", "rouge2"], tokenizer=tokenizer)
     subsequence = require("rapidfuzz.distance", "rewards").LCSseq  # that of rouge-score is quadratic in plain Python
     scores = []
     for answer, truth in pairs(completions, solution):
         overlaps = scorer.score(truth, answer or "")
-        expected, words = _Words().tokenize(truth), _Words().tokenize(answer or "")
+        expected, words = _words(truth), _words(answer or "")
         longest = 2 * subsequence.similarity(expected, words) / (len(expected) + len(words) or 1)
         scores.append((overlaps["rouge1"].fmeasure + overlaps["rouge2"].fmeasure + longest) / 3)
     return scores
@@ -124,11 +126,8 @@ check_letters = partial(unreadable, letters, 'must choose letters like "B" or "A
 check_yes_no = partial(unreadable, affirms, "must say yes or no")
 
 
-class _Words:
-    """A tokenizer for rouge-score."""
-
-    def tokenize(self, text: str) -> list[str]:
-        return _WORD.findall(text.casefold())
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
 
 
 # ---- numbers

@@ -20,7 +20,6 @@ from qwenvl.model.loading import BYTES, linear_weights, load_processor, load_wit
 from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision_tower import supports_encode_once
-from qwenvl.plan.memory import Case
 from qwenvl.plan.sizes import Engine, Job, ModelWeights, ReferenceKind, Shapes
 from qwenvl.train.assemble import build_policy, weight_dtype
 
@@ -83,7 +82,7 @@ def case_of(
     *,
     engine: Engine = "none",
     processes: int = 1,
-) -> Case:
+) -> tuple[Shapes, ModelWeights, Job]:
     """The step of one process with prompts of this length.
 
     Args:
@@ -131,7 +130,7 @@ def case_of(
         narrows=args.generation_top_p < 1,
         samples=not args.engine_has_own_weights,
     )
-    return Case(shapes, ModelWeights.of(sizes, len(shapes.text.layers)), job)
+    return shapes, ModelWeights.of(sizes, len(shapes.text.layers)), job
 
 
 def _parameters(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from qwenvl.config.command_line import parsed, split_file
 from qwenvl.config.flags import FLAG_GROUPS, USUAL, FlagParser, settings_class, wants_help
 from qwenvl.option import Options, option
-from qwenvl.plan.memory import Case, Estimate, amount, memory_lines, remedies
-from qwenvl.plan.sizes import Engine
+from qwenvl.plan.memory import Phase, amount, estimate, fullest, memory_lines, remedies
+from qwenvl.plan.sizes import Engine, Job, ModelWeights, Shapes
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class Plan:
 
     lengths: Sequence[PromptLength]  # of the prompts, the shortest first
     left_out: int  # records whose prompts are too long
-    case: Case  # a step with the longest prompt
-    made: Estimate  # the memory of that step
+    case: tuple[Shapes, ModelWeights, Job]  # a step with the longest prompt
+    phases: list[Phase]  # the memory of that step
     room: float  # bytes that it may take
 
     def length(self, share: float) -> PromptLength:
@@ -68,7 +68,7 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether a step fits as it is."""
-        return self.made.peak <= self.room
+        return fullest(self.phases).total <= self.room
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,13 +132,12 @@ def plan_of(settings: Any, options: PlanOptions) -> Plan:
     lengths, left_out = lengths_of(settings)
     engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "none")
     case = case_of(settings, policy, lengths[-1], engine=engine, processes=options.gpus)
-    return Plan(lengths, left_out, case, case.estimate(), SHARE * options.gpu_memory * 1e9)
+    return Plan(lengths, left_out, case, estimate(*case), SHARE * options.gpu_memory * 1e9)
 
 
 def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
     """The plan as text."""
-    case = plan.case
-    job, peak = case.job, plan.made.peak
+    job, peak = plan.case[-1], fullest(plan.phases).total
     median, most, longest = (plan.length(share) for share in (0.5, 0.95, 1.0))
     yield f"prompts of {len(plan.lengths):,} records: {median.tokens:,} tokens (median), {most.tokens:,} (95 %), " + (
         f"{longest.tokens:,} (largest, {longest.vision:,} of them vision)"
@@ -146,15 +145,14 @@ def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
     if plan.left_out:
         yield f"  {plan.left_out} more are above --max_prompt_length and are left out"
     yield f"memory of a step with the largest prompts, {job.group} completions of {job.length} tokens each:"
-    yield from (f"  {line}" for line in memory_lines(plan.made))
+    yield from (f"  {line}" for line in memory_lines(plan.phases))
     verdict = "fits" if plan.fits else "does not fit"
     yield f"It {verdict}: {amount(peak)} of {amount(plan.room)}, nine tenths of {options.gpu_memory:g} GB"
-    if found := remedies(case):
+    if found := list(remedies(*plan.case)):
         yield "What lowers it, one after the other, the cheapest first:"
     for each in found:
-        after = each.case.estimate().peak
-        fits = ", which fits" if after <= plan.room else ""
-        yield f"  {each.flags} gives {amount(after)}{fits}; it costs {each.costs}"
+        fits = ", which fits" if each.peak <= plan.room else ""
+        yield f"  {each.flags} gives {amount(each.peak)}{fits}; it costs {each.costs}"
     yield "Plan again with --lora_enable, a smaller --grpo_sample_size or --gpus 8 --engine zero3 to see their savings"
 
 

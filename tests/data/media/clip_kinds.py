@@ -63,7 +63,7 @@ class Kind:
     @property
     def refused(self) -> str:
         if self.container in RAW:
-            return "it is a JPEG image" if self.container == "mjpeg" else "it is a raw stream, which has no times"
+            return "not a video: it begins" if self.container == "mjpeg" else "a raw stream, which has no times"
         return "as where several files were joined" if self.cut.startswith("concatenated") else ""
 
     def write(self, workshop: Workshop, folder: Path) -> tuple[Path, Shown]:

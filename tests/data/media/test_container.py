@@ -66,11 +66,6 @@ def test_a_file_cut_short_is_left_to_its_packets(make_clip):
     assert tables_and_packets(path)[0] is None
 
 
-def test_short_clips_are_left_to_their_packets(make_clip, monkeypatch):
-    monkeypatch.setattr(media_container, "MIN_TABLE_FRAMES", 26)
-    assert tables_and_packets(make_clip())[0] is None
-
-
 def test_where_the_first_packets_say_otherwise_they_are_believed(make_clip, number_of, monkeypatch):
     path = make_clip("a.mp4", 40, codec_options={"bf": "2"})
     with av.open(str(path)) as container:

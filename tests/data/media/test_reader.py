@@ -18,10 +18,12 @@ KINDS = list(kinds())
 _FIRST = {(kind.cut, kind.container): kind for kind in reversed(KINDS)}
 # Rules of the reader that hang on the codec.
 _OF_CODECS = ("h264refresh", "h264fields", "vp8", "hevc10")
+_LIKE_OTHERS = ("mov", "webm", "flv", "h264", "hevc", "m2v")  # read as mp4, mkv and raw streams are, once each
 
 
 def _quick(kind) -> bool:
-    return _FIRST[kind.cut, kind.container] is kind or kind.codec in _OF_CODECS
+    first = _FIRST[kind.cut, kind.container] is kind and (kind.cut == "whole" or kind.container not in _LIKE_OTHERS)
+    return first or kind.codec in _OF_CODECS
 
 
 @pytest.mark.parametrize(
@@ -61,8 +63,7 @@ def test_a_clip_is_what_a_player_shows(kind, workshop, tmp_path):
             some = sorted(draw.sample(range(clip.frame_count), min(4, clip.frame_count)))
             assert torch.equal(clip.read(some), frames[some])
     with open_clip(str(path), strict=True) as clip:
-        assert torch.equal(clip.read(some), frames[some])
-        clip.check_all()  # nothing of it is taken for damage
+        assert torch.equal(clip.read(range(clip.frame_count)), frames), "nothing of it is taken for damage"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from PIL import Image
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.open import open_clip
 from qwenvl.data.media.reader import PART_BYTES
-from qwenvl.data.media.resize import Thumbnails, read_resized, resize
+from qwenvl.data.media.resize import read_resized, resize
 
 PROCESSOR = SimpleNamespace(resample=Image.Resampling.BICUBIC)
 FRAME = 3 * 64 * 96
@@ -48,7 +48,7 @@ def test_frames_resized_in_parts_are_those_resized_together(make_clip, monkeypat
 def test_a_frame_is_resized_the_same_alone_and_among_others(layout, resample):
     """Of any size to any other: smaller, larger, along one side, by odd steps, not at all."""
     draw, processor = torch.Generator().manual_seed(0), SimpleNamespace(resample=resample)
-    pairs = list(itertools.product((1, 2, 17, 31, 64, 99, 140), repeat=2))
+    pairs = list(itertools.product((1, 17, 64, 140), repeat=2))
     for (height, width), (to_height, to_width) in zip(pairs, reversed(pairs[5:] + pairs[:5]), strict=True):
         pixels = torch.randint(0, 256, (7, 3, height, width), dtype=torch.uint8, generator=draw)
         pixels = pixels.contiguous(memory_format=layout)
@@ -56,12 +56,6 @@ def test_a_frame_is_resized_the_same_alone_and_among_others(layout, resample):
         frames, decoded = read_resized(clip, range(7), lambda size, to=(to_height, to_width): to, processor)
         assert decoded == (height, width)
         assert torch.equal(frames, resize(pixels, (to_height, to_width), processor))
-
-
-def test_thumbnails_keep_their_shape():
-    assert Thumbnails(240).frame_size((720, 1280)) == (135, 240)
-    assert Thumbnails(240).frame_size((100, 50)) == (100, 50), "small ones stay as they are"
-    assert Thumbnails(64).frame_size((4000, 20)) == (64, 1)
 
 
 def test_the_child_shares_the_memory_of_a_part_and_sends_larger_ones(make_clip):

@@ -1,14 +1,10 @@
 """The forms of rows and of ``meta``: what a record takes from them, and what is wrong with a row."""
 
-import os
-
 import pytest
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.forms import draft_of, with_types
 from qwenvl.data.records.parse import ReadOptions, Row, parse_columns, parse_row, record_hints
-from qwenvl.data.records.record_file import RecordFile
 from qwenvl.types import ClipMeta, Message
 
 PARTS = [
@@ -126,38 +122,27 @@ def turns(text):
     ("row", "message"),
     [
         ([1], "d[0]: expected an object with `conversations`, `messages` or `prompt`, got list [1]"),
-        ("x", "d[0]: expected an object with `conversations`, `messages` or `prompt`, got string"),
         ({}, "d[0]: expected an object with `conversations`, `messages` or `prompt`, got object {}"),
         (
             {"question": "a", "answer": "b", "video_path": "c.mp4"},
-            "; pass --columns question=prompt,answer=solution,video_path=video",
+            "; --columns question=prompt,answer=solution renames keys",
         ),
         ({"conversations": "a"}, "d[0].conversations: expected a list of turns {'from': ..., 'value': ...}, got"),
-        ({"conversations": []}, "d[0].conversations: expected a list of turns"),
         ({"conversations": ["a"]}, "d[0].conversations[0]: expected {'from': ..., 'value': ...}, got string \"a\""),
         (
             {"conversations": [{"from": "usr", "value": "a"}, G]},
             'd[0].conversations[0].from: expected "system", "human", "gpt", got string "usr"',
         ),
-        ({"conversations": [{"value": "a"}, G]}, "d[0].conversations[0].from: expected"),
         ({"conversations": [{"from": "human", "value": 3}, G]}, "d[0].conversations[0].value: expected a string, got"),
         ({"conversations": [G]}, "d[0].conversations: expected a user turn right before the solution"),
-        ({"conversations": [H, G, G]}, "d[0].conversations: expected a user turn right before"),
         ({"conversations": [H, {"from": "gpt", "value": " "}]}, "d[0].conversations[1]: the solution is empty"),
         (
             {"conversations": [H, {"from": "system", "value": "s"}, G]},
             "d[0].conversations[1]: a system turn must be the first, this is turn 2",
         ),
         (turns("<|video_pad|>"), "d[0].conversations[0].value: contains the model's own token <|video_pad|>"),
-        (turns("Which?<|im_end|>"), "d[0].conversations[0].value: contains the model's own token <|im_end|>"),
         ({"id": 1.5} | turns("a"), "d[0].id: expected a string or a whole number, got number 1.5"),
-        ({"id": True} | turns("a"), "d[0].id: expected a string or a whole number, got boolean true"),
-        ({"messages": "a", "solution": ""}, "d[0]: the solution is empty"),
-        ({"messages": []}, "d[0].messages: expected a list of turns {'role': ..., 'content': ...}"),
         ({"messages": [{"role": "human"}]}, 'd[0].messages[0].role: expected "system", "user", "assistant", got'),
-        ({"messages": [{"role": "user", "content": 3}]}, "d[0].messages[0].content: expected a string"),
-        ({"messages": [U, {"role": "system", "content": "s"}], "solution": "x"}, "a system turn must be the first"),
-        ({"messages": [{"role": "assistant", "content": "a"}], "solution": "x"}, "expected a user turn right before"),
         (
             {"messages": [{"role": "user", "content": [{"type": "audio"}]}], "solution": "x"},
             "d[0].messages[0].content[0]: expected a part of type text, image or video, got object",
@@ -172,8 +157,6 @@ def turns(text):
         ({"prompt": "<image><image>", "images": ["a"], "solution": "x"}, "the prompt has 2 <image> tags but `image`"),
         (turns("<video><video>") | {"video": ["a", "b"], "meta": {}}, "expected a list, one entry for each of 2"),
         (turns("<video>") | {"video": 7}, ".video: expected a path, got number 7"),
-        (turns("<video>") | {"video": [""]}, '.video[0]: expected a path, got string ""'),
-        (turns("<video>") | {"video": "a\0b"}, ".video: expected a path"),
     ],
 )
 def test_a_bad_row_says_where_and_what(row, message):
@@ -188,22 +171,17 @@ def test_a_bad_row_says_where_and_what(row, message):
         ([], ": expected one entry per video (1), got 0"),
         (3, ": expected an object with some of frame_cnts, min_frames, max_frames, dynamic_sample,"),
         ({"frame_cnts": ["5"]}, '.frame_cnts[0]: expected a number of frames above 0, got string "5"'),
-        ({"frame_cnts": [0]}, ".frame_cnts[0]: expected a number of frames above 0, got number 0"),
         ({"frame_cnts": []}, ".frame_cnts: expected a list of frame counts, got list []"),
-        ({"frame_cnts": [float("inf")]}, ".frame_cnts[0]: expected a number of frames"),
         ({"frame_cnts": [5], "video_end": 5}, ": frame_cnts speak of the whole clip; expected no video_start"),
         ({"min_frames": "4"}, '.min_frames: expected a whole number of frames of at least 1, got string "4"'),
         ({"max_frames": 2.5}, ".max_frames: expected a whole number of frames"),
-        ({"max_frames": float("nan")}, ".max_frames: expected a whole number of frames"),
         ({"min_pixels": 0}, ".min_pixels: expected a whole number of pixels of at least 1, got number 0"),
         ({"min_frames": 5, "max_frames": 4}, ": expected min_frames <= max_frames, got 5 and 4"),
-        ({"min_frames": 10**400}, ".min_frames: expected a whole number of frames of at least 1"),
         ({"video_fps": 0}, ".video_fps: expected a number above 0, got number 0"),
         ({"video_start": -1}, ".video_start: expected a number of at least 0, got number -1"),
         ({"video_start": 2, "video_end": 1}, ": expected video_start <= video_end, got 2.0 and 1.0"),
         ({"frame_counts": [5]}, ": the key 'frame_counts' is not known; did you mean 'frame_cnts'? A key of your own"),
         ({"maxFrames": 5}, ": the key 'maxFrames' is not known; did you mean 'max_frames'?"),
-        ({"video-start": 5}, ": the key 'video-start' is not known; did you mean 'video_start'?"),
         ({"dynamic_sample": "yes"}, '.dynamic_sample: expected true or false, got string "yes"'),
         ({"spans": [[1, 2]]}, ": spans are no longer read; expected video_start and video_end (one stretch), or clips"),
     ],
@@ -220,28 +198,6 @@ def test_cells_of_a_file_without_types():
     assert with_types(row) == typed
     as_they_are = {"video": "17", "image": "[1] lid.png", "video_end": "late", "prompt": "[1, 2]"}
     assert with_types(as_they_are) == as_they_are
-
-
-class TestMediaRoot:
-    @pytest.fixture
-    def root(self, tmp_path):
-        (tmp_path / "root").mkdir()
-        (tmp_path / "secret.mp4").write_text("x")
-        os.symlink(tmp_path / "secret.mp4", tmp_path / "root" / "link.mp4")
-        return tmp_path / "root"
-
-    @pytest.mark.parametrize("path", ["../secret.mp4", "a/../../secret.mp4", "link.mp4", "/etc/hostname", "/dev/zero"])
-    def test_paths_may_not_leave_it(self, root, path):
-        row = turns("<video>") | {"video": path}
-        with pytest.raises(RecordError, match=r"\[0\].video: .* leads out of the media root .*--allow_outside_media"):
-            parsed(row, root)
-        assert parsed(row, root, allow_outside_media=True).videos == (os.path.realpath(root / path),)
-
-    def test_absolute_paths_inside_and_a_root_that_is_a_link_are_fine(self, root, tmp_path, write_rows):
-        os.symlink(root, tmp_path / "alias")
-        path = write_rows([turns("<video><video>") | {"video": [str(tmp_path / "alias" / "a.mp4"), "sub/../b.mp4"]}])
-        (record,) = RecordFile(DatasetSource("s", path, tmp_path / "alias"), seed=0).load()
-        assert record.videos == (str(root / "a.mp4"), str(root / "b.mp4"))
 
 
 def hints(row, **options):

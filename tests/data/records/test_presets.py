@@ -110,12 +110,8 @@ def test_a_format_can_be_named_and_none_be_guessed(tmp_path):
         records_of(path, format="qwenvl")
     with pytest.raises(RecordError, match="read as easyr1: problem: expected text, got nothing"):
         records_of(path, format="easyr1")
-    for name, message in (
-        ("sharegp", "no format 'sharegp'; did you mean sharegpt"),
-        ("tempcompass", "--format video-r1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            records_of(path, format=name)
+    with pytest.raises(ValueError, match="no format 'sharegp'; did you mean sharegpt"):
+        records_of(path, format="sharegp")
 
 
 def test_a_catalog_names_the_format_of_a_data_set(tmp_path, files):
@@ -166,8 +162,8 @@ def test_a_sentence_without_its_times_is_named(name, text, message, tmp_path):
 
 
 def test_options_by_hand():
-    assert [tuple(option) for option in options_of(["(A) x", "(B) y"])] == [("A", "x"), ("B", "y")]
-    assert [tuple(option) for option in options_of(["A. x", "C. y"])] == [("A", "A. x"), ("B", "C. y")]
+    assert options_of(["(A) x", "(B) y"]) == {"A": "x", "B": "y"}
+    assert options_of(["A. x", "C. y"]) == {"A": "A. x", "B": "C. y"}
     options = options_of(["3", "1", "B"])
     assert [chosen(answer, options) for answer in ("3", 1, "B", "A", "(A) 3", "A, C")] == [
         "A",

@@ -64,10 +64,6 @@ def test_a_data_set_by_name_with_and_without_a_split(downloaded):
     assert len(halves) == 3
 
 
-def test_a_folder_as_on_the_hub_by_its_path(repository):
-    assert load_dataset(f"hf:{repository}:test", columns=COLUMNS).records[0].solution == "black"
-
-
 def test_the_command_checks_it_too(downloaded, capsys):
     assert main(["check", "hf:org/name", "--columns", "problem=prompt,answer=solution", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Rows of text files: JSON arrays, JSON lines and CSV, sound and damaged, plain and gzipped."""
+"""Rows of text files: JSON arrays, JSON lines and CSV, sound and damaged."""
 
 import csv
 import gzip
@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import zipfile
 
 import pytest
@@ -20,8 +21,6 @@ ROWS = [{"id": "a", "prompt": "Naïve, “quoted”\nlines?", "solution": "1"}, 
 
 def rows_of(path):
     rows = open_rows(path)
-    if rows.damage is not None:
-        raise rows.damage
     return [rows.row(i) for i in range(rows.length)]
 
 
@@ -33,10 +32,9 @@ def lines(rows):
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-@pytest.mark.parametrize("name", ["array.txt", "lines.txt", "array.gz", "lines.gz"])
-def test_json_is_recognized_by_content_zipped_or_not(tmp_path, name):
-    data = json.dumps(ROWS, indent=1).encode() if "array" in name else lines(ROWS)
-    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+@pytest.mark.parametrize("name", ["array.txt", "lines.txt"])
+def test_json_is_recognized_by_content(tmp_path, name):
+    (tmp_path / name).write_bytes(json.dumps(ROWS, indent=1).encode() if "array" in name else lines(ROWS))
     assert values(tmp_path / name) == ROWS
 
 
@@ -60,27 +58,23 @@ def test_cells_and_names_of_csv_come_back_to_the_letter(tmp_path):
     assert second == {"prompt": "d", names[2]: "%"}
 
 
-def test_places_of_odd_rows_in_memory_and_on_the_disk(tmp_path, monkeypatch):
+def test_places_of_odd_rows(tmp_path):
     """Where a row spans lines, a line is blank, and a row is bad."""
     (tmp_path / "s.csv").write_bytes(b'\xef\xbb\xbfa,b\r\n"1\r\n2",x\r\n\r\nbad\r\n,"\xe2\x80\xa8"\r\n\xff,y\r\n')
     (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf[{"a":\r\n1}, NaN,\n\n"\\ud800", 123456789012345678901, "\xff"]')
     (tmp_path / "s.jsonl").write_bytes(b'\xef\xbb\xbf\n{"a": 1}\r\n \n{"a"\n"\xc2\x85"\n"\xff"')
     places = {"csv": [":2", ":5", ":6", ":7"], "json": [f"[{i}]" for i in range(5)], "jsonl": [":2", ":4", ":5", ":6"]}
     for kind, expected in places.items():
-        (tmp_path / f"s.{kind}.gz").write_bytes(gzip.compress((tmp_path / f"s.{kind}").read_bytes()))
-        for path in (tmp_path / f"s.{kind}", tmp_path / f"s.{kind}.gz"):
-            monkeypatch.setattr(text_module, "IN_MEMORY_BYTES", 2**20)
-            rows = rows_of(path)
-            monkeypatch.setattr(text_module, "IN_MEMORY_BYTES", 0)
-            assert [shown(row) for row in rows] == [shown(row) for row in rows_of(path)], path.name
-            assert [row.where.removeprefix(str(path)) for row in rows] == expected
-            assert shown(rows[-1])[2].endswith(f"{expected[-1]}: expected UTF-8 text, found b'\\xff'")
-            numbers = [int(place[1:]) - 1 for place in expected] if kind == "jsonl" else range(len(rows))
-            assert [row.default_id for row in rows] == [f"s-{number}" for number in numbers]
+        path = tmp_path / f"s.{kind}"
+        rows = rows_of(path)
+        assert [row.where.removeprefix(str(path)) for row in rows] == expected
+        with pytest.raises(RecordError, match=r"expected UTF-8 text, found b'\\xff'"):
+            rows[-1].read()
+        numbers = [int(place[1:]) - 1 for place in expected] if kind == "jsonl" else range(len(rows))
+        assert [row.default_id for row in rows] == [f"s-{number}" for number in numbers]
 
 
-def test_a_file_that_is_replaced_is_read_on_as_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_module, "IN_MEMORY_BYTES", 0)
+def test_a_file_that_is_replaced_is_read_on_as_it_was(tmp_path):
     path = tmp_path / "s.jsonl"
     path.write_bytes(lines(ROWS))
     rows = open_rows(path)
@@ -88,13 +82,6 @@ def test_a_file_that_is_replaced_is_read_on_as_it_was(tmp_path, monkeypatch):
     os.replace(tmp_path / "new", path)
     assert [rows.row(i).read() for i in (1, 0)] == [ROWS[1], ROWS[0]]
     assert len(values(path)) == 9
-
-
-def shown(row):
-    try:
-        return (row.where, row.default_id, repr(row.read()))
-    except RecordError as error:
-        return (row.where, row.default_id, str(error))
 
 
 def workbook():
@@ -107,17 +94,15 @@ def workbook():
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("s.json.gz", gzip.compress(b"[1, 2, 3]" * 1000, mtime=0)[:40], "s.json.gz: damaged gzip file"),
+        ("s.json.gz", gzip.compress(b"[1, 2, 3]"), "s.json.gz: no file of records: .*: unpack it"),
         ("s.csv", "é,b\nc,d\n".encode("latin-1"), "s.csv: expected UTF-8 text, found b'\\\\xe9'"),
         ("s.csv", b"video,prompt,video\na,b,c\n", "s.csv:1: video: a name of several columns; rename them"),
         ("s.csv", b"prompt,solution\na,b,c\n", "s.csv:2: expected 2 cells as in the first line, got 3$"),
-        ("s.csv", workbook(), r"s.csv: no file of records: it is a workbook \(.xlsx\) or another zip archive: export"),
-        ("s.jsonl.gz", gzip.compress(workbook()), "no file of records: it is a workbook"),
-        ("s.json", json.dumps(ROWS).encode("utf-16"), "no file of records: it is UTF-16 text: save it as UTF-8"),
-        ("s.json", b"\x28\xb5\x2f\xfd....", "no file of records: it is a zstd file: unpack it"),
-        ("s.json", b"\x01\x02\0\0", r"it holds binary data, such as b'\\x01\\x02\\x00\\x00'"),
+        ("s.csv", workbook(), "s.csv: no file of records: it begins with b'PK.*: unpack it, export the sheet"),
+        ("s.json", json.dumps(ROWS).encode("utf-16"), "no file of records: .*expected JSON, JSON lines or CSV"),
+        ("s.json", b"version https://git-lfs.github.com/spec/v1", "fetch the file itself with `git lfs pull`"),
         ("s.jsonl", b"1" * 5000, "s.jsonl:1: not valid JSON: an integer of more than 4,300 digits"),
-        ("s.json", b"[%s]" % (b"1" * 5000), r"s.json\[0\]: not valid JSON: an integer of .* at line 1 column 1;"),
+        ("s.json", b"[%s]" % (b"1" * 5000), r"s.json\[0\]: not valid JSON: an integer of .* at line 1 column 1"),
         ("s.jsonl", b'{}\n{"a": "\\ud800"}\n', r"s.jsonl:2: .*found \\ud800, half of a pair without the other"),
         ("s.jsonl", b'"\\uD83D\\uDE00\\uDE00"', r"s.jsonl:1: .*found \\ude00, half of a pair"),
         ("s.jsonl", b'{"a": 1, "b": 2, "a": 3}', 's.jsonl:1: .*the key "a" stands twice in one object'),
@@ -131,20 +116,6 @@ def test_damaged_files_and_files_of_other_kinds(tmp_path, name, data, message):
         values(tmp_path / name)
 
 
-def test_a_pair_of_surrogates_is_a_character(tmp_path):
-    (tmp_path / "s.jsonl").write_text('"\\ud83d\\ude00"')
-    assert values(tmp_path / "s.jsonl") == ["😀"]
-
-
-def test_a_damaged_array_gives_the_rows_before_the_damage(tmp_path):
-    (tmp_path / "s.json").write_text('[{"a": 1},\n {"a": 2},\n {"a"; 3}]')
-    rows = open_rows(tmp_path / "s.json")
-    assert [rows.row(i).read() for i in range(rows.length)] == [{"a": 1}, {"a": 2}]
-    message = r"s.json\[2\]: not valid JSON: Expecting ':' delimiter at line 3 column 6; what follows .* can't be read"
-    with pytest.raises(RecordError, match=message):
-        raise rows.damage
-
-
 def test_a_pipe_or_a_device_is_not_read_from(tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     os.symlink("/dev/zero", tmp_path / "zero.jsonl")
@@ -153,19 +124,11 @@ def test_a_pipe_or_a_device_is_not_read_from(tmp_path):
             open_rows(tmp_path / name)
 
 
-def test_a_row_that_never_ends_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_module, "MAX_ROW_BYTES", 2**22)
-    monkeypatch.setattr(text_module, "MAX_BYTES", 2**23)
-    endless = b" " * (9 * 2**20)
-    files = {
-        "a.jsonl.gz": (lines(ROWS) + b'"' + endless, "a.jsonl.gz:3: the row is longer than 4 MB"),
-        "a.csv.gz": (b"prompt,solution\na," + endless + b"\n", "the row is longer than 4 MB"),
-        "a.json.gz": (b'["' + endless, "a.json.gz: more than 0 GB; .* write JSON lines"),
-        "b.jsonl.gz": (lines([{"a": "x" * 2**20}] * 9), "b.jsonl.gz: more than 0 GB; "),
-    }
-    for name, (data, message) in files.items():
-        (tmp_path / name).write_bytes(gzip.compress(data, 1))
-        with pytest.raises(RecordError, match=message):
+def test_more_than_fits_into_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "MAX_BYTES", 2**20)
+    for name, data in (("a.csv", b"a,b\n" + b"a,bcdefgh\n" * 2**16), ("a.json", b'["' + b" " * 2**21)):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(RecordError, match=f"{name}: more than 0 GB; .* write JSON lines"):
             rows_of(tmp_path / name)
 
 
@@ -212,8 +175,7 @@ def test_every_element_is_found(tmp_path):
         ("[" + "[" * 200_000, [], "nested too deeply at line 1 column 1"),
     ],
 )
-def test_damage_is_named_after_the_elements_before_it(text, found, message, tmp_path):
+def test_damage_is_named(text, found, message, tmp_path):
     (tmp_path / "s.json").write_bytes(text.encode())
-    rows = open_rows(tmp_path / "s.json")
-    assert [rows.row(i).read() for i in range(rows.length)] == found
-    assert f"s.json[{len(found)}]: not valid JSON: {message}; what follows" in str(rows.damage)
+    with pytest.raises(RecordError, match=re.escape(f"s.json[{len(found)}]: not valid JSON: {message}")):
+        open_rows(tmp_path / "s.json")

@@ -11,7 +11,6 @@ from qwenvl.rewards.functions.grounding import (
     spans_in,
     temporal_contrast,
     temporal_iou,
-    united,
 )
 
 TWO = "[0, 0, 10, 10] [20, 20, 30, 30]"
@@ -113,10 +112,6 @@ def score_of_spans(answer, solution, duration=None, boundary=False):
 )
 def test_spans_in_a_text(text, spans):
     assert spans_in(text) == spans
-
-
-def test_united_by_hand():
-    assert united([(5, 7), (1, 3), (2, 4), (9, 9), (8, 6), (7, 8)]) == [(1, 4), (5, 8)]
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,11 @@ import transformers
 from PIL import Image
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
-from qwenvl.demo.tiny import make_processor, make_tokenizer
+from qwenvl.demo.tiny import make_model, make_processor, make_tokenizer
 from qwenvl.rewards import RewardError, build_rubric, reward_columns
 from qwenvl.types import Message, Record
 
 PROMPT = "<image>\nwhich steps?"
-VISION_TOKENS = ("image_pad", "video_pad", "vision_start", "vision_end")
 
 
 @pytest.fixture(scope="module")
@@ -70,27 +69,8 @@ def test_media_reach_a_model_whose_processor_takes_them(tmp_path):
     if not hasattr(transformers, "Qwen3_5ForSequenceClassification"):
         pytest.skip("this version has no multimodal model with a classification head")
     processor = make_processor("qwen3_vl")
-    token = {name: processor.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in VISION_TOKENS}
-    config = transformers.Qwen3_5Config(
-        text_config={
-            **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "layer_types": ["full_attention"]},
-            **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},
-            **{"vocab_size": len(processor.tokenizer), "max_position_embeddings": 512},
-            "rope_parameters": {
-                **{"rope_type": "default", "rope_theta": 1e4},
-                **{"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
-            },
-        },
-        vision_config={
-            **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32},
-            **{"patch_size": 16, "num_position_embeddings": 16},
-        },
-        image_token_id=token["image_pad"],
-        video_token_id=token["video_pad"],
-        vision_start_token_id=token["vision_start"],
-        vision_end_token_id=token["vision_end"],
-        num_labels=1,
-    )
+    config = make_model("qwen3_5", processor).config
+    config.num_labels = 1
     transformers.Qwen3_5ForSequenceClassification(config).save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
     scores = {}

@@ -112,13 +112,6 @@ def test_cosine_by_hand():
     assert reward(["x"], tokens(9), verdict=[None]) == [None]
 
 
-def test_cosine_with_other_values():
-    correct = {"min_len_value_correct": 2.0, "max_len_value_correct": 1.0}
-    wrong = {"min_len_value_wrong": -10.0, "max_len_value_wrong": -5.0}
-    reward = partial(cosine, correctness_func=RIGHT, max_len=10, **correct, **wrong)
-    assert reward(["x"] * 4, tokens(0, 10, 0, 10), verdict=[1, 1, 0, 0]) == pytest.approx([2.0, 1.0, -10.0, -5.0])
-
-
 def test_cosine_by_name_uses_the_correctness_that_is_chosen():
     rubric = build_rubric(["cosine(correctness_func='count')"], settings=RewardSettings(generation_max_length=4))
     columns = {"solution": ["3", "3"], "completion_ids": tokens(4, 0)}

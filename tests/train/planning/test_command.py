@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from qwenvl.plan.memory import fullest
 from qwenvl.train.planning.case import case_of
 from qwenvl.train.planning.command import main, plan_of, request_of
 
@@ -25,8 +26,7 @@ def test_a_plan_prints_lengths_memory_and_remedies(flags, capsys):
     for part in ("weights", "optimizer", "reference", "activations", "in all"):
         assert f"\n  {part}" in out
     assert main([*flags, "--gpu_memory", "1"]) == 0
-    made = planned(*flags).made
-    assert made.peak == max(sum(phase.parts.values()) for phase in made.phases) <= 9 * 10**8
+    assert fullest(planned(*flags).phases).total <= 9 * 10**8
 
 
 def test_a_plan_is_of_the_case_of_the_run_itself(flags, make_trainer):
@@ -34,7 +34,7 @@ def test_a_plan_is_of_the_case_of_the_run_itself(flags, make_trainer):
     trainer = make_trainer(per_device_train_batch_size=8, max_steps=1)
     batch = next(iter(trainer.get_train_dataloader()))["prompts"]
     assert [length.tokens for length in plan.lengths] == sorted(batch.attention_mask.sum(1).tolist())
-    args, job = trainer.args, plan.case.job
+    args, job = trainer.args, plan.case[-1]
     args.per_device_train_batch_size, args.grpo_sample_size, args.generation_max_length = 1, job.group, job.length
     assert case_of(args, trainer.model, plan.lengths[-1]) == plan.case
 
@@ -83,9 +83,9 @@ def test_what_is_of_another_machine_can_be_planned(tiny_checkpoint, sop_data, tm
     """bfloat16, an optimizer of a package and several GPUs, none of which is here, from a settings file too."""
     file = tmp_path / "run.yaml"
     file.write_text(f"model_name_or_path: {tiny_checkpoint()}\ndataset_use: {sop_data}\noptim: adamw_8bit\n")
-    job = planned(str(file), "--gpus", "4", "--engine", "zero3").case.job
+    job = planned(str(file), "--gpus", "4", "--engine", "zero3").case[-1]
     assert (job.optimizer, job.engine, job.processes) == ("adamw_8bit", "zero3", 4)
     assert job.products == 2
-    assert planned(str(file), "--bf16", "False").case.job.products == 4
-    adapted = planned(str(file), "--lora_enable", "--tune_mm_mlp", "False").case.job
+    assert planned(str(file), "--bf16", "False").case[-1].products == 4
+    adapted = planned(str(file), "--lora_enable", "--tune_mm_mlp", "False").case[-1]
     assert adapted.stream == 2 and adapted.reference == "adapter"
