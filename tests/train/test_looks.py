@@ -1,6 +1,7 @@
 """Training with tools: sampled tokens are trained, in several groupings and by both paths; looks are written down."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from qwenvl.demo.tiny import make_processor
 from qwenvl.rollout.turns import laid_out
 from qwenvl.runlog import read_rollouts
+from qwenvl.tools.toolbox import Toolbox
 from tests.train.conftest import caught_gradients, logged
 
 CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call><|im_end|>'
@@ -48,12 +50,13 @@ def calls_first(monkeypatch, tiny_checkpoint):
             return chosen
 
         monkeypatch.setattr(module, "logits_processors", processors)
-    forced = [Forced()]
+    forced, begin = [], Toolbox.begin
 
-    def again():
-        forced[0] = Forced()
+    def begun(*args):
+        forced[:] = [Forced()]
+        return begin(*args)
 
-    return again
+    monkeypatch.setattr(Toolbox, "begin", begun)
 
 
 LOOKS = {"tools": ["look"], "look_frames": 4, "generation_max_length": 120, "max_turns": 2, "check_parity": "every"}
@@ -87,7 +90,6 @@ def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, cal
     """Of rollouts that are given, since draws depend on what is sampled together."""
     steps = []
     for batch, accumulation in ((4, 1), (2, 2), (1, 4)):
-        calls_first()
         grouping = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
         trainer = make_trainer(**LOOKS | grouping, output_dir=str(tmp_path / f"{batch}"), grpo_beta=0.1)
         steps.append(caught_gradients(trainer))
@@ -95,6 +97,21 @@ def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, cal
     whole, *others = ([*each] for each in steps)
     for other in others:
         torch.testing.assert_close(other, whole, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_a_killed_and_resumed_run_is_the_same_run(whole_and_resumed, calls_first, iterations):
+    settings = {**LOOKS, "max_steps": 4, "num_iterations": iterations, "save_strategy": "steps", "save_steps": 2}
+    whole, resumed = whole_and_resumed(killed=3, resumed_from=2, **settings)
+    assert logged(whole, times=False) == logged(resumed, times=False) and len(logged(whole)) == 4
+    rows = [[without_seconds(row) for row in read_rollouts(each.args.output_dir)] for each in (whole, resumed)]
+    assert rows[0] == rows[1] and any(call["clips"] for row in rows[0] for turn in row.turns for call in turn["calls"])
+
+
+def without_seconds(row):
+    """A row of the rollouts without what a clock says."""
+    turns = [turn | {"calls": [call | {"seconds": 0.0} for call in turn["calls"]]} for turn in row.turns]
+    return replace(row, turns=tuple(turns))
 
 
 def test_rewards_read_the_turns(make_trainer, calls_first):
