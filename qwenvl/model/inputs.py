@@ -114,11 +114,6 @@ class PromptInputs:
         """The same rows with positions that are greater by so much."""
         return replace(self, position_ids=self.position_ids + by)
 
-    @property
-    def next_position(self) -> int:
-        """Of a token behind the last of a single row."""
-        return int(self.position_ids.max()) + 1
-
     def followed_by(self, others: PromptInputs) -> PromptInputs:
         """Each row with the row of the same number of ``others`` behind it, and the media of both in this order."""
         tensors = {

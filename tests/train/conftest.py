@@ -79,8 +79,8 @@ def caught_draws(trainer) -> list[tuple]:
     engine, calls = trainer.paths.engine, []
     draw = engine.draw
 
-    def drawn(model, prompts, size, params, seed):
-        calls.append((len(prompts), size, params, draw(model, prompts, size, params, seed)))
+    def drawn(model, prompts, size, params, seed, conversations=None):
+        calls.append((len(prompts), size, params, draw(model, prompts, size, params, seed, conversations)))
         return calls[-1][-1]
 
     engine.draw = drawn

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from qwenvl.demo.tiny import make_processor
-from qwenvl.rollout.turns import laid_out
 from qwenvl.runlog import read_rollouts
 from qwenvl.tools.toolbox import Toolbox
 from tests.train.conftest import caught_gradients, logged
@@ -130,7 +129,7 @@ def test_rewards_read_the_turns(make_trainer, calls_first):
 def test_a_warm_up_teaches_the_form_of_a_look(tiny_checkpoint, sop_data, tmp_path):
     """Targets look at the evidence; their loss is that of what is said alone, in one forward of a row by hand."""
     from qwenvl.config.grpo_config import WarmupConfig
-    from qwenvl.train.warmup.trainer import WarmupTrainer
+    from qwenvl.train.warmup.trainer import WarmupTrainer, laid_out
 
     rows = json.loads(sop_data.read_text())[:2]
     rows[0] |= {"evidence": [[0.5, 1.5]], "video": str(sop_data.parent / rows[0]["video"])}
