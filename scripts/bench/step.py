@@ -233,7 +233,9 @@ class Step:
             shown: by each look.
             again: compute all tokens before the look again, the prompt for each completion. None: no look.
         """
-        model, size, settings = unwrap(self.model), self.case.group, {"suppress": [], "end_ids": [], "pad_id": 0}
+        model, size = unwrap(self.model), self.case.group
+        pads = [model.config.image_token_id, model.config.video_token_id]  # sampled, they would be taken for pictures
+        settings = {"suppress": pads, "end_ids": [], "pad_id": 0}
         end = lambda ids: torch.full(ids.shape[:1], ids.shape[1] == self.case.length)
         params = SamplingParams(self.case.length)
         turn = SharedSampler(model, self.encoded, size, params, stopping=end, resumable=True, **settings)

@@ -7,55 +7,34 @@ import pytest
 import torch
 
 from qwenvl.demo.tiny import make_processor
+from qwenvl.rollout import local, shared_sampling
 from qwenvl.runlog import read_rollouts
-from qwenvl.tools.toolbox import Toolbox
 from tests.train.conftest import caught_gradients, logged
 
 CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call><|im_end|>'
 
 
 @pytest.fixture
-def calls_first(monkeypatch, tiny_checkpoint):
-    """Every other completion calls ``look`` in its first turn: what is sampled is forced, its log-probs are not."""
-    import qwenvl.rollout.local
-    import qwenvl.rollout.shared_sampling
-
+def calls_first(monkeypatch):
+    """Every other completion begins with a call of ``look``: what is sampled is forced, its log-probs are not."""
     tokens = make_processor("qwen2_5_vl").tokenizer(CALL)["input_ids"]
+    for module in (shared_sampling, local):
 
-    class Forced:
-        """Sees the tokens of a turn, rows x t."""
+        def processors(*args, made=module.logits_processors):
+            chosen, starts = made(*args), []
 
-        def __init__(self):
-            self.turns = 0
-            self.start = None
+            def forced(ids, scores):
+                starts.append(ids.shape[1])
+                if (t := ids.shape[1] - starts[0]) >= len(tokens):
+                    return scores
+                follows = torch.arange(len(ids)) % 2 == 0 if t == 0 else ids[:, starts[0]] == tokens[0]
+                only = torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor(tokens[t]), 0.0)
+                return torch.where(follows[:, None], only, scores.index_fill(1, torch.tensor(tokens[:1]), -torch.inf))
 
-        def __call__(self, ids, scores):
-            if self.start is None or ids.shape[1] == self.start:
-                self.start, self.turns = ids.shape[1], self.turns + 1
-            t = ids.shape[1] - self.start
-            if self.turns > 1 or t >= len(tokens):
-                return scores
-            follows = torch.arange(len(ids)) % 2 == 0 if t == 0 else (ids[:, self.start] == tokens[0])
-            only = torch.full_like(scores, -torch.inf)
-            only[:, tokens[t]] = 0.0
-            return torch.where(follows[:, None], only, scores.index_fill(1, torch.tensor(tokens[:1]), -torch.inf))
-
-    for module in (qwenvl.rollout.shared_sampling, qwenvl.rollout.local):
-        made = module.logits_processors
-
-        def processors(*args, made=made):
-            chosen = made(*args)
-            chosen.insert(0, forced[0])
+            chosen.insert(0, forced)
             return chosen
 
         monkeypatch.setattr(module, "logits_processors", processors)
-    forced, begin = [], Toolbox.begin
-
-    def begun(*args):
-        forced[:] = [Forced()]
-        return begin(*args)
-
-    monkeypatch.setattr(Toolbox, "begin", begun)
 
 
 LOOKS = {"tools": ["look"], "look_frames": 4, "generation_max_length": 120, "max_turns": 2, "check_parity": "every"}
@@ -64,8 +43,15 @@ LOOKS |= {"generation_temperature": 1.0, "generation_top_p": 1.0, "max_steps": 1
 
 @pytest.mark.parametrize("sharing", ["auto", "off"])
 def test_a_run_with_looks(make_trainer, calls_first, sharing):
-    trainer = make_trainer(**LOOKS, shared_prefix=sharing)
+    seen = []
+
+    def looks(completions, turns, **columns):
+        seen.extend(turns)
+        return [float(sum(len(turn.calls) for turn in each)) for each in turns]
+
+    trainer = make_trainer(**LOOKS, shared_prefix=sharing, functions=(looks,))
     trainer.train()
+    assert len(seen) == 6 and json.loads(json.dumps(seen[0][0].calls[0].arguments)) == {"start": 0.5, "end": 1.5}
     rows = list(read_rollouts(trainer.args.output_dir))
     asked = [row for row in rows if any(turn["calls"] for turn in row.turns)]
     assert len(asked) == 3 and len(rows) == 6
@@ -81,8 +67,8 @@ def test_a_run_with_looks(make_trainer, calls_first, sharing):
         else:
             assert call["error"] == "there is no video"
     [logs] = logged(trainer)
-    assert logs["look/calls"] == 0.5 and logs["look/looked_frac"] <= 0.5 and logs["look/tokens"] > 0
-    assert logs["parity/max"] < 1e-4
+    assert logs["look/calls"] == logs["reward/looks"] == 0.5 and logs["parity/max"] < 1e-4
+    assert logs["look/looked_frac"] <= 0.5 and logs["look/tokens"] > 0
 
 
 def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, calls_first, tmp_path):
@@ -111,19 +97,6 @@ def without_seconds(row):
     """A row of the rollouts without what a clock says."""
     turns = [turn | {"calls": [call | {"seconds": 0.0} for call in turn["calls"]]} for turn in row.turns]
     return replace(row, turns=tuple(turns))
-
-
-def test_rewards_read_the_turns(make_trainer, calls_first):
-    seen = []
-
-    def looks(completions, turns, **columns):
-        seen.extend(turns)
-        return [float(sum(len(turn.calls) for turn in each)) for each in turns]
-
-    trainer = make_trainer(**LOOKS, functions=(looks,))
-    trainer.train()
-    assert len(seen) == 6 and logged(trainer)[0]["reward/looks"] == 0.5
-    assert json.loads(json.dumps(seen[0][0].calls[0].arguments)) == {"start": 0.5, "end": 1.5}
 
 
 def test_a_warm_up_teaches_the_form_of_a_look(tiny_checkpoint, sop_data, tmp_path):

@@ -90,5 +90,5 @@ def test_what_looks_showed_is_shown_again(run, sop_data, tiny_checkpoint):
     assert processor.tokenizer.decode(ids[~mask]) == processor.tokenizer.decode(inputs["appended"].input_ids[0])
     assert inputs["appended"].frames[0][0].times == (0.5, 0.875, 1.125, 1.5)
     collator.toolbox.options.max_turns = 1
-    with pytest.raises(RecordError, match=r"tools do not answer .* the last turn has to answer.* --max_turns"):
+    with pytest.raises(RecordError, match=r"tools do not answer .*the last turn has to answer.* --max_turns"):
         collator([load_dataset(str(sop_data), ruler=collator.ruler)[0]])

@@ -77,7 +77,7 @@ class TwoForTheFirst:
     """Two targets for the first clip, none for the second, one for all others."""
 
     def of(self, record, opened_think):
-        return {"clip-0": ["one", "two and more"], "clip-1": []}.get(record.id, ["three"])
+        return {"clip-0": [("one",), ("two and more",)], "clip-1": []}.get(record.id, [("three",)])
 
 
 def test_targets_stand_beside_their_prompts_and_end_with_the_end_token(tiny_checkpoint, sop_data):
