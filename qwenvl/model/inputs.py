@@ -129,7 +129,8 @@ class PromptInputs:
                 if getattr(rows, counts)[n]
             ]
             if parts:  # else blank media stay
-                media[values], media[grids] = (torch.cat(each) for each in zip(*parts, strict=True))
+                columns = zip(*parts, strict=True)  # some may wait on the CPU
+                media[values], media[grids] = (torch.cat([x.to(each[0].device) for x in each]) for each in columns)
             media[counts] = [a + b for a, b in zip(getattr(self, counts), getattr(others, counts), strict=True)]
         return replace(self, **tensors, **media)
 

@@ -170,13 +170,14 @@ def test_a_look_is_given_whole_or_refused(world):
     assert refused["inputs"].vision() == {}
 
 
-def test_the_same_look_is_decoded_once(world, monkeypatch):
+def test_the_same_look_is_decoded_and_encoded_once(world, monkeypatch):
     made = world()
-    opened = []
-    of = type(made.toolbox.dataset).open
+    opened, encoded = [], []
+    of, encode = type(made.toolbox.dataset).open, made.conversations.encode
     monkeypatch.setattr(type(made.toolbox.dataset), "open", lambda *args: opened.append(args) or of(*args))
-    made.answer(look(1, 2), look(1, 2), look(1.0, 2.0))
-    assert len(opened) == 1
+    made.conversations.encode = lambda batch: encoded.append(len(batch)) or encode(batch)
+    first = made.answer(look(1, 2), look(1, 2), look(1.0, 2.0))
+    assert made.answer(look(1, 2))[0] == first[1] and len(opened) == 1 and encoded == [1]
 
 
 def test_own_tools_and_environments(world):

@@ -7,10 +7,8 @@ own caches would repeat the prompt for each completion.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -300,15 +298,10 @@ class PrefixCache:
             most: tokens that each may have besides.
         """
         assert self._kept is not None
-        device, counts = self.prompts.offsets.device, Counter(each.prompt for each in parked)
-        numbers, size = list(counts), max(counts.values())
-        ends = [*accumulate(counts.values())]
-        grid = torch.tensor(
-            [
-                [min(end - count + g, end - 1) for g in range(size)]
-                for end, count in zip(ends, counts.values(), strict=True)
-            ]
-        )
+        device, numbers = self.prompts.offsets.device, [*dict.fromkeys(each.prompt for each in parked)]
+        rows = [[n for n, each in enumerate(parked) if each.prompt == number] for number in numbers]
+        size = max(map(len, rows))
+        grid = torch.tensor([own + own[-1:] * (size - len(own)) for own in rows])
         widths = torch.tensor([each.length + new for each, new in zip(parked, lengths, strict=True)])
         width = int(widths.max())
         own_lengths = tuple(self._kept_lengths[number] for number in numbers)
@@ -319,13 +312,13 @@ class PrefixCache:
             list(parked),
             fresh=Spans.of(lengths, device),
             history=Spans.of([each.length for each in parked], device),
-            groups=Spans.of([sum(lengths[end - counts[n] : end]) for n, end in zip(counts, ends, strict=True)], device),
+            groups=Spans.of([sum(lengths[n] for n in own) for own in rows], device),
             prompts=cache.prompts,
             of_prompts={n: tuple(x[numbers, :, :longest] for x in both) for n, both in self._kept.items()},
             grid=grid.to(device),
             width=width,
         )
-        cache.filled = cache.filled[(torch.arange(size) < torch.tensor([*counts.values()])[:, None]).flatten()]
+        cache.filled = cache.filled[torch.tensor([n < len(own) for own in rows for n in range(size)])]
         cache._first = width - widths[grid]
         cache._newest += width
         cache._length, cache._masked = width, True
