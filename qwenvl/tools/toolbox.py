@@ -98,11 +98,13 @@ class Toolbox:
         """
         return Conversations(self, encode, [Conversation(record) for record in records])
 
-    def run(self, tool: Tool, arguments: Mapping[str, Any], record: Record, *own: Any) -> list[Part]:
+    def run(
+        self, tool: Tool, arguments: Mapping[str, Any], record: Record, environments: dict[type, Any]
+    ) -> list[Part]:
         """What a tool gives.
 
         Args:
-            own: the object whose method it is.
+            environments: see ``Conversation``.
 
         Raises:
             ToolError: it cannot answer.
@@ -114,6 +116,10 @@ class Toolbox:
                 raise ToolError("the video cannot be looked at again")
             video = Video(self.dataset, record, self.options, elsewhere=self.looks == "elsewhere")
             arguments = {**arguments, "video": video}
+        if (kind := tool.environment) is not None and kind not in environments:
+            environments[kind] = kind()
+            environments[kind].reset(**record.fields)
+        own = () if kind is None else (environments[kind],)
         try:
             return parts_of(tool.function(*own, **arguments))
         except BadMediaError as error:  # the overview of this clip was read
@@ -259,15 +265,12 @@ class Conversations:
         return parts, replace(call, clips=clips, pictures=pictures, text=" ".join(texts), seconds=seconds)
 
     def _parts(self, tool: Tool, arguments: Mapping[str, Any], conversation: Conversation) -> list[Part]:
-        record, own = conversation.record, conversation.environments
-        if (kind := tool.environment) is not None:
-            if kind not in own:
-                own[kind] = kind()
-                own[kind].reset(**record.fields)
-            return self.toolbox.run(tool, arguments, record, own[kind])
+        record = conversation.record
+        if tool.environment is not None:
+            return self.toolbox.run(tool, arguments, record, conversation.environments)
         key = (_clip(record), tool.name, json.dumps(arguments, sort_keys=True))
         if key not in self.known:
-            self.known[key] = self.toolbox.run(tool, arguments, record)
+            self.known[key] = self.toolbox.run(tool, arguments, record, {})
         return self.known[key]
 
     def _appended(self, record: Record, made: Sequence[tuple[list[Part], ToolCall]]) -> ProcessedSample:
