@@ -274,22 +274,16 @@ class Conversations:
         return self.known[key]
 
     def _appended(self, record: Record, made: Sequence[tuple[list[Part], ToolCall]]) -> ProcessedSample:
-        key = (_clip(record), *(tuple(map(_content, parts)) for parts, _ in made))
-        if key not in self.known:
-            self.known[key] = self.toolbox.appended(record, [parts for parts, _ in made])
-        return self.known[key]
+        answers = [parts for parts, _ in made]
+        key = (_clip(record), *(tuple(x if isinstance(x, str) else id(x) for x in parts) for parts in answers))
+        if key not in self.known:  # which keeps the objects, so that no others get their ids
+            self.known[key] = answers, self.toolbox.appended(record, answers)
+        return self.known[key][1]
 
 
 def _clip(record: Record) -> str:
     """The clip that tools see."""
     return str((record.videos[:1], record.clip_meta[:1]))
-
-
-def _content(part: Part) -> Any:
-    """What two parts share if they show the same."""
-    if isinstance(part, VideoClip):
-        return part.info
-    return part.numpy().tobytes() if isinstance(part, Tensor) else part
 
 
 def refused(call: ToolCall, error: str) -> tuple[list[Part], ToolCall]:

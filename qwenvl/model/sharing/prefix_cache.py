@@ -173,7 +173,7 @@ class PrefixCache:
         capacity: int,
         device: torch.device | str,
         fixed_sizes: bool = False,
-        parks: bool = False,
+        resumable: bool = False,
     ):
         """
         Args:
@@ -182,7 +182,7 @@ class PrefixCache:
             capacity: tokens that each completion may have.
             fixed_sizes: show the room for all tokens from the start, behind a mask, so that every token's step has the
                 same sizes: for a step that is compiled.
-            parks: keep all prompts, so that completions that have ended can be continued.
+            resumable: keep all prompts, so that completions that have ended can be continued.
         """
         self.prompts = Spans.of(prompt_lengths, device)
         self.slots = (len(prompt_lengths), group_size)
@@ -196,7 +196,7 @@ class PrefixCache:
         self._capacity = capacity
         self._fixed_sizes = fixed_sizes
         self._numbers = [*range(len(prompt_lengths))]
-        self._kept: dict[int, tuple[Tensor, ...]] | None = {} if parks else None  # of all prompts
+        self._kept: dict[int, tuple[Tensor, ...]] | None = {} if resumable else None  # of all prompts
         self._kept_lengths = prompt_lengths
         self._first = torch.zeros(self.slots, dtype=torch.long)  # the column of a slot's first token
         self._resuming: _Resuming | None = None
@@ -293,7 +293,7 @@ class PrefixCache:
         """A cache of some of the prompts, whose first forward brings new tokens of completions that had ended.
 
         Args:
-            parked: R completions, those of a prompt following each other. The cache has been made with ``parks``.
+            parked: R completions, those of a prompt following each other. The cache is ``resumable``.
             lengths: R numbers of new tokens, which come end to end in one row, at least 1.
             most: tokens that each may have besides.
         """
