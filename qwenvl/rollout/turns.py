@@ -49,7 +49,7 @@ class GrowingCompletion:
         self.add(PromptInputs.of_text(ids[None, :most]))
 
     @property
-    def said(self) -> list[Tensor]:
+    def turns(self) -> list[Tensor]:
         """The sampled tokens of each turn."""
         return [piece.input_ids[0] for piece in self.pieces[::2]]
 
@@ -97,8 +97,8 @@ def sample_turns(
     while rows:
         for n, row in enumerate(rows):
             completions[row].take(turn, n, room[row])
-            room[row] -= len(completions[row].said[-1])
-        ended = {row: completions[row].said[-1].tolist() for row in rows if completions[row].reason == "stop"}
+            room[row] -= len(completions[row].turns[-1])
+        ended = {row: completions[row].turns[-1].tolist() for row in rows if completions[row].reason == "stop"}
         answers = conversations.answer(ended)
         for row, answer in answers.items():
             completions[row].add(answer)
@@ -112,7 +112,7 @@ def sample_turns(
         None if column[0] is None else spread_out(torch.cat(column), mask)
         for column in zip(*(turn for each in completions for turn in each.likelihoods), strict=True)
     )
-    texts = [tokenizer.batch_decode(each.said, skip_special_tokens=True) for each in completions]
+    texts = [tokenizer.batch_decode(each.turns, skip_special_tokens=True) for each in completions]
     calls = [conversation.calls for conversation in conversations.each]  # a turn that was cut has none
     return RolloutBatch(
         completion_ids=whole.input_ids.masked_fill(~whole.attention_mask.bool(), tokenizer.pad_token_id),

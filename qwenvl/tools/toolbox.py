@@ -249,7 +249,7 @@ class Conversations:
         return answer
 
     def _execute(self, name: str, arguments: dict[str, Any], conversation: Conversation) -> tuple[list[Part], ToolCall]:
-        """What a call gives, and its note. What goes wrong is said in words."""
+        """What a call gives, and its note. An error becomes a sentence for the model."""
         started, call, tools = time.perf_counter(), ToolCall(name, arguments), self.toolbox.tools
         try:
             if name not in tools:

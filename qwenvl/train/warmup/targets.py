@@ -241,8 +241,8 @@ class TargetCollator(GRPOCollator):
                     rows[n].append(appended[-1].input_ids.tolist())
                 rows[n].append([*tokenizer(turn, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id])
         inputs["target_ids"] = _padded([[*chain(*row)] for row in rows], tokenizer.pad_token_id)
-        said = [[1 - k % 2 for k, piece in enumerate(row) for _ in piece] for row in rows]
-        inputs["target_mask"] = _padded(said, 0).bool()
+        taught = [[1 - k % 2 for k, piece in enumerate(row) for _ in piece] for row in rows]
+        inputs["target_mask"] = _padded(taught, 0).bool()
         if self.toolbox is not None:
             inputs["pieces"], inputs["appended"] = [list(map(len, row)) for row in rows], self.join(appended)
         return inputs
