@@ -35,21 +35,21 @@ FLOORS = {
     "plan": 1,
     "data": 2,
     "model": 2,
-    "rollout": 3,
     "tools": 3,
-    "config": 4,
-    "train": 5,
-    "doctor": 5,
-    "evaluate": 6,
-    "demo": 7,
-    "cli": 7,
-    "__main__": 8,
+    "rollout": 4,
+    "config": 5,
+    "train": 6,
+    "doctor": 6,
+    "evaluate": 7,
+    "demo": 8,
+    "cli": 8,
+    "__main__": 9,
 }
 ASIDE = {  # rooms beside the stairs, and all that each may import
     "report": {"report", "runlog", "files", "health", "types"},
     "vllm_server": {"vllm_server", "files", "types"},
 }
-DOORS_TO_ASIDE = {"report": (5, ""), "vllm_server": (3, "wire")}  # from which floor, and to what of the room
+DOORS_TO_ASIDE = {"report": (6, ""), "vllm_server": (4, "wire")}  # from which floor, and to what of the room
 OF_ANOTHER_ENVIRONMENT = {"vllm_server": {"vllm"}}  # what a room has where it runs
 FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for

@@ -21,7 +21,7 @@ from qwenvl.types import BadSample, PromptBatch, Sample
 VISION_INPUTS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
 
 
-@dataclass
+@dataclass(eq=False)
 class ProcessedSample:
     """The processor's output for one sample."""
 

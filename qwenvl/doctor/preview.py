@@ -198,7 +198,8 @@ def _look(sample: Sample, toolbox: Toolbox) -> dict[str, Any]:
         return {"name": name, "notes": f"refused: {error}", "frames": [], "answer": "", "tokens": 0}
     ids = toolbox.appended(record, [given]).input_ids.tolist()
     answer = folded_prompt(ids, toolbox.collator.processor).strip()
-    return _clip(given.clips[0]) | {"name": name, "answer": answer, "tokens": len(ids)}
+    [clip] = [part for part in given if isinstance(part, VideoClip)]
+    return _clip(clip) | {"name": name, "answer": answer, "tokens": len(ids)}
 
 
 def _sizes(decoded: Sequence[int], size: Sequence[int]) -> str:

@@ -114,11 +114,6 @@ class PromptInputs:
         """The same rows with positions that are greater by so much."""
         return replace(self, position_ids=self.position_ids + by)
 
-    @property
-    def next_position(self) -> int:
-        """Of a token behind the last of a single row."""
-        return int(self.position_ids.max()) + 1
-
     def followed_by(self, others: PromptInputs) -> PromptInputs:
         """Each row with the row of the same number of ``others`` behind it, and the media of both in this order."""
         tensors = {
@@ -134,7 +129,8 @@ class PromptInputs:
                 if getattr(rows, counts)[n]
             ]
             if parts:  # else blank media stay
-                media[values], media[grids] = (torch.cat(each) for each in zip(*parts, strict=True))
+                columns = zip(*parts, strict=True)  # some may wait on the CPU
+                media[values], media[grids] = (torch.cat([x.to(each[0].device) for x in each]) for each in columns)
             media[counts] = [a + b for a, b in zip(getattr(self, counts), getattr(others, counts), strict=True)]
         return replace(self, **tensors, **media)
 

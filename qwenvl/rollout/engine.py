@@ -13,7 +13,6 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.model.logprobs import Likelihood
 from qwenvl.types import PromptBatch, RolloutBatch, SamplingParams
 
 Some = TypeVar("Some")
@@ -79,8 +78,7 @@ class RolloutEngine(Protocol):
     ) -> list[RolloutBatch]:
         """P prompts of each micro-batch -> N = P * G completions for each, row n for prompt n // G.
 
-        With tools the trainer also gives ``conversations`` (``turns.Answerer``), which only engines in its own
-        process take.
+        With tools the trainer also gives ``conversations`` with the N completions of all of them, which answer calls.
         """
         ...
 
@@ -155,7 +153,7 @@ def select_rows(rollout: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
 
 
 def join_rollouts(parts: Sequence[RolloutBatch], pad_id: int = 0) -> RolloutBatch:
-    """All completions of ``parts``, in order, right-padded to the longest."""
+    """All completions of ``parts``, in order, right-padded to the longest, in new tensors."""
     width = max(part.completion_ids.shape[1] for part in parts)
     own: dict[str, Any] = {"boots": frozenset().union(*(part.boots for part in parts))}
     for name in ("completion_ids", *(name for name in _tensors(parts[0]) if name != "completion_ids")):
@@ -244,16 +242,3 @@ def lost_together(engine: RolloutEngine) -> Iterator[None]:
     errors = [each for each in gather_object([lost]) if each is not None]
     if errors:
         raise min(errors, key=lambda each: isinstance(each, WeightsLostError)) from lost
-
-
-def joined_draws(parts: Sequence[tuple[Tensor, Likelihood]], pad_id: int) -> tuple[Tensor, Likelihood]:
-    """Concatenates the tokens and likelihoods of batches that were sampled one after the other."""
-    width = max(ids.shape[1] for ids, _ in parts)
-
-    def joined(tensors: Sequence[Tensor], fill: float) -> Tensor:
-        """Concatenates. Also turns inference-mode tensors into ones that autograd can save."""
-        return torch.cat([nn.functional.pad(each, (0, width - each.shape[1]), value=fill) for each in tensors])
-
-    ids, likelihoods = zip(*parts, strict=True)
-    columns = zip(*likelihoods, strict=True)
-    return joined(ids, pad_id), Likelihood(*(None if each[0] is None else joined(each, 0.0) for each in columns))

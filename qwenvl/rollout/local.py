@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,6 @@ from qwenvl.rollout.engine import (
     SamplingParams,
     completion_mask,
     join_rollouts,
-    joined_draws,
     no_completions,
     real_tokens,
     split_rollouts,
@@ -38,9 +36,9 @@ from qwenvl.rollout.shared_sampling import (
     exponential_race,
     logits_processors,
     require_compiler,
-    sample_shared,
 )
-from qwenvl.rollout.turns import Answerer, Completions, Resume, sample_turns
+from qwenvl.rollout.turns import GrowingCompletion, Resume, behind_prompts, sample_turns
+from qwenvl.tools.toolbox import Conversations
 from qwenvl.types import RolloutBatch
 
 
@@ -54,7 +52,7 @@ class LocalEngine:
             model: the unwrapped model. Its configuration has the tokens that end a completion and those that must not
                 be sampled: a sampled vision token would be taken for an image in the next pass.
             token_budget: prompts are sampled together as long as their tokens, as the engine holds them, stay below
-                this. None: all together.
+                this, those that ``state_tokens`` counts included. A single prompt may exceed it. None: all together.
 
         Attributes:
             drawing: progress of the current sampling.
@@ -76,18 +74,13 @@ class LocalEngine:
         group_size: int,
         params: SamplingParams,
         seed: int,
-        conversations: Answerer | None = None,
+        conversations: Conversations | None = None,
     ) -> list[RolloutBatch]:
-        """See ``RolloutEngine.sample``. The prompts of all micro-batches are sampled together.
-
-        Args:
-            conversations: with the N completions of all of them. None: nothing answers their calls.
-        """
+        """See ``RolloutEngine.sample``. The prompts of all micro-batches are sampled together."""
         some = [each.inputs for each in prompts if len(each.batch)]
         if not some:  # all samples were bad
             return [no_completions() for _ in prompts]
-        more = {} if conversations is None else {"conversations": conversations}
-        rollout = self.draw(model, PromptInputs.join(some), group_size, params, seed, **more)
+        rollout = self.draw(model, PromptInputs.join(some), group_size, params, seed, conversations)
         return split_rollouts(rollout, [len(each.batch) * group_size for each in prompts])
 
     @torch.no_grad()
@@ -98,51 +91,39 @@ class LocalEngine:
         group_size: int,
         params: SamplingParams,
         seed: int,
-        conversations: Answerer | None = None,
+        conversations: Conversations | None = None,
     ) -> RolloutBatch:
         """Completions of P prompts. Log-probs are those of the trainer: over all tokens, at the temperature."""
         if params.repetition_penalty != 1.0:
             prompts = padded_with_own(prompts)
-        with evaluating(model) as bare, seeded(seed, prompts.input_ids.device):
-            if conversations is None:
-                rollout = self._turn(bare, prompts, group_size, params)
-            else:
-                rollout = self._converse(bare, prompts, group_size, params, conversations)
-            self.drawing.end()
-            return rollout
-
-    def _turn(self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams) -> RolloutBatch:
-        """Completions of one turn."""
-        return self._finish(*self._draw(model, prompts, group_size, params), self.stops(params))
-
-    def _converse(
-        self,
-        model: nn.Module,
-        prompts: PromptInputs,
-        group_size: int,
-        params: SamplingParams,
-        conversations: Answerer,
-    ) -> RolloutBatch:
-        """Completions of as many turns as their calls ask for."""
-        tokens = prompts.input_ids.shape[1] + params.max_new_tokens + conversations.most_tokens + state_tokens(model)
+        most = params.max_new_tokens + (0 if conversations is None else conversations.most_tokens)
         parts = []
-        for rows in within_budget(range(len(prompts)), self.token_budget, cost=lambda row: group_size * tokens):
-            self.drawing.begin(rows, len(prompts), params.max_new_tokens)
-            own = prompts.select(rows)
-            answers = conversations.select([row * group_size + n for row in rows for n in range(group_size)])
-            first, resume = self._first_turn(model, own, group_size, params)
-            parts.append(sample_turns(first, own, params, answers, resume, self.tokenizer))
+        with evaluating(model) as bare, seeded(seed, prompts.input_ids.device):
+            cost = self._costs(prompts, group_size, most + state_tokens(bare)).__getitem__
+            for rows in within_budget(range(len(prompts)), self.token_budget, cost):
+                self.drawing.begin(rows, len(prompts), params.max_new_tokens)
+                own = prompts.select(rows)
+                first, resume = self._first_turn(bare, own, group_size, params, resumable=conversations is not None)
+                if conversations is not None:
+                    answers = conversations.select([row * group_size + n for row in rows for n in range(group_size)])
+                    first = sample_turns(first, own, params, answers, resume, self.tokenizer)
+                parts.append(first)
+            self.drawing.end()
         return join_rollouts(parts, self.tokenizer.pad_token_id)
 
+    def _costs(self, prompts: PromptInputs, group_size: int, most: int) -> list[int]:
+        """Tokens that are held for each prompt and its completions of ``most`` tokens."""
+        return [group_size * (prompts.input_ids.shape[1] + most)] * len(prompts)
+
     def _first_turn(
-        self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
+        self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams, resumable: bool
     ) -> tuple[RolloutBatch, Resume]:
         """The first turn of each completion, and what samples further ones: each computes all tokens before it."""
 
-        def resume(completions: Completions, rows: list[int], appended: PromptInputs, most: int) -> RolloutBatch:
-            return self._turn(model, completions.behind_prompts(rows), 1, replace(params, max_new_tokens=most))
+        def resume(rows: list[int], completions: list[GrowingCompletion], most: int) -> RolloutBatch:
+            return self._turn(model, behind_prompts(prompts, group_size, rows, completions), params, most)
 
-        return self._turn(model, prompts, group_size, params), resume
+        return self._turn(model, prompts.repeat(group_size), params, params.max_new_tokens), resume
 
     def stops(self, params: SamplingParams) -> StopStrings | None:
         """The matcher of the stop strings, if there are any."""
@@ -151,19 +132,8 @@ class LocalEngine:
             self._stops[strings] = StopStrings(self.tokenizer, strings)
         return self._stops.get(strings)
 
-    def _draw(
-        self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
-    ) -> tuple[Tensor, Likelihood]:
-        """N x T tokens, undefined after the end of a row, and their likelihoods."""
-        cost = group_size * (prompts.input_ids.shape[1] + params.max_new_tokens + state_tokens(model))
-        parts = []
-        with generation_settings(model, self._settings(params)):
-            for rows in within_budget(range(len(prompts)), self.token_budget, cost=lambda row: cost):
-                self.drawing.begin(rows, len(prompts), params.max_new_tokens)
-                parts.append(self._generate(model, prompts.select(rows).repeat(group_size), params))
-        return joined_draws(parts, self.tokenizer.pad_token_id)
-
-    def _generate(self, model: nn.Module, rows: PromptInputs, params: SamplingParams) -> tuple[Tensor, Likelihood]:
+    def _turn(self, model: nn.Module, rows: PromptInputs, params: SamplingParams, most: int) -> RolloutBatch:
+        """At most so many tokens behind each row."""
         recorder = LikelihoodRecorder(params.temperature or 1.0, params.entropies, self.drawing)
         processors = LogitsProcessorList([recorder])  # the first, so that it sees the raw logits
         processors.extend(logits_processors(params, self.vision_ids, rows.input_ids.device))
@@ -172,17 +142,18 @@ class LocalEngine:
         stops, prompt_tokens = self.stops(params), rows.input_ids.shape[1]
         criteria = [lambda ids, scores, **_: stops(ids[:, prompt_tokens:])] if stops else []
         text_positions = (rows.attention_mask.cumsum(1) - 1).clamp(min=0)
-        sequences = model.generate(
-            input_ids=rows.input_ids,
-            attention_mask=rows.attention_mask,
-            position_ids=torch.cat([text_positions[None], rows.position_ids]),
-            logits_processor=processors,
-            stopping_criteria=StoppingCriteriaList(criteria),
-            synced_gpus=False,  # with ZeRO-3 and FSDP it would wait for processes that may have nothing to sample
-            **rows.vision(),
-        )
+        with generation_settings(model, self._settings(most)):
+            sequences = model.generate(
+                input_ids=rows.input_ids,
+                attention_mask=rows.attention_mask,
+                position_ids=torch.cat([text_positions[None], rows.position_ids]),
+                logits_processor=processors,
+                stopping_criteria=StoppingCriteriaList(criteria),
+                synced_gpus=False,  # with ZeRO-3 and FSDP it would wait for processes that may have nothing to sample
+                **rows.vision(),
+            )
         completion_ids = sequences[:, prompt_tokens:]
-        return completion_ids, recorder.likelihood(completion_ids)
+        return self._finish(completion_ids, recorder.likelihood(completion_ids), stops)
 
     def _finish(self, completion_ids: Tensor, likelihood: Likelihood, stops: StopStrings | None) -> RolloutBatch:
         """Masks and decodes N x T sampled tokens, and finds why each row ended."""
@@ -200,9 +171,9 @@ class LocalEngine:
             entropies=None if likelihood.entropies is None else likelihood.entropies.masked_fill(~mask, 0.0),
         )
 
-    def _settings(self, params: SamplingParams) -> GenerationConfig:
+    def _settings(self, most: int) -> GenerationConfig:
         return GenerationConfig(
-            max_new_tokens=params.max_new_tokens,
+            max_new_tokens=most,
             do_sample=False,  # processors narrow the choice and draw
             eos_token_id=self.end_ids,
             pad_token_id=self.tokenizer.pad_token_id,
@@ -322,30 +293,30 @@ class SharedPrefixEngine(LocalEngine):
         if compile_for is not None:
             require_compiler(compile_for)
 
-    def _draw(
-        self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
-    ) -> tuple[Tensor, Likelihood]:
-        how = self._how(params)
-        return sample_shared(model, prompts, group_size, params, token_budget=self.token_budget, **how)
-
-    def _how(self, params: SamplingParams) -> dict[str, Any]:
-        return {
-            "suppress": self.vision_ids,
-            "end_ids": self.end_ids,
-            "pad_id": self.tokenizer.pad_token_id,
-            "stopping": self.stops(params),
-            "compiled": self._compiled,
-            "drawing": self.drawing,
-        }
+    def _costs(self, prompts: PromptInputs, group_size: int, most: int) -> list[int]:
+        return [length + group_size * most for length in prompts.attention_mask.sum(1).tolist()]
 
     def _first_turn(
-        self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
+        self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams, resumable: bool
     ) -> tuple[RolloutBatch, Resume]:
         """The first turn of each completion, and what samples further ones: nothing is computed again."""
-        sampler = SharedSampler(model, prompts, group_size, params, parks=True, **self._how(params))
         stops = self.stops(params)
+        sampler = SharedSampler(
+            model,
+            prompts,
+            group_size,
+            params,
+            suppress=self.vision_ids,
+            end_ids=self.end_ids,
+            pad_id=self.tokenizer.pad_token_id,
+            stopping=stops,
+            compiled=self._compiled,
+            drawing=self.drawing,
+            resumable=resumable,
+        )
 
-        def resume(completions: Completions, rows: list[int], appended: PromptInputs, most: int) -> RolloutBatch:
-            return self._finish(*sampler.resume(rows, completions.last_tokens(rows), appended, most), stops)
+        def resume(rows: list[int], completions: list[GrowingCompletion], most: int) -> RolloutBatch:
+            fresh = PromptInputs.join([each.unseen for each in completions])
+            return self._finish(*sampler.resume(rows, fresh, most), stops)
 
         return self._finish(*sampler.first(), stops), resume

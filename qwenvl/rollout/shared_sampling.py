@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +27,10 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.positions import first_positions
 from qwenvl.model.sharding import is_partitioned, sharded_modules
-from qwenvl.model.sharing.linear_attention import SlotStates, state_tokens
+from qwenvl.model.sharing.linear_attention import SlotStates
 from qwenvl.model.sharing.prefix_cache import LayerCache, Parked, PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
-from qwenvl.rollout.engine import Drawing, SamplingParams, joined_draws, within_budget
+from qwenvl.rollout.engine import Drawing, SamplingParams
 
 
 def logits_processors(
@@ -73,39 +72,6 @@ def exponential_race(scores: Tensor) -> Tensor:
     return probs / torch.empty_like(probs).exponential_()
 
 
-def sample_shared(
-    model: nn.Module,
-    prompts: PromptInputs,
-    group_size: int,
-    params: SamplingParams,
-    *,
-    token_budget: int | None = None,
-    drawing: Drawing | None = None,
-    **how: Any,
-) -> tuple[Tensor, Likelihood]:
-    """Samples ``group_size`` completions of each prompt.
-
-    Args:
-        token_budget: most tokens (each prompt once, padded to the longest, its completions in full length, and for the
-            states of each what ``state_tokens`` says) that are sampled together. A single prompt may exceed it. None:
-            all together.
-        drawing: where progress is written.
-        model, prompts, params, how: see ``SharedSampler``.
-
-    Returns:
-        Completion ids N x T, and the likelihood of each token under softmax(logits / temperature), before truncation,
-        0.0 at padding. At temperature 0 it is that of temperature 1.
-    """
-    drawing = Drawing() if drawing is None else drawing
-    lengths = prompts.attention_mask.sum(1).tolist()
-    new_tokens = group_size * (params.max_new_tokens + state_tokens(model))
-    drawn = []
-    for rows in within_budget(range(len(lengths)), token_budget, cost=lambda row: lengths[row] + new_tokens):
-        drawing.begin(rows, len(prompts), params.max_new_tokens)
-        drawn.append(SharedSampler(model, prompts.select(rows), group_size, params, drawing=drawing, **how).first())
-    return joined_draws(drawn, how["pad_id"])
-
-
 class SharedSampler:
     """Samples completions of prompts that are computed once, turn by turn."""
 
@@ -123,7 +89,7 @@ class SharedSampler:
         compiled: bool = False,
         cuda_graph: bool | None = None,
         drawing: Drawing | None = None,
-        parks: bool = False,
+        resumable: bool = False,
     ):
         """
         Args:
@@ -139,7 +105,7 @@ class SharedSampler:
             cuda_graph: replay the decode step as a CUDA graph (see ``DecodeStep``). None: on a GPU, for a dense model
                 that is not sharded.
             drawing: where progress is written.
-            parks: keep what the cache holds of completions that have ended, so that ``resume`` can continue them.
+            resumable: keep what the cache has of completions that have ended, so that ``resume`` can continue them.
         """
         install_sharing(model)
         device = prompts.input_ids.device
@@ -151,47 +117,46 @@ class SharedSampler:
         self._processors, self._ends = logits_processors(params, suppress, device), torch.tensor(end_ids, device=device)
         self._pad_id, self._stopping, self._how = pad_id, stopping, (compiled, cuda_graph)
         self._drawing = Drawing() if drawing is None else drawing
-        self._parks, self._parked = parks, dict[int, Parked]()
+        self._parked: dict[int, Parked] | None = {} if resumable else None
         lengths = tuple(prompts.attention_mask.sum(1).tolist())
         fixed = compiled or cuda_graph
-        self._cache = PrefixCache(lengths, group_size, params.max_new_tokens, device, fixed_sizes=fixed, parks=parks)
+        self._cache = PrefixCache(lengths, group_size, params.max_new_tokens, device, fixed, resumable)
 
     def first(self) -> tuple[Tensor, Likelihood]:
-        """The completions, N x T, or their first turns."""
+        """Samples completions, or their first turns.
+
+        Returns:
+            Ids N x T, and the likelihood of each token under softmax(logits / temperature), before truncation, 0.0 at
+            padding. At temperature 0 it is that of temperature 1.
+        """
         prompts, size = self._prompts, self._group_size
         starts = first_positions(prompts.position_ids, size)
         with _without_gradient(starts.device):
             logits = _prefill(self._model, prompts, self._cache).repeat_interleave(size, dim=0)
             return self._decode(self._cache, [*range(len(starts))], logits, starts, self._params.max_new_tokens)
 
-    def resume(self, rows: Sequence[int], last: Tensor, appended: PromptInputs, most: int) -> tuple[Tensor, Likelihood]:
-        """A turn more of some completions whose turn has ended. Nothing before it is computed again.
+    def resume(self, rows: Sequence[int], fresh: PromptInputs, most: int) -> tuple[Tensor, Likelihood]:
+        """Samples one more turn of some completions whose turn has ended. Nothing before it is computed again.
 
         Args:
             rows: R numbers of completions. Those of a prompt follow each other.
-            last: R, their newest tokens, which the model has not seen yet.
-            appended: R rows of tokens behind these, padded on the left, with their positions and media.
+            fresh: R rows of tokens that the model has not computed: the last one of the turn, and what follows it.
             most: tokens of the turn.
         """
-        lengths = (appended.attention_mask.sum(1) + 1).tolist()
-        there = appended.attention_mask.bool()
-        first = appended.position_ids.masked_fill(~there, torch.iinfo(torch.long).max).amin((0, 2)) - 1
-        ids = torch.cat([torch.cat([last[n, None], appended.input_ids[n, own]]) for n, own in enumerate(there)])
-        where = [
-            torch.cat([first[n].expand(3, 1), appended.position_ids[:, n, own]], dim=1) for n, own in enumerate(there)
-        ]
-        with _without_gradient(ids.device):
-            cache = self._cache.resumed([self._parked.pop(row) for row in rows], lengths, most)
+        assert self._parked is not None
+        there = fresh.attention_mask.bool()
+        lengths = there.sum(1)
+        with _without_gradient(there.device):
+            cache = self._cache.resumed([self._parked.pop(row) for row in rows], lengths.tolist(), most)
             logits = self._model(
-                input_ids=ids[None],
-                position_ids=torch.cat(where, dim=1)[:, None],
-                logits_to_keep=torch.tensor(lengths, device=ids.device).cumsum(0) - 1,
+                input_ids=fresh.input_ids[there][None],
+                position_ids=fresh.position_ids[:, there][:, None],
+                logits_to_keep=lengths.cumsum(0) - 1,
                 use_cache=False,
                 shared_prefix=cache,
-                **appended.vision(),
+                **fresh.vision(),
             ).logits[0]
-            starts = appended.position_ids.amax((0, 2)) + 1
-            return self._decode(cache, rows, logits.float(), starts, most)
+            return self._decode(cache, rows, logits.float(), fresh.position_ids.amax((0, 2)) + 1, most)
 
     def _decode(
         self, cache: PrefixCache, rows: Sequence[int], logits: Tensor, starts: Tensor, most: int
@@ -225,7 +190,7 @@ class SharedSampler:
             if self._stopping is not None:
                 done = done | self._stopping(ids[going, start : start + t + 1])
             ended = int(done.sum())  # a GPU is waited for here, so it is asked once
-            if ended and self._parks:
+            if ended and self._parked is not None:
                 self._parked |= {rows[n]: own for n, own in zip(going[done].tolist(), decoder.park(done), strict=True)}
             if t + 1 == most or ended == len(done):
                 break

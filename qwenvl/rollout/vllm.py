@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import count
 
 import torch
 from accelerate import PartialState
@@ -21,7 +23,9 @@ from qwenvl.rollout.engine import EnginePrompts, SamplingParams, no_completions,
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.rollout.servers import ColocatedServer, GivesWeights, Server, Servers
+from qwenvl.rollout.turns import GrowingCompletion, behind_prompts, sample_turns
 from qwenvl.rollout.weights import give_weights
+from qwenvl.tools.toolbox import Conversations
 from qwenvl.types import RolloutBatch
 from qwenvl.vllm_server.wire import Medium, Prompt, SampleAnswer, SampleRequest, require
 
@@ -103,9 +107,17 @@ class VllmEngine:
             self._servers.ready(number[0], partial(give_weights, model, number[0]))
 
     def sample(
-        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+        self,
+        model: nn.Module,
+        prompts: Sequence[EnginePrompts],
+        group_size: int,
+        params: SamplingParams,
+        seed: int,
+        conversations: Conversations | None = None,
     ) -> list[RolloutBatch]:
         """See ``RolloutEngine.sample``. A server that was started again is given the weights of ``model`` first.
+
+        A further turn is a prompt with all tokens so far behind it, whose only completion is sampled.
 
         Raises:
             EngineLostError: no server answers.
@@ -113,9 +125,23 @@ class VllmEngine:
         """
         request = self._request(model, prompts, group_size, params, seed)
         give = partial(give_weights, model, request.version)
-        rollouts = self._sampled(request, _sizes(prompts, group_size), give)
-        devices = [each.inputs.input_ids.device for each in prompts]
-        return [on_device(each, device) for device, each in zip(devices, rollouts, strict=True)]
+        device = prompts[0].inputs.input_ids.device
+        if not request.prompts or conversations is None:
+            rollouts = self._sampled(request, _sizes(prompts, group_size), give)
+            return [on_device(each, device) for each in rollouts]
+        inputs, turns = PromptInputs.join([each.inputs for each in prompts if len(each.batch)]), count(1)
+
+        def turn(request: SampleRequest) -> RolloutBatch:
+            (rollout,) = self._sampled(request, [len(request.prompts) * request.group_size], give)
+            return on_device(rollout, device)
+
+        def resume(rows: list[int], completions: list[GrowingCompletion], most: int) -> RolloutBatch:
+            again = prompts_for_server(model, behind_prompts(inputs, group_size, rows, completions), seed + next(turns))
+            settings = replace(params, max_new_tokens=most)
+            return turn(replace(request, group_size=1, params=settings, prompts=again))
+
+        rollout = sample_turns(turn(request), inputs, params, conversations, resume, self._local.tokenizer)
+        return split_rollouts(rollout, _sizes(prompts, group_size))
 
     def request(
         self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
+from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+
 from qwenvl.rewards.resolve import load_file
 from qwenvl.tools.options import BUILT_IN
-from qwenvl.tools.video import Still, Video
+from qwenvl.tools.video import Still, ToolError, Video
 from qwenvl.types import VideoClip
 
-KINDS = {int: "integer", float: "number", str: "string", bool: "boolean"}
-"""Types of arguments by their names in a schema."""
-_ARGUMENT = re.compile(r"^\s+(\w+(?:, \w+)*): (.*)$")
+_SEVERAL = re.compile(r"^(\s+)(\w+(?:, \w+)+): (.*(?:\n\1\s+.*)*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,35 @@ class Tool:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The schema of its arguments by their names."""
-        return self.schema["function"]["parameters"]["properties"]
+    def typed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call in their types.
 
-    @property
-    def required(self) -> list[str]:
-        """The arguments that have no default."""
-        return self.schema["function"]["parameters"]["required"]
+        Raises:
+            ToolError: for the model to read.
+        """
+        parameters = self.schema["function"]["parameters"]
+        if missing := [name for name in parameters.get("required", ()) if name not in arguments]:
+            raise ToolError(f"{self.name} lacks {', '.join(missing)}")
+        known = parameters["properties"]
+        if unknown := sorted(arguments.keys() - known.keys()):
+            raise ToolError(f"{self.name} takes {', '.join(known)}, and no {unknown[0][:40]!r}")
+        return {name: _typed(name, value, known[name].get("type")) for name, value in arguments.items()}
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    try:
+        if kind == "string":
+            return str(value)
+        if kind == "boolean":
+            return {"true": True, "false": False}[str(value).lower()]
+        if kind not in ("number", "integer"):
+            return value
+        number = float(value)
+        if not math.isfinite(number) or (kind == "integer" and number != int(number)):
+            raise ValueError
+        return int(number) if kind == "integer" else number
+    except (KeyError, TypeError, ValueError):
+        raise ToolError(f"{name} must be of type {kind}, got {str(value)[:40]!r}") from None
 
 
 def tool(function: Callable[..., Any]) -> Tool:
@@ -52,7 +74,7 @@ def tool(function: Callable[..., Any]) -> Tool:
     It returns frames (``Video.frames``), a ``Still``, text, or a list of these.
 
     Raises:
-        TypeError: an argument without a type, or a function without a docstring.
+        TypeError: an argument without a type or a description, or a function without a docstring.
 
     Example:
         >>> @tool
@@ -70,42 +92,20 @@ def tool(function: Callable[..., Any]) -> Tool:
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The schema of a function as chat templates take it, in the form of OpenAI's tools."""
-    name, described = function.__name__, inspect.getdoc(function)
-    if not described:
-        raise TypeError(f"tool {name}: expected a docstring, which tells the model what it is for")
-    purpose, _, arguments = described.partition("\nArgs:\n")
-    texts = {each: text for names, text in _described(arguments) for each in names.split(", ")}
-    hints, properties, required = get_type_hints(function), {}, []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name in ("self", "video"):
-            continue
-        if hints.get(parameter.name) not in KINDS:
-            expected = ", ".join(kind.__name__ for kind in KINDS)
-            raise TypeError(f"tool {name}: expected a type for the argument {parameter.name}, one of {expected}")
-        properties[parameter.name] = {"type": KINDS[hints[parameter.name]]}
-        if parameter.name in texts:
-            properties[parameter.name]["description"] = texts[parameter.name]
-        if parameter.default is parameter.empty:
-            required.append(parameter.name)
-    parameters = {"type": "object", "properties": properties, "required": required}
-    return {
-        "type": "function",
-        "function": {"name": name, "description": " ".join(purpose.split()), "parameters": parameters},
-    }
+    """The schema of a function as chat templates take it. Its docstring may describe several arguments in one entry."""
 
-
-def _described(arguments: str) -> list[tuple[str, str]]:
-    """The names and texts of the section ``Args`` of a docstring."""
-    found: list[tuple[str, str]] = []
-    for line in arguments.splitlines():
-        if start := _ARGUMENT.match(line):
-            found.append((start[1], start[2]))
-        elif not line.strip() or not line.startswith(" "):
-            break
-        elif found:
-            found[-1] = (found[-1][0], f"{found[-1][1]} {line.strip()}")
-    return found
+    described: Any = lambda: None
+    hidden = ("self", "video", "return")
+    each = lambda found: "\n".join(f"{found[1]}{name}: {found[3]}" for name in found[2].split(", "))
+    described.__name__, described.__doc__ = function.__name__, _SEVERAL.sub(each, inspect.getdoc(function) or "")
+    described.__annotations__ = {name: kind for name, kind in get_type_hints(function).items() if name not in hidden}
+    whole = inspect.signature(function)
+    shown = [parameter for name, parameter in whole.parameters.items() if name not in hidden]
+    described.__signature__ = whole.replace(parameters=shown)
+    try:
+        return get_json_schema(described)
+    except (TypeHintParsingException, DocstringParsingException) as error:
+        raise TypeError(f"tool {function.__name__}: {error}") from None
 
 
 @tool

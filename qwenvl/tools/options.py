@@ -20,9 +20,8 @@ class ToolOptions(Options):
         "picture), file.py:name (a function marked with @tool), trl:file.py:Class (as TRL's environment_factory).",
         unset="no tools",
         needs=(
-            "rollout_engine == 'local': servers do not continue a completion behind a call",
+            "async_rollouts == 0: the policy's vision tower would be needed while it trains",
             "not temporal_contrast: its second group would look at frames in the right order",
-            "not from_rollouts: the looks of those completions are not replayed",
             "generation_repetition_penalty == 1: it would count what tools append",
         ),
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from PIL.Image import Image
 from torch import Tensor
@@ -19,24 +20,39 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.options import SampleOptions
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.tools.calls import WrittenCall, calls_in, checked
 from qwenvl.tools.functions import Tool, resolve_tools
 from qwenvl.tools.options import ToolOptions
 from qwenvl.tools.video import Still, ToolError, Video
 from qwenvl.types import PromptBatch, Record, Sample, ToolCall, VideoClip
 
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\s*(.*?)\s*</parameter>", re.DOTALL)
 
-class Given(NamedTuple):
-    """What a tool gave: the parts of its turn, with text written out, and the media in their order."""
+Part: TypeAlias = str | VideoClip | Tensor
+"""Of what a tool gives: text, frames, or a picture (3 x H x W, uint8)."""
 
-    parts: tuple[dict[str, Any], ...]
-    clips: tuple[VideoClip, ...] = ()
-    images: tuple[Tensor, ...] = ()
 
-    @property
-    def text(self) -> str:
-        """Its words."""
-        return " ".join(part["text"] for part in self.parts if part["type"] == "text")
+def calls_in(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """The names and arguments of the calls in a text, in order. A call that cannot be read has no name.
+
+    Qwen3-VL writes JSON, Qwen3.5 XML. Both are read from every model.
+
+    Example:
+        >>> calls_in('<tool_call>{"name": "look", "arguments": {"start": 1, "end": 2}}</tool_call>')
+        [('look', {'start': 1, 'end': 2})]
+    """
+    calls: list[tuple[str, dict[str, Any]]] = []
+    for body in _CALL.findall(text):
+        if written := _FUNCTION.search(body):
+            calls.append((written[1], dict(_PARAMETER.findall(written[2]))))
+            continue
+        try:
+            read = json.loads(body)
+            calls.append((str(read["name"]), dict(read.get("arguments") or {})))
+        except (ValueError, KeyError, TypeError):
+            calls.append(("", {}))
+    return calls
 
 
 @dataclass(frozen=True)
@@ -72,16 +88,23 @@ class Toolbox:
         dataset = GRPODataset([], SampleOptions.of(flags), training=False, ruler=collator.ruler)
         return cls(resolve_tools(flags.tools), ToolOptions.of(flags), collator, dataset)
 
-    def begin(self, records: Sequence[Record], encode: Callable[[PromptBatch], PromptInputs]) -> Conversations:
+    def begin(
+        self, records: Sequence[Record], encode: Callable[[PromptBatch], PromptInputs] | None = None
+    ) -> Conversations:
         """The conversations with the completions of N records, one each.
 
         Args:
-            encode: makes a batch the model's inputs.
+            encode: makes a batch the model's inputs, for ``Conversations.answer``.
         """
         return Conversations(self, encode, [Conversation(record) for record in records])
 
-    def run(self, tool: Tool, arguments: Mapping[str, Any], record: Record, environments: dict[type, Any]) -> Given:
+    def run(
+        self, tool: Tool, arguments: Mapping[str, Any], record: Record, environments: dict[type, Any]
+    ) -> list[Part]:
         """What a tool gives.
+
+        Args:
+            environments: see ``Conversation``.
 
         Raises:
             ToolError: it cannot answer.
@@ -91,55 +114,57 @@ class Toolbox:
                 raise ToolError("there is no video")
             if self.looks == "refused":
                 raise ToolError("the video cannot be looked at again")
-            arguments = {**arguments, "video": self.video(record)}
-        if (made := tool.environment) is not None and made not in environments:
-            environments[made] = made()
-            environments[made].reset(**record.fields)
-        own = () if made is None else (environments[made],)
+            video = Video(self.dataset, record, self.options, elsewhere=self.looks == "elsewhere")
+            arguments = {**arguments, "video": video}
+        if (kind := tool.environment) is not None and kind not in environments:
+            environments[kind] = kind()
+            environments[kind].reset(**record.fields)
+        own = () if kind is None else (environments[kind],)
         try:
-            return given_of(tool.function(*own, **arguments))
+            return parts_of(tool.function(*own, **arguments))
         except BadMediaError as error:  # the overview of this clip was read
             problem = str(error).removeprefix(record.videos[0]).lstrip(": ")  # no paths for the model
         raise ToolError(f"these frames cannot be read: {problem}")
 
-    def video(self, record: Record) -> Video:
-        """The first clip of a record, as tools see it."""
-        most, fps = self.options.look_frames, self.options.look_fps
-        return Video(self.dataset, record, most, fps, elsewhere=self.looks == "elsewhere")
-
-    def appended(self, record: Record, given: Sequence[Given]) -> ProcessedSample:
+    def appended(self, record: Record, answers: Sequence[Sequence[Part]]) -> ProcessedSample:
         """The tokens and patches of the answers to a turn's calls, up to the next turn of the model."""
-        clips = tuple(clip for each in given for clip in each.clips)
-        images = tuple(image for each in given for image in each.images)
+        clips = tuple(part for each in answers for part in each if isinstance(part, VideoClip))
+        images = tuple(part for each in answers for part in each if isinstance(part, Tensor))
         seen = replace(
             record,
             videos=tuple(clip.info.path for clip in clips),
             clip_meta=record.clip_meta[:1] * len(clips),
             images=(),
         )
-        arguments = self.collator.ruler.template_arguments
-        text = render_answer(self.collator.processor, [list(each.parts) for each in given], arguments)
+        written = [[_written(part) for part in each] for each in answers]
+        text = render_answer(self.collator.processor, written, self.collator.ruler.template_arguments)
         sample = Sample(seen, [], clips, images)
         return self.collator.process(sample if self.alter is None else self.alter(sample), text)
 
 
-def given_of(value: Any) -> Given:
-    """What a tool returned, as parts of a turn.
+def _written(part: Part) -> dict[str, str]:
+    """A part as chat templates take it."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": "video" if isinstance(part, VideoClip) else "image"}
+
+
+def parts_of(value: Any) -> list[Part]:
+    """What a tool returned, as parts of its turn.
 
     Raises:
         TypeError: it is no frames, picture, text or list of these.
     """
-    if isinstance(value, list | tuple) and value:
-        each = [given_of(item) for item in value]
-        return Given(*(tuple(item for own in column for item in own) for column in zip(*each, strict=True)))
+    if isinstance(value, list | tuple):
+        return [part for each in value for part in parts_of(each)]
     if isinstance(value, VideoClip):
-        return Given(({"type": "video"},), clips=(value,))
+        return [value]
     if isinstance(value, Still):
-        return Given(({"type": "image"},), images=(value.pixels,))
+        return [value.pixels]
     if isinstance(value, Image):
-        return Given(({"type": "image"},), images=(pil_to_tensor(value.convert("RGB")),))
+        return [pil_to_tensor(value.convert("RGB"))]
     if isinstance(value, str | int | float):
-        return Given(({"type": "text", "text": str(value)},))
+        return [str(value)]
     raise TypeError(f"a tool returned {type(value).__name__}; expected frames, a picture, text or a list of these")
 
 
@@ -164,13 +189,18 @@ class Conversation:
 class Conversations:
     """The conversations with N completions that are sampled together.
 
-    The same call on the same clip is executed once, and its frames are encoded once.
+    The same call on the same clip is executed once, and equal answers are made tokens and features once.
+
+    Attributes:
+        toolbox, encode: see ``Toolbox.begin``.
+        each: N.
+        known: what was made before.
     """
 
     toolbox: Toolbox
-    encode: Callable[[PromptBatch], PromptInputs]
+    encode: Callable[[PromptBatch], PromptInputs] | None
     each: list[Conversation]
-    known: dict[tuple[str, ...], Given | ToolError] = field(default_factory=dict)
+    known: dict[Any, Any] = field(default_factory=dict)
 
     def select(self, rows: Sequence[int]) -> Conversations:
         """Those with some of the completions."""
@@ -181,31 +211,25 @@ class Conversations:
         """That tools append to a completion."""
         return self.toolbox.options.look_tokens
 
-    def calls(self) -> list[list[tuple[ToolCall, ...]]]:
-        """Those of each turn of each completion so far."""
-        return [conversation.calls for conversation in self.each]
-
-    def answer(self, turns: Mapping[int, list[int]]) -> tuple[list[int], PromptInputs] | None:
-        """What is appended to the completions whose newest turn calls tools.
+    def answer(self, turns: Mapping[int, list[int]]) -> dict[int, PromptInputs]:
+        """What is appended to the completions whose newest turn calls tools. The others have ended.
 
         Args:
             turns: the sampled tokens of the newest turn of some completions, by their numbers.
 
         Returns:
-            Their numbers, and rows of tokens with media whose positions count from 0. None where all have ended.
+            By their numbers, rows of tokens with media, whose positions count from 0.
         """
-        answers: dict[int, ProcessedSample] = {}
-        for row, ids in turns.items():
-            if (answer := self._answer(self.each[row], ids)) is not None:
-                answers[row] = answer
-        if not answers:
-            return None
-        kinds = {self._same(answer): answer for answer in answers.values()}
-        places = {key: place for place, key in enumerate(kinds)}
-        inputs = self.encode(self.toolbox.collator.join([*kinds.values()]))
-        return list(answers), inputs.select([places[self._same(answer)] for answer in answers.values()])
+        answers = {row: answer for row, ids in turns.items() if (answer := self.processed(row, ids))}
+        if new := [*dict.fromkeys(answer for answer in answers.values() if answer not in self.known)]:
+            assert self.encode is not None
+            inputs = self.encode(self.toolbox.collator.join(new))
+            self.known |= {answer: inputs.select([n]) for n, answer in enumerate(new)}
+        return {row: self.known[answer] for row, answer in answers.items()}
 
-    def _answer(self, conversation: Conversation, ids: list[int]) -> ProcessedSample | None:
+    def processed(self, row: int, ids: list[int]) -> ProcessedSample | None:
+        """The answer to the newest turn of a completion. None where that has ended."""
+        conversation = self.each[row]
         tokenizer = self.toolbox.collator.processor.tokenizer
         if not ids or ids[-1] != tokenizer.convert_tokens_to_ids(TURN_END):
             return None  # cut, or ended for good
@@ -214,60 +238,54 @@ class Conversations:
             error = "the last turn has to answer"
             conversation.calls.append(tuple(ToolCall(*call, error=error) for call in calls))
             return None
-        made = [self._execute(call, conversation) for call in calls]
-        answer, left = self._appended(conversation, made), self.most_tokens - conversation.tokens
-        if len(answer.input_ids) > left:
-            error = f"this would take {len(answer.input_ids)} tokens, and {max(left, 0)} are left: answer now"
-            made = [(refused(ToolError(error)), replace(call, clips=(), pictures=0, error=error)) for _, call in made]
-            answer = self._appended(conversation, made)
+        made = [self._execute(name, arguments, conversation) for name, arguments in calls]
+        answer, left = self._appended(conversation.record, made), self.most_tokens - conversation.tokens
+        if (tokens := len(answer.input_ids)) > left:
+            error = f"this would take {tokens} tokens, and {max(left, 0)} are left: answer now"
+            made = [refused(replace(call, clips=(), pictures=0, text=""), error) for _, call in made]
+            answer = self._appended(conversation.record, made)
         conversation.tokens += len(answer.input_ids)
         conversation.calls.append(tuple(replace(call, tokens=len(answer.input_ids) // len(made)) for _, call in made))
         return answer
 
-    def _appended(self, conversation: Conversation, made: Sequence[tuple[Given, ToolCall]]) -> ProcessedSample:
-        return self.toolbox.appended(conversation.record, [given for given, _ in made])
-
-    def _execute(self, call: WrittenCall, conversation: Conversation) -> tuple[Given, ToolCall]:
-        """What a call gives, and its note. What goes wrong is said in words."""
-        started, error, arguments = time.perf_counter(), None, call.arguments
+    def _execute(self, name: str, arguments: dict[str, Any], conversation: Conversation) -> tuple[list[Part], ToolCall]:
+        """What a call gives, and its note. An error becomes a sentence for the model."""
+        started, call, tools = time.perf_counter(), ToolCall(name, arguments), self.toolbox.tools
         try:
-            tool, arguments = checked(call, self.toolbox.tools)
-            given = self._given(tool, arguments, conversation)
+            if name not in tools:
+                unknown = f"there is no tool {name[:40]!r}, only {', '.join(tools)}"
+                raise ToolError(unknown if name else "this call could not be read")
+            call = replace(call, arguments=tools[name].typed(arguments))
+            parts = self._parts(tools[name], call.arguments, conversation)
         except ToolError as problem:
-            given, error = refused(problem), str(problem)
-        note = ToolCall(
-            call.name,
-            arguments,
-            clips=tuple(clip.info for clip in given.clips),
-            pictures=len(given.images),
-            text="" if error else given.text,
-            error=error,
-            seconds=time.perf_counter() - started,
-        )
-        return given, note
+            return refused(replace(call, seconds=time.perf_counter() - started), str(problem))
+        clips = tuple(part.info for part in parts if isinstance(part, VideoClip))
+        texts = [part for part in parts if isinstance(part, str)]
+        pictures, seconds = len(parts) - len(clips) - len(texts), time.perf_counter() - started
+        return parts, replace(call, clips=clips, pictures=pictures, text=" ".join(texts), seconds=seconds)
 
-    def _given(self, tool: Tool, arguments: Mapping[str, Any], conversation: Conversation) -> Given:
-        """What a tool gives. What a plain one gives, or refuses, is kept for the same call on the same clip."""
+    def _parts(self, tool: Tool, arguments: Mapping[str, Any], conversation: Conversation) -> list[Part]:
         record = conversation.record
         if tool.environment is not None:
             return self.toolbox.run(tool, arguments, record, conversation.environments)
-        key = (*record.videos[:1], str(record.clip_meta[:1]), tool.name, json.dumps(arguments, sort_keys=True))
+        key = (_clip(record), tool.name, json.dumps(arguments, sort_keys=True))
         if key not in self.known:
-            try:
-                self.known[key] = self.toolbox.run(tool, arguments, record, {})
-            except ToolError as problem:
-                self.known[key] = problem
-        if isinstance(found := self.known[key], ToolError):
-            raise found
-        return found
+            self.known[key] = self.toolbox.run(tool, arguments, record, {})
+        return self.known[key]
 
-    @staticmethod
-    def _same(answer: ProcessedSample) -> tuple[Any, ...]:
-        """What two answers share if their tokens and patches are equal."""
-        clips = tuple((clip.info.path, clip.info.indices) for clip in answer.sample.videos)
-        return (*clips, *(image.data_ptr() for image in answer.sample.images), *answer.input_ids.tolist())
+    def _appended(self, record: Record, made: Sequence[tuple[list[Part], ToolCall]]) -> ProcessedSample:
+        answers = [parts for parts, _ in made]
+        key = (_clip(record), *(tuple(x if isinstance(x, str) else id(x) for x in parts) for parts in answers))
+        if key not in self.known:  # which keeps the objects, so that no others get their ids
+            self.known[key] = answers, self.toolbox.appended(record, answers)
+        return self.known[key][1]
 
 
-def refused(problem: ToolError) -> Given:
-    """The words in the place of an answer."""
-    return Given(({"type": "text", "text": f"Error: {problem}."},))
+def _clip(record: Record) -> str:
+    """The clip that tools see."""
+    return str((record.videos[:1], record.clip_meta[:1]))
+
+
+def refused(call: ToolCall, error: str) -> tuple[list[Part], ToolCall]:
+    """The words in the place of an answer, and the note of the call."""
+    return [f"Error: {error}."], replace(call, error=error)

@@ -11,6 +11,7 @@ from torch import Tensor
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.frames import FramePlan, Timeline, made_even, uniform_indices
 from qwenvl.data.media.resize import resize
+from qwenvl.tools.options import ToolOptions
 from qwenvl.types import ClipMeta, Record, VideoClip
 
 THOUSANDTHS = 1000
@@ -60,15 +61,13 @@ class Video:
     Attributes:
         dataset: opens and decodes clips as those of prompts.
         record: whose clip it is.
-        most: frames that a look shows at most.
-        fps: frames per second that a look shows. None: ``most`` frames, evenly over the span.
+        options: how many frames a look shows.
         elsewhere: show another span of the same length, for a control of an evaluation.
     """
 
     dataset: GRPODataset
     record: Record
-    most: int
-    fps: float | None = None
+    options: ToolOptions
     elsewhere: bool = False
 
     def frames(self, start: float, end: float) -> VideoClip:
@@ -81,7 +80,8 @@ class Video:
 
         def plan(timeline: Timeline) -> FramePlan:
             first, stop = self._span(timeline, start, end)
-            wanted = self.most if self.fps is None else min(max(round((end - start) * self.fps), 1), self.most)
+            most, fps = self.options.look_frames, self.options.look_fps
+            wanted = most if fps is None else min(max(round((end - start) * fps), 1), most)
             return FramePlan(tuple(made_even([first + index for index in uniform_indices(stop - first, wanted)])))
 
         return self.dataset.load_clip(self.record, 0, plan)

@@ -107,7 +107,7 @@ def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine
     """The servers that the flags name."""
     from qwenvl.rollout.vllm import vllm_engine
 
-    prompt = args.max_prompt_length
+    prompt, most = args.max_prompt_length, args.generation_max_length + (args.look_tokens if args.tools else 0)
     return vllm_engine(
         args,
         local,
@@ -115,5 +115,5 @@ def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine
         process=args.process_index,
         device=args.device,
         dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32,
-        max_tokens=None if prompt is None else prompt + args.generation_max_length,
+        max_tokens=None if prompt is None else prompt + most,
     )

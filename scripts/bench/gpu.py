@@ -43,7 +43,7 @@ from qwenvl.model.loading import apply_tuning, lora_config, unwrap
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.shared_sampling import sample_shared
+from qwenvl.rollout.shared_sampling import SharedSampler
 
 CASES = {"exact": ["500,4,64"], "phases": ["2000,8,256"], "decoding": ["2000,8,128"]}
 WAYS = {"eager": (False, False), "compiled": (True, False), "graph": (False, True), "both": (True, True)}
@@ -161,7 +161,7 @@ def exact(step: Step, options: argparse.Namespace) -> list[dict[str, Any]]:
     step.model.eval()
     bare, params = unwrap(step.model), SamplingParams(step.case.length)
     pads = [bare.config.image_token_id, bare.config.video_token_id]  # sampled, they would be taken for pictures
-    ids, drawn = sample_shared(bare, step.encoded, step.case.group, params, suppress=pads, end_ids=[], pad_id=0)
+    ids, drawn = SharedSampler(bare, step.encoded, step.case.group, params, suppress=pads, end_ids=[], pad_id=0).first()
     mask = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad():
         trained = shared_prefix.completion_logprobs(step.model, step.encoded, ids, mask, **LOGPROB_SETTINGS)

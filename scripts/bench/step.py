@@ -2,6 +2,7 @@
 
     python scripts/bench/step.py                      # about 40 minutes
     python scripts/bench/step.py --cases 1000,8,64    # prompt tokens, completions, completion tokens
+    python scripts/bench/step.py --looks 400          # continuing behind a look against computing all again
 
 Both paths run in turn in one process, so that a busy machine slows both. Medians of CPU seconds are compared. Peak
 memory is taken in a process of its own for each path and phase, over what the process held before (Linux). By the
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,12 +31,13 @@ from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import apply_tuning, unwrap
 from qwenvl.model.options import TuneOptions
-from qwenvl.model.positions import position_rule, prompt_positions
+from qwenvl.model.positions import first_positions, position_rule, prompt_positions
 from qwenvl.model.reference import Reference
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import accept_features, encode_vision
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.shared_sampling import sample_shared
+from qwenvl.rollout.shared_sampling import SharedSampler
+from qwenvl.rollout.turns import GrowingCompletion, behind_prompts
 
 LOGPROB_SETTINGS = {"temperature": 1.0, "logit_chunk_tokens": 512}
 FRAME = (10, 20)  # merged patches: 200 tokens per pair of frames
@@ -47,6 +50,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each path, in turn; medians are printed")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile_decoding", action="store_true", help="also sample by the compiled step")
+    parser.add_argument("--looks", type=int, help="cost of a look of so many tokens for each completion, alone")
     parser.add_argument("--memory_of", nargs=2, metavar=("PATH", "PHASE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -55,7 +59,7 @@ def main() -> None:
         return
     print(f"{options.threads} threads, float32; seconds are CPU (wall)")
     for text in options.cases:
-        report_case(Case.parse(text), options)
+        (report_looks if options.looks else report_case)(Case.parse(text), options)
 
 
 def report_case(case: Case, options: argparse.Namespace) -> None:
@@ -75,6 +79,17 @@ def report_case(case: Case, options: argparse.Namespace) -> None:
         cells += [f"{spent['plain'][0] / spent[way][0]:.1f} x" for way in ways[1:] if way in spent]
         cells.append(f"memory {memory['plain']:.0f} -> {memory['shared']:.0f} MiB, ")
         print(f"  {phase:7}{'  '.join(cells)}{memory['shared'] / memory['plain']:.2f} x")
+
+
+def report_looks(case: Case, options: argparse.Namespace) -> None:
+    """Prints what it costs to continue behind a look, and to compute prompts and completions again instead."""
+    step = Step.of(case, options.family)
+    shown = encode_vision(step.model, video_prompt(step.model, options.looks))
+    ways = {"turn": None, "continued": False, "again": True}
+    spent = in_turn({name: partial(step.look, shown, again) for name, again in ways.items()}, options.repeats)
+    turn, continued, again = (spent[name][0] for name in ways)
+    print(f"\n{case}: looks of {shown.input_ids.shape[1]} tokens behind {step.prompt_tokens} prompt tokens")
+    print(f"  continued {continued - turn:.2f}  again {again - turn:.2f}  {(again - turn) / (continued - turn):.1f} x")
 
 
 def in_turn(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, tuple[float, float]]:
@@ -198,7 +213,7 @@ class Step:
     def sample(self, length: int, compiled: bool = False, cuda_graph: bool | None = None) -> None:
         """The shared sampling, ``length`` tokens for each completion. On a GPU it is a CUDA graph by default."""
         cuda_graph = self.completion_ids.is_cuda if cuda_graph is None else cuda_graph
-        sample_shared(
+        SharedSampler(
             unwrap(self.model),
             self.encoded,
             self.case.group,
@@ -208,7 +223,34 @@ class Step:
             pad_id=0,
             compiled=compiled,
             cuda_graph=cuda_graph,
-        )
+        ).first()
+
+    @torch.no_grad()
+    def look(self, shown: PromptInputs, again: bool | None) -> None:
+        """A turn of each completion, a look, and the first token behind it.
+
+        Args:
+            shown: by each look.
+            again: compute all tokens before the look again, the prompt for each completion. None: no look.
+        """
+        model, size = unwrap(self.model), self.case.group
+        pads = [model.config.image_token_id, model.config.video_token_id]  # sampled, they would be taken for pictures
+        settings = {"suppress": pads, "end_ids": [], "pad_id": 0}
+        end = lambda ids: torch.full(ids.shape[:1], ids.shape[1] == self.case.length)
+        params = SamplingParams(self.case.length)
+        turn = SharedSampler(model, self.encoded, size, params, stopping=end, resumable=True, **settings)
+        ids, _ = turn.first()
+        if again is None:
+            return
+        completions = [GrowingCompletion(start) for start in first_positions(self.encoded.position_ids, size).tolist()]
+        for completion, row in zip(completions, ids, strict=True):
+            completion.add(PromptInputs.of_text(row[None]))
+            completion.add(shown)
+        if again:
+            whole = behind_prompts(self.encoded, size, range(size), completions)
+            SharedSampler(model, whole, 1, SamplingParams(1), **settings).first()
+        else:
+            turn.resume(range(size), PromptInputs.join([each.unseen for each in completions]), 1)
 
     def _train(self, completion_logprobs, prompts: PromptInputs) -> None:
         self.update(completion_logprobs, prompts, self.reference_logprobs(completion_logprobs, prompts))

@@ -2,6 +2,7 @@
 
 import gc
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from qwenvl.plan.memory import (
 )
 from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Shapes, Text, Vision
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.shared_sampling import sample_shared
+from qwenvl.rollout.shared_sampling import SharedSampler
 
 TEXT = Text(
     layers=("full_attention",) * 2,
@@ -225,10 +226,8 @@ def test_a_prefill_holds_what_is_counted(family):
     model = model_of(family).eval()
     params = SamplingParams(max_new_tokens=1)
     sizes = [prompt(model, units) for units in UNITS]
-    most = [
-        held(lambda prompts=prompts: sample_shared(model, prompts, GROUP, params, suppress=[], end_ids=[], pad_id=0))[0]
-        for prompts in sizes
-    ]
+    sampled = lambda prompts: SharedSampler(model, prompts, GROUP, params, suppress=[], end_ids=[], pad_id=0).first()
+    most = [held(partial(sampled, prompts))[0] for prompts in sizes]
     planned = [counted(model, prompts, "prefill", "activations", "cache") for prompts in sizes]
     assert planned[1] - planned[0] == pytest.approx(most[1] - most[0], rel=0.2)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
+from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.servers import Server, Servers
@@ -16,6 +19,23 @@ WAYS = {
     "sampled": SamplingParams(8, temperature=0.8, top_p=0.95),
     "all settings": SamplingParams(8, 1.2, 40, 0.9, 0.01, 1.1, ("a", "e")),
 }
+
+
+class Scripted:
+    """Appends the same things to the same completions, whatever they say, unless a turn has fewer tokens."""
+
+    most_tokens = 100
+
+    def __init__(self, looks: list[list[PromptInputs]], least: int = 2):
+        self.looks, self.least = [[*own] for own in looks], least
+        self.each = [SimpleNamespace(calls=[]) for _ in looks]
+
+    def select(self, rows):
+        return Scripted([self.looks[row] for row in rows], self.least)
+
+    def answer(self, turns):
+        rows = [row for row, ids in turns.items() if len(ids) >= self.least and self.looks[row]]
+        return {row: self.looks[row].pop(0) for row in rows}
 
 
 def engine_of(model, processor, fakes, *, patience: float = 0.3) -> VllmEngine:

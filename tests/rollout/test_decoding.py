@@ -12,13 +12,13 @@ from torch._inductor.utils import fresh_cache
 from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.rollout import shared_sampling
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.shared_sampling import require_compiler, sample_shared
+from qwenvl.rollout.shared_sampling import SharedSampler, require_compiler
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
 
 def draw(model, prompts, group_size, end_ids, compiled):
-    return sample_shared(
+    return SharedSampler(
         model,
         prompts,
         group_size,
@@ -27,7 +27,7 @@ def draw(model, prompts, group_size, end_ids, compiled):
         end_ids=end_ids,
         pad_id=0,
         compiled=compiled,
-    )
+    ).first()
 
 
 @needs_compiler

@@ -13,7 +13,7 @@ from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
 from qwenvl.model.vision_tower import encode_vision
 from qwenvl.rollout import shared_sampling
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.shared_sampling import sample_shared
+from qwenvl.rollout.shared_sampling import SharedSampler
 
 WORDS = ["tvi", "t", "vit", "v"]
 GROUP, NEW = 3, 8
@@ -36,7 +36,7 @@ def plain(model, prompts, **settings):
 def shared(model, prompts, temperature=0.0, *, suppress=(), end_ids=(), how=None, **settings):
     params = SamplingParams(NEW, temperature, **settings)
     own = {"suppress": list(suppress), "end_ids": list(end_ids), "pad_id": 0}
-    return sample_shared(model, prompts, GROUP, params, **own, **how or {})
+    return SharedSampler(model, prompts, GROUP, params, **own, **how or {}).first()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -47,7 +47,6 @@ def test_greedy_tokens_are_those_of_generate(family, random_prompts):
     assert len(expected.unique()) > NEW, "a model that repeats itself shows little"
     assert torch.equal(shared(model, prompts)[0], expected)
     assert torch.equal(shared(model, encode_vision(model, prompts))[0], expected)
-    assert torch.equal(shared(model, prompts, how={"token_budget": 100})[0], expected)
 
 
 @pytest.mark.parametrize("how", [{}, {"cuda_graph": True}, {"compiled": True}], ids=str)
@@ -124,7 +123,7 @@ def test_a_token_that_ends_nothing_waits_once(random_prompts):
     counts = []
     for tokens in (3, 8):
         with Waits() as waits:
-            sample_shared(model, prompts, GROUP, SamplingParams(tokens), **settings)
+            SharedSampler(model, prompts, GROUP, SamplingParams(tokens), **settings).first()
         counts.append(waits.count)
     assert counts[1] - counts[0] == 8 - 3
 
@@ -138,7 +137,7 @@ def test_no_layer_waits_in_the_prefill_or_the_vision_tower(random_prompts):
         with Waits() as waits:
             encoded = encode_vision(model, prompts)
         with Waits() as of_draw:
-            sample_shared(model, encoded, GROUP, SamplingParams(2), suppress=[3], end_ids=[], pad_id=0)
+            SharedSampler(model, encoded, GROUP, SamplingParams(2), suppress=[3], end_ids=[], pad_id=0).first()
         counts.append((waits.count, of_draw.count))
     assert counts[0] == counts[1]
 
@@ -175,9 +174,9 @@ def test_a_cuda_graph_draws_the_tokens_of_the_eager_step(family, autocast, rando
     def drawn(cuda_graph, end_ids):
         torch.manual_seed(0)
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-            return sample_shared(
+            return SharedSampler(
                 model, prompts, 4, SamplingParams(12), suppress=[], end_ids=end_ids, pad_id=0, cuda_graph=cuda_graph
-            )
+            ).first()
 
     free = drawn(False, [])[0]
     for end_ids in ([], free[::2, 4].unique().tolist()):  # these make completions leave: smaller graphs

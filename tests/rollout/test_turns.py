@@ -1,39 +1,20 @@
 """Completions of several turns: what is sampled behind appended frames equals full forwards of each row."""
 
+from itertools import count
+
 import pytest
 import torch
 
 from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.model import logprobs
-from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
+from qwenvl.rollout.vllm import VllmEngine
 from qwenvl.types import SamplingParams
+from tests.rollout.served import Scripted, as_prompts, engine_of
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5"]
-
-
-class Scripted:
-    """Appends the same things to the same completions, whatever they say, unless a turn has a single token."""
-
-    most_tokens = 100
-
-    def __init__(self, looks: dict[int, list[PromptInputs]]):
-        self.looks, self.turns = looks, dict.fromkeys(looks, 0)
-
-    def select(self, rows):
-        return Scripted({place: self.looks.get(row, []) for place, row in enumerate(rows)})
-
-    def calls(self):
-        return [[] for _ in self.looks]
-
-    def answer(self, turns):
-        rows = [row for row, ids in turns.items() if len(ids) > 1 and self.turns[row] < len(self.looks[row])]
-        pieces = [self.looks[row][self.turns[row]] for row in rows]
-        for row in rows:
-            self.turns[row] += 1
-        return (rows, PromptInputs.join(pieces)) if rows else None
 
 
 class ShortTurns:
@@ -46,34 +27,38 @@ class ShortTurns:
         return torch.arange(1, ids.shape[1] + 1) >= 2 + ids[:, :1] % 3
 
 
-def looks_of(model, random_prompts, script: dict[int, list[str]]) -> Scripted:
-    """A script from words for what is appended, such as ``{0: ["tvt", "t"]}``."""
-    seeds = iter(range(100, 200))
-    pieces = {row: [random_prompts(model, [word], seed=next(seeds)) for word in words] for row, words in script.items()}
-    return Scripted(pieces)
-
-
-SCRIPT = {0: ["tvt", "t"], 1: [], 2: ["tvtvt"], 3: ["titvt", "t", "tvt"], 4: ["t"], 5: ["tvt"]}
+SCRIPT = [["tvt", "t"], [], ["tvtvt"], ["titvt", "t", "tvt"], ["t"], ["tvt"]]
 
 
 @pytest.fixture
-def sample(random_prompts):
+def sample(random_prompts, fake):
     """Samples with an engine in which turns are short."""
 
-    def run(family, engine_class, *, temperature=0.0, budget=None, most=30):
-        model = make_model(family, make_processor(family), initializer_range=0.1)
+    def run(family, kind, *, temperature=0.0, budget=None, most=30):
+        model, processor = make_model(family, make_processor(family), initializer_range=0.1), make_processor(family)
         prompts = random_prompts(model, ["tvt", "titv"])
-        engine = engine_class(make_processor(family).tokenizer, model, token_budget=budget)
-        engine._stops = {("any",): ShortTurns()}
         params = SamplingParams(max_new_tokens=most, temperature=temperature, stop_strings=("any",))
-        script = looks_of(model, random_prompts, SCRIPT)
-        return model, prompts, engine.draw(model, prompts, 3, params, seed=4, conversations=script)
+        seeds = count(100)
+        script = Scripted([[random_prompts(model, [word], seed=next(seeds)) for word in words] for words in SCRIPT])
+        if kind is not VllmEngine:
+            engine = kind(processor.tokenizer, model, token_budget=budget)
+            engine._stops = {("any",): ShortTurns()}
+            return model, prompts, engine.draw(model, prompts, 3, params, seed=4, conversations=script)
+        server = fake(family, initializer_range=0.1)
+        server._engine.local._stops = {("any",): ShortTurns()}
+        engine = engine_of(model, processor, [server])
+        engine.sync(model, 0)
+        (rollout,) = engine.sample(model, [as_prompts(prompts)], 3, params, 4, script)
+        return model, prompts, rollout
 
     return run
 
 
+ENGINES = [LocalEngine, SharedPrefixEngine, VllmEngine]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("engine", [LocalEngine, SharedPrefixEngine])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_greedy_tokens_equal_those_of_full_forwards(sample, family, engine):
     model, prompts, rollout = sample(family, engine)
     turns = (rollout.completion_mask[:, 1:] & ~rollout.completion_mask[:, :-1]).sum(1)
@@ -103,9 +88,9 @@ def vars_of(model, row):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("budget", [None, 1])
-def test_log_probs_of_sampling_are_those_of_training(sample, family, budget):
-    model, prompts, rollout = sample(family, SharedPrefixEngine, temperature=0.8, budget=budget)
+@pytest.mark.parametrize("engine, budget", [(SharedPrefixEngine, None), (SharedPrefixEngine, 1), (VllmEngine, None)])
+def test_log_probs_of_sampling_are_those_of_training(sample, family, engine, budget):
+    model, prompts, rollout = sample(family, engine, temperature=0.8, budget=budget)
     for path in (logprobs, shared_prefix):
         got = path.completion_logprobs(
             model,
@@ -119,7 +104,7 @@ def test_log_probs_of_sampling_are_those_of_training(sample, family, budget):
         torch.testing.assert_close(got.float(), rollout.logprobs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("engine", [LocalEngine, SharedPrefixEngine])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_sampled_tokens_of_all_turns_count_for_the_length(sample, engine):
     _, _, rollout = sample("qwen3_vl", engine, most=5)
     lengths = rollout.completion_mask.sum(1).tolist()

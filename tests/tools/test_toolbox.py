@@ -11,12 +11,12 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.data.options import SampleOptions
 from qwenvl.demo.tiny import make_processor
 from qwenvl.evaluate.questions import toolbox_under
-from qwenvl.model.inputs import InputBuilder, PixelScale
+from qwenvl.model.inputs import InputBuilder, PixelScale, PromptInputs
 from qwenvl.model.positions import PositionRule
-from qwenvl.tools.calls import WrittenCall, calls_in
 from qwenvl.tools.functions import resolve_tools, schemas_of
 from qwenvl.tools.options import ToolOptions
-from qwenvl.tools.toolbox import Toolbox
+from qwenvl.tools.toolbox import Toolbox, calls_in
+from qwenvl.tools.video import Video
 
 END = "<|im_end|>"
 JSON_CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
@@ -71,13 +71,9 @@ def world(tmp_path, make_clip, write_rows, make_row, monkeypatch):
         def answer(*texts):
             tokenizer = collator.processor.tokenizer
             turns = {n: tokenizer(text)["input_ids"] for n, text in enumerate(texts)}
-            answered = conversations.answer(turns)
-            if answered is None:
-                return {}
-            rows, inputs = answered
-            masks = inputs.attention_mask.bool()
-            texts = [tokenizer.decode(ids[mask]) for ids, mask in zip(inputs.input_ids, masks, strict=True)]
-            return dict(zip(rows, texts, strict=True)) | {"inputs": inputs}
+            rows = conversations.answer(turns)
+            texts = {row: tokenizer.decode(inputs.input_ids[0]) for row, inputs in rows.items()}
+            return texts | ({"inputs": PromptInputs.join([*rows.values()])} if rows else {})
 
         return SimpleNamespace(toolbox=toolbox, record=record, answer=answer, conversations=conversations)
 
@@ -96,7 +92,7 @@ def test_a_look_shows_the_frames_of_a_span_at_their_times(world, family):
     made = world(family, look_frames=4)
     got = made.answer(f"Let me see. {look(2.0, 3.0)}", "<answer>1</answer>" + END, look(2, 3.0))
     assert got.keys() == {0, 2, "inputs"} and got[0] == got[2]
-    [[first]], [()], [[third]] = made.conversations.calls()
+    [[first]], [()], [[third]] = (each.calls for each in made.conversations.each)
     assert first.name == "look" and first.error is None and first.clips[0].times == (2.0, 2.375, 2.625, 3.0)
     assert third.tokens == first.tokens == int(got["inputs"].attention_mask[0].sum())
     assert got[0].startswith("\n<|im_start|>user\n<tool_response>\n2.0 to 3.0 seconds:")
@@ -110,7 +106,7 @@ def test_a_zoom_shows_a_part_of_a_picture_enlarged(world):
     made = world()
     got = made.answer(JSON_CALL.format("zoom", '{"time": 1, "x1": 0, "y1": 0, "x2": 500, "y2": 500}') + END)
     assert got["inputs"].images_per_prompt == [1]
-    picture = made.toolbox.video(made.record).frame(1.0)
+    picture = Video(made.toolbox.dataset, made.record, made.toolbox.options).frame(1.0)
     part = picture.crop(0, 0, 500, 500)
     assert part.pixels.shape == picture.pixels.shape
     height, width = picture.pixels.shape[1:]
@@ -141,14 +137,14 @@ def test_what_cannot_be_answered_is_said_in_a_sentence(world, call, error):
     made = world()
     got = made.answer(call + END)
     assert f"<tool_response>\nError: {error}." in got[0] and got["inputs"].vision() == {}
-    [[call]] = made.conversations.calls()[0]
+    [[call]] = made.conversations.each[0].calls
     assert call.error == error and not call.clips and call.tokens > 0
 
 
 def test_calls_are_read_in_both_forms_and_in_order():
     xml = XML_CALL.format("look", "<parameter=start>\n1.5\n</parameter>\n<parameter=end>\n2\n</parameter>\n")
     text = f"First {xml} then {JSON_CALL.format('zoom', '{}')}"
-    assert calls_in(text) == [WrittenCall("look", {"start": "1.5", "end": "2"}), WrittenCall("zoom", {})]
+    assert calls_in(text) == [("look", {"start": "1.5", "end": "2"}), ("zoom", {})]
 
 
 def test_two_calls_of_a_turn_are_answered_in_order(world):
@@ -161,8 +157,8 @@ def test_the_last_turn_has_to_answer_and_a_cut_turn_is_not_answered(world):
     made = world(max_turns=2)
     assert 0 in made.answer(look(1, 2), look(1, 2).removesuffix(END))
     assert made.answer(look(2, 3)) == {}
-    assert made.conversations.calls()[0][1][0].error == "the last turn has to answer"
-    assert made.conversations.calls()[1] == []
+    assert made.conversations.each[0].calls[1][0].error == "the last turn has to answer"
+    assert made.conversations.each[1].calls == []
 
 
 def test_a_look_is_given_whole_or_refused(world):
@@ -174,13 +170,14 @@ def test_a_look_is_given_whole_or_refused(world):
     assert refused["inputs"].vision() == {}
 
 
-def test_the_same_look_is_decoded_once(world, monkeypatch):
+def test_the_same_look_is_decoded_and_encoded_once(world, monkeypatch):
     made = world()
-    opened = []
-    of = type(made.toolbox.dataset).open
+    opened, encoded = [], []
+    of, encode = type(made.toolbox.dataset).open, made.conversations.encode
     monkeypatch.setattr(type(made.toolbox.dataset), "open", lambda *args: opened.append(args) or of(*args))
-    made.answer(look(1, 2), look(1, 2), look(1.0, 2.0))
-    assert len(opened) == 1
+    made.conversations.encode = lambda batch: encoded.append(len(batch)) or encode(batch)
+    first = made.answer(look(1, 2), look(1, 2), look(1.0, 2.0))
+    assert made.answer(look(1, 2))[0] == first[1] and len(opened) == 1 and encoded == [1]
 
 
 def test_own_tools_and_environments(world):
@@ -215,7 +212,7 @@ def test_schemas_come_from_annotations_and_docstrings():
     }
     untyped = lambda x: x
     untyped.__doc__ = "Text."
-    with pytest.raises(TypeError, match="expected a type for the argument x, one of int, float, str, bool"):
+    with pytest.raises(TypeError, match="tool <lambda>: Argument x is missing a type hint"):
         resolve_tools([untyped])
 
 
@@ -248,9 +245,9 @@ def test_controls_change_what_looks_show(world):
     under = lambda control: replace(made.conversations, toolbox=toolbox_under(control, made.toolbox, 0), known={})
     turn = {0: made.toolbox.collator.processor.tokenizer(look(1, 2))["input_ids"]}
     as_asked, grey, elsewhere, refused = (
-        under(control).answer(turn)[1] for control in ("none", "blank", "other_span", "no_look")
+        under(control).answer(turn)[0] for control in ("none", "blank", "other_span", "no_look")
     )
-    calls = [each[0] for each in made.conversations.calls()[0]]
+    calls = [each[0] for each in made.conversations.each[0].calls]
     assert [call.clips[0].times[0] for call in calls[:3]] == [1.0, 1.0, 4.0]
     assert calls[3].error == "the video cannot be looked at again" and refused.vision() == {}
     assert grey.input_ids.tolist() == as_asked.input_ids.tolist() and grey.pixel_values_videos.unique().numel() == 1

@@ -57,7 +57,7 @@ def turns(prompt: str, answer: str) -> list[dict[str, str]]:
 def logged(trainer, times: bool = True) -> list[dict]:
     """The rows of training of a trainer's log, with what a clock says or without."""
     rows = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
-    clocks = () if times else ("time/", "memory/", "async/wait_s")
+    clocks = () if times else ("time/", "memory/", "async/wait_s", "look/seconds")
     return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in rows]
 
 
@@ -79,8 +79,8 @@ def caught_draws(trainer) -> list[tuple]:
     engine, calls = trainer.paths.engine, []
     draw = engine.draw
 
-    def drawn(model, prompts, size, params, seed):
-        calls.append((len(prompts), size, params, draw(model, prompts, size, params, seed)))
+    def drawn(model, prompts, size, params, seed, conversations=None):
+        calls.append((len(prompts), size, params, draw(model, prompts, size, params, seed, conversations)))
         return calls[-1][-1]
 
     engine.draw = drawn

@@ -56,7 +56,7 @@ class EngineByPrompt(LocalEngine):
             first.completion_ids[1::group_size, : len(call)] = torch.tensor(call)
             first.completion_mask[1::group_size] = torch.arange(params.max_new_tokens) < len(call)
             first.finish_reasons = ["stop" if n % group_size < 2 else "length" for n in range(len(first.texts))]
-            again = lambda completions, rows, appended, most: replace(
+            again = lambda rows, completions, most: replace(
                 first,
                 completion_ids=first.completion_ids[[row // group_size * group_size for row in rows], :2],
                 completion_mask=first.completion_mask[[row // group_size * group_size for row in rows], :2],
@@ -80,7 +80,7 @@ class EngineByPrompt(LocalEngine):
 class EngineByPromptWithLogprobs(EngineByPrompt):
     """Its tokens, with the log-probs that the model gives them."""
 
-    def draw(self, model, prompts, group_size, params, seed):
+    def draw(self, model, prompts, group_size, params, seed, conversations=None):
         rollout = super().draw(model, prompts, group_size, params, seed)
         ids, mask = rollout.completion_ids, rollout.completion_mask
         with torch.no_grad():
@@ -99,7 +99,7 @@ class EngineThatStopsApart(SharedPrefixEngine):
         if process == 0:  # nothing ends a completion before the limit
             self.vision_ids = [*self.vision_ids, *self.end_ids]
 
-    def draw(self, model, prompts, group_size, params, seed):
+    def draw(self, model, prompts, group_size, params, seed, conversations=None):
         changed = {"stop_strings": ()} if self.process == 0 else {"max_new_tokens": params.max_new_tokens // 4}
         return super().draw(model, prompts, group_size, replace(params, **changed), seed)
 

@@ -1,12 +1,13 @@
 """Training with tools: sampled tokens are trained, in several groupings and by both paths; looks are written down."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from qwenvl.demo.tiny import make_processor
-from qwenvl.rollout.turns import laid_out
+from qwenvl.rollout import local, shared_sampling
 from qwenvl.runlog import read_rollouts
 from tests.train.conftest import caught_gradients, logged
 
@@ -14,46 +15,26 @@ CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</to
 
 
 @pytest.fixture
-def calls_first(monkeypatch, tiny_checkpoint):
-    """Every other completion calls ``look`` in its first turn: what is sampled is forced, its log-probs are not."""
-    import qwenvl.rollout.local
-    import qwenvl.rollout.shared_sampling
-
+def calls_first(monkeypatch):
+    """Every other completion begins with a call of ``look``: what is sampled is forced, its log-probs are not."""
     tokens = make_processor("qwen2_5_vl").tokenizer(CALL)["input_ids"]
+    for module in (shared_sampling, local):
 
-    class Forced:
-        """Sees the tokens of a turn, rows x t."""
+        def processors(*args, made=module.logits_processors):
+            chosen, starts = made(*args), []
 
-        def __init__(self):
-            self.turns = 0
-            self.start = None
+            def forced(ids, scores):
+                starts.append(ids.shape[1])
+                if (t := ids.shape[1] - starts[0]) >= len(tokens):
+                    return scores
+                follows = torch.arange(len(ids)) % 2 == 0 if t == 0 else ids[:, starts[0]] == tokens[0]
+                only = torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor(tokens[t]), 0.0)
+                return torch.where(follows[:, None], only, scores.index_fill(1, torch.tensor(tokens[:1]), -torch.inf))
 
-        def __call__(self, ids, scores):
-            if self.start is None or ids.shape[1] == self.start:
-                self.start, self.turns = ids.shape[1], self.turns + 1
-            t = ids.shape[1] - self.start
-            if self.turns > 1 or t >= len(tokens):
-                return scores
-            follows = torch.arange(len(ids)) % 2 == 0 if t == 0 else (ids[:, self.start] == tokens[0])
-            only = torch.full_like(scores, -torch.inf)
-            only[:, tokens[t]] = 0.0
-            return torch.where(follows[:, None], only, scores.index_fill(1, torch.tensor(tokens[:1]), -torch.inf))
-
-    for module in (qwenvl.rollout.shared_sampling, qwenvl.rollout.local):
-        made = module.logits_processors
-
-        def processors(*args, made=made):
-            chosen = made(*args)
-            chosen.insert(0, forced[0])
+            chosen.insert(0, forced)
             return chosen
 
         monkeypatch.setattr(module, "logits_processors", processors)
-    forced = [Forced()]
-
-    def again():
-        forced[0] = Forced()
-
-    return again
 
 
 LOOKS = {"tools": ["look"], "look_frames": 4, "generation_max_length": 120, "max_turns": 2, "check_parity": "every"}
@@ -68,8 +49,15 @@ def test_a_run_with_looks(make_trainer, calls_first, sop_data, tmp_path, sharing
         each |= {"evidence": [[1.0, 2.0]]} if "video" in each else {"evidence": "a field of another kind"}
     (tmp_path / "data.json").write_text(json.dumps(records))
     data = {"dataset_use": str(tmp_path / "data.json"), "allow_outside_media": True}
-    trainer = make_trainer(**LOOKS, **data, shared_prefix=sharing)
+    seen = []
+
+    def looks(completions, turns, **columns):
+        seen.extend(turns)
+        return [float(sum(len(turn.calls) for turn in each)) for each in turns]
+
+    trainer = make_trainer(**LOOKS, **data, shared_prefix=sharing, functions=(looks,))
     trainer.train()
+    assert len(seen) == 6 and json.loads(json.dumps(seen[0][0].calls[0].arguments)) == {"start": 0.5, "end": 1.5}
     rows = list(read_rollouts(trainer.args.output_dir))
     asked = [row for row in rows if any(turn.calls for turn in row.turns)]
     assert len(asked) == 3 and len(rows) == 6
@@ -88,15 +76,14 @@ def test_a_run_with_looks(make_trainer, calls_first, sop_data, tmp_path, sharing
     [logs] = logged(trainer)
     ious = [(row in asked) / 3 for row in rows if row.clips]  # 0.5 to 1.5 s and 1 to 2 s
     assert logs.get("look/evidence_iou") == (pytest.approx(sum(ious) / len(ious)) if ious else None)
-    assert logs["look/calls"] == 0.5 and logs["look/looked_frac"] <= 0.5 and logs["look/tokens"] > 0
-    assert logs["parity/max"] < 1e-4
+    assert logs["look/calls"] == logs["reward/looks"] == 0.5 and logs["parity/max"] < 1e-4
+    assert logs["look/looked_frac"] <= 0.5 and logs["look/tokens"] > 0
 
 
 def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, calls_first, tmp_path):
     """Of rollouts that are given, since draws depend on what is sampled together."""
     steps = []
     for batch, accumulation in ((4, 1), (2, 2), (1, 4)):
-        calls_first()
         grouping = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
         trainer = make_trainer(**LOOKS | grouping, output_dir=str(tmp_path / f"{batch}"), grpo_beta=0.1)
         steps.append(caught_gradients(trainer))
@@ -106,23 +93,25 @@ def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, cal
         torch.testing.assert_close(other, whole, rtol=1e-4, atol=1e-7)
 
 
-def test_rewards_read_the_turns(make_trainer, calls_first):
-    seen = []
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_a_killed_and_resumed_run_is_the_same_run(whole_and_resumed, calls_first, iterations):
+    settings = {**LOOKS, "max_steps": 4, "num_iterations": iterations, "save_strategy": "steps", "save_steps": 2}
+    whole, resumed = whole_and_resumed(killed=3, resumed_from=2, **settings)
+    assert logged(whole, times=False) == logged(resumed, times=False) and len(logged(whole)) == 4
+    rows = [[without_seconds(row) for row in read_rollouts(each.args.output_dir)] for each in (whole, resumed)]
+    assert rows[0] == rows[1] and any(call.clips for row in rows[0] for turn in row.turns for call in turn.calls)
 
-    def looks(completions, turns, **columns):
-        seen.extend(turns)
-        return [float(sum(len(turn.calls) for turn in each)) for each in turns]
 
-    trainer = make_trainer(**LOOKS, functions=(looks,))
-    trainer.train()
-    assert len(seen) == 6 and logged(trainer)[0]["reward/looks"] == 0.5
-    assert json.loads(json.dumps(seen[0][0].calls[0].arguments)) == {"start": 0.5, "end": 1.5}
+def without_seconds(row):
+    """A row of the rollouts without what a clock says."""
+    turns = (replace(turn, calls=tuple(replace(call, seconds=0.0) for call in turn.calls)) for turn in row.turns)
+    return replace(row, turns=tuple(turns))
 
 
 def test_a_warm_up_teaches_the_form_of_a_look(tiny_checkpoint, sop_data, tmp_path):
     """Targets look at the evidence; their loss is that of what is said alone, in one forward of a row by hand."""
     from qwenvl.config.grpo_config import WarmupConfig
-    from qwenvl.train.warmup.trainer import WarmupTrainer
+    from qwenvl.train.warmup.trainer import WarmupTrainer, laid_out
 
     rows = json.loads(sop_data.read_text())[:2]
     rows[0] |= {"evidence": [[0.5, 1.5]], "video": str(sop_data.parent / rows[0]["video"])}

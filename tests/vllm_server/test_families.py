@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from string import ascii_letters
+from urllib.parse import urlsplit
+
 import pytest
 import torch
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import SamplingParams
+from qwenvl.rollout.servers import Server, Servers
+from qwenvl.rollout.vllm import VllmEngine
 from qwenvl.vllm_server.wire import WeightsRequest
+from tests.rollout.served import Scripted, as_prompts
 from tests.vllm_server.policy import WIDE, Policy, local_and_server
+from tests.vllm_server.serving import Client
 
 pytestmark = pytest.mark.vllm
 
@@ -31,6 +38,7 @@ def test_a_family_samples_as_the_local_engine_does_before_and_after_a_sync(famil
     assert "lm_head.weight" in weights
     client.weights(WeightsRequest(1, 0, True, tensors=weights))
     local_and_server(policy, client, together, GREEDY, version=1)
+    assert_looks(policy, client, together)
     likely = policy.change()
     with torch.no_grad():  # a banned token far above all others, where it is above them
         policy.model.lm_head.weight[policy.local.vision_ids[0]] *= 1000
@@ -42,6 +50,22 @@ def test_a_family_samples_as_the_local_engine_does_before_and_after_a_sync(famil
         row[kept].tolist() for row, kept in zip(local.completion_ids, local.completion_mask, strict=True)
     ]
     assert float(local.logprobs.min()) < -200  # so sure it was of the banned one
+
+
+def assert_looks(policy: Policy, client: Client, prompts: PromptInputs) -> None:
+    """Greedy completions with looks are those of the local engine. A letter ends a turn."""
+    params = SamplingParams(40, temperature=0.0, stop_strings=tuple(ascii_letters))
+    looks = [policy.prompt(3, (1, 4, 4, 0.5)), policy.prompt((4, 6)), policy.prompt(4), policy.prompt((2, 4, 6, 0.3))]
+    script = Scripted([looks[:3], [], looks[3:]], least=1)
+    engine = VllmEngine(policy.local, Servers([Server(urlsplit(client.url).netloc)], patience=10.0))
+    engine.sync(policy.model, 0)
+    (rollout,) = engine.sample(policy.model, [as_prompts(prompts)], 1, params, 0, script.select(range(3)))
+    local = policy.local.draw(policy.model, prompts, 1, params, 0, script)
+    assert rollout.completion_ids.equal(local.completion_ids) and rollout.finish_reasons == local.finish_reasons
+    assert rollout.whole.position_ids.equal(local.whole.position_ids) and rollout.boots
+    mask = local.completion_mask
+    assert (mask[:, 1:] & ~mask[:, :-1]).sum() == 4, "each look is followed by a turn"
+    assert mask.equal(rollout.completion_mask) and (local.logprobs - rollout.logprobs)[mask].abs().max() < 1e-4
 
 
 def test_another_model_is_refused_at_the_start(tiny_checkpoint, start_server):

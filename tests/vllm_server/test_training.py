@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 
 from qwenvl import GRPOConfig, GRPOTrainer
 from qwenvl.runlog import read_metrics
+from qwenvl.tools import toolbox
 from tests.vllm_server.policy import WIDE
 
 pytestmark = pytest.mark.vllm
@@ -92,8 +93,10 @@ def test_rewards_rise_as_with_the_local_engine_while_servers_die(tiny_checkpoint
         assert mean(rewards[-4:]) > mean(rewards[:4]) + 0.1, rewards
 
 
-def test_a_server_beside_the_trainer(tiny_checkpoint, vllm_python, tmp_path):
-    """An adapter learns. The server is killed before step 2, and the run starts another one."""
+def test_a_server_beside_the_trainer(tiny_checkpoint, vllm_python, tmp_path, monkeypatch):
+    """An adapter learns, with looks. The server is killed before step 2, and the run starts another one."""
+    monkeypatch.setattr(toolbox, "TURN_END", "a")  # which random weights sample now and then
+    monkeypatch.setattr(toolbox, "calls_in", lambda text: [("look", {"start": 0.0, "end": 1.0})])
     killed = []
 
     def kill_the_child():  # by the name of its folder: the servers of other tests are children too
@@ -111,6 +114,11 @@ def test_a_server_beside_the_trainer(tiny_checkpoint, vllm_python, tmp_path):
         lora_enable=True,
         lora_dropout=0.0,
         max_steps=3,
+        tools=["look"],
+        look_frames=2,
+        generation_max_length=40,
+        look_tokens=400,
+        stop_strings=["a"],
     )
-    assert len(killed) == 1 and len(rows) == 3
+    assert len(killed) == 1 and len(rows) == 3 and max(row["look/looked_frac"] for row in rows) > 0
     assert max(row["parity/max"] for row in rows) < 1e-4

@@ -7,10 +7,8 @@ own caches would repeat the prompt for each completion.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -175,7 +173,7 @@ class PrefixCache:
         capacity: int,
         device: torch.device | str,
         fixed_sizes: bool = False,
-        parks: bool = False,
+        resumable: bool = False,
     ):
         """
         Args:
@@ -184,7 +182,7 @@ class PrefixCache:
             capacity: tokens that each completion may have.
             fixed_sizes: show the room for all tokens from the start, behind a mask, so that every token's step has the
                 same sizes: for a step that is compiled.
-            parks: keep all prompts, so that completions that have ended can be continued.
+            resumable: keep all prompts, so that completions that have ended can be continued.
         """
         self.prompts = Spans.of(prompt_lengths, device)
         self.slots = (len(prompt_lengths), group_size)
@@ -198,7 +196,7 @@ class PrefixCache:
         self._capacity = capacity
         self._fixed_sizes = fixed_sizes
         self._numbers = [*range(len(prompt_lengths))]
-        self._kept: dict[int, tuple[Tensor, ...]] | None = {} if parks else None  # of all prompts
+        self._kept: dict[int, tuple[Tensor, ...]] | None = {} if resumable else None  # of all prompts
         self._kept_lengths = prompt_lengths
         self._first = torch.zeros(self.slots, dtype=torch.long)  # the column of a slot's first token
         self._resuming: _Resuming | None = None
@@ -295,20 +293,15 @@ class PrefixCache:
         """A cache of some of the prompts, whose first forward brings new tokens of completions that had ended.
 
         Args:
-            parked: R completions, those of a prompt following each other. The cache has been made with ``parks``.
+            parked: R completions, those of a prompt following each other. The cache is ``resumable``.
             lengths: R numbers of new tokens, which come end to end in one row, at least 1.
             most: tokens that each may have besides.
         """
         assert self._kept is not None
-        device, counts = self.prompts.offsets.device, Counter(each.prompt for each in parked)
-        numbers, size = list(counts), max(counts.values())
-        ends = [*accumulate(counts.values())]
-        grid = torch.tensor(
-            [
-                [min(end - count + g, end - 1) for g in range(size)]
-                for end, count in zip(ends, counts.values(), strict=True)
-            ]
-        )
+        device, numbers = self.prompts.offsets.device, [*dict.fromkeys(each.prompt for each in parked)]
+        rows = [[n for n, each in enumerate(parked) if each.prompt == number] for number in numbers]
+        size = max(map(len, rows))
+        grid = torch.tensor([own + own[-1:] * (size - len(own)) for own in rows])
         widths = torch.tensor([each.length + new for each, new in zip(parked, lengths, strict=True)])
         width = int(widths.max())
         own_lengths = tuple(self._kept_lengths[number] for number in numbers)
@@ -319,13 +312,13 @@ class PrefixCache:
             list(parked),
             fresh=Spans.of(lengths, device),
             history=Spans.of([each.length for each in parked], device),
-            groups=Spans.of([sum(lengths[end - counts[n] : end]) for n, end in zip(counts, ends, strict=True)], device),
+            groups=Spans.of([sum(lengths[n] for n in own) for own in rows], device),
             prompts=cache.prompts,
             of_prompts={n: tuple(x[numbers, :, :longest] for x in both) for n, both in self._kept.items()},
             grid=grid.to(device),
             width=width,
         )
-        cache.filled = cache.filled[(torch.arange(size) < torch.tensor([*counts.values()])[:, None]).flatten()]
+        cache.filled = cache.filled[torch.tensor([n < len(own) for own in rows for n in range(size)])]
         cache._first = width - widths[grid]
         cache._newest += width
         cache._length, cache._masked = width, True

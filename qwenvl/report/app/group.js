@@ -151,7 +151,7 @@ function completionView(row, group) {
     row.turns.length ? h("div", { class: "turns" }, row.turns.map((turn) => turnView(turn, group))) : h("pre", {}, marked(row.text)));
 }
 
-const CALL = /(<tool_call>[^]*?(?:<\/tool_call>|(?=<tool_call>)|$))/; // as qwenvl/tools/calls.py reads it
+const CALL = /(<tool_call>[^]*?(?:<\/tool_call>|(?=<tool_call>)|$))/; // as qwenvl/tools/toolbox.py reads it
 
 // What a turn says, with each call in its place. Calls of a turn that was cut stay text.
 function turnView(turn, group) {

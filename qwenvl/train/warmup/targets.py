@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from transformers import ProcessorMixin
 
 from qwenvl.config.grpo_config import WarmupConfig
 from qwenvl.data.chat import render_calls
-from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.collator import GRPOCollator, ProcessedSample
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, kind_of, place_of
 from qwenvl.data.options import PromptOptions
@@ -24,7 +25,7 @@ from qwenvl.rewards.rubric import NO_SOLUTION
 from qwenvl.runlog import read_rollouts
 from qwenvl.tools.functions import schemas_of
 from qwenvl.tools.options import ToolOptions
-from qwenvl.tools.toolbox import Toolbox
+from qwenvl.tools.toolbox import Conversations, Toolbox
 from qwenvl.train.display.console import say
 from qwenvl.types import BadSample, Record, Sample
 
@@ -39,7 +40,7 @@ class SolutionTargets:
     Example:
         >>> record = Record("a", (), "7", (), (), (), {"thinking": "3 + 4"}, "data.json[0]")
         >>> SolutionTargets().of(record, opened_think=False)
-        ['<think>3 + 4</think><answer>7</answer>']
+        [('<think>3 + 4</think><answer>7</answer>',)]
     """
 
     template: str | None = None
@@ -60,8 +61,8 @@ class SolutionTargets:
             )
         return None
 
-    def of(self, record: Record, opened_think: bool) -> list[str]:
-        """The targets of a record, here one, without the end token.
+    def of(self, record: Record, opened_think: bool) -> list[tuple[str, ...]]:
+        """The targets of a record, here one of one turn, without the end token.
 
         Args:
             opened_think: the prompt ends inside a think block, which the target continues.
@@ -72,7 +73,7 @@ class SolutionTargets:
         if problem := self.check_record(record):
             raise RecordError(f"{record.where}: {problem}")
         text = self._text(record)
-        return [_inside_think(text, record) if opened_think else text]
+        return [(_inside_think(text, record) if opened_think else text,)]
 
     def _text(self, record: Record) -> str:
         solution, thinking = record.solution, _thinking(record)
@@ -117,26 +118,25 @@ class RolloutTargets:
         folder: of the run.
         min_reward: least total reward.
         most: completions for each prompt, the latest first where rewards are equal. Equal texts count once.
+        tools: calls in them can be answered again.
 
     Raises:
         ValueError: the folder has no such completion.
     """
 
-    def __init__(self, folder: str, min_reward: float, most: int) -> None:
+    def __init__(self, folder: str, min_reward: float, most: int, tools: bool = False) -> None:
         self.folder = folder
         rollouts = list(read_rollouts(folder, split=None))
-        if any(turn.calls for row in rollouts for turn in row.turns):
-            raise ValueError(
-                f"--from_rollouts {folder}: its completions call tools, and what these showed is not replayed; "
-                "give records with `evidence` and --tools look in its place"
-            )
+        if not tools and any(len(row.turns) > 1 for row in rollouts):
+            raise ValueError(f"--from_rollouts {folder}: its completions call tools: give the --tools of that run")
         whole = [row for row in rollouts if row.total is not None and row.finish_reason == "stop"]
         whole.sort(key=lambda row: (-row.total, -row.step, row.sample))
-        best: dict[Any, dict[str, None]] = {}  # by id, prompt and solution: a record may be in another file by now
+        # By id, prompt and solution: a record may be in another file by now.
+        best: dict[Any, dict[tuple[str, ...], None]] = {}
         for row in whole:
             if row.total >= min_reward:
                 asked = (row.record_id, tuple((turn["role"], turn["text"]) for turn in row.prompt), row.solution)
-                best.setdefault(asked, {})[row.completion] = None
+                best.setdefault(asked, {})[tuple(turn.text for turn in row.turns) or (row.completion,)] = None
         if not best:
             hint = "" if rollouts else "; is it the --output_dir of a run?"
             raise ValueError(
@@ -151,8 +151,8 @@ class RolloutTargets:
     def check_record(self, record: Record) -> None:
         """Any record will do. Those without a completion are left out by ``narrowed``."""
 
-    def of(self, record: Record, opened_think: bool) -> list[str]:
-        """The completions of a record. They continue its prompt already."""
+    def of(self, record: Record, opened_think: bool) -> list[tuple[str, ...]]:
+        """The turns of each completion of a record. They continue its prompt already."""
         messages = tuple((message.role, message.text) for message in record.messages)
         return self._best.get((record.id, messages, record.solution), [])
 
@@ -165,7 +165,7 @@ def targets_of(args: WarmupConfig) -> SolutionTargets | RolloutTargets:
     """
     if args.from_rollouts is None or args.min_reward is None:
         return SolutionTargets(args.target_template)
-    return RolloutTargets(args.from_rollouts, args.min_reward, args.max_per_prompt)
+    return RolloutTargets(args.from_rollouts, args.min_reward, args.max_per_prompt, tools=bool(args.tools))
 
 
 def narrowed(dataset: Any, targets: SolutionTargets | RolloutTargets, flag: str) -> Any:
@@ -202,9 +202,9 @@ class TargetCollator(GRPOCollator):
     G is the most targets that one of the P prompts has, N = P * G, and row n belongs to prompt n // G. A prompt with
     fewer targets has rows without tokens.
 
-    With the tool ``look`` the target of a record with ``evidence`` first looks at it. What the tool appends has tokens
-    in ``target_ids`` and none in the mask. Then a batch also has ``pieces``, for each row the lengths of what is said
-    and what is appended, in turn, and ``appended``, all that was appended, one row each.
+    With the tool ``look`` the solution of a record with ``evidence`` has a turn before it that looks there. What tools
+    append between turns has tokens in ``target_ids`` and none in the mask. Then a batch also has ``pieces``, for each
+    row the lengths of what is said and what is appended, in turn, and ``appended``, all that was appended, a row each.
 
     Args:
         processor, options: as for ``GRPOCollator``.
@@ -227,28 +227,46 @@ class TargetCollator(GRPOCollator):
     def __call__(self, samples: list[Sample | BadSample | None]) -> dict[str, Any]:
         inputs: dict[str, Any] = super().__call__(samples)
         batch, tokenizer = inputs["prompts"], self.processor.tokenizer
-        texts = list(map(self.targets.of, batch.records, batch.opened_think))
-        ids = lambda text: [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        size = max(map(len, texts), default=0)
-        rows = [row for own in texts for row in [*map(ids, own), *[[]] * (size - len(own))]]
-        look = None if self.toolbox is None else self.toolbox.tools.get("look")
-        pieces: list[list[list[int]]] = [[row] for row in rows]
+        targets = list(map(self._turns, batch.records, batch.opened_think))
+        size = max(map(len, targets), default=0)
+        rows: list[list[list[int]]] = [[[]] for _ in range(size * len(targets))]  # the pieces of each
         appended = []
-        for n, row in enumerate(rows):
-            record, opened = batch.records[n // size], batch.opened_think[n // size]
-            if self.toolbox and look and row and (spans := evidence_of(record.fields)):
-                calls = [("look", {"start": start, "end": end}) for start, end in spans]
-                given = [self.toolbox.run(look, arguments, record, {}) for _, arguments in calls]
-                appended.append(self.toolbox.appended(record, given))
-                said = ids(("\n</think>\n\n" if opened else "") + render_calls(self.processor, calls))
-                pieces[n] = [said, appended[-1].input_ids.tolist(), row]
-        whole = [[token for piece in own for token in piece] for own in pieces]
-        inputs["target_ids"] = _padded(whole, tokenizer.pad_token_id)
-        said_alone = [[1 - k % 2 for k, piece in enumerate(own) for _ in piece] for own in pieces]
-        inputs["target_mask"] = _padded(said_alone, 0).bool()
+        records = [record for record in batch.records for _ in range(size)]
+        conversations = None if self.toolbox is None else self.toolbox.begin(records)
+        for n, turns in ((p * size + k, turns) for p, own in enumerate(targets) for k, turns in enumerate(own)):
+            rows[n] = []
+            for turn in turns:
+                if rows[n] and conversations is not None:
+                    appended.append(self._answer(conversations, n, rows[n][-1]))
+                    rows[n].append(appended[-1].input_ids.tolist())
+                rows[n].append([*tokenizer(turn, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id])
+        inputs["target_ids"] = _padded([[*chain(*row)] for row in rows], tokenizer.pad_token_id)
+        taught = [[1 - k % 2 for k, piece in enumerate(row) for _ in piece] for row in rows]
+        inputs["target_mask"] = _padded(taught, 0).bool()
         if self.toolbox is not None:
-            inputs["pieces"], inputs["appended"] = [list(map(len, own)) for own in pieces], self.join(appended)
+            inputs["pieces"], inputs["appended"] = [list(map(len, row)) for row in rows], self.join(appended)
         return inputs
+
+    def _answer(self, conversations: Conversations, n: int, ids: list[int]) -> ProcessedSample:
+        """The answer to a turn of a target that another turn follows."""
+        answer, own = conversations.processed(n, ids), conversations.each[n]
+        turn = self.processor.tokenizer.decode(ids)
+        errors = [call.error for calls in own.calls[-1:] for call in calls if call.error]
+        if answer is None or (errors and isinstance(self.targets, SolutionTargets)):
+            raise RecordError(
+                f"{own.record.where}: tools do not answer a turn of its target, {turn!r}: "
+                f"{errors}; mend its `evidence`, or give the --tools, --max_turns and --look_tokens of --from_rollouts"
+            )
+        return answer
+
+    def _turns(self, record: Record, opened_think: bool) -> list[tuple[str, ...]]:
+        """The targets of a record, with the looks at its evidence."""
+        targets = self.targets.of(record, opened_think)
+        spans = evidence_of(record.fields) if isinstance(self.targets, SolutionTargets) else None
+        if spans and self.toolbox is not None and "look" in self.toolbox.tools:
+            calls = render_calls(self.processor, [("look", {"start": start, "end": end}) for start, end in spans])
+            targets = [("\n</think>\n\n" * opened_think + calls, *turns) for turns in targets]
+        return targets
 
 
 def _padded(rows: list[list[int]], pad: int) -> Tensor:

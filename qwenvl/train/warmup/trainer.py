@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from qwenvl.grpo.loss import StepCounts
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.model.loading import evaluating, unwrap
 from qwenvl.model.merging import merged_weights
-from qwenvl.model.positions import position_rule
+from qwenvl.model.positions import first_positions, position_rule
 from qwenvl.model.sharding import whole_weights
 from qwenvl.model.vision_tower import features_or_pixels
-from qwenvl.rollout.turns import laid_out
+from qwenvl.rollout.turns import GrowingCompletion
 from qwenvl.train.card import describe_model
 from qwenvl.train.display.console import say
 from qwenvl.train.journal import TrainedOn
@@ -161,6 +162,25 @@ class WarmupTrainer(PolicyTrainer):
                 unwrap(self.model).save_pretrained(folder, state_dict=merged_weights(self.model))
                 self.processing_class.save_pretrained(folder)
                 describe_model(self, folder)
+
+
+def laid_out(
+    prompts: PromptInputs, ids: Tensor, pieces: Sequence[Sequence[int]], appended: PromptInputs | None
+) -> PromptInputs:
+    """Targets as a model takes them behind their prompts, padded on the right.
+
+    Args:
+        ids, pieces: ``target_ids`` and ``pieces`` of a ``TargetCollator``.
+        appended: all that is appended, one row each, with positions that count from 0. None where nothing is.
+    """
+    starts, number = first_positions(prompts.position_ids, len(ids) // len(prompts)).tolist(), count()
+    rows = []
+    for row, lengths, start in zip(ids, pieces, starts, strict=True):
+        rows.append(GrowingCompletion(start))
+        for k, piece in enumerate(row[: sum(lengths)].split(lengths)):
+            of_tool = k % 2 and appended is not None
+            rows[-1].add(appended.select([next(number)]) if of_tool else PromptInputs.of_text(piece[None]))
+    return PromptInputs.join([row.whole() for row in rows], left=False)
 
 
 def step_counts(batches: Sequence[dict[str, Any]]) -> StepCounts:

@@ -1,13 +1,20 @@
 """The best completions of a run: which are taken, and which records are left."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from transformers import AutoProcessor
 
 from qwenvl.data.dataset import GRPODataset, load_dataset
+from qwenvl.data.errors import RecordError
+from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.data.order import Part
 from qwenvl.runlog import Rollout, RunLog
-from qwenvl.train.warmup.targets import RolloutTargets, narrowed
+from qwenvl.tools.options import ToolOptions
+from qwenvl.train.warmup.targets import RolloutTargets, TargetCollator, narrowed
+from qwenvl.types import Turn
 
 PROMPT = "<video>\nWhich steps? (1) pick (2) insert (3) fasten"
 
@@ -47,8 +54,8 @@ def test_the_best_are_taken_equal_texts_once_the_latest_first_and_cut_ones_never
     dataset = narrowed(whole, targets, "--dataset_use")
     assert dataset.parts == (Part(str(sop_data), 2, 3),)
     assert {record.id: targets.of(record, False) for record in dataset.records} == {
-        "clip-0": ["better", "good", "as good too"],
-        "clip-3": ["another's"],
+        "clip-0": [("better",), ("good",), ("as good too",)],
+        "clip-3": [("another's",)],
     }
     assert dataset.options == whole.options and dataset.rule == whole.rule
     nothing = GRPODataset([whole.records[0]], whole.options)
@@ -67,3 +74,22 @@ def test_the_best_are_taken_equal_texts_once_the_latest_first_and_cut_ones_never
 def test_a_run_without_anything_to_learn_from_says_what_it_has(run, rows, message):
     with pytest.raises(ValueError, match=message):
         RolloutTargets(run(*rows), 0.9, 4)
+
+
+def test_what_looks_showed_is_shown_again(run, sop_data, tiny_checkpoint):
+    call = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call>'
+    turns = tuple(Turn(text) for text in (call, "done"))
+    folder = run(replace(rollout(call + "done", 1.0), turns=turns))
+    with pytest.raises(ValueError, match="its completions call tools: give the --tools of that run"):
+        RolloutTargets(folder, 0.9, 4)
+    flags = SimpleNamespace(**vars(SampleOptions()), **vars(ToolOptions(tools=["look"], look_frames=4)))
+    processor = AutoProcessor.from_pretrained(tiny_checkpoint())
+    collator = TargetCollator(processor, PromptOptions(), RolloutTargets(folder, 0.9, 4, tools=True), flags)
+    inputs = collator([load_dataset(str(sop_data), ruler=collator.ruler)[0]])
+    ids, mask = inputs["target_ids"][0], inputs["target_mask"][0]
+    assert processor.tokenizer.decode(ids[mask]) == f"{call}<|im_end|>done<|im_end|>"
+    assert processor.tokenizer.decode(ids[~mask]) == processor.tokenizer.decode(inputs["appended"].input_ids[0])
+    assert inputs["appended"].frames[0][0].times == (0.5, 0.875, 1.125, 1.5)
+    collator.toolbox.options.max_turns = 1
+    with pytest.raises(RecordError, match=r"tools do not answer .*the last turn has to answer.* --max_turns"):
+        collator([load_dataset(str(sop_data), ruler=collator.ruler)[0]])

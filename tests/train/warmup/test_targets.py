@@ -31,12 +31,12 @@ def record(solution: str, **fields) -> Record:
     ],
 )
 def test_a_solution_is_taught_in_the_form_that_rewards_read(solution, thinking, target):
-    assert SolutionTargets().of(record(solution, thinking=thinking), opened_think=False) == [target]
+    assert SolutionTargets().of(record(solution, thinking=thinking), opened_think=False) == [(target,)]
 
 
 def test_a_target_scores_all_of_its_rewards():
     rows = [record("7", thinking="3 + 4"), record("<answer>(1) take</answer>", thinking="I look.")]
-    texts = [text for row in rows for text in SolutionTargets().of(row, opened_think=False)]
+    texts = [text for row in rows for (text,) in SolutionTargets().of(row, opened_think=False)]
     rubric = build_rubric(["format", "strict_format", "exact_match"], None)
     assert rubric.score(texts, reward_columns(rows, 1)).components == [[1.0, 1.0]] * 3
     rubric.close()
@@ -55,7 +55,7 @@ def test_a_target_scores_all_of_its_rewards():
 def test_a_template_says_how_a_target_is_written(template, solution, thinking, target):
     targets, row = SolutionTargets(template), record(solution, thinking=thinking)
     assert targets.check_record(row) is None
-    assert targets.of(row, opened_think=False) == [target]
+    assert targets.of(row, opened_think=False) == [(target,)]
 
 
 def test_a_record_that_cannot_be_taught_is_named():
@@ -66,9 +66,9 @@ def test_a_record_that_cannot_be_taught_is_named():
 
 def test_where_the_prompt_opens_the_think_block_the_target_goes_on_in_it():
     inside = {"opened_think": True}
-    assert SolutionTargets().of(record("7", thinking="3 + 4"), **inside) == ["3 + 4</think><answer>7</answer>"]
+    assert SolutionTargets().of(record("7", thinking="3 + 4"), **inside) == [("3 + 4</think><answer>7</answer>",)]
     closing = SolutionTargets("</think><answer>{solution}</answer>")
-    assert closing.of(record("7"), **inside) == ["</think><answer>7</answer>"]
+    assert closing.of(record("7"), **inside) == [("</think><answer>7</answer>",)]
     with pytest.raises(RecordError, match=r"data.json\[3\]: the prompt ends inside a think block, and the target has"):
         SolutionTargets().of(record("7"), **inside)
 
@@ -77,7 +77,7 @@ class TwoForTheFirst:
     """Two targets for the first clip, none for the second, one for all others."""
 
     def of(self, record, opened_think):
-        return {"clip-0": ["one", "two and more"], "clip-1": []}.get(record.id, ["three"])
+        return {"clip-0": [("one",), ("two and more",)], "clip-1": []}.get(record.id, [("three",)])
 
 
 def test_targets_stand_beside_their_prompts_and_end_with_the_end_token(tiny_checkpoint, sop_data):
