@@ -196,9 +196,10 @@ def _form(numbers: dict[str, Any], rewards: RewardOptions) -> Iterator[Finding]:
 
 
 def _looks(numbers: dict[str, Any]) -> Iterator[Finding]:
-    looks, by = numbers.get("looks"), numbers["pass_by"]
+    looks = numbers.get("looks")
     if not looks or ((looks["gain"]["mean"] or 0) >= LITTLE and (looks["gain"]["low"] or 0) > 0):
         return
+    by = numbers["pass_by"]
     if not looks["records"]:
         yield Finding("looks not measured", f"{by} has no value where records have `evidence`: name another --pass_by")
         return

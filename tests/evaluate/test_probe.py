@@ -140,7 +140,7 @@ def test_a_bad_clip_is_counted_and_named(model, flags, data_with_a_bad_clip, cap
     ("argv", "code", "message"),
     [
         (["./none", "example"], 2, r"qwenvl probe: .*none"),
-        (["MODEL", "exampel"], 2, "qwenvl probe: dataset_use: no data set 'exampel' in .*; did you mean example"),
+        (["MODEL", "exampel"], 2, "qwenvl probe: dataset_use: no data set 'exampel' in .*: did you mean example"),
         (["MODEL", "example", "--pass_by", "accuracyy"], 2, "--pass_by accuracyy: no such reward here; there are form"),
         (["MODEL", "example", "--pass_at", "2"], 2, "--pass_at 2: expected above 0 and at most 1 of accuracy"),
         (["MODEL", "example", "--reward_funcs", "format", "cosine"], 2, "none of the rewards format, cosine tells"),

@@ -29,7 +29,7 @@ def test_names_paths_and_percentages(catalog):
 
 
 def test_an_unknown_name_lists_the_near_ones(catalog):
-    with pytest.raises(ValueError, match=r"no data set 'step_train' in .*: did you mean steps_train or steps_test\?"):
+    with pytest.raises(ValueError, match=r"no data set 'step_train' in .*: did you mean steps_train or steps_test"):
         resolve_datasets("step_train", catalog)
 
 

@@ -48,7 +48,7 @@ class Several:
 
     def of(self, record, opened_think):
         n = len(record.id) % 3 + 1
-        return [f"<answer>{record.id} {'again ' * k}</answer>" for k in range(n)]
+        return [(f"<answer>{record.id} {'again ' * k}</answer>",) for k in range(n)]
 
 
 def stock_losses(model, trainer, inputs) -> list[tuple[torch.Tensor, int, float]]:
