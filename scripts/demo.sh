@@ -2,9 +2,11 @@
 # Watch a tiny Qwen2.5-VL learn, by GRPO, to name the steps of assembly videos: a few minutes on two CPU cores.
 #
 #   bash scripts/demo.sh                   # from any folder; results in runs/demo of the repository
+#   bash scripts/demo.sh --look            # it learns to look again, 8 minutes; results in runs/demo_look
 #   bash scripts/demo.sh --seed 1 --fresh  # `bash scripts/demo.sh --help` lists the options
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 
 set_up ""
-exec "$BIN/qwenvl" demo --output_dir "$ROOT/runs/demo" "$@"
+[[ " $* " == *" --look "* ]] && folder=demo_look || folder=demo
+exec "$BIN/qwenvl" demo --output_dir "$ROOT/runs/$folder" "$@"
