@@ -238,7 +238,7 @@ def _of_machine(config: Any) -> Iterator[str]:
     """Files, packages and a GPU that a run on this machine lacks."""
     from qwenvl.data.records.catalog import resolve_datasets
 
-    for name in ("model_name_or_path", "ref_model_name_or_path", "start_from_weights"):
+    for name in ("model_name_or_path", "ref_model_name_or_path", "start_from_weights", "teacher"):
         path = str(getattr(config, name, None) or "")
         if Path(path).is_file():
             yield f"--{name} {path}: a file; expected the folder of a model, or its name on the hub"

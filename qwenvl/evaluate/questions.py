@@ -30,6 +30,7 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
 from qwenvl.evaluate.settings import LOOK_CONTROLS, EvaluateOptions
+from qwenvl.model.vision_tower import GREY
 from qwenvl.rewards.functions.looking import evidence_of
 from qwenvl.rewards.functions.text import normalized, solution_of
 from qwenvl.runlog import AS_IT_IS
@@ -41,7 +42,6 @@ from qwenvl.types import BadSample, ClipMeta, Message, Record, Sample
 BLOCK = 16
 """Records that are sampled and written together. Fixed, so that results do not depend on the number of processes or on
 resuming."""
-GREY = 128
 OTHER, TEXT_ONLY, EVIDENCE = "other_clip", "text_only", "evidence"
 _TAG = re.compile(r"<(?:video|image)>\n?")
 _TRIES = 200  # candidates for a partner with another solution

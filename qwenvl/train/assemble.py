@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from transformers import ProcessorMixin, set_seed
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.views import View, reads_completions, unchanged, view_of
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import (
     apply_tuning,
+    evaluating,
     four_bit_settings,
     linear_weights,
     load_model,
@@ -31,15 +35,16 @@ from qwenvl.model.loading import (
 )
 from qwenvl.model.lock_step import LockStep
 from qwenvl.model.positions import position_rule
-from qwenvl.model.reference import Reference, matched
+from qwenvl.model.reference import Reference, matched, outside_engine
 from qwenvl.option import row_of, was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import TemporalContrast
 from qwenvl.train.display.console import say, settle_output
-from qwenvl.train.fast_paths import Paths
+from qwenvl.train.fast_paths import Paths, likelihood_of, paths_of_teacher
 from qwenvl.train.meter import Meter
+from qwenvl.train.teacher import Teacher
 
 logger = logging.getLogger(__name__)
 
@@ -209,6 +214,138 @@ def build_collector(
         clock=meter.time,
         lock_step=None if args.ds3_gather_for_generation else LockStep(args.device),
     )
+
+
+def distills_alone(args: GRPOConfig, functions: Any, weights: Any) -> bool:
+    """Whether the policy learns from its teacher alone: rewards, and a weight of the teacher, are not named.
+
+    Args:
+        functions, weights: rewards that a script gives.
+
+    Raises:
+        ValueError: a flag that would have no effect then.
+    """
+    named = ("reward_funcs", "reward_weights", "reward_model", "format_reward_weight", "accuracy_reward_weight")
+    given = functions is not None or weights is not None or any(was_set(args, each) for each in named)
+    if args.teacher is None or given or args.distill_weight is not None:
+        return False
+    for name in ("advantage_estimator", "scale_rewards", "filter_groups", "temporal_contrast"):
+        if was_set(args, name):
+            raise ValueError(
+                f"--{name} has no effect where the teacher alone is learned from: name the rewards to learn from "
+                "(--reward_funcs), or leave it out"
+            )
+    return True
+
+
+def teacher_views(args: GRPOConfig) -> tuple[View | None, View | None]:
+    """What a teacher sees: a function of a record for the data set, and one of a record and a completion.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    sees = row_of(args, "teacher_sees")
+    view = None if sees is None else view_of(sees)
+    if view is not None and not reads_completions(view):
+        return view, None
+    # A tower of its own needs the pixels, which the policy's prompts have no more.
+    return None if args.teacher in (None, "self", "reference") else unchanged, view
+
+
+def build_teacher(
+    args: GRPOConfig,
+    policy: nn.Module,
+    reference: Reference | None,
+    paths: Paths,
+    collator: GRPOCollator,
+    accelerator: Accelerator,
+    meter: Meter,
+) -> Teacher | None:
+    """The teacher that the flags ask for, on the device of the run. None without.
+
+    Raises:
+        ValueError: a checkpoint that does not fit the policy, or a flag without effect.
+        OSError: there is no such checkpoint.
+    """
+    teacher, kl = row_of(args, "teacher"), row_of(args, "distill_kl")
+    if teacher is None or kl is None:
+        return None
+    bare, own_head = unwrap(policy), teacher.name != "self"
+    if teacher.name == "self":
+        model: Callable[[], Any] = partial(_without_gradient, policy)
+    elif teacher.name == "reference":
+        assert reference is not None
+        model, own_head = reference.model, bare is policy
+    else:
+        other = load_teacher(teacher.name, args, bare, collator.processor, looks=bool(args.tools) and paths.encode)
+        paths = paths_of_teacher(args, paths, other)
+        model, bare = partial(_on_device, other, args.device, teacher.arguments.offload), other
+    head = unwrap(policy).get_output_embeddings()
+    if kl.name == "full" and unwrap(policy) is not policy and any(each.requires_grad for each in head.parameters()):
+        raise ValueError("--distill_kl full cannot be used with an adapter on the head: leave one of the two out")
+    return Teacher(
+        args=args,
+        model=model,
+        likelihood=likelihood_of(args, paths, bare, accelerator),
+        encode=paths.encode,
+        build=InputBuilder.of(position_rule(bare.config), collator.processor),
+        collator=collator,
+        autocast=accelerator.autocast,
+        meter=meter,
+        view=teacher_views(args)[1],
+        bound=None if kl.name == "full" else kl.arguments.clip,
+        moves=teacher.name == "self",
+        own_head=own_head,
+    )
+
+
+@contextmanager
+def _without_gradient(policy: nn.Module) -> Iterator[nn.Module]:
+    with torch.no_grad(), evaluating(policy):
+        yield policy
+
+
+@contextmanager
+def _on_device(model: nn.Module, device: torch.device, offload: bool) -> Iterator[nn.Module]:
+    model.to(device)
+    with torch.no_grad():
+        yield model
+    if offload:
+        model.to("cpu")
+
+
+def load_teacher(path: str, args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin, *, looks: Any) -> nn.Module:
+    """Another checkpoint as a frozen teacher, which has the same prompts as the policy and any size.
+
+    Args:
+        policy: the model without adapter.
+        looks: completions have media that only the policy's tower has seen.
+
+    Raises:
+        ValueError: it cannot be a teacher of the policy.
+        OSError: there is no such checkpoint.
+    """
+    flag = f"--teacher {path}"
+    if (Path(path) / "adapter_config.json").is_file():
+        raise ValueError(f"{flag}: holds LoRA adapters; merge them into their model first")
+    if looks:
+        raise ValueError(f"{flag} sees with its own tower, and features of looks are the policy's: --shared_prefix off")
+    if args.device.type == "cpu" and row_of(args, "teacher").arguments.offload:
+        raise ValueError(f"{flag}: offload has no effect on a CPU; leave it out")
+    if load_processor(path).tokenizer.get_vocab() != processor.tokenizer.get_vocab():
+        raise ValueError(f"{flag}: its tokenizer has another vocabulary than the policy's")
+    say(f"loading the teacher {path}")
+    attention = policy.config._attn_implementation
+    model = load_model(path, attn_implementation=attention, dtype=weight_dtype(args, frozen=True))
+
+    def prompts(config: Any) -> tuple[Any, ...]:
+        vision = config.vision_config
+        return position_rule(config), vision.patch_size, vision.temporal_patch_size
+
+    if prompts(model.config) != prompts(policy.config):
+        ours, theirs = policy.config.model_type, model.config.model_type
+        raise ValueError(f"{flag}: a {theirs} has other patches or positions of video than the policy, a {ours}")
+    return outside_engine(model).requires_grad_(False).eval()
 
 
 def build_reference(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model import logprobs
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
-from qwenvl.model.logprobs import EntropyUse, Likelihood
+from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import accept_features, blank_vision, encode_vision, supports_encode_once
 from qwenvl.rollout.engine import RolloutEngine
@@ -48,8 +48,8 @@ def likelihood_of(
         bare: the model without adapter or engine.
 
     Returns:
-        A function of (model, prompts, ids, mask, temperature, entropy, whole) that gives the log-probs and entropies
-        of completions (``ids`` and ``mask``, N x T).
+        A function of (model, prompts, ids, mask, temperature, entropy, whole, comparison) that gives the log-probs and
+        entropies of completions (``ids`` and ``mask``, N x T).
     """
     chunk = logprobs.tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
 
@@ -61,10 +61,13 @@ def likelihood_of(
         temperature: float,
         entropy: EntropyUse = "none",
         whole: PromptInputs | None = None,
+        comparison: Comparison | None = None,
     ) -> Likelihood:
         if args.world_size > 1:  # whose forwards wait for each other
             prompts = blank_vision(model, prompts, encoded=paths.encode is not None)
-        settings: dict[str, Any] = {"temperature": temperature, "logit_chunk_tokens": chunk, "entropy": entropy}
+        twice = comparison is not None and comparison.states is not None  # the logits of two models
+        settings: dict[str, Any] = {"temperature": temperature, "entropy": entropy, "comparison": comparison}
+        settings["logit_chunk_tokens"] = max(1, chunk // 2) if twice else chunk
         with accelerator.autocast():  # of itself the reference has none, nor has the policy under FSDP
             return paths.completion_likelihood(model, prompts, ids, mask, whole=whole, **settings)
 
@@ -101,6 +104,18 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
     if args.engine_has_own_weights:
         engine = _engine_of(args, policy, engine)
     return Paths(likelihood, engine, encode)
+
+
+def paths_of_teacher(args: GRPOConfig, paths: Paths, teacher: nn.Module) -> Paths:
+    """The paths of the policy as another frozen model can take them, which then takes features as input."""
+    auto = args.shared_prefix == "auto"
+    shares = auto and shared_prefix.supports_shared_prefix(teacher) is None
+    accept_features(teacher)
+    return replace(
+        paths,
+        completion_likelihood=(shared_prefix if shares else logprobs).completion_likelihood,
+        encode=encode_vision if auto and supports_encode_once(teacher) is None else None,
+    )
 
 
 def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine:

@@ -1,0 +1,105 @@
+"""What a teacher, or a control of an evaluation, sees of a record beyond the policy: functions of a record to a record.
+
+A row of ``VIEWS`` is a plain function ``f(record, **arguments) -> record``. One with a second positional argument,
+``f(record, completion)``, makes a prompt for each completion of the policy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any, NamedTuple
+
+from qwenvl.data.records.forms import MEDIA_TAG
+from qwenvl.option import RowValue
+from qwenvl.rewards.functions.looking import evidence_of
+from qwenvl.rewards.functions.text import solution_of
+from qwenvl.rewards.resolve import load_file
+from qwenvl.types import ClipMeta, Message, Record
+
+View = Callable[..., Record]
+
+
+class ScoredCompletion(NamedTuple):
+    """A completion of the policy, and what the rewards gave it, None where a function does not apply."""
+
+    text: str
+    rewards: Mapping[str, float | None]
+    total: float | None
+
+
+def frames(record: Record, count: int) -> Record:
+    """The record with ``count`` frames of each clip, evenly spaced over its span."""
+    metas = (meta or ClipMeta() for meta in record.clip_meta)
+    evenly = [
+        replace(meta, min_frames=count, max_frames=count, dynamic_sample=False, video_fps=None) for meta in metas
+    ]
+    return replace(record, clip_meta=tuple(evenly))
+
+
+def evidence(record: Record, count: int | None = None) -> Record:
+    """The record with the span of its ``evidence`` in place of the whole clip. Without evidence or clip: as it is.
+
+    Args:
+        count: frames of the span. None: as many as the run takes of so many seconds.
+    """
+    spans = evidence_of(record.fields)
+    if spans is None or len(record.videos) != 1:
+        return record
+    start, end = min(start for start, _ in spans), max(end for _, end in spans)
+    shown = replace(record, clip_meta=(replace(record.clip_meta[0] or ClipMeta(), video_start=start, video_end=end),))
+    return shown if count is None else frames(shown, count)
+
+
+def solution(record: Record) -> Record:
+    """The record with its solution in a sentence before the question (arXiv:2601.18734)."""
+    return _with_sentence(record, f"The right answer is: {solution_of(record.solution)}")
+
+
+def feedback(record: Record, completion: ScoredCompletion) -> Record:
+    """The record with what the rewards gave a completion in a sentence before the question (arXiv:2601.20802)."""
+    given = (f"{name} {value:g}" for name, value in completion.rewards.items() if value is not None)
+    return _with_sentence(record, f"An earlier answer was scored: {', '.join(given)}. Do better")
+
+
+def unchanged(record: Record) -> Record:
+    """The record: of a teacher that sees what the policy sees, with a vision tower of its own."""
+    return record
+
+
+VIEWS: Mapping[str, View] = {"frames": frames, "evidence": evidence, "solution": solution, "feedback": feedback}
+
+
+def view_of(row: RowValue) -> View:
+    """The function of a row of ``VIEWS``, or of a function ``file.py:name``, with its arguments.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    if row.name in VIEWS:
+        return partial(VIEWS[row.name], **vars(row.arguments))
+    file, _, name = row.name.rpartition(":")
+    made = getattr(load_file(file), name, None)
+    if not callable(made):
+        raise ValueError(f"{row.name}: {file} has no function {name}; expected f(record) or f(record, completion)")
+    return made
+
+
+def reads_completions(view: View) -> bool:
+    """Whether a view makes a prompt for each completion: it has a second argument without a default."""
+    given: list[Any] = [each for each in signature(view).parameters.values() if each.default is Parameter.empty]
+    return len(given) > 1
+
+
+def _with_sentence(record: Record, sentence: str) -> Record:
+    """The record with a sentence behind the media at the beginning of its last user turn."""
+    messages = list(record.messages)
+    place = max(n for n, message in enumerate(messages) if message.role == "user")
+    text = messages[place].text
+    media = re.match(rf"(\s*{MEDIA_TAG.pattern})*\s*", text)
+    start = media.end() if media else 0
+    messages[place] = Message("user", f"{text[:start]}{sentence.rstrip('.')}.\n{text[start:]}")
+    return replace(record, messages=tuple(messages))
