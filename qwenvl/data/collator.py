@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,12 +11,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import ProcessorMixin
 
-from qwenvl.data.chat import chat_messages, opens_think
+from qwenvl.data.chat import opens_think
 from qwenvl.data.errors import RecordError, place_of
 from qwenvl.data.media.resize import resize
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.prompt_length import MediaSizes, Ruler, timed_metadata
-from qwenvl.types import BadSample, PromptBatch, Record, Sample, places_of
+from qwenvl.types import BadSample, PromptBatch, Sample
 
 VISION_INPUTS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
 
@@ -85,46 +84,10 @@ class GRPOCollator:
             prompts.append(prompt)
         batch = self.join(prompts, bad)
         if prompts and prompts[0].sample.teacher is not None:
-            seen = [p.sample.teacher and self._seen_by_teacher(p, p.sample.teacher) for p in prompts]
-            same = all(own is other for own, other in zip(prompts, seen, strict=True))
-            batch.teacher = replace(batch) if same else self.join([each for each in seen if each])
+            seen = [(p, p.sample.teacher) for p in prompts if p.sample.teacher is not None]
+            same = all(own.sample.record is other.record for own, other in seen)
+            batch.teacher = replace(batch) if same else self.join([self.process(other) for _, other in seen])
         return {"prompts": batch}
-
-    def _seen_by_teacher(self, prompt: ProcessedSample, sample: Sample) -> ProcessedSample:
-        return prompt if sample.record is prompt.sample.record else self.process(sample)
-
-    def retold(
-        self, batch: PromptBatch, records: Sequence[Record], image_grids: Tensor | None, video_grids: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Ids and attention mask of other texts about the media of a batch, N x L, padded on the left.
-
-        Args:
-            records: N, whose messages are the texts. Row n has the media of prompt n // (N / P).
-            image_grids, video_grids: of the media of the batch, which may be without pixels.
-        """
-        per_prompt, rows = len(records) // len(batch), []
-        for n, record in enumerate(records):
-            p = n // per_prompt
-            images, videos = (
-                places_of(counts, [p]) for counts in (batch.images_per_prompt, batch.videos_per_prompt)
-            )
-            times = [info.times for info in batch.frames[p]]
-            pieces = {
-                self.processor.image_token: [
-                    self.processor.replace_image_token({"image_grid_thw": image_grids}, k) for k in images
-                ],
-                self.processor.video_token: [
-                    self.processor.replace_video_token(
-                        {"video_grid_thw": video_grids, "video_metadata": {k: timed_metadata(own)}}, k
-                    )
-                    for k, own in zip(videos, times, strict=True)
-                ],
-            }
-            text = self.ruler.text(chat_messages(record))
-            found = re.split(f"({'|'.join(map(re.escape, pieces))})", text)
-            text = "".join(pieces[each].pop(0) if each in pieces else each for each in found)
-            rows.append(torch.tensor(self.processor.tokenizer(text)["input_ids"]))
-        return self._pad(rows)
 
     def process(self, sample: Sample, text: str | None = None) -> ProcessedSample:
         """The tokens and patches of a sample.

@@ -1,42 +1,37 @@
-"""What a teacher, or a control of an evaluation, sees of a record beyond the policy: functions of a record to a record.
+"""What a teacher, or a control of an evaluation, sees of a record beyond the policy.
 
-A row of ``VIEWS`` is a plain function ``f(record, **arguments) -> record``. One with a second positional argument,
-``f(record, completion)``, makes a prompt for each completion of the policy.
+A row of ``VIEWS`` is a plain function ``f(record, **arguments) -> record``, or ``f(record, completion) -> str``, a
+sentence behind the question for each completion of the policy.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
-from qwenvl.data.records.forms import MEDIA_TAG
 from qwenvl.option import RowValue
 from qwenvl.rewards.functions.looking import evidence_of
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.resolve import load_file
-from qwenvl.types import ClipMeta, Message, Record
+from qwenvl.types import ClipMeta, Record
 
-View = Callable[..., Record]
+View = Callable[..., Any]
 
 
 class ScoredCompletion(NamedTuple):
     """A completion of the policy, and what the rewards gave it, None where a function does not apply."""
 
     text: str
-    rewards: Mapping[str, float | None]
-    total: float | None
+    rewards: dict[str, float | None]
 
 
-def frames(record: Record, count: int) -> Record:
-    """The record with ``count`` frames of each clip, evenly spaced over its span."""
-    metas = (meta or ClipMeta() for meta in record.clip_meta)
-    evenly = [
-        replace(meta, min_frames=count, max_frames=count, dynamic_sample=False, video_fps=None) for meta in metas
-    ]
+def frames(record: Record, count: int | None = None) -> Record:
+    """The record with ``count`` frames of each clip, 32 by default, evenly spaced over its span."""
+    own, most = (meta or ClipMeta() for meta in record.clip_meta), count or 32
+    evenly = (replace(each, min_frames=most, max_frames=most, dynamic_sample=False, video_fps=None) for each in own)
     return replace(record, clip_meta=tuple(evenly))
 
 
@@ -55,14 +50,18 @@ def evidence(record: Record, count: int | None = None) -> Record:
 
 
 def solution(record: Record) -> Record:
-    """The record with its solution in a sentence before the question (arXiv:2601.18734)."""
-    return _with_sentence(record, f"The right answer is: {solution_of(record.solution)}")
+    """The record with its solution in a sentence behind the question (arXiv:2601.18734)."""
+    messages = list(record.messages)
+    place = max(n for n, message in enumerate(messages) if message.role == "user")
+    text = f"{messages[place].text}\nThe right answer is: {solution_of(record.solution)}"
+    messages[place] = replace(messages[place], text=text)
+    return replace(record, messages=tuple(messages))
 
 
-def feedback(record: Record, completion: ScoredCompletion) -> Record:
-    """The record with what the rewards gave a completion in a sentence before the question (arXiv:2601.20802)."""
+def feedback(record: Record, completion: ScoredCompletion) -> str:
+    """What the rewards gave a completion, in a sentence (arXiv:2601.20802)."""
     given = (f"{name} {value:g}" for name, value in completion.rewards.items() if value is not None)
-    return _with_sentence(record, f"An earlier answer was scored: {', '.join(given)}. Do better")
+    return f"An earlier answer was scored: {', '.join(given)}. Do better."
 
 
 def unchanged(record: Record) -> Record:
@@ -89,17 +88,5 @@ def view_of(row: RowValue) -> View:
 
 
 def reads_completions(view: View) -> bool:
-    """Whether a view makes a prompt for each completion: it has a second argument without a default."""
-    given: list[Any] = [each for each in signature(view).parameters.values() if each.default is Parameter.empty]
-    return len(given) > 1
-
-
-def _with_sentence(record: Record, sentence: str) -> Record:
-    """The record with a sentence behind the media at the beginning of its last user turn."""
-    messages = list(record.messages)
-    place = max(n for n, message in enumerate(messages) if message.role == "user")
-    text = messages[place].text
-    media = re.match(rf"(\s*{MEDIA_TAG.pattern})*\s*", text)
-    start = media.end() if media else 0
-    messages[place] = Message("user", f"{text[:start]}{sentence.rstrip('.')}.\n{text[start:]}")
-    return replace(record, messages=tuple(messages))
+    """Whether a view makes a sentence for each completion: it has a second argument without a default."""
+    return sum(each.default is Parameter.empty for each in signature(view).parameters.values()) > 1

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 from qwenvl.evaluate.command import run_command
 from qwenvl.evaluate.settings import ProbeRequest, probe_request
 from qwenvl.files import written_whole
+from qwenvl.option import row_of
 
 if TYPE_CHECKING:
+    from torch.nn import Module
     from torch.utils.data import DataLoader
 
     from qwenvl.config.grpo_config import GRPOConfig
     from qwenvl.data.collator import GRPOCollator
     from qwenvl.rewards import Rubric
+    from qwenvl.train.collect.collector import Collector
 
 COMMAND = "qwenvl probe"
 NUMBERS = "probe.json"
@@ -89,14 +93,16 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
         collator = collator_of(config)
         loader = _first_prompts(config, rubric, collator, options.limit)
         model, collector = build_respondent(config, collator, rubric)
+        teacher, as_teacher = teacher_of(config, model, collector, collator, rubric)
     if log is not None:  # what an earlier probe wrote is replaced
         (log.folder / NUMBERS).unlink(missing_ok=True)
         log.begin()
         log.write_config({**config.to_dict(), "command": COMMAND})
-    collector = replace(collector, group_size=samples)
+    collector, as_teacher = (replace(each, group_size=samples) for each in (collector, as_teacher))
     new_tokens = samples * collector.params.max_new_tokens
     left_out: list[BadSample] = []
     groups: list[PromptGroup] = []
+    taught: list[PromptGroup] = []
 
     def prompts() -> Iterator[PromptBatch]:
         for inputs in with_progress(loader, len(loader)):
@@ -114,18 +120,37 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
                 if log is not None:
                     log.log_rollouts(rows)
                 groups += groups_of(each.batch, rows)
+            seen = [batch.teacher for batch in batches if batch.teacher is not None]
+            for each in as_teacher.collect(teacher, seen) if seen else ():
+                taught += groups_of(each.batch, [*rollout_rows(0, SPLIT, each.batch, each.rollout, each.rewards)])
         rubric.close()
         if not groups:
             raise RecordError(f"all {len(loader)} records were left out; the first: {left_out[0].error}")
-        return numbers_of(question, groups, left_out, time.perf_counter() - began)
+        return numbers_of(question, groups, left_out, time.perf_counter() - began, taught)
+
+
+def teacher_of(
+    config: GRPOConfig, model: Module, collector: Collector, collator: GRPOCollator, rubric: Rubric
+) -> tuple[Module, Collector]:
+    """The model that answers the teacher's prompts, which is that of the policy before training, and its collector."""
+    from qwenvl.evaluate.respondent import build_respondent
+
+    named = row_of(config, "teacher")
+    if named is None or named.name in ("self", "reference"):
+        return model, collector
+    other = copy(config)
+    other.model_name_or_path = named.name
+    return build_respondent(other, collator, rubric)
 
 
 def _first_prompts(config: GRPOConfig, rubric: Rubric, collator: GRPOCollator, limit: int) -> DataLoader:
     """The first records that training would draw, each once."""
     from qwenvl.evaluate.respondent import loader_of
+    from qwenvl.train.assemble import dataset_view
     from qwenvl.train.data_sets import build_dataset, build_sampler
 
     dataset = build_dataset(config.dataset_use, config, rubric, collator, training=True)
+    dataset.view = dataset_view(config)
     keys: dict[int, tuple[int, int]] = {}
     for key in build_sampler(dataset, config, 1, collator):
         if key is not None:

@@ -14,6 +14,8 @@ looks:
     no_look       no call is answered
     other_span    a look shows another span of the same length
     evidence      the prompt shows the span of the record's `evidence` in place of the whole clip
+
+Others show what a teacher sees beyond the prompt (``qwenvl.data.views``): ``frames(32)``, ``solution``.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from torch.utils.data import Dataset
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
-from qwenvl.evaluate.settings import LOOK_CONTROLS, EvaluateOptions
+from qwenvl.data.views import view_of
+from qwenvl.evaluate.settings import CONTROL_NAMES, LOOK_CONTROLS, EvaluateOptions, seen_by_teacher
 from qwenvl.model.vision_tower import GREY
 from qwenvl.rewards.functions.looking import evidence_of
 from qwenvl.rewards.functions.text import normalized, solution_of
@@ -37,7 +40,7 @@ from qwenvl.runlog import AS_IT_IS
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.contrast import random_order
 from qwenvl.train.evaluation import clusters_by
-from qwenvl.types import BadSample, ClipMeta, Message, Record, Sample
+from qwenvl.types import BadSample, Message, Record, Sample
 
 BLOCK = 16
 """Records that are sampled and written together. Fixed, so that results do not depend on the number of processes or on
@@ -135,6 +138,8 @@ class Questions:
             return self.tools and bool(record.videos)
         if control in ("shuffled", "single_frame"):
             return bool(record.videos)
+        if control not in (AS_IT_IS, *CONTROL_NAMES):
+            return self.record(control, number) != record
         return control == AS_IT_IS or bool(record.videos or record.images)
 
     def record(self, control: str, number: int) -> Record:
@@ -143,10 +148,9 @@ class Questions:
         if control == OTHER:
             other = self.records[self.partners[number]]
             return replace(record, videos=other.videos, images=other.images, clip_meta=other.clip_meta)
-        if control == EVIDENCE:
-            spans = evidence_of(record.fields) or []
-            meta = replace(record.clip_meta[0] or ClipMeta(), video_start=spans[0][0], video_end=spans[-1][1])
-            return replace(record, clip_meta=(meta,))
+        if control not in (AS_IT_IS, *CONTROL_NAMES, *LOOK_CONTROLS) or control == EVIDENCE:
+            row, _ = seen_by_teacher(control)
+            return view_of(row)(record) if row else record
         if control == TEXT_ONLY:
             messages = tuple(Message(message.role, _TAG.sub("", message.text)) for message in record.messages)
             return replace(record, messages=messages, videos=(), images=(), clip_meta=())

@@ -16,7 +16,8 @@ from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.forms import MEDIA_TAG
 from qwenvl.data.records.parse import ReadOptions, Row, parse_row, text_or_file
-from qwenvl.option import Options, all_options, option
+from qwenvl.grpo.options import VIEW_ROWS, TeacherOptions
+from qwenvl.option import Options, RowValue, all_options, option, row_of
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import read_config
@@ -67,6 +68,14 @@ class ProbeOptions(PassOptions):
     json: bool = option(False, "Print the numbers as JSON in place of the table.")
 
 
+def seen_by_teacher(control: str) -> tuple[RowValue | None, list[str]]:
+    """The row of ``--teacher_sees`` that a control names, and what is wrong with it."""
+    try:
+        return row_of(TeacherOptions(teacher="reference", teacher_sees=control), "teacher_sees"), []
+    except ValueError as error:
+        return None, str(error).replace("--teacher_sees", "--controls").split("\n")
+
+
 @dataclass
 class EvaluateOptions(PassOptions):
     """The options of ``qwenvl evaluate`` itself."""
@@ -85,7 +94,8 @@ class EvaluateOptions(PassOptions):
     controls: str | None = option(
         None,
         f"Evidence to take away from the same records: some of {', '.join(CONTROL_NAMES)}, with commas, or all of "
-        f"these. Of looks (--tools) and of records with `evidence`: {', '.join(LOOK_CONTROLS)}.",
+        f"these. Of looks (--tools) and of records with `evidence`: {', '.join(LOOK_CONTROLS)}. And what a teacher "
+        "sees beyond the prompt, as --teacher_sees names it: frames(32), solution.",
         unset="none",
     )
     cluster_by: str | None = option(
@@ -114,7 +124,10 @@ class EvaluateOptions(PassOptions):
         names = self.control_names
         for each in dict.fromkeys(names):
             if each not in (known := (*CONTROL_NAMES, *LOOK_CONTROLS)):
-                yield f"--controls {each}: no such control; expected some of {', '.join(known)}, or all"
+                if (word := each.partition("(")[0]) == "feedback" or (word not in VIEW_ROWS and ":" not in word):
+                    yield f"--controls {each}: no such control; expected some of {', '.join(known)}, or all"
+                else:
+                    yield from seen_by_teacher(each)[1]
             elif names.count(each) > 1:
                 yield f"--controls names {each} twice"
 
@@ -152,7 +165,7 @@ _ENGINE = {name for name in names_of(SamplingOptions) if name.startswith(("rollo
 READ_BY_PROBE = {
     *(names_of(ReadingOptions, SampleOptions, PromptOptions, ToolOptions, RewardOptions) - _SKIPS),
     *("model_name_or_path", "shared_prefix"),
-    "dataset_use",
+    *("dataset_use", "teacher", "teacher_sees"),
     *("grpo_sample_size", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
     *("rollout_token_budget", "compile_decoding", "data_seed"),
     *("dataloader_num_workers", "dataloader_prefetch_factor"),
@@ -177,10 +190,13 @@ REASONS = {
     **dict.fromkeys(("grpo_sample_size", "eval_sample_size"), _SAMPLES),
     **dict.fromkeys(_SKIPS, "records that cannot be used are left out, counted and named"),
     "temporal_contrast": "--controls shuffled compares with shuffled frames",
+    "teacher_sees": "name it in --controls",
 }
 """Why a command refuses a flag of training. Reason for all others: only training reads them."""
 
-READ_BY_EVALUATION = READ_BY_PROBE - {*("temporal_contrast", "grpo_sample_size", "model_name_or_path", "dataset_use")}
+READ_BY_EVALUATION = READ_BY_PROBE - {
+    *("temporal_contrast", "grpo_sample_size", "model_name_or_path", "dataset_use", "teacher", "teacher_sees")
+}
 _SCORING = names_of(RewardOptions) - {"temporal_contrast"}
 READ_BY_LMMS = {
     *(names_of(SampleOptions, PromptOptions) - _SKIPS),

@@ -263,11 +263,12 @@ LOSSES: dict[str, Objective] = {
 """The objectives that ``loss_type`` names, with the settings of their papers."""
 
 
-def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objective:
+def objective_of(options: ObjectiveOptions, max_completion_length: int, distill: float = 0.0) -> Objective:
     """The row of ``LOSSES`` that the options name, with their weights, and their bounds in the place of the paper's.
 
     Args:
         max_completion_length: most tokens that a completion may have.
+        distill: weight of the exact KL to a teacher.
 
     Raises:
         ValueError: a bound that another one leaves without effect.
@@ -303,6 +304,7 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objec
         kl_unbiased=kl.arguments.unbiased,
         weighting=Weighting(options.correction, weights.min, weights.max, arguments["off_policy_mask"]),
         entropy_coef=options.entropy_coef or None,
+        distill=distill,
         max_completion_length=max_completion_length,
     )
 

@@ -279,17 +279,12 @@ class LoadedTeacher(Options):
 
 
 @dataclass
-class FramesView(Options):
-    """The argument of a view with another number of frames."""
+class FramesOfView(Options):
+    """The argument of a view of other frames."""
 
-    count: int = option(32, "Frames of each clip, evenly spaced, at least 2.", least=2)
-
-
-@dataclass
-class EvidenceView(Options):
-    """The argument of a view of the evidence."""
-
-    count: int | None = option(None, "Frames of the span, at least 2.", unset="as many as the run takes", least=2)
+    count: int | None = option(
+        None, "Frames, at least 2, evenly spaced.", unset="32, of evidence what the run takes of its span", least=2
+    )
 
 
 @dataclass
@@ -300,11 +295,8 @@ class SampledKl(Options):
 
 
 VIEW_ROWS: Mapping[str | None, type[Options]] = {
-    "frames": FramesView,
-    "evidence": EvidenceView,
-    "solution": NoArguments,
-    "feedback": NoArguments,
-    None: NoArguments,
+    **dict.fromkeys(("frames", "evidence"), FramesOfView),
+    **dict.fromkeys(("solution", "feedback", None), NoArguments),
 }
 """The rows of ``VIEWS`` in ``qwenvl.data.views``, and any function of one's own."""
 
@@ -324,10 +316,10 @@ class TeacherOptions(Options):
     )
     teacher_sees: str | None = option(
         None,
-        "What the teacher's prompt has beyond the policy's. frames: another number of frames, as frames(32). evidence: "
-        "the span of the record's `evidence` in place of the whole clip. solution: the record's solution, before the "
-        "question. feedback: what the rewards gave the completion; each completion then has a prompt of its own. "
-        "file.py:name: a function of your own, f(record) -> record, or f(record, completion) -> record.",
+        "What the teacher's prompt has beyond the policy's. frames: another number of frames, as frames(32). "
+        "evidence: the span of the record's `evidence` in place of the clip. solution: its solution. feedback: what "
+        "the rewards gave the completion, so that each has a prompt of its own. file.py:name: a function of your own, "
+        "f(record) -> record, or f(record, completion) -> a sentence behind the question.",
         unset="the policy's prompt",
         needs="teacher",
         rows=VIEW_ROWS,

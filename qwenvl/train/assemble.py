@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from qwenvl.model.loading import (
 from qwenvl.model.lock_step import LockStep
 from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference, matched, outside_engine
-from qwenvl.option import row_of, was_set
+from qwenvl.option import RowValue, row_of, was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.collector import Collector
@@ -217,7 +217,7 @@ def build_collector(
 
 
 def distills_alone(args: GRPOConfig, functions: Any, weights: Any) -> bool:
-    """Whether the policy learns from its teacher alone: rewards, and a weight of the teacher, are not named.
+    """Whether the policy learns from its teacher alone: neither rewards nor a weight of the teacher are named.
 
     Args:
         functions, weights: rewards that a script gives.
@@ -231,25 +231,21 @@ def distills_alone(args: GRPOConfig, functions: Any, weights: Any) -> bool:
         return False
     for name in ("advantage_estimator", "scale_rewards", "filter_groups", "temporal_contrast"):
         if was_set(args, name):
-            raise ValueError(
-                f"--{name} has no effect where the teacher alone is learned from: name the rewards to learn from "
-                "(--reward_funcs), or leave it out"
-            )
+            raise ValueError(f"--{name} has no effect where the teacher alone is learned from: name --reward_funcs")
     return True
 
 
-def teacher_views(args: GRPOConfig) -> tuple[View | None, View | None]:
-    """What a teacher sees: a function of a record for the data set, and one of a record and a completion.
+def dataset_view(args: GRPOConfig) -> View | None:
+    """What the teacher sees of a record. None: the policy's own prompt, or one for each completion that is made of it.
 
     Raises:
         ValueError: there is no such function.
     """
     sees = row_of(args, "teacher_sees")
-    view = None if sees is None else view_of(sees)
-    if view is not None and not reads_completions(view):
-        return view, None
-    # A tower of its own needs the pixels, which the policy's prompts have no more.
-    return None if args.teacher in (None, "self", "reference") else unchanged, view
+    if sees is not None and not reads_completions(view := view_of(sees)):
+        return view
+    # A tower of its own needs pixels, which the policy's prompts have no more.
+    return None if args.teacher in (None, "self", "reference") else unchanged
 
 
 def build_teacher(
@@ -257,42 +253,42 @@ def build_teacher(
     policy: nn.Module,
     reference: Reference | None,
     paths: Paths,
-    collator: GRPOCollator,
+    collector: Collector,
+    processor: ProcessorMixin,
     accelerator: Accelerator,
     meter: Meter,
 ) -> Teacher | None:
-    """The teacher that the flags ask for, on the device of the run. None without.
+    """The teacher that the flags ask for. None without.
 
     Raises:
-        ValueError: a checkpoint that does not fit the policy, or a flag without effect.
+        ValueError: a checkpoint that cannot teach the policy, or a flag without effect.
         OSError: there is no such checkpoint.
     """
-    teacher, kl = row_of(args, "teacher"), row_of(args, "distill_kl")
+    teacher, kl, sees = (row_of(args, name) for name in ("teacher", "distill_kl", "teacher_sees"))
     if teacher is None or kl is None:
         return None
-    bare, own_head = unwrap(policy), teacher.name != "self"
+    bare = unwrap(policy)
+    adapted, other, own_head = bare is not policy, bare, True
     if teacher.name == "self":
-        model: Callable[[], Any] = partial(_without_gradient, policy)
+        model: Callable[[], Any] = partial(_running, policy, None)
+        own_head = False
     elif teacher.name == "reference":
         assert reference is not None
-        model, own_head = reference.model, bare is policy
+        model, own_head = reference.model, not adapted
     else:
-        other = load_teacher(teacher.name, args, bare, collator.processor, looks=bool(args.tools) and paths.encode)
+        other = load_teacher(teacher, args, bare, processor, looks=bool(args.tools) and paths.encode is not None)
+        model = partial(_running, other, args.device, offload=teacher.arguments.offload)
         paths = paths_of_teacher(args, paths, other)
-        model, bare = partial(_on_device, other, args.device, teacher.arguments.offload), other
-    head = unwrap(policy).get_output_embeddings()
-    if kl.name == "full" and unwrap(policy) is not policy and any(each.requires_grad for each in head.parameters()):
+    if kl.name == "full" and adapted and any(each.requires_grad for each in bare.get_output_embeddings().parameters()):
         raise ValueError("--distill_kl full cannot be used with an adapter on the head: leave one of the two out")
+    view = None if sees is None else view_of(sees)
     return Teacher(
-        args=args,
-        model=model,
-        likelihood=likelihood_of(args, paths, bare, accelerator),
-        encode=paths.encode,
-        build=InputBuilder.of(position_rule(bare.config), collator.processor),
-        collator=collator,
-        autocast=accelerator.autocast,
-        meter=meter,
-        view=teacher_views(args)[1],
+        replace(collector, encode=paths.encode),
+        model,
+        likelihood_of(args, paths, other, accelerator),
+        processor.tokenizer,
+        meter,
+        view=view if view is not None and reads_completions(view) else None,
         bound=None if kl.name == "full" else kl.arguments.clip,
         moves=teacher.name == "self",
         own_head=own_head,
@@ -300,52 +296,47 @@ def build_teacher(
 
 
 @contextmanager
-def _without_gradient(policy: nn.Module) -> Iterator[nn.Module]:
-    with torch.no_grad(), evaluating(policy):
-        yield policy
-
-
-@contextmanager
-def _on_device(model: nn.Module, device: torch.device, offload: bool) -> Iterator[nn.Module]:
-    model.to(device)
-    with torch.no_grad():
-        yield model
+def _running(model: nn.Module, device: torch.device | None, offload: bool = False) -> Iterator[nn.Module]:
+    """A model in eval mode, without gradients, and on a device where that is given."""
+    with torch.no_grad(), evaluating(model):
+        yield model if device is None else model.to(device)
     if offload:
         model.to("cpu")
 
 
-def load_teacher(path: str, args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin, *, looks: Any) -> nn.Module:
-    """Another checkpoint as a frozen teacher, which has the same prompts as the policy and any size.
+def load_teacher(
+    teacher: RowValue, args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin, *, looks: bool
+) -> nn.Module:
+    """Another checkpoint as a frozen teacher: of any size, with the prompts of the policy.
 
     Args:
         policy: the model without adapter.
-        looks: completions have media that only the policy's tower has seen.
-
-    Raises:
-        ValueError: it cannot be a teacher of the policy.
-        OSError: there is no such checkpoint.
+        looks: completions have media of which the policy keeps the features alone.
     """
-    flag = f"--teacher {path}"
+    flag = f"--teacher {teacher.name}"
+    if looks:
+        raise ValueError(f"{flag} sees by its own tower, and of looks there are features alone: --shared_prefix off")
+    if teacher.arguments.offload and args.device.type == "cpu":
+        raise ValueError(f"{flag}: offload has no effect on a CPU; leave it out")
+    model = _other_model(flag, teacher.name, policy, processor, weight_dtype(args, frozen=True))
+    theirs, ours = (
+        (position_rule(each.config), vision.patch_size, vision.temporal_patch_size)
+        for each in (model, policy)
+        for vision in [each.config.vision_config]
+    )
+    if theirs != ours:
+        raise ValueError(f"{flag}: expected patches and positions of video like the policy's, {ours}, got {theirs}")
+    return outside_engine(model).requires_grad_(False)
+
+
+def _other_model(flag: str, path: str, policy: nn.Module, processor: ProcessorMixin, dtype: torch.dtype) -> nn.Module:
+    """The model of another checkpoint with the tokenizer of the policy."""
     if (Path(path) / "adapter_config.json").is_file():
         raise ValueError(f"{flag}: holds LoRA adapters; merge them into their model first")
-    if looks:
-        raise ValueError(f"{flag} sees with its own tower, and features of looks are the policy's: --shared_prefix off")
-    if args.device.type == "cpu" and row_of(args, "teacher").arguments.offload:
-        raise ValueError(f"{flag}: offload has no effect on a CPU; leave it out")
+    say(f"loading {flag.removeprefix('--')}")
     if load_processor(path).tokenizer.get_vocab() != processor.tokenizer.get_vocab():
         raise ValueError(f"{flag}: its tokenizer has another vocabulary than the policy's")
-    say(f"loading the teacher {path}")
-    attention = policy.config._attn_implementation
-    model = load_model(path, attn_implementation=attention, dtype=weight_dtype(args, frozen=True))
-
-    def prompts(config: Any) -> tuple[Any, ...]:
-        vision = config.vision_config
-        return position_rule(config), vision.patch_size, vision.temporal_patch_size
-
-    if prompts(model.config) != prompts(policy.config):
-        ours, theirs = policy.config.model_type, model.config.model_type
-        raise ValueError(f"{flag}: a {theirs} has other patches or positions of video than the policy, a {ours}")
-    return outside_engine(model).requires_grad_(False).eval()
+    return load_model(path, attn_implementation=policy.config._attn_implementation, dtype=dtype)
 
 
 def build_reference(
@@ -365,13 +356,8 @@ def build_reference(
         raise ValueError("--sync_ref_model has no effect with LoRA: the weights that the reference has do not learn")
     other = None
     if path is not None:
-        if (Path(path) / "adapter_config.json").is_file():
-            raise ValueError(f"--ref_model_name_or_path {path}: holds LoRA adapters; merge them into their model first")
-        say(f"loading the reference {path}")
-        if load_processor(path).tokenizer.get_vocab() != processor.tokenizer.get_vocab():
-            raise ValueError(f"--ref_model_name_or_path {path}: its tokenizer has another vocabulary than the policy's")
         bare = unwrap(policy)
-        other = load_model(path, attn_implementation=bare.config._attn_implementation, dtype=bare.dtype)
+        other = _other_model(f"--ref_model_name_or_path {path}", path, bare, processor, bare.dtype)
         other = matched(other, policy, one_tower=paths.encode is not None)
     rounded = rounds_products(args) and not args.sync_ref_model  # which moves by less than bfloat16 resolves
     return Reference(policy, other=other, dtype=dtype, rounded=rounded).to(args.device)

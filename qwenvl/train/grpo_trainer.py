@@ -23,7 +23,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood
 from qwenvl.rollout.engine import EngineWithWeights
-from qwenvl.train.assemble import build_collector, build_rewards, build_teacher, distills_alone, teacher_views
+from qwenvl.train.assemble import build_collector, build_rewards, build_teacher, dataset_view, distills_alone
 from qwenvl.train.callbacks import with_entropy_coef
 from qwenvl.train.collect.ahead import StepsAhead
 from qwenvl.train.collect.filtering import Refill
@@ -81,10 +81,7 @@ class GRPOTrainer(PolicyTrainer):
         given = (model, train_dataset, eval_dataset, processing_class, callbacks, peft_config)
         super().__init__(args, rubric, *given, with_reference=args.grpo_beta > 0 or args.teacher == "reference")
         collator, engine = self.data_collator, self.paths.engine
-        self.teacher = build_teacher(
-            args, self.model, self.reference, self.paths, collator, self.accelerator, self.meter
-        )
-        if (view := teacher_views(args)[0]) is not None:
+        if (view := dataset_view(args)) is not None:
             if not isinstance(self.train_dataset, GRPODataset):
                 raise ValueError(f"--teacher {args.teacher} needs a GRPODataset, as load_dataset makes it")
             self.train_dataset.view = view
@@ -97,10 +94,10 @@ class GRPOTrainer(PolicyTrainer):
             ahead=self.ahead,
             compares=not alone,
         )
+        given = (self.model, self.reference, self.paths, self.collector, self.processing_class, self.accelerator)
+        self.teacher = build_teacher(args, *given, self.meter)
         exact = self.teacher is not None and self.teacher.bound is None
-        self.objective = replace(
-            objective_of(args, args.generation_max_length), distill=args.teacher_weight if exact else 0.0
-        )
+        self.objective = objective_of(args, args.generation_max_length, args.teacher_weight if exact else 0.0)
         self.check_parity = ParityCheck(args, self.meter, self.journal.runlog)
         self.drawn: Sequence[PromptBatch] = ()  # the prompts of the present step
         self.step: Step | None = None  # None until completions are sampled for them
