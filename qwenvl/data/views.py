@@ -1,7 +1,7 @@
 """What a teacher, or a control of an evaluation, sees of a record beyond the policy.
 
-A row of ``VIEWS`` is a plain function ``f(record, **arguments) -> record``, or ``f(record, completion) -> str``, a
-sentence behind the question for each completion of the policy.
+A row of ``VIEWS`` is a plain function ``f(record, **arguments) -> record``, or
+``f(record, completion, rewards) -> str``, a sentence behind the question for each completion of the policy.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any, NamedTuple
+from typing import Any
 
-from qwenvl.option import RowValue
+from qwenvl.grpo.options import TeacherOptions
+from qwenvl.option import row_of
 from qwenvl.rewards.functions.looking import evidence_of
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.resolve import load_file
@@ -21,11 +22,9 @@ from qwenvl.types import ClipMeta, Record
 View = Callable[..., Any]
 
 
-class ScoredCompletion(NamedTuple):
-    """A completion of the policy, and what the rewards gave it, None where a function does not apply."""
-
-    text: str
-    rewards: dict[str, float | None]
+def unchanged(record: Record) -> Record:
+    """The record."""
+    return record
 
 
 def frames(record: Record, count: int | None = None) -> Record:
@@ -36,11 +35,7 @@ def frames(record: Record, count: int | None = None) -> Record:
 
 
 def evidence(record: Record, count: int | None = None) -> Record:
-    """The record with the span of its ``evidence`` in place of the whole clip. Without evidence or clip: as it is.
-
-    Args:
-        count: frames of the span. None: as many as the run takes of so many seconds.
-    """
+    """The record with the span of its ``evidence`` in place of its clip. Without evidence or one clip: as it is."""
     spans = evidence_of(record.fields)
     if spans is None or len(record.videos) != 1:
         return record
@@ -51,39 +46,32 @@ def evidence(record: Record, count: int | None = None) -> Record:
 
 def solution(record: Record) -> Record:
     """The record with its solution in a sentence behind the question (arXiv:2601.18734)."""
-    messages = list(record.messages)
-    place = max(n for n, message in enumerate(messages) if message.role == "user")
-    text = f"{messages[place].text}\nThe right answer is: {solution_of(record.solution)}"
-    messages[place] = replace(messages[place], text=text)
-    return replace(record, messages=tuple(messages))
+    *before, question = record.messages  # the prompt ends with a user turn
+    told = replace(question, text=f"{question.text}\nThe right answer is: {solution_of(record.solution)}")
+    return replace(record, messages=(*before, told))
 
 
-def feedback(record: Record, completion: ScoredCompletion) -> str:
-    """What the rewards gave a completion, in a sentence (arXiv:2601.20802)."""
-    given = (f"{name} {value:g}" for name, value in completion.rewards.items() if value is not None)
+def feedback(record: Record, completion: str, rewards: Mapping[str, float | None]) -> str:
+    """What the rewards gave a completion, in a sentence (arXiv:2601.20802). None: a reward does not apply to it."""
+    given = (f"{name} {value:g}" for name, value in rewards.items() if value is not None)
     return f"An earlier answer was scored: {', '.join(given)}. Do better."
-
-
-def unchanged(record: Record) -> Record:
-    """The record: of a teacher that sees what the policy sees, with a vision tower of its own."""
-    return record
 
 
 VIEWS: Mapping[str, View] = {"frames": frames, "evidence": evidence, "solution": solution, "feedback": feedback}
 
 
-def view_of(row: RowValue) -> View:
-    """The function of a row of ``VIEWS``, or of a function ``file.py:name``, with its arguments.
+def view_named(text: str | None) -> View:
+    """The function that ``--teacher_sees`` names: a row of ``VIEWS`` or ``file.py:name``. None: ``unchanged``.
 
     Raises:
-        ValueError: there is no such function.
+        ValueError: there is no such function, or it has no such argument.
     """
-    if row.name in VIEWS:
-        return partial(VIEWS[row.name], **vars(row.arguments))
+    row = row_of(TeacherOptions(teacher="reference", teacher_sees=text), "teacher_sees")
+    if row is None or row.name in VIEWS:
+        return unchanged if row is None else partial(VIEWS[row.name], **vars(row.arguments))
     file, _, name = row.name.rpartition(":")
-    made = getattr(load_file(file), name, None)
-    if not callable(made):
-        raise ValueError(f"{row.name}: {file} has no function {name}; expected f(record) or f(record, completion)")
+    if not callable(made := getattr(load_file(file), name, None)):
+        raise ValueError(f"--teacher_sees {row.name}: {file} has no function {name}")
     return made
 
 

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,11 @@ from qwenvl.files import written_whole
 from qwenvl.option import row_of
 
 if TYPE_CHECKING:
-    from torch.nn import Module
     from torch.utils.data import DataLoader
 
     from qwenvl.config.grpo_config import GRPOConfig
     from qwenvl.data.collator import GRPOCollator
     from qwenvl.rewards import Rubric
-    from qwenvl.train.collect.collector import Collector
 
 COMMAND = "qwenvl probe"
 NUMBERS = "probe.json"
@@ -93,7 +90,9 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
         collator = collator_of(config)
         loader = _first_prompts(config, rubric, collator, options.limit)
         model, collector = build_respondent(config, collator, rubric)
-        teacher, as_teacher = teacher_of(config, model, collector, collator, rubric)
+        named, teacher, as_teacher = row_of(config, "teacher"), model, collector
+        if named is not None and named.name not in ("self", "reference"):
+            teacher, as_teacher = build_respondent(config, collator, rubric, named.name)
     if log is not None:  # what an earlier probe wrote is replaced
         (log.folder / NUMBERS).unlink(missing_ok=True)
         log.begin()
@@ -127,20 +126,6 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
         if not groups:
             raise RecordError(f"all {len(loader)} records were left out; the first: {left_out[0].error}")
         return numbers_of(question, groups, left_out, time.perf_counter() - began, taught)
-
-
-def teacher_of(
-    config: GRPOConfig, model: Module, collector: Collector, collator: GRPOCollator, rubric: Rubric
-) -> tuple[Module, Collector]:
-    """The model that answers the teacher's prompts, which is that of the policy before training, and its collector."""
-    from qwenvl.evaluate.respondent import build_respondent
-
-    named = row_of(config, "teacher")
-    if named is None or named.name in ("self", "reference"):
-        return model, collector
-    other = copy(config)
-    other.model_name_or_path = named.name
-    return build_respondent(other, collator, rubric)
 
 
 def _first_prompts(config: GRPOConfig, rubric: Rubric, collator: GRPOCollator, limit: int) -> DataLoader:

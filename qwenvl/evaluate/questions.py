@@ -31,8 +31,8 @@ from torch.utils.data import Dataset
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
-from qwenvl.data.views import view_of
-from qwenvl.evaluate.settings import CONTROL_NAMES, LOOK_CONTROLS, EvaluateOptions, seen_by_teacher
+from qwenvl.data.views import view_named
+from qwenvl.evaluate.settings import CONTROL_NAMES, LOOK_CONTROLS, EvaluateOptions
 from qwenvl.model.vision_tower import GREY
 from qwenvl.rewards.functions.looking import evidence_of
 from qwenvl.rewards.functions.text import normalized, solution_of
@@ -149,8 +149,7 @@ class Questions:
             other = self.records[self.partners[number]]
             return replace(record, videos=other.videos, images=other.images, clip_meta=other.clip_meta)
         if control not in (AS_IT_IS, *CONTROL_NAMES, *LOOK_CONTROLS) or control == EVIDENCE:
-            row, _ = seen_by_teacher(control)
-            return view_of(row)(record) if row else record
+            return view_named(control)(record)
         if control == TEXT_ONLY:
             messages = tuple(Message(message.role, _TAG.sub("", message.text)) for message in record.messages)
             return replace(record, messages=messages, videos=(), images=(), clip_meta=())

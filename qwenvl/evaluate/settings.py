@@ -16,8 +16,7 @@ from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.forms import MEDIA_TAG
 from qwenvl.data.records.parse import ReadOptions, Row, parse_row, text_or_file
-from qwenvl.grpo.options import VIEW_ROWS, TeacherOptions
-from qwenvl.option import Options, RowValue, all_options, option, row_of
+from qwenvl.option import Options, all_options, option
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import read_config
@@ -68,14 +67,6 @@ class ProbeOptions(PassOptions):
     json: bool = option(False, "Print the numbers as JSON in place of the table.")
 
 
-def seen_by_teacher(control: str) -> tuple[RowValue | None, list[str]]:
-    """The row of ``--teacher_sees`` that a control names, and what is wrong with it."""
-    try:
-        return row_of(TeacherOptions(teacher="reference", teacher_sees=control), "teacher_sees"), []
-    except ValueError as error:
-        return None, str(error).replace("--teacher_sees", "--controls").split("\n")
-
-
 @dataclass
 class EvaluateOptions(PassOptions):
     """The options of ``qwenvl evaluate`` itself."""
@@ -124,10 +115,8 @@ class EvaluateOptions(PassOptions):
         names = self.control_names
         for each in dict.fromkeys(names):
             if each not in (known := (*CONTROL_NAMES, *LOOK_CONTROLS)):
-                if (word := each.partition("(")[0]) == "feedback" or (word not in VIEW_ROWS and ":" not in word):
+                if (word := each.partition("(")[0]) not in ("frames", "solution", "evidence") and ":" not in word:
                     yield f"--controls {each}: no such control; expected some of {', '.join(known)}, or all"
-                else:
-                    yield from seen_by_teacher(each)[1]
             elif names.count(each) > 1:
                 yield f"--controls names {each} twice"
 

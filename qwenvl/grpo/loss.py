@@ -28,7 +28,7 @@ class LossInputs:
         old_logprobs: N x T, of the policy before its first update on these completions. Before that update they are
             ``logprobs`` themselves, detached: the importance ratio is 1 then, and its gradient that of the log-prob.
         ref_logprobs: N x T, of the reference. None where there is none.
-        advantages: N, or N x T where tokens have their own.
+        advantages: N, or N x T.
         mask: N x T bool, true for the tokens that count, a completion's end token among them. Anything may stand in the
             log-probs where it is false.
         entropies: N x T, of the policy's distribution of each token, in nats. None where they are not known.
@@ -263,12 +263,11 @@ LOSSES: dict[str, Objective] = {
 """The objectives that ``loss_type`` names, with the settings of their papers."""
 
 
-def objective_of(options: ObjectiveOptions, max_completion_length: int, distill: float = 0.0) -> Objective:
+def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objective:
     """The row of ``LOSSES`` that the options name, with their weights, and their bounds in the place of the paper's.
 
     Args:
         max_completion_length: most tokens that a completion may have.
-        distill: weight of the exact KL to a teacher.
 
     Raises:
         ValueError: a bound that another one leaves without effect.
@@ -304,7 +303,6 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int, distill:
         kl_unbiased=kl.arguments.unbiased,
         weighting=Weighting(options.correction, weights.min, weights.max, arguments["off_policy_mask"]),
         entropy_coef=options.entropy_coef or None,
-        distill=distill,
         max_completion_length=max_completion_length,
     )
 
@@ -312,9 +310,7 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int, distill:
 def _check(inputs: LossInputs, objective: Objective) -> None:
     shape = tuple(inputs.logprobs.shape)
     if len(shape) != 2 or tuple(inputs.advantages.shape) not in (shape[:1], shape):
-        raise ValueError(
-            f"expected logprobs N x T and advantages N or N x T, got {shape} and {tuple(inputs.advantages.shape)}"
-        )
+        raise ValueError(f"expected logprobs N x T and advantages N, got {shape} and {tuple(inputs.advantages.shape)}")
     if inputs.mask.dtype != torch.bool:
         raise ValueError(f"mask: expected bool, got {inputs.mask.dtype}")
     by_token = ("mask", "old_logprobs", "ref_logprobs", "entropies", "sampler_logprobs", "policy_mask", "divergences")

@@ -273,8 +273,8 @@ class LoadedTeacher(Options):
 
     offload: bool = option(
         False,
-        "Keep it in CPU memory between its passes: less GPU memory, and a copy each way for a micro-batch.",
-        needs="distill_kl != 'full': the policy's pass reads its head",
+        "Keep it in CPU memory between its passes, one for each micro-batch.",
+        needs=("distill_kl != 'full': the policy's pass reads its head", "not use_cpu"),
     )
 
 
@@ -307,10 +307,9 @@ class TeacherOptions(Options):
 
     teacher: str | None = option(
         None,
-        "Model whose log-probs of the sampled tokens the policy learns from (on-policy distillation). reference: the "
-        "model before training, or the one that --ref_model_name_or_path names. self: the policy itself, where it sees "
-        "more (--teacher_sees). Else a checkpoint, a folder or hub name, of any size with the same tokenizer and "
-        "patches; it is a second model in memory.",
+        "Model whose log-probs of the sampled tokens the policy learns from. reference: the one of the KL term, by "
+        "default the model before training. self: the policy, where it sees more (--teacher_sees). Else a checkpoint "
+        "of any size with the tokenizer and the prompts of the policy, a folder or hub name: a second model in memory.",
         unset="no teacher",
         rows={"reference": NoArguments, "self": NoArguments, None: LoadedTeacher},
     )
@@ -319,31 +318,29 @@ class TeacherOptions(Options):
         "What the teacher's prompt has beyond the policy's. frames: another number of frames, as frames(32). "
         "evidence: the span of the record's `evidence` in place of the clip. solution: its solution. feedback: what "
         "the rewards gave the completion, so that each has a prompt of its own. file.py:name: a function of your own, "
-        "f(record) -> record, or f(record, completion) -> a sentence behind the question.",
+        "f(record) -> record, or f(record, completion, rewards) -> a sentence behind the question.",
         unset="the policy's prompt",
         needs="teacher",
         rows=VIEW_ROWS,
     )
     distill_weight: float | None = option(
         None,
-        "Weight of the teacher beside the advantages of the rewards, at least 0. 0: it is compared with, and rewards "
-        "alone are learned from.",
+        "Weight of the teacher beside the advantages of the rewards, at least 0. 0: the two are only compared.",
         unset="1; where no flag names a reward, the teacher alone is learned from, and rewards are only logged",
         least=0,
         needs="teacher",
     )
     distill_kl: str = option(
         "sampled",
-        "Estimate of KL(policy || teacher) that is lowered. sampled: by the sampled tokens, whose advantage becomes "
-        "teacher - policy log-prob. full: the exact sum over the vocabulary, a term of the loss; less noise, and "
-        "one more product with the teacher's head.",
+        "Estimate of KL(policy || teacher). sampled: a sampled token has the advantage teacher - policy log-prob. "
+        "full: the exact sum over the vocabulary, a term of the loss; less noise, one more product with the head.",
         needs=("teacher", "distill_weight != 0: the teacher is only compared with"),
         rows={"sampled": SampledKl, "full": NoArguments},
     )
     distill_on: Literal["all", "vision"] = option(
         "all",
-        "Tokens that the teacher teaches. vision: each by the share of its probability, by the teacher, that grey "
-        "frames take away or add, so that tokens that no picture decides count little. Costs another teacher pass.",
+        "Tokens that are taught. vision: each by the share of its probability, by the teacher, that grey frames take "
+        "away or add, so that tokens that no picture decides count little. Costs another pass of the teacher.",
         needs=("teacher", "distill_weight != 0: the teacher is only compared with"),
     )
 
@@ -353,8 +350,6 @@ class TeacherOptions(Options):
         return 0.0 if self.teacher is None else 1.0 if self.distill_weight is None else self.distill_weight
 
     def problems(self) -> Iterator[str]:
-        if self.teacher is None:
-            return
         if self.teacher == "self" and self.teacher_sees is None:
             yield "--teacher self has no effect where it sees what the policy sees: give --teacher_sees, as frames(32)"
         view = row_of(self, "teacher_sees")

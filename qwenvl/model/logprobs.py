@@ -160,13 +160,11 @@ def entropy_of(logits: Tensor, normaliser: Tensor) -> Tensor:
 def reverse_kl(logits: Tensor, teacher: Tensor) -> Tensor:
     """KL(p || q) in nats of p = softmax(logits) and q = softmax(teacher), ... x V -> ... (arXiv:2306.08543).
 
-    Checkpoints of one tokenizer may pad their vocabularies to different sizes: only tokens of both count.
-
     Example:
         >>> round(reverse_kl(torch.zeros(2), torch.tensor([3.0, 1.0]).log()).item(), 4)  # log(1/2) - log(3/4 1/4) / 2
         0.1438
     """
-    size = min(logits.shape[-1], teacher.shape[-1])
+    size = min(logits.shape[-1], teacher.shape[-1])  # one tokenizer may be padded to several sizes
     own, other = (each[..., :size].log_softmax(-1) for each in (logits, teacher))
     return (own.exp() * (own - other)).sum(-1)
 

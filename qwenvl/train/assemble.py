@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from transformers import ProcessorMixin, set_seed
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
-from qwenvl.data.views import View, reads_completions, unchanged, view_of
+from qwenvl.data.views import View, reads_completions, unchanged, view_named
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import (
@@ -36,13 +36,15 @@ from qwenvl.model.loading import (
 from qwenvl.model.lock_step import LockStep
 from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference, matched, outside_engine
-from qwenvl.option import RowValue, row_of, was_set
+from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
+from qwenvl.model.vision_tower import accept_features, supports_encode_once
+from qwenvl.option import row_of, was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import TemporalContrast
 from qwenvl.train.display.console import say, settle_output
-from qwenvl.train.fast_paths import Paths, likelihood_of, paths_of_teacher
+from qwenvl.train.fast_paths import Paths, likelihood_of
 from qwenvl.train.meter import Meter
 from qwenvl.train.teacher import Teacher
 
@@ -241,62 +243,50 @@ def dataset_view(args: GRPOConfig) -> View | None:
     Raises:
         ValueError: there is no such function.
     """
-    sees = row_of(args, "teacher_sees")
-    if sees is not None and not reads_completions(view := view_of(sees)):
-        return view
+    view = view_named(args.teacher_sees)
+    if reads_completions(view):
+        view = unchanged
     # A tower of its own needs pixels, which the policy's prompts have no more.
-    return None if args.teacher in (None, "self", "reference") else unchanged
+    return None if view is unchanged and args.teacher in (None, "self", "reference") else view
 
 
-def build_teacher(
-    args: GRPOConfig,
-    policy: nn.Module,
-    reference: Reference | None,
-    paths: Paths,
-    collector: Collector,
-    processor: ProcessorMixin,
-    accelerator: Accelerator,
-    meter: Meter,
-) -> Teacher | None:
-    """The teacher that the flags ask for. None without.
+def build_teacher(trainer: Any) -> Teacher | None:
+    """The teacher that the flags of a ``GRPOTrainer`` ask for. None without.
 
     Raises:
         ValueError: a checkpoint that cannot teach the policy, or a flag without effect.
         OSError: there is no such checkpoint.
     """
-    teacher, kl, sees = (row_of(args, name) for name in ("teacher", "distill_kl", "teacher_sees"))
+    args, policy, paths, processor = trainer.args, trainer.model, trainer.paths, trainer.processing_class
+    teacher, kl, view = row_of(args, "teacher"), row_of(args, "distill_kl"), view_named(args.teacher_sees)
     if teacher is None or kl is None:
         return None
-    bare = unwrap(policy)
-    adapted, other, own_head = bare is not policy, bare, True
+    bare = other = unwrap(policy)
+    adapted, full = bare is not policy, kl.name == "full"
     if teacher.name == "self":
-        model: Callable[[], Any] = partial(_running, policy, None)
-        own_head = False
+        model: Callable[[], Any] = partial(_running, policy)
     elif teacher.name == "reference":
-        assert reference is not None
-        model, own_head = reference.model, not adapted
+        model = trainer.reference.model
     else:
-        other = load_teacher(teacher, args, bare, processor, looks=bool(args.tools) and paths.encode is not None)
+        other = load_teacher(teacher.name, args, bare, paths, processor)
         model = partial(_running, other, args.device, offload=teacher.arguments.offload)
-        paths = paths_of_teacher(args, paths, other)
-    if kl.name == "full" and adapted and any(each.requires_grad for each in bare.get_output_embeddings().parameters()):
+    if full and adapted and any(each.requires_grad for each in bare.get_output_embeddings().parameters()):
         raise ValueError("--distill_kl full cannot be used with an adapter on the head: leave one of the two out")
-    view = None if sees is None else view_of(sees)
     return Teacher(
-        replace(collector, encode=paths.encode),
+        trainer.collector,
         model,
-        likelihood_of(args, paths, other, accelerator),
+        likelihood_of(args, paths, other, trainer.accelerator),
         processor.tokenizer,
-        meter,
-        view=view if view is not None and reads_completions(view) else None,
-        bound=None if kl.name == "full" else kl.arguments.clip,
+        trainer.meter,
+        view=view if reads_completions(view) else None,
+        bound=None if full else kl.arguments.clip,
         moves=teacher.name == "self",
-        own_head=own_head,
+        own_head=other is not bare or (teacher.name == "reference" and not adapted),
     )
 
 
 @contextmanager
-def _running(model: nn.Module, device: torch.device | None, offload: bool = False) -> Iterator[nn.Module]:
+def _running(model: nn.Module, device: torch.device | None = None, offload: bool = False) -> Iterator[nn.Module]:
     """A model in eval mode, without gradients, and on a device where that is given."""
     with torch.no_grad(), evaluating(model):
         yield model if device is None else model.to(device)
@@ -304,28 +294,19 @@ def _running(model: nn.Module, device: torch.device | None, offload: bool = Fals
         model.to("cpu")
 
 
-def load_teacher(
-    teacher: RowValue, args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin, *, looks: bool
-) -> nn.Module:
-    """Another checkpoint as a frozen teacher: of any size, with the prompts of the policy.
-
-    Args:
-        policy: the model without adapter.
-        looks: completions have media of which the policy keeps the features alone.
-    """
-    flag = f"--teacher {teacher.name}"
-    if looks:
+def load_teacher(path: str, args: GRPOConfig, policy: nn.Module, paths: Paths, processor: ProcessorMixin) -> nn.Module:
+    """Another checkpoint as a frozen teacher: of any size, with the prompts of the policy."""
+    flag = f"--teacher {path}"
+    if args.tools and paths.encode is not None:
         raise ValueError(f"{flag} sees by its own tower, and of looks there are features alone: --shared_prefix off")
-    if teacher.arguments.offload and args.device.type == "cpu":
-        raise ValueError(f"{flag}: offload has no effect on a CPU; leave it out")
-    model = _other_model(flag, teacher.name, policy, processor, weight_dtype(args, frozen=True))
-    theirs, ours = (
-        (position_rule(each.config), vision.patch_size, vision.temporal_patch_size)
-        for each in (model, policy)
-        for vision in [each.config.vision_config]
-    )
-    if theirs != ours:
-        raise ValueError(f"{flag}: expected patches and positions of video like the policy's, {ours}, got {theirs}")
+    model = _other_model(flag, path, policy, processor, weight_dtype(args, frozen=True))
+    if position_rule(model.config) != position_rule(policy.config):
+        ours, theirs = policy.config.model_type, model.config.model_type
+        raise ValueError(f"{flag}: expected a model whose prompts are those of the policy, {ours}, got {theirs}")
+    reason = supports_shared_prefix(model) or supports_encode_once(model) if args.shared_prefix == "auto" else None
+    if reason:
+        raise ValueError(f"{flag}: {reason}; set --shared_prefix off")
+    accept_features(model)
     return outside_engine(model).requires_grad_(False)
 
 

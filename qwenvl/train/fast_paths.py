@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -104,18 +104,6 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
     if args.engine_has_own_weights:
         engine = _engine_of(args, policy, engine)
     return Paths(likelihood, engine, encode)
-
-
-def paths_of_teacher(args: GRPOConfig, paths: Paths, teacher: nn.Module) -> Paths:
-    """The paths of the policy as another frozen model can take them, which then takes features as input."""
-    auto = args.shared_prefix == "auto"
-    shares = auto and shared_prefix.supports_shared_prefix(teacher) is None
-    accept_features(teacher)
-    return replace(
-        paths,
-        completion_likelihood=(shared_prefix if shares else logprobs).completion_likelihood,
-        encode=encode_vision if auto and supports_encode_once(teacher) is None else None,
-    )
 
 
 def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine:

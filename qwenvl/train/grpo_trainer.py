@@ -94,10 +94,10 @@ class GRPOTrainer(PolicyTrainer):
             ahead=self.ahead,
             compares=not alone,
         )
-        given = (self.model, self.reference, self.paths, self.collector, self.processing_class, self.accelerator)
-        self.teacher = build_teacher(args, *given, self.meter)
-        exact = self.teacher is not None and self.teacher.bound is None
-        self.objective = objective_of(args, args.generation_max_length, args.teacher_weight if exact else 0.0)
+        self.teacher = build_teacher(self)
+        self.objective = objective_of(args, args.generation_max_length)
+        if self.teacher is not None and self.teacher.bound is None:
+            self.objective = replace(self.objective, distill=args.teacher_weight)
         self.check_parity = ParityCheck(args, self.meter, self.journal.runlog)
         self.drawn: Sequence[PromptBatch] = ()  # the prompts of the present step
         self.step: Step | None = None  # None until completions are sampled for them
@@ -188,15 +188,12 @@ class GRPOTrainer(PolicyTrainer):
         return self.step
 
     def _likelihood(
-        self,
-        model: nn.Module,
-        experience: Experience,
-        entropy: EntropyUse = "none",
-        comparison: Comparison | None = None,
+        self, model: nn.Module, experience: Experience, entropy: EntropyUse = "none", compared: Comparison | None = None
     ) -> Likelihood:
         rollout, temperature = experience.rollout, self.args.generation_temperature
-        given = (experience.prompts, rollout.completion_ids, rollout.completion_mask, temperature, entropy)
-        return self.completion_likelihood(model, *given, rollout.whole, comparison)
+        ids, mask = rollout.completion_ids, rollout.completion_mask
+        given = (model, experience.prompts, ids, mask, temperature, entropy, rollout.whole)
+        return self.completion_likelihood(*given, compared)
 
     def _reference_logprobs(self, experience: Experience) -> Tensor | None:
         if self.reference is None or not self.args.grpo_beta or experience.ref_logprobs is not None:

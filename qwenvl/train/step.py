@@ -21,18 +21,17 @@ from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 @dataclass
 class TeacherScores:
-    """What a teacher makes of the N completions of a micro-batch.
+    """What a teacher makes of the N completions of a micro-batch, N x T.
 
     Attributes:
-        logprobs: N x T, of the teacher, under its own prompts.
-        top: N x T, the number of its likeliest token.
-        weights: N x T from 0 to 1, how much each token is taught (``distill_on vision``). None: all the same.
+        logprobs, top: under its own prompts. ``top`` is the number of its likeliest token.
+        weights: from 0 to 1, how much a token is taught (``distill_on vision``). None: all the same.
         states: K x H hidden states of its K tokens, for the exact KL (``distill_kl full``). None without.
-        advantages: N x T, what is added to the advantages of the rewards. None: nothing.
+        advantages: added to those of the rewards. None: nothing.
     """
 
     logprobs: Tensor
-    top: Tensor | None = None
+    top: Tensor
     weights: Tensor | None = None
     states: Tensor | None = None
     advantages: Tensor | None = None

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from qwenvl.data.chat import TURN_END
-from qwenvl.data.views import ScoredCompletion, View
+from qwenvl.data.views import View
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import Comparison, Likelihood
@@ -77,8 +77,10 @@ class Teacher:
                 scales, encoded = collector.build_inputs.scales, collector.encode is not None
                 with collector.autocast():
                     prompts, whole = (p and grey_media(model, p, scales, encoded=encoded) for p in (prompts, whole))
-                weights = share_changed(found.logprobs, self.likelihood(model, prompts, *given, whole).logprobs)
+                change = found.logprobs - self.likelihood(model, prompts, *given, whole).logprobs
+                weights = 1 - torch.exp(-change.abs())  # 1 - min(p, q) / max(p, q), with the pictures and without
         states = None if found.states is None else found.states[mask]
+        assert found.top is not None
         experience.teacher = TeacherScores(found.logprobs, found.top, weights, states)
 
     def comparison(self, experience: Experience) -> Comparison | None:
@@ -96,7 +98,7 @@ class Teacher:
         In expectation over tokens its gradient is that of weight x KL(policy || teacher).
         """
         scores, mask, weight = experience.teacher, experience.loss_mask, self.collector.args.teacher_weight
-        assert scores is not None and scores.top is not None and experience.old_logprobs is not None
+        assert scores is not None and experience.old_logprobs is not None
         gap = (scores.logprobs - experience.old_logprobs).masked_fill(~mask, 0.0)
         shown = {"agree_frac": scores.top == policy.top}
         shown["kl"] = -gap if policy.divergences is None else policy.divergences.detach()
@@ -105,8 +107,8 @@ class Teacher:
         if self.bound is not None:
             shown["clipped_frac"] = gap.abs() > self.bound
             if weight:
-                scores.advantages = weight * gap.clamp(-self.bound, self.bound)
-                scores.advantages *= 1 if scores.weights is None else scores.weights
+                taught = 1.0 if scores.weights is None else scores.weights
+                scores.advantages = weight * taught * gap.clamp(-self.bound, self.bound)
         if tokens := int(mask.sum()):
             for name, values in shown.items():
                 self.meter.mean(f"teacher/{name}", values[mask].double().mean().item(), weight=tokens)
@@ -122,8 +124,8 @@ class Teacher:
         del columns[TOTAL]
         for n, text in enumerate(texts):
             p = n * len(batch) // len(texts)
-            scored = ScoredCompletion(text, {name: values[n] for name, values in columns.items()})
-            rows.append(with_sentence(prompts.select([p]), self.view(batch.records[p], scored), self.tokenizer))
+            sentence = self.view(batch.records[p], text, {name: values[n] for name, values in columns.items()})
+            rows.append(with_sentence(prompts.select([p]), sentence, self.tokenizer))
         return PromptInputs.join(rows)
 
 
@@ -140,13 +142,3 @@ def with_sentence(prompt: PromptInputs, sentence: str, tokenizer: Any) -> Prompt
         attention_mask=prompt.attention_mask.new_ones(1, len(ids) + len(more)),
         position_ids=torch.cat([positions[..., :place], added, behind], dim=-1),
     )
-
-
-def share_changed(seen: Tensor, blind: Tensor) -> Tensor:
-    """1 - min(p, q) / max(p, q) of two log-probs: the share of a token's probability that the pictures decide.
-
-    Example:
-        >>> share_changed(torch.tensor([0.5]).log(), torch.tensor([0.25]).log())
-        tensor([0.5000])
-    """
-    return 1 - torch.exp(-(seen - blind).abs())
