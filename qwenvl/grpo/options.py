@@ -332,7 +332,7 @@ class TeacherOptions(Options):
     )
     distill_kl: str = option(
         "sampled",
-        "Estimate of KL(policy || teacher). sampled: a sampled token has the advantage teacher - policy log-prob. "
+        "Estimate of the KL of policy and teacher. sampled: a token has the advantage teacher - policy log-prob. "
         "full: the exact sum over the vocabulary, a term of the loss; less noise, one more product with the head.",
         needs=("teacher", "distill_weight != 0: the teacher is only compared with"),
         rows={"sampled": SampledKl, "full": NoArguments},

@@ -265,9 +265,11 @@ def build_teacher(trainer: Any) -> Teacher | None:
     adapted, full = bare is not policy, kl.name == "full"
     if teacher.name == "self":
         model: Callable[[], Any] = partial(_running, policy)
+        own_head = False
     elif teacher.name == "reference":
-        model = trainer.reference.model
+        model, own_head = trainer.reference.model, not adapted or args.ref_model_name_or_path is not None
     else:
+        own_head = True
         other = load_teacher(teacher.name, args, bare, paths, processor)
         model = partial(_running, other, args.device, offload=teacher.arguments.offload)
     if full and adapted and any(each.requires_grad for each in bare.get_output_embeddings().parameters()):
@@ -281,7 +283,7 @@ def build_teacher(trainer: Any) -> Teacher | None:
         view=view if reads_completions(view) else None,
         bound=None if full else kl.arguments.clip,
         moves=teacher.name == "self",
-        own_head=other is not bare or (teacher.name == "reference" and not adapted),
+        own_head=own_head,
     )
 
 
@@ -299,15 +301,14 @@ def load_teacher(path: str, args: GRPOConfig, policy: nn.Module, paths: Paths, p
     flag = f"--teacher {path}"
     if args.tools and paths.encode is not None:
         raise ValueError(f"{flag} sees by its own tower, and of looks there are features alone: --shared_prefix off")
-    model = _other_model(flag, path, policy, processor, weight_dtype(args, frozen=True))
+    model = outside_engine(_other_model(flag, path, policy, processor, weight_dtype(args, frozen=True)))
     if position_rule(model.config) != position_rule(policy.config):
         ours, theirs = policy.config.model_type, model.config.model_type
         raise ValueError(f"{flag}: expected a model whose prompts are those of the policy, {ours}, got {theirs}")
-    reason = supports_shared_prefix(model) or supports_encode_once(model) if args.shared_prefix == "auto" else None
-    if reason:
+    accept_features(model.requires_grad_(False))
+    if args.shared_prefix == "auto" and (reason := supports_shared_prefix(model) or supports_encode_once(model)):
         raise ValueError(f"{flag}: {reason}; set --shared_prefix off")
-    accept_features(model)
-    return outside_engine(model).requires_grad_(False)
+    return model
 
 
 def _other_model(flag: str, path: str, policy: nn.Module, processor: ProcessorMixin, dtype: torch.dtype) -> nn.Module:

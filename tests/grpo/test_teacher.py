@@ -42,7 +42,8 @@ def test_the_exact_kl_is_a_term_of_the_loss():
     """alpha * weight * KL of each token, in the average of the loss."""
     case = random_case()
     divergences = torch.rand(6, 6, dtype=torch.float64).masked_fill(~case.mask, torch.inf).requires_grad_()
-    for name, weight_of in (("grpo", lambda length: 1 / length / 6), ("dapo", lambda length: 1 / sum(LENGTHS))):
+    averages = {"grpo": lambda length: 1 / max(1, length) / 6, "dapo": lambda length: 1 / sum(LENGTHS)}
+    for name, weight_of in averages.items():
         plain = settled(LOSSES[name])
         with_term = replace(plain, distill=0.3)
         output = with_term(replace(case.inputs(), divergences=divergences), COUNTS)
