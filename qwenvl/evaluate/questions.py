@@ -123,7 +123,7 @@ class Questions:
         for control in questions.controls:
             if not any(questions.applies(control, number) for number in numbers):
                 lacks = {OTHER: "another clip to show", EVIDENCE: "`evidence` for its clip"}.get(control)
-                lacks = lacks or ("a look, which --tools allow" if control in LOOK_CONTROLS else "what it takes away")
+                lacks = lacks or ("a look, which --tools allow" if control in LOOK_CONTROLS else "what it changes")
                 raise ValueError(f"--controls {control} has no effect: no record has {lacks}; leave it out")
         return questions
 

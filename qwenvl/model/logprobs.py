@@ -31,13 +31,12 @@ be the same in float32 and in bfloat16, and with an entropy, measured or trained
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a pass computes so that two models can be compared on the same tokens: the likeliest token, and more.
+    """What a pass computes to compare two models on the same tokens: the likeliest token, and more.
 
     Attributes:
-        keep_states: return the hidden states that the head is called on, for ``states`` of the other model's pass.
-        states: K x H hidden states of a teacher, of the K tokens of the mask in order. With them the pass has the
-            KL(model || teacher) of each token, over the whole vocabulary and with gradient.
-        head: from hidden states of the teacher to its logits. None: it has the model's own head.
+        keep_states: return the hidden states that the head is called on.
+        states: those of a teacher, K x H for the K tokens of the mask: compute KL(model || teacher), with gradient.
+        head: of the teacher, from hidden states to logits. None: the model's own.
     """
 
     keep_states: bool = False

@@ -219,10 +219,7 @@ def build_collector(
 
 
 def distills_alone(args: GRPOConfig, functions: Any, weights: Any) -> bool:
-    """Whether the policy learns from its teacher alone: neither rewards nor a weight of the teacher are named.
-
-    Args:
-        functions, weights: rewards that a script gives.
+    """Whether the policy learns from its teacher alone: neither flags nor a script name rewards, or its weight.
 
     Raises:
         ValueError: a flag that would have no effect then.
@@ -238,11 +235,7 @@ def distills_alone(args: GRPOConfig, functions: Any, weights: Any) -> bool:
 
 
 def dataset_view(args: GRPOConfig) -> View | None:
-    """What the teacher sees of a record. None: the policy's own prompt, or one for each completion that is made of it.
-
-    Raises:
-        ValueError: there is no such function.
-    """
+    """What the teacher sees of a record. None: the prompt of the policy, or that with a sentence for a completion."""
     view = view_named(args.teacher_sees)
     if reads_completions(view):
         view = unchanged
@@ -262,17 +255,15 @@ def build_teacher(trainer: Any) -> Teacher | None:
     if teacher is None or kl is None:
         return None
     bare = other = unwrap(policy)
-    adapted, full = bare is not policy, kl.name == "full"
+    full = kl.name == "full"
     if teacher.name == "self":
         model: Callable[[], Any] = partial(_running, policy)
-        own_head = False
     elif teacher.name == "reference":
-        model, own_head = trainer.reference.model, not adapted or args.ref_model_name_or_path is not None
+        model = trainer.reference.model
     else:
-        own_head = True
         other = load_teacher(teacher.name, args, bare, paths, processor)
         model = partial(_running, other, args.device, offload=teacher.arguments.offload)
-    if full and adapted and any(each.requires_grad for each in bare.get_output_embeddings().parameters()):
+    if full and bare is not policy and any(each.requires_grad for each in bare.get_output_embeddings().parameters()):
         raise ValueError("--distill_kl full cannot be used with an adapter on the head: leave one of the two out")
     return Teacher(
         trainer.collector,
@@ -283,7 +274,6 @@ def build_teacher(trainer: Any) -> Teacher | None:
         view=view if reads_completions(view) else None,
         bound=None if full else kl.arguments.clip,
         moves=teacher.name == "self",
-        own_head=own_head,
     )
 
 

@@ -118,7 +118,7 @@ class GRPOTrainer(PolicyTrainer):
         experience, teacher = step.experiences[inputs.get("micro_batch", 0)], self.teacher
         if teacher is not None:
             teacher.score(experience)
-        compared = None if teacher is None else teacher.comparison(experience)
+        compared = None if teacher is None else teacher.comparison(model, experience)
         entropy: EntropyUse = "trained" if self.objective.entropy_coef else "measured"
         with self.meter.time("time/logp_s"):
             likelihood = self._likelihood(model, experience, entropy, compared)

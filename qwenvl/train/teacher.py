@@ -40,8 +40,7 @@ class Teacher:
         meter: gets KL, agreement and the share of clipped tokens.
         view: makes a sentence for each completion (``feedback``). None: prompts are those of the data set's ``view``.
         bound: largest difference of the log-probs of a token that counts. None: the exact KL is a term of the loss.
-        moves: its weights, and its head, are those of the policy (``self``).
-        own_head: its head is another one than the policy's.
+        moves: its weights are those of the policy (``self``).
     """
 
     collector: Collector
@@ -52,7 +51,6 @@ class Teacher:
     view: View | None
     bound: float | None
     moves: bool
-    own_head: bool
 
     @torch.no_grad()
     def score(self, experience: Experience) -> None:
@@ -83,13 +81,13 @@ class Teacher:
         assert found.top is not None
         experience.teacher = TeacherScores(found.logprobs, found.top, weights, states)
 
-    def comparison(self, experience: Experience) -> Comparison | None:
+    def comparison(self, policy: nn.Module, experience: Experience) -> Comparison | None:
         """What the policy's pass has to compute. None: log-probs alone."""
         if experience.teacher is None or experience.teacher.states is None:
             return Comparison() if experience.old_logprobs is None else None
         with self.model() as model:
-            head = unwrap(model).get_output_embeddings() if self.own_head else None
-        return Comparison(states=experience.teacher.states, head=head)
+            own, head = (unwrap(each).get_output_embeddings() for each in (policy, model))
+        return Comparison(states=experience.teacher.states, head=None if head is own else head)
 
     def compare(self, experience: Experience, policy: Likelihood) -> None:
         """The advantages that the teacher gives the tokens of fresh completions, and the metrics of the comparison.
