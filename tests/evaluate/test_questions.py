@@ -121,5 +121,5 @@ def test_the_view_of_a_teacher_is_a_control(dataset):
             assert len(frames[1]) == 12 > len(frames[0])
         assert "The right answer is" in samples["solution", number].chat[-1]["content"][-1]["text"]
     for wrong in ("frames(1)", "frame(12)", "feedback"):
-        with pytest.raises(ValueError, match="count must be at least 2|no such control"):
+        with pytest.raises(ValueError, match=r"count must be at least 2|no such control"):
             Questions.of(dataset, EvaluateOptions(controls=wrong), seed=0)
