@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,9 +82,10 @@ class GRPOTrainer(PolicyTrainer):
         given = (model, train_dataset, eval_dataset, processing_class, callbacks, peft_config)
         super().__init__(args, rubric, *given, with_reference=args.grpo_beta > 0 or args.teacher == "reference")
         collator, engine = self.data_collator, self.paths.engine
-        if (view := dataset_view(args)) is not None:
+        if (view := dataset_view(args)) is not None and self.train_dataset is not None:
             if not isinstance(self.train_dataset, GRPODataset):
                 raise ValueError(f"--teacher {args.teacher} needs a GRPODataset, as load_dataset makes it")
+            self.train_dataset = copy(self.train_dataset)
             self.train_dataset.view = view
         self.ahead = StepsAhead(engine, args) if args.async_rollouts else None
         self.collector = replace(
