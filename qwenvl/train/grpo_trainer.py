@@ -119,7 +119,7 @@ class GRPOTrainer(PolicyTrainer):
         step = self._step_of(inputs["prompts"])
         experience, teacher = step.experiences[inputs.get("micro_batch", 0)], self.teacher
         if teacher is not None:
-            teacher.score(experience)
+            teacher.score(experience, self.model_wrapped)
         compared = None if teacher is None else teacher.comparison(model, experience)
         entropy: EntropyUse = "trained" if self.objective.entropy_coef else "measured"
         with self.meter.time("time/logp_s"):

@@ -21,6 +21,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import Comparison, Likelihood
 from qwenvl.model.positions import first_positions
+from qwenvl.model.sharding import is_partitioned, sharded_modules, whole_weights
 from qwenvl.model.vision_tower import grey_media
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.meter import Meter
@@ -53,30 +54,38 @@ class Teacher:
     moves: bool
 
     @torch.no_grad()
-    def score(self, experience: Experience) -> None:
+    def score(self, experience: Experience, engine: nn.Module | None = None) -> None:
         """Adds ``Experience.teacher``: log-probs of the completions under the teacher's prompts, by one forward.
 
-        Later iterations reuse them, but for the states of a teacher that moves.
+        Later iterations reuse them, but for the states of a teacher that moves. Collective.
+
+        Args:
+            engine: the policy as DeepSpeed has wrapped it.
         """
         if experience.teacher is not None and (self.bound is not None or not self.moves):
             return
         collector, rollout, own = self.collector, experience.rollout, experience.prompts
         mask, whole, rows = rollout.completion_mask, rollout.whole, len(rollout.texts)
         with self.meter.time("time/teacher_s"), self.model() as model:
-            prompts = self._prompts(model, experience)
-            if whole is not None:  # what tools have appended counts on from the teacher's prompt, which is longer
-                starts, before = (first_positions(p.position_ids, rows // len(p)) for p in (prompts, own))
-                whole = whole.moved((starts - before)[:, None])
+            shared = is_partitioned(model) or bool(sharded_modules(model))
+            # Its tower runs where a process has media, and layers that processes share would wait for each other.
+            with ((shared and collector.lock_step) or whole_weights)(model, engine):
+                prompts = self._prompts(model, experience)
+                if whole is not None:  # what tools have appended counts on from the teacher's prompt, which is longer
+                    starts, before = (first_positions(p.position_ids, rows // len(p)) for p in (prompts, own))
+                    whole = whole.moved((starts - before)[:, None])
+                blind: list[Any] = []
+                if collector.args.distill_on == "vision":
+                    scales, encoded = collector.build_inputs.scales, collector.encode is not None
+                    with collector.autocast():
+                        blind = [p and grey_media(model, p, scales, encoded=encoded) for p in (prompts, whole)]
             given = (rollout.completion_ids, mask, collector.args.generation_temperature, "none")
             kept = Comparison(keep_states=self.bound is None)
             found = self.likelihood(model, prompts, *given, whole, kept)
             weights = None
-            if collector.args.distill_on == "vision":
-                scales, encoded = collector.build_inputs.scales, collector.encode is not None
-                with collector.autocast():
-                    prompts, whole = (p and grey_media(model, p, scales, encoded=encoded) for p in (prompts, whole))
-                change = found.logprobs - self.likelihood(model, prompts, *given, whole).logprobs
-                weights = 1 - torch.exp(-change.abs())  # 1 - min(p, q) / max(p, q), with the pictures and without
+            if blind:  # 1 - min(p, q) / max(p, q), with the pictures and without
+                change = found.logprobs - self.likelihood(model, blind[0], *given, blind[1]).logprobs
+                weights = 1 - torch.exp(-change.abs())
         states = None if found.states is None else found.states[mask]
         assert found.top is not None
         experience.teacher = TeacherScores(found.logprobs, found.top, weights, states)

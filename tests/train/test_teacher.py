@@ -37,7 +37,7 @@ def evident_data(sop_data):
 
 def test_the_advantages_of_tokens_by_hand(make_trainer, sop_data):
     """A + weight x clip(log p of the teacher - log p of the policy), from forwards of the plain path."""
-    settings = {**SEES_MORE, "distill_weight": 0.7, "distill_kl": "sampled(clip=0.2)"}
+    settings = {**SEES_MORE, "distill_weight": 0.7, "distill_kl": "sampled(clip=0.1)"}
     trainer = make_trainer(**settings, per_device_train_batch_size=4, dataset_use=str(sop_data))
     inputs = next(iter(trainer.get_train_dataloader()))
     trainer.compute_loss(trainer.model, inputs)
@@ -54,12 +54,13 @@ def test_the_advantages_of_tokens_by_hand(make_trainer, sop_data):
         own = completion_logprobs(trainer.model, experience.prompts, *given, **settings)
     torch.testing.assert_close(experience.teacher.logprobs, theirs, rtol=0, atol=2e-5)
     gap = theirs - own
-    assert (gap.abs() > 0.2).any() and ((gap.abs() < 0.2) & given[1]).any()
+    assert (gap.abs() > 0.1).any() and ((gap.abs() < 0.1) & given[1]).any()
     used = experience.loss_inputs(trainer._likelihood(trainer.model, experience)).advantages
-    expected = experience.advantages[:, None] + 0.7 * gap.clamp(-0.2, 0.2)
+    expected = experience.advantages[:, None] + 0.7 * gap.clamp(-0.1, 0.1)
     torch.testing.assert_close(used[given[1]], expected[given[1]], rtol=0, atol=3e-5)
-    kinds = [len(clips) > 0 for clips in batch.frames]
-    assert any(kinds) and gap[[not kinds[n // 3] for n in range(12)]].abs().max() < 2e-5  # no clip: it sees no more
+    assert any(batch.frames)
+    for n, clips in enumerate(batch.frames):  # without a clip the teacher sees no more
+        assert clips or gap[3 * n : 3 * n + 3].abs().max() < 2e-5
 
 
 OPTIONS = {
@@ -193,7 +194,7 @@ def test_views_of_a_record(evident_data):
         ({"teacher": "self"}, "--teacher self has no effect where it sees what the policy sees"),
         ({"teacher_sees": "solution"}, "--teacher_sees has no effect without --teacher"),
         ({"distill_weight": 0.5}, "--distill_weight has no effect without --teacher"),
-        ({"teacher": "reference", "teacher_sees": "frame(3)"}, "--teacher_sees frame: did you mean frames"),
+        ({"teacher": "reference", "teacher_sees": "frame"}, "--teacher_sees frame: did you mean frames"),
         ({"teacher": "reference", "teacher_sees": "frames(1)"}, "--teacher_sees: count must be at least 2"),
         ({**SEES_MORE, "distill_kl": "full(clip=3)"}, "--distill_kl full has no argument 'clip'"),
         ({**SEES_MORE, "distill_weight": 0.0, "distill_on": "vision"}, "cannot be used with --distill_weight 0"),
