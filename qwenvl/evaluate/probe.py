@@ -90,9 +90,7 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
         collator = collator_of(config)
         loader = _first_prompts(config, rubric, collator, options.limit)
         model, collector = build_respondent(config, collator, rubric)
-        named, teacher, as_teacher = row_of(config, "teacher"), model, collector
-        if named is not None and named.name not in ("self", "reference"):
-            teacher, as_teacher = build_respondent(config, collator, rubric, named.name)
+        teacher, as_teacher = _teacher(config, collator, rubric, (model, collector))
     if log is not None:  # what an earlier probe wrote is replaced
         (log.folder / NUMBERS).unlink(missing_ok=True)
         log.begin()
@@ -119,13 +117,22 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
                 if log is not None:
                     log.log_rollouts(rows)
                 groups += groups_of(each.batch, rows)
-            seen = [batch.teacher for batch in batches if batch.teacher is not None]
-            for each in as_teacher.collect(teacher, seen) if seen else ():
-                taught += groups_of(each.batch, [*rollout_rows(0, SPLIT, each.batch, each.rollout, each.rewards)])
+            for own in as_teacher.collect(teacher, seen) if (seen := [b.teacher for b in batches if b.teacher]) else []:
+                taught += groups_of(own.batch, [*rollout_rows(0, SPLIT, own.batch, own.rollout, own.rewards)])
         rubric.close()
         if not groups:
             raise RecordError(f"all {len(loader)} records were left out; the first: {left_out[0].error}")
         return numbers_of(question, groups, left_out, time.perf_counter() - began, taught)
+
+
+def _teacher(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric, policy: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The model that teaches, as it is before training, and its collector."""
+    from qwenvl.evaluate.respondent import build_respondent
+
+    named = row_of(config, "teacher")
+    if named is None or named.name in ("self", "reference"):
+        return policy
+    return build_respondent(config, collator, rubric, named.name)
 
 
 def _first_prompts(config: GRPOConfig, rubric: Rubric, collator: GRPOCollator, limit: int) -> DataLoader:
