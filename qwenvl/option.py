@@ -182,8 +182,10 @@ def row_of(config: Any, name: str) -> RowValue | None:
         raise ValueError(f"--{name} {wrong_choice(called, [*filter(None, rows)])}")
     kind = rows[called if called in rows else None]
     known = [each.name for each in fields(kind)]
-    if "" in given and known and known[0] not in given:
-        given[known[0]] = given.pop("")
+    if "" in given and len(known) == len(given) == 1:
+        given = {known[0]: given[""]}
+    elif "" in given:
+        raise ValueError(f"--{name} {value}: {EXPECTED_CALL}")
     for each in given:
         if each not in known:
             raise ValueError(f"--{name} {called} has no argument {each!r}: {nearest(each, known)}")
@@ -225,6 +227,7 @@ def row_problem(config: Any, each: Field) -> str | None:
     return None
 
 
+EXPECTED_CALL = "expected name(argument=value, ...) with numbers, texts in quotes, True, False or None"
 _CALL = re.compile(r"(?P<name>.*?\w)\s*\((?P<arguments>.*)\)\s*", re.DOTALL)
 
 
@@ -253,7 +256,7 @@ def parse_row(text: str, *, unnamed: bool = False) -> tuple[str, dict[str, Any]]
         pairs = [(None, None)]
     names = [name for name, _ in pairs]
     if None in names or len(set(names)) < len(names) or len(pairs) != len(tree.args) + len(tree.keywords):
-        raise ValueError("expected name(argument=value, ...) with numbers, texts in quotes, True, False or None")
+        raise ValueError(EXPECTED_CALL)
     return call["name"], dict(pairs)
 
 
