@@ -55,6 +55,7 @@ def rewards_of(demo: Demo, name: str) -> dict[int, float]:
     if not (demo.model / "model.safetensors").is_file():
         demo.folder.mkdir(parents=True, exist_ok=True)
         make_clips(demo.data, demo.clip_settings)
+        show_more(demo.data / "warmup.jsonl")
         _write_start(demo)
         run(warmup.main, demo.folder / "warmup.json", demo.warmup_settings())
     if not (folder / "model.safetensors").is_file():
@@ -63,6 +64,14 @@ def rewards_of(demo: Demo, name: str) -> dict[int, float]:
         run(train_grpo.main, demo.folder / f"{folder.name}.json", settings)
     rows = [row for row in read_metrics(folder) if "eval_total_reward" in row]
     return {int(row["step"]): row["eval_total_reward"] for row in rows}
+
+
+def show_more(warmup: Path) -> None:
+    """Have the warm-up show 4 to 16 frames: a model that has never seen 16 answers worse with them, and teaches that."""
+    rows = [json.loads(line) for line in warmup.read_text().splitlines()]
+    for row in rows:
+        row["meta"]["max_frames"] = 8  # of each of two segments
+    warmup.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def run(command: Any, file: Path, settings: dict[str, Any]) -> None:
