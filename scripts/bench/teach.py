@@ -67,7 +67,7 @@ def rewards_of(demo: Demo, name: str) -> dict[int, float]:
 
 
 def show_more(warmup: Path) -> None:
-    """Have the warm-up show 4 to 16 frames: a model that has never seen 16 answers worse with them, and teaches that."""
+    """Have the warm-up show 4 to 16 frames: a model that has never seen 16 answers worse with them."""
     rows = [json.loads(line) for line in warmup.read_text().splitlines()]
     for row in rows:
         row["meta"]["max_frames"] = 8  # of each of two segments
