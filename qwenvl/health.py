@@ -69,6 +69,8 @@ def equal_rewards(history: History, ended: bool = False) -> str | None:
     name = "group/zero_std_frac"
     entries = list(takewhile(lambda entry: entry.values[name] > EQUAL_SHARE, reversed(having(history, name))))
     groups = sum(entry.groups for entry in entries)
+    if entries and "teacher/kl" in entries[0].values:  # which teaches all the same
+        return None
     if not entries or (groups < WINDOW and not (ended and len(entries) == len(having(history, name)))):
         return None
     reward = entries[0].values.get("reward/total", 0.0)

@@ -175,13 +175,17 @@ def row_of(config: Any, name: str) -> RowValue | None:
     if value is None or isinstance(value, bool):
         return RowValue("", rows[None]()) if value else None
     try:
-        called, given = parse_row(value)
+        called, given = parse_row(value, unnamed=True)
     except ValueError as error:
         raise ValueError(f"--{name} {value}: {error}") from None
     if called not in rows and None not in rows:
         raise ValueError(f"--{name} {wrong_choice(called, [*filter(None, rows)])}")
     kind = rows[called if called in rows else None]
     known = [each.name for each in fields(kind)]
+    if "" in given and len(known) == len(given) == 1:
+        given = {known[0]: given[""]}
+    elif "" in given:
+        raise ValueError(f"--{name} {value}: {EXPECTED_CALL}")
     for each in given:
         if each not in known:
             raise ValueError(f"--{name} {called} has no argument {each!r}: {nearest(each, known)}")
@@ -223,11 +227,15 @@ def row_problem(config: Any, each: Field) -> str | None:
     return None
 
 
+EXPECTED_CALL = "expected name(argument=value, ...) with numbers, texts in quotes, True, False or None"
 _CALL = re.compile(r"(?P<name>.*?\w)\s*\((?P<arguments>.*)\)\s*", re.DOTALL)
 
 
-def parse_row(text: str) -> tuple[str, dict[str, Any]]:
+def parse_row(text: str, *, unnamed: bool = False) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of ``name(argument=value, ...)``. Values are literals of Python, or bare words.
+
+    Args:
+        unnamed: take ``name(value)`` too, whose argument has the name "".
 
     Raises:
         ValueError: the brackets hold anything else.
@@ -242,13 +250,13 @@ def parse_row(text: str) -> tuple[str, dict[str, Any]]:
         tree: Any = ast.parse(f"f({call['arguments']})", mode="eval").body
         pairs = [
             (each.arg, each.value.id if isinstance(each.value, ast.Name) else ast.literal_eval(each.value))
-            for each in tree.keywords
+            for each in [*(ast.keyword("", value) for value in tree.args[: int(unnamed)]), *tree.keywords]
         ]
     except (SyntaxError, ValueError, AttributeError, MemoryError, RecursionError):
         pairs = [(None, None)]
     names = [name for name, _ in pairs]
-    if None in names or len(set(names)) < len(names) or tree.args or not isinstance(tree, ast.Call):
-        raise ValueError("expected name(argument=value, ...) with numbers, texts in quotes, True, False or None")
+    if None in names or len(set(names)) < len(names) or len(pairs) != len(tree.args) + len(tree.keywords):
+        raise ValueError(EXPECTED_CALL)
     return call["name"], dict(pairs)
 
 
@@ -294,7 +302,7 @@ def _compared(config: Any, name: str) -> Any:
     """The value of an option for conditions: that of an Enum, and the name of a row."""
     value, kind = getattr(config, name), getattr(config, "__dataclass_fields__", {}).get(name)
     if isinstance(value, str) and kind and kind.metadata.get("rows"):
-        return parse_row(value)[0]
+        return parse_row(value, unnamed=True)[0]
     return getattr(value, "value", value)
 
 

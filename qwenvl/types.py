@@ -158,6 +158,7 @@ class Sample:
             sample.
         fitted: for each clip the frames that it would have had, and those that it has so that the prompt fits into
             ``max_prompt_length`` (``--fit_frames``). None where none was left out.
+        teacher: what a teacher sees of the record (``--teacher_sees``). None without.
     """
 
     record: Record
@@ -166,6 +167,7 @@ class Sample:
     images: tuple[Tensor, ...] = ()
     epoch: int = 0
     fitted: tuple[tuple[int, int], ...] | None = None
+    teacher: Sample | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,7 @@ class PromptBatch:
         fitted: P, of the samples.
         opened_think: P, whether the prompt ends inside a think block, which the completion then goes on with.
         bad: samples left out of this batch.
+        teacher: the same P prompts as a teacher sees them. None: there is no teacher, or it sees the same.
     """
 
     records: list[Record]
@@ -209,6 +212,7 @@ class PromptBatch:
     fitted: list[tuple[tuple[int, int], ...] | None] = field(default_factory=list)
     opened_think: list[bool] = field(default_factory=list)
     bad: list[BadSample] = field(default_factory=list)
+    teacher: PromptBatch | None = None
 
     def __len__(self) -> int:
         return len(self.records)
@@ -239,6 +243,7 @@ class PromptBatch:
             videos_per_prompt=[self.videos_per_prompt[row] for row in rows],
             fitted=[self.fitted[row] for row in rows],
             opened_think=[self.opened_think[row] for row in rows],
+            teacher=self.teacher and self.teacher.select(rows),
         )
 
     def pin_memory(self) -> PromptBatch:

@@ -236,7 +236,7 @@ def _of_machine(config: Any) -> Iterator[str]:
     from qwenvl.data.records.catalog import resolve_datasets
     from qwenvl.model.weight_files import require_folder
 
-    for name in ("model_name_or_path", "ref_model_name_or_path", "start_from_weights"):
+    for name in ("model_name_or_path", "ref_model_name_or_path", "start_from_weights", "teacher"):
         try:
             require_folder(getattr(config, name, None) or "")
         except FileNotFoundError as error:

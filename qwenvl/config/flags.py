@@ -23,7 +23,7 @@ from typing import Any, Literal, NoReturn, get_args, get_type_hints
 from qwenvl.config.checks import problems_of_run
 from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
 from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
-from qwenvl.grpo.options import ObjectiveOptions
+from qwenvl.grpo.options import ObjectiveOptions, TeacherOptions
 from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
 from qwenvl.option import Options, all_options, choices_of, did_you_mean, kinds_of
 from qwenvl.rewards.options import RewardOptions
@@ -50,6 +50,7 @@ FLAG_GROUPS: tuple[type[Options], ...] = (
     RewardOptions,
     SamplingOptions,
     ObjectiveOptions,
+    TeacherOptions,
 )
 WARMUP_GROUPS: tuple[type[Options], ...] = (WarmupOptions, *SHARED_GROUPS)
 _REASONS: dict[type[Options], str] = {
@@ -57,6 +58,7 @@ _REASONS: dict[type[Options], str] = {
     RewardOptions: "a warm-up scores nothing",
     SamplingOptions: "a warm-up samples nothing",
     ObjectiveOptions: "the loss of a warm-up is the cross-entropy of its targets",
+    TeacherOptions: "a warm-up learns from its targets",
 }
 OF_TRAINING = {each.name: reason for group, reason in _REASONS.items() for each in fields(group)}
 """The flags of training that a warm-up does not have, each with the reason. A settings file may have them."""
@@ -128,9 +130,9 @@ def describe(group: type[Options]) -> Iterator[tuple[str, str, Any, str]]:
 def kind_of(each: Field, hint: Any) -> str:
     """The values of an option in words: its choices or rows, or the name of its type."""
     rows = each.metadata.get("rows") or ()
-    if None in rows:
+    if None in rows and bool in kinds_of(hint):
         return "bool|NAME"
-    choices = [str(each) for each in rows or choices_of(hint)]
+    choices = [str(each or "NAME") for each in rows or choices_of(hint)]
     return "|".join(choices) or next(each for each in kinds_of(hint) if each is not NoneType).__name__
 
 

@@ -17,7 +17,7 @@ from qwenvl.config.checks import problems_of_machine, problems_of_run
 from qwenvl.config.flags import FLAG_GROUPS, SHARED_GROUPS, unknown_flag
 from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
 from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
-from qwenvl.grpo.options import ObjectiveOptions
+from qwenvl.grpo.options import ObjectiveOptions, TeacherOptions
 from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
@@ -46,6 +46,7 @@ class GRPOConfig(
     RewardOptions,
     SamplingOptions,
     ObjectiveOptions,
+    TeacherOptions,
     TrainingArguments,
 ):
     """The flags of this library and all ``TrainingArguments`` of transformers, in one object.

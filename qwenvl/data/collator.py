@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -82,7 +82,12 @@ class GRPOCollator:
                 bad.append(BadSample(sample.record, problem))
                 continue
             prompts.append(prompt)
-        return {"prompts": self.join(prompts, bad)}
+        batch = self.join(prompts, bad)
+        if prompts and prompts[0].sample.teacher is not None:
+            seen = [(p, p.sample.teacher) for p in prompts if p.sample.teacher is not None]
+            same = all(own.sample.record is other.record for own, other in seen)
+            batch.teacher = replace(batch) if same else self.join([self.process(other) for _, other in seen])
+        return {"prompts": batch}
 
     def process(self, sample: Sample, text: str | None = None) -> ProcessedSample:
         """The tokens and patches of a sample.

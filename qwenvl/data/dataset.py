@@ -53,6 +53,7 @@ class GRPODataset(Dataset):
     Attributes:
         rule: by which frames are chosen.
         decoder: the backend behind ``video_backend`` on this machine, for logs and checkpoints.
+        view: makes the record that a teacher sees of each record. None: samples are without.
 
     Example:
         >>> dataset = load_dataset("example")
@@ -80,6 +81,7 @@ class GRPODataset(Dataset):
         self.rule = FrameRule(self.options, seed, training)
         self.ruler = ruler
         self.fit_to = fit_to
+        self.view: Callable[[Record], Record] | None = None
 
     def __len__(self) -> int:
         return len(self.records)
@@ -101,7 +103,11 @@ class GRPODataset(Dataset):
     def sample(self, record: Record, epoch: int = 0) -> Sample | BadSample:
         """The sample of a record, or why there is none where ``on_bad_sample`` allows it."""
         try:
-            return self.load(record, epoch)
+            sample = self.load(record, epoch)
+            if self.view is None:
+                return sample
+            seen = self.view(record)
+            return replace(sample, teacher=sample if seen == record else self.load(seen, epoch))
         except BadMediaError as error:
             message = f"{place_of(record)}: {error}"
             if self.options.on_bad_sample == "skip":

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.evaluate.command import run_command
 from qwenvl.evaluate.settings import ProbeRequest, probe_request
 from qwenvl.files import written_whole
+from qwenvl.option import row_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,17 +94,22 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
         dataset, keys = _first_prompts(config, rubric, collator, options.limit)
         spans = _evidence_loaders(config, dataset, keys, collator) if config.tools else {}
         model, collector = build_respondent(config, collator, rubric)
+        teacher, as_teacher = _teacher(config, collator, rubric, (model, collector))
     if log is not None:  # what an earlier probe wrote is replaced
         (log.folder / NUMBERS).unlink(missing_ok=True)
         log.begin()
         log.write_config({**config.to_dict(), "command": COMMAND})
-    collector = replace(collector, group_size=samples)
+    collector, as_teacher = (replace(each, group_size=samples) for each in (collector, as_teacher))
     began = time.perf_counter()
     with told_to_the_user(COMMAND, (*DATA_ERRORS, RewardError)):
-        groups, left_out = _sample(collector, model, loader_of(dataset, keys, collator, config), SPLIT, log)
+        loader = loader_of(dataset, keys, collator, config)
+        groups, left_out = _sample(collector, model, loader, SPLIT, log)
         if not groups:
             raise RecordError(f"all {len(keys)} records were left out; the first: {left_out[0].error}")
-        numbers = numbers_of(question, groups, left_out, time.perf_counter() - began)
+        taught: list[PromptGroup] = []
+        if dataset.view is not None:
+            taught, _ = _sample(as_teacher, teacher, loader, "teacher", None, of=attrgetter("teacher"))
+        numbers = numbers_of(question, groups, left_out, time.perf_counter() - began, taught)
         if spans:
             plain = replace(collector, toolbox=None)
             overview, right_span = (_sample(plain, model, loader, split, log)[0] for split, loader in spans.items())
@@ -112,9 +119,18 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
 
 
 def _sample(
-    collector: Collector, model: nn.Module, loader: DataLoader, split: str, log: RunLog | None
+    collector: Collector,
+    model: nn.Module,
+    loader: DataLoader,
+    split: str,
+    log: RunLog | None,
+    of: Callable[[PromptBatch], PromptBatch | None] = lambda batch: batch,
 ) -> tuple[list[PromptGroup], list[BadSample]]:
-    """A group of completions for each prompt, written as they come, and the records that were left out."""
+    """A group of completions for each prompt, written as they come, and the records that were left out.
+
+    Args:
+        of: the prompts of a batch that are answered.
+    """
     from qwenvl.evaluate.probe_results import groups_of
     from qwenvl.evaluate.respondent import with_progress
     from qwenvl.train.collect.collector import require_finite
@@ -127,8 +143,8 @@ def _sample(
     def prompts() -> Iterator[PromptBatch]:
         for inputs in with_progress(loader, len(loader), "" if split == SPLIT else split):
             left_out.extend(inputs["prompts"].bad)
-            if len(inputs["prompts"]):
-                yield inputs["prompts"]
+            if (batch := of(inputs["prompts"])) is not None and len(batch):
+                yield batch
 
     new_tokens = collector.group_size * collector.params.max_new_tokens
     for batches in in_budget(prompts(), new_tokens=new_tokens, budget=collector.args.rollout_token_budget):
@@ -140,6 +156,16 @@ def _sample(
                 log.log_rollouts(rows)
             groups += groups_of(each.batch, rows)
     return groups, left_out
+
+
+def _teacher(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric, policy: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The model that teaches, as it is before training, and its collector."""
+    from qwenvl.evaluate.respondent import build_respondent
+
+    named = row_of(config, "teacher")
+    if named is None or named.name in ("self", "reference"):
+        return policy
+    return build_respondent(config, collator, rubric, named.name)
 
 
 def _evidence_loaders(
@@ -176,9 +202,11 @@ def _first_prompts(
     config: GRPOConfig, rubric: Rubric, collator: GRPOCollator, limit: int
 ) -> tuple[GRPODataset, list[tuple[int, int]]]:
     """The data set, and the keys of the first records that training would draw, each once."""
+    from qwenvl.train.assemble import dataset_view
     from qwenvl.train.data_sets import build_dataset, build_sampler
 
     dataset = build_dataset(config.dataset_use, config, rubric, collator, training=True)
+    dataset.view = dataset_view(config)
     keys: dict[int, tuple[int, int]] = {}
     for key in build_sampler(dataset, config, 1, collator):
         if key is not None:

@@ -67,7 +67,11 @@ def groups_of(batch: PromptBatch, rows: Sequence[Rollout]) -> list[PromptGroup]:
 
 
 def numbers_of(
-    question: dict[str, Any], groups: Sequence[PromptGroup], left_out: Sequence[BadSample], seconds: float
+    question: dict[str, Any],
+    groups: Sequence[PromptGroup],
+    left_out: Sequence[BadSample],
+    seconds: float,
+    taught: Sequence[PromptGroup] = (),
 ) -> dict[str, Any]:
     """The numbers of at least one group, as ``probe.json`` has them: docs/evaluation.md explains each.
 
@@ -76,6 +80,7 @@ def numbers_of(
             per prompt, here and in training), ``pass_by`` and ``pass_at`` (a completion passes where this reward is at
             least this value) and ``temperature``.
         seconds: of the whole probe.
+        taught: the groups of the teacher's prompts.
 
     Raises:
         RewardError: the reward ``pass_by`` has a value for no completion.
@@ -103,6 +108,9 @@ def numbers_of(
             "prompts": len(groups),
             "left_out": [bad.error for bad in left_out],
             "pass_at_k": {k: share_interval(values) for k, values in of_k.items()},
+            "teacher": share_interval(
+                [_mean(each) for group in taught if (each := group.passed(pass_by, question["pass_at"]))]
+            ),
             "rewards": {name: clustered_interval(values) for name, values in means.items()},
             "equal_groups": share(lambda group: equal_chance(group.values(TOTAL), size)),
             "equal_answers": share(lambda group: equal_chance(group.values(pass_by), size)),
@@ -294,6 +302,8 @@ def _rows(numbers: dict[str, Any]) -> Iterator[tuple[str, str]]:
     size, samples = numbers["group_size"], numbers["samples"]
     for k, interval in numbers["pass_at_k"].items():
         yield f"pass@{k}", _shown(interval)
+    if numbers["teacher"]["n"]:
+        yield "pass@1 of the teacher", _shown(numbers["teacher"])
     yield f"groups of {size} without spread", _shown(numbers["equal_groups"])
     yield f"groups of {size} of equal {numbers['pass_by']}", _shown(numbers["equal_answers"])
     if numbers["format"] is not None:

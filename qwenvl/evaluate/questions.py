@@ -14,6 +14,8 @@ looks:
     no_look       no call is answered
     other_span    a look shows another span of the same length
     evidence      the prompt shows the span of the record's `evidence` in place of the whole clip
+
+Others show what a teacher sees beyond the prompt (``qwenvl.data.views``): ``frames(32)``, ``solution``.
 """
 
 from __future__ import annotations
@@ -29,19 +31,20 @@ from torch.utils.data import Dataset
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
-from qwenvl.evaluate.settings import LOOK_CONTROLS, EvaluateOptions
+from qwenvl.data.views import view_named
+from qwenvl.evaluate.settings import CONTROL_NAMES, LOOK_CONTROLS, EvaluateOptions
+from qwenvl.model.vision_tower import GREY
 from qwenvl.rewards.functions.looking import check_evidence, evidence_of
 from qwenvl.rewards.functions.text import normalized, solution_of
 from qwenvl.runlog import AS_IT_IS
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.contrast import random_order
 from qwenvl.train.evaluation import clusters_by
-from qwenvl.types import BadSample, ClipMeta, Message, Record, Sample
+from qwenvl.types import BadSample, Message, Record, Sample
 
 BLOCK = 16
 """Records that are sampled and written together. Fixed, so that results do not depend on the number of processes or on
 resuming."""
-GREY = 128
 OTHER, TEXT_ONLY, EVIDENCE = "other_clip", "text_only", "evidence"
 _TAG = re.compile(r"<(?:video|image)>\n?")
 _TRIES = 200  # candidates for a partner with another solution
@@ -120,7 +123,7 @@ class Questions:
         for control in questions.controls:
             if not any(questions.applies(control, number) for number in numbers):
                 lacks = {OTHER: "another clip to show", EVIDENCE: "`evidence` for its clip"}.get(control)
-                lacks = lacks or ("a look, which --tools allow" if control in LOOK_CONTROLS else "what it takes away")
+                lacks = lacks or ("a look, which --tools allow" if control in LOOK_CONTROLS else "what it changes")
                 raise ValueError(f"--controls {control} has no effect: no record has {lacks}; leave it out")
         return questions
 
@@ -141,6 +144,8 @@ class Questions:
             return self.tools and bool(record.videos)
         if control in ("shuffled", "single_frame"):
             return bool(record.videos)
+        if control not in (AS_IT_IS, *CONTROL_NAMES):
+            return self.record(control, number) != record
         return control == AS_IT_IS or bool(record.videos or record.images)
 
     def record(self, control: str, number: int) -> Record:
@@ -149,10 +154,8 @@ class Questions:
         if control == OTHER:
             other = self.records[self.partners[number]]
             return replace(record, videos=other.videos, images=other.images, clip_meta=other.clip_meta)
-        if control == EVIDENCE:
-            spans = evidence_of(record.fields) or []
-            meta = replace(record.clip_meta[0] or ClipMeta(), video_start=spans[0][0], video_end=spans[-1][1])
-            return replace(record, clip_meta=(meta,))
+        if control not in (AS_IT_IS, *CONTROL_NAMES, *LOOK_CONTROLS) or control == EVIDENCE:
+            return view_named(control)(record)
         if control == TEXT_ONLY:
             messages = tuple(Message(message.role, _TAG.sub("", message.text)) for message in record.messages)
             return replace(record, messages=messages, videos=(), images=(), clip_meta=())

@@ -31,8 +31,10 @@ SECONDS_BETWEEN_LINES = 10.0
 Item = TypeVar("Item")
 
 
-def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric) -> tuple[nn.Module, Collector]:
-    """The frozen model ``config.model_name_or_path``, and the collector of a training run around it.
+def build_respondent(
+    config: GRPOConfig, collator: GRPOCollator, rubric: Rubric, path: str | None = None
+) -> tuple[nn.Module, Collector]:
+    """The frozen model ``path`` or ``config.model_name_or_path``, and the collector of a training run around it.
 
     Args:
         collator: of ``collator_of``.
@@ -40,7 +42,7 @@ def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric)
     Raises:
         EngineLostError: the servers that the flags name can't be used.
     """
-    path = str(config.model_name_or_path)
+    path = path or str(config.model_name_or_path)
     base = base_of_adapter(path)
     model = loaded_model(base or path, config, frozen=True)
     model = (model if base is None else with_adapter(model, path)).requires_grad_(False).to(config.device)

@@ -85,7 +85,8 @@ class EvaluateOptions(PassOptions):
     controls: str | None = option(
         None,
         f"Evidence to take away from the same records: some of {', '.join(CONTROL_NAMES)}, with commas, or all of "
-        f"these. Of looks (--tools) and of records with `evidence`: {', '.join(LOOK_CONTROLS)}.",
+        f"these. Of looks (--tools) and of records with `evidence`: {', '.join(LOOK_CONTROLS)}. And what a teacher "
+        "sees beyond the prompt, as --teacher_sees names it: frames(32), solution.",
         unset="none",
     )
     cluster_by: str | None = option(
@@ -114,7 +115,8 @@ class EvaluateOptions(PassOptions):
         names = self.control_names
         for each in dict.fromkeys(names):
             if each not in (known := (*CONTROL_NAMES, *LOOK_CONTROLS)):
-                yield f"--controls {each}: no such control; expected some of {', '.join(known)}, or all"
+                if (word := each.partition("(")[0]) not in ("frames", "solution", "evidence") and ":" not in word:
+                    yield f"--controls {each}: no such control; expected some of {', '.join(known)}, or all"
             elif names.count(each) > 1:
                 yield f"--controls names {each} twice"
 
@@ -152,7 +154,7 @@ _ENGINE = {name for name in names_of(SamplingOptions) if name.startswith(("rollo
 READ_BY_PROBE = {
     *(names_of(ReadingOptions, SampleOptions, PromptOptions, ToolOptions, RewardOptions) - _SKIPS),
     *("model_name_or_path", "shared_prefix"),
-    "dataset_use",
+    *("dataset_use", "teacher", "teacher_sees"),
     *("grpo_sample_size", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
     *("rollout_token_budget", "compile_decoding", "data_seed"),
     *("dataloader_num_workers", "dataloader_prefetch_factor"),
@@ -177,10 +179,13 @@ REASONS = {
     **dict.fromkeys(("grpo_sample_size", "eval_sample_size"), _SAMPLES),
     **dict.fromkeys(_SKIPS, "records that cannot be used are left out, counted and named"),
     "temporal_contrast": "--controls shuffled compares with shuffled frames",
+    "teacher_sees": "name it in --controls",
 }
 """Why a command refuses a flag of training. Reason for all others: only training reads them."""
 
-READ_BY_EVALUATION = READ_BY_PROBE - {*("temporal_contrast", "grpo_sample_size", "model_name_or_path", "dataset_use")}
+READ_BY_EVALUATION = READ_BY_PROBE - {
+    *("temporal_contrast", "grpo_sample_size", "model_name_or_path", "dataset_use", "teacher", "teacher_sees")
+}
 _SCORING = names_of(RewardOptions) - {"temporal_contrast"}
 READ_BY_LMMS = {
     *(names_of(SampleOptions, PromptOptions) - _SKIPS),

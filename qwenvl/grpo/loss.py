@@ -28,12 +28,13 @@ class LossInputs:
         old_logprobs: N x T, of the policy before its first update on these completions. Before that update they are
             ``logprobs`` themselves, detached: the importance ratio is 1 then, and its gradient that of the log-prob.
         ref_logprobs: N x T, of the reference. None where there is none.
-        advantages: N.
+        advantages: N, or N x T.
         mask: N x T bool, true for the tokens that count, a completion's end token among them. Anything may stand in the
             log-probs where it is false.
         entropies: N x T, of the policy's distribution of each token, in nats. None where they are not known.
         sampler_logprobs: N x T, of the engine that sampled the tokens. None where it does not give them.
         policy_mask: N x T bool, the tokens that the policy term takes. None for all that count.
+        divergences: N x T with gradient, KL(policy || teacher) of each token. None without.
     """
 
     logprobs: Tensor
@@ -44,6 +45,7 @@ class LossInputs:
     entropies: Tensor | None = None
     sampler_logprobs: Tensor | None = None
     policy_mask: Tensor | None = None
+    divergences: Tensor | None = None
 
 
 @dataclass
@@ -119,8 +121,10 @@ class Objective:
 
     Per token it is -alpha * weight * limit(r, A) + beta * KL, averaged over the whole step (arXiv:2402.03300, equation
     3). Taken off it is the entropy bonus: ``entropy_coef`` times the mean entropy of the step's tokens, the same under
-    each average, so that the weight means the same. The losses of all micro-batches of all processes sum to the loss
-    of the step, however the step is split. The average ``micro_batch_tokens`` is the exception.
+    each average, so that the weight means the same. Added is alpha * distill * KL(policy || teacher), averaged as the
+    policy term: in expectation its gradient is that of advantages distill * (teacher - policy log-prob). The losses of
+    all micro-batches of all processes sum to the loss of the step, however the step is split. The average
+    ``micro_batch_tokens`` is the exception.
 
     Attributes:
         ratio, limit, average: rows of ``RATIOS``, ``LIMITS`` and ``AVERAGES``.
@@ -131,6 +135,7 @@ class Objective:
             older policy (DeepSeek-V3.2, arXiv:2512.02556).
         weighting: the weight of each token in the policy term.
         entropy_coef: weight of the entropy bonus. None is without. 0 is without it in this step.
+        distill: weight of the exact KL to a teacher (``distill_kl full``).
         max_completion_length: ``generation_max_length``, which the average ``max_length`` divides by.
         about: what is special in it and when to take it, for the docs.
 
@@ -149,6 +154,7 @@ class Objective:
     kl_unbiased: bool = False
     weighting: Weighting = field(default_factory=Weighting)
     entropy_coef: float | None = None
+    distill: float = 0.0
     max_completion_length: int | None = None
     about: str = ""
 
@@ -156,7 +162,8 @@ class Objective:
         """The share of the step's loss that these N completions have.
 
         Returns:
-            The scalar loss, and metrics. ``loss/policy``, ``loss/kl`` and ``loss/entropy`` are its parts and sum to it.
+            The scalar loss, and metrics. ``loss/policy``, ``loss/kl``, ``loss/distill`` and ``loss/entropy`` are its
+            parts and sum to it.
             Shares and means over the tokens of this micro-batch: ``ratio/mean``, ``ratio/clipped_low_frac`` and the
             like (tokens that the limit leaves without policy gradient, or bounds), what the weighting logs, with a
             reference ``kl``, and with entropies ``entropy``.
@@ -171,7 +178,8 @@ class Objective:
         old = _counted(inputs.old_logprobs.detach(), mask)
         log_ratio = policy - old
         ratio = RATIOS[self.ratio](log_ratio, mask, policy)
-        advantages = inputs.advantages.detach().to(policy.dtype).unsqueeze(1)
+        advantages = inputs.advantages.detach().to(policy.dtype)
+        advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else _counted(advantages, mask)
         gain, limited = LIMITS[self.limit](Terms(policy, log_ratio, ratio, advantages, mask), self.bounds)
 
         sampler = inputs.sampler_logprobs
@@ -189,6 +197,10 @@ class Objective:
             kl_loss = self.beta * self._average(kl * ratio if self.kl_unbiased else kl, mask, counts)
             loss = policy_loss + kl_loss if self.beta else policy_loss
             metrics["loss/kl"], means["kl"] = kl_loss.item(), kl.detach()
+        if inputs.divergences is not None and self.distill:
+            divergences = _counted(inputs.divergences, mask)
+            distilled = self.alpha * self.distill * self._average(divergences, mask, counts)
+            loss, metrics["loss/distill"] = loss + distilled, distilled.item()
         if inputs.entropies is not None:
             entropies = _counted(inputs.entropies, mask)
             means["entropy"] = entropies.detach()
@@ -297,11 +309,12 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objec
 
 def _check(inputs: LossInputs, objective: Objective) -> None:
     shape = tuple(inputs.logprobs.shape)
-    if len(shape) != 2 or tuple(inputs.advantages.shape) != shape[:1]:
+    if len(shape) != 2 or tuple(inputs.advantages.shape) not in (shape[:1], shape):
         raise ValueError(f"expected logprobs N x T and advantages N, got {shape} and {tuple(inputs.advantages.shape)}")
     if inputs.mask.dtype != torch.bool:
         raise ValueError(f"mask: expected bool, got {inputs.mask.dtype}")
-    for name in ("mask", "old_logprobs", "ref_logprobs", "entropies", "sampler_logprobs", "policy_mask"):
+    by_token = ("mask", "old_logprobs", "ref_logprobs", "entropies", "sampler_logprobs", "policy_mask", "divergences")
+    for name in by_token:
         values = getattr(inputs, name)
         if values is not None and tuple(values.shape) != shape:
             raise ValueError(f"{name}: expected shape {shape}, got {tuple(values.shape)}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qwenvl.option import NoArguments, Options, option, parse_row, row_of, was_set
+from qwenvl.option import NoArguments, Options, nearest, option, parse_row, row_of, was_set
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "gspo", "luspo")
 """The losses with the limit ``clip``, which reads the two epsilons."""
@@ -246,12 +246,12 @@ class ObjectiveOptions(Options):
     @property
     def correction(self) -> str:
         """The name of the importance correction, a row of ``CORRECTIONS`` or ``none``."""
-        return parse_row(self.importance_correction or "none")[0]
+        return parse_row(self.importance_correction or "none", unnamed=True)[0]
 
     @property
     def estimator(self) -> str:
         """The name of the advantage estimator."""
-        return parse_row(self.advantage_estimator)[0]
+        return parse_row(self.advantage_estimator, unnamed=True)[0]
 
     @property
     def kl_in_reward(self) -> bool:
@@ -264,4 +264,101 @@ class ObjectiveOptions(Options):
             yield (
                 f"--kl_estimator has no effect with --advantage_estimator {self.advantage_estimator}: the loss has no "
                 "KL term then, and the reward has k1; leave it out"
+            )
+
+
+@dataclass
+class LoadedTeacher(Options):
+    """The argument of a teacher that is another checkpoint."""
+
+    offload: bool = option(
+        False,
+        "Keep it in CPU memory between its passes, one for each micro-batch.",
+        needs=("distill_kl != 'full': the policy's pass reads its head", "not use_cpu"),
+    )
+
+
+@dataclass
+class FramesOfView(Options):
+    """The argument of a view of other frames."""
+
+    count: int | None = option(
+        None, "Frames, at least 2, evenly spaced.", unset="32, of evidence what the run takes of its span", least=2
+    )
+
+
+@dataclass
+class SampledKl(Options):
+    """The argument of the KL by sampled tokens."""
+
+    clip: float = option(5.0, "Largest difference of the two log-probs that counts, in nats, above 0.", above=0)
+
+
+VIEW_ROWS: Mapping[str | None, type[Options]] = {
+    **dict.fromkeys(("frames", "evidence"), FramesOfView),
+    **dict.fromkeys(("solution", "feedback", None), NoArguments),
+}
+"""The rows of ``VIEWS`` in ``qwenvl.data.views``, and any function of one's own."""
+
+
+@dataclass
+class TeacherOptions(Options):
+    """Learning from a teacher (on-policy distillation)."""
+
+    teacher: str | None = option(
+        None,
+        "Model whose log-probs of the sampled tokens the policy learns from. reference: the one of the KL term, by "
+        "default the model before training. self: the policy, where it sees more (--teacher_sees). Else a checkpoint "
+        "of any size with the tokenizer and the prompts of the policy, a folder or hub name: a second model in memory.",
+        unset="no teacher",
+        rows={"reference": NoArguments, "self": NoArguments, None: LoadedTeacher},
+    )
+    teacher_sees: str | None = option(
+        None,
+        "What the teacher's prompt has beyond the policy's. frames: another number of frames, as frames(32). "
+        "evidence: the span of the record's `evidence` in place of the clip. solution: its solution. feedback: what "
+        "the rewards gave the completion, so that each has a prompt of its own. file.py:name: a function of your own, "
+        "f(record) -> record, or f(record, completion, rewards) -> a sentence behind the question.",
+        unset="the policy's prompt",
+        needs="teacher",
+        rows=VIEW_ROWS,
+    )
+    distill_weight: float | None = option(
+        None,
+        "Weight of the teacher beside the advantages of the rewards, at least 0. 0: the two are only compared.",
+        unset="1; where no flag names a reward, the teacher alone is learned from, and rewards are only logged",
+        least=0,
+        needs="teacher",
+    )
+    distill_kl: str = option(
+        "sampled",
+        "Estimate of the KL of policy and teacher. sampled: a token has the advantage teacher - policy log-prob. "
+        "full: the exact sum over the vocabulary, a term of the loss; less noise, one more product with the head.",
+        needs=("teacher", "distill_weight != 0: the teacher is only compared with"),
+        rows={"sampled": SampledKl, "full": NoArguments},
+    )
+    distill_on: Literal["all", "vision"] = option(
+        "all",
+        "Tokens that are taught. vision: each by the share of its probability, by the teacher, that grey frames take "
+        "away or add, so that tokens that no picture decides count little. Costs another pass of the teacher.",
+        needs=("teacher", "distill_weight != 0: the teacher is only compared with"),
+    )
+
+    @property
+    def teacher_weight(self) -> float:
+        """The weight of the teacher. 0 without one."""
+        return 0.0 if self.teacher is None else 1.0 if self.distill_weight is None else self.distill_weight
+
+    def problems(self) -> Iterator[str]:
+        if self.teacher == "self" and self.teacher_sees is None:
+            yield "--teacher self has no effect where it sees what the policy sees: give --teacher_sees, as frames(32)"
+        view = row_of(self, "teacher_sees")
+        if view and view.name not in VIEW_ROWS and ":" not in view.name:
+            yield f"--teacher_sees {view.name}: {nearest(view.name, [*filter(None, VIEW_ROWS)])}, or file.py:name"
+        loss = row_of(self, "loss_type") if hasattr(self, "loss_type") else None
+        level = loss and (getattr(loss.arguments, "ratio", None) or loss.name)
+        if loss and level in ("gspo", "luspo", "sequence") and self.teacher_weight and self.distill_kl != "full":
+            yield (
+                f"--loss_type {loss.name} has one ratio for a completion, and a teacher an advantage for each "
+                "token: take another loss, or --distill_kl full"
             )

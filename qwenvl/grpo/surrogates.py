@@ -63,7 +63,7 @@ class Terms:
         logprobs: N x T, l with gradient, 0 where the mask is false.
         log_ratio: N x T, l - l', not clamped.
         ratio: N x T, a row of ``RATIOS``.
-        advantages: N x 1.
+        advantages: N x 1, or N x T.
         mask: N x T bool.
     """
 
@@ -255,7 +255,7 @@ class Weighting:
         Args:
             logprobs, old, sampler: N x T of l, l' and l_sampler, finite where the mask is true. A sampler of None is
                 the policy l' itself.
-            advantages: N x 1.
+            advantages: N x 1, or N x T.
             mask: N x T bool.
         """
         logprobs = logprobs.detach()

@@ -110,7 +110,7 @@ class PromptInputs:
         media = {name: value.cpu() for name in MEDIA if (value := getattr(self, name)) is not None}
         return replace(self, **media)
 
-    def moved(self, by: int) -> PromptInputs:
+    def moved(self, by: int | Tensor) -> PromptInputs:
         """The same rows with positions that are greater by so much."""
         return replace(self, position_ids=self.position_ids + by)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -29,6 +29,21 @@ be the same in float32 and in bfloat16, and with an entropy, measured or trained
 """
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What a pass computes to compare two models on the same tokens: the likeliest token, and more.
+
+    Attributes:
+        keep_states: return the hidden states that the head is called on.
+        states: those of a teacher, K x H for the K tokens of the mask: compute KL(model || teacher), with gradient.
+        head: of the teacher, from hidden states to logits. None: the model's own.
+    """
+
+    keep_states: bool = False
+    states: Tensor | None = None
+    head: Callable[[Tensor], Tensor] | None = None
+
+
 class Likelihood(NamedTuple):
     """Log-probs and entropies of N completions, token by token, at the sampling temperature.
 
@@ -36,10 +51,16 @@ class Likelihood(NamedTuple):
         logprobs: N x T, log p(token | prompt, tokens before it). 0.0 where the mask is False.
         entropies: N x T, of the distribution that a token is drawn from, in nats. 0.0 where the mask is False. None
             where they were not asked for.
+        divergences: N x T, KL(model || teacher) in nats. None without a teacher's states.
+        top: N x T, the number of the likeliest token. None without a comparison.
+        states: N x T x H, hidden states that the head is called on. None where they are not kept.
     """
 
     logprobs: Tensor
     entropies: Tensor | None = None
+    divergences: Tensor | None = None
+    top: Tensor | None = None
+    states: Tensor | None = None
 
 
 def completion_likelihood(
@@ -52,6 +73,7 @@ def completion_likelihood(
     logit_chunk_tokens: int,
     entropy: EntropyUse = "none",
     whole: PromptInputs | None = None,
+    comparison: Comparison | None = None,
 ) -> Likelihood:
     """Log-probs and entropies of all completion tokens, of softmax(logits / temperature).
 
@@ -66,6 +88,7 @@ def completion_likelihood(
         logit_chunk_tokens: tokens whose logits exist at one time. ``tokens_within`` gives it for a memory budget.
         entropy: whether entropies are computed, from the same logits, and have a gradient.
         whole: the completions with what tools have appended to them. None: every token was sampled.
+        comparison: what to compute besides, to compare with another model. None: nothing.
 
     Returns:
         float32 or the model's type if that is wider, with gradient in grad mode.
@@ -74,7 +97,8 @@ def completion_likelihood(
     if whole is None:
         whole = sampled_alone(prompts, completion_ids, completion_mask)
     prompt_length, rows = prompts.input_ids.shape[1], prompts.repeat(group_size).followed_by(whole)
-    with selected_logprobs(model, completion_ids, completion_mask, temperature, logit_chunk_tokens, entropy):
+    settings = (temperature, logit_chunk_tokens, entropy, comparison)
+    with selected_logprobs(model, completion_ids, completion_mask, *settings):
         output = model(
             input_ids=rows.input_ids,
             attention_mask=rows.attention_mask,
@@ -84,7 +108,7 @@ def completion_likelihood(
             use_cache=False,
             **rows.vision(),
         )
-    return likelihood_of(output.logits, entropy)
+    return likelihood_of(output.logits, entropy, comparison)
 
 
 def sampled_alone(prompts: PromptInputs, completion_ids: Tensor, completion_mask: Tensor) -> PromptInputs:
@@ -103,9 +127,14 @@ completion_logprobs = logprobs_by(completion_likelihood)
 """The log-probs of ``completion_likelihood``, N x T. Its arguments but for ``entropy``."""
 
 
-def likelihood_of(columns: Tensor, entropy: EntropyUse) -> Likelihood:
+def likelihood_of(columns: Tensor, entropy: EntropyUse, comparison: Comparison | None = None) -> Likelihood:
     """From the head's output within ``selected_logprobs``."""
-    return Likelihood(columns) if entropy == "none" else Likelihood(*columns.unbind(-1))
+    if comparison is None:
+        return Likelihood(columns) if entropy == "none" else Likelihood(*columns.unbind(-1))
+    names = ["logprobs", "divergences"] if comparison.states is not None else ["logprobs"]
+    names += ["top"] if entropy == "none" else ["entropies", "top"]
+    found = dict(zip(names, columns[..., : len(names)].unbind(-1), strict=True))
+    return Likelihood(**found, states=columns[..., len(names) :] if comparison.keep_states else None)
 
 
 def spread_out(values: Tensor, mask: Tensor) -> Tensor:
@@ -127,6 +156,18 @@ def entropy_of(logits: Tensor, normaliser: Tensor) -> Tensor:
     return normaliser - (logits.softmax(-1) * logits).sum(-1)
 
 
+def reverse_kl(logits: Tensor, teacher: Tensor) -> Tensor:
+    """KL(p || q) in nats of p = softmax(logits) and q = softmax(teacher), ... x V -> ... (arXiv:2306.08543).
+
+    Example:
+        >>> round(reverse_kl(torch.zeros(2), torch.tensor([3.0, 1.0]).log()).item(), 4)  # log(1/2) - log(3/4 1/4) / 2
+        0.1438
+    """
+    size = min(logits.shape[-1], teacher.shape[-1])  # one tokenizer may be padded to several sizes
+    own, other = (each[..., :size].log_softmax(-1) for each in (logits, teacher))
+    return (own.exp() * (own - other)).sum(-1)
+
+
 def tokens_within(memory_gb: float, vocabulary: int) -> int:
     """How many tokens' logits fit into ``memory_gb``, with all that their backward pass makes of them. At least 1.
 
@@ -145,10 +186,12 @@ def selected_logprobs(
     temperature: float,
     chunk_tokens: int,
     entropy: EntropyUse = "none",
+    comparison: Comparison | None = None,
 ) -> Iterator[None]:
     """Within it, the head of ``model`` returns the log-probs of ``targets`` in the place of logits.
 
-    With entropies it returns both, rows x T x 2. They leave the model with its output, which its wrappers may hook.
+    With entropies or a comparison it returns all of them as columns, rows x T x columns, which ``likelihood_of`` names.
+    They leave the model with its output, which its wrappers may hook.
 
     The stock forward calls the head as ever, so that wrappers which gather or watch its weights go on working. The
     logits of only ``chunk_tokens`` tokens exist at a time. The backward pass recomputes them.
@@ -160,25 +203,36 @@ def selected_logprobs(
     head = unwrap(model).get_output_embeddings()
     logits_of = head.forward
 
-    def chunk(hidden: Tensor, wanted: Tensor) -> Tensor:
-        logits = logits_of(hidden)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    def at_temperature(logits: Tensor) -> Tensor:
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+
+    def chunk(hidden: Tensor, wanted: Tensor, teacher: Tensor) -> Tensor:
+        logits = at_temperature(logits_of(hidden))
         normaliser = logits.logsumexp(1)
         chosen = logits.gather(1, wanted[:, None])[:, 0] - normaliser
-        if entropy == "none":
+        if entropy == "none" and comparison is None:
             return chosen
+        columns = [chosen]
+        if comparison is not None and comparison.states is not None:
+            with torch.no_grad():
+                theirs = at_temperature((comparison.head or logits_of)(teacher))
+            columns.append(reverse_kl(logits, theirs))
         # Last: the backward pass recomputes a chunk only as far as gradients need it.
-        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "trained"):
-            spread = entropy_of(logits, normaliser)
-        return torch.stack([chosen, spread], dim=1)
+        if entropy != "none":
+            with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "trained"):
+                columns.append(entropy_of(logits, normaliser))
+        if comparison is not None:
+            columns.append(logits.argmax(1).to(chosen.dtype))
+        found = torch.stack(columns, dim=1)
+        return torch.cat([found, hidden.to(chosen.dtype)], 1) if comparison and comparison.keep_states else found
 
     def forward(hidden: Tensor) -> Tensor:
         if hidden.shape[:-1] != targets.shape:
             raise ValueError(f"expected hidden states of {tuple(targets.shape)} tokens, got {tuple(hidden.shape[:-1])}")
-        parts = [
-            checkpoint(chunk, h, w, use_reentrant=False)
-            for h, w in zip(hidden[mask].split(chunk_tokens), targets[mask].split(chunk_tokens), strict=True)
-        ]
+        tokens = (hidden[mask], targets[mask])
+        states = tokens[1] if comparison is None or comparison.states is None else comparison.states  # else not read
+        pieces = zip(*(each.split(chunk_tokens) for each in (*tokens, states)), strict=True)
+        parts = [checkpoint(chunk, *piece, use_reentrant=False) for piece in pieces]
         return spread_out(torch.cat(parts), mask)
 
     wrapped = head.__dict__.get("forward")  # set by accelerate's hooks on offloaded models

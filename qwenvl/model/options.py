@@ -10,7 +10,7 @@ from qwenvl.option import Options, option
 Part = Literal["llm", "vision", "mlp"]
 """The language model with embeddings and head, the vision tower's blocks and patch embedding, the mergers between."""
 
-WITH_REFERENCE = "grpo_beta > 0: there is no reference otherwise"
+WITH_REFERENCE = "grpo_beta > 0 or teacher == 'reference': there is no reference otherwise"
 
 
 @dataclass

@@ -142,7 +142,12 @@ def matched(other: nn.Module, policy: nn.Module, *, one_tower: bool) -> nn.Modul
                     "--shared_prefix off, so that each runs its own"
                 )
     accept_features(other)
-    return _copied(other) if is_partitioned(other) else other
+    return outside_engine(other)
+
+
+def outside_engine(model: nn.Module) -> nn.Module:
+    """A model that runs without an engine: itself, or a copy with whole weights where ZeRO-3 has split it."""
+    return _copied(model) if is_partitioned(model) else model
 
 
 def _copied(model: nn.Module, shared: Iterable[nn.Parameter] = ()) -> nn.Module:

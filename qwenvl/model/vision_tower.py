@@ -24,13 +24,17 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.vision_utils import get_vision_window_index
 
 from qwenvl.model.families import family_of
-from qwenvl.model.inputs import InputBuilder, PixelScale, PromptInputs
+from qwenvl.model.inputs import KINDS_OF_MEDIA, InputBuilder, PixelScale, PromptInputs
 from qwenvl.model.loading import part_of, unwrap
 from qwenvl.types import PromptBatch
 
 PIECE = 16_384
 """Patches that go through the tower together, 4,096 tokens. They fill a GPU, and the tower of a 7B takes some 0.6 GB
 for them. An image or a pair of frames is never divided."""
+
+
+GREY = 128
+"""The pixels of a grey frame, as bytes."""
 
 
 @dataclass
@@ -141,6 +145,19 @@ def blank_vision(model: nn.Module, prompts: PromptInputs, *, encoded: bool) -> P
         if getattr(prompts, values) is None:
             prompts = replace(prompts, **{values: blank, grids: grid})
     return prompts
+
+
+def grey_media(
+    model: nn.Module, prompts: PromptInputs, scales: tuple[PixelScale, PixelScale], *, encoded: bool
+) -> PromptInputs:
+    """The prompts with grey images and videos of the same sizes, as pixels, or as features where ``encoded``."""
+    width, grey = _patch_width(unwrap(model).model.visual), {}
+    for (values, _, _), scale in zip(KINDS_OF_MEDIA, scales, strict=True):
+        if (media := getattr(prompts, values)) is not None and len(media):
+            patches = torch.full((len(media), width), GREY, dtype=torch.uint8, device=prompts.input_ids.device)
+            grey[values] = patches if encoded else scale(patches)
+    blank = replace(prompts, **grey)
+    return encode_vision(model, blank, scales) if encoded else blank
 
 
 def _forward(self: nn.Module, hidden_states: Tensor, grid_thw: Tensor, **kwargs):

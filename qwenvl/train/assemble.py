@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from transformers import ProcessorMixin, set_seed
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.views import View, reads_completions, unchanged, view_named
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import (
     apply_tuning,
+    evaluating,
     four_bit_settings,
     linear_weights,
     load_model,
@@ -31,15 +35,18 @@ from qwenvl.model.loading import (
 )
 from qwenvl.model.lock_step import LockStep
 from qwenvl.model.positions import position_rule
-from qwenvl.model.reference import Reference, matched
+from qwenvl.model.reference import Reference, matched, outside_engine
+from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
+from qwenvl.model.vision_tower import accept_features, supports_encode_once
 from qwenvl.option import row_of, was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import TemporalContrast
 from qwenvl.train.display.console import say, settle_output
-from qwenvl.train.fast_paths import Paths
+from qwenvl.train.fast_paths import Paths, likelihood_of
 from qwenvl.train.meter import Meter
+from qwenvl.train.teacher import Teacher
 
 logger = logging.getLogger(__name__)
 
@@ -211,6 +218,99 @@ def build_collector(
     )
 
 
+def distills_alone(args: GRPOConfig, functions: Any, weights: Any) -> bool:
+    """Whether the policy learns from its teacher alone: neither flags nor a script name rewards, or its weight.
+
+    Raises:
+        ValueError: a flag that would have no effect then.
+    """
+    named = ("reward_funcs", "reward_weights", "reward_model", "format_reward_weight", "accuracy_reward_weight")
+    given = functions is not None or weights is not None or any(was_set(args, each) for each in named)
+    if args.teacher is None or given or args.distill_weight is not None:
+        return False
+    for name in ("advantage_estimator", "scale_rewards", "filter_groups", "temporal_contrast"):
+        if was_set(args, name):
+            raise ValueError(f"--{name} has no effect where the teacher alone is learned from: name --reward_funcs")
+    return True
+
+
+def dataset_view(args: GRPOConfig) -> View | None:
+    """What the teacher sees of a record. None: the prompt of the policy, or that with a sentence for a completion."""
+    view = view_named(args.teacher_sees)
+    if reads_completions(view):
+        view = unchanged
+    # A tower of its own needs pixels, which the policy's prompts have no more.
+    return None if view is unchanged and args.teacher in (None, "self", "reference") else view
+
+
+def build_teacher(trainer: Any) -> Teacher | None:
+    """The teacher that the flags of a ``GRPOTrainer`` ask for. None without.
+
+    Raises:
+        ValueError: a checkpoint that cannot teach the policy, or a flag without effect.
+        OSError: there is no such checkpoint.
+    """
+    args, policy, paths, processor = trainer.args, trainer.model, trainer.paths, trainer.processing_class
+    teacher, kl, view = row_of(args, "teacher"), row_of(args, "distill_kl"), view_named(args.teacher_sees)
+    if teacher is None or kl is None:
+        return None
+    bare = other = unwrap(policy)
+    full = kl.name == "full"
+    if teacher.name == "self":
+        model: Callable[[], Any] = partial(_running, policy)
+    elif teacher.name == "reference":
+        model = trainer.reference.model
+    else:
+        other = load_teacher(teacher.name, args, bare, paths, processor)
+        model = partial(_running, other, args.device, offload=teacher.arguments.offload)
+    if full and bare is not policy and any(each.requires_grad for each in bare.get_output_embeddings().parameters()):
+        raise ValueError("--distill_kl full cannot be used with an adapter on the head: leave one of the two out")
+    return Teacher(
+        trainer.collector,
+        model,
+        likelihood_of(args, paths, other, trainer.accelerator),
+        processor.tokenizer,
+        trainer.meter,
+        view=view if reads_completions(view) else None,
+        bound=None if full else kl.arguments.clip,
+        moves=teacher.name == "self",
+    )
+
+
+@contextmanager
+def _running(model: nn.Module, device: torch.device | None = None, offload: bool = False) -> Iterator[nn.Module]:
+    """A model in eval mode, without gradients, and on a device where that is given."""
+    with torch.no_grad(), evaluating(model):
+        yield model if device is None else model.to(device)
+    if offload:
+        model.to("cpu")
+
+
+def load_teacher(path: str, args: GRPOConfig, policy: nn.Module, paths: Paths, processor: ProcessorMixin) -> nn.Module:
+    """Another checkpoint as a frozen teacher: of any size, with the prompts of the policy."""
+    flag = f"--teacher {path}"
+    if args.tools and paths.encode is not None:
+        raise ValueError(f"{flag} sees by its own tower, and of looks there are features alone: --shared_prefix off")
+    model = outside_engine(_other_model(flag, path, policy, processor, weight_dtype(args, frozen=True)))
+    if position_rule(model.config) != position_rule(policy.config):
+        ours, theirs = policy.config.model_type, model.config.model_type
+        raise ValueError(f"{flag}: expected a model whose prompts are those of the policy, {ours}, got {theirs}")
+    accept_features(model.requires_grad_(False))
+    if args.shared_prefix == "auto" and (reason := supports_shared_prefix(model) or supports_encode_once(model)):
+        raise ValueError(f"{flag}: {reason}; set --shared_prefix off")
+    return model
+
+
+def _other_model(flag: str, path: str, policy: nn.Module, processor: ProcessorMixin, dtype: torch.dtype) -> nn.Module:
+    """The model of another checkpoint with the tokenizer of the policy."""
+    if (Path(path) / "adapter_config.json").is_file():
+        raise ValueError(f"{flag}: holds LoRA adapters; merge them into their model first")
+    say(f"loading {flag.removeprefix('--')}")
+    if load_processor(path).tokenizer.get_vocab() != processor.tokenizer.get_vocab():
+        raise ValueError(f"{flag}: its tokenizer has another vocabulary than the policy's")
+    return load_model(path, attn_implementation=policy.config._attn_implementation, dtype=dtype)
+
+
 def build_reference(
     args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin, paths: Paths, dtype: torch.dtype | None
 ) -> Reference:
@@ -228,13 +328,8 @@ def build_reference(
         raise ValueError("--sync_ref_model has no effect with LoRA: the weights that the reference has do not learn")
     other = None
     if path is not None:
-        if (Path(path) / "adapter_config.json").is_file():
-            raise ValueError(f"--ref_model_name_or_path {path}: holds LoRA adapters; merge them into their model first")
-        say(f"loading the reference {path}")
-        if load_processor(path).tokenizer.get_vocab() != processor.tokenizer.get_vocab():
-            raise ValueError(f"--ref_model_name_or_path {path}: its tokenizer has another vocabulary than the policy's")
         bare = unwrap(policy)
-        other = load_model(path, attn_implementation=bare.config._attn_implementation, dtype=bare.dtype)
+        other = _other_model(f"--ref_model_name_or_path {path}", path, bare, processor, bare.dtype)
         other = matched(other, policy, one_tower=paths.encode is not None)
     rounded = rounds_products(args) and not args.sync_ref_model  # which moves by less than bfloat16 resolves
     return Reference(policy, other=other, dtype=dtype, rounded=rounded).to(args.device)

@@ -15,7 +15,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model import logprobs
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
-from qwenvl.model.logprobs import EntropyUse, Likelihood
+from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import accept_features, blank_vision, encode_vision, supports_encode_once
 from qwenvl.rollout.engine import RolloutEngine
@@ -48,8 +48,8 @@ def likelihood_of(
         bare: the model without adapter or engine.
 
     Returns:
-        A function of (model, prompts, ids, mask, temperature, entropy, whole) that gives the log-probs and entropies
-        of completions (``ids`` and ``mask``, N x T).
+        A function of (model, prompts, ids, mask, temperature, entropy, whole, comparison) that gives the log-probs and
+        entropies of completions (``ids`` and ``mask``, N x T).
     """
     chunk = logprobs.tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
 
@@ -61,10 +61,13 @@ def likelihood_of(
         temperature: float,
         entropy: EntropyUse = "none",
         whole: PromptInputs | None = None,
+        comparison: Comparison | None = None,
     ) -> Likelihood:
         if args.world_size > 1:  # whose forwards wait for each other
             prompts = blank_vision(model, prompts, encoded=paths.encode is not None)
-        settings: dict[str, Any] = {"temperature": temperature, "logit_chunk_tokens": chunk, "entropy": entropy}
+        twice = comparison is not None and comparison.states is not None  # the logits of two models
+        settings: dict[str, Any] = {"temperature": temperature, "entropy": entropy, "comparison": comparison}
+        settings["logit_chunk_tokens"] = max(1, chunk // 2) if twice else chunk
         with accelerator.autocast():  # of itself the reference has none, nor has the policy under FSDP
             return paths.completion_likelihood(model, prompts, ids, mask, whole=whole, **settings)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,14 @@ from transformers import ProcessorMixin, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.dataset import GRPODataset
 from qwenvl.grpo.loss import objective_of
 from qwenvl.grpo.surrogates import completion_kl
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
-from qwenvl.model.logprobs import EntropyUse, Likelihood
+from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood
 from qwenvl.rollout.engine import EngineWithWeights
-from qwenvl.train.assemble import build_collector, build_rewards
+from qwenvl.train.assemble import build_collector, build_rewards, build_teacher, dataset_view, distills_alone
 from qwenvl.train.callbacks import with_entropy_coef
 from qwenvl.train.collect.ahead import StepsAhead
 from qwenvl.train.collect.filtering import Refill
@@ -76,9 +78,15 @@ class GRPOTrainer(PolicyTrainer):
     ):
         args = args or GRPOConfig()
         rubric = build_rewards(args, reward_funcs, reward_weights)
+        alone = distills_alone(args, reward_funcs, reward_weights)
         given = (model, train_dataset, eval_dataset, processing_class, callbacks, peft_config)
-        super().__init__(args, rubric, *given, with_reference=args.grpo_beta > 0)
+        super().__init__(args, rubric, *given, with_reference=args.grpo_beta > 0 or args.teacher == "reference")
         collator, engine = self.data_collator, self.paths.engine
+        if (view := dataset_view(args)) is not None and self.train_dataset is not None:
+            if not isinstance(self.train_dataset, GRPODataset):
+                raise ValueError(f"--teacher {args.teacher} needs a GRPODataset, as load_dataset makes it")
+            self.train_dataset = copy(self.train_dataset)
+            self.train_dataset.view = view
         self.ahead = StepsAhead(engine, args) if args.async_rollouts else None
         self.collector = replace(
             build_collector(args, self.paths, unwrap(self.model), collator, rubric, self.accelerator, self.meter),
@@ -86,8 +94,12 @@ class GRPOTrainer(PolicyTrainer):
             penalty=self._kl_penalties if args.kl_in_reward and self.reference is not None else None,
             refill=Refill.of(args, self.train_dataset, collator, rubric.names, self.meter),
             ahead=self.ahead,
+            compares=not alone,
         )
+        self.teacher = build_teacher(self)
         self.objective = objective_of(args, args.generation_max_length)
+        if self.teacher is not None and self.teacher.bound is None:
+            self.objective = replace(self.objective, distill=args.teacher_weight)
         self.check_parity = ParityCheck(args, self.meter)
         self.drawn: Sequence[PromptBatch] = ()  # the prompts of the present step
         self.step: Step | None = None  # None until completions are sampled for them
@@ -105,13 +117,19 @@ class GRPOTrainer(PolicyTrainer):
         if self.ahead is not None:
             self.ahead.check()
         step = self._step_of(inputs["prompts"])
-        experience = step.experiences[inputs.get("micro_batch", 0)]
+        experience, teacher = step.experiences[inputs.get("micro_batch", 0)], self.teacher
+        if teacher is not None:
+            teacher.score(experience, self.model_wrapped)
+        compared = None if teacher is None else teacher.comparison(model, experience)
+        entropy: EntropyUse = "trained" if self.objective.entropy_coef else "measured"
         with self.meter.time("time/logp_s"):
-            likelihood = self._likelihood(model, experience, "trained" if self.objective.entropy_coef else "measured")
+            likelihood = self._likelihood(model, experience, entropy, compared)
             if experience.old_logprobs is None:  # fresh completions
                 experience.old_logprobs = experience.first_logprobs(likelihood)
                 experience.ref_logprobs = self._reference_logprobs(experience)
                 self.check_parity(self.state.global_step, experience)
+                if teacher is not None:
+                    teacher.compare(experience, likelihood)
         output = self.objective(experience.loss_inputs(likelihood), step.counts)
         self.journal.trained(step, experience, output)
         self.meter.start("time/backward_s")
@@ -171,14 +189,17 @@ class GRPOTrainer(PolicyTrainer):
                 self.journal.collected(self.state.global_step + 1, experience)
         return self.step
 
-    def _likelihood(self, model: nn.Module, experience: Experience, entropy: EntropyUse = "none") -> Likelihood:
+    def _likelihood(
+        self, model: nn.Module, experience: Experience, entropy: EntropyUse = "none", compared: Comparison | None = None
+    ) -> Likelihood:
         rollout, temperature = experience.rollout, self.args.generation_temperature
         ids, mask = rollout.completion_ids, rollout.completion_mask
-        return self.completion_likelihood(model, experience.prompts, ids, mask, temperature, entropy, rollout.whole)
+        given = (model, experience.prompts, ids, mask, temperature, entropy, rollout.whole)
+        return self.completion_likelihood(*given, compared)
 
     def _reference_logprobs(self, experience: Experience) -> Tensor | None:
-        if self.reference is None or experience.ref_logprobs is not None:  # computed for the reward (kl_in_reward)
-            return experience.ref_logprobs
+        if self.reference is None or not self.args.grpo_beta or experience.ref_logprobs is not None:
+            return experience.ref_logprobs  # computed for the reward (kl_in_reward)
         with self.reference.model() as reference:
             return self._likelihood(reference, experience).logprobs
 

@@ -163,7 +163,7 @@ def peak_memory(device: torch.device | str) -> Memory:
 
 PHASES = {
     **{"sample": "sampling", "logp": "log-probs", "reward": "rewards", "data_wait": "waiting for data"},
-    **{"refill": "other prompts", "contrast": "other orders"},
+    **{"refill": "other prompts", "contrast": "other orders", "teacher": "teacher"},
 }
 """Phases of a step by the names of their clocks, for people. Other phases have the names of their clocks."""
 

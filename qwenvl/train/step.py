@@ -20,6 +20,24 @@ from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 
 @dataclass
+class TeacherScores:
+    """What a teacher makes of the N completions of a micro-batch, N x T.
+
+    Attributes:
+        logprobs, top: under its own prompts. ``top`` is the number of its likeliest token.
+        weights: from 0 to 1, how much a token is taught (``distill_on vision``). None: all the same.
+        states: K x H hidden states of its K tokens, for the exact KL (``distill_kl full``). None without.
+        advantages: added to those of the rewards. None: nothing.
+    """
+
+    logprobs: Tensor
+    top: Tensor
+    weights: Tensor | None = None
+    states: Tensor | None = None
+    advantages: Tensor | None = None
+
+
+@dataclass
 class Experience:
     """N completions of the P prompts of a micro-batch, with their rewards, advantages and log-probs.
 
@@ -42,6 +60,7 @@ class Experience:
         staleness: optimizer steps made since the weights that sampled the completions (``async_rollouts``).
         ratio_from_sampler: the old log-probs are those that the tokens were sampled with, also in the first iteration.
         penalties: N, the KL penalties taken off the rewards (``kl_in_reward``). None without.
+        teacher: what a teacher makes of the completions (``teacher``). None without.
     """
 
     batch: PromptBatch
@@ -59,6 +78,7 @@ class Experience:
     staleness: int = 0
     ratio_from_sampler: bool = False
     penalties: Tensor | None = None
+    teacher: TeacherScores | None = None
 
     def __len__(self) -> int:
         """P."""
@@ -76,15 +96,21 @@ class Experience:
 
     def loss_inputs(self, policy: Likelihood) -> LossInputs:
         """What the loss is computed from, given the policy's log-probs and entropies of the completions."""
+        advantages, divergences, taught = self.advantages, policy.divergences, self.teacher
+        if taught is not None and taught.advantages is not None:
+            advantages = advantages[:, None] + taught.advantages
+        if divergences is not None and taught is not None and taught.weights is not None:
+            divergences = divergences * taught.weights
         return LossInputs(
             logprobs=policy.logprobs,
             old_logprobs=self.old_logprobs,
             ref_logprobs=self.ref_logprobs,
-            advantages=self.advantages,
+            advantages=advantages,
             mask=self.loss_mask,
             entropies=policy.entropies,
             sampler_logprobs=self.sampler_logprobs,
             policy_mask=self.policy_mask,
+            divergences=divergences,
         )
 
 

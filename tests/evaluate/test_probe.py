@@ -162,3 +162,14 @@ def test_a_wrong_command_line_shows_the_usage(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "--samples" in shown and "--video_max_frames" in shown and "--learning_rate" not in shown
+
+
+@pytest.mark.parametrize("teacher", ["self", "PATH"])
+def test_the_teacher_is_probed_beside_the_policy(model, flags, tmp_path, capsys, tiny_checkpoint, teacher):
+    """Its prompts, and its model, answered as often as the policy's: the same reward by place gives the same share."""
+    named = str(tiny_checkpoint(initializer_range=0.1, num_layers=3)) if teacher == "PATH" else teacher
+    sees = ["--teacher", named, "--teacher_sees", "frames(6)"]
+    assert main([model, "example", *flags, "--samples", "4", *sees]) == 0
+    shown = capsys.readouterr().out
+    first, second = (re.search(rf"{name} +(\S+)", shown)[1] for name in ("pass@1", "pass@1 of the teacher"))
+    assert first == second

@@ -107,3 +107,19 @@ def test_records_that_share_a_clip_belong_together():
     assert clusters[0] == clusters[1] == clusters[2]
     assert len(set(clusters.values())) == 4 and clusters[4] == "d[e]"
     assert clusters_of(records, "id") == dict(enumerate("abcdef"))
+
+
+def test_the_view_of_a_teacher_is_a_control(dataset):
+    """It applies where it changes the record."""
+    questions = Questions.of(dataset, EvaluateOptions(controls="frames(12),solution"), seed=0)
+    assert questions.controls == ("none", "frames(12)", "solution")
+    samples = QuestionSamples(dataset, questions, seed=0)
+    for number, own in questions.records.items():
+        assert questions.applies("frames(12)", number) == bool(own.videos) and questions.applies("solution", number)
+        if own.videos:
+            frames = [samples[control, number].videos[0].info.indices for control in ("none", "frames(12)")]
+            assert len(frames[1]) == 12 > len(frames[0])
+        assert "The right answer is" in samples["solution", number].chat[-1]["content"][-1]["text"]
+    for wrong in ("frames(1)", "frame(12)", "feedback"):
+        with pytest.raises(ValueError, match=r"count must be at least 2|no such control"):
+            Questions.of(dataset, EvaluateOptions(controls=wrong), seed=0)

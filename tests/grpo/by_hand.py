@@ -76,8 +76,13 @@ def gain_and_slopes(objective: Objective, r: float, logp: float, log_ratios: lis
     return a * logp, 0.0, a
 
 
-def by_hand(objective: Objective, case: Case, weights: list[list[float]] | None = None) -> tuple[float, list]:
-    """The loss of the whole step, and its gradient. The policy term of a token may have a weight."""
+def by_hand(
+    objective: Objective,
+    case: Case,
+    weights: list[list[float]] | None = None,
+    advantages: list[list[float]] | None = None,
+) -> tuple[float, list]:
+    """The loss of the whole step, and its gradient. A token may have a weight of its policy term, and an advantage."""
     loss, gradient, tokens = 0.0, [[0.0] * 6 for _ in LENGTHS], sum(LENGTHS)
     for n, (length, a) in enumerate(zip(LENGTHS, ADVANTAGES, strict=True)):
         weight = {
@@ -98,7 +103,8 @@ def by_hand(objective: Objective, case: Case, weights: list[list[float]] | None 
                 r = math.exp(sum(log_ratios) / length)
                 spread = objective.ratio == "sequence"
                 slopes = [r / length if spread else (r if u == t else 0.0) for u in range(length)]
-            gain, by_r, by_logp = gain_and_slopes(objective, r, logp[t], log_ratios, a)
+            own_a = a if advantages is None else advantages[n][t]
+            gain, by_r, by_logp = gain_and_slopes(objective, r, logp[t], log_ratios, own_a)
             d = ref[t] - logp[t]
             k3, k3_slope = math.exp(d) - d - 1, 1 - math.exp(d)
             factor = r if objective.kl_unbiased else 1.0

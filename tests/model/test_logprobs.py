@@ -7,8 +7,9 @@ import torch
 
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.model import logprobs
-from qwenvl.model.logprobs import completion_likelihood, completion_logprobs, selected_logprobs
+from qwenvl.model.logprobs import Comparison, completion_likelihood, completion_logprobs, selected_logprobs
 from qwenvl.model.positions import completion_positions
+from qwenvl.model.sharing import shared_prefix
 
 
 def by_hand(model, prompts, ids, mask, temperature):
@@ -38,7 +39,8 @@ def test_values_and_gradients_equal_a_plain_forward(exact_model, random_prompts,
     expected = by_hand(model, prompts, ids, mask, temperature=0.7)
     for chunk in (1, 4, 1000):
         settings = {"temperature": 0.7, "logit_chunk_tokens": chunk}
-        result = torch.stack(completion_likelihood(model, prompts, ids, mask, **settings, entropy="trained"), dim=-1)
+        found = completion_likelihood(model, prompts, ids, mask, **settings, entropy="trained")
+        result = torch.stack(found[:2], dim=-1)
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-9)
     alone = completion_likelihood(model, prompts, ids, mask, **settings)
     assert alone.entropies is None and torch.equal(alone.logprobs, result[..., 0])
@@ -122,3 +124,49 @@ def test_the_head_is_itself_again_afterwards(exact_model, random_completions):
     with pytest.raises(ValueError, match="expected hidden states"), selected_logprobs(model, ids, mask, 1.0, 8):
         model.lm_head(hidden[:1])
     assert torch.equal(model.lm_head(hidden), before)
+
+
+@pytest.mark.parametrize("path", [logprobs, shared_prefix])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+def test_the_exact_kl_to_a_teacher_with_a_longer_prompt(exact_model, random_prompts, random_completions, family, path):
+    """Values and gradients against the logits of plain forwards and autograd, of a larger teacher."""
+    model, teacher = exact_model(family), exact_model(family, num_layers=4)
+    prompts, longer = random_prompts(model, ["t", "tit"]), random_prompts(model, ["tvt", "titvt"], seed=4)
+    ids, mask = random_completions(6, 5)
+
+    def logits_of(which, own):
+        rows = []
+        for n in range(6):
+            prompt, length = own.select([n // 3]), int(mask[n].sum())
+            positions = completion_positions(prompt.position_ids, 1, length)
+            output = which(
+                input_ids=torch.cat([prompt.input_ids, ids[n : n + 1, :length]], 1),
+                position_ids=torch.cat([prompt.position_ids, positions], 2),
+                use_cache=False,
+                **prompt.vision(),
+            )
+            rows.append((output.logits[0, -length - 1 : -1] / 0.7).log_softmax(-1))
+        return torch.cat(rows)
+
+    own, theirs = logits_of(model, prompts), logits_of(teacher, longer).detach()
+    expected = (own.exp() * (own - theirs)).sum(1)
+    weights = torch.randn_like(expected)
+    (expected * weights).sum().backward()
+    gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    for chunk in (2, 1000):
+        settings = {"temperature": 0.7, "logit_chunk_tokens": chunk}
+        with torch.no_grad():
+            kept = path.completion_likelihood(teacher, longer, ids, mask, **settings, comparison=Comparison(True))
+        torch.testing.assert_close(
+            kept.logprobs[mask], theirs.gather(1, ids[mask][:, None])[:, 0], rtol=0, atol=1e-9
+        )
+        assert torch.equal(kept.top[mask].long(), theirs.argmax(1))
+        model.zero_grad()
+        comparison = Comparison(states=kept.states[mask], head=teacher.get_output_embeddings())
+        found = path.completion_likelihood(model, prompts, ids, mask, **settings, comparison=comparison)
+        torch.testing.assert_close(found.divergences[mask], expected, rtol=0, atol=1e-9)
+        (found.divergences[mask] * weights).sum().backward()
+        for name, each in model.named_parameters():
+            if name in gradients:
+                torch.testing.assert_close(each.grad, gradients[name], rtol=1e-7, atol=1e-9, msg=name)
+        assert all(each.grad is None for each in teacher.parameters())

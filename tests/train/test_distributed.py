@@ -50,6 +50,7 @@ RECIPES = {
         "entropy_coef": 0.05,
         "entropy_target": 100.0,
     },
+    "taught": {"teacher": "self", "teacher_sees": "frames(6)", "distill_on": "vision", "distill_kl": "full"},
 }
 TWICE = {"num_iterations": 2, "max_steps": 4, "eval_on_start": True}
 
@@ -205,6 +206,7 @@ def one_process(tiny_checkpoint, three_records, tmp_path_factory) -> Callable[[s
     [
         ("zero2", "frozen tower"),
         ("ddp", "every term"),
+        ("ddp", "taught"),
         *((engine, recipe) for engine in ("zero3", "fsdp") for recipe in ("checkpointing, tower learns", "lora")),
         # The same collectives as one of those above has, or fewer.
         *(
@@ -235,6 +237,9 @@ def test_two_processes_make_the_update_of_one(tiny_checkpoint, three_records, on
     drawn = [row for row in read_rollouts(output) if row.split == "train" and row.sample == 0]
     assert sorted((row.step, row.epoch) for row in drawn) == [(1, 0)] * 3 + [(3, 1)] * 3
     assert len({(row.step, row.record_id) for row in drawn}) == 6
+    if recipe == "taught":
+        assert_same_numbers(output, alone, ("teacher/kl", "teacher/agree_frac", "teacher/vision_frac"), rows=2)
+        assert_same_numbers(output, alone, ("loss/distill",), rows=4)
     if recipe == "every term":
         assert_same_numbers(output, alone, ("entropy_coef", "loss/entropy", "top_entropy/frac"), rows=4)
         terms = logged(output, "entropy_coef", "top_entropy/frac")

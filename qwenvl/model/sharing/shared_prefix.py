@@ -18,6 +18,7 @@ from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import (
+    Comparison,
     EntropyUse,
     Likelihood,
     likelihood_of,
@@ -80,6 +81,7 @@ def completion_likelihood(
     logit_chunk_tokens: int,
     entropy: EntropyUse = "none",
     whole: PromptInputs | None = None,
+    comparison: Comparison | None = None,
 ) -> Likelihood:
     """Log-probs and entropies of all completion tokens, of softmax(logits / temperature).
 
@@ -90,7 +92,8 @@ def completion_likelihood(
     mask = completion_mask.bool()
     row = pack(prompts, completion_ids, mask, whole)
     everywhere = torch.ones_like(row.targets, dtype=torch.bool)
-    with selected_logprobs(model, row.targets, everywhere, temperature, logit_chunk_tokens, entropy):
+    settings = (temperature, logit_chunk_tokens, entropy, comparison)
+    with selected_logprobs(model, row.targets, everywhere, *settings):
         output = model(
             input_ids=row.input_ids,
             position_ids=row.position_ids,
@@ -99,7 +102,7 @@ def completion_likelihood(
             shared_prefix=row.layout,
             **prompts.vision_with(whole),
         )
-    return likelihood_of(spread_out(output.logits[0], mask), entropy)
+    return likelihood_of(spread_out(output.logits[0], mask), entropy, comparison)
 
 
 completion_logprobs = logprobs_by(completion_likelihood)

@@ -60,6 +60,7 @@ class Collector:
         ahead: the steps that the engine samples ahead, see ``ahead``. None: each is sampled when it is its turn.
         contrast: the bonus for answers that need the order of the frames. None: no bonus.
         toolbox: answers the calls of completions. None: there are no tools.
+        compares: rewards make advantages. False: a teacher alone does, and all of these are 0.
         process: the number of this process.
         autocast: the precision of forwards.
         clock: measures what runs within ``clock("time/sample_s")``.
@@ -78,6 +79,7 @@ class Collector:
     toolbox: Toolbox | None = None
     refill: Refill | None = None
     ahead: StepsAhead | None = None
+    compares: bool = True
     process: int = 0
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     clock: Callable[[str], AbstractContextManager[Any]] = nullcontext
@@ -260,6 +262,8 @@ class Collector:
 
     def _advantages(self, rewards: RewardBatch) -> Tensor:
         """N advantages. An estimator that needs the rewards of the whole step has those of all processes."""
+        if not self.compares:
+            return torch.zeros_like(rewards.total, device=self.args.device)
         rows = [*zip(rewards.total.tolist(), *rewards.components, strict=True)]
         shared = needs_whole_step(self.args.estimator, self.args.scale_rewards)
         by_process = self.from_all(rows) if shared else [rows]

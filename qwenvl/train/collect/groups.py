@@ -34,9 +34,8 @@ def select(experience: Experience, groups: Sequence[int]) -> Experience:
 def without_media(experience: Experience) -> Experience:
     """The same without pixels and features, for the run folder: these take most of the memory."""
     rollout = replace(experience.rollout, whole=None)
-    return replace(
-        experience, batch=without_pixels(experience.batch), prompts=experience.prompts.select([]), rollout=rollout
-    )
+    batch = replace(without_pixels(experience.batch), teacher=None)
+    return replace(experience, batch=batch, prompts=experience.prompts.select([]), rollout=rollout)
 
 
 def join(parts: Sequence[Experience]) -> Experience:
@@ -70,6 +69,8 @@ def _join_batches(parts: Sequence[PromptBatch]) -> PromptBatch:
             joined[name] = [item for value in values for item in value]
         elif name in _PROMPT_ROWS:
             joined[name] = _left_padded(values)
+        elif name == "teacher":
+            joined[name] = None if values[0] is None else _join_batches(values)
         else:
             media = [value for value in values if value is not None]
             joined[name] = torch.cat(media) if media else None

@@ -98,8 +98,9 @@ def case_of(
     learning = {part_of(name) for name, _, _, learns in sizes if learns}
     shares = args.shared_prefix == "auto"
     reference: ReferenceKind = "copy" if bare is policy else "adapter"
-    if args.grpo_beta == 0 or args.ref_model_name_or_path is not None:
-        reference = "none" if args.grpo_beta == 0 else "other"
+    kept = args.grpo_beta > 0 or args.teacher == "reference"
+    if not kept or args.ref_model_name_or_path is not None:
+        reference = "other" if kept else "none"
     patches = prompt.vision * shapes.vision.merged
     pixels = args.per_device_train_batch_size * patches * shapes.vision.patch_values
     job = Job(

@@ -24,7 +24,7 @@ MIXES = {
 def likelihood_and_gradients(path, model, prompts, completions, whole=None):
     model.zero_grad()
     settings = {"temperature": 0.7, "logit_chunk_tokens": 5, "entropy": "trained", "whole": whole}
-    values = torch.stack(path.completion_likelihood(model, prompts, *completions, **settings), dim=-1)
+    values = torch.stack(path.completion_likelihood(model, prompts, *completions, **settings)[:2], dim=-1)
     weights = torch.randn(values.shape, generator=torch.Generator().manual_seed(3)).to(values)
     (values * weights).sum().backward()
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

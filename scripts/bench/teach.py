@@ -1,0 +1,84 @@
+"""Learning from oneself with more frames against learning from rewards alone, in the world of the demo.
+
+    python scripts/bench/teach.py                      # seeds 0 to 4, three runs each: some ten minutes a seed
+
+Each seed has its own clips and warm-up, from which all runs start. Held-out clips are evaluated as the policy sees
+them, with 4 frames. A run that is there already is not made again. It prints the held-out reward by step, and at which
+step a run first has what GRPO ends with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from qwenvl.demo.clips import make_clips
+from qwenvl.demo.run import Demo, _write_start
+from qwenvl.runlog import read_metrics
+
+RUNS: dict[str, dict[str, Any]] = {
+    "GRPO": {},
+    "GRPO and 16 frames": {"teacher": "self", "teacher_sees": "frames(16)", "distill_weight": 1.0},
+    "16 frames alone": {"teacher": "self", "teacher_sees": "frames(16)"},
+}
+EVERY = 20  # optimizer steps between evaluations
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/teach"))
+    args = parser.parse_args()
+    lines = []
+    for seed in args.seeds:
+        demo = Demo((args.output_dir / f"seed-{seed}").resolve(), seed=seed, steps=args.steps)
+        rewards = {name: rewards_of(demo, name) for name in args.runs}
+        goal = list(rewards[args.runs[0]].values())[-1]
+        for name, by_step in rewards.items():
+            reached = next((str(step) for step, reward in by_step.items() if reward >= goal), "not")
+            shown = " ".join(f"{by_step[step]:.2f}" for step in by_step)
+            lines.append(f"| {seed} | {name} | {shown} | {reached} |")
+    head = f"| seed | run | held-out reward, every {EVERY} steps | {args.runs[0]}'s last reward at step |"
+    print("\n".join(["", head, "|---|---|---|---|", *lines]))
+
+
+def rewards_of(demo: Demo, name: str) -> dict[int, float]:
+    """The held-out reward by step of a run of ``RUNS``, which is made where it is not there."""
+    from qwenvl.train import train_grpo
+    from qwenvl.train.warmup import command as warmup
+
+    folder = demo.folder / name.replace(" ", "-")
+    if not (demo.model / "model.safetensors").is_file():
+        demo.folder.mkdir(parents=True, exist_ok=True)
+        make_clips(demo.data, demo.clip_settings)
+        show_more(demo.data / "warmup.jsonl")
+        _write_start(demo)
+        run(warmup.main, demo.folder / "warmup.json", demo.warmup_settings())
+    if not (folder / "model.safetensors").is_file():
+        settings = {**demo.training_settings(), **RUNS[name], "output_dir": str(folder), "overwrite_output_dir": True}
+        settings |= {"eval_strategy": "steps", "eval_steps": EVERY}
+        run(train_grpo.main, demo.folder / f"{folder.name}.json", settings)
+    rows = [row for row in read_metrics(folder) if "eval_total_reward" in row]
+    return {int(row["step"]): row["eval_total_reward"] for row in rows}
+
+
+def show_more(warmup: Path) -> None:
+    """Have the warm-up show 4 to 16 frames: a model that has never seen 16 answers worse with them."""
+    rows = [json.loads(line) for line in warmup.read_text().splitlines()]
+    for row in rows:
+        row["meta"]["max_frames"] = 8  # of each of two segments
+    warmup.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run(command: Any, file: Path, settings: dict[str, Any]) -> None:
+    """A command with a file of settings."""
+    file.write_text(json.dumps(settings, indent=1))
+    command(["--config", str(file)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""A teacher in training: its log-probs by hand, each of its options once, and runs that it must not change."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.views import VIEWS, evidence, feedback, frames, reads_completions, solution
+from qwenvl.grpo.options import VIEW_ROWS
+from qwenvl.model.logprobs import completion_logprobs
+from qwenvl.model.positions import position_rule, prompt_positions
+from qwenvl.train.teacher import with_sentence
+from tests.train.conftest import PROMPT, caught_gradients, logged, turns
+
+SEES_MORE = {"teacher": "self", "teacher_sees": "frames(12)"}
+
+
+def trained(trainer) -> list[dict[str, torch.Tensor]]:
+    steps = caught_gradients(trainer, lr=0.1)
+    trainer.train()
+    return steps
+
+
+@pytest.fixture(scope="module")
+def evident_data(sop_data):
+    """The videos of ``sop_data`` with the span of their evidence, an image and a text. Read it, never write to it."""
+    rows = json.loads(sop_data.read_text())
+    rows = [{**row, "evidence": [[0.25, 1.0]]} if "video" in row else row for row in rows]
+    path = sop_data.with_name("evident.json")
+    path.write_text(json.dumps(rows[::2] + rows[7:]))
+    return path
+
+
+def test_the_advantages_of_tokens_by_hand(make_trainer, sop_data):
+    """A + weight x clip(log p of the teacher - log p of the policy), from forwards of the plain path."""
+    settings = {**SEES_MORE, "distill_weight": 0.7, "distill_kl": "sampled(clip=0.1)"}
+    trainer = make_trainer(**settings, per_device_train_batch_size=4, dataset_use=str(sop_data))
+    inputs = next(iter(trainer.get_train_dataloader()))
+    trainer.compute_loss(trainer.model, inputs)
+    [experience] = trainer.step.experiences
+    batch, rollout = experience.batch, experience.rollout
+    data = load_dataset(str(sop_data), base_interval=0.5, seed=3)
+    samples = [data.load(frames(record, 12), epoch) for record, epoch in zip(batch.records, batch.epochs, strict=True)]
+    assert {len(clip.frames) for sample in samples for clip in sample.videos} == {12}
+    longer = trainer.collector.build_inputs(GRPOCollator(trainer.processing_class)(samples)["prompts"])
+    given = (rollout.completion_ids, rollout.completion_mask)
+    settings = {"temperature": 0.7, "logit_chunk_tokens": 64}
+    with torch.no_grad():
+        theirs = completion_logprobs(trainer.model, longer, *given, **settings)
+        own = completion_logprobs(trainer.model, experience.prompts, *given, **settings)
+    torch.testing.assert_close(experience.teacher.logprobs, theirs, rtol=0, atol=2e-5)
+    gap = theirs - own
+    assert (gap.abs() > 0.1).any() and ((gap.abs() < 0.1) & given[1]).any()
+    used = experience.loss_inputs(trainer._likelihood(trainer.model, experience)).advantages
+    expected = experience.advantages[:, None] + 0.7 * gap.clamp(-0.1, 0.1)
+    torch.testing.assert_close(used[given[1]], expected[given[1]], rtol=0, atol=3e-5)
+    assert any(batch.frames)
+    for n, clips in enumerate(batch.frames):  # without a clip the teacher sees no more
+        assert clips or gap[3 * n : 3 * n + 3].abs().max() < 2e-5
+
+
+OPTIONS = {
+    "more frames": SEES_MORE,
+    "evidence, no KL": {"teacher": "reference", "teacher_sees": "evidence(6)", "grpo_beta": 0.0},
+    "another checkpoint, exact": {"teacher": "PATH", "teacher_sees": "solution", "distill_kl": "full"},
+    "feedback, on vision": {"teacher": "self", "teacher_sees": "feedback", "distill_on": "vision"},
+    "another checkpoint, feedback": {"teacher": "PATH", "teacher_sees": "feedback", "distill_on": "vision"},
+    "exact, on vision": {**SEES_MORE, "distill_kl": "full", "distill_on": "vision", "num_iterations": 2},
+    "adapter": {"teacher": "reference", "teacher_sees": "solution", "lora_enable": True, "lora_r": 4},
+    "adapter, exact": {**SEES_MORE, "distill_kl": "full", "lora_enable": True, "lora_r": 4},
+    "tower learns": {**SEES_MORE, "tune_mm_vision": True, "distill_on": "vision"},
+    "other groups": {**SEES_MORE, "filter_groups": True, "distill_kl": "full"},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_by_both_paths_and_in_parts(make_trainer, evident_data, tiny_checkpoint, tmp_path, name):
+    """A prompt for all its completions or one for each, micro-batches of 3 x 1 or 1 x 3: the same gradients."""
+    larger = str(tiny_checkpoint(initializer_range=0.1, num_layers=3, seed=4))
+    settings = {key: larger if value == "PATH" else value for key, value in OPTIONS[name].items()}
+    steps, rows = [], []
+    for n, (size, sharing) in enumerate(((3, "auto"), (1, "auto"), (3, "off"))):
+        trainer = make_trainer(
+            dataset_use=str(evident_data),
+            output_dir=str(tmp_path / str(n)),
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=3 // size,
+            shared_prefix=sharing,
+            generation_top_p=1.0,
+            max_steps=settings.get("num_iterations", 1),
+            max_grad_norm=0.0,
+            **settings,
+        )
+        steps.append(trained(trainer))
+        rows.append(logged(trainer, times=False))
+    for step in zip(*steps, strict=True):
+        for other in step[1:]:
+            assert other.keys() == step[0].keys()
+            for key, gradient in other.items():
+                torch.testing.assert_close(gradient, step[0][key], rtol=1e-3, atol=2e-6, msg=key)
+    first = rows[0][0]
+    names = ["teacher/kl", "teacher/agree_frac", *(["loss/distill"] if trainer.objective.distill else [])]
+    names += ["teacher/vision_frac"] if "distill_on" in settings else []
+    for other in rows[1:]:
+        assert [other[0][key] for key in names] == pytest.approx([first[key] for key in names], rel=1e-3, abs=1e-5)
+    assert ("teacher/clipped_frac" in first) == (not trainer.objective.distill)
+    assert first["teacher/kl"] != 0 and 0 <= first["teacher/agree_frac"] <= 1
+
+
+def test_weight_0_changes_nothing(make_trainer, tmp_path):
+    """Bit by bit. The teacher is only compared with, and the log says so."""
+    plain = make_trainer(output_dir=str(tmp_path / "plain"))
+    plain.train()
+    taught = make_trainer(output_dir=str(tmp_path / "taught"), **SEES_MORE, distill_weight=0.0)
+    taught.train()
+    weights = dict(taught.model.named_parameters())
+    assert all(torch.equal(each, weights[name]) for name, each in plain.model.named_parameters())
+    for ours, theirs in zip(logged(taught, times=False), logged(plain, times=False), strict=True):
+        more = ours.keys() - theirs.keys()
+        assert more == {"teacher/kl", "teacher/agree_frac", "teacher/clipped_frac"}
+        assert {name: ours[name] for name in theirs} == theirs
+
+
+def test_without_named_rewards_the_teacher_alone_is_learned_from(make_trainer, tmp_path):
+    trainer = make_trainer(functions=None, **SEES_MORE, max_steps=1)
+    steps = trained(trainer)
+    [row] = logged(trainer)
+    assert row["reward/total"] == 0 and max(each.abs().max() for each in steps[0].values()) > 1e-4
+    with pytest.raises(ValueError, match="--scale_rewards has no effect where the teacher alone"):
+        make_trainer(functions=None, **SEES_MORE, scale_rewards="batch", output_dir=str(tmp_path / "other"))
+    make_trainer(**SEES_MORE, scale_rewards="batch", output_dir=str(tmp_path / "named"))
+
+
+def test_a_resumed_run_ends_with_the_same_weights(whole_and_resumed):
+    whole_and_resumed(3, 2, **SEES_MORE, distill_on="vision", max_steps=4, save_strategy="steps", save_steps=2)
+
+
+def test_a_view_of_ones_own(make_trainer, tmp_path):
+    plugin = tmp_path / "views_of_the_test.py"
+    plugin.write_text(
+        "from dataclasses import replace\n"
+        "def hint(record):\n"
+        "    return replace(record, messages=(replace(record.messages[-1], text=record.messages[-1].text + ' Hm?'),))\n"
+        "def told(record, completion, rewards):\n"
+        "    return f'{completion} got {rewards}'\n"
+    )
+    for name in ("hint", "told"):
+        view = {"teacher": "reference", "teacher_sees": f"{plugin}:{name}"}
+        trainer = make_trainer(**view, max_steps=1, output_dir=str(tmp_path / name))
+        trainer.train()
+        assert logged(trainer)[0]["teacher/kl"] != 0
+    with pytest.raises(ValueError, match="has no function other"):
+        make_trainer(teacher="reference", teacher_sees=f"{plugin}:other", output_dir=str(tmp_path / "none"))
+
+
+def test_the_prompt_with_a_sentence_is_that_of_the_processor(make_trainer, sop_data):
+    """Ids and positions of a prompt to which a sentence was added as tokens, against the record with the sentence."""
+    trainer = make_trainer()
+    collator, data = trainer.data_collator, load_dataset(str(sop_data), base_interval=0.5)
+    records = [data.record(n) for n in (0, 6, 7)]
+    texts = [replace(each.messages[-1], text=f"{each.messages[-1].text}\nMore words.") for each in records]
+    told = [replace(each, messages=(text,)) for each, text in zip(records, texts, strict=True)]
+    for record, longer in zip(records, told, strict=True):
+        before, expected = (collator([data.load(each)])["prompts"] for each in (record, longer))
+        got = with_sentence(trainer.collector.build_inputs(before), "More words.", trainer.processing_class.tokenizer)
+        assert got.input_ids.tolist() == expected.input_ids.tolist()
+        grids = (expected.image_grid_thw, expected.video_grid_thw, expected.seconds_per_grid)
+        rule = position_rule(trainer.model.config)
+        assert torch.equal(
+            got.position_ids, prompt_positions(rule, expected.input_ids, expected.attention_mask, *grids)
+        )
+
+
+def test_views_of_a_record(evident_data):
+    data = load_dataset(str(evident_data), base_interval=0.5)
+    record = data.record(0)
+    assert len(data.load(frames(record, 6)).videos[0].frames) == 6
+    times = data.load(evidence(record, 4)).videos[0].info.times
+    assert len(times) == 4 and times[0] >= 0.25 and times[-1] <= 1.0
+    assert solution(record).messages[-1].text == f"{PROMPT}\nThe right answer is: (1) step"
+    sentence = feedback(record, "so", {"accuracy": 0.0, "format": 1.0, "none": None})
+    assert sentence == "An earlier answer was scored: accuracy 0, format 1. Do better."
+    assert [reads_completions(view) for view in VIEWS.values()] == [False, False, False, True]
+    assert {*VIEWS, None} == set(VIEW_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"teacher": "self"}, "--teacher self has no effect where it sees what the policy sees"),
+        ({"teacher_sees": "solution"}, "--teacher_sees has no effect without --teacher"),
+        ({"distill_weight": 0.5}, "--distill_weight has no effect without --teacher"),
+        ({"teacher": "reference", "teacher_sees": "frame"}, "--teacher_sees frame: did you mean frames"),
+        ({"teacher": "reference", "teacher_sees": "frames(1)"}, "--teacher_sees: count must be at least 2"),
+        ({**SEES_MORE, "distill_kl": "full(clip=3)"}, "--distill_kl full has no argument 'clip'"),
+        ({**SEES_MORE, "distill_weight": 0.0, "distill_on": "vision"}, "cannot be used with --distill_weight 0"),
+        ({**SEES_MORE, "loss_type": "gspo"}, "one ratio for a completion"),
+        ({"teacher": "some/model(offload=True)", "use_cpu": True}, "offload of --teacher some/model cannot be used"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_flags_without_effect_are_refused(flags, message):
+    with pytest.raises(ValueError) as refused:
+        GRPOConfig("runs/none", **{"use_cpu": True, **flags})
+    assert message in str(refused.value)
+
+
+def test_a_checkpoint_that_cannot_teach_is_refused(make_trainer, tiny_checkpoint, tmp_path):
+    with pytest.raises(ValueError, match="whose prompts are those of the policy, qwen2_5_vl, got qwen2_vl"):
+        make_trainer(teacher=str(tiny_checkpoint("qwen2_vl")))
+    rows = [{"id": "one", "conversations": turns("What?", "(1)")}]
+    with pytest.raises(ValueError, match="--shared_prefix off"):
+        make_trainer(
+            teacher=str(tiny_checkpoint(num_layers=3)), tools=["look"], output_dir=str(tmp_path / "looks"),
+            datasets=(rows,), dataset_use=None,
+        )  # fmt: skip
