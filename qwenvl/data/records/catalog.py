@@ -150,9 +150,10 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
         path = Path(name).expanduser()
         source = DatasetSource(name, path, path if path.is_dir() else path.parent, percent, weight)
     else:
+        near = nearest(name, sorted(catalog))
         raise ValueError(
-            f"no data set {name!r} in {catalog_path or DEFAULT_CATALOG}: {nearest(name, sorted(catalog)).rstrip('?')}; "
-            f"a file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"
+            f"no data set {name!r} in {catalog_path or DEFAULT_CATALOG}: {near}{'' if near.endswith('?') else '.'} "
+            f"A file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"
         )
     path = source.annotation_path
     if not path.exists():
