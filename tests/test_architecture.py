@@ -41,6 +41,7 @@ FLOORS = {
     "train": 5,
     "doctor": 5,
     "evaluate": 6,
+    "use": 7,
     "demo": 7,
     "cli": 7,
     "__main__": 8,

@@ -8,7 +8,7 @@ import gzip
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,7 +81,7 @@ def write_records(records: Iterable[Record], path: Path) -> Conversion:
     with written_whole(path) as unfinished, opened(unfinished, "wt", encoding="utf-8") as file:
         file.write("[\n" if array else "")
         for count, record in enumerate(records, start=1):
-            file.write((",\n" if array and count > 1 else "") + _json(_row(record, media)) + "\n" * (not array))
+            file.write((",\n" if array and count > 1 else "") + _json(row_of(record, media)) + "\n" * (not array))
         file.write("\n]\n" if array else "")
     return Conversion(count, len(media.copied), len(media.outside))
 
@@ -112,8 +112,8 @@ class MediaPaths:
         return path
 
 
-def _row(record: Record, media: MediaPaths) -> _Row:
-    """A record in the conversations form. A number as id stays one."""
+def row_of(record: Record, media: Callable[[str], Any]) -> _Row:
+    """A record in the conversations form, with the paths that ``media`` gives. A number as id stays one."""
     own = record.fields.get("id")
     turns = [{"from": _SPEAKERS[message.role], "value": message.text} for message in record.messages]
     row: _Row = {"id": own if isinstance(own, int) and not isinstance(own, bool) else record.id}
