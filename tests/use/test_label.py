@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from qwenvl.cli import main as qwenvl
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.rewards.table import reading
+from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.use.label import deciding_reward, elected, unframed
 from tests.made_clips import write_clip
 from tests.train.test_distributed import launch_ranks
@@ -106,6 +108,29 @@ def test_votes_and_log_probs(there):
     for row, each in zip(rows, kept, strict=True):
         assert len(each["texts"]) == 5 and len(set(each["texts"])) > 1 and row["text"] in each["texts"]
         assert each["votes"] == [["", 5]] and float(row["agreement"]) == 0  # nothing has an answer block
+
+
+def test_corrected_labels_train(there, capsys):
+    labelled("model", "clips", "--question", "question.txt", "--page")
+    assert "with pictures of 3 of 3 clips and images" in capsys.readouterr().out
+    text = Path("labels/data/run-0/page-0.js").read_text()
+    shown = json.loads(text[text.index("[") : text.rindex("]") + 1])
+    assert [row["id"] for row in shown][-1] == "clips/broken.mp4" and shown[-1]["error"]
+    records = [row["record"] for row in shown[:-1]]  # as the page saves them
+    turn = {"from": "gpt", "value": "<answer>(1) pick</answer>"}
+    assert all(row["conversations"] == [{"from": "human", "value": f"<video>\n{QUESTION}"}] for row in records)
+    records = [{**row, "conversations": [*row["conversations"], turn]} for row in records]
+    Path("elsewhere").mkdir()
+    Path("elsewhere/labels.json").write_text(json.dumps(records))
+    settings = {
+        "max_steps": 1,
+        "generation_max_length": 4,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+    }
+    config = GRPOConfig("run", dataset_use="elsewhere/labels.json", allow_outside_media=True, **settings)
+    assert GRPOTrainer("model", config).train().global_step == 1
 
 
 @pytest.mark.parametrize(
