@@ -50,6 +50,7 @@ class Running:
         self.server = Server(serve_request(words))
         own = socket.socket()
         own.bind(("127.0.0.1", 0))
+        own.listen(256)  # so that a client may come before the server accepts
         self.port = own.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/v1"
         self._web = uvicorn.Server(uvicorn.Config(build_app(self.server), log_level="warning", lifespan="on"))
