@@ -38,9 +38,8 @@ from qwenvl.types import Message, PromptBatch, Record, RolloutBatch
 from qwenvl.use.options import UseRequest
 
 PROTOCOL = "protocol.json"
-CSV = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
-COLUMNS = ("id", "clip", "answer", "agreement", "logprob", "frames", "times", "seconds", "error", "finish_reason")
-COLUMNS += ("text",)
+CSV: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+COLUMNS = "id clip answer agreement logprob frames times seconds error finish_reason text".split()
 """Of the table. The rows of ``rows-0.jsonl`` have the same names, and ``key``, ``texts``, ``votes``, ``clips``."""
 
 

@@ -33,7 +33,7 @@ from qwenvl.use.options import ChatOptions, UseRequest
 
 MEDIA = {"video_url": "video", "image_url": "image"}
 WITHOUT_EFFECT = {"messages", "user", "metadata", "store", "service_tier", "stream_options"}
-NEUTRAL = (None, 0, [], {}, "none", "auto", {"type": "text"})  # values of other parameters that change nothing
+NEUTRAL: tuple[Any, ...] = (None, 0, [], {}, "none", "auto", {"type": "text"})  # values of other parameters that change nothing
 READERS = 4  # threads that decode media
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
 
@@ -197,7 +197,7 @@ class Server:
             raise ApiError(400, "messages: expected a list of objects with role and content")
         paths: list[str] = []
         turns = [{**each, "content": self._content(each.get("content"), folder, paths)} for each in messages]
-        own_system = {"system": None} if any(each.get("role") == "system" for each in messages) else {}
+        own_system: dict[str, Any] = {"system": None} if any(each.get("role") == "system" for each in messages) else {}
         drawn_by = uuid.uuid4().hex if options.seed is None else f"seed {options.seed}"
         row = Row("request", drawn_by, lambda: {"messages": turns})
         record = parse_row(row, Path("/"), replace(self._reading, **own_system))
