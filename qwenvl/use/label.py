@@ -39,7 +39,8 @@ from qwenvl.use.options import UseRequest
 
 PROTOCOL = "protocol.json"
 CSV: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
-COLUMNS = "id clip answer agreement logprob frames times seconds error finish_reason text".split()
+COLUMNS = ["id", "clip", "answer", "agreement", "logprob", "frames", "times", "seconds", "error", "finish_reason"]
+COLUMNS += ["text"]
 """Of the table. The rows of ``rows-0.jsonl`` have the same names, and ``key``, ``texts``, ``votes``, ``clips``."""
 
 

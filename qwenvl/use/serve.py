@@ -33,7 +33,7 @@ from qwenvl.use.options import ChatOptions, UseRequest
 
 MEDIA = {"video_url": "video", "image_url": "image"}
 WITHOUT_EFFECT = {"messages", "user", "metadata", "store", "service_tier", "stream_options"}
-NEUTRAL: tuple[Any, ...] = (None, 0, [], {}, "none", "auto", {"type": "text"})  # values of other parameters that change nothing
+NEUTRAL: tuple[Any, ...] = (None, 0, [], {}, "none", "auto", {"type": "text"})  # values that ask for nothing
 READERS = 4  # threads that decode media
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
 
