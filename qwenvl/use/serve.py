@@ -63,7 +63,7 @@ class Pending:
     gone: bool = False
 
 
-class Server:
+class ChatServer:
     """A model, the requests that wait for it, and the loop that samples those with the same settings together.
 
     Attributes:
@@ -267,7 +267,7 @@ class Server:
 # ---- the answers
 
 
-def answer_of(pending: Pending, rollout: RolloutBatch) -> tuple[list[str], dict[str, int]]:
+def texts_and_usage(pending: Pending, rollout: RolloutBatch) -> tuple[list[str], dict[str, int]]:
     """The texts of an answer, each up to the request's own stop strings, and its tokens, end tokens included."""
     texts = []
     for text in rollout.texts:
@@ -301,7 +301,7 @@ async def streamed(
                     yield piece(choice, text[len(sent[choice]) :])
                     sent[choice] = text
                 continue
-            texts, usage = answer_of(pending, each)
+            texts, usage = texts_and_usage(pending, each)
             for choice, (text, reason) in enumerate(zip(texts, each.finish_reasons, strict=True)):
                 yield piece(choice, text[len(sent[choice]) :], reason, usage=usage)
     except ApiError as error:
@@ -309,7 +309,7 @@ async def streamed(
     yield "data: [DONE]\n\n"
 
 
-def build_app(server: Server) -> Any:
+def build_app(server: ChatServer) -> Any:
     """The ASGI application of a server."""
     from fastapi import FastAPI
     from fastapi.responses import JSONResponse, StreamingResponse
@@ -335,7 +335,7 @@ def build_app(server: Server) -> Any:
         if pending.options.stream:
             return StreamingResponse(streamed(pending, events, head, decode), media_type="text/event-stream")
         rollout = [event async for event in events][-1]
-        texts, usage = answer_of(pending, rollout)
+        texts, usage = texts_and_usage(pending, rollout)
         choices = [
             {"index": n, "message": {"role": "assistant", "content": text}, "finish_reason": rollout.finish_reasons[n]}
             for n, text in enumerate(texts)

@@ -35,13 +35,13 @@ def _run(request: UseRequest) -> str:
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.files import require
     from qwenvl.train.display.console import settle_output
-    from qwenvl.use.serve import Server, build_app
+    from qwenvl.use.serve import ChatServer, build_app
 
     settle_output()
     options = request.options
     with told_to_the_user("qwenvl serve", (ValueError, OSError, ImportError)):
         uvicorn, _ = require("uvicorn", "serve"), require("fastapi", "serve")
-        server = Server(request)
+        server = ChatServer(request)
         print(f"serving {server.name} at http://{options.host}:{options.port}/v1, settings {request.settings_of}")
         uvicorn.run(build_app(server), host=options.host, port=options.port, log_level="warning")
     return ""

@@ -18,7 +18,7 @@ from PIL import Image
 from qwenvl.cli import main as qwenvl
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.saved_processor import PromptSettings
-from qwenvl.use.serve import Server, build_app
+from qwenvl.use.serve import ChatServer, build_app
 from qwenvl.use.serve_command import serve_request
 from tests.made_clips import write_clip
 
@@ -47,7 +47,7 @@ class Running:
 
     def __init__(self, folder, *flags: str) -> None:
         words = [str(folder / "model"), "--media_root", str(folder / "media"), *flags, *FLAGS]
-        self.server = Server(serve_request(words))
+        self.server = ChatServer(serve_request(words))
         own = socket.socket()
         own.bind(("127.0.0.1", 0))
         own.listen(256)  # so that a client may come before the server accepts
