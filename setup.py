@@ -27,6 +27,9 @@ FORMATS = ["datasets>=4"]
 # What the reward judge asks a server with.
 JUDGE = ["openai>=1.50"]
 
+# What qwenvl serve answers requests with.
+SERVE = ["fastapi>=0.115", "uvicorn>=0.34"]
+
 # What --report_to shows runs in, on the machine itself. Who uses wandb or mlflow has it.
 TRACKERS = ["tensorboard>=2.20", "trackio>=0.43"]
 
@@ -82,12 +85,13 @@ setup(
         "qlora": ["bitsandbytes>=0.49"],
         "rewards": REWARDS,
         "judge": JUDGE,
+        "serve": SERVE,
         "formats": FORMATS,
         "docs": DOCS,
         "trackers": TRACKERS,
         "bench": ["trl>=1.16"],
         "dev": [
-            *(*DEEPSPEED, *REWARDS, *JUDGE, *FORMATS, *TRACKERS, *DOCS),
+            *(*DEEPSPEED, *REWARDS, *JUDGE, *SERVE, *FORMATS, *TRACKERS, *DOCS),
             *("hypothesis>=6.100", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.9", "mypy>=2.4"),
             *("setuptools>=70.1", "markdown-it-py>=3"),  # the second reads pages as GitHub does
         ],

@@ -13,6 +13,8 @@ COMMANDS = {
     "train": ("qwenvl.train.train_grpo", "train a checkpoint by GRPO on your records"),
     "warmup": ("qwenvl.train.warmup.command", "teach a checkpoint the form of an answer before GRPO"),
     "try": ("qwenvl.evaluate.try_command", "ask a model about a clip: what it sees, what it answers"),
+    "label": ("qwenvl.use.label_command", "answer a question about many clips: a table, and a page to correct it on"),
+    "serve": ("qwenvl.use.serve_command", "serve a model to OpenAI clients, with frames and prompts as trained"),
     "merge": ("qwenvl.train.merge", "fold a LoRA adapter into the weights that it belongs to"),
     "plan": ("qwenvl.train.planning.command", "see before training what memory a step takes, and what makes it fit"),
     "data": ("qwenvl.doctor.commands", "check a data set, count what is in it, convert it; make one of a folder"),

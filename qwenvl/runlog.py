@@ -362,7 +362,7 @@ def read_samples(folder: str | os.PathLike[str]) -> dict[SampleKey, EvaluationSa
     Raises:
         RunLogError: a line, other than a cut last one, is not a sample.
     """
-    rows = (each for path in _sample_paths(Path(folder)) for each in _rows(path))
+    rows = (each for path in _sample_paths(Path(folder)) for each in read_lines(path))
     samples = (EvaluationSample.of(row, where) for where, _, row in rows)
     return {sample.key: sample for sample in samples}
 
@@ -398,7 +398,7 @@ def _read_json(path: Path, of: str) -> Any:
         raise RunLogError(f"{path}: not JSON: {error}") from None
 
 
-def _rows(path: Path) -> Iterator[tuple[str, str, Any]]:
+def read_lines(path: Path) -> Iterator[tuple[str, str, Any]]:
     """Place, text and value of each line of a JSONL file, without a last line that a crash cut off."""
     if not path.exists():
         return
@@ -413,7 +413,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str, Any]]:
 
 def _steps(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Text and value of each line of a run."""
-    for where, line, row in _rows(path):
+    for where, line, row in read_lines(path):
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise RunLogError(f'{where}: expected an object with an integer "step", got {line[:80]!r}')
         yield line, row

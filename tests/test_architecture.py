@@ -41,6 +41,7 @@ FLOORS = {
     "train": 6,
     "doctor": 6,
     "evaluate": 7,
+    "use": 8,
     "demo": 8,
     "cli": 8,
     "__main__": 9,

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from qwenvl.doctor.commands import parser as data_commands
 from qwenvl.evaluate.settings import evaluation_request, probe_request, try_request
 from qwenvl.train.merge import make_parser as make_merge_parser
 from qwenvl.train.planning.command import request_of as settings_of_a_plan
+from qwenvl.use.label_command import label_request
+from qwenvl.use.serve_command import serve_request
 from qwenvl.vllm_server.__main__ import parse as parse_server
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,6 +29,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")),
 ]
+ASKS = {"try": try_request, "label": label_request, "serve": serve_request}
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
 WITHOUT_CHECK = {"cd", "ffmpeg", "git", "source", "export", "tensorboard", "mkdocs"}  # the last: tests/test_site.py
@@ -98,8 +102,8 @@ def check(words: list[str], environment: dict[str, str]) -> None:
             parse_server(rest[1:])
     elif program == "qwenvl":
         assert rest[0] in COMMANDS
-        if rest[0] == "try":
-            check_question(rest[1:])
+        if rest[0] in ASKS:
+            check_question(rest[1:], ASKS[rest[0]])
         if rest[0] == "merge":
             make_merge_parser().parse_args(rest[1:])
         if rest[0] == "plan":
@@ -129,13 +133,13 @@ def check(words: list[str], environment: dict[str, str]) -> None:
         assert program in WITHOUT_CHECK, f"no check for {program}: teach tests/test_docs.py one"
 
 
-def check_question(words: list[str]) -> None:
+def check_question(words: list[str], request_of: Callable[[list[str]], object]) -> None:
     """Reads the command, in a working folder where its model and its clips are there."""
     clips = [word for word in words if word.endswith(".mp4")]
-    for file in (f"{words[0]}/model.safetensors", *clips):
+    for file in (f"{words[0]}/model.safetensors", "clips/one.mp4", *clips):
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_bytes(b"\0\0\0\x18ftypmp42")
-    try_request(words)
+    request_of([word for word in words if word != "..."])
 
 
 def check_training(position: int, words: list[str]) -> None:

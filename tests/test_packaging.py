@@ -66,3 +66,15 @@ def test_the_command_and_the_module_tell_the_version(site, tmp_path):
     for command in (["-m", "qwenvl"], [program]):
         said = run(*command, "--version", cwd=tmp_path, PYTHONPATH=str(site))
         assert said == f"qwenvl {version('qwenvl')}\n"
+
+
+@pytest.mark.slow
+def test_the_wheel_trains_in_an_empty_folder(site, tiny_checkpoint, tmp_path):
+    settings = {
+        **{"model_name_or_path": tiny_checkpoint(), "dataset_use": "example", "output_dir": "run", "max_steps": 1},
+        **{"generation_max_length": 4, "grpo_sample_size": 2, "per_device_train_batch_size": 1},
+    }
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    run("-m", "qwenvl", "train", *flags, "--use_cpu", cwd=tmp_path, PYTHONPATH=str(site))
+    assert (tmp_path / "run" / "model.safetensors").is_file() and (tmp_path / "run" / "run.json").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]

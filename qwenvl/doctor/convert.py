@@ -7,7 +7,7 @@ import base64
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def write_records(records: Iterable[Record], path: Path) -> str:
     with written_whole(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
         file.write("[\n" if array else "")
         for count, record in enumerate(records, start=1):
-            file.write((",\n" if array and count > 1 else "") + _json(_row(record, media)) + "\n" * (not array))
+            file.write((",\n" if array and count > 1 else "") + _json(row_of(record, media)) + "\n" * (not array))
         file.write("\n]\n" if array else "")
     lines = [f"wrote {counted(count, 'record')} to {path}"]
     if media.copied:
@@ -99,8 +99,8 @@ class MediaPaths:
         return path
 
 
-def _row(record: Record, media: MediaPaths) -> _Row:
-    """A record in the conversations form. A number as id stays one."""
+def row_of(record: Record, media: Callable[[str], Any]) -> _Row:
+    """A record in the conversations form, with the paths that ``media`` gives. A number as id stays one."""
     own = record.fields.get("id")
     turns = [{"from": _SPEAKERS[message.role], "value": message.text} for message in record.messages]
     row: _Row = {"id": own if isinstance(own, int) and not isinstance(own, bool) else record.id}

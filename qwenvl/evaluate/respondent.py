@@ -13,7 +13,8 @@ from tqdm import tqdm
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
-from qwenvl.data.options import PromptOptions
+from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.evaluate.settings import PassOptions
 from qwenvl.model.loading import base_of_adapter, load_processor, unwrap, with_adapter
 from qwenvl.rewards import Rubric
@@ -25,7 +26,7 @@ from qwenvl.train.collect.collector import Collector
 from qwenvl.train.display.console import shows_bars
 from qwenvl.train.fast_paths import build_paths
 from qwenvl.train.meter import Meter
-from qwenvl.types import TOTAL
+from qwenvl.types import TOTAL, Record
 
 SECONDS_BETWEEN_LINES = 10.0
 Item = TypeVar("Item")
@@ -60,6 +61,12 @@ def collator_of(config: GRPOConfig) -> GRPOCollator:
     path = str(config.model_name_or_path)
     processor = load_processor(base_of_adapter(path) or path)
     return GRPOCollator(processor, PromptOptions.of(config), tools=schemas_of(config))
+
+
+def dataset_of(records: Sequence[Record], config: GRPOConfig, collator: GRPOCollator) -> GRPODataset:
+    """The records with their media as evaluation in training shows them."""
+    fit_to = collator.options.fit_to
+    return GRPODataset(records, SampleOptions.of(config), training=False, ruler=collator.ruler, fit_to=fit_to)
 
 
 def loader_of(dataset: Dataset, keys: Sequence[Any], collator: GRPOCollator, config: GRPOConfig) -> DataLoader:

@@ -224,7 +224,7 @@ def refuse_unread(flags: Sequence[str], read: Collection[str], greedy: bool = Fa
 Own = TypeVar("Own", bound=Options)
 
 
-def _parse(argv: Sequence[str], own: type[Own]) -> tuple[list[str], Own, list[str]]:
+def parse_words(argv: Sequence[str], own: type[Own]) -> tuple[list[str], Own, list[str]]:
     """The words before the flags, the command's own options, and the remaining flags."""
     words = list(takewhile(lambda word: not word.startswith("-"), argv))
     parser = FlagParser(raises=True, add_help=False)
@@ -233,7 +233,7 @@ def _parse(argv: Sequence[str], own: type[Own]) -> tuple[list[str], Own, list[st
     return words, own(**vars(found)), flags
 
 
-def _skip_bad_records(config: GRPOConfig) -> None:
+def skip_bad_records(config: GRPOConfig) -> None:
     """Records that training would stop at are left out, counted and named."""
     config.on_bad_sample = "skip"
     if config.max_prompt_length is not None:
@@ -362,7 +362,7 @@ def probe_request(argv: Sequence[str]) -> ProbeRequest:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError("a probe runs in one process: start it without torchrun or accelerate launch")
     file, rest = split_file(argv)
-    words, options, flags = _parse(rest, ProbeOptions)
+    words, options, flags = parse_words(rest, ProbeOptions)
     if len(words) != 2 and (words or file is None):
         raise ValueError(f"expected MODEL DATA or a settings file before the flags, got {' '.join(words) or 'nothing'}")
     named = ("model_name_or_path", "dataset_use")
@@ -374,7 +374,7 @@ def probe_request(argv: Sequence[str]) -> ProbeRequest:
             raise ValueError(f"{file}: {name} is missing; set it there, or give MODEL DATA before the flags")
     if not words and config.start_from_weights is not None:  # as the run of the file begins
         config.model_name_or_path = config.start_from_weights
-    _skip_bad_records(config)
+    skip_bad_records(config)
     if options.samples is not None and options.samples < config.grpo_sample_size:
         raise ValueError(
             f"--samples {options.samples} is below --grpo_sample_size {config.grpo_sample_size}: what a group of "
@@ -413,7 +413,7 @@ def evaluation_request(argv: Sequence[str]) -> EvaluationRequest:
     Raises:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
     """
-    words, options, rest = _parse(argv, EvaluateOptions)
+    words, options, rest = parse_words(argv, EvaluateOptions)
     if len(words) < 2:
         raise ValueError(f"expected MODEL DATA before the flags, got {' '.join(words) or 'nothing'}")
     file, flags = split_file(rest)
@@ -427,7 +427,7 @@ def evaluation_request(argv: Sequence[str]) -> EvaluationRequest:
             f"--rollout_engine {config.rollout_engine} evaluates in one process: start it without torchrun or "
             "accelerate launch, and give several servers by --vllm_server"
         )
-    _skip_bad_records(config)
+    skip_bad_records(config)
     source = None if file is None and not of_run else str(file or of_run[-1].run)
     data = "+".join(Path(part).stem for part in words[-1].split(","))
     name = "-".join([*(model.name for model in models), "on", data])
@@ -461,7 +461,7 @@ def try_request(argv: Sequence[str]) -> TryRequest:
         ValueError, OSError: an unknown, unfit or meaningless flag, no question, no such model or file.
     """
     argv = ["--n" if word == "-n" else re.sub(r"^-n(\d+)$", r"--n=\1", word) for word in argv]
-    words, options, flags = _parse(argv, TryOptions)
+    words, options, flags = parse_words(argv, TryOptions)
     if len(words) < 2 or not _is_text(words[-1]):
         raise ValueError("expected MODEL, clips or images, and a question in quotes, in this order, before the flags")
     refuse_unread(flags, READ_BY_TRY, greedy=options.n == 1)
@@ -469,13 +469,9 @@ def try_request(argv: Sequence[str]) -> TryRequest:
         raise ValueError(f"--{min(given)} has no effect without --solution: there is nothing to score an answer by")
     model = model_source(words[0])
     config = config_for(model, flags, reading={"system"})
-    reading, settings_of = ReadOptions.of(config), "the defaults of training"
-    if (saved := model.prompt_settings()) is not None:
-        settings_of = "saved beside the weights"
-        if "prompt_template" not in map(setting_of, flags):
-            reading = replace(reading, prompt_template=saved.prompt_template)
+    reading, settings_of = reading_of(model, config, flags)
     record = record_of(words[1:-1], words[-1], options.solution, reading)
-    return TryRequest(model, config, record, options, f"of the run {model.run}" if model.run else settings_of)
+    return TryRequest(model, config, record, options, settings_of)
 
 
 def config_for(model: ModelSource, flags: Sequence[str], reading: Collection[str] = ()) -> GRPOConfig:
@@ -491,6 +487,21 @@ def config_for(model: ModelSource, flags: Sequence[str], reading: Collection[str
     config = config_from(None, [*training_flags(model, flags, taken), *flags])
     config.model_name_or_path = model.path
     return config
+
+
+def reading_of(model: ModelSource, config: GRPOConfig, flags: Sequence[str]) -> tuple[ReadOptions, str]:
+    """How questions to a model are read and framed, and where its settings come from, in words.
+
+    Args:
+        config: of ``config_for``.
+        flags: of the command line.
+    """
+    reading, origin = ReadOptions.of(config), "the defaults of training"
+    if (saved := model.prompt_settings()) is not None:
+        origin = "saved beside the weights"
+        if "prompt_template" not in map(setting_of, flags):
+            reading = replace(reading, prompt_template=saved.prompt_template)
+    return reading, f"of the run {model.run}" if model.run else origin
 
 
 def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = OF_A_RUN) -> list[str]:

@@ -38,10 +38,8 @@ def ask(request: TryRequest) -> dict[str, Any]:
         BadMediaError, RecordError: the media or the prompt can't be used.
         RewardError, ValueError: the rewards can't score an answer by this solution.
     """
-    from qwenvl.data.dataset import GRPODataset
-    from qwenvl.data.options import SampleOptions
     from qwenvl.doctor.preview import folded_prompt
-    from qwenvl.evaluate.respondent import build_respondent, collator_of
+    from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
     from qwenvl.model.loading import base_of_adapter
     from qwenvl.rewards import build_rubric
     from qwenvl.train.assemble import build_rewards
@@ -54,10 +52,8 @@ def ask(request: TryRequest) -> dict[str, Any]:
         raise ValueError(f"--solution: {problem}")
     base = base_of_adapter(request.model.path)
     collator = collator_of(config)
-    dataset = GRPODataset(
-        [record], SampleOptions.of(config), training=False, ruler=collator.ruler, fit_to=collator.options.fit_to
-    )
-    sample = dataset.load(record)  # an unreadable clip is an error before the weights are loaded
+    # An unreadable clip is an error before the weights are loaded.
+    sample = dataset_of([record], config, collator).load(record)
     batch = collator([sample])["prompts"]
     media = media_of(record, batch, collator.processor)
     model, collector = build_respondent(config, collator, rubric)

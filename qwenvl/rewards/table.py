@@ -10,6 +10,7 @@ from typing import Any
 
 from qwenvl.rewards.function import RewardFunction, arguments_of
 from qwenvl.rewards.functions import actions, answers, grounding, looking, maths, models, shaping
+from qwenvl.rewards.functions.text import normalized
 
 KINDS: dict[str, str] = {  # the function of each kind of problem
     "multiple choice": "multiple_choice",
@@ -75,12 +76,16 @@ def _function_of(kind: Any) -> str:
     Raises:
         ValueError: there is no such kind.
     """
-    plain = " ".join(str(kind or "").casefold().replace("-", " ").replace("_", " ").split())
+    plain = _plain(kind)
     if plain not in KINDS:
         raise ValueError(
             f"by_problem_type needs the field 'problem_type', one of {', '.join(KINDS)}, got {kind or 'none'!r}"
         )
     return KINDS[plain]
+
+
+def _plain(kind: Any) -> str:
+    return " ".join(str(kind or "").casefold().replace("-", " ").replace("_", " ").split())
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,29 @@ BY_FLAG: dict[str, Entry] = {
     "reward_model": Entry(models.RewardModel, -math.inf, math.inf, remote=True),
     "temporal_contrast": Entry(grounding.temporal_contrast, 0, 0.3, remote=True),
 }
+
+READERS: dict[str, Callable[[str], Any]] = {  # what two answers are compared by. Others: their normalized texts
+    "multiple_choice": answers.letters,
+    "yes_no": answers.affirms,
+    "action_order": actions.action_numbers,
+    **dict.fromkeys(("count", "numeric", "regression"), answers.only_number),
+}
+
+
+def reading(name: str | None, answer: str, prompt: Any = None, problem_type: Any = None) -> Any:
+    """What a reward reads of an answer, or its normalized text: answers with equal readings are the same to it.
+
+    Example:
+        >>> reading("accuracy", "(3) screw (2) fan") == reading("accuracy", "(2), (3)")
+        True
+    """
+    name = KINDS.get(_plain(problem_type)) if name == "by_problem_type" else name
+    found: Any = READERS.get(name or "", normalized)(answer)
+    if name == "accuracy":
+        found = actions.named_actions(answer, actions.list_of(prompt))
+        found = found if found[0] else frozenset(actions.action_phrases(answer))
+    return normalized(answer) if found is None or found in (set(), []) else found
+
 
 SHAPING = (
     *("format", "strict_format", "cosine", "repetition", "soft_overlong", "length_window"),

@@ -26,22 +26,33 @@ class Drawing:
         tokens, most: of the completions that are sampled now, the longest so far, and how long they may get.
         of: which prompts they are of, where others follow.
         drawn: tokens per completion of all samplings so far. It only grows.
+        watch: called after each token with the numbers of the unfinished completions and their newest tokens. It
+            returns which of them end there. ``SharedPrefixEngine`` alone calls it, without tools.
+        first: the first prompt that is sampled now.
     """
 
     tokens: int = 0
     most: int = 0
     of: str = ""
     drawn: int = 0
+    watch: Callable[[list[int], list[int]], list[bool]] | None = None
+    first: int = 0
 
     def begin(self, rows: Sequence[int], prompts: int, most: int) -> None:
         """The prompts ``rows`` of ``prompts`` are sampled now, up to ``most`` tokens."""
         which = f"prompts {rows[0] + 1} to {rows[-1] + 1}" if len(rows) > 1 else f"prompt {rows[0] + 1}"
         self.tokens, self.most, self.of = 0, most, f", {which} of {prompts}" if len(rows) < prompts else ""
+        self.first = rows[0]
 
     def token(self) -> None:
         """Each unfinished completion has one token more."""
         self.tokens += 1
         self.drawn += 1
+
+    def watched(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """R bool, True for those of the completions ``rows`` that ``watch`` ends at these tokens."""
+        ended = self.watch(rows.tolist(), tokens.tolist()) if self.watch is not None else [False] * len(rows)
+        return torch.tensor(ended, dtype=torch.bool, device=rows.device)
 
     def end(self) -> None:
         """Nothing is sampled."""

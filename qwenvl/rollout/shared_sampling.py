@@ -189,6 +189,8 @@ class SharedSampler:
             done = torch.isin(tokens, self._ends)
             if self._stopping is not None:
                 done = done | self._stopping(ids[going, start : start + t + 1])
+            if self._drawing.watch is not None:
+                done = done | self._drawing.watched(going + self._drawing.first * self._group_size, tokens)
             ended = int(done.sum())  # a GPU is waited for here, so it is asked once
             if ended and self._parked is not None:
                 self._parked |= {rows[n]: own for n, own in zip(going[done].tolist(), decoder.park(done), strict=True)}

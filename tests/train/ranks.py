@@ -39,6 +39,7 @@ from qwenvl.train.run import launch
 from qwenvl.train.run.checkpoints import find_checkpoint
 from qwenvl.train.train_grpo import main as train_command
 from qwenvl.types import RolloutBatch
+from qwenvl.use.label_command import main as label_command
 
 LOOK = '<tool_call>{"name": "look", "arguments": {"start": 0.2, "end": 0.9}}</tool_call><|im_end|>'
 
@@ -195,6 +196,12 @@ def evaluate(environment: dict[str, str], log: str, words: list[str]) -> None:
     """One process of ``qwenvl evaluate``."""
     begin(environment, log)
     sys.exit(evaluate_command(words))
+
+
+def label(environment: dict[str, str], log: str, words: list[str]) -> None:
+    """One process of ``qwenvl label``."""
+    begin(environment, log)
+    sys.exit(label_command(words))
 
 
 def command(environment: dict[str, str], log: str, words: list[str]) -> None:

@@ -160,10 +160,16 @@ class Collector:
         advantages = self._advantages(rewards).split(sizes)
         return [self._with_advantages(*each) for each in zip(scored, advantages, penalties, strict=True)]
 
-    def complete(self, model: nn.Module, batches: Sequence[PromptBatch], size: int) -> list[RolloutBatch]:
-        """``size`` completions per prompt for an evaluation, greedy if that is 1. The batches are sampled together."""
-        params = replace(self.params, temperature=0.0) if size == 1 else self.params
-        rollouts = self._sample(model, batches, [self._encode(model, batch) for batch in batches], size, params)
+    def complete(
+        self, model: nn.Module, batches: Sequence[PromptBatch], size: int, params: SamplingParams | None = None
+    ) -> list[RolloutBatch]:
+        """``size`` completions per prompt. The batches are sampled together.
+
+        Without ``params`` they are those of an evaluation: greedy if the size is 1, else as in training.
+        """
+        usual = replace(self.params, temperature=0.0) if size == 1 else self.params
+        inputs = [self._encode(model, batch) for batch in batches]
+        rollouts = self._sample(model, batches, inputs, size, params or usual)
         require_finite(rollouts)
         return rollouts
 

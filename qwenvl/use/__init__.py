@@ -1,0 +1,1 @@
+"""Use a trained model: ``qwenvl label`` and ``qwenvl serve``."""

@@ -1,0 +1,239 @@
+"""Labels of clips: completions of a frozen model, the answer that most of them give, the table and the page."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import wait_for_everyone
+
+from qwenvl.data.errors import RecordError
+from qwenvl.data.media.source import frame_list
+from qwenvl.data.records.parse import ReadOptions
+from qwenvl.doctor.convert import row_of
+from qwenvl.doctor.report import add_pictures
+from qwenvl.evaluate.protocol import differing, model_facts
+from qwenvl.evaluate.questions import BLOCK
+from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of, loader_of, with_progress
+from qwenvl.evaluate.settings import OF_A_RUN
+from qwenvl.failure import counted
+from qwenvl.files import written_whole
+from qwenvl.option import parse_row
+from qwenvl.report.labels import write_labels
+from qwenvl.rewards import build_rubric
+from qwenvl.rewards.functions.text import answer_of
+from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
+from qwenvl.rewards.table import SHAPING, TABLE, reading
+from qwenvl.runlog import append_lines, drop_cut_line, hash_of, plain, read_lines
+from qwenvl.train.display.console import say
+from qwenvl.train.evaluation import in_budget
+from qwenvl.types import Message, PromptBatch, Record, RolloutBatch
+from qwenvl.use.options import UseRequest
+
+PROTOCOL = "protocol.json"
+CSV: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+COLUMNS = ["id", "clip", "answer", "agreement", "logprob", "frames", "times", "seconds", "error", "finish_reason"]
+COLUMNS += ["text"]
+"""Of the table. The rows of ``rows-0.jsonl`` have the same names, and ``key``, ``texts``, ``votes``, ``clips``."""
+
+
+class Labels:
+    """The labels of one command in one process, with those that an earlier call has written.
+
+    Args:
+        questions: the records to answer, in the order of the table, or why one cannot be read.
+        folder: of the completions.
+
+    Attributes:
+        rows: by the key of their question.
+
+    Raises:
+        FileExistsError: the folder holds labels by another model or other settings, or something else.
+    """
+
+    def __init__(self, request: UseRequest, questions: Sequence[Record | ValueError], folder: Path) -> None:
+        self.request, self.config, self.questions, self.folder = request, request.config, questions, folder
+        self.reward = deciding_reward(self.config.reward_funcs)
+        self.collator = collator_of(self.config)
+        self._path = folder / f"rows-{self.config.process_index}.jsonl"
+        settings = {name: getattr(self.config, name) for name in sorted(OF_A_RUN | {"seed"})}
+        facts = model_facts(request.model, self.config, self.collator)
+        there, protocol = folder / PROTOCOL, {"model": facts, "samples": request.options.samples, "settings": settings}
+        others = any(each.name != ".lock" for each in folder.glob("*"))
+        earlier = json.loads(there.read_text("utf-8")) if there.is_file() else {} if others else protocol
+        if problems := differing(earlier, protocol):
+            lines = "".join(f"\n  {line}" for line in problems[:5])
+            raise FileExistsError(f"{folder}: holds other files or labels: give another --output, or delete it:{lines}")
+        self.rows = self._read()
+        wait_for_everyone()  # all have read before one of them writes
+        if self.config.process_index == 0:
+            with written_whole(there) as partial:
+                partial.write_text(json.dumps(protocol, indent=1) + "\n", encoding="utf-8")
+        drop_cut_line(self._path)
+
+    def ask(self) -> None:
+        """Answer the questions that have no answer yet, each block written as it comes, and write the table.
+
+        Clips that could not be read are rows with the reason, and are tried again by the next call.
+        """
+        config, records = self.config, [each for each in self.questions if isinstance(each, Record)]
+        keys = [key_of(each) for each in records]
+        pending = [n for n, key in enumerate(keys) if self.rows.get(key, {"error": ""})["error"] is not None]
+        blocks = [pending[start : start + BLOCK] for start in range(0, len(pending), BLOCK)]
+        if len(pending) < len(records):
+            say(f"{self.folder}: continues, {len(records) - len(pending):,} of {len(records):,} are labelled")
+        try:
+            if own := blocks[config.process_index :: config.world_size]:
+                for rows in self._answered(records, own):
+                    append_lines(self._path, ({"key": keys[n], **row} for n, row in rows.items()))
+            wait_for_everyone()
+        finally:
+            if config.process_index == 0:
+                self.rows = self._read()
+                self._write_table()
+
+    def _answered(self, records: Sequence[Record], blocks: Sequence[list[int]]) -> Iterator[dict[int, dict[str, Any]]]:
+        """The rows of each block, by the numbers of their records."""
+        config, size = self.config, self.request.options.samples
+        numbers = [n for block in blocks for n in block]
+        loader = loader_of(dataset_of(records, config, self.collator), numbers, self.collator, config)
+        model, collector = build_respondent(config, self.collator, build_rubric())
+        collector = replace(collector, process=0)  # so that draws do not depend on the process
+        new_tokens = size * collector.params.max_new_tokens
+        prompts = with_progress((inputs["prompts"] for inputs in loader), len(numbers))
+        for block in blocks:
+            started, batches = time.perf_counter(), [*islice(prompts, len(block))]
+            rows = {bad.record.index: {"error": bad.error} for batch in batches for bad in batch.bad}
+            whole = [batch for batch in batches if len(batch)]
+            for together in in_budget(whole, new_tokens=new_tokens, budget=config.rollout_token_budget):
+                for batch, rollout in zip(together, collector.complete(model, together, size), strict=True):
+                    rows[batch.records[0].index] = label_of(batch, rollout, self.reward)
+            seconds = round((time.perf_counter() - started) / len(block), 3)
+            yield {n: {**rows[n], "seconds": seconds} for n in block}
+        next(prompts, None)  # ends the bar
+
+    def finish(self) -> str:
+        """Write the page if it is requested, and return a summary: "" in all processes but the first.
+
+        Raises:
+            RecordError: no clip could be labelled.
+        """
+        options, found = self.request.options, [*self._rows()]
+        if self.config.process_index != 0:
+            return ""
+        bad = [row["error"] for _, row in found if row["error"] is not None]
+        if len(bad) == len(found):
+            raise RecordError(f"none of {counted(len(found), 'clip')} could be labelled; the first: {bad[0]}")
+        unread = sum(row["error"] is None and not row["answer"] for _, row in found)
+        lines = [f"wrote {options.output}: {counted(len(found), 'clip')}, {len(bad):,} of them with an error, "]
+        lines[0] += f"{unread:,} without an <answer>"
+        if options.page:
+            written = write_labels(self.folder, self.request.model.name, [self._as_shown(*each) for each in found])
+            lines += [f"wrote {written.page}; open it in a browser", add_pictures(written, options.pictures)]
+        return "\n".join(filter(None, lines))
+
+    def _as_shown(self, question: Record | ValueError, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row with what the page needs beside it: its prompt, and the record to save it as, with paths in full."""
+        if not isinstance(question, Record):
+            return {**row, "id": "", "prompt": [], "record": None}
+        record = row_of(unframed(question, self.request.reading), lambda path: frame_list(path) or path)
+        prompt = [{"role": message.role, "text": message.text} for message in question.messages]
+        return {**row, "id": question.id, "prompt": prompt, "record": plain(record)}
+
+    def _rows(self) -> Iterator[tuple[Record | ValueError, dict[str, Any]]]:
+        """Each question that has been asked, with its row."""
+        for question in self.questions:
+            row = self.rows.get(key_of(question)) if isinstance(question, Record) else {"error": str(question)}
+            if row is not None:
+                yield question, row
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        """The rows of all processes. Those with an error give way to others of the same question."""
+        rows = (row for path in sorted(self.folder.glob("rows-*.jsonl")) for _, _, row in read_lines(path))
+        return {row["key"]: row for row in sorted(rows, key=lambda row: row["error"] is None)}
+
+    def _write_table(self) -> None:
+        with written_whole(self.request.options.output) as part, part.open("w", **CSV) as file:
+            table = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+            table.writeheader()
+            for question, row in self._rows():
+                named = {}
+                if isinstance(question, Record):
+                    named = {"id": question.id, "clip": " ".join((*question.videos, *question.images))}
+                times = " ".join(f"{second:.2f}" for clip in row.get("clips", ()) for second in clip["times"])
+                table.writerow({**named, **row, "times": times})
+
+
+def deciding_reward(names: Sequence[Any] | None) -> str | None:
+    """The first reward of a run that tells right answers from wrong, and so says which answers are the same."""
+    named = (parse_row(str(each))[0] for each in names or DEFAULT_WEIGHTS)
+    return next((name for name in named if name in TABLE and name not in SHAPING), None)
+
+
+def key_of(question: Record) -> str:
+    """The identity of a question: a hash of its texts, its media and what is shown of them."""
+    turns = [[message.role, message.text] for message in question.messages]
+    metas = [None if meta is None else vars(meta) for meta in question.clip_meta]
+    return hash_of([turns, question.videos, question.images, metas])
+
+
+def label_of(batch: PromptBatch, rollout: RolloutBatch, reward: str | None) -> dict[str, Any]:
+    """The row of a batch of one prompt, without its key and its time.
+
+    Args:
+        reward: the name of the reward that says which answers are the same.
+    """
+    record, mask, means = batch.records[0], rollout.completion_mask, [math.nan] * len(rollout.texts)
+    prompt = [{"role": message.role, "content": message.text} for message in record.messages]
+    answers, kind = [answer_of(text) for text in rollout.texts], record.fields.get("problem_type")
+    readings = [None if answer is None else reading(reward, answer, prompt, kind) for answer in answers]
+    if rollout.logprobs is not None:
+        means = ((rollout.logprobs * mask).sum(1) / mask.sum(1)).tolist()
+    best, share = elected(readings, means)
+    votes = {readings.index(each): readings.count(each) for each in readings}
+    clips = batch.frames[0]
+    return {
+        "answer": answers[best] or "",
+        "agreement": round(share, 4) if len(answers) > 1 else None,
+        "logprob": None if math.isnan(means[best]) else round(means[best], 5),
+        "text": rollout.texts[best],
+        "finish_reason": rollout.finish_reasons[best],
+        "frames": sum(len(clip.indices) for clip in clips),
+        "clips": [vars(clip) for clip in clips],
+        "images": list(record.images),
+        "texts": rollout.texts,
+        "votes": sorted(([answers[n] or "", count] for n, count in votes.items()), key=lambda vote: -vote[1]),
+        "error": None,
+    }
+
+
+def elected(readings: Sequence[Any], means: Sequence[float]) -> tuple[int, float]:
+    """The completion with the most frequent reading, of several the likeliest, and the share of that reading.
+
+    One without an answer (None) is taken only where none has an answer, with the share 0.
+
+    Example:
+        >>> elected(["a", "b", "a", None], [-0.5, -0.1, -0.2, -0.1])
+        (2, 0.5)
+    """
+    counts = [0 if each is None else readings.count(each) for each in readings]
+    best = max(range(len(counts)), key=lambda n: (counts[n], -math.inf if math.isnan(means[n]) else means[n]))
+    return best, counts[best] / len(counts)
+
+
+def unframed(record: Record, options: ReadOptions) -> Record:
+    """The record without the template and the system turn that the options put around its prompt."""
+    messages = list(record.messages)
+    if options.prompt_template is not None:
+        before, _, after = options.prompt_template.partition("{prompt}")
+        messages[-1] = Message("user", messages[-1].text.removeprefix(before).removesuffix(after))
+    if options.system is not None:
+        messages = [message for message in messages if message.role != "system"]
+    return replace(record, messages=tuple(messages))

@@ -1,0 +1,47 @@
+"""``qwenvl serve MODEL``: an OpenAI-compatible server that shows clips to a model as its training did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qwenvl.data.options import ReadingOptions
+from qwenvl.evaluate.command import MODEL, run_command
+from qwenvl.evaluate.settings import READ_BY_TRY, names_of
+from qwenvl.rewards.options import RewardOptions
+from qwenvl.use.options import ServeOptions, UseRequest, use_request
+
+READ = READ_BY_TRY - names_of(RewardOptions, ReadingOptions) | {"system", "prompt_template"}
+ABOUT = (
+    "qwenvl serve MODEL [--port 8000] [--media_root DIR] [--flag of training value ...]",
+    ServeOptions,
+    READ,
+    "Serve a model to OpenAI clients (/v1/chat/completions) with the frames, times, sizes, template and system turn of "
+    f"its training. Without a temperature an answer is greedy, as that of qwenvl try. {MODEL}. Settings are those of "
+    "the run that trained the model, if that is known.",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until Ctrl-C or SIGTERM. Status 2 for a bad command line."""
+    return run_command("serve", argv, serve_request, _run, ABOUT)
+
+
+def serve_request(argv: Sequence[str]) -> UseRequest:
+    """The command line. See ``use_request``."""
+    return use_request(argv, ServeOptions, READ, "one MODEL")
+
+
+def _run(request: UseRequest) -> str:
+    from qwenvl.data.errors import told_to_the_user
+    from qwenvl.files import require
+    from qwenvl.train.display.console import settle_output
+    from qwenvl.use.serve import ChatServer, build_app
+
+    settle_output()
+    options = request.options
+    with told_to_the_user("qwenvl serve", (ValueError, OSError, ImportError)):
+        uvicorn, _ = require("uvicorn", "serve"), require("fastapi", "serve")
+        server = ChatServer(request)
+        print(f"serving {server.name} at http://{options.host}:{options.port}/v1, settings {request.settings_of}")
+        uvicorn.run(build_app(server), host=options.host, port=options.port, log_level="warning")
+    return ""

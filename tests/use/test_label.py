@@ -1,0 +1,216 @@
+"""``qwenvl label`` on tiny models: its rows are what ``qwenvl try`` answers, and corrected records train."""
+
+import csv
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from qwenvl.cli import main as qwenvl
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.options import FrameOptions, PromptOptions
+from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.saved_processor import PromptSettings
+from qwenvl.evaluate.questions import BLOCK
+from qwenvl.rewards.table import reading
+from qwenvl.train.grpo_trainer import GRPOTrainer
+from qwenvl.use.label import deciding_reward, elected, unframed
+from tests.made_clips import write_clip
+from tests.train.test_distributed import launch_ranks
+
+QUESTION = "Which steps? (1) pick (2) insert"
+FLAGS = ("--use_cpu", "--generation_max_length", "6")
+
+
+@pytest.fixture(scope="module")
+def made(tiny_checkpoint, tmp_path_factory):
+    """A folder with a model that has settings of its own, and clips: three whole ones and one that is none."""
+    folder = tmp_path_factory.mktemp("made")
+    shutil.copytree(tiny_checkpoint(initializer_range=0.1), folder / "model")
+    settings = FrameOptions(base_interval=0.5, video_max_frames=6), PromptOptions(video_max_frame_pixels=3136)
+    PromptSettings(*settings, "base", "Be brief.", "Look well. {prompt}").save(folder / "model")
+    for name, frames in (("clips/2.mp4", 40), ("clips/10.mp4", 20), ("clips/more/b.mp4", 30)):
+        write_clip(folder / name, frames, size=(160, 120))
+    (folder / "clips" / "broken.mp4").write_bytes(b"no clip at all")
+    (folder / "question.txt").write_text(QUESTION)
+    return folder
+
+
+@pytest.fixture
+def there(made, tmp_path, monkeypatch):
+    """A copy of that folder, which is the working folder."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def labelled(*argv: str, code: int = 0) -> list[dict[str, str]]:
+    try:
+        found = qwenvl(["label", *argv, *FLAGS])
+    except SystemExit as ended:
+        found = ended.code
+    assert found == code
+    return table("labels.csv")
+
+
+def table(path: str) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return [*csv.DictReader(file)]
+
+
+def tried(clip: str, capsys) -> dict:
+    capsys.readouterr()
+    assert qwenvl(["try", "model", clip, QUESTION, "--json", *FLAGS]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_each_row_is_what_try_answers(there, capsys):
+    rows = labelled("model", "clips", "--question", "question.txt")
+    assert [row["id"] for row in rows] == ["clips/2.mp4", "clips/10.mp4", "clips/broken.mp4", "clips/more/b.mp4"]
+    assert "4 clips, 1 of them with an error, 3 without an <answer>" in capsys.readouterr().out
+    for row in rows:
+        if row["error"]:
+            assert row["id"] == "clips/broken.mp4" and "not a video" in row["error"] and not row["text"]
+            continue
+        answers = tried(row["id"], capsys)
+        [seen], [answer] = answers["media"], answers["answers"]
+        assert row["text"] == answer["text"] and row["finish_reason"] == answer["finish_reason"]
+        assert row["times"] == " ".join(f"{time:.2f}" for time in seen["times"]) and int(row["frames"]) <= 6
+        assert row["agreement"] == "" and float(row["logprob"]) < 0 < float(row["seconds"])
+    assert not Path("labels/data").exists()  # no page without --page
+
+
+def test_it_continues_and_refuses_other_settings(there, capsys, monkeypatch):
+    first = labelled("model", "clips/2.mp4", "--question", QUESTION)
+    rows = labelled("model", "clips/*.mp4", "clips/more", "--question", QUESTION)
+    assert rows[[row["id"] for row in rows].index("clips/2.mp4")] == first[0]  # with its seconds: not asked again
+    assert "continues, 1 of 4 are labelled" in capsys.readouterr().err
+    lines = Path("labels/rows-0.jsonl").read_text()
+    Path("labels/rows-0.jsonl").write_text(lines[: len(lines) - 9])  # the last row was cut by a crash
+    write_clip(there / "clips" / "broken.mp4", 20, size=(160, 120))  # and a clip was mended
+    again = labelled("model", "clips/*.mp4", "clips/more", "--question", QUESTION)
+    texts = {row["id"]: row["text"] for row in again}
+    assert texts | {"clips/broken.mp4": ""} == {row["id"]: row["text"] for row in rows} and texts["clips/broken.mp4"]
+    monkeypatch.setattr("qwenvl.use.label.build_respondent", None)  # all are there: no model is loaded
+    assert labelled("model", "clips/*.mp4", "clips/more", "--question", QUESTION) == again
+    labelled("model", "clips/2.mp4", "--question", QUESTION, "--video_fps", "1", code=2)
+    assert "settings.video_fps: null there, 1.0 here" in capsys.readouterr().err
+    labelled("model", "clips/broken.mp4", "--question", QUESTION, "--output", "clips.csv", code=2)
+    assert "clips: holds other files or labels" in capsys.readouterr().err
+
+
+def test_votes_and_log_probs(there):
+    rows = labelled("model", "clips/2.mp4", "clips/10.mp4", "--question", QUESTION, "--samples", "5")
+    kept = [json.loads(line) for line in Path("labels/rows-0.jsonl").read_text().splitlines()]
+    for row, each in zip(rows, kept, strict=True):
+        assert len(each["texts"]) == 5 and len(set(each["texts"])) > 1 and row["text"] in each["texts"]
+        assert each["votes"] == [["", 5]] and float(row["agreement"]) == 0  # nothing has an answer block
+
+
+def test_corrected_labels_train(there, capsys):
+    labelled("model", "clips", "--question", "question.txt", "--page")
+    assert "with pictures of 3 of 3 clips and images" in capsys.readouterr().out
+    text = Path("labels/data/run-0/page-0.js").read_text()
+    shown = json.loads(text[text.index("[") : text.rindex("]") + 1])
+    assert [row["id"] for row in shown][-1] == "clips/broken.mp4" and shown[-1]["error"]
+    records = [row["record"] for row in shown[:-1]]  # as the page saves them
+    turn = {"from": "gpt", "value": "<answer>(1) pick</answer>"}
+    assert all(row["conversations"] == [{"from": "human", "value": f"<video>\n{QUESTION}"}] for row in records)
+    records = [{**row, "conversations": [*row["conversations"], turn]} for row in records]
+    Path("elsewhere").mkdir()
+    Path("elsewhere/labels.json").write_text(json.dumps(records))
+    settings = {
+        "max_steps": 1,
+        "generation_max_length": 4,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+    }
+    config = GRPOConfig("run", dataset_use="elsewhere/labels.json", allow_outside_media=True, **settings)
+    assert GRPOTrainer("model", config).train().global_step == 1
+
+
+@pytest.mark.parametrize(
+    ("readings", "means", "expected"),
+    [
+        (["a"], [-1.0], (0, 1.0)),
+        (["a", "b", "b"], [-0.1, -0.3, -0.2], (2, 2 / 3)),
+        (["a", "b"], [-0.2, -0.1], (1, 0.5)),
+        ([None, None, "a"], [0.0, 0.0, -9.0], (2, 1 / 3)),
+        ([None, None], [-0.2, -0.1], (1, 0.0)),
+        ([{"A"}, {"B"}, {"A"}], [math.nan] * 3, (0, 2 / 3)),
+    ],
+)
+def test_the_most_frequent_answer_stands_for_all(readings, means, expected):
+    assert elected(readings, means) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("reward", "one", "other", "same"),
+    [
+        ("accuracy", "(2) fan, (1) lid", "(1)(2)", True),
+        ("accuracy", "insert", "(2)", True),
+        ("accuracy", "(1)", "(1) (2)", False),
+        ("accuracy", "left; right", "right, left", True),
+        ("action_order", "(2)(1)", "(1)(2)", False),
+        ("multiple_choice", "B. a cat", "(b)", True),
+        ("yes_no", "No, never", "no", True),
+        ("numeric", "3.0 cubes", "3", True),
+        ("numeric", "none", "0", False),
+        ("by_problem_type", "3.0 cubes", "3", True),
+        ("a_plugin", "The Fan.", "the  fan", True),
+        (None, "3.0", "3", False),
+    ],
+)
+def test_answers_are_the_same_where_the_reward_reads_the_same(reward, one, other, same):
+    prompt = [{"role": "user", "content": "Which?\n(1) pick\n(2) insert"}]
+    assert (reading(reward, one, prompt, "numerical") == reading(reward, other, prompt, "numerical")) is same
+
+
+def test_the_reward_that_reads_answers_is_that_of_the_run():
+    assert deciding_reward(None) == "accuracy" and deciding_reward(["format", "file.py:own"]) is None
+    assert deciding_reward(["cosine(max_len=9)", "numeric(tolerance=0.1)", "accuracy"]) == "numeric"
+
+
+def test_a_record_is_saved_as_it_was_before_its_template(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": "Which?"}]}]
+    plain = load_dataset(rows).record(0)
+    options = ReadOptions(system="Be brief.", prompt_template="Look. {prompt} Now.")
+    framed = load_dataset(rows, **vars(options)).record(0)
+    assert framed.messages != plain.messages and unframed(framed, options) == plain
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["model"], 2, "expected MODEL CLIPS... before the flags"),
+        (["model", "clips"], 2, "clips: give --question, a text or a file; without it CLIPS is one file"),
+        (["model", "clips/2.mp4"], 2, "clips/2.mp4: give --question"),
+        (["model", "none.mp4", "--question", "Which?"], 2, "none.mp4: no such file"),
+        (["model", "model", "--question", "Which?"], 1, "model: no clips; expected files that end in .mp4"),
+        (["model", "clips", "--question", "Which?", "--output", "x.json"], 2, "expected a path that ends in .csv"),
+        (["model", "clips", "--question", "Which?", "--learning_rate", "1"], 2, "--learning_rate has no effect"),
+        (["model", "clips/broken.mp4", "--question", "Which?"], 1, "none of 1 clip could be labelled; the first: "),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(there, capsys, argv, code, message):
+    try:
+        found = qwenvl(["label", *argv, *FLAGS])
+    except SystemExit as ended:
+        found = ended.code
+    error = capsys.readouterr().err
+    assert found == code and "Traceback" not in error and message in error.strip().splitlines()[-1], error
+
+
+def test_two_processes_give_the_rows_of_one(there):
+    for n in range(BLOCK):  # so that the second process has a block
+        shutil.copy("clips/10.mp4", f"clips/copy{n}.mp4")
+    words = ["model", "clips", "--question", QUESTION, "--samples", "2", *FLAGS]
+    launch_ranks("label", 2, [*words, "--output", str(there / "two.csv")])
+    labelled(*words)
+    one, two = ([row | {"seconds": ""} for row in table(name)] for name in ("labels.csv", "two.csv"))
+    assert one == two and len(one) == BLOCK + 4
+    assert len(Path("two/rows-1.jsonl").read_text().splitlines()) == 4

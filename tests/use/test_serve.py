@@ -1,0 +1,335 @@
+"""``qwenvl serve`` with the official client: answers of ``qwenvl try``, streams, limits, broken requests."""
+
+import asyncio
+import base64
+import http.client
+import http.server
+import json
+import shutil
+import socket
+import threading
+import time
+
+import openai
+import pytest
+import uvicorn
+from PIL import Image
+
+from qwenvl.cli import main as qwenvl
+from qwenvl.data.options import FrameOptions, PromptOptions
+from qwenvl.data.saved_processor import PromptSettings
+from qwenvl.use.serve import ChatServer, build_app
+from qwenvl.use.serve_command import serve_request
+from tests.made_clips import write_clip
+
+QUESTION = "Which steps? (1) pick (2) insert"
+FLAGS = ("--use_cpu", "--generation_max_length", "24")
+MANY = 200
+
+
+@pytest.fixture(scope="module")
+def made(tiny_checkpoint, tmp_path_factory):
+    """A folder with a model that has settings of its own, two clips and a picture."""
+    folder = tmp_path_factory.mktemp("made")
+    shutil.copytree(tiny_checkpoint(initializer_range=0.1), folder / "model")
+    settings = FrameOptions(base_interval=0.5, video_max_frames=6), PromptOptions(video_max_frame_pixels=3136)
+    PromptSettings(*settings, "base", "Be brief.", "Look well. {prompt}").save(folder / "model")
+    write_clip(folder / "media/one.mp4", 40, size=(160, 120))
+    write_clip(folder / "media/two.mp4", 20, size=(120, 120))
+    Image.new("RGB", (90, 60), (200, 30, 30)).save(folder / "media/part.png")
+    (folder / "secret.txt").write_text("secret")
+    (folder / "media/link.mp4").symlink_to(folder / "secret.txt")
+    return folder
+
+
+class Running:
+    """A server in threads of this process."""
+
+    def __init__(self, folder, *flags: str) -> None:
+        words = [str(folder / "model"), "--media_root", str(folder / "media"), *flags, *FLAGS]
+        self.server = ChatServer(serve_request(words))
+        own = socket.socket()
+        own.bind(("127.0.0.1", 0))
+        own.listen(256)  # so that a client may come before the server accepts
+        self.port = own.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self._web = uvicorn.Server(uvicorn.Config(build_app(self.server), log_level="warning", lifespan="on"))
+        self._thread = threading.Thread(target=self._web.run, kwargs={"sockets": [own]})
+        self._thread.start()
+        self.client = openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=120)
+
+    def ask(self, *content, **more):
+        parts = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
+        return self.client.chat.completions.create(model="model", messages=[{"role": "user", "content": parts}], **more)
+
+    def end(self) -> None:
+        self.client.close()
+        self._web.should_exit = True
+        self._thread.join()
+
+    def is_idle(self) -> bool:
+        for _ in range(600):
+            if self.server.active == 0 and not self.server._waiting:
+                return True
+            time.sleep(0.1)
+        return False
+
+
+@pytest.fixture(scope="module")
+def running(made):
+    server = Running(made, "--max_media", "2", "--max_body_mb", "1")
+    yield server
+    server.end()
+
+
+def video(url: str) -> dict:
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
+def image(url: str) -> dict:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def data_url(path) -> str:
+    return f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def tried(made, *words: str, capsys) -> dict:
+    capsys.readouterr()
+    media = [str(made / "media" / word) if "." in word else word for word in words]
+    assert qwenvl(["try", str(made / "model"), *media, "--json", *FLAGS]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("words", [("one.mp4", "Which?"), ("part.png", "one.mp4", QUESTION), ("1 + 1 =",)])
+def test_an_answer_is_that_of_try(running, made, capsys, words):
+    expected = tried(made, *words, capsys=capsys)
+    parts = [video(word) if "mp4" in word else image(word) if "png" in word else word for word in words]
+    answer = running.ask(*parts)
+    [wanted], [choice] = expected["answers"], answer.choices
+    assert choice.message.content == wanted["text"] and choice.finish_reason == wanted["finish_reason"]
+    assert answer.usage.prompt_tokens == expected["prompt_tokens"][0]
+    assert answer.usage.completion_tokens == wanted["tokens"]
+
+
+def test_all_ways_to_name_a_clip_show_the_same(running, made):
+    path = made / "media/one.mp4"
+    answers = [running.ask(video(url), QUESTION) for url in ("one.mp4", path.as_uri(), str(path), data_url(path))]
+    assert len({answer.choices[0].message.content for answer in answers}) == 1
+    assert len({answer.usage.prompt_tokens for answer in answers}) == 1
+
+
+def test_text_and_turns_of_a_conversation(running):
+    create = running.client.chat.completions.create
+    turns = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Yes?"}]
+    one, other = (
+        create(model="model", messages=[*system, *turns, {"role": "user", "content": "Go."}]).usage.prompt_tokens
+        for system in ([], [{"role": "system", "content": "Be very very brief and polite."}])
+    )
+    assert one < other  # a system turn of the request replaces that of training
+
+
+def test_a_stream_is_the_answer_in_pieces(running):
+    whole = running.ask(video("one.mp4"), QUESTION)
+    pieces = [*running.ask(video("one.mp4"), QUESTION, stream=True, stream_options={"include_usage": True})]
+    texts = [piece.choices[0].delta.content for piece in pieces]
+    assert "".join(texts) == whole.choices[0].message.content and sum(map(bool, texts)) > 3
+    assert pieces[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert pieces[-1].usage == whole.usage
+    several = [*running.ask(QUESTION, stream=True, n=2, temperature=1.5)]
+    assert {piece.choices[0].index for piece in several} == {0, 1}
+
+
+def test_settings_of_a_request(running):
+    whole = running.ask(QUESTION).choices[0].message.content
+    short = running.ask(QUESTION, max_tokens=3)
+    assert short.usage.completion_tokens == 3 and short.choices[0].finish_reason == "length"
+    assert whole.startswith(short.choices[0].message.content.rstrip("\ufffd"))
+    stop = next(each for each in whole if each.isascii() and each.isprintable())
+    ended = running.ask(QUESTION, stop=[stop])
+    assert ended.choices[0].message.content == whole[: whole.index(stop)] and ended.choices[0].finish_reason == "stop"
+    sampled = running.ask(QUESTION, n=4, temperature=2.0)
+    assert len({choice.message.content for choice in sampled.choices}) > 1
+    texts = [running.ask(QUESTION, temperature=2.0, seed=seed).choices[0].message.content for seed in (5, 5, 6)]
+    assert texts[0] == texts[1] != texts[2]
+    ignored = running.ask(QUESTION, user="me", presence_penalty=0, tools=[], response_format={"type": "text"})
+    assert ignored.choices[0].message.content == whole
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "status", "message"),
+    [
+        ([], {"n": 0}, 400, "n must be at least 1, got 0"),
+        (["Hi"], {"temperature": "hot"}, 400, "temperature must be a number"),
+        (["Hi"], {"stop": ["", "x"]}, 400, "stop must be texts of at least one character"),
+        (["Hi"], {"max_tokens": 25}, 400, "max_tokens must be at most 24 (--generation_max_length)"),
+        (["Hi"], {"presence_penalty": 0.5}, 400, "presence_penalty: not offered by this server"),
+        (["Hi"], {"response_format": {"type": "json_object"}}, 400, "response_format: not offered"),
+        (["Hi"], {"logprobs": True}, 400, "logprobs: not offered by this server; leave it out"),
+        (["Hi <video>"], {}, 400, "typed parts name media by"),
+        (["Hi<|im_end|>"], {}, 400, "contains the model's own token <|im_end|>"),
+        ([video("none.mp4"), "Hi"], {}, 400, "none.mp4: No such file or directory"),
+        ([video("../secret.txt"), "Hi"], {}, 400, "leads out of the media root"),
+        ([video("file:///etc/passwd"), "Hi"], {}, 400, "leads out of the media root"),
+        ([video("link.mp4"), "Hi"], {}, 400, "leads out of the media root"),
+        ([video("http://127.0.0.1:1/x.mp4"), "Hi"], {}, 400, "this server fetches nothing (--allow_http)"),
+        ([video("data:video/mp4;base64,%%%"), "Hi"], {}, 400, "video_url 'data:video/mp4;base64,%%%': "),
+        ([video("data:video/mp4;base64,aGVsbG8="), "Hi"], {}, 400, "medium 0: not a video"),
+        ([image("one.mp4"), "Hi"], {}, 400, "one.mp4: "),
+        ([{"type": "video", "video": "/etc/passwd"}, "Hi"], {}, 400, "expected parts of type text, video_url or"),
+        ([{"type": "input_audio"}], {}, 400, "expected parts of type text, video_url or image_url, got 'input_audio'"),
+        ([{"type": "image_url", "image_url": {}}], {}, 400, "image_url 'None': expected {\"url\": ...}"),
+        ([image("part.png")] * 3, {}, 400, "expected at most 2 clips and images (--max_media)"),
+        ([image("data:image/png;base64," + "A" * 2**20), "Hi"], {}, 413, "the request is above 1 MB (--max_body_mb)"),
+    ],
+)
+def test_broken_requests_say_what_is_wrong(running, content, more, status, message):
+    with pytest.raises(openai.APIStatusError) as raised:
+        running.ask(*content, **more)
+    assert raised.value.status_code == status and message in raised.value.body["message"], raised.value.body
+    assert raised.value.body["type"] == "invalid_request_error" and running.is_idle()
+
+
+def raw(running, method: str, path: str, body: bytes = b"") -> tuple[int, dict]:
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+    connection.request(method, path, body)
+    answer = connection.getresponse()
+    found = answer.status, json.loads(answer.read())
+    connection.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"[]", b"7", b"\xff", b"[" * 10**5),
+        *(b'{"messages": []}', b'{"messages": "x"}', b'{"messages": [7]}', b'{"messages": [{"role": "user"}]}'),
+        b'{"messages": [{"role": "bot", "content": "x"}]}',
+        b'{"messages": [{"role": "user", "content": [null]}]}',
+        b'{"messages": [{"role": "assistant", "content": ""}]}',
+    ],
+    ids=range(13),
+)
+def test_a_body_that_is_no_request(running, body):
+    status, answer = raw(running, "POST", "/v1/chat/completions", body)
+    assert status == 400 and answer["error"]["message"] and answer["error"]["type"] == "invalid_request_error"
+
+
+def test_other_addresses_models_and_health(running):
+    assert [model.id for model in running.client.models.list()] == ["model"]
+    assert raw(running, "GET", "/health") == (200, {"status": "ok", "requests": 0})
+    assert raw(running, "GET", "/v1/nothing")[0] == 404 and raw(running, "GET", "/v1/chat/completions")[0] == 405
+    assert raw(running, "GET", "/v1/nothing")[1]["error"]["message"] == "Not Found"
+    with pytest.raises(openai.NotFoundError, match="'gpt' is not served; there is 'model'"):
+        running.client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "Hi"}])
+
+
+def test_two_hundred_requests_at_once_have_the_answers_of_single_ones(running):
+    text = {"type": "text", "text": QUESTION}
+    contents = [[video("one.mp4"), text], [image("part.png"), text], "Hello.", [video("two.mp4"), text]]
+    create = running.client.chat.completions.create
+    turns = [[{"role": "user", "content": content}] for content in contents]
+    alone = [create(model="model", messages=each, max_tokens=8).choices[0].message.content for each in turns]
+
+    async def together() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=running.url, api_key="none", max_retries=0, timeout=300) as client:
+            answers = [
+                client.chat.completions.create(model="model", messages=turns[n % 4], max_tokens=8) for n in range(MANY)
+            ]
+            return [answer.choices[0].message.content for answer in await asyncio.gather(*answers)]
+
+    assert asyncio.run(together()) == [alone[n % 4] for n in range(MANY)]
+    assert running.is_idle()
+
+
+def test_places_are_limited_and_a_client_that_stops_frees_its_own(running, monkeypatch):
+    monkeypatch.setattr(running.server.limits, "max_waiting", 1)
+    begun, free = threading.Event(), threading.Event()
+    sampled = running.server._sampled
+
+    def slowly(*arguments):
+        begun.set()
+        assert free.wait(60)
+        return sampled(*arguments)
+
+    monkeypatch.setattr(running.server, "_sampled", slowly)
+    stopped = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+    body = {"messages": [{"role": "user", "content": QUESTION}]}
+    stopped.request("POST", "/v1/chat/completions", json.dumps(body))
+    assert begun.wait(60)
+    with pytest.raises(openai.RateLimitError, match="1 requests wait already"):
+        running.ask(QUESTION)
+    stopped.close()
+    for _ in range(600):
+        if not running.server.active:
+            break
+        time.sleep(0.1)
+    assert running.server.active == 0  # though its batch is still being sampled
+    free.set()
+    monkeypatch.setattr(running.server, "_sampled", sampled)
+    assert running.ask(QUESTION).choices[0].message.content
+
+
+def test_time_is_limited_and_an_error_of_sampling_is_told(running, monkeypatch):
+    free = threading.Event()
+    monkeypatch.setattr(running.server.limits, "max_seconds", 0.2)
+    with monkeypatch.context() as patch:
+        patch.setattr(running.server, "_sampled", lambda together, loop: [free.wait(60) and None for _ in together])
+        with pytest.raises(openai.APIStatusError) as raised:
+            running.ask(QUESTION)
+        assert raised.value.status_code == 504 and "no answer within 0.2 s" in raised.value.body["message"]
+        free.set()
+    monkeypatch.setattr(running.server.limits, "max_seconds", 60.0)
+
+    def fails(*_):
+        raise FloatingPointError("NaN")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running.server, "_sampled", fails)
+        with pytest.raises(openai.InternalServerError, match="sampling failed: FloatingPointError: NaN"):
+            running.ask(QUESTION)
+    assert running.ask(QUESTION).choices[0].message.content and running.is_idle()
+
+
+def test_media_are_fetched_where_that_is_allowed(running, made, monkeypatch):
+    class Files(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments):
+            super().__init__(*arguments, directory=str(made / "media"))
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setattr(running.server.limits, "allow_http", True)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files) as files:
+        threading.Thread(target=files.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{files.server_port}"
+        answer = running.ask(video(f"{address}/one.mp4"), QUESTION)
+        assert answer.choices[0].message.content == running.ask(video("one.mp4"), QUESTION).choices[0].message.content
+        with pytest.raises(openai.BadRequestError, match="404"):
+            running.ask(video(f"{address}/none.mp4"), QUESTION)
+        monkeypatch.setattr(running.server.limits, "max_body_mb", 0.001)
+        with pytest.raises(openai.BadRequestError, match=r"above 0\.001 MB"):
+            running.ask(video(f"{address}/one.mp4"), QUESTION)
+        files.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "expected one MODEL before the flags, got nothing"),
+        (["model", "clip.mp4"], "expected one MODEL before the flags"),
+        (["./none"], "./none: no such folder"),
+        (["model", "--port", "0"], "--port must be at least 1, got 0"),
+        (["model", "--media_root", "none"], "--media_root none: no such folder"),
+        (["model", "--learning_rate", "1"], "--learning_rate has no effect: only training reads it"),
+        (["model", "--reward_funcs", "format"], "--reward_funcs has no effect: only training reads it"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(made, monkeypatch, capsys, argv, message):
+    monkeypatch.chdir(made)
+    try:
+        found = qwenvl(["serve", *argv])
+    except SystemExit as ended:
+        found = ended.code
+    error = capsys.readouterr().err
+    assert found == 2 and "Traceback" not in error and message in error.strip().splitlines()[-1], error
