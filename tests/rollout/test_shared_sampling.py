@@ -60,7 +60,7 @@ def test_completions_that_end_leave_the_batch_and_change_nothing(random_prompts,
     expected = plain(model, prompts, do_sample=False, max_new_tokens=NEW, eos_token_id=ends, pad_token_id=0)
     rows = []
     hook = model.lm_head.register_forward_hook(lambda module, args, out: rows.append(out.shape[:-1].numel()))
-    ids, (logprobs, _) = shared(model, prompts, end_ids=ends, how=how)
+    ids, (logprobs, *_) = shared(model, prompts, end_ids=ends, how=how)
     hook.remove()
     assert torch.equal(ids, expected)
     assert rows[0] == len(WORDS) and rows[1:] == sorted(rows[1:], reverse=True) and rows[-1] < len(WORDS) * GROUP
@@ -93,7 +93,7 @@ def test_logprobs_are_those_of_the_trainer_whatever_was_suppressed(random_prompt
     model = tiny()
     prompts = random_prompts(model, WORDS)
     banned = [model.config.image_token_id, model.config.video_token_id, *shared(model, prompts)[0][:, 0].tolist()]
-    ids, (logprobs, _) = shared(model, prompts, temperature=0.7, top_p=0.8, suppress=banned)
+    ids, (logprobs, *_) = shared(model, prompts, temperature=0.7, top_p=0.8, suppress=banned)
     assert not torch.isin(ids, torch.tensor(banned)).any()
     mask = torch.ones_like(ids, dtype=torch.bool)
     expected = completion_logprobs(model, prompts, ids, mask, temperature=0.7, logit_chunk_tokens=50)
