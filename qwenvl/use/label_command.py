@@ -83,7 +83,7 @@ def questions_of(request: UseRequest) -> list[Record | ValueError]:
     clips: list[str] = []
     for word in words:
         if Path(word).is_dir():
-            clips += [str(Path(word, clip)) for clip in find_clips(Path(word))[0]]
+            clips += [str(Path(word, clip)) for clip in find_clips(Path(word))]
         else:
             clips += ([] if Path(word).exists() else sorted(glob(word, recursive=True))) or [word]
     ask = partial(record_of, question=options.question, solution=None, options=request.reading)
