@@ -372,8 +372,8 @@ def test_looks_in_one_process_alone(tiny_checkpoint, three_records, tmp_path, en
     launch(2, start, three_records, output, **looks, gradient_accumulation_steps=2, **ENGINES[engine])
     assert_same_update(output, alone, start, updates=1)
     assert_same_numbers(output, alone, ("loss", "grad_norm", "kl", "look/looked_frac", "look/tokens"), rows=1)
-    calls = [call for row in read_rollouts(output) for turn in row.turns for call in turn["calls"]]
-    assert sorted(len(call["clips"]) for call in calls) == [0, 0, 1], "the others have no clip"
+    calls = [call for row in read_rollouts(output) for turn in row.turns for call in turn.calls]
+    assert sorted(len(call.clips) for call in calls) == [0, 0, 1], "the others have no clip"
 
 
 @pytest.mark.parametrize(
