@@ -7,7 +7,7 @@ It is qwenvl train in Ray's workers, one for each GPU: all arguments besides the
 watches the workers, and starts all of them again if one or its machine dies; they then resume from the newest whole
 checkpoint (--resume auto). So all machines must see output_dir, data and model, and have this package. Ray's workers
 take no signals: a stopped job resumes from its last checkpoint. Numbers and checkpoints are in output_dir, as of every
-run; Ray is told of none. docs/scaling.md has more.
+run; Ray gets none. docs/scaling.md has more.
 """
 
 from __future__ import annotations

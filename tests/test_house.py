@@ -7,8 +7,8 @@ import pytest
 
 PATH = Path(__file__).parents[1] / "scripts" / "house.py"
 AT_MOST = {  # lower a number when a change makes it smaller
-    "lines of qwenvl": 35_602,
-    "lines of tests": 29_037,
+    "lines of qwenvl": 35_601,
+    "lines of tests": 29_034,
     "lines of scripts": 4_181,
     "words of README and docs": 33_268,
     "own flags of qwenvl train": 107,

@@ -47,8 +47,8 @@ def evidence(record: Record, count: int | None = None) -> Record:
 def solution(record: Record) -> Record:
     """The record with its solution in a sentence behind the question (arXiv:2601.18734)."""
     *before, question = record.messages  # the prompt ends with a user turn
-    told = replace(question, text=f"{question.text}\nThe right answer is: {solution_of(record.solution)}")
-    return replace(record, messages=(*before, told))
+    answered = replace(question, text=f"{question.text}\nThe right answer is: {solution_of(record.solution)}")
+    return replace(record, messages=(*before, answered))
 
 
 def feedback(record: Record, completion: str, rewards: Mapping[str, float | None]) -> str:

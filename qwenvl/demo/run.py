@@ -41,8 +41,6 @@ STEPS, CLIPS = 200, 600
 LINEAR_ATTENTION_STEPS = 300
 """Steps of Qwen3.5: after 200 one of five seeds still mistook one step for another, which cost 0.14 of the reward."""
 LOOK_STEPS, LOOK_CLIPS = 100, 100
-CONTROLS = ("blank", "other_clip")
-LOOK_CONTROLS = ("no_look", "other_span", "evidence")
 MODEL: dict[str, Any] = {
     "hidden_size": 128,
     "num_layers": 2,
@@ -75,20 +73,23 @@ class Demo:
     model = property(lambda demo: demo.folder / "model")
     run = property(lambda demo: demo.folder / "run")
     evaluation = property(lambda demo: demo.folder / "evaluation")
-    controls: ClassVar[tuple[str, ...]] = CONTROLS
+    task: ClassVar[str] = "name the steps of videos"
+    controls: ClassVar[tuple[str, ...]] = ("blank", "other_clip")
+    usual_clips: ClassVar[int] = CLIPS
+    usual_family: ClassVar[FamilyName] = FAMILY
+    minutes: ClassVar[str] = "3 to 4"  # of a usual one, on two cores
 
     @classmethod
     def of(
         cls, folder: Path, seed: int = 0, steps: int | None = None, clips: int | None = None, family: Any = None
     ) -> Demo:
         """A demo with the usual numbers where none are given."""
-        family = family or FAMILY
-        usual = LINEAR_ATTENTION_STEPS if family.startswith("qwen3_5") else STEPS
-        return cls(folder, seed, steps or usual, clips or CLIPS, family)
+        family = family or cls.usual_family
+        return cls(folder, seed, steps or cls.usual_steps(family), clips or cls.usual_clips, family)
 
-    @property
-    def task(self) -> str:
-        return "name the steps of videos"
+    @classmethod
+    def usual_steps(cls, family: FamilyName) -> int:
+        return LINEAR_ATTENTION_STEPS if family.startswith("qwen3_5") else STEPS
 
     @property
     def clip_settings(self) -> Any:
@@ -187,17 +188,15 @@ class LookDemo(Demo):
     and more often to answer at once. That only a look leads to the right answer is left to GRPO to find out.
     """
 
-    controls: ClassVar[tuple[str, ...]] = LOOK_CONTROLS
+    task: ClassVar[str] = "look for a second within a minute"
+    controls: ClassVar[tuple[str, ...]] = ("no_look", "other_span", "evidence")
+    usual_clips: ClassVar[int] = LOOK_CLIPS
+    usual_family: ClassVar[FamilyName] = LOOK_FAMILY
+    minutes: ClassVar[str] = "about 8"
 
     @classmethod
-    def of(
-        cls, folder: Path, seed: int = 0, steps: int | None = None, clips: int | None = None, family: Any = None
-    ) -> Demo:
-        return cls(folder, seed, steps or LOOK_STEPS, clips or LOOK_CLIPS, family or LOOK_FAMILY)
-
-    @property
-    def task(self) -> str:
-        return "look for a second within a minute"
+    def usual_steps(cls, family: FamilyName) -> int:
+        return LOOK_STEPS
 
     @property
     def clip_settings(self) -> LongClipSettings:
@@ -251,9 +250,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output_dir", type=Path, help=folders)
     parser.add_argument("--seed", type=int, default=0, help="of clips, weights and sampling [%(default)s]")
     usual = f"{STEPS}, of Qwen3.5 {LINEAR_ATTENTION_STEPS}, with --look {LOOK_STEPS}"
-    parser.add_argument("--steps", type=_positive, help=f"optimizer steps of GRPO [{usual}]")
+    parser.add_argument("--steps", type=int, help=f"optimizer steps of GRPO [{usual}]")
     count = f"training clips, at least 8; more are held out [{CLIPS}, with --look {LOOK_CLIPS}]"
-    parser.add_argument("--clips", type=_positive, help=count)
+    parser.add_argument("--clips", type=int, help=count)
     parser.add_argument("--family", choices=tuple(FAMILIES), help=f"of the model [{FAMILY}, with --look {LOOK_FAMILY}]")
     look = "clips of a minute, of which the model sees four frames: it learns to look at the second in question"
     parser.add_argument("--look", action="store_true", help=look)
@@ -266,8 +265,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         make_labelled_folder(args.output_dir, seed=args.seed)
         print(f"{args.output_dir}: clips/ with ten clips, steps.txt, labels.csv")
         return 0
-    if args.clips is not None and args.clips < 8:
-        parser.error("--clips: at least 8, a batch")
+    if (args.steps is not None and args.steps < 1) or (args.clips is not None and args.clips < 8):
+        parser.error("expected --steps of at least 1 and --clips of at least 8, a batch")
     kind = LookDemo if args.look else Demo
     demo = kind.of(args.output_dir.resolve(), args.seed, args.steps, args.clips, args.family)
     done = finished(demo)
@@ -277,12 +276,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_demo(demo)
     _show(demo)
     return 0
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("expected a whole number of at least 1")
-    return number
 
 
 def run_demo(demo: Demo) -> None:
@@ -304,8 +297,7 @@ def run_demo(demo: Demo) -> None:
     transformers_logging.disable_progress_bar()  # of reading and writing one small file, again and again
     say = partial(print, flush=True)  # in order with standard error, in a file too
     _clear(demo)
-    usual = " (3 to 4 minutes on two cores)" if demo == Demo(demo.folder, demo.seed) else ""
-    usual = " (about 8 minutes on two cores)" if demo == LookDemo.of(demo.folder, demo.seed) else usual
+    usual = f" ({demo.minutes} minutes on two cores)" if demo == type(demo).of(demo.folder, demo.seed) else ""
     say(f"A tiny {FAMILIES[demo.family].name} learns to {demo.task}, in {demo.folder}{usual}")
     commands = demo.commands()
     last = len(commands) + 2

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,12 +102,9 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
     began = time.perf_counter()
     with told_to_the_user(COMMAND, (*DATA_ERRORS, RewardError)):
         loader = loader_of(dataset, keys, collator, config)
-        groups, left_out = _sample(collector, model, loader, SPLIT, log)
+        groups, left_out, taught = _sample(collector, model, loader, SPLIT, log, (as_teacher, teacher))
         if not groups:
             raise RecordError(f"all {len(keys)} records were left out; the first: {left_out[0].error}")
-        taught: list[PromptGroup] = []
-        if dataset.view is not None:
-            taught, _ = _sample(as_teacher, teacher, loader, "teacher", None, of=attrgetter("teacher"))
         numbers = numbers_of(question, groups, left_out, time.perf_counter() - began, taught)
         if spans:
             plain = replace(collector, toolbox=None)
@@ -124,12 +120,12 @@ def _sample(
     loader: DataLoader,
     split: str,
     log: RunLog | None,
-    of: Callable[[PromptBatch], PromptBatch | None] = lambda batch: batch,
-) -> tuple[list[PromptGroup], list[BadSample]]:
+    teacher: tuple[Collector, nn.Module] | None = None,
+) -> tuple[list[PromptGroup], list[BadSample], list[PromptGroup]]:
     """A group of completions for each prompt, written as they come, and the records that were left out.
 
     Args:
-        of: the prompts of a batch that are answered.
+        teacher: answers the teacher's prompts of the same records. Its groups come last and are not written.
     """
     from qwenvl.evaluate.probe_results import groups_of
     from qwenvl.evaluate.respondent import with_progress
@@ -139,12 +135,13 @@ def _sample(
 
     groups: list[PromptGroup] = []
     left_out: list[BadSample] = []
+    taught: list[PromptGroup] = []
 
     def prompts() -> Iterator[PromptBatch]:
         for inputs in with_progress(loader, len(loader), "" if split == SPLIT else split):
             left_out.extend(inputs["prompts"].bad)
-            if (batch := of(inputs["prompts"])) is not None and len(batch):
-                yield batch
+            if len(inputs["prompts"]):
+                yield inputs["prompts"]
 
     new_tokens = collector.group_size * collector.params.max_new_tokens
     for batches in in_budget(prompts(), new_tokens=new_tokens, budget=collector.args.rollout_token_budget):
@@ -155,7 +152,10 @@ def _sample(
             if log is not None:
                 log.log_rollouts(rows)
             groups += groups_of(each.batch, rows)
-    return groups, left_out
+        if teacher is not None and (seen := [each.teacher for each in batches if each.teacher]):
+            for own in teacher[0].collect(teacher[1], seen):
+                taught += groups_of(own.batch, [*rollout_rows(0, split, own.batch, own.rollout, own.rewards)])
+    return groups, left_out, taught
 
 
 def _teacher(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric, policy: tuple[Any, Any]) -> tuple[Any, Any]:

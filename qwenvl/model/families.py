@@ -38,6 +38,14 @@ FAMILIES: dict[str, Family] = {
     )
 }
 
+REFUSED = {
+    "qwen2_5_omni": "it also hears and speaks, and its positions are tied to its sound",
+    "qwen3_omni_moe": "it also hears and speaks, and its positions are tied to its sound",
+    "qwen4_exp": "its n-gram embedding table, in Qwen3.8-Flash-Next for one, is not supported here",
+}
+"""Models that look like one of the families, and why they are refused."""
+
+
 def family_of(config) -> Family:
     """The family of a transformers configuration. See ``family_named``."""
     return family_named(config.model_type)
@@ -51,4 +59,5 @@ def family_named(name: str | None) -> Family:
     """
     if name in FAMILIES:
         return FAMILIES[name]
-    raise ValueError(f"model type {name!r} is not supported: expected one of {', '.join(FAMILIES)}")
+    reason = f" ({REFUSED[name]})" if name in REFUSED else ""
+    raise ValueError(f"model type {name!r} is not supported{reason}: expected one of {', '.join(FAMILIES)}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qwenvl.report.pages import Strip, as_json, media_as_shown, write_pages, write_script
+from qwenvl.report.pages import as_json, media_as_shown, strips_shown, write_pages, write_script
 from qwenvl.report.write import Written, write_index
 from qwenvl.types import FrameInfo
 
@@ -43,9 +43,4 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]]) ->
     }
     write_script(folder / "data" / "run-0" / "index.js", f"report.index(0, {as_json(index)});\n")
     page = write_index(folder, "labels.html", SCRIPTS, title=f"Labels by {model}", model=model, count=len(rows))
-    strips = [
-        strip
-        for clips, images in media
-        for strip in (*(Strip(clip.path, clip.indices) for clip in clips), *map(Strip, images))
-    ]
-    return Written(page, index, list(dict.fromkeys(strips)))
+    return Written(page, index, list(dict.fromkeys(strip for own in media for strip in strips_shown(*own))))

@@ -351,8 +351,12 @@ def strips_of(completions: Sequence[Rollout] | Sequence[EvaluationSample]) -> li
     """The strips of the clips and images of one prompt, and of all looks of its completions."""
     head = completions[0]
     looks = [clip for each in completions for turn in each.turns for call in turn.calls for clip in call.clips]
-    own, more = ([Strip(clip.path, clip.indices) for clip in clips] for clips in (head.clips, looks))
-    return list(dict.fromkeys([*own, *map(Strip, head.images), *more]))
+    return list(dict.fromkeys([*strips_shown(head.clips, head.images), *strips_shown(looks)]))
+
+
+def strips_shown(clips: Sequence[FrameInfo], images: Sequence[str] = ()) -> list[Strip]:
+    """One for each of them."""
+    return [*(Strip(clip.path, clip.indices) for clip in clips), *map(Strip, images)]
 
 
 def as_json(value: Any) -> str:

@@ -52,8 +52,7 @@ def _run(request: UseRequest) -> str:
     from qwenvl.use.label import Labels
 
     settle_output()
-    told = told_to_the_user("qwenvl label", (ValueError, OSError, ImportError, RunLogError))
-    with told:
+    with told_to_the_user("qwenvl label", (ValueError, OSError, ImportError, RunLogError)):
         questions = questions_of(request)
         folder = Path(request.options.output).with_suffix("")
         with locked(folder, request.config.process_index):

@@ -11,9 +11,7 @@ import pytest
 from qwenvl.cli import main as qwenvl
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.rewards.table import reading
 from qwenvl.train.grpo_trainer import GRPOTrainer
@@ -26,12 +24,9 @@ FLAGS = ("--use_cpu", "--generation_max_length", "6")
 
 
 @pytest.fixture(scope="module")
-def made(tiny_checkpoint, tmp_path_factory):
+def made(with_model):
     """A folder with a model that has settings of its own, and clips: three whole ones and one that is none."""
-    folder = tmp_path_factory.mktemp("made")
-    shutil.copytree(tiny_checkpoint(initializer_range=0.1), folder / "model")
-    settings = FrameOptions(base_interval=0.5, video_max_frames=6), PromptOptions(video_max_frame_pixels=3136)
-    PromptSettings(*settings, "base", "Be brief.", "Look well. {prompt}").save(folder / "model")
+    folder = with_model
     for name, frames in (("clips/2.mp4", 40), ("clips/10.mp4", 20), ("clips/more/b.mp4", 30)):
         write_clip(folder / name, frames, size=(160, 120))
     (folder / "clips" / "broken.mp4").write_bytes(b"no clip at all")

@@ -5,7 +5,6 @@ import base64
 import http.client
 import http.server
 import json
-import shutil
 import socket
 import threading
 import time
@@ -16,8 +15,6 @@ import uvicorn
 from PIL import Image
 
 from qwenvl.cli import main as qwenvl
-from qwenvl.data.options import FrameOptions, PromptOptions
-from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.use.serve import ChatServer, build_app
 from qwenvl.use.serve_command import serve_request
 from tests.made_clips import write_clip
@@ -28,12 +25,9 @@ MANY = 200
 
 
 @pytest.fixture(scope="module")
-def made(tiny_checkpoint, tmp_path_factory):
+def made(with_model):
     """A folder with a model that has settings of its own, two clips and a picture."""
-    folder = tmp_path_factory.mktemp("made")
-    shutil.copytree(tiny_checkpoint(initializer_range=0.1), folder / "model")
-    settings = FrameOptions(base_interval=0.5, video_max_frames=6), PromptOptions(video_max_frame_pixels=3136)
-    PromptSettings(*settings, "base", "Be brief.", "Look well. {prompt}").save(folder / "model")
+    folder = with_model
     write_clip(folder / "media/one.mp4", 40, size=(160, 120))
     write_clip(folder / "media/two.mp4", 20, size=(120, 120))
     Image.new("RGB", (90, 60), (200, 30, 30)).save(folder / "media/part.png")

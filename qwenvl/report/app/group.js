@@ -159,7 +159,7 @@ function turnView(turn, group) {
   return turn.text.split(CALL).map((piece, n) => (n % 2 && calls.length ? callView(calls.shift(), said(piece), group) : said(piece)));
 }
 
-// A call with its answer: where in the clip it looks, what it was told, and its frames; or why it was refused.
+// A call with its answer: where in the clip it looks, its text, and its frames; or why it was refused.
 function callView(call, written, group) {
   const plain = (value) => (typeof value === "number" ? String(Number(value.toFixed(2))) : typeof value === "string" ? value : JSON.stringify(value));
   const given = Object.entries(call.arguments).map(([name, value]) => `${name} ${plain(value)}`).join(", ");
