@@ -1,16 +1,17 @@
-"""Learning from oneself with more frames against learning from rewards alone, in the world of the demo.
+"""Learning from the frozen start with more frames against learning from rewards alone, in the world of the demo.
 
     python scripts/bench/teach.py                      # seeds 0 to 4, three runs each: some ten minutes a seed
 
-Each seed has its own clips and warm-up, from which all runs start. Held-out clips are evaluated as the policy sees
-them, with 4 frames. A run that is there already is not made again. It prints the held-out reward by step, and at which
-step a run first has what GRPO ends with.
+A model that was trained with 16 frames has to do with 4. Each seed has its own clips and its own warm-up, which shows
+16 frames of each; all runs start from there. Held-out clips are evaluated with 4. A run that is there already is not
+made again. It prints the held-out reward by step, and at which step a run first has what GRPO ends with.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from qwenvl.runlog import read_metrics
 
 RUNS: dict[str, dict[str, Any]] = {
     "GRPO": {},
-    "GRPO and 16 frames": {"teacher": "self", "teacher_sees": "frames(16)", "distill_weight": 1.0},
-    "16 frames alone": {"teacher": "self", "teacher_sees": "frames(16)"},
+    "GRPO and 16 frames": {"teacher": "reference", "teacher_sees": "frames(16)", "distill_weight": 1.0},
+    "16 frames alone": {"teacher": "reference", "teacher_sees": "frames(16)"},
 }
 EVERY = 20  # optimizer steps between evaluations
 
@@ -54,10 +55,11 @@ def rewards_of(demo: Demo, name: str) -> dict[int, float]:
     folder = demo.folder / name.replace(" ", "-")
     if not (demo.model / "model.safetensors").is_file():
         demo.folder.mkdir(parents=True, exist_ok=True)
-        make_clips(demo.data, demo.clip_settings)
+        whole = replace(demo.clip_settings, dropped=0, unthinking=0, warmup_pairs=15)  # right answers: what is missing
+        make_clips(demo.data, whole)  # in a demo is the answer's second step, here it is frames
         show_more(demo.data / "warmup.jsonl")
         _write_start(demo)
-        run(warmup.main, demo.folder / "warmup.json", demo.warmup_settings())
+        run(warmup.main, demo.folder / "warmup.json", demo.warmup_settings() | {"stop_below_loss": 0.02})
     if not (folder / "model.safetensors").is_file():
         settings = {**demo.training_settings(), **RUNS[name], "output_dir": str(folder), "overwrite_output_dir": True}
         settings |= {"eval_strategy": "steps", "eval_steps": EVERY}
@@ -67,10 +69,10 @@ def rewards_of(demo: Demo, name: str) -> dict[int, float]:
 
 
 def show_more(warmup: Path) -> None:
-    """Have the warm-up show 4 to 16 frames: a model that has never seen 16 answers worse with them."""
+    """Have the warm-up show 16 frames."""
     rows = [json.loads(line) for line in warmup.read_text().splitlines()]
     for row in rows:
-        row["meta"]["max_frames"] = 8  # of each of two segments
+        row["meta"] = {"min_frames": 16, "max_frames": 16}  # evenly, as the teacher's
     warmup.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
