@@ -21,7 +21,7 @@ from transformers.image_utils import PILImageResampling
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.video_utils import VideoMetadata
 
-from qwenvl.data.chat import chat_messages, check_template_arguments, render_prompt
+from qwenvl.data.chat import chat_messages, check_template_arguments, effective_arguments, render_prompt
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.frames import FrameRule, Timeline
 from qwenvl.data.media.container import frame_size, open_video
@@ -91,6 +91,11 @@ class Ruler:
     def text(self, chat: list[dict[str, Any]]) -> str:
         """Return the text of a prompt, with one token for each image and clip."""
         return render_prompt(self.processor, chat, self.template_arguments)
+
+    @property
+    def effective_arguments(self) -> dict[str, Any]:
+        """The arguments that the chat template reads, with their values."""
+        return effective_arguments(self.processor, self.template_arguments)
 
     @property
     def resample(self) -> int:
