@@ -32,7 +32,7 @@ from qwenvl.types import PromptBatch, Record, RolloutBatch, SamplingParams
 from qwenvl.use.options import ChatOptions, UseRequest
 
 MEDIA = {"video_url": "video", "image_url": "image"}
-WITHOUT_EFFECT = {"messages", "user", "metadata", "store", "service_tier", "stream_options"}
+WITHOUT_EFFECT = {"messages", "user", "metadata", "store", "service_tier", "stream_options", "return_token_ids"}
 NEUTRAL: tuple[Any, ...] = (None, 0, [], {}, "none", "auto", {"type": "text"})  # values that ask for nothing
 READERS = 4  # threads that decode media
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
@@ -206,7 +206,7 @@ class ChatServer:
         return record
 
     def _content(self, parts: Any, folder: Path, paths: list[str]) -> Any:
-        """The content of a message as rows have it. Media before all text end in a new line, as in ``qwenvl try``.
+        """The content of a message as rows have it. Media before all text end in one new line, as in ``qwenvl try``.
 
         Args:
             paths: of the media of the request so far, to which those of this message are added.
@@ -214,7 +214,7 @@ class ChatServer:
         if not isinstance(parts, list):
             return parts
         found: list[Any] = []
-        for part in parts:
+        for part, after in zip(parts, [*parts[1:], {"text": "\n"}], strict=True):
             kind = part.get("type") if isinstance(part, dict) else None
             if kind not in MEDIA and kind != "text":
                 raise ApiError(400, f"messages: expected parts of type text, video_url or image_url, got {kind!r}")
@@ -232,7 +232,8 @@ class ChatServer:
                 paths.append(self._path(url, folder / str(len(paths))))
             except (ValueError, OSError) as error:
                 raise ApiError(400, f"{kind} {str(url)[:80]!r}: {error}") from None
-            leading = all(each.get("text") in (None, "\n") for each in found) and part is not parts[-1]
+            leading = all(each.get("text") in (None, "\n") for each in found)
+            leading &= not (isinstance(after, dict) and str(after.get("text")).startswith("\n"))
             found += [{"type": MEDIA[kind], MEDIA[kind]: paths[-1]}, *([{"type": "text", "text": "\n"}] * leading)]
         return found
 
@@ -276,6 +277,16 @@ def texts_and_usage(pending: Pending, rollout: RolloutBatch) -> tuple[list[str],
     prompt, completion = pending.batch.input_ids.shape[1], int(rollout.completion_mask.sum())
     usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     return texts, usage
+
+
+def logprobs_of(rollout: RolloutBatch, row: int, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    """The log-probs of an answer in OpenAI's form, and ``token_ids`` as vLLM has them."""
+    assert rollout.logprobs is not None  # every engine gives them
+    mask = rollout.completion_mask[row]
+    ids, values = rollout.completion_ids[row][mask].tolist(), rollout.logprobs[row][mask].tolist()
+    pairs = zip(ids, values, strict=True)
+    content = [{"token": decode([n]), "logprob": value, "bytes": None, "top_logprobs": []} for n, value in pairs]
+    return {"logprobs": {"content": content}, "token_ids": ids}
 
 
 async def streamed(
@@ -340,6 +351,9 @@ def build_app(server: ChatServer) -> Any:
             {"index": n, "message": {"role": "assistant", "content": text}, "finish_reason": rollout.finish_reasons[n]}
             for n, text in enumerate(texts)
         ]
+        if pending.options.logprobs:
+            tokens = server.collator.processor.tokenizer.decode
+            choices = [each | logprobs_of(rollout, n, tokens) for n, each in enumerate(choices)]
         return JSONResponse({**head, "object": "chat.completion", "choices": choices, "usage": usage})
 
     async def models(request: Any) -> Any:
