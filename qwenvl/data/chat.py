@@ -7,9 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jinja2.meta import find_undeclared_variables
-from transformers.utils.chat_template_utils import _compile_jinja_template
-
 from qwenvl.data.records.forms import MEDIA_TAG
 from qwenvl.types import Message, Record
 
@@ -58,21 +55,6 @@ def check_template_arguments(processor: ProcessorMixin, arguments: Mapping[str, 
     for name in arguments:
         if name != "tools" and not _reads(processor, name):
             raise ValueError(f"--chat_template_kwargs {name} has no effect: the model's chat template does not read it")
-
-
-def effective_arguments(processor: ProcessorMixin, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that the chat template reads, with their values in prompts: given, or set by the template itself.
-
-    None: neither, so that the template decides where it reads the argument. The conversation and tools are left out.
-    """
-    template = processor.chat_template or ""
-    read = find_undeclared_variables(_compile_jinja_template(template).environment.parse(template))
-    names = sorted(read - {"messages", "tools", "add_generation_prompt", *processor.tokenizer.special_tokens_map})
-    scalar = "{0} if {0} is string or {0} is number else none"
-    template += "\0{{ {" + ", ".join(f"'{name}': {scalar.format(name)}" for name in names) + "} | tojson }}"
-    chat = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
-    text = processor.apply_chat_template(chat, template, tokenize=False, add_generation_prompt=True, **arguments)
-    return {name: arguments.get(name, value) for name, value in json.loads(text.rpartition("\0")[2]).items()}
 
 
 def render_answer(

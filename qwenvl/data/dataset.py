@@ -216,21 +216,20 @@ class Pictures:
         return self  # reward functions get copies of their columns
 
     def parts(self, most: int) -> list[dict[str, Any]]:
-        """At most ``most`` frames of all clips, evenly spaced, and all images, as parts of a message of OpenAI's API.
+        """At most ``most`` frames, evenly spaced, and all images, as parts of a message of OpenAI's API.
 
-        A text with the time comes before each picture. Raises BadMediaError for a file that cannot be read any more.
+        Several clips share the ``most`` frames. A text with the time comes before each picture.
+
+        Raises:
+            BadMediaError: a file cannot be read any more.
         """
-        frames = [
-            (number, *frame)
-            for number, clip in enumerate(self.clips)
-            for frame in dict(zip(clip.indices, clip.times, strict=True)).items()  # the last one may be repeated
-        ]
-        chosen = [frames[i] for i in uniform_indices(len(frames), most)]
         titled: list[tuple[str, Tensor]] = []
-        for number in dict.fromkeys(number for number, _, _ in chosen):
-            own = {index: f"The frame at {time:.2f} s:" for n, index, time in chosen if n == number}
-            with open_clip(self.clips[number].path, timeout=SampleOptions.decode_timeout) as clip:
-                titled += zip(own.values(), read_resized(clip, [*own], small, BICUBIC)[0], strict=True)
+        for clip in self.clips:
+            times = sorted(dict(zip(clip.indices, clip.times, strict=True)).items())  # the last one may be repeated
+            own = [times[i] for i in uniform_indices(len(times), max(1, most // len(self.clips)))]
+            with open_clip(clip.path, timeout=SampleOptions.decode_timeout) as opened:
+                frames, _ = read_resized(opened, [index for index, _ in own], small, BICUBIC)
+            titled += zip((f"The frame at {time:.2f} s:" for _, time in own), frames, strict=True)
         for image in map(load_image, self.images):
             titled.append(("An image:", resize(image, small((image.shape[-2], image.shape[-1])), BICUBIC)))
         parts: list[dict[str, Any]] = []

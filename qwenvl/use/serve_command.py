@@ -36,8 +36,7 @@ def _run(request: UseRequest) -> str:
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.files import require
     from qwenvl.train.display.console import settle_output
-    from qwenvl.use.check import check
-    from qwenvl.use.serve import ChatServer, build_app
+    from qwenvl.use.serve import ChatServer, build_app, check
 
     settle_output()
     options = request.options

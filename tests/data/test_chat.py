@@ -1,6 +1,7 @@
 import pytest
 
-from qwenvl.data.chat import chat_messages, check_template_arguments, effective_arguments, opens_think, render_prompt
+from qwenvl.data.chat import chat_messages, check_template_arguments, opens_think, render_prompt
+from qwenvl.data.prompt_length import Ruler
 from qwenvl.demo.tiny import make_processor
 from qwenvl.types import Message, Record
 
@@ -53,12 +54,13 @@ def test_arguments_reach_the_template_and_others_are_refused():
 
 def test_effective_arguments_are_those_that_the_template_reads(tiny_pair):
     _, processor = tiny_pair()
-    assert effective_arguments(processor, {}) == {}
+    effective = lambda given: Ruler(processor, (1, 1), (1, 1), given).effective_arguments
+    assert effective({}) == {}
     processor.chat_template = (
         "{%- if effort is not defined %}{%- set effort = 'medium' %}{%- endif %}{{ effort }}"
         + processor.chat_template
         + "{%- set count = namespace(value=0) %}{% if ids and not thinking %}{{ raise_exception('no') }}{% endif -%}"
     )
-    assert effective_arguments(processor, {}) == {"effort": "medium", "ids": None, "thinking": None}
+    assert effective({}) == {"effort": "medium", "ids": None, "thinking": None}
     given = {"effort": "low", "thinking": False, "ids": []}
-    assert effective_arguments(processor, given | {"tools": []}) == given
+    assert effective(given | {"tools": []}) == given

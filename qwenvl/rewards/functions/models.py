@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,7 +70,7 @@ class ServedModel:
         if not base_url.startswith(("http://", "https://")):
             raise RewardError(f"{name}: base_url must begin with http:// or https://, got {base_url!r}")
         check_installed("openai", "judge")
-        self._url, self._model = base_url.rstrip("/"), model
+        self._url, self._model, self._where = base_url.rstrip("/"), model, f"{model} at {base_url.rstrip('/')}"
         self._concurrency, self._client = concurrency, client
         self._known: dict[str, Any] = {}
 
@@ -80,45 +81,44 @@ class ServedModel:
 
         ``pictures`` has the ``Pictures`` of each text or None, of which at most ``frames`` are shown.
         """
-        keys = [hash_of([text, repr(shown)]) for text, shown in zip(texts, pictures, strict=True)]
-        rows = zip(keys, texts, pictures, strict=True)
-        wanted = {key: (text, shown) for key, text, shown in rows if text is not None and key not in self._known}
         slots, decoders = asyncio.Semaphore(self._concurrency), asyncio.Semaphore(DECODERS)
+        locks: defaultdict[Any, asyncio.Lock] = defaultdict(asyncio.Lock)  # of contents, and of frames of a prompt
+        decoded: dict[Any, list[dict[str, Any]]] = {}
         api_key = os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY") or NO_KEY
         openai = require("openai", "judge")
         async with openai.AsyncOpenAI(base_url=self._url, api_key=api_key, **self._client) as client:
 
-            async def decode(shown: Any) -> list[dict[str, Any]]:
-                async with decoders:
-                    return await asyncio.to_thread(shown.parts, frames)
+            async def parts(shown: Any) -> list[dict[str, Any]]:
+                async with locks[shown], decoders:
+                    if shown not in decoded:
+                        decoded[shown] = await asyncio.to_thread(shown.parts, frames)
+                return decoded[shown]
 
-            async def ask(key: str, text: str, shown: Any) -> None:
-                parts = [] if shown is None else await decoded[shown]
-                async with slots:
-                    content = [*parts, {"type": "text", "text": text}] if parts else text
-                    reply = await self._request(client, content)
-                if (found := read(reply)) is None:
-                    raise JudgeError(f"{self._model} at {self._url}: the reply holds no {what}: {reply[-200:]!r}")
-                self._known[key] = found
+            async def answer(text: str | None, shown: Any) -> Any:
+                key = hash_of([text, repr(shown)])
+                async with locks[key], slots:
+                    if text is not None and key not in self._known:
+                        content = [*await parts(shown), {"type": "text", "text": text}] if shown else text
+                        reply = await self._request(client, content)
+                        if (found := read(reply)) is None:
+                            raise JudgeError(f"{self._where}: the reply holds no {what}: {reply[-200:]!r}")
+                        self._known[key] = found
+                return self._known.get(key)
 
-            # The completions of a group share the frames of their prompt.
-            decoded = {shown: asyncio.ensure_future(decode(shown)) for _, shown in wanted.values() if shown is not None}
-            failed = await asyncio.gather(*(ask(key, *row) for key, row in wanted.items()), return_exceptions=True)
-        errors = dict(zip(wanted, failed, strict=True))
-        return [errors.get(key) or self._known.get(key) for key in keys]
+            return await asyncio.gather(*map(answer, texts, pictures), return_exceptions=True)
 
     async def _request(self, client: AsyncOpenAI, content: Any) -> str:
-        openai, where = require("openai", "judge"), f"{self._model} at {self._url}"
+        openai = require("openai", "judge")
         try:
             reply = await client.chat.completions.create(
                 model=self._model, messages=[{"role": "user", "content": content}], temperature=0
             )
             return reply.choices[0].message.content or ""
         except openai.APIStatusError as error:
-            raise JudgeError(f"{where}: HTTP {error.status_code}: {error.response.text[:300]}") from None
+            raise JudgeError(f"{self._where}: HTTP {error.status_code}: {error.response.text[:300]}") from None
         except (openai.OpenAIError, ValueError, TypeError, IndexError, AttributeError) as error:
             reason = error.__cause__ or error  # "Connection error." alone does not explain it
-            raise JudgeError(f"{where}: {type(error).__name__}: {reason}") from None
+            raise JudgeError(f"{self._where}: {type(error).__name__}: {reason}") from None
 
 
 class JudgeReward:
