@@ -409,6 +409,7 @@ def check(request: UseRequest) -> str:
     collator = collator_of(config)
     dataset, tokenizer = dataset_of([], config, collator), collator.processor.tokenizer
     model, collector = build_respondent(config, collator, build_rubric())
+    likelihood = partial(completion_likelihood, temperature=1.0, logit_chunk_tokens=1024)
     lines, gaps, same_lengths, same_answers = list[str](), list[float](), True, True
     try:
         client = openai.OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "none")
@@ -433,10 +434,10 @@ def check(request: UseRequest) -> str:
             given = (choice.logprobs and choice.logprobs.content) or []
             ids = getattr(choice, "token_ids", None) or tokenizer.encode("".join(each.token for each in given))
             if given and len(ids) == len(given):
-                tokens, settings = torch.tensor([ids], device=config.device), {"logit_chunk_tokens": 1024}
+                tokens = torch.tensor([ids], device=config.device)
                 with torch.no_grad(), collector.autocast():
-                    found = completion_likelihood(model, inputs, tokens, tokens >= 0, temperature=1.0, **settings)
-                pairs = zip(found.logprobs[0].tolist(), given, strict=True)
+                    [values] = likelihood(model, inputs, tokens, tokens >= 0).logprobs.tolist()
+                pairs = zip(values, given, strict=True)
                 gaps += [abs(value - each.logprob) for value, each in pairs]
     except openai.OpenAIError as error:
         raise ValueError(f"--check {url}: {error}") from None
