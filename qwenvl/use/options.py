@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.settings import ModelSource, config_for, model_source, parse_words, reading_of, refuse_unread
-from qwenvl.option import Options, option
+from qwenvl.option import Options, option, was_set
 from qwenvl.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -65,6 +65,10 @@ class ServeOptions(Options):
         "log-probs of five records of DATA with those of MODEL here.",
         unset="serve",
     )
+
+    def problems(self) -> Iterator[str]:
+        if self.check and (others := [each for each in vars(self) if each != "check" and was_set(self, each)]):
+            yield f"--{others[0]} has no effect with --check, which compares and does not serve: leave it out"
 
 
 @dataclass(frozen=True)

@@ -383,6 +383,7 @@ def test_check_of_a_server(running, made, records, capsys, monkeypatch):
         ([], "expected one MODEL, or MODEL DATA with --check, before the flags, got nothing"),
         (["model", "clip.mp4"], "expected one MODEL, or MODEL DATA with --check, before the flags"),
         (["model", "--check", "http://127.0.0.1:1/v1"], "MODEL DATA with --check, before the flags, got model"),
+        (["model", "x.json", "--check", "http://x/v1", "--port", "1"], "--port has no effect with --check"),
         (["./none"], "./none: no such folder"),
         (["model", "--port", "0"], "--port must be at least 1, got 0"),
         (["model", "--media_root", "none"], "--media_root none: no such folder"),
