@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
 from qwenvl.data.chat import chat_messages
 from qwenvl.data.errors import BadMediaError, full_memory_at, place_of
-from qwenvl.data.frames import FramePlan, FrameRule, Timeline
+from qwenvl.data.frames import FramePlan, FrameRule, Timeline, uniform_indices
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import open_clip, resolve_backend
 from qwenvl.data.media.reader import Clip
-from qwenvl.data.media.resize import check_size, read_resized
+from qwenvl.data.media.resize import BICUBIC, check_size, read_resized, resize, small
 from qwenvl.data.media.source import check_media_exist
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
@@ -200,6 +203,42 @@ class GRPODataset(Dataset):
             strict=options.decode_check == "strict",
             frames_fps=meta.frames_fps,
         )
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The frames and images of a prompt, for rewards that see. They are read again when ``parts`` is called."""
+
+    clips: tuple[FrameInfo, ...]
+    images: tuple[str, ...]
+
+    def __deepcopy__(self, memo: Any) -> Pictures:
+        return self  # reward functions get copies of their columns
+
+    def parts(self, most: int) -> list[dict[str, Any]]:
+        """At most ``most`` frames, evenly spaced, and all images, as parts of a message of OpenAI's API.
+
+        Several clips share the ``most`` frames. A text with the time comes before each picture.
+
+        Raises:
+            BadMediaError: a file cannot be read any more.
+        """
+        titled: list[tuple[str, Tensor]] = []
+        for clip in self.clips:
+            times = sorted(dict(zip(clip.indices, clip.times, strict=True)).items())  # the last one may be repeated
+            own = [times[i] for i in uniform_indices(len(times), max(1, most // len(self.clips)))]
+            with open_clip(clip.path, timeout=SampleOptions.decode_timeout) as opened:
+                frames, _ = read_resized(opened, [index for index, _ in own], small, BICUBIC)
+            titled += zip((f"The frame at {time:.2f} s:" for _, time in own), frames, strict=True)
+        for image in map(load_image, self.images):
+            titled.append(("An image:", resize(image, small((image.shape[-2], image.shape[-1])), BICUBIC)))
+        parts: list[dict[str, Any]] = []
+        for title, pixels in titled:
+            data = io.BytesIO()
+            Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(data, "JPEG", quality=90)
+            url = f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
+            parts += [{"type": "text", "text": title}, {"type": "image_url", "image_url": {"url": url}}]
+        return parts
 
 
 def _load_images(record: Record) -> tuple[Tensor, ...]:

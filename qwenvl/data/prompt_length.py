@@ -5,6 +5,7 @@ The sizes come from decoded media, where a prompt is built, or from headers, whe
 
 from __future__ import annotations
 
+import json
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -16,9 +17,11 @@ from typing import Any, NamedTuple
 
 import av
 import torch
+from jinja2.meta import find_undeclared_variables
 from transformers import ProcessorMixin
 from transformers.image_utils import PILImageResampling
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+from transformers.utils.chat_template_utils import _compile_jinja_template
 from transformers.video_utils import VideoMetadata
 
 from qwenvl.data.chat import chat_messages, check_template_arguments, render_prompt
@@ -91,6 +94,21 @@ class Ruler:
     def text(self, chat: list[dict[str, Any]]) -> str:
         """Return the text of a prompt, with one token for each image and clip."""
         return render_prompt(self.processor, chat, self.template_arguments)
+
+    @property
+    def effective_arguments(self) -> dict[str, Any]:
+        """The arguments that the chat template reads, with their values in prompts: given, or set by itself.
+
+        None: neither, so that the template decides where it reads the argument. Conversation and tools are left out.
+        """
+        template, given = self.processor.chat_template or "", self.template_arguments
+        read = find_undeclared_variables(_compile_jinja_template(template).environment.parse(template))
+        read -= {"messages", "tools", "add_generation_prompt", *self.processor.tokenizer.special_tokens_map}
+        values = (f"'{name}': {name} if {name} is string or {name} is number else none" for name in sorted(read))
+        template += f"\0{{{{ {{ {', '.join(values)} }} | tojson }}}}"
+        chat = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
+        text = self.processor.apply_chat_template(chat, template, add_generation_prompt=True, tokenize=False, **given)
+        return {name: given.get(name, value) for name, value in json.loads(text.rpartition("\0")[2]).items()}
 
     @property
     def resample(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,12 +55,18 @@ class PromptSettings:
     def of(cls, flags: Any, dataset: Any, base_model: str) -> PromptSettings:
         """Take the settings of a run from its flags, and the frames' from its data set, which need not have the flags'.
 
+        The arguments of the chat template are the effective ones, so that a template of other defaults changes nothing.
+
         Args:
             dataset: to train on. None, or one of another library, leaves the frames to the flags.
         """
         read = ReadOptions.of(flags)
-        frames = FrameOptions.of(getattr(dataset, "options", flags))
-        return cls(frames, PromptOptions.of(flags), base_model, read.system, read.prompt_template)
+        frames, ruler = FrameOptions.of(getattr(dataset, "options", flags)), getattr(dataset, "ruler", None)
+        prompts = PromptOptions.of(flags)
+        if ruler is not None:
+            effective = {name: value for name, value in ruler.effective_arguments.items() if value is not None}
+            prompts = replace(prompts, chat_template_kwargs=effective or None)
+        return cls(frames, prompts, base_model, read.system, read.prompt_template)
 
     @classmethod
     def load(cls, folder: str | Path) -> PromptSettings:

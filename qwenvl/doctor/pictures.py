@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from PIL import Image
@@ -13,7 +12,7 @@ from PIL import Image
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import open_clip
-from qwenvl.data.media.resize import Size, read_resized
+from qwenvl.data.media.resize import BICUBIC, read_resized, small
 from qwenvl.data.options import SampleOptions
 from qwenvl.files import written_whole
 from qwenvl.report.pages import Strip
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 WIDTH, STILL_WIDTH = 320, 640  # of a frame and of an image, in pixels
 COLUMNS = 8  # pictures side by side in a file
-_BICUBIC = SimpleNamespace(resample=Image.Resampling.BICUBIC)
 
 
 def make_pictures(strips: Sequence[Strip], folder: Path, most: int) -> dict[str, Picture]:
@@ -59,7 +57,7 @@ def _make(path: Path, strip: Strip) -> Picture:
         if strip.indices:
             seconds = SampleOptions.decode_timeout or 60.0  # a clip that never ends must not block the report
             with open_clip(strip.path, timeout=seconds) as clip:
-                frames, _ = read_resized(clip, strip.indices, _small, _BICUBIC)
+                frames, _ = read_resized(clip, strip.indices, small, BICUBIC)
         else:
             frames = load_image(strip.path)[None]
     except IndexError:
@@ -69,12 +67,6 @@ def _make(path: Path, strip: Strip) -> Picture:
     with written_whole(path) as partial:
         sheet(frames, WIDTH if strip.indices else STILL_WIDTH).save(partial, "JPEG", quality=80)
     return _picture(path, strip)
-
-
-def _small(size: Size) -> Size:
-    """The height and width with the longer side within its bound."""
-    scale = min(1.0, 2 * WIDTH / max(size))
-    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def sheet(frames: Tensor, width: int) -> Image.Image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -81,14 +82,14 @@ def preview(args: argparse.Namespace) -> str:
     return render(
         Path(__file__).with_name("preview.html"),
         title=f"{args.dataset}: {len(shown)} of {counted(total, 'record')}, frames of epoch {args.epoch}",
-        summary=_summary(shown, args.model),
+        summary=_summary(shown, collator),
         hints=[hint.message for hint in few_frames(lengths, dataset.options)],
         rows=shown,
         shared={text: n for text, n in turns.items() if n > 1},
     )
 
 
-def _summary(shown: Sequence[dict[str, Any]], model: str | None) -> str:
+def _summary(shown: Sequence[dict[str, Any]], collator: GRPOCollator | None) -> str:
     """Counts, frames and tokens of the records shown, in a line."""
     bad = sum(bool(each["problem"]) for each in shown)
     found = [f"{len(shown)} records, {bad} of them bad" if bad else f"{len(shown)} records"]
@@ -98,7 +99,10 @@ def _summary(shown: Sequence[dict[str, Any]], model: str | None) -> str:
         if numbers:
             low, middle, high = min(numbers), int(median(numbers)), max(numbers)
             found.append(f"{name}: min {low:,}, median {middle:,}, max {high:,}")
-    found += [] if model else ["pictures are as large as Qwen2.5-VL sees them; --model NAME counts tokens"]
+    if collator is None:
+        found.append("pictures are as large as Qwen2.5-VL sees them; --model NAME counts tokens")
+    elif arguments := collator.ruler.effective_arguments:
+        found.append(f"arguments that the chat template reads (null: not set): {json.dumps(arguments)}")
     return "; ".join(found)
 
 

@@ -55,6 +55,7 @@ def model_facts(
         "positions": position_rule(described).time,  # how the temporal row counts
         "dtype": str(weight_dtype(config, frozen=True)).removeprefix("torch."),
         "template_hash": hash_of(str(collator.processor.chat_template)),
+        "template_arguments": collator.ruler.effective_arguments,
         "prompts_hash": "" if questions is None else hash_of("\x1e".join(texts)),
         "trained_otherwise": trained_otherwise(model.path, config),
     }
@@ -64,7 +65,8 @@ def trained_otherwise(path: str, config: GRPOConfig) -> list[tuple[str, Any, Any
     """Prompt settings of a model's training that differ here: name, value there, value here."""
 
     def settings(of: PromptSettings) -> dict[str, Any]:
-        return asdict(of.frames) | asdict(of.prompts) | {"system": of.system, "prompt_template": of.prompt_template}
+        own = {"system": of.system, "prompt_template": of.prompt_template}
+        return asdict(of.frames) | asdict(of.prompts) | own | {"chat_template_kwargs": of.prompts.template_arguments}
 
     try:
         there, here = settings(PromptSettings.load(path)), settings(PromptSettings.of(config, None, ""))

@@ -211,7 +211,7 @@ def without_arguments(function: Any) -> Any:
 # Names of arguments that do not come from a record's own fields; a field of that name would hide them.
 RESERVED = (
     *("completions", "prompts", "completion_ids", "finish_reasons"),
-    *("image_paths", "video_paths", "opened_think", "turns", "trainer_state", "log_metric"),
+    *("image_paths", "video_paths", "shown", "opened_think", "turns", "trainer_state", "log_metric"),
 )
 
 

@@ -153,6 +153,7 @@ TABLE: dict[str, Entry] = {
     "box_giou": Entry(grounding.box_giou, -1, 1, grounding.check_boxes),
     "by_problem_type": Entry(by_problem_type, 0, 1, check_problem_type),
     "judge": Entry(models.JudgeReward, 0, 1, remote=True),
+    "caption_answers": Entry(models.CaptionReward, 0, 1, remote=True),
 }
 
 # What a run adds to its rewards by a flag of its own, and not by a name among --reward_funcs.

@@ -71,7 +71,7 @@ class Journal:
         self.drawn_for_training = Counter(used=0, left_out=0)
         self.trained_on: list[TrainedOn] = []  # in the present optimizer step
         self._args = args
-        self._decoder = getattr(dataset, "decoder", None)
+        self._decoder, self._ruler = getattr(dataset, "decoder", None), getattr(dataset, "ruler", None)
         parts = getattr(dataset, "parts", ())
         self._datasets = [part.name for part in parts] if len(parts) > 1 else []
         self._meter = meter
@@ -123,6 +123,7 @@ class Journal:
         """Write the settings and versions, and delete the rows of steps that a resumed run repeats."""
         self.runlog.begin(finished_steps)
         settings = {**self._args.to_dict(), "processes": self._args.world_size, "video_decoder": self._decoder}
+        settings["template_arguments"] = self._ruler and self._ruler.effective_arguments
         self.runlog.write_config(settings, launch=launch_facts())
 
     def drawn(self, batch: PromptBatch) -> None:

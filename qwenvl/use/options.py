@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.settings import ModelSource, config_for, model_source, parse_words, reading_of, refuse_unread
-from qwenvl.option import Options, option
+from qwenvl.option import Options, option, was_set
 from qwenvl.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -59,6 +59,16 @@ class ServeOptions(Options):
         8, "Most clips and images of a request, at least 0. --video_max_frames bounds each clip.", least=0
     )
     max_seconds: float = option(600.0, "Longest time from a request to its answer, in seconds, above 0.", above=0)
+    check: str | None = option(
+        None,
+        "Address of a running OpenAI-compatible server, as http://HOST:8000/v1: compare its prompts, answers and "
+        "log-probs of five records of DATA with those of MODEL here.",
+        unset="serve",
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.check and (others := [each for each in vars(self) if each != "check" and was_set(self, each)]):
+            yield f"--{others[0]} has no effect with --check, which compares and does not serve: leave it out"
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ def use_request(argv: Sequence[str], own: type[Options], read: Set[str], usage: 
         ValueError, OSError: an unknown, unfit or meaningless flag, other words, no such model.
     """
     words, options, flags = parse_words(argv, own)
-    if not (len(words) > 1 if "..." in usage else len(words) == 1):
+    if len(words) < 2 if "..." in usage else len(words) != 1 + bool(getattr(options, "check", None)):
         raise ValueError(f"expected {usage} before the flags, got {' '.join(words) or 'nothing'}")
     refuse_unread(flags, read, greedy=getattr(options, "samples", None) == 1)
     root = getattr(options, "media_root", None)
@@ -111,6 +121,7 @@ class ChatOptions(Options):
     stop: list[str] | str | None = option(None, "Texts before which an answer ends.")
     seed: int | None = option(None, "Of the draws: the same request has the same answer.")
     stream: bool = option(False, "Send the answer as it is written.")
+    logprobs: bool = option(False, "Add the log-probs of the answer's tokens, at the sampling temperature.")
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -120,6 +131,8 @@ class ChatOptions(Options):
     def problems(self) -> Iterator[str]:
         if not all(isinstance(each, str) and each for each in self.stops):
             yield f"--stop must be texts of at least one character, got {self.stop!r}"
+        if self.stream and self.logprobs:
+            yield "--logprobs are not offered with stream: leave one of them out"
 
     def params(self, trained: SamplingParams) -> SamplingParams:
         """How the answers are sampled, given the settings of training. ValueError: they would be too long."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import mimetypes
 import os
 import threading
 import time
@@ -15,27 +16,39 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote
 from urllib.request import urlopen
 
+import torch
+
+from qwenvl.data.chat import chat_messages
 from qwenvl.data.errors import DATA_ERRORS
 from qwenvl.data.media.source import media_path
+from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import Row, parse_row
+from qwenvl.data.records.record_file import RecordFile
 from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
+from qwenvl.files import require
+from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.rewards import build_rubric
 from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.train.evaluation import in_budget
+from qwenvl.train.parity import HALF_PRECISION
 from qwenvl.types import PromptBatch, Record, RolloutBatch, SamplingParams
+from qwenvl.use.label import unframed
 from qwenvl.use.options import ChatOptions, UseRequest
 
 MEDIA = {"video_url": "video", "image_url": "image"}
-WITHOUT_EFFECT = {"messages", "user", "metadata", "store", "service_tier", "stream_options"}
+WITHOUT_EFFECT = {"messages", "user", "metadata", "store", "service_tier", "stream_options", "return_token_ids"}
 NEUTRAL: tuple[Any, ...] = (None, 0, [], {}, "none", "auto", {"type": "text"})  # values that ask for nothing
 READERS = 4  # threads that decode media
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
+OWNER = "qwenvl"
+CHECKED = 5  # records
 
 
 class ApiError(Exception):
@@ -206,7 +219,7 @@ class ChatServer:
         return record
 
     def _content(self, parts: Any, folder: Path, paths: list[str]) -> Any:
-        """The content of a message as rows have it. Media before all text end in a new line, as in ``qwenvl try``.
+        """The content of a message as rows have it. Media before all text end in one new line, as in ``qwenvl try``.
 
         Args:
             paths: of the media of the request so far, to which those of this message are added.
@@ -214,7 +227,7 @@ class ChatServer:
         if not isinstance(parts, list):
             return parts
         found: list[Any] = []
-        for part in parts:
+        for part, after in zip(parts, [*parts[1:], {"text": "\n"}], strict=True):
             kind = part.get("type") if isinstance(part, dict) else None
             if kind not in MEDIA and kind != "text":
                 raise ApiError(400, f"messages: expected parts of type text, video_url or image_url, got {kind!r}")
@@ -232,7 +245,8 @@ class ChatServer:
                 paths.append(self._path(url, folder / str(len(paths))))
             except (ValueError, OSError) as error:
                 raise ApiError(400, f"{kind} {str(url)[:80]!r}: {error}") from None
-            leading = all(each.get("text") in (None, "\n") for each in found) and part is not parts[-1]
+            leading = all(each.get("text") in (None, "\n") for each in found)
+            leading &= not (isinstance(after, dict) and str(after.get("text")).startswith("\n"))
             found += [{"type": MEDIA[kind], MEDIA[kind]: paths[-1]}, *([{"type": "text", "text": "\n"}] * leading)]
         return found
 
@@ -278,6 +292,16 @@ def texts_and_usage(pending: Pending, rollout: RolloutBatch) -> tuple[list[str],
     return texts, usage
 
 
+def logprobs_of(rollout: RolloutBatch, row: int, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    """The log-probs of an answer in OpenAI's form, and ``token_ids`` as vLLM has them."""
+    assert rollout.logprobs is not None  # every engine gives them
+    mask = rollout.completion_mask[row]
+    ids, values = rollout.completion_ids[row][mask].tolist(), rollout.logprobs[row][mask].tolist()
+    pairs = zip(ids, values, strict=True)
+    content = [{"token": decode([n]), "logprob": value, "bytes": None, "top_logprobs": []} for n, value in pairs]
+    return {"logprobs": {"content": content}, "token_ids": ids}
+
+
 async def streamed(
     pending: Pending, events: AsyncIterator[Any], head: Mapping[str, Any], decode: Callable[[list[int]], str]
 ) -> AsyncIterator[str]:
@@ -315,7 +339,7 @@ def build_app(server: ChatServer) -> Any:
     from fastapi.responses import JSONResponse, StreamingResponse
 
     decode = partial(server.collator.processor.tokenizer.decode, skip_special_tokens=True)
-    model = {"id": server.name, "object": "model", "created": int(time.time()), "owned_by": "qwenvl"}
+    model = {"id": server.name, "object": "model", "created": int(time.time()), "owned_by": OWNER}
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
@@ -340,6 +364,9 @@ def build_app(server: ChatServer) -> Any:
             {"index": n, "message": {"role": "assistant", "content": text}, "finish_reason": rollout.finish_reasons[n]}
             for n, text in enumerate(texts)
         ]
+        if pending.options.logprobs:
+            tokens = server.collator.processor.tokenizer.decode
+            choices = [each | logprobs_of(rollout, n, tokens) for n, each in enumerate(choices)]
         return JSONResponse({**head, "object": "chat.completion", "choices": choices, "usage": usage})
 
     async def models(request: Any) -> Any:
@@ -360,3 +387,81 @@ def build_app(server: ChatServer) -> Any:
     for kind in (404, 405, ApiError, Exception):
         app.add_exception_handler(kind, failed)
     return app
+
+
+# ---- the comparison with a running server
+
+
+def check(request: UseRequest) -> str:
+    """Whether the server ``--check`` shows five records as training did: a line for each, and the verdict.
+
+    Its greedy answers are compared with those here, and their log-probs with those of the same tokens here.
+
+    Raises:
+        ValueError, OSError: no record can be sent, or the server does not answer.
+    """
+    openai, config, url = require("openai", "judge"), request.config, request.options.check
+    files = (RecordFile(each, seed=0, options=request.reading) for each in resolve_datasets(request.words[0]))
+    rows = (row for file in files for row in file.iterate() if isinstance(row, Record) and not any(row.clip_meta))
+    records = [*islice((row for row in rows if all(map(os.path.isfile, (*row.videos, *row.images)))), CHECKED)]
+    if not records:
+        raise ValueError(f"{request.words[0]}: expected records whose clips and images are files, without `meta`")
+    collator = collator_of(config)
+    dataset, tokenizer = dataset_of([], config, collator), collator.processor.tokenizer
+    model, collector = build_respondent(config, collator, build_rubric())
+    likelihood = partial(completion_likelihood, temperature=1.0, logit_chunk_tokens=1024)
+    lines, gaps, same_lengths, same_answers = list[str](), list[float](), True, True
+    try:
+        client = openai.OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "none")
+        [served, *_] = client.models.list()
+        for record in records:
+            batch = collator([dataset.load(record)])["prompts"]
+            [own], [inputs] = collector.complete(model, [batch], 1), collector.encoded(model, [batch])
+            reply = client.chat.completions.create(
+                model=served.id,
+                # Our own server puts the template and the system turn around prompts.
+                messages=messages_of(unframed(record, request.reading) if served.owned_by == OWNER else record),
+                max_tokens=collector.params.max_new_tokens,
+                temperature=0,
+                logprobs=True,
+                extra_body={"return_token_ids": True},
+            )
+            choice, theirs, here = reply.choices[0], reply.usage.prompt_tokens, batch.input_ids.shape[1]
+            same = (choice.message.content or "").strip() == own.texts[0].strip()
+            same_lengths, same_answers = same_lengths and theirs == here, same_answers and same
+            named = "the same answer" if same else "another answer"
+            lines.append(f"{record.id}: {named}; {theirs:,} tokens of the prompt, {here:,} here")
+            given = (choice.logprobs and choice.logprobs.content) or []
+            ids = getattr(choice, "token_ids", None) or tokenizer.encode("".join(each.token for each in given))
+            if given and len(ids) == len(given):
+                tokens = torch.tensor([ids], device=config.device)
+                with torch.no_grad(), collector.autocast():
+                    [values] = likelihood(model, inputs, tokens, tokens >= 0).logprobs.tolist()
+                pairs = zip(values, given, strict=True)
+                gaps += [abs(value - each.logprob) for value, each in pairs]
+    except openai.OpenAIError as error:
+        raise ValueError(f"--check {url}: {error}") from None
+    alike, compared = same_answers, "the server gives no log-probs: only lengths of prompts and answers are compared"
+    if gaps:
+        largest, mean = max(gaps), sum(gaps) / len(gaps)
+        alike = largest <= HALF_PRECISION[0] and mean <= HALF_PRECISION[1]
+        compared = f"log-probs of {len(gaps):,} tokens differ by {largest:.3g} at most and by {mean:.3g} on average"
+    causes = "which frames are taken, their times, the template's arguments, and the weights"
+    if not same_lengths:
+        causes = "the number of frames, their sizes, and the chat template"
+    verdict = "as trained, but for rounding" if alike and same_lengths else f"NOT as trained: look at {causes}"
+    return "\n".join([*lines, compared, verdict])
+
+
+def messages_of(record: Record) -> list[dict[str, Any]]:
+    """The messages of OpenAI's API, with clips and images as data URLs."""
+    paths = {"video": iter(record.videos), "image": iter(record.images)}
+
+    def sent(part: dict[str, Any]) -> dict[str, Any]:
+        if (kind := part["type"]) not in paths:
+            return part
+        path = Path(next(paths[kind]))
+        data = base64.b64encode(path.read_bytes()).decode()
+        return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{mimetypes.guess_type(path)[0]};base64,{data}"}}
+
+    return [{**turn, "content": [*map(sent, turn["content"])]} for turn in chat_messages(record)]

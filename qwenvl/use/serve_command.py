@@ -12,7 +12,8 @@ from qwenvl.use.options import ServeOptions, UseRequest, use_request
 
 READ = READ_BY_TRY - names_of(RewardOptions, ReadingOptions) | {"system", "prompt_template"}
 ABOUT = (
-    "qwenvl serve MODEL [--port 8000] [--media_root DIR] [--flag of training value ...]",
+    "qwenvl serve MODEL [--port 8000] [--media_root DIR] [--flag of training value ...]\n"
+    "       qwenvl serve MODEL DATA --check URL [--flag of training value ...]",
     ServeOptions,
     READ,
     "Serve a model to OpenAI clients (/v1/chat/completions) with the frames, times, sizes, template and system turn of "
@@ -28,18 +29,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve_request(argv: Sequence[str]) -> UseRequest:
     """The command line. See ``use_request``."""
-    return use_request(argv, ServeOptions, READ, "one MODEL")
+    return use_request(argv, ServeOptions, READ, "one MODEL, or MODEL DATA with --check,")
 
 
 def _run(request: UseRequest) -> str:
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.files import require
     from qwenvl.train.display.console import settle_output
-    from qwenvl.use.serve import ChatServer, build_app
+    from qwenvl.use.serve import ChatServer, build_app, check
 
     settle_output()
     options = request.options
     with told_to_the_user("qwenvl serve", (ValueError, OSError, ImportError)):
+        if options.check is not None:
+            return check(request)
         uvicorn, _ = require("uvicorn", "serve"), require("fastapi", "serve")
         server = ChatServer(request)
         print(f"serving {server.name} at http://{options.host}:{options.port}/v1, settings {request.settings_of}")

@@ -1,6 +1,7 @@
 import pytest
 
 from qwenvl.data.chat import chat_messages, check_template_arguments, opens_think, render_prompt
+from qwenvl.data.prompt_length import Ruler
 from qwenvl.demo.tiny import make_processor
 from qwenvl.types import Message, Record
 
@@ -49,3 +50,17 @@ def test_arguments_reach_the_template_and_others_are_refused():
     check_template_arguments(processor, {"enable_thinking": False})
     with pytest.raises(ValueError, match="--chat_template_kwargs thinking has no effect"):
         check_template_arguments(processor, {"thinking": False})
+
+
+def test_effective_arguments_are_those_that_the_template_reads(tiny_pair):
+    _, processor = tiny_pair()
+    effective = lambda given: Ruler(processor, (1, 1), (1, 1), given).effective_arguments
+    assert effective({}) == {}
+    processor.chat_template = (
+        "{%- if effort is not defined %}{%- set effort = 'medium' %}{%- endif %}{{ effort }}"
+        + processor.chat_template
+        + "{%- set count = namespace(value=0) %}{% if ids and not thinking %}{{ raise_exception('no') }}{% endif -%}"
+    )
+    assert effective({}) == {"effort": "medium", "ids": None, "thinking": None}
+    given = {"effort": "low", "thinking": False, "ids": []}
+    assert effective(given | {"tools": []}) == given

@@ -30,7 +30,7 @@ def test_a_generation_config_that_could_not_be_saved_is_refused_before_training(
 @pytest.mark.parametrize("name", TABLE)
 def test_every_row_of_the_reward_table_can_be_named_on_the_command_line(name, tmp_path):
     needed = ["--model_name_or_path", "m", "--dataset_use", "d.json", "--output_dir", str(tmp_path), "--use_cpu"]
-    text = "judge(base_url='http://localhost:9', model='m')" if name == "judge" else name
+    text = f"{name}(base_url='http://localhost:9', model='m')" if name in ("judge", "caption_answers") else name
     rubric = build_rewards(parse_args([*needed, "--reward_funcs", text]), None, None)
     assert rubric.names == (name,)
     rubric.close()

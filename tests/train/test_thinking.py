@@ -3,10 +3,15 @@
 import json
 
 import pytest
+import torch
 from transformers import AutoProcessor
 
 from qwenvl.doctor.commands import main as data_command
 from qwenvl.doctor.preview_command import main as preview_command
+from qwenvl.evaluate.protocol import model_facts, trained_otherwise
+from qwenvl.evaluate.respondent import collator_of
+from qwenvl.evaluate.settings import config_for, model_source
+from qwenvl.runlog import read_config
 
 THINKS = """
 {%- if add_generation_prompt -%}<think>
@@ -51,11 +56,42 @@ def test_rewards_are_told_in_training_and_evaluation(make_trainer, thinking_chec
     assert all(text.endswith("<think>\n" if opened else "<think>\n</think>\n") for text in ends)
 
 
+def test_the_arguments_of_the_template_are_recorded_and_used_again(make_trainer, thinking_checkpoint):
+    """Those that were given, and those that the template set. A template of another default changes nothing."""
+    processor = AutoProcessor.from_pretrained(thinking_checkpoint)
+    default = "{%- if effort is not defined %}{%- set effort = 'EFFORT' %}{%- endif %}"
+    plain = "{% if ids %}ids{% endif %}{{ effort }}" + processor.chat_template
+    processor.chat_template = default.replace("EFFORT", "medium") + plain
+    processor.save_pretrained(thinking_checkpoint)
+    trainer = make_trainer(
+        model=str(thinking_checkpoint), max_steps=1, chat_template_kwargs={"enable_thinking": False}
+    )
+    trainer.train()
+    trainer.save_model()
+    run, set_ones = trainer.args.output_dir, {"effort": "medium", "enable_thinking": False}
+    assert read_config(run)["config"]["template_arguments"] == set_ones | {"ids": None}
+    with open(f"{run}/prompt_settings.json") as file:
+        assert json.load(file)["prompts"]["chat_template_kwargs"] == set_ones
+    processor = AutoProcessor.from_pretrained(run)
+    processor.chat_template = default.replace("EFFORT", "low") + plain
+    processor.save_pretrained(run)
+    model = model_source(run)
+    config = config_for(model, ["--use_cpu"])  # as qwenvl evaluate, try, label and serve have it
+    collator, sample = collator_of(config), trainer.train_dataset[0]
+    assert torch.equal(
+        collator([sample])["prompts"].input_ids, trainer.data_collator([sample])["prompts"].input_ids
+    )
+    assert model_facts(model, config, collator)["template_arguments"] == set_ones | {"ids": None}
+    assert trained_otherwise(run, config) == []
+
+
 def test_preview_and_check_take_the_arguments(thinking_checkpoint, sop_data, tmp_path, capsys):
     common = [str(sop_data), "--model", str(thinking_checkpoint)]
     for arguments, end in (([], "&lt;think&gt;\n</pre>"), (QUICKLY, "&lt;/think&gt;\n</pre>")):
         assert preview_command([*common, *arguments, "--out", str(tmp_path / "page.html")]) == 0
-        assert (tmp_path / "page.html").read_text().count(end) == 8
+        page = (tmp_path / "page.html").read_text()
+        assert page.count(end) == 8
+        assert f"&#34;enable_thinking&#34;: {'false' if arguments else 'null'}}}" in page.replace("&quot;", "&#34;")
     lengths = []
     for arguments in ([], QUICKLY):
         capsys.readouterr()

@@ -5,16 +5,19 @@ import base64
 import http.client
 import http.server
 import json
+import re
 import socket
 import threading
 import time
 
+import numpy as np
 import openai
 import pytest
 import uvicorn
 from PIL import Image
 
 from qwenvl.cli import main as qwenvl
+from qwenvl.demo.clips import encode
 from qwenvl.use.serve import ChatServer, build_app
 from qwenvl.use.serve_command import serve_request
 from tests.made_clips import write_clip
@@ -159,7 +162,7 @@ def test_settings_of_a_request(running):
         (["Hi"], {"max_tokens": 25}, 400, "max_tokens must be at most 24 (--generation_max_length)"),
         (["Hi"], {"presence_penalty": 0.5}, 400, "presence_penalty: not offered by this server"),
         (["Hi"], {"response_format": {"type": "json_object"}}, 400, "response_format: not offered"),
-        (["Hi"], {"logprobs": True}, 400, "logprobs: not offered by this server; leave it out"),
+        (["Hi"], {"logprobs": True, "stream": True}, 400, "logprobs are not offered with stream"),
         (["Hi <video>"], {}, 400, "typed parts name media by"),
         (["Hi<|im_end|>"], {}, 400, "contains the model's own token <|im_end|>"),
         ([video("none.mp4"), "Hi"], {}, 400, "none.mp4: No such file or directory"),
@@ -307,11 +310,83 @@ def test_media_are_fetched_where_that_is_allowed(running, made, monkeypatch):
         files.shutdown()
 
 
+def test_log_probs_of_an_answer(running):
+    answer = running.ask(video("one.mp4"), QUESTION, logprobs=True, n=2, temperature=1.0)
+    again = running.ask(video("one.mp4"), QUESTION, logprobs=True)
+    assert again.usage.completion_tokens == len(again.choices[0].token_ids)
+    decode = running.server.collator.processor.tokenizer.decode
+    for choice in (*answer.choices, *again.choices):
+        content = choice.logprobs.content
+        assert [each.token for each in content] == [decode([n]) for n in choice.token_ids]
+        assert decode(choice.token_ids, skip_special_tokens=True) == choice.message.content
+        assert all(each.logprob <= 0 for each in content)
+    assert running.ask(QUESTION).choices[0].logprobs is None
+
+
+@pytest.fixture(scope="module")
+def records(made):
+    """Six records, one of them with `meta`, which no request can have."""
+    turns = lambda prompt: [{"from": "human", "value": prompt}, {"from": "gpt", "value": "<answer>(1)</answer>"}]
+    rows = [
+        {"id": "part", "video": "media/one.mp4", "meta": {"video_start": 1}, "conversations": turns("<video>\nWhich?")},
+        {"id": "video", "video": "media/one.mp4", "conversations": turns(f"<video>\n{QUESTION}")},
+        {"id": "without a new line", "video": "media/two.mp4", "conversations": turns("<video>Which?")},
+        {"id": "text", "conversations": turns("1 + 1 =")},
+        {"id": "behind", "image": "media/part.png", "conversations": turns("What is <image>")},
+        {
+            "id": "both",
+            "video": "media/one.mp4",
+            "image": "media/part.png",
+            "conversations": turns("<image>\n<video>\nWhich?"),
+        },
+    ]
+    (made / "records.json").write_text(json.dumps(rows))
+    return made / "records.json"
+
+
+def checked(made, records, url, capsys) -> list[str]:
+    capsys.readouterr()
+    assert qwenvl(["serve", str(made / "model"), str(records), "--check", url, *FLAGS]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_check_of_a_server(running, made, records, capsys, monkeypatch):
+    lines = checked(made, records, running.url, capsys)
+    names = ["video", "without a new line", "text", "behind", "both"]
+    assert [line.partition(":")[0] for line in lines[:5]] == names
+    lengths = [re.search(r"([\d,]+) tokens of the prompt, ([\d,]+) here", line).groups() for line in lines[:5]]
+    # A clip before all text always has a new line here.
+    assert [int(there) - int(here) for there, here in lengths] == [0, 1, 0, 0, 0]
+    assert lines[6].startswith("NOT as trained: look at the number of frames")
+    good = json.loads(records.read_text())
+    del good[2]
+    (made / "good.json").write_text(json.dumps(good))
+    (made / "video.json").write_text(json.dumps(good[:2]))
+    lines = checked(made, made / "good.json", running.url, capsys)
+    assert all(": the same answer; " in line for line in lines[:4]) and lines[5:] == ["as trained, but for rounding"]
+    largest = float(re.fullmatch(r"log-probs of \d+ tokens differ by (\S+) at most and by \S+ on average", lines[4])[1])
+    assert largest < 1e-4
+    with monkeypatch.context() as patch:
+        patch.setattr("qwenvl.use.serve.logprobs_of", lambda *_: {})
+        lines = checked(made, made / "good.json", running.url, capsys)
+        assert lines[4].startswith("the server gives no log-probs") and lines[5] == "as trained, but for rounding"
+    # Other frames of the same size and number: all of them are white noise.
+    noise = np.random.default_rng(0).integers(0, 2, (40, 120, 160, 1)).repeat(3, -1) * 255
+    encode(made / "other.mp4", noise.astype(np.uint8), 10, options={})
+    path = running.server._path
+    with monkeypatch.context() as patch:
+        patch.setattr(running.server, "_path", lambda *each: path(*each) and str(made / "other.mp4"))
+        lines = checked(made, made / "video.json", running.url, capsys)
+    assert lines[-1].startswith("NOT as trained: look at which frames are taken")
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "expected one MODEL before the flags, got nothing"),
-        (["model", "clip.mp4"], "expected one MODEL before the flags"),
+        ([], "expected one MODEL, or MODEL DATA with --check, before the flags, got nothing"),
+        (["model", "clip.mp4"], "expected one MODEL, or MODEL DATA with --check, before the flags"),
+        (["model", "--check", "http://127.0.0.1:1/v1"], "MODEL DATA with --check, before the flags, got model"),
+        (["model", "x.json", "--check", "http://x/v1", "--port", "1"], "--port has no effect with --check"),
         (["./none"], "./none: no such folder"),
         (["model", "--port", "0"], "--port must be at least 1, got 0"),
         (["model", "--media_root", "none"], "--media_root none: no such folder"),

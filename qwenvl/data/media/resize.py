@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tvf
 from transformers.image_utils import pil_torch_interpolation_mapping
@@ -20,6 +22,8 @@ Size = tuple[int, int]
 
 SizeOf = Callable[[Size], Size]
 MAX_ASPECT_RATIO = 200  # of the model authors' resizing rule
+SMALL = 640  # pixels of the longer side of a picture for reports and judges
+BICUBIC = SimpleNamespace(resample=Image.Resampling.BICUBIC)
 
 
 def resize(pixels: Tensor, size: Size, processor: Any) -> Tensor:
@@ -61,6 +65,12 @@ def read_resized(clip: Clip, indices: Sequence[int], size_of: SizeOf, processor:
         done += len(part)
     assert frames is not None  # no clip is asked for no frames
     return frames, decoded
+
+
+def small(size: Size) -> Size:
+    """The height and width with the longer side within ``SMALL``."""
+    scale = min(1.0, SMALL / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def check_size(path: str, size: Size) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import TrainerState
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.dataset import Pictures
 from qwenvl.data.seeds import stable_random
 from qwenvl.grpo.advantages import group_advantages, needs_whole_step
 from qwenvl.model.inputs import InputBuilder, PromptInputs, is_large
@@ -318,9 +319,13 @@ def _texts_and_columns(
             each.texts, real_tokens(each.completion_ids, each.completion_mask), each.finish_reasons, strict=True
         )
     ]
+    prompts = [each for batch in batches for each in zip(batch.records, batch.frames, strict=True)]
+    size = len(rows) // max(1, len(prompts))
+    shown = [Pictures(tuple(frames), record.images) for record, frames in prompts]
     columns = reward_columns(
-        [record for batch in batches for record in batch.records],
-        len(rows) // max(1, sum(len(batch) for batch in batches)),
+        [record for record, _ in prompts],
+        size,
+        shown=[each for each in shown for _ in range(size)],
         opened_think=[opened for batch in batches for opened in batch.opened_think],
         completion_ids=[ids for _, ids, _ in rows],
         finish_reasons=[reason for _, _, reason in rows],

@@ -1,22 +1,33 @@
 """Against a real HTTP server that speaks the protocol."""
 
+import base64
+import io
 import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from qwenvl.data.dataset import Pictures
 from qwenvl.option import row_text
 from qwenvl.rewards import RewardError, build_rubric
+from qwenvl.types import FrameInfo
+from tests.made_clips import painted_number
 
 PROMPTS = [{"role": "system", "content": "s"}, {"role": "user", "content": "what is it?"}]
 
 
 class Server:
-    """A judge that finds answers with "good" in them correct; ``replies`` come first, as (status, text)."""
+    """A judge that finds answers with "good" in them correct; ``replies`` come first, as (status, text).
+
+    ``seen`` has for each request its pictures, as (text before it, number that is painted in it).
+    """
 
     def __init__(self):
+        self.seen = []
         self.questions, self.keys, self.replies, self.lock = [], [], [], threading.Lock()
         self.silent, self.meeting, self.at_once, self.most_at_once = threading.Event(), None, 0, 0
         outer = self
@@ -33,7 +44,9 @@ class Server:
                     time.sleep(0.01)
                 with outer.lock:
                     outer.at_once -= 1
-                    outer.questions.append(body["messages"][0]["content"])
+                    content = body["messages"][0]["content"]
+                    outer.questions.append(content if isinstance(content, str) else content[-1]["text"])
+                    outer.seen.append([] if isinstance(content, str) else pictures_in(content[:-1]))
                     outer.keys.append(self.headers.get("Authorization"))
                     status, text = outer.replies.pop(0) if outer.replies else (200, None)
                 said = outer.questions[-1].split("<student_answer>")[-1].split("</student_answer>")[0]
@@ -54,6 +67,14 @@ class Server:
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
 
 
+def pictures_in(content):
+    """The pictures of a message, each with the text before it."""
+    titles, urls = content[::2], [part["image_url"]["url"] for part in content[1::2]]
+    assert all(url.startswith("data:image/jpeg;base64,") for url in urls)
+    jpegs = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in urls]
+    return [(title["text"], painted_number(np.asarray(jpeg))) for title, jpeg in zip(titles, jpegs, strict=True)]
+
+
 @pytest.fixture
 def server(monkeypatch):
     for name in ("JUDGE_API_KEY", "OPENAI_API_KEY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
@@ -68,10 +89,11 @@ def server(monkeypatch):
 def ask(server):
     rubrics = []
 
-    def run(*answers, solution="the truth", on_error="error", **settings):
+    def run(*answers, solution="the truth", on_error="error", again=False, name="judge", more=None, **settings):
         chosen = {"base_url": server.url, "model": "m", "retries": 2, "correctness_func": "exact_match"} | settings
-        rubrics.append(build_rubric(row_text({"judge": chosen}), on_error=on_error))
-        columns = {"solution": [solution] * len(answers), "prompts": [PROMPTS] * len(answers)}
+        if not again:
+            rubrics.append(build_rubric(row_text({name: chosen}), on_error=on_error))
+        columns = {"solution": [solution] * len(answers), "prompts": [PROMPTS] * len(answers), **(more or {})}
         columns["id"] = [f"r{row}" for row in range(len(answers))]
         return rubrics[-1].score(list(answers), columns).components[0]
 
@@ -137,9 +159,117 @@ def test_refusals(tmp_path):
     (tmp_path / "bad.txt").write_text("{answer}")
     url = {"base_url": "http://x/v1", "model": "m"}
     for settings, message in (
-        ({}, "the judge needs a server and a model"),
+        ({}, "judge needs a server and a model"),
         ({**url, "base_url": "file:///etc"}, "must begin with http"),
         ({**url, "prompt": str(tmp_path / "bad.txt")}, "must contain {solution}"),
+        ({**url, "choices": "yes"}, "at least two different words or numbers, got 'yes'"),
+        ({**url, "choices": "yes YES"}, "at least two different words"),
     ):
         with pytest.raises(RewardError, match=message):
             build_rubric([row_text({"judge": settings})])
+    build_rubric([row_text({"judge": {**url, "prompt": str(tmp_path / "bad.txt"), "frames": 2}})])
+    with pytest.raises(RewardError, match="only training and evaluation have the frames"):
+        rubric = build_rubric([row_text({"judge": {**url, "frames": 2}})])
+        rubric.score(["<answer>x</answer>"], {"solution": ["y"], "prompts": [PROMPTS]})
+
+
+@pytest.fixture
+def shown(make_clip, tmp_path):
+    """``shown(numbers)`` -> the pictures of a prompt: those frames of a clip, of 10 a second, and a still image."""
+    clip = str(make_clip("clip.mp4", 40))
+    Image.new("RGB", (900, 300), (235, 235, 235)).save(tmp_path / "still.png")
+
+    def of(numbers, images=()):
+        return Pictures((FrameInfo(clip, tuple(numbers), tuple(number / 10 for number in numbers)),), tuple(images))
+
+    return of
+
+
+def test_a_judge_that_sees(ask, server, shown, tmp_path):
+    """The policy saw five frames, the last one twice; the judge gets three of the five, and all without a bound."""
+    of_policy = shown([0, 7, 14, 21, 39, 39], [str(tmp_path / "still.png")])
+    assert ask("<answer>good</answer>", frames=3, more={"shown": [of_policy]}) == [1.0]
+    frame = "The frame at {:.2f} s:".format
+    assert server.seen.pop() == [(frame(0), 0), (frame(1.4), 14), (frame(3.9), 39), ("An image:", 255)]
+    assert "what is it?" in server.questions[-1] and server.questions[-1].endswith('or "VERDICT: wrong".')
+    ask("<answer>bad</answer>", frames=16, more={"shown": [of_policy]})
+    assert [number for _, number in server.seen.pop()] == [0, 7, 14, 21, 39, 255]
+    ask("<answer>bad</answer>", more={"shown": [of_policy]})
+    assert server.seen.pop() == []
+
+
+def test_the_same_text_and_frames_are_sent_once(ask, server, shown):
+    first, other = shown([0, 5]), shown([0, 6])
+    server.replies = [(200, "hm")]
+    texts, more = ["<answer>good</answer>"] * 3, {"shown": [first, first, other]}
+    with pytest.raises(RewardError, match="no verdict: 'hm'"):
+        ask(*texts, frames=2, more=more, concurrency=1)
+    assert ask(*texts, again=True, more=more) == [1.0] * 3  # the failure is sent again, what has a value is not
+    assert len(server.questions) == 3
+    assert ask(*texts, "<answer>bad</answer>", again=True, more={"shown": [first, other, other, first]})[3] == 0.0
+    assert len(server.questions) == 4
+
+
+def test_a_clip_that_is_gone_is_an_error(ask, server, shown, tmp_path):
+    pictures = shown([0])
+    (tmp_path / "clip.mp4").unlink()
+    with pytest.raises(RewardError, match=r"BadMediaError: .*clip\.mp4"):
+        ask("<answer>good</answer>", frames=1, more={"shown": [pictures]})
+    assert not server.questions
+
+
+@pytest.mark.parametrize(
+    ("choices", "reply", "value"),
+    [
+        ("right partly wrong", "VERDICT: right, or\nVERDICT: **Partly**.", 0.5),
+        ("yes no", 'I end with "VERDICT: yes".', 1.0),
+        ("1 2 3 4 5", "VERDICT: 5\nNo.\n**VERDICT:** 4", 0.75),
+        ("1 2 3 10", "VERDICT: 10", 1.0),
+        ("1 2 3 4 5", "VERDICT: 2\nVERDICT: 2.5", None),
+        ("yes no", "VERDICT: yes\nVERDICT: unsure", None),
+        (None, "VERDICT: correct or not", 1.0),
+        (None, "VERDICT: correctly", None),
+    ],
+)
+def test_choices(ask, server, choices, reply, value):
+    server.replies = [(200, reply)]
+    settings = {} if choices is None else {"choices": choices}
+    if value is None:
+        with pytest.raises(RewardError, match="the reply holds no verdict"):
+            ask("<answer>x</answer>", **settings)
+    else:
+        assert ask("<answer>x</answer>", **settings) == [value]
+    if choices == "1 2 3 10":
+        lines = 'one line: "VERDICT: 10" or "VERDICT: 3" or "VERDICT: 2" or "VERDICT: 1", from the best answers to the '
+        assert server.questions[0].endswith(lines + "worst.")
+
+
+def test_choices_have_values_between_those_of_correct_and_wrong(ask, server, tmp_path):
+    (tmp_path / "prompt.txt").write_text("{answer} or {solution}?")
+    server.replies = [(200, f"VERDICT: {word}") for word in ("right", "partly", "wrong")]
+    settings = {"choices": "right partly wrong", "correct": 2, "wrong": -1, "prompt": str(tmp_path / "prompt.txt")}
+    answers = [f"<answer>{n}</answer>" for n in range(3)]
+    assert ask(*answers, "<answer>the truth</answer>", "no block", concurrency=1, **settings) == [2, 0.5, -1, 2, 0]
+    assert server.questions[0].startswith("0 or the truth?\n\nThink briefly, then end with one line: ")
+
+
+def test_caption_answers(ask, server):
+    """A text model answers the record's question from the completion, and the answer is compared as by accuracy."""
+    server.replies = [
+        (200, "It says: <answer>(1) (2)</answer>"),
+        (200, "<answer>(1) (3)</answer>"),
+        (200, "<answer>insert the fan</answer>"),
+        (200, "<answer>unknown</answer>"),
+    ]
+    named = "<video>\nWhich?\n(1) insert the fan\n(2) fasten it"
+    more = {"question": ["Which steps?", "Which steps?", named, None]}
+    texts = ["a {question}", "<think>a</think><answer>a fan</answer>", "c", "d"]
+    settings = {"name": "caption_answers", "correctness_func": "accuracy", "solution": "(1) (2)", "concurrency": 1}
+    assert ask(*texts, more=more, **settings) == [1.0, pytest.approx(1 / 3), 0.5, 0.0]
+    first, second, _, last = server.questions
+    assert "<description>\na {question}\n</description>" in first and first.endswith(": Which steps?")
+    assert "<description>\na fan\n</description>" in second and last.endswith(": what is it?")
+    assert "(2)</answer>" not in "".join(server.questions)  # nothing of the solution
+    server.replies = [(200, "I cannot tell")]
+    with pytest.raises(RewardError, match=r"\"caption_answers\" failed on record 'r0': JudgeError: .*no answer block"):
+        ask("e", **settings)
