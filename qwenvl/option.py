@@ -19,7 +19,7 @@ Some = TypeVar("Some", bound="Options")
 
 @dataclass(frozen=True)
 class Bounds:
-    """The numbers that an option may be. None, the value of an option that is not set, is always fine.
+    """The numbers that an option may be. A value that is no number passes.
 
     Attributes:
         why: said after the bound where a value is refused.
@@ -31,9 +31,9 @@ class Bounds:
     below: float | None = None
     why: str | None = None
 
-    def problem(self, name: str, value: float | None) -> str | None:
+    def problem(self, name: str, value: Any) -> str | None:
         """What is wrong with option ``name``, or None: it is not finite, or out of bounds."""
-        if value is None:
+        if not isinstance(value, int | float):
             return None
         if not math.isfinite(value):
             return f"--{name} must be a finite number, got {value}"
@@ -132,16 +132,22 @@ def problems_of(config: Any, more: Callable[[Any], Iterable[str]] = lambda confi
         more: a further check of ``config``, made where all types are right.
     """
     hints, options = get_type_hints(type(config)), all_options(type(config))
-    misfits = [misfit(config, each.name, hints[each.name]) or row_problem(config, each) for each in options]
-    if wrong := list(filter(None, misfits)):
-        return wrong
+    rows: dict[str, RowValue | None] = {}
     problems: list[str | None] = []
     for each in options:
-        if is_number(hints[each.name]):
-            problems.append(each.metadata["bounds"].problem(each.name, getattr(config, each.name)))
+        problem = misfit(config, each.name, hints[each.name])
+        try:
+            rows[each.name] = row_of(config, each.name) if each.metadata["rows"] and not problem else None
+        except ValueError as error:
+            problem = str(error)
+        problems.append(problem)
+    if any(problems):
+        return [*filter(None, problems)]
+    for each in options:
+        problems.append(each.metadata["bounds"].problem(each.name, getattr(config, each.name)))
         if was_set(config, each.name):
             problems += unmet_needs(config, f"--{each.name}", each.metadata["needs"])
-        chosen = row_of(config, each.name) if each.metadata["rows"] else None
+        chosen = rows[each.name]
         for argument in all_options(type(chosen.arguments)) if chosen else ():
             if was_set(chosen.arguments, argument.name):
                 subject = f"{argument.name} of --{each.name} {chosen.name}"
@@ -215,16 +221,6 @@ def nearest(word: str, names: Sequence[str], there_are: str = "it has") -> str:
 def wrong_choice(value: Any, choices: Sequence[str]) -> str:
     """Why a value is refused that is none of the choices."""
     return f"must be one of {', '.join(choices)}, got {value!r}{did_you_mean(value, choices)}"
-
-
-def row_problem(config: Any, each: Field) -> str | None:
-    """The error in the row that an option holds, or None."""
-    try:
-        if each.metadata["rows"]:
-            row_of(config, each.name)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 EXPECTED_CALL = "expected name(argument=value, ...) with numbers, texts in quotes, True, False or None"
@@ -372,11 +368,6 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 def kinds_of(hint: Any) -> tuple[type, ...]:
     """The classes of a type hint: ``list[str] | None`` gives list and NoneType."""
     return tuple(get_origin(part) or part for part in _parts(hint))
-
-
-def is_number(hint: Any) -> bool:
-    """Whether the values of a type hint are numbers, which bounds can hold."""
-    return bool({int, float} & set(kinds_of(hint)))
 
 
 def was_set(config: Any, name: str) -> bool:

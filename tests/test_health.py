@@ -153,7 +153,7 @@ def test_a_healthy_run_is_told_of_nothing():
         completion__truncated_frac=[max(0.0, 0.6 - 0.05 * k) for k in range(steps)],
         group__zero_std_frac=[0.2 + 0.5 * x for x in learned],
     )
-    assert [first_found(entries, rule.code) for rule in RULES] == [None] * len(RULES)
+    assert [first_found(entries, rule.__name__) for rule in RULES] == [None] * len(RULES)
 
 
 def test_rows_of_steps_become_entries_with_their_groups():
