@@ -136,6 +136,8 @@ def file_tokens(
 ) -> list[str]:
     """The settings of a YAML or JSON file as a command line. Empty without a file.
 
+    Scalars of YAML stay strings, but for null: the flags interpret them.
+
     Args:
         known: the settings that there are, by name.
         only, ignored: as for ``parsed``.
@@ -145,8 +147,12 @@ def file_tokens(
     """
     if file is None:
         return []
+    from qwenvl.yaml_text import StringLoader, read_yaml, without_repeats
+
     try:
-        settings = read_settings(file)
+        text = plain_file(file).read_text(encoding="utf-8-sig")
+        is_json = file.suffix == ".json"
+        settings = json.loads(text, object_pairs_hook=without_repeats) if is_json else read_yaml(text, StringLoader)
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}" if error.strerror else str(error)) from None
     except ValueError as error:
@@ -167,21 +173,6 @@ def file_tokens(
             if only is None or name in only
         }
     )
-
-
-def read_settings(file: Path) -> Any:
-    """What a JSON or YAML file holds. Scalars of YAML stay strings, but for null.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not JSON or YAML, or gives a name twice.
-    """
-    from qwenvl.yaml_text import StringLoader, read_yaml, without_repeats
-
-    text = plain_file(file).read_text(encoding="utf-8-sig")
-    if file.suffix == ".json":
-        return json.loads(text, object_pairs_hook=without_repeats)
-    return read_yaml(text, StringLoader)
 
 
 def typed(value: Any) -> Any:

@@ -1,19 +1,35 @@
 """The settings: defaults that suit this work, and a reason for everything that is refused."""
 
 import dataclasses
+import os
 import re
+from collections import namedtuple
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import get_scheduler
 
 from qwenvl.config.flags import FLAG_GROUPS
-from qwenvl.config.grpo_config import GRPOConfig, computes_in_bf16
+from qwenvl.config.grpo_config import GRPOConfig, computes_in_bf16, decoding_workers, gathering_problem
 from qwenvl.grpo.loss import LOSSES, objective_of
 from qwenvl.option import all_options, row_of
 from qwenvl.rollout.options import SamplingOptions
-from tests.config.conftest import refusal
+
+
+@pytest.fixture
+def make(tmp_path):
+    """``make(**settings)`` -> GRPOConfig on a CPU, in a folder of the test's own."""
+    return lambda **settings: GRPOConfig(output_dir=str(tmp_path), use_cpu=True, **settings)
+
+
+def refusal(make, **settings) -> str:
+    """What the ValueError says that ``make`` raises."""
+    with pytest.raises(ValueError) as error:
+        make(**settings)
+    return str(error.value)
+
 
 NAMED_DEFAULTS = {
     "tune_mm_llm": True,
@@ -159,32 +175,30 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
     "settings",
     [
         {"vision_tower_lr": 1e-6},
-        {"lora_r": 8},
         {"check_parity": "every", "lora_enable": True, "lora_dropout": 0.1},
-        {"on_long_prompt": "skip"},
-        {"kl_estimator": "k1", "grpo_beta": 0.0},
-        {"sync_ref_model": True, "max_steps": 512},
         {"ref_model_mixup_alpha": 0.5},
         {"scale_rewards": "none", "advantage_estimator": "rloo"},
-        {"grpo_epsilon": 0.3},
         {"loss_type": "grpo(delta=2)"},
-        {"loss_type": "vespo(off_policy_mask=0.5)"},
         {"kl_estimator": "k3(unbiased=True)"},
         {"advantage_estimator": "grpo(kl_in_reward=True)", "grpo_beta": 0.0},
         {"grpo_epsilon": 0.3, "loss_type": "sapo", "num_iterations": 2},
-        {"entropy_target": 0.5},
         {"importance_correction": "token_mask"},
-        {"dataloader_drop_last": True, "num_iterations": 2},
         {"on_nonfinite": "skip", "deepspeed": "zero2.json"},
-        {"compile_decoding": True, "shared_prefix": "off"},
         {"ds3_gather_for_generation": False},  # on one process, which has all weights
+        {"logging_steps": 5, "logging_strategy": "epoch"},
+        # of the Trainer
         {"label_smoothing_factor": 0.1},
+        {"dataloader_drop_last": True, "num_iterations": 2},
+        {"dataloader_persistent_workers": True},
         {"train_sampling_strategy": "group_by_length"},  # on one process, steps of one prompt
-        {"load_best_model_at_end": True, "save_strategy": "no"},
-        {"save_strategy": "best"},
         {"eval_steps": 5, "eval_strategy": "epoch"},
-        {"save_steps": 5, "save_strategy": "no"},
+        {"save_strategy": "best"},
+        {"save_total_limit": 2, "save_strategy": "no"},
         {"fsdp_config": {"reshard_after_forward": True}, "fsdp": "false"},
+        {"adam_beta1": 0.8, "optim": "sgd"},
+        {"optim_args": "momentum=0.9"},
+        {"warmup_steps": 10, "lr_scheduler_type": "constant"},
+        {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
     ],
     ids=str,
 )
@@ -195,19 +209,22 @@ def test_settings_without_effect_are_refused(make, settings):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"vision_tower_lr": 1e-6, "tune_mm_vision": True},
         {"vision_tower_lr": 1e-6, "tune_mm_vision": True, "lora_enable": True, "lora_r": 8, "lora_alpha": 16},
-        {"fit_frames": True, "max_prompt_length": 1024},
         {"loss_type": "gspo(ratio='sequence_token')", "kl_estimator": "k1(unbiased=True)", "num_iterations": 2},
-        {"loss_type": "grpo(off_policy_mask=0.5)", "num_iterations": 2},
         {"entropy_coef": 0.01, "entropy_target": 0.5},
         {"num_iterations": 3, "save_strategy": "best", "eval_strategy": "epoch"},
         {"train_sampling_strategy": "group_by_length", "per_device_train_batch_size": 2},
+        {"warmup_steps": 10, "lr_scheduler_type": "constant_with_warmup"},
+        {"dataloader_persistent_workers": True, "dataloader_num_workers": 1},
+        {"optim_args": "momentum=0.9", "optim": "sgd"},
+        {"logging_steps": 5, "logging_strategy": "epoch", "eval_strategy": "steps"},  # evaluation goes by it too
+        {"gradient_checkpointing_kwargs": {"use_reentrant": False}, "gradient_checkpointing": True},
     ],
     ids=str,
 )
 def test_the_same_settings_with_effect_are_taken(make, settings):
-    assert {name: getattr(make(**settings), name) for name in settings} == settings
+    config = make(**settings)
+    assert {name: getattr(config, name) for name in settings} == settings
 
 
 @pytest.mark.parametrize(
@@ -238,7 +255,9 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
         ({"loss_type": "ppo"}, "--loss_type must be one of grpo, bnpo, dapo, dr_grpo, gspo, luspo, cispo, sapo, vespo"),
         ({"max_prompt_length": True}, "--max_prompt_length must be an integer or None, got True"),
         ({"remove_unused_columns": True}, "--remove_unused_columns cannot be used: reward functions see every field"),
-        ({"max_steps": 0}, "--max_steps must be at least 1, got 0"),
+        ({"max_steps": 0}, "--max_steps must be at least 1, got 0; -1, the default"),
+        ({"save_total_limit": -1}, "must be at least 1, got -1: without the setting all checkpoints are kept"),
+        ({"optim_args": "momentum", "optim": "sgd"}, "must be name=value,name=value, got 'momentum'"),
         ({"fsdp": True, "fsdp_config": "none.json"}, "--fsdp_config none.json: no such file; expected a JSON file"),
         ({"video_fps": 1.0, "base_interval": 1.0}, "say the same thing twice"),
         ({"format_reward_weight": 0.0, "accuracy_reward_weight": 0.0}, "both 0"),
@@ -290,3 +309,60 @@ def test_a_correction_is_for_engines_with_weights_of_their_own(make, monkeypatch
     assert message == "--importance_correction: min must be below max, 3, got 3"
     message = refusal(make, importance_correction="token_mask", loss_type="vespo")
     assert "--importance_correction has no effect without --loss_type other than vespo" in message
+
+
+def test_deepspeed_without_a_launcher_is_told_of_one(make, monkeypatch):
+    for name in ("RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: None)
+    assert "--deepspeed needs a launcher, for one process too: put torchrun" in refusal(make, deepspeed="zero2.json")
+
+
+@pytest.mark.parametrize(
+    ("zero", "fsdp", "accelerate", "refused"),
+    [
+        (None, None, "false", True),
+        (2, None, "false", True),
+        (3, None, "false", False),
+        (None, True, "false", False),
+        (None, None, "true", False),
+    ],
+)
+def test_layers_are_gathered_by_themselves_where_weights_are_split(monkeypatch, zero, fsdp, accelerate, refused):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", accelerate)
+    settings = SimpleNamespace(is_zero3=lambda: zero == 3)
+    plugin = None if zero is None else SimpleNamespace(hf_ds_config=settings)
+    config = SimpleNamespace(ds3_gather_for_generation=False, deepspeed_plugin=plugin, fsdp=fsdp)
+    assert (gathering_problem(config) is not None) == refused
+    config.ds3_gather_for_generation = True
+    assert gathering_problem(config) is None
+
+
+PLENTY_OF_BYTES = 64 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("cuda", "cores", "processes", "shared", "expected"),
+    [
+        (True, 16, 1, PLENTY_OF_BYTES, 2),
+        (True, 16, 8, PLENTY_OF_BYTES, 1),  # two cores for each process: one is left
+        (True, 8, 8, PLENTY_OF_BYTES, 0),
+        (True, 16, 1, 64 * 10**6, 0),  # what Docker gives
+        (True, 16, 2, 3 * 10**9, 0),
+        (False, 16, 1, PLENTY_OF_BYTES, 0),
+    ],
+)
+def test_decoding_overlaps_where_the_machine_has_room_for_it(
+    cuda, cores, processes, shared, expected, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    monkeypatch.setattr("qwenvl.config.grpo_config.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: namedtuple("Usage", "free")(shared))
+    assert decoding_workers(cuda) == expected
+
+
+def test_a_number_that_is_given_counts(make, monkeypatch):
+    monkeypatch.setattr("qwenvl.config.grpo_config.decoding_workers", lambda cuda: 2)
+    assert make().dataloader_num_workers == 2
+    assert make(dataloader_num_workers=0).dataloader_num_workers == 0

@@ -14,7 +14,8 @@ NASTY = [
 
 
 def test_texts_of_any_kind_do_nothing_to_the_terminal():
-    asked, cut = ({"role": "user", "text": "<video>\nWhich?"},), {"finish_reason": "length", "advantage": None}
+    asked = ({"role": "user", "text": "<video>\nWhich?"},)
+    cut = {"finish_reason": "length", "advantage": None, "where": ""}
     group = [
         rollout(step=3, sample=n, prompt=asked, solution="(2)", completion=text, rewards={"a": n}, total=n, **cut)
         for n, text in enumerate(NASTY)
