@@ -83,16 +83,8 @@ NEEDS = {
 
 _LAUNCHED = {"RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"}  # what DeepSpeed finds out about its processes from
 
-OPTIMIZER_PACKAGES = {
-    "bitsandbytes": ("adamw_bnb", "adamw_8bit", "paged_", "ademamix", "lion_", "rmsprop_bnb"),
-    "torchao": ("adamw_torch_4bit", "adamw_torch_8bit"),
-    "galore_torch": ("galore_",),
-    "apollo_torch": ("apollo_",),
-    "lomo_optim": ("lomo", "adalomo"),
-    "grokadamw": ("grokadamw",),
-    "schedulefree": ("schedule_free",),
-}
-"""Packages that the Trainer's optimizers come from, each with how the names of its optimizers begin."""
+BITSANDBYTES = ("adamw_bnb", "adamw_8bit", "paged_", "ademamix", "lion_", "rmsprop_bnb")
+"""How the names of optimizers begin that need this package. transformers reports the packages of rarer ones."""
 
 
 def problems_of_run(config: Any) -> list[str]:
@@ -139,10 +131,8 @@ def problems_of_machine(config: Any) -> Iterator[str]:
         if isinstance(path, str | Path) and not str(path).lstrip().startswith("{") and not Path(path).is_file():
             yield f"--{name} {path}: no such file; expected a {'YAML' if name == 'dataset_catalog' else 'JSON'} file"
     optimizer = str(getattr(config.optim, "value", config.optim))  # the Trainer makes it a member of an Enum
-    for package, names in OPTIMIZER_PACKAGES.items():
-        if optimizer.startswith(names) and find_spec(package) is None:
-            pip = package.replace("_", "-")
-            yield f"--optim {optimizer} needs {package}: pip install {pip}, or take --optim adamw_torch"
+    if optimizer.startswith(BITSANDBYTES) and find_spec("bitsandbytes") is None:
+        yield f"--optim {optimizer} needs bitsandbytes: pip install bitsandbytes, or take --optim adamw_torch"
     if config.deepspeed and not _LAUNCHED & set(os.environ) and find_spec("mpi4py") is None:
         yield (
             "--deepspeed needs a launcher, for one process too: put torchrun --standalone --nproc_per_node 1 in place "

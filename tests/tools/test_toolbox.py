@@ -13,10 +13,9 @@ from qwenvl.demo.tiny import make_processor
 from qwenvl.evaluate.questions import toolbox_under
 from qwenvl.model.inputs import InputBuilder, PixelScale, PromptInputs
 from qwenvl.model.positions import PositionRule
-from qwenvl.tools.functions import resolve_tools, schemas_of
+from qwenvl.tools.functions import Video, resolve_tools, schemas_of
 from qwenvl.tools.options import ToolOptions
 from qwenvl.tools.toolbox import Toolbox, calls_in
-from qwenvl.tools.video import Video
 
 END = "<|im_end|>"
 JSON_CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
