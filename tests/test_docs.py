@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def text_of(page: Path) -> str:
     return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
+@cache
 def blocks(page: Path, language: str) -> list[str]:
     """The fenced blocks of one language, without their indentation."""
     found = BLOCK.findall(text_of(page))
