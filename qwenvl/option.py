@@ -284,13 +284,12 @@ def unmet_needs(config: Any, subject: str, needs: Iterable[str]) -> Iterator[str
     """
     for need in needs:
         condition, _, reason = need.partition(": ")
-        tree = ast.parse(condition, mode="eval").body
-        names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
-        if not all(hasattr(config, name) for name in names):
+        code = compile(condition, subject, "eval")
+        if not all(hasattr(config, name) for name in code.co_names):
             continue
-        if not eval(condition, {"__builtins__": {}}, {name: _compared(config, name) for name in names}):
-            unwanted = _unwanted(tree)
-            found = f"cannot be used with {unwanted}" if unwanted else f"has no effect without {_in_words(tree)}"
+        if not eval(code, {"__builtins__": {}}, {name: _compared(config, name) for name in code.co_names}):
+            unwanted = _unwanted(condition)
+            found = f"cannot be used with {unwanted}" if unwanted else f"has no effect without {_in_words(condition)}"
             yield f"{subject} {found}{f': {reason};' if reason else ':'} change that or leave {subject} out"
 
 
@@ -302,44 +301,30 @@ def _compared(config: Any, name: str) -> Any:
     return getattr(value, "value", value)
 
 
-_COMPARISONS = {ast.Gt: "above ", ast.GtE: "at least ", ast.Lt: "below ", ast.LtE: "at most ", ast.Eq: "", ast.In: ""}
+_WORDS = {" == ": " ", " != ": " other than ", " not in ": " other than ", " in ": " ", "not ": "no "}
+_WORDS |= {" > ": " above ", " >= ": " at least ", " < ": " below ", " <= ": " at most "}
 
 
-def _in_words(tree: Any) -> str:
+def _in_words(condition: str) -> str:
     """A condition in flags: ``lora_enable and loss_type == 'grpo'`` gives ``--lora_enable and --loss_type grpo``."""
-    match tree:
-        case ast.BoolOp():
-            return (" or " if isinstance(tree.op, ast.Or) else " and ").join(map(_in_words, tree.values))
-        case ast.UnaryOp(op=ast.Not()):
-            return f"no {_in_words(tree.operand)}"
-        case ast.Compare(ops=[ast.NotEq() | ast.NotIn()], comparators=[values]):
-            return f"--{tree.left.id} other than {_choices(values)}"  # type: ignore[attr-defined]
-        case ast.Compare(ops=[comparison], comparators=[values]):
-            return f"--{tree.left.id} {_COMPARISONS[type(comparison)]}{_choices(values)}"  # type: ignore[attr-defined]
-    return f"--{tree.id}"
+    text = re.sub(r"\(('[^()]*')\)", lambda found: found[1].replace("', '", "' or '"), condition)
+    flag_or_text = r"\b(?!(?:and|or|not|in)\b)([a-z]\w*)|'([^']*)'"
+    text = re.sub(flag_or_text, lambda found: f"--{found[1]}" if found[1] else found[2], text)
+    for sign, words in _WORDS.items():
+        text = text.replace(sign, words)
+    return text
 
 
-def _choices(values: Any) -> str:
-    if isinstance(values, ast.Name):
-        return f"--{values.id}"
-    found = ast.literal_eval(values)
-    return " or ".join(map(str, found)) if isinstance(found, tuple) else str(found)
-
-
-def _unwanted(tree: Any) -> str | None:
+def _unwanted(condition: str) -> str | None:
     """The settings that a condition excludes. None for a condition that requires one."""
-    match tree:
-        case ast.UnaryOp(op=ast.Not()):
-            return _in_words(tree.operand)
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.NotEq() | ast.NotIn()], comparators=[values]):
-            return f"--{name} {_choices(values)}"
-    return None
+    found = re.fullmatch(r"(?:not (\w+)|(\w+) (?:!=|not in) (\w+|'[^']*'|\([^()]*\)))", condition)
+    return found and _in_words(found[1] or f"{found[2]} in {found[3]}")
 
 
 def _need_in_help(need: str) -> str:
-    tree = ast.parse(need.partition(": ")[0], mode="eval").body
-    unwanted = _unwanted(tree)
-    return f"Not with {unwanted}." if unwanted else f"Needs {_in_words(tree)}."
+    condition = need.partition(": ")[0]
+    unwanted = _unwanted(condition)
+    return f"Not with {unwanted}." if unwanted else f"Needs {_in_words(condition)}."
 
 
 def all_options(group: type) -> list[Field]:

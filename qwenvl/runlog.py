@@ -180,7 +180,7 @@ class RunLog:
             if path.exists():
                 earlier = 0 if step else self._earlier.get(path, path.stat().st_size)
                 lines, at = [], 0
-                for line, row in _steps(path):
+                for _, line, row in _steps(path):
                     done, split = evaluated.get(row["step"], ()), row.get("split", "train")
                     whole = split == "train" or any(name.startswith(f"{split}_") for name in done)
                     if at >= earlier and row["step"] <= step and whole:
@@ -228,7 +228,7 @@ def read_metrics(folder: str | os.PathLike[str], split: str | None = None) -> li
         RunLogError: a line, other than a cut last one, is not an object with a ``step``.
     """
     mark = {None: "step", "train": "loss"}.get(split, f"{split}_total_reward")
-    rows = (row for _, row in _steps(Path(folder) / "metrics.jsonl") if mark in row)
+    rows = (row for _, _, row in _steps(Path(folder) / "metrics.jsonl") if mark in row)
     return [
         {name: _NON_FINITE.get(value, value) if isinstance(value, str) else value for name, value in row.items()}
         for row in rows
@@ -248,9 +248,9 @@ def read_rollouts(
         RunLogError: a line, other than a cut last one, is not a rollout.
     """
     for path in _rollout_paths(Path(folder)):
-        for number, (_, row) in enumerate(_steps(path), start=1):
+        for where, _, row in _steps(path):
             if step in (None, row["step"]) and split in (None, row.get("split", "train")):
-                yield Rollout.of(row, f"{path}:{number}")
+                yield Rollout.of(row, where)
 
 
 class SampleKey(NamedTuple):
@@ -398,12 +398,12 @@ def read_lines(path: Path) -> Iterator[tuple[str, str, Any]]:
                     raise RunLogError(f"{path}:{number}: not JSON: {error}") from None
 
 
-def _steps(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Text and value of each line of a run."""
+def _steps(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Place, text and value of each line of a run."""
     for where, line, row in read_lines(path):
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise RunLogError(f'{where}: expected an object with an integer "step", got {line[:80]!r}')
-        yield line, row
+        yield where, line, row
 
 
 def _rollout_paths(folder: Path) -> list[Path]:
