@@ -33,7 +33,7 @@ FORMAT = 1  # of ``evaluation.json``
 NUMBERS, SAMPLES = "evaluation.json", "samples.jsonl"
 AS_IT_IS = "none"  # the control that takes nothing away
 _ENDED = ("finished", "trained")  # in ``run.json``, with the last step: the model is saved, training has ended
-_NON_FINITE: dict[Any, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NON_FINITE: dict[Any, Any] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class RunLogError(ValueError):

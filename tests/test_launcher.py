@@ -77,21 +77,18 @@ def test_every_setting_can_be_set_and_then_appended(launch):
         assert (flag in plain) == (default != '""' or variable == "EVAL_DATASET")
         assert given[given.index(flag) + 1] == f"my {variable}"
     assert launch("--grpo_beta", "appended", BETA="1")[-2:] == ["--grpo_beta", "appended"], "what comes last counts"
-
-
-def test_words_with_spaces_survive(launch):
     assert settings(launch("--run_name", "two words", DATASET="my data.json")).dataset_use == "my data.json"
 
 
-@pytest.mark.parametrize("arguments", [["run.yaml"], ["--config", "run.yaml"], ["--config=run.yaml"]], ids=" ".join)
-def test_a_settings_file_takes_the_place_of_the_defaults(launch, tmp_path, monkeypatch, arguments):
+def test_a_settings_file_takes_the_place_of_the_defaults(launch, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(
         "model_name_or_path: tiny\ndataset_use: sop\ngrpo_sample_size: 6\nmax_steps: 9\n"
     )
-    config = settings(launch(*arguments, "--grpo_beta", "0.04", MAX_STEPS="3"))
-    assert (config.model_name_or_path, config.grpo_sample_size) == ("tiny", 6)
-    assert (config.max_steps, config.grpo_beta) == (3, 0.04), "the environment and appended flags override the file"
+    for arguments in (["run.yaml"], ["--config", "run.yaml"], ["--config=run.yaml"]):
+        config = settings(launch(*arguments, "--grpo_beta", "0.04", MAX_STEPS="3"))
+        assert (config.model_name_or_path, config.grpo_sample_size) == ("tiny", 6)
+        assert (config.max_steps, config.grpo_beta) == (3, 0.04), "the environment and appended flags override the file"
 
 
 def test_what_splits_the_model_is_a_name_or_a_file(launch, tmp_path):
