@@ -63,7 +63,6 @@ def test_a_format_that_is_never_reached():
     name = "format_never_reached"
     assert first_found(history(4, reward__strict_format=[0.0] * 20), name) == 12  # 48 groups
     assert first_found(history(4, reward__strict_format=[0.0] * 5 + [0.01] + [0.0] * 20), name) is None
-    assert first_found(history(4, reward__format=[math.nan] * 5 + [0.0] * 14), name) == 17
     assert first_found(history(4, **{"reward/strict_format/skipped": [0.0] * 20}), name) is None
     assert first_found(history(4, reward__accuracy=[0.0] * 20), name) is None
 

@@ -96,7 +96,6 @@ def test_flags_override_the_file_even_with_the_default_value(parse, write):
         ("grpo_beta: null", "run.yaml", "grpo_beta cannot be null; leave it out for its default, 0.1"),
         ("seed: 1\nseed: 2", "run.yaml", "seed is given twice"),
         ('{"seed": 1, "seed": 2}', "run.json", "seed is given twice"),
-        ("- a\n- b", "run.yaml", "expected settings as `name: value`, got a list"),
         ('{"seed": 1', "run.json", "line 1 column 11"),
         ("", "run.yaml", "expected settings as `name: value`, got nothing: it is empty"),
     ],
@@ -111,7 +110,6 @@ def test_a_wrong_file_is_named_with_what_is_wrong(capsys, write, text, name, exp
     ("argv", "expected"),
     [
         (["--grpo_sampl_size", "8"], "unknown flag --grpo_sampl_size; near: grpo_sample_size"),
-        (["--num_generations", "8"], "unknown flag num_generations; use --grpo_sample_size"),
         (["run.yam"], "stray word run.yam; a file of settings comes first, there is one, and its name ends in .yaml"),
         (["--use_vllm"], "unknown flag use_vllm; use --rollout_engine vllm_server or vllm_colocate"),
         (["--learning_rate", "-1e-6"], "--learning_rate must be above 0, got -1e-06"),
@@ -121,7 +119,6 @@ def test_a_wrong_file_is_named_with_what_is_wrong(capsys, write, text, name, exp
         (["--config", "/nowhere/run.yaml"], "/nowhere/run.yaml: no such file"),
         (["--config", "/dev/null"], "/dev/null: expected a regular file, this is a pipe, socket or device"),
         (["--config"], "argument --config: expected one argument"),
-        (["--grpo_sample_size", "1"], "--grpo_sample_size must be at least 2, got 1"),
         (["--eval_strategy", "steps"], "--eval_strategy steps needs --eval_dataset_use"),
         (["--hub_model_id", "org/sop"], "--hub_model_id has no effect without --push_to_hub"),
     ],
