@@ -9,7 +9,6 @@ import pytest
 from qwenvl.runlog import read_evaluation, read_samples
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = ["bash", str(ROOT / "scripts" / "evaluate.sh")]
 
 # The parts of lmms-eval 0.7.3 that are called, with one task of two records.
 STAND_IN = {
@@ -98,9 +97,3 @@ def test_tasks_come_back_as_an_evaluation(harness, tmp_path):
 def test_flags_that_mean_nothing_are_refused(harness):
     done = harness("--task_folder", "tasks", "--use_cpu", "--reward_funcs", "format")
     assert done.returncode == 2 and "--reward_funcs has no effect" in done.stderr.strip().splitlines()[-1], done.stderr
-
-
-def test_the_script_says_how_it_is_called():
-    done = subprocess.run([*SCRIPT, "lmms", "mvbench"], capture_output=True, text=True)
-    assert done.returncode == 2 and "bash scripts/evaluate.sh lmms TASKS MODEL" in done.stderr
-    assert subprocess.run([*SCRIPT, "--help"], capture_output=True, text=True, check=True).stdout.count("lmms") > 1

@@ -105,8 +105,6 @@ def test_a_wrong_type_is_told_alone_and_a_further_check_comes_last():
 def test_options_are_taken_from_whatever_has_them():
     flags = argparse.Namespace(seconds=1.0, share=None, dropout=0.0, group=8, other="not theirs")
     assert Bounded.of(flags) == Bounded(seconds=1.0, group=8)
-    assert Bounded.of(Both(group=3)) == Bounded(group=3)
     assert Bounded.of(Both(group=3), seconds=9.0) == Bounded(group=3, seconds=9.0)
-    assert Bounded.of(seconds=9.0) == Bounded(seconds=9.0)
     with pytest.raises(TypeError, match="colour"):
         Bounded.of(colour="red")

@@ -104,6 +104,7 @@ def test_a_wrong_file_is_named_with_what_is_wrong(capsys, write, text, name, exp
     file = write(text, name)
     message = refusal(capsys, ["--config", file])
     assert f"error: {file}: " in message and expected in message
+    assert "two settings files" in refusal(capsys, [file, "--config", file])
 
 
 @pytest.mark.parametrize(
@@ -128,10 +129,6 @@ def test_a_wrong_command_line_is_told_what_is_wrong(capsys, argv, expected):
     assert f"error: {expected}" in refusal(capsys, [*argv, *NEEDED])
 
 
-def test_two_files_are_refused(capsys, write):
-    assert "two settings files" in refusal(capsys, [write("seed: 1", "a.yaml"), "--config", write("seed: 1", "b.yaml")])
-
-
 def test_negative_numbers_with_an_exponent_are_values(parse, write):
     file = write("reward_funcs: [cosine, format]\nreward_weights: [1, -5e-1]\n")
     config = parse(file, "--grpo_alpha", "2.5E-1", "--reward_weights", "-.5", "-2.5E-1")
@@ -145,9 +142,6 @@ def test_arguments_of_rewards_in_a_file_and_on_the_command_line(parse, write):
     expected = ["format", "cosine(max_len=99, min_len_value_wrong=-0.25, correctness_func='count')"]
     assert parse(write(text)).reward_funcs == expected
     assert parse("--reward_funcs", *expected).reward_funcs == expected
-    assert parse(
-        write("reward_funcs: [format, {box_iou: {units: thousandths}}, {temporal_iou: {boundary: true}}]")
-    ).reward_funcs[1:] == ["box_iou(units='thousandths')", "temporal_iou(boundary=True)"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 import re
 from collections import namedtuple
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -221,20 +222,14 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"generation_temperature": 0.0}, "--generation_temperature must be above 0, got 0.0"),
-        (
-            {"train_sampling_strategy": "batch_rebalance"},
-            "--train_sampling_strategy must be one of random, sequential, group_by_length, got 'batch_rebalance'",
-        ),
+        ({"train_sampling_strategy": "batch_rebalance"}, "must be one of random, sequential, group_by_length"),
         ({"generation_top_k": 1}, "--generation_top_k 1 makes all completions of a group the same"),
         ({"stop_strings": ["</answer>", ""]}, "--stop_strings must be texts of at least one character"),
         ({"num_iterations": 3, "save_steps": 0.1}, "--save_steps 0.1: with --num_iterations above 1 give a number of"),
         ({"num_iterations": 3}, "--save_steps 100 is no multiple of --num_iterations 3: a checkpoint between"),
         ({"enable_jit_checkpoint": True}, "--enable_jit_checkpoint cannot be used: --save_on_signal saves"),
-        ({"grpo_beta": float("nan")}, "--grpo_beta must be a finite number, got nan"),
         ({"video_min_frames": 9}, "--video_min_frames 9 is above --video_max_frames 8"),
         ({"loss_type": "cisbo"}, "got 'cisbo'; did you mean cispo?"),
-        ({"loss_type": "ppo"}, "--loss_type must be one of grpo, bnpo, dapo, dr_grpo, gspo, luspo, cispo, sapo, vespo"),
         ({"remove_unused_columns": True}, "--remove_unused_columns cannot be used: reward functions see every field"),
         ({"max_steps": 0}, "--max_steps must be at least 1, got 0; -1, the default"),
         ({"save_total_limit": -1}, "must be at least 1, got -1: without the setting all checkpoints are kept"),
@@ -287,51 +282,42 @@ def test_deepspeed_without_a_launcher_is_told_of_one(make, monkeypatch):
     assert "--deepspeed needs a launcher, for one process too: put torchrun" in refusal(make, deepspeed="zero2.json")
 
 
-@pytest.mark.parametrize(
-    ("zero", "fsdp", "accelerate", "refused"),
-    [
+def test_layers_are_gathered_by_themselves_where_weights_are_split(monkeypatch):
+    zero2, zero3 = (
+        SimpleNamespace(hf_ds_config=SimpleNamespace(is_zero3=lambda is3=is3: is3)) for is3 in (False, True)
+    )
+    for zero, fsdp, accelerate, refused in (
         (None, None, "false", True),
-        (2, None, "false", True),
-        (3, None, "false", False),
+        (zero2, None, "false", True),
+        (zero3, None, "false", False),
         (None, True, "false", False),
         (None, None, "true", False),
-    ],
-)
-def test_layers_are_gathered_by_themselves_where_weights_are_split(monkeypatch, zero, fsdp, accelerate, refused):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", accelerate)
-    settings = SimpleNamespace(is_zero3=lambda: zero == 3)
-    plugin = None if zero is None else SimpleNamespace(hf_ds_config=settings)
-    config = SimpleNamespace(ds3_gather_for_generation=False, deepspeed_plugin=plugin, fsdp=fsdp)
-    assert (gathering_problem(config) is not None) == refused
-    config.ds3_gather_for_generation = True
-    assert gathering_problem(config) is None
-
-
-PLENTY_OF_BYTES = 64 * 10**9
+    ):
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", accelerate)
+        config = SimpleNamespace(ds3_gather_for_generation=False, deepspeed_plugin=zero, fsdp=fsdp)
+        assert (gathering_problem(config) is not None) == refused
+        assert gathering_problem(SimpleNamespace(**vars(config) | {"ds3_gather_for_generation": True})) is None
 
 
 @pytest.mark.parametrize(
-    ("cuda", "cores", "processes", "shared", "expected"),
+    ("cuda", "cores", "processes", "shared_gb", "expected"),
     [
-        (True, 16, 1, PLENTY_OF_BYTES, 2),
-        (True, 16, 8, PLENTY_OF_BYTES, 1),  # two cores for each process: one is left
-        (True, 8, 8, PLENTY_OF_BYTES, 0),
-        (True, 16, 1, 64 * 10**6, 0),  # what Docker gives
-        (True, 16, 2, 3 * 10**9, 0),
-        (False, 16, 1, PLENTY_OF_BYTES, 0),
+        (True, 16, 1, 64, 2),
+        (True, 16, 8, 64, 1),  # two cores for each process: one is left
+        (True, 8, 8, 64, 0),
+        (True, 16, 1, 0.064, 0),  # what Docker gives
+        (True, 16, 2, 3, 0),
+        (False, 16, 1, 64, 0),
     ],
 )
-def test_decoding_overlaps_where_the_machine_has_room_for_it(
-    cuda, cores, processes, shared, expected, tmp_path, monkeypatch
-):
+def test_decoding_overlaps_where_the_machine_has_room_for_it(cuda, cores, processes, shared_gb, expected, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
-    monkeypatch.setattr("qwenvl.config.grpo_config.SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: namedtuple("Usage", "free")(shared))
+    monkeypatch.setattr("qwenvl.config.grpo_config.SHARED_MEMORY", Path())
+    monkeypatch.setattr("shutil.disk_usage", lambda path: namedtuple("Usage", "free")(shared_gb * 1e9))
     assert decoding_workers(cuda) == expected
 
 
-def test_a_number_that_is_given_counts(make, monkeypatch):
+def test_a_number_of_decoding_processes_that_is_given_counts(make, monkeypatch):
     monkeypatch.setattr("qwenvl.config.grpo_config.decoding_workers", lambda cuda: 2)
-    assert make().dataloader_num_workers == 2
-    assert make(dataloader_num_workers=0).dataloader_num_workers == 0
+    assert (make().dataloader_num_workers, make(dataloader_num_workers=0).dataloader_num_workers) == (2, 0)
