@@ -166,13 +166,7 @@ def file_tokens(
             raise ValueError(f"{file}: {unknown_flag(str(name), known)}")
         if value is None and known[name].default is not None:
             raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name].default}")
-    return tokens_of(
-        {
-            name: typed(value) if isinstance(value, dict) or name == "reward_funcs" else value
-            for name, value in settings.items()
-            if only is None or name in only
-        }
-    )
+    return tokens_of({name: value for name, value in settings.items() if only is None or name in only})
 
 
 def typed(value: Any) -> Any:
@@ -199,11 +193,11 @@ def tokens_of(settings: Mapping[str, Any]) -> list[str]:
     tokens = []
     for name, value in settings.items():
         if isinstance(value, list):
-            tokens += [f"--{name}", *map(row_text, value)]
+            tokens += [f"--{name}", *(row_text(typed(each) if isinstance(each, dict) else each) for each in value)]
+        elif isinstance(value, dict):
+            tokens.append(f"--{name}={(row_text if name in WITH_ROWS else json.dumps)(typed(value))}")
         elif value is not None:
-            as_row = isinstance(value, dict) and name in WITH_ROWS
-            shown = row_text(value) if as_row else json.dumps(value) if isinstance(value, dict) else value
-            tokens.append(f"--{name}={shown}")
+            tokens.append(f"--{name}={value}")
     return tokens
 
 

@@ -76,7 +76,8 @@ def trainer_settings() -> type:
                 names[node.name] = Literal[tuple(each.value for each in values)]
             if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
                 settings = [each for each in node.body if isinstance(each, ast.AnnAssign)]
-    return make_dataclass("TrainerSettings", [_setting(each, names) for each in settings])
+    about = {"__doc__": "Settings of transformers' TrainingArguments."}
+    return make_dataclass("TrainerSettings", [_setting(each, names) for each in settings], namespace=about)
 
 
 def _setting(row: Any, names: Any) -> tuple[str, Any, Any]:
@@ -285,11 +286,7 @@ def wants_help(
         return False
     following = [*argv, ""][min(argv.index(each) for each in ("-h", "--help") if each in argv) + 1]
     word = "" if following.startswith("-") else following.lstrip("-").lower()
-    parts = [(str(group.__doc__).rstrip("."), group) for group in groups]
-    parts.append(("Settings of transformers' TrainingArguments", trainer_settings()))
-    known: dict[str, object] = {}
-    for _, group in parts:
-        known = {each.name: each.default for each in fields(group)} | known
+    known: dict[str, object] = {each.name: each.default for each in fields(settings_class(tuple(groups)))}
     head = f"usage: {usage}\n\n{purpose}"
     if not word:
         lines = [
@@ -302,12 +299,12 @@ def wants_help(
         return True
     parser = FlagParser(usage=usage, add_help=False, description=purpose)
     listed: set[str] = set()
-    for title, group in parts:
+    for group in (*groups, trainer_settings()):
         own = {each.name: each for each in fields(group) if "help" in each.metadata and each.name not in listed}
         found = {name for name, each in own.items() if word == "all" or word in f"{name} {help_of(each)}".lower()}
         if found:
             hidden = {each.name for each in fields(group)} - found
-            parser.add_options(group, hidden, parser.add_argument_group(title))
+            parser.add_options(group, hidden, parser.add_argument_group(str(group.__doc__).rstrip(".")))
         listed |= own.keys()
     print(parser.format_help() if parser._option_string_actions else f"{head}\n\nno flag has the word {word}")
     return True

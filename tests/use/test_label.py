@@ -191,7 +191,7 @@ def test_what_is_wrong_is_told_in_a_line(there, capsys, argv, code, message):
 def test_two_processes_give_the_rows_of_one(there):
     for n in range(BLOCK):  # so that the second process has a block
         shutil.copy("clips/10.mp4", f"clips/copy{n}.mp4")
-    words = ["model", "clips", "--question", QUESTION, "--samples", "2", *FLAGS]
+    words = ["model", "clips", "--question", QUESTION, "--samples", "2", "--video_max_frames", "4", *FLAGS]
     launch_ranks("label", 2, [*words, "--output", str(there / "two.csv")])
     labelled(*words)
     one, two = ([row | {"seconds": ""} for row in table(name)] for name in ("labels.csv", "two.csv"))
