@@ -135,20 +135,15 @@ class RunLog:
         self._rollouts = self.folder / "rollouts" / f"rank-{rank}.jsonl"
         self._earlier: dict[Path, int] = {}  # bytes of a file before this process wrote to it
 
-    def write_config(
-        self,
-        config: Mapping[str, Any],
-        versions: Mapping[str, str] | None = None,
-        launch: Mapping[str, str] | None = None,
-    ) -> None:
+    def write_config(self, config: Mapping[str, Any], launch: Mapping[str, str] | None = None) -> None:
         """Write the settings of the run, in the place of those of an earlier start.
 
         Args:
             launch: ``command``, ``started`` and ``hardware`` of the newest start.
         """
         if self.rank == 0:
-            content = {"config": config, "versions": dict(versions or installed_versions())}
-            write_json(self.folder / "run.json", content | ({"launch": dict(launch)} if launch else {}))
+            content = {"config": config, "versions": installed_versions()} | ({"launch": launch} if launch else {})
+            write_json(self.folder / "run.json", content)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line of numbers to ``metrics.jsonl``. NaN and infinity are written as words and read back."""

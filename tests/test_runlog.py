@@ -92,9 +92,11 @@ def test_resuming_drops_the_steps_that_come_again(tmp_path):
 def test_the_configuration_is_that_of_the_newest_start(tmp_path):
     odd = {"seed": 1, "limit": math.inf, "folder": tmp_path, "betas": (0.9, 0.99)}
     plain = {"seed": 1, "limit": "Infinity", "folder": str(tmp_path), "betas": [0.9, 0.99]}
-    RunLog(tmp_path).write_config(odd, {"torch": "2"})
-    assert read_config(tmp_path) == {"config": plain, "versions": {"torch": "2"}}
-    RunLog(tmp_path).write_config({"seed": 2}, {"torch": "3"})
+    RunLog(tmp_path).write_config(odd, {"hardware": "2 GPUs"})
+    found = read_config(tmp_path)
+    assert (found["config"], found["launch"]) == (plain, {"hardware": "2 GPUs"}) and "torch" in found["versions"]
+    RunLog(tmp_path).write_config({"seed": 2})
+    assert read_config(tmp_path) == {"config": {"seed": 2}, "versions": found["versions"]}
     other = RunLog(tmp_path, rank=1, world_size=2)
     other.write_config({"seed": 3})
     other.log_metrics(1, {"loss": 1.0})
