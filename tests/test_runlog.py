@@ -96,12 +96,11 @@ def test_the_configuration_is_that_of_the_newest_start(tmp_path):
     found = read_config(tmp_path)
     assert (found["config"], found["launch"]) == (plain, {"hardware": "2 GPUs"}) and "torch" in found["versions"]
     RunLog(tmp_path).write_config({"seed": 2})
-    assert read_config(tmp_path) == {"config": {"seed": 2}, "versions": found["versions"]}
     other = RunLog(tmp_path, rank=1, world_size=2)
     other.write_config({"seed": 3})
     other.log_metrics(1, {"loss": 1.0})
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-    assert read_config(tmp_path) == {"config": {"seed": 2}, "versions": {"torch": "3"}}
+    assert read_config(tmp_path) == {"config": {"seed": 2}, "versions": found["versions"]}
 
 
 @pytest.mark.parametrize(
