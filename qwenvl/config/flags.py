@@ -286,7 +286,8 @@ def wants_help(
         return False
     following = [*argv, ""][min(argv.index(each) for each in ("-h", "--help") if each in argv) + 1]
     word = "" if following.startswith("-") else following.lstrip("-").lower()
-    known: dict[str, object] = {each.name: each.default for each in fields(settings_class(tuple(groups)))}
+    every = (*groups, trainer_settings())
+    known: dict[str, object] = {each.name: each.default for group in reversed(every) for each in fields(group)}
     head = f"usage: {usage}\n\n{purpose}"
     if not word:
         lines = [
@@ -299,7 +300,7 @@ def wants_help(
         return True
     parser = FlagParser(usage=usage, add_help=False, description=purpose)
     listed: set[str] = set()
-    for group in (*groups, trainer_settings()):
+    for group in every:
         own = {each.name: each for each in fields(group) if "help" in each.metadata and each.name not in listed}
         found = {name for name, each in own.items() if word == "all" or word in f"{name} {help_of(each)}".lower()}
         if found:
