@@ -7,15 +7,15 @@ if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig as GRPOConfig
     from qwenvl.config.grpo_config import WarmupConfig as WarmupConfig
     from qwenvl.data.saved_processor import read_clip as read_clip
+    from qwenvl.tools.functions import Video as Video
     from qwenvl.tools.functions import tool as tool
-    from qwenvl.tools.video import Video as Video
     from qwenvl.train.grpo_trainer import GRPOTrainer as GRPOTrainer
     from qwenvl.train.warmup.trainer import WarmupTrainer as WarmupTrainer
 
 _HOMES = {
     "GRPOConfig": "qwenvl.config.grpo_config",
     "GRPOTrainer": "qwenvl.train.grpo_trainer",
-    "Video": "qwenvl.tools.video",
+    "Video": "qwenvl.tools.functions",
     "WarmupConfig": "qwenvl.config.grpo_config",
     "WarmupTrainer": "qwenvl.train.warmup.trainer",
     "read_clip": "qwenvl.data.saved_processor",

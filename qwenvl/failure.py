@@ -18,16 +18,12 @@ LONGEST_LINE = 1000  # characters
 _NO_WIDTH = re.compile("[\u200b-\u200f\u202a-\u202e\ufeff]")  # they only change their neighbours
 
 
-def memory_is_full(error: BaseException) -> bool:
-    """Whether an error says that memory of a GPU or of a process is full. Errors of workers are text alone."""
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, (RuntimeError, OSError)) and any(words in str(error) for words in _FULL_GPU + _FULL_HOST)
-
-
-def which_memory(error: BaseException) -> str:
-    """``GPU memory`` or ``memory``, of an error for which ``memory_is_full``."""
-    return "GPU memory" if any(words in str(error) for words in _FULL_GPU) else "memory"
+def full_memory(error: BaseException) -> str | None:
+    """``GPU memory`` or ``memory`` if an error says that it is full, else None. Errors of workers are text alone."""
+    if isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in _FULL_GPU):
+        return "GPU memory"
+    full = isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in _FULL_HOST)
+    return "memory" if full or isinstance(error, MemoryError) else None
 
 
 def printable(text: str) -> str:

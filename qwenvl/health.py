@@ -36,7 +36,7 @@ class Finding:
     """A fault of a run or of a probe.
 
     Attributes:
-        code: name for scripts.
+        code: name for scripts; of a rule that of its function.
         message: the fault in a sentence.
         advice: the remedy, where ``message`` does not name it.
         flags: training flags that would help.
@@ -46,22 +46,6 @@ class Finding:
     message: str
     advice: str = ""
     flags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A fault that a run may have.
-
-    Attributes:
-        code: name for scripts.
-        judge: returns the fault in words, or None without a fault. ``ended``: the run has ended, so a short one is
-            judged as a whole.
-        remedy: advice to the user.
-    """
-
-    code: str
-    judge: Callable[[History, bool], str | None]
-    remedy: str
 
 
 def equal_rewards(history: History, ended: bool = False) -> str | None:
@@ -91,7 +75,7 @@ def format_never_reached(history: History, ended: bool = False) -> str | None:
     return None
 
 
-def cut_off(history: History, ended: bool = False) -> str | None:
+def truncated(history: History, ended: bool = False) -> str | None:
     """A tenth of the completions of the last 24 groups are cut off, no fewer than before; or all of the last 8 groups.
 
     At the end of a run with fewer groups: all of them.
@@ -171,52 +155,35 @@ def reward_flat(history: History, ended: bool = False) -> str | None:
     return f"the reward has not risen in {steps} steps: {then:.3f} over their first quarter, {now:.3f} over their last"
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "equal_rewards",
-        equal_rewards,
+RULES: dict[Callable[[History, bool], str | None], str] = {
+    equal_rewards: (
         "Where no completion is ever right, teach some solutions first (qwenvl warmup), or take easier records or a "
         "reward with finer steps. Where all are right, take harder records. Where they are too alike, try a higher "
         "--generation_temperature or a larger --grpo_sample_size. --filter_groups replaces such groups by those of "
-        "other prompts, where there are better ones",
+        "other prompts, where there are better ones"
     ),
-    Rule(
-        "format_never_reached",
-        format_never_reached,
+    format_never_reached: (
         "Ask for it in the prompt (--response_format), look at completions in rollouts/, or teach it first on some "
-        "solutions (qwenvl warmup)",
+        "solutions (qwenvl warmup)"
     ),
-    Rule(
-        "truncated",
-        cut_off,
-        "They rarely reach their answer. Raise --generation_max_length, or give a stop by --stop_strings",
-    ),
-    Rule(
-        "looks_stop",
-        looks_stop,
+    truncated: "They rarely reach their answer. Raise --generation_max_length, or give a stop by --stop_strings",
+    looks_stop: (
         "Where the overview shows enough, looking brings nothing (see qwenvl probe --tools look). Show fewer frames "
         "(--frame_counts 4,8), reward looks that lead to a right answer (looked_and_right), and teach the form of a "
-        "call on records with evidence (qwenvl warmup --tools look)",
+        "call on records with evidence (qwenvl warmup --tools look)"
     ),
-    Rule(
-        "kl_grows",
-        kl_grows,
-        "Lower --learning_rate or raise --grpo_beta, and go on from a checkpoint before it grew",
-    ),
-    Rule(
-        "entropy_collapsed",
-        entropy_collapsed,
+    kl_grows: "Lower --learning_rate or raise --grpo_beta, and go on from a checkpoint before it grew",
+    entropy_collapsed: (
         "Lower --learning_rate, raise --generation_temperature or --grpo_beta, or reward entropy (--entropy_coef, "
-        "--entropy_target), and go on from an earlier checkpoint",
+        "--entropy_target), and go on from an earlier checkpoint"
     ),
-    Rule(
-        "reward_flat",
-        reward_flat,
+    reward_flat: (
         "Look at completions with high and low rewards in rollouts/. Raise --learning_rate where kl is near 0, "
-        "--grpo_sample_size where group/zero_std_frac is high, and see whether better completions get higher rewards",
+        "--grpo_sample_size where group/zero_std_frac is high, and see whether better completions get higher rewards"
     ),
-)
-"""Each is warned of once. Where several hold, the remedy of the first helps most."""
+}
+"""Functions from the history, and whether the run has ended and is judged as a whole, to the fault in words, or to None
+without one; with the remedy. Each is warned of once. Where several hold, the remedy of the first helps most."""
 
 
 def findings(history: History, ended: bool = False) -> Iterator[Finding]:
@@ -230,9 +197,9 @@ def findings(history: History, ended: bool = False) -> Iterator[Finding]:
         >>> [finding.code for finding in findings(history)]
         ['equal_rewards']
     """
-    for rule in RULES:
-        if (seen := rule.judge(history, ended)) is not None:
-            yield Finding(rule.code, seen, rule.remedy)
+    for rule, remedy in RULES.items():
+        if (seen := rule(history, ended)) is not None:
+            yield Finding(rule.__name__, seen, remedy)
 
 
 def _rises(history: History) -> bool:

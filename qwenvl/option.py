@@ -19,7 +19,7 @@ Some = TypeVar("Some", bound="Options")
 
 @dataclass(frozen=True)
 class Bounds:
-    """The numbers that an option may be. None, the value of an option that is not set, is always fine.
+    """The numbers that an option may be. A value that is no number passes.
 
     Attributes:
         why: said after the bound where a value is refused.
@@ -31,9 +31,9 @@ class Bounds:
     below: float | None = None
     why: str | None = None
 
-    def problem(self, name: str, value: float | None) -> str | None:
+    def problem(self, name: str, value: Any) -> str | None:
         """What is wrong with option ``name``, or None: it is not finite, or out of bounds."""
-        if value is None:
+        if not isinstance(value, int | float):
             return None
         if not math.isfinite(value):
             return f"--{name} must be a finite number, got {value}"
@@ -132,16 +132,22 @@ def problems_of(config: Any, more: Callable[[Any], Iterable[str]] = lambda confi
         more: a further check of ``config``, made where all types are right.
     """
     hints, options = get_type_hints(type(config)), all_options(type(config))
-    misfits = [misfit(config, each.name, hints[each.name]) or row_problem(config, each) for each in options]
-    if wrong := list(filter(None, misfits)):
-        return wrong
+    rows: dict[str, RowValue | None] = {}
     problems: list[str | None] = []
     for each in options:
-        if is_number(hints[each.name]):
-            problems.append(each.metadata["bounds"].problem(each.name, getattr(config, each.name)))
+        problem = misfit(config, each.name, hints[each.name])
+        try:
+            rows[each.name] = row_of(config, each.name) if each.metadata["rows"] and not problem else None
+        except ValueError as error:
+            problem = str(error)
+        problems.append(problem)
+    if any(problems):
+        return [*filter(None, problems)]
+    for each in options:
+        problems.append(each.metadata["bounds"].problem(each.name, getattr(config, each.name)))
         if was_set(config, each.name):
             problems += unmet_needs(config, f"--{each.name}", each.metadata["needs"])
-        chosen = row_of(config, each.name) if each.metadata["rows"] else None
+        chosen = rows[each.name]
         for argument in all_options(type(chosen.arguments)) if chosen else ():
             if was_set(chosen.arguments, argument.name):
                 subject = f"{argument.name} of --{each.name} {chosen.name}"
@@ -217,16 +223,6 @@ def wrong_choice(value: Any, choices: Sequence[str]) -> str:
     return f"must be one of {', '.join(choices)}, got {value!r}{did_you_mean(value, choices)}"
 
 
-def row_problem(config: Any, each: Field) -> str | None:
-    """The error in the row that an option holds, or None."""
-    try:
-        if each.metadata["rows"]:
-            row_of(config, each.name)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 EXPECTED_CALL = "expected name(argument=value, ...) with numbers, texts in quotes, True, False or None"
 _CALL = re.compile(r"(?P<name>.*?\w)\s*\((?P<arguments>.*)\)\s*", re.DOTALL)
 
@@ -288,13 +284,12 @@ def unmet_needs(config: Any, subject: str, needs: Iterable[str]) -> Iterator[str
     """
     for need in needs:
         condition, _, reason = need.partition(": ")
-        tree = ast.parse(condition, mode="eval").body
-        names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
-        if not all(hasattr(config, name) for name in names):
+        code = compile(condition, subject, "eval")
+        if not all(hasattr(config, name) for name in code.co_names):
             continue
-        if not eval(condition, {"__builtins__": {}}, {name: _compared(config, name) for name in names}):
-            unwanted = _unwanted(tree)
-            found = f"cannot be used with {unwanted}" if unwanted else f"has no effect without {_in_words(tree)}"
+        if not eval(code, {"__builtins__": {}}, {name: _compared(config, name) for name in code.co_names}):
+            unwanted = _unwanted(condition)
+            found = f"cannot be used with {unwanted}" if unwanted else f"has no effect without {_in_words(condition)}"
             yield f"{subject} {found}{f': {reason};' if reason else ':'} change that or leave {subject} out"
 
 
@@ -306,44 +301,30 @@ def _compared(config: Any, name: str) -> Any:
     return getattr(value, "value", value)
 
 
-_COMPARISONS = {ast.Gt: "above ", ast.GtE: "at least ", ast.Lt: "below ", ast.LtE: "at most ", ast.Eq: "", ast.In: ""}
+_WORDS = {" == ": " ", " != ": " other than ", " not in ": " other than ", " in ": " ", "not ": "no "}
+_WORDS |= {" > ": " above ", " >= ": " at least ", " < ": " below ", " <= ": " at most "}
 
 
-def _in_words(tree: Any) -> str:
+def _in_words(condition: str) -> str:
     """A condition in flags: ``lora_enable and loss_type == 'grpo'`` gives ``--lora_enable and --loss_type grpo``."""
-    match tree:
-        case ast.BoolOp():
-            return (" or " if isinstance(tree.op, ast.Or) else " and ").join(map(_in_words, tree.values))
-        case ast.UnaryOp(op=ast.Not()):
-            return f"no {_in_words(tree.operand)}"
-        case ast.Compare(ops=[ast.NotEq() | ast.NotIn()], comparators=[values]):
-            return f"--{tree.left.id} other than {_choices(values)}"  # type: ignore[attr-defined]
-        case ast.Compare(ops=[comparison], comparators=[values]):
-            return f"--{tree.left.id} {_COMPARISONS[type(comparison)]}{_choices(values)}"  # type: ignore[attr-defined]
-    return f"--{tree.id}"
+    text = re.sub(r"\(('[^()]*')\)", lambda found: found[1].replace("', '", "' or '"), condition)
+    flag_or_text = r"\b(?!(?:and|or|not|in)\b)([a-z]\w*)|'([^']*)'"
+    text = re.sub(flag_or_text, lambda found: f"--{found[1]}" if found[1] else found[2], text)
+    for sign, words in _WORDS.items():
+        text = text.replace(sign, words)
+    return text
 
 
-def _choices(values: Any) -> str:
-    if isinstance(values, ast.Name):
-        return f"--{values.id}"
-    found = ast.literal_eval(values)
-    return " or ".join(map(str, found)) if isinstance(found, tuple) else str(found)
-
-
-def _unwanted(tree: Any) -> str | None:
+def _unwanted(condition: str) -> str | None:
     """The settings that a condition excludes. None for a condition that requires one."""
-    match tree:
-        case ast.UnaryOp(op=ast.Not()):
-            return _in_words(tree.operand)
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.NotEq() | ast.NotIn()], comparators=[values]):
-            return f"--{name} {_choices(values)}"
-    return None
+    found = re.fullmatch(r"(?:not (\w+)|(\w+) (?:!=|not in) (\w+|'[^']*'|\([^()]*\)))", condition)
+    return found and _in_words(found[1] or f"{found[2]} in {found[3]}")
 
 
 def _need_in_help(need: str) -> str:
-    tree = ast.parse(need.partition(": ")[0], mode="eval").body
-    unwanted = _unwanted(tree)
-    return f"Not with {unwanted}." if unwanted else f"Needs {_in_words(tree)}."
+    condition = need.partition(": ")[0]
+    unwanted = _unwanted(condition)
+    return f"Not with {unwanted}." if unwanted else f"Needs {_in_words(condition)}."
 
 
 def all_options(group: type) -> list[Field]:
@@ -372,11 +353,6 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 def kinds_of(hint: Any) -> tuple[type, ...]:
     """The classes of a type hint: ``list[str] | None`` gives list and NoneType."""
     return tuple(get_origin(part) or part for part in _parts(hint))
-
-
-def is_number(hint: Any) -> bool:
-    """Whether the values of a type hint are numbers, which bounds can hold."""
-    return bool({int, float} & set(kinds_of(hint)))
 
 
 def was_set(config: Any, name: str) -> bool:

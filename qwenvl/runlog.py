@@ -21,11 +21,10 @@ import math
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from qwenvl.files import written_whole
 from qwenvl.types import FrameInfo, Turn
@@ -34,19 +33,21 @@ FORMAT = 1  # of ``evaluation.json``
 NUMBERS, SAMPLES = "evaluation.json", "samples.jsonl"
 AS_IT_IS = "none"  # the control that takes nothing away
 _ENDED = ("finished", "trained")  # in ``run.json``, with the last step: the model is saved, training has ended
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NON_FINITE: dict[Any, Any] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class RunLogError(ValueError):
     """A file of a run or an evaluation is not what it should be. The message begins with file and line."""
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """One completion of a run.
+Row = TypeVar("Row", bound="Completion")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One completion, as a line of a run or of an evaluation.
 
     Attributes:
-        step: optimizer step, from 1. In evaluation the last step before it.
         record_id, where: the record's ``id``, and its file and place.
         sample: number in its group, from 0.
         prompt: messages, each with ``role`` and ``text``.
@@ -54,38 +55,70 @@ class Rollout:
         tokens: of the completion, its end token included.
         finish_reason: ``stop`` or ``length``.
         rewards: by function. None where it does not apply.
-        total: the sum that the advantage is computed from. None for a completion that no function gave a reward.
-        advantage: None in evaluation, and for a dropped completion.
-        dropped: sampled and not trained on, because the rewards of its group are equal (``--filter_groups``).
+        total: the weighted sum of the rewards. None for a completion that no function gave a reward.
         clips, images: of the prompt, in order.
-        epoch: of the prompt. With weights: how often the record was drawn before.
-        split: ``train``, or the name of the evaluation.
         fitted: for each clip the ``frames`` that it would have had, and those that it has so that the prompt fits
             into ``max_prompt_length``. None where none was left out.
         turns: with tools.
         evidence: with tools, the spans of the record's field ``evidence``, in seconds.
     """
 
-    step: int
     record_id: str
     sample: int
     prompt: tuple[Mapping[str, str], ...]
-    solution: str
     completion: str
     tokens: int
     finish_reason: str
     rewards: Mapping[str, float | None]
     total: float | None
-    advantage: float | None = None
     clips: tuple[FrameInfo, ...] = ()
     images: tuple[str, ...] = ()
-    epoch: int = 0
-    split: str = "train"
     where: str = ""
     fitted: Mapping[str, Any] | None = None
-    dropped: bool = False
     turns: tuple[Turn, ...] = ()
     evidence: tuple[tuple[float, float], ...] = ()
+
+    @classmethod
+    def of(cls: type[Row], row: Mapping[str, Any], where: str) -> Row:
+        """From its JSON object.
+
+        Raises:
+            RunLogError: a field is missing. The message begins with ``where``.
+        """
+        try:
+            own = {name: value for name, value in row.items() if name in cls.__dataclass_fields__}
+            if "resps" in row:  # of an evaluation
+                own |= {"completion": row["resps"][0][0], "answer": row["filtered_resps"][0]}
+            return cls(
+                **own
+                | {name: tuple(row[name]) for name in ("images", "prompt")}
+                | {"clips": tuple(map(FrameInfo.of, row["clips"]))}
+                # Earlier versions wrote neither turns nor evidence.
+                | {"turns": tuple(map(Turn.of, row.get("turns", ())))}
+                | {"evidence": tuple((start, end) for start, end in row.get("evidence", ()))}
+            )
+        except (KeyError, TypeError, IndexError) as error:
+            raise RunLogError(f"{where}: no completion: {type(error).__name__} {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout(Completion):
+    """One completion of a run.
+
+    Attributes:
+        step: optimizer step, from 1. In evaluation the last step before it.
+        advantage: None in evaluation, and for a dropped completion.
+        dropped: sampled and not trained on, because the rewards of its group are equal (``--filter_groups``).
+        epoch: of the prompt. With weights: how often the record was drawn before.
+        split: ``train``, or the name of the evaluation.
+    """
+
+    step: int
+    solution: str
+    advantage: float | None = None
+    epoch: int = 0
+    split: str = "train"
+    dropped: bool = False
 
 
 class RunLog:
@@ -102,21 +135,15 @@ class RunLog:
         self._rollouts = self.folder / "rollouts" / f"rank-{rank}.jsonl"
         self._earlier: dict[Path, int] = {}  # bytes of a file before this process wrote to it
 
-    def write_config(
-        self,
-        config: Mapping[str, Any],
-        versions: Mapping[str, str] | None = None,
-        launch: Mapping[str, str] | None = None,
-    ) -> None:
+    def write_config(self, config: Mapping[str, Any], launch: Mapping[str, str] | None = None) -> None:
         """Write the settings of the run, in the place of those of an earlier start.
 
         Args:
             launch: ``command``, ``started`` and ``hardware`` of the newest start.
         """
         if self.rank == 0:
-            content = {"config": plain(config), "versions": dict(versions or installed_versions())}
-            content |= {"launch": dict(launch)} if launch else {}
-            _replace(self.folder / "run.json", json.dumps(content, indent=2, allow_nan=False) + "\n")
+            content = {"config": config, "versions": installed_versions()} | ({"launch": launch} if launch else {})
+            write_json(self.folder / "run.json", content)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line of numbers to ``metrics.jsonl``. NaN and infinity are written as words and read back."""
@@ -125,7 +152,7 @@ class RunLog:
 
     def log_rollouts(self, rollouts: Iterable[Rollout]) -> None:
         """Append completions to the file of this process."""
-        self._append(self._rollouts, [asdict(rollout) for rollout in rollouts])
+        self._append(self._rollouts, [{"step": each.step, **asdict(each)} for each in rollouts])
 
     def begin(self, step: int = 0) -> None:
         """Delete the rows that a run resumed after ``step``, or a new one (0), writes again. Call it before writing.
@@ -148,13 +175,14 @@ class RunLog:
             if path.exists():
                 earlier = 0 if step else self._earlier.get(path, path.stat().st_size)
                 lines, at = [], 0
-                for line, row in _steps(path):
+                for _, line, row in _steps(path):
                     done, split = evaluated.get(row["step"], ()), row.get("split", "train")
                     whole = split == "train" or any(name.startswith(f"{split}_") for name in done)
                     if at >= earlier and row["step"] <= step and whole:
                         lines.append(line)
                     at += len(line.encode())
-                _replace(path, "".join(lines))
+                with written_whole(path) as partial:
+                    partial.write_text("".join(lines), encoding="utf-8")
                 self._earlier[path] = 0
 
     def finish(self, step: int, saved: bool = True) -> None:
@@ -164,8 +192,7 @@ class RunLog:
             saved: its model is in the folder.
         """
         if self.rank == 0:
-            content = json.dumps({**read_config(self.folder), _ENDED[not saved]: step}, indent=2)
-            _replace(self.folder / "run.json", content + "\n")
+            write_json(self.folder / "run.json", {**read_config(self.folder), _ENDED[not saved]: step})
 
     def _append(self, path: Path, rows: list[dict[str, Any]]) -> None:
         if path not in self._earlier:
@@ -196,8 +223,11 @@ def read_metrics(folder: str | os.PathLike[str], split: str | None = None) -> li
         RunLogError: a line, other than a cut last one, is not an object with a ``step``.
     """
     mark = {None: "step", "train": "loss"}.get(split, f"{split}_total_reward")
-    rows = (row for _, row in _steps(Path(folder) / "metrics.jsonl") if mark in row)
-    return [{name: _number(value) for name, value in row.items()} for row in rows]
+    rows = (row for _, _, row in _steps(Path(folder) / "metrics.jsonl") if mark in row)
+    return [
+        {name: _NON_FINITE.get(value, value) if isinstance(value, str) else value for name, value in row.items()}
+        for row in rows
+    ]
 
 
 def read_rollouts(
@@ -212,12 +242,10 @@ def read_rollouts(
     Raises:
         RunLogError: a line, other than a cut last one, is not a rollout.
     """
-    names = [(each.name, each.default is MISSING) for each in fields(Rollout)]
     for path in _rollout_paths(Path(folder)):
-        for number, (_, row) in enumerate(_steps(path), start=1):
+        for where, _, row in _steps(path):
             if step in (None, row["step"]) and split in (None, row.get("split", "train")):
-                with _wrong(f"{path}:{number}", "a rollout"):
-                    yield Rollout(**{name: row[name] for name, needed in names if needed or name in row} | _tuples(row))
+                yield Rollout.of(row, where)
 
 
 class SampleKey(NamedTuple):
@@ -229,21 +257,20 @@ class SampleKey(NamedTuple):
     sample: int
 
 
-@dataclass(frozen=True)
-class EvaluationSample:
-    """One completion of an evaluation. Attributes that are not listed are as in ``Rollout``.
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSample(Completion):
+    """One completion of an evaluation.
 
     Attributes:
         model: its name in ``evaluation.json``.
-        control: the evidence taken away from the record, ``none`` for the record as it is.
+        control: the evidence taken away from the record, ``none`` for the record as it is. With ``other_clip`` clips
+            and images are those of another record.
         doc_id: number of the record in the data, from 0.
         dataset: name of the data set.
         cluster: a key that correlated records share: their clip or image, else the record's own place.
         target: the record's solution.
         answer: as the rewards read it, or "" without an answer block.
         prompt_tokens: of the prompt, vision tokens included.
-        total: the weighted sum of the rewards. None for a completion that no function gave a reward.
-        clips, images: of another record where the control is ``other_clip``.
         doc_hash: of the record's row in its file, see ``hash_of``.
         doc: that row. On the first sample of the record as it is, None on others.
     """
@@ -251,27 +278,13 @@ class EvaluationSample:
     model: str
     control: str
     doc_id: int
-    sample: int
-    record_id: str
-    where: str
     dataset: str
     cluster: str
-    prompt: tuple[Mapping[str, str], ...]
     target: str
-    completion: str
     answer: str
-    tokens: int
     prompt_tokens: int
-    finish_reason: str
-    rewards: Mapping[str, float | None]
-    total: float | None
-    clips: tuple[FrameInfo, ...] = ()
-    images: tuple[str, ...] = ()
-    fitted: Mapping[str, Any] | None = None
     doc_hash: str = ""
     doc: Mapping[str, Any] | None = None
-    turns: tuple[Turn, ...] = ()
-    evidence: tuple[tuple[float, float], ...] = ()
 
     @property
     def key(self) -> SampleKey:
@@ -287,18 +300,6 @@ class EvaluationSample:
             "filtered_resps": [named.pop("answer")],
             **named,
         }
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any], where: str) -> EvaluationSample:
-        """The inverse of ``row``.
-
-        Raises:
-            RunLogError: a field is missing. The message begins with ``where``.
-        """
-        with _wrong(where, "a sample"):
-            own = {name: value for name, value in row.items() if name in cls.__dataclass_fields__}
-            texts = {"completion": row["resps"][0][0], "answer": row["filtered_resps"][0]}
-            return cls(**own | texts | _tuples(row))
 
 
 class EvaluationLog:
@@ -326,21 +327,18 @@ class EvaluationLog:
     def write(self, numbers: Mapping[str, Any]) -> None:
         """Write ``evaluation.json`` anew."""
         if self.process == 0:
-            with written_whole(self.folder / NUMBERS) as partial:
-                text = json.dumps(plain({"format": FORMAT, **numbers}), indent=1, ensure_ascii=False, allow_nan=False)
-                partial.write_text(text + "\n", encoding="utf-8")
+            write_json(self.folder / NUMBERS, {"format": FORMAT, **numbers})
 
     def join(self, samples: Iterable[EvaluationSample]) -> None:
         """Write all lines into one file, in this order, and delete those of other processes."""
         with written_whole(self.folder / SAMPLES) as partial:
             append_lines(partial, (sample.row() for sample in samples))
-        for path in _sample_paths(self.folder):
-            if path.name != SAMPLES:
-                path.unlink()
+        for path in self.folder.glob("samples-*.jsonl"):
+            path.unlink()
 
     def forget(self) -> None:
         """Delete what an earlier evaluation wrote here."""
-        for path in (self.folder / NUMBERS, *_sample_paths(self.folder)):
+        for path in (self.folder / NUMBERS, *self.folder.glob("samples*.jsonl")):
             path.unlink(missing_ok=True)
 
 
@@ -362,7 +360,7 @@ def read_samples(folder: str | os.PathLike[str]) -> dict[SampleKey, EvaluationSa
     Raises:
         RunLogError: a line, other than a cut last one, is not a sample.
     """
-    rows = (each for path in _sample_paths(Path(folder)) for each in read_lines(path))
+    rows = (each for path in sorted(Path(folder).glob("samples*.jsonl")) for each in read_lines(path))
     samples = (EvaluationSample.of(row, where) for where, _, row in rows)
     return {sample.key: sample for sample in samples}
 
@@ -371,22 +369,6 @@ def hash_of(value: Any) -> str:
     """The SHA-256 of a text, or of a value as JSON, as lmms-eval takes it of a row."""
     text = value if isinstance(value, str) else json.dumps(plain(value), indent=2, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-
-
-def _tuples(row: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """The sequences of a completion's row."""
-    # Earlier versions wrote neither turns nor evidence.
-    evidence = tuple((start, end) for start, end in row.get("evidence", ()))
-    own = {"clips": tuple(map(FrameInfo.of, row["clips"])), "turns": tuple(map(Turn.of, row.get("turns", ())))}
-    return {**own, "images": tuple(row["images"]), "prompt": tuple(row["prompt"]), "evidence": evidence}
-
-
-@contextmanager
-def _wrong(where: str, kind: str) -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, TypeError, IndexError) as error:
-        raise RunLogError(f"{where}: not {kind}: {type(error).__name__} {error}") from None
 
 
 def _read_json(path: Path, of: str) -> Any:
@@ -411,12 +393,12 @@ def read_lines(path: Path) -> Iterator[tuple[str, str, Any]]:
                     raise RunLogError(f"{path}:{number}: not JSON: {error}") from None
 
 
-def _steps(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Text and value of each line of a run."""
+def _steps(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Place, text and value of each line of a run."""
     for where, line, row in read_lines(path):
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise RunLogError(f'{where}: expected an object with an integer "step", got {line[:80]!r}')
-        yield line, row
+        yield where, line, row
 
 
 def _rollout_paths(folder: Path) -> list[Path]:
@@ -427,18 +409,10 @@ def _rank_of(path: Path) -> int:
     return int(path.stem.removeprefix("rank-"))
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file so that a crash leaves the old one or the new one."""
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file of JSON so that a crash leaves the old one or the new one."""
     with written_whole(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-
-
-def _number(value: Any) -> Any:
-    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
-
-
-def _sample_paths(folder: Path) -> list[Path]:
-    return sorted(folder.glob("samples*.jsonl"))
+        partial.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

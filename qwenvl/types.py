@@ -225,24 +225,19 @@ class PromptBatch:
         rows = list(rows)
         mask = self.attention_mask[rows]
         start = int(mask.any(0).float().argmax()) if mask.numel() else 0
-        videos = places_of(self.videos_per_prompt, rows)
-        pixels, grids = select_media(self.pixel_values, self.image_grid_thw, self.images_per_prompt, rows)
-        of_videos = select_media(self.pixel_values_videos, self.video_grid_thw, self.videos_per_prompt, rows)
+        seconds, media = self.seconds_per_grid, places_of(self.videos_per_prompt, rows)
+        images = select_media(self.pixel_values, self.image_grid_thw, self.images_per_prompt, rows)
+        videos = select_media(self.pixel_values_videos, self.video_grid_thw, self.videos_per_prompt, rows)
+        lists = {name: value for name, value in vars(self).items() if isinstance(value, list) and name != "bad"}
         return PromptBatch(
-            records=[self.records[row] for row in rows],
-            epochs=[self.epochs[row] for row in rows],
-            frames=[self.frames[row] for row in rows],
+            **{name: [value[row] for row in rows] for name, value in lists.items()},
             input_ids=self.input_ids[rows, start:],
             attention_mask=mask[:, start:],
-            pixel_values=pixels,
-            image_grid_thw=grids,
-            pixel_values_videos=of_videos[0],
-            video_grid_thw=of_videos[1],
-            seconds_per_grid=self.seconds_per_grid[videos] if self.seconds_per_grid is not None and videos else None,
-            images_per_prompt=[self.images_per_prompt[row] for row in rows],
-            videos_per_prompt=[self.videos_per_prompt[row] for row in rows],
-            fitted=[self.fitted[row] for row in rows],
-            opened_think=[self.opened_think[row] for row in rows],
+            pixel_values=images[0],
+            image_grid_thw=images[1],
+            pixel_values_videos=videos[0],
+            video_grid_thw=videos[1],
+            seconds_per_grid=seconds[media] if seconds is not None and media else None,
             teacher=self.teacher and self.teacher.select(rows),
         )
 

@@ -4,16 +4,15 @@ Read from the import statements of the source, those inside of functions include
 """
 
 import ast
-import runpy
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
-from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 
@@ -62,22 +61,22 @@ MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_FUNCTION = 70
 
 
-@dataclass(frozen=True)
-class Import:
-    """An imported module: full name, line, and whether it is loaded with the file, by a call, or for type checkers."""
+class Import(NamedTuple):
+    """An imported module: its file and line, its full name, and when it is loaded."""
 
+    where: str
+    room: str  # of the file
     name: str
-    line: int
-    when: str  # "load", "call" or "typing"
+    when: str  # "load" with the file, by a "call", or for type checkers: "typing"
 
     @property
     def top(self) -> str:
         return self.name.split(".")[0]
 
     @property
-    def room(self) -> str | None:
-        parts = self.name.split(".")
-        return parts[1] if parts[0] == "qwenvl" and len(parts) > 1 else None
+    def target(self) -> str | None:
+        """The room that is imported."""
+        return self.name.split(".")[1] if self.name.startswith("qwenvl.") else None
 
 
 @cache
@@ -86,54 +85,46 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
-def imports(path: Path) -> list[Import]:
-    return list(walk(tree_of(path).body, "load"))
+def imports() -> list[Import]:
+    """Of all files."""
+    return [
+        Import(f"{path.relative_to(ROOT)}:{line}", path.relative_to(PACKAGE).with_suffix("").parts[0], name, when)
+        for path in SOURCES
+        for line, name, when in walk(tree_of(path).body, "load")
+    ]
 
 
-def walk(nodes: list[ast.AST], when: str) -> Iterator[Import]:
+def walk(nodes: Iterable[ast.AST], when: str) -> Iterator[tuple[int, str, str]]:
     for node in nodes:
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(alias.name, node.lineno, when)
+            yield from ((node.lineno, alias.name, when) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: import by full name"
             for alias in node.names:  # from qwenvl import runlog names a room too
-                yield Import(
-                    f"{node.module}.{alias.name}" if node.module == "qwenvl" else node.module, node.lineno, when
-                )
+                name = f"{node.module}.{alias.name}" if node.module == "qwenvl" else node.module
+                yield node.lineno, name, when
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from walk(list(ast.iter_child_nodes(node)), "call")
+            yield from walk(ast.iter_child_nodes(node), "call")
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             yield from walk(node.body, "typing")
         else:
-            yield from walk(list(ast.iter_child_nodes(node)), when)
+            yield from walk(ast.iter_child_nodes(node), when)
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+def test_a_room_imports_downwards_only():
+    rooms = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in SOURCES} - {"__init__"}
+    assert rooms == FLOORS.keys() | ASIDE.keys(), "give a room its floor here and in docs/architecture.md"
 
+    def may(each: Import) -> bool:
+        if each.room in ASIDE:
+            return each.target in ASIDE[each.room]
+        if each.target in ASIDE:
+            floor, door = DOORS_TO_ASIDE[each.target]
+            return FLOORS[each.room] >= floor and each.name.startswith(f"qwenvl.{each.target}.{door}".rstrip("."))
+        return FLOORS.get(each.target, 99) < FLOORS[each.room]
 
-def every_source(function):
-    return pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))(function)
-
-
-@every_source
-def test_a_room_imports_downwards_only(path):
-    room = room_of(path)
-    if room == "__init__":
-        return
-    assert room in FLOORS or room in ASIDE, f"{room} has no floor: give it one here and in docs/architecture.md"
-    for each in imports(path):
-        if each.room is None or each.room == room:
-            continue
-        if room in ASIDE:
-            assert each.room in ASIDE[room], f"line {each.line}: {room} imports {each.room}"
-        elif each.room in ASIDE:
-            floor, door = DOORS_TO_ASIDE[each.room]
-            inside = each.name.startswith(f"qwenvl.{each.room}.{door}" if door else f"qwenvl.{each.room}")
-            assert FLOORS[room] >= floor and inside, f"line {each.line}: {room} imports {each.name}"
-        else:
-            assert FLOORS.get(each.room, 99) < FLOORS[room], f"line {each.line}: {room} imports {each.room}"
+    between = [each for each in imports() if each.target not in (None, each.room) and each.room != "__init__"]
+    assert [each for each in between if not may(each)] == []
 
 
 def test_no_import_runs_in_a_circle():
@@ -162,87 +153,46 @@ def imported_files(path: Path) -> set[str]:
     return found & set(known)
 
 
-@every_source
-def test_pure_rooms_stay_pure(path):
-    room = room_of(path)
-    for each in imports(path):
-        forbidden = FORBIDDEN.get(room, set()) | (FORBIDDEN_AT_LOAD.get(room, set()) if each.when == "load" else set())
-        assert each.top not in forbidden, f"line {each.line}: {room} imports {each.name}"
-        if room in STANDARD_LIBRARY_ONLY and each.when != "typing":
-            plain = each.top in sys.stdlib_module_names or each.top == "qwenvl"
-            assert plain, f"line {each.line}: {room} imports {each.name}; it keeps to the standard library"
+def test_pure_rooms_stay_pure():
+    for each in imports():
+        assert each.top not in FORBIDDEN.get(each.room, ()), each
+        assert each.when != "load" or each.top not in FORBIDDEN_AT_LOAD.get(each.room, ()), each
+        if each.room in STANDARD_LIBRARY_ONLY and each.when != "typing":
+            assert each.top in {*sys.stdlib_module_names, "qwenvl"}, f"{each}: it keeps to the standard library"
 
 
-@every_source
-def test_what_is_imported_is_declared_and_what_is_optional_is_imported_late(path):
-    needed, optional = declared_dependencies()
-    for each in imports(path):
-        if each.top in sys.stdlib_module_names or each.top == "qwenvl" or each.when == "typing":
+def test_what_is_imported_is_declared_and_what_is_optional_is_imported_late():
+    optional, needed = set(), set()
+    for each in requires("qwenvl"):
+        name = re.split(r"[\[<>=!~; ]", each)[0]
+        (optional if ";" in each else needed).add(IMPORT_NAMES.get(name, name.replace("-", "_")))
+    own = {*sys.stdlib_module_names, "qwenvl"}
+    for each in imports():
+        if each.top in own | OF_ANOTHER_ENVIRONMENT.get(each.room, set()) or each.when == "typing":
             continue
-        if each.top in OF_ANOTHER_ENVIRONMENT.get(room_of(path), set()):
-            continue
-        assert each.top in needed | optional, f"line {each.line}: {each.top} is not among the dependencies of setup.py"
-        late = each.top in needed or each.when == "call"
-        assert late, f"line {each.line}: {each.top} is not always installed: import it inside of what needs it"
+        assert each.top in needed | optional, f"{each}: not among the dependencies of setup.py (pip install -e . again)"
+        assert each.top in needed or each.when == "call", f"{each}: not always installed: import it where it is needed"
 
 
-@cache
-def declared_dependencies() -> tuple[set[str], set[str]]:
-    """Import names in setup.py: of what is always installed, and of extras and what some platforms lack."""
-    declared = {}
-    stand_in = ModuleType("setuptools")
-    stand_in.setup, stand_in.find_packages = declared.update, lambda **_: []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "setuptools", stand_in)
-        building = ModuleType("setuptools.command.build_py")
-        building.build_py = object
-        patch.setitem(sys.modules, building.__name__, building)
-        runpy.run_path(str(ROOT / "setup.py"))
-    required, extras = declared["install_requires"], declared["extras_require"]
-    everywhere = [each for each in required if ";" not in each]
-    elsewhere = [each for each in required if ";" in each] + [each for group in extras.values() for each in group]
-    return set(map(import_name, everywhere)), set(map(import_name, elsewhere))
-
-
-def import_name(requirement: str) -> str:
-    name = requirement.split(";")[0].split("[")[0]
-    for mark in "<>=!~ ":
-        name = name.split(mark)[0]
-    return IMPORT_NAMES.get(name, name.replace("-", "_"))
-
-
-@pytest.mark.parametrize("path", sorted((PACKAGE / "train").glob("*.py")), ids=lambda path: path.name)
-def test_no_file_of_train_hides_a_module(path):
+def test_no_file_of_train_hides_a_module():
     """``python qwenvl/train/train_grpo.py`` puts this folder first on ``sys.path``."""
     taken = (set(sys.stdlib_module_names) | set(packages_distributions())) - {"qwenvl"}
-    assert path.stem not in taken, f"import {path.stem} would find this file"
+    assert taken.isdisjoint(path.stem for path in (PACKAGE / "train").glob("*.py"))
 
 
-@every_source
-def test_files_and_functions_stay_small(path):
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MOST_LINES_OF_A_FILE, "a noun is hiding in this file"
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = node.end_lineno - node.lineno + 1
-            assert lines <= MOST_LINES_OF_A_FUNCTION, f"line {node.lineno}: {node.name} has {lines} lines"
-
-
-@every_source
-def test_what_is_public_says_what_it_is(path):
-    tree = tree_of(path)
-    if tree.body:
-        assert ast.get_docstring(tree), "no docstring at the head of the file"
-    for node in tree.body:
-        named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if named and not node.name.startswith("_"):
-            assert ast.get_docstring(node), f"line {node.lineno}: {node.name} has no docstring"
-
-
-def test_tests_mirror_the_rooms():
-    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
-    folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")}
-    assert folders <= rooms
+def test_files_and_functions_stay_small_and_what_is_public_says_what_it_is():
+    for path in SOURCES:
+        tree = tree_of(path)
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES_OF_A_FILE, path
+        assert not tree.body or ast.get_docstring(tree), f"{path}: no docstring at its head"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = node.end_lineno - node.lineno + 1
+                assert lines <= MOST_LINES_OF_A_FUNCTION, f"{path}:{node.lineno}: {node.name} has {lines} lines"
+        for node in tree.body:
+            named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            if named and not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{path}:{node.lineno}: {node.name} has no docstring"
 
 
 def test_names_and_types_load_without_torch():

@@ -60,27 +60,27 @@ def test_answers_come_back_whatever_is_printed(start, capfd):
     assert child.ask(("pid",)) == child.pid != os.getpid()
 
 
-def test_a_deadline_by_the_clock(start):
+@pytest.mark.parametrize(
+    ("task", "bounds", "message"),
+    [
+        (("sleep", 600), {"seconds": 0.2}, r"no result after 0.2 s"),
+        (("compute",), {"cpu_seconds": 0.3}, r"no result after 0.3 s of computing"),
+        (("compute_for", 600), {"cpu_seconds": 0.3}, r"no result after 0.3 s of computing"),
+    ],
+)
+def test_bounds_by_the_clock_and_on_computing(start, task, bounds, message):
     child = start()
-    with pytest.raises(ChildTimeout, match=r"no result after 0.2 s"):
-        child.ask(("sleep", 600), seconds=0.2)
-    assert not child.alive
-
-
-@pytest.mark.parametrize("task", [("compute",), ("compute_for", 600)])
-def test_a_bound_on_computing(start, task):
-    child = start()
-    with pytest.raises(ChildTimeout, match=r"no result after 0.3 s of computing"):
-        child.ask(task, cpu_seconds=0.3)
+    with pytest.raises(ChildTimeout, match=message):
+        child.ask(task, **bounds)
     assert not child.alive
 
 
 def test_the_bound_on_computing_counts_neither_waiting_nor_loading_nor_earlier_messages(start):
     child = start("load_slowly")
-    assert child.ask(("sleep", 1.0), cpu_seconds=0.5) == 1.0
+    assert child.ask(("sleep", 0.6), cpu_seconds=0.3) == 0.6
     for _ in range(3):
-        assert child.ask(("compute_for", 0.2), cpu_seconds=0.5) == 0.2
-    assert child.ask(("compute_for", 0.6)) == 0.6, "a message without a bound has none of the one before"
+        assert child.ask(("compute_for", 0.15), cpu_seconds=0.3) == 0.15
+    assert child.ask(("compute_for", 0.4)) == 0.4, "a message without a bound has none of the one before"
 
 
 def test_failures_are_told_and_the_child_lives_on(start):

@@ -1,12 +1,13 @@
 """The pages tell the truth: every command in them is parsed or run, every link leads somewhere, the code runs."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import yaml
 
 from qwenvl.cli import COMMANDS, main
 from qwenvl.config.command_line import parse_args, read_command, without_dry_run
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.doctor.commands import parser as data_commands
 from qwenvl.evaluate.settings import evaluation_request, probe_request, try_request
 from qwenvl.train.merge import make_parser as make_merge_parser
@@ -22,6 +24,7 @@ from qwenvl.train.planning.command import request_of as settings_of_a_plan
 from qwenvl.use.label_command import label_request
 from qwenvl.use.serve_command import serve_request
 from qwenvl.vllm_server.__main__ import parse as parse_server
+from tests.made_clips import write_clip
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -29,9 +32,8 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")),
 ]
-ASKS = {"try": try_request, "label": label_request, "serve": serve_request}
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", flags=re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
+LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#[^)]*)?\)")
 WITHOUT_CHECK = {"cd", "ffmpeg", "git", "source", "export", "tensorboard", "mkdocs"}  # the last: tests/test_site.py
 
 
@@ -44,6 +46,7 @@ def text_of(page: Path) -> str:
     return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
+@cache
 def blocks(page: Path, language: str) -> list[str]:
     """The fenced blocks of one language, without their indentation."""
     found = BLOCK.findall(text_of(page))
@@ -90,34 +93,20 @@ def check(words: list[str], environment: dict[str, str]) -> None:
     program, *rest = words
     if any(word.endswith("train_grpo.py") for word in words):
         check_training([word.endswith("train_grpo.py") for word in words].index(True), words)
-    elif program == "bash" and rest[0].endswith("train_grpo.sh"):
-        check_launcher(rest, environment)
-    elif program == "sbatch":
-        at = next(n for n, word in enumerate(rest) if word.endswith(".sbatch"))
+    elif program in ("bash", "sbatch") and any("train_grpo" in word for word in rest):
+        at = next(n for n, word in enumerate(rest) if word.endswith((".sh", ".sbatch")))
         assert (ROOT / rest[at]).is_file()
-        check_launcher(["scripts/train_grpo.sh", *rest[at + 1 :]], environment)
+        named = {word.split("=")[0].removeprefix("--") for word in rest[at + 1 :] if word.startswith("--")}
+        assert named <= {"config", *(each.name for each in fields(GRPOConfig))}
+        assert all(name in (ROOT / "scripts" / "train_grpo.sh").read_text(encoding="utf-8") for name in environment)
     elif program == "bash" and rest[0].endswith("serve_vllm.sh") and "--build" not in rest:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("QWENVL_VLLM_TOKEN", "a secret of both sides")
             parse_server(rest[1:])
     elif program == "qwenvl":
         assert rest[0] in COMMANDS
-        if rest[0] in ASKS:
-            check_question(rest[1:], ASKS[rest[0]])
-        if rest[0] == "merge":
-            make_merge_parser().parse_args(rest[1:])
-        if rest[0] == "plan":
-            settings_of_a_plan(rest[1:])
-        if rest[0] == "probe":
-            probe_request(rest[1:])
-        if rest[0] == "data" and "--help" not in rest:
-            data_commands().parse_args(rest[1:])
-        if rest[0] == "evaluate":
-            evaluation_request(rest[1:])
-        if rest[0] == "train" and "--help" not in rest:
-            check_training(1, words)
-        if rest[0] == "warmup":
-            read_command("qwenvl warmup", without_dry_run(rest[1:])[0])
+        if rest[0] in READERS and "--help" not in rest:
+            READERS[rest[0]](rest[1:])
     elif program == "accelerate" and "--module" in rest:
         check(rest[rest.index("--module") + 1 :], environment)
     elif program in ("bash", "python") and rest[0].endswith((".sh", ".py")):
@@ -133,13 +122,27 @@ def check(words: list[str], environment: dict[str, str]) -> None:
         assert program in WITHOUT_CHECK, f"no check for {program}: teach tests/test_docs.py one"
 
 
-def check_question(words: list[str], request_of: Callable[[list[str]], object]) -> None:
-    """Reads the command, in a working folder where its model and its clips are there."""
-    clips = [word for word in words if word.endswith(".mp4")]
-    for file in (f"{words[0]}/model.safetensors", "clips/one.mp4", *clips):
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
-        Path(file).write_bytes(b"\0\0\0\x18ftypmp42")
-    request_of([word for word in words if word != "..."])
+def asked(request_of: Callable[[list[str]], object]) -> Callable[[list[str]], object]:
+    """Reads a command, in a working folder where its model and its clips are there."""
+
+    def check(words: list[str]) -> None:
+        clips = [word for word in words if word.endswith(".mp4")]
+        for file in (f"{words[0]}/model.safetensors", "clips/one.mp4", *clips):
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
+            Path(file).write_bytes(b"\0\0\0\x18ftypmp42")
+        request_of([word for word in words if word != "..."])
+
+    return check
+
+
+READERS = {
+    **{"try": asked(try_request), "label": asked(label_request), "serve": asked(serve_request)},
+    **{"probe": probe_request, "evaluate": evaluation_request, "plan": settings_of_a_plan},
+    "merge": lambda words: make_merge_parser().parse_args(words),
+    "data": lambda words: data_commands().parse_args(words),
+    "train": lambda words: parse_args(without_dry_run(words)[0]),
+    "warmup": lambda words: read_command("qwenvl warmup", without_dry_run(words)[0]),
+}
 
 
 def check_training(position: int, words: list[str]) -> None:
@@ -149,55 +152,20 @@ def check_training(position: int, words: list[str]) -> None:
         if before.endswith((".yaml", ".json")):
             assert (ROOT / before).is_file()
     if "--help" not in words:
-        parse_args([word for word in words[position + 1 :] if word != "--dry_run"])  # which the command takes out
-
-
-def check_launcher(words: list[str], environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        ["bash", str(ROOT / words[0]), *words[1:]],
-        env={**os.environ, **environment, "DRY_RUN": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    shown = shlex.split(done.stdout)
-    arguments = shown[[word.endswith("train_grpo.py") for word in shown].index(True) + 1 :]
-    if "--deepspeed" in arguments:  # parsing it would start DeepSpeed, in whose place FSDP splits the model
-        at = arguments.index("--deepspeed")
-        assert Path(arguments[at + 1]).is_file()
-        arguments[at : at + 2] = ["--fsdp=True"]
-    parse_args(arguments)
+        parse_args(without_dry_run(words[position + 1 :])[0])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
-    for target, anchor in LINK.findall(text_of(page)):
-        path = page.parent / target if target else page
-        assert path.exists(), target
-        assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
-
-
-def anchors(page: Path) -> set[str]:
-    """The anchors of its headings, as GitHub names them."""
-    text = re.sub(r"^ *```.*?^ *```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
-    titles = re.findall(r"^#+ +(.+)$", text, flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_and_records_are_well_formed(page):
+def test_files_of_links_are_there_and_code_and_records_are_well_formed(page):
+    """Anchors and navigation: the strict build of tests/test_site.py."""
+    for target in LINK.findall(text_of(page)):
+        assert not target or (page.parent / target).exists(), target
     for block in blocks(page, "python"):
         compile(block, str(page), "exec")
     for block in blocks(page, "json"):
         while block := block.strip():  # one object, or several in a row
             _, end = json.JSONDecoder().raw_decode(block)
             block = block[end:]
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT], ids=lambda page: page.name)
-def test_each_page_stands_in_the_navigation_of_the_site(page):
-    place = page.relative_to(ROOT / "docs").with_suffix(".md")
-    assert f": {place}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), "give it a line under nav in mkdocs.yml"
 
 
 def test_the_architecture_names_every_room_and_only_files_that_are_there():
@@ -218,49 +186,50 @@ def test_generated_parts_are_what_the_code_says():
         assert page == (ROOT / "docs" / name).read_text(encoding="utf-8"), "run: python scripts/make_docs.py"
 
 
-@pytest.fixture
-def trained_on_clips(tiny_checkpoint, make_clip, make_row, write_rows, tmp_path, monkeypatch):
-    """The run of the quickstart, ``runs/sop``, in the working folder: one step of a tiny model on a real clip."""
-    from qwenvl import GRPOConfig, GRPOTrainer
+@pytest.fixture(scope="module")
+def trained_on_clips(tiny_checkpoint, tmp_path_factory):
+    """A folder with the run of the quickstart, ``runs/sop``, one step of a tiny model on a real clip; its batch."""
+    from qwenvl import GRPOTrainer
 
-    make_clip("clips/17.mp4", 60, size=(320, 240))
-    data = write_rows([make_row(prompt="<video>\nWhich steps?", video="clips/17.mp4")])
-    monkeypatch.chdir(tmp_path)
-    config = GRPOConfig("runs/sop", dataset_use=str(data), max_steps=1, generation_max_length=8, use_cpu=True)
+    folder = tmp_path_factory.mktemp("trained")
+    write_clip(folder / "clips" / "17.mp4", 60, size=(320, 240))
+    turns = [{"from": "human", "value": "<video>\nWhich steps?"}, {"from": "gpt", "value": "<answer>(1)</answer>"}]
+    (folder / "data.json").write_text(json.dumps([{"conversations": turns, "video": "clips/17.mp4"}]))
+    settings = {"dataset_use": str(folder / "data.json"), "max_steps": 1, "generation_max_length": 8, "use_cpu": True}
+    config = GRPOConfig(str(folder / "runs" / "sop"), **settings)
     trainer = GRPOTrainer(str(tiny_checkpoint()), config, reward_funcs=[lambda texts: [len(text) for text in texts]])
     trainer.train()
     trainer.save_model()
-    return trainer
+    return folder, trainer.data_collator([trainer.train_dataset[0]])["prompts"]
 
 
-def test_the_result_answers_about_a_clip(trained_on_clips, capsys):
+def test_the_result_answers_about_a_clip(trained_on_clips, monkeypatch, capsys):
     """The last step of the quickstart as it stands but for a shorter answer."""
-    page = ROOT / "docs" / "quickstart.md"
-    [code] = [block for block in blocks(page, "python") if "read_clip" in block]
-    code = code.replace('"clip.mp4"', '"clips/17.mp4"').replace('"."', '"runs/sop"')
-    code = code.replace("max_new_tokens=512", "max_new_tokens=4")
-    assert "max_new_tokens=4" in code
-    names = {"__name__": "page"}
-    exec(compile(code, str(page), "exec"), names)
-    batch = trained_on_clips.data_collator([trained_on_clips.train_dataset[0]])["prompts"]
+    folder, batch = trained_on_clips
+    monkeypatch.chdir(folder)
+    names = run_snippet("quickstart.md", "read_clip", {"max_new_tokens=512": "max_new_tokens=4"})
     assert names["inputs"]["video_grid_thw"].tolist() == batch.video_grid_thw.tolist() == [[2, 8, 12]]
     new = names["output"][0, names["inputs"]["input_ids"].shape[1] :]
     assert 0 < len(new) <= 4 and capsys.readouterr().out.endswith("\n")
 
 
-def run_snippet(page: str, word: str, **names) -> dict:
-    """Run the block of Python of a page that holds a word, and return its names."""
-    [code] = [block for block in blocks(ROOT / "docs" / page, "python") if word in block]
+def run_snippet(page: str, word: str, here: dict[str, str] | None = None, **names) -> dict:
+    """Run the block of Python of a page that holds a word, with some texts in place of others. Returns its names."""
+    file = ROOT / page if page == "README.md" else ROOT / "docs" / page
+    [code] = [block for block in blocks(file, "python") if word in block]
+    for there, replacement in (here or {}).items():
+        assert code.count(there) == 1, f"{page} no longer says {there}"
+        code = code.replace(there, replacement)
     names["__name__"] = "page"
     exec(compile(code, page, "exec"), names)
     return names
 
 
-def test_a_script_reads_the_files_of_a_run(trained_on_clips, capsys):
+def test_a_script_reads_the_files_of_a_run(trained_on_clips, monkeypatch, capsys):
+    monkeypatch.chdir(trained_on_clips[0])
     run_snippet("quickstart.md", "read_metrics")
     said = capsys.readouterr().out
-    assert said.startswith("1 ")
-    assert said.count("data-0 ") == trained_on_clips.args.grpo_sample_size, "the record's id, once for each completion"
+    assert said.startswith("1 ") and said.count("data-0 ") == 4, "the record's id, once for each completion"
 
 
 def test_a_script_reads_records(tiny_pair):
@@ -274,11 +243,9 @@ def test_a_script_hands_rows_to_the_trainer(tiny_checkpoint, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": f"{n} + 1?", "solution": str(n + 1), "difficulty": n % 10} for n in range(40)]
     Dataset.from_list(rows).to_parquet("mine.parquet")
-    [code] = [block for block in blocks(ROOT / "docs" / "data.md", "python") if "from_parquet" in block]
-    code = code.replace("max_steps=300", "max_steps=1, use_cpu=True").replace("Qwen/Qwen3.5-4B", str(tiny_checkpoint()))
-    names = {"__name__": "page"}
-    exec(compile(code, "data.md", "exec"), names)
-    assert (len(names["trainer"].train_dataset), len(names["trainer"].eval_dataset)) == (18, 2)
+    here = {"max_steps=300": "max_steps=1, use_cpu=True", "Qwen/Qwen3.5-4B": str(tiny_checkpoint())}
+    trainer = run_snippet("data.md", "from_parquet", here)["trainer"]
+    assert (len(trainer.train_dataset), len(trainer.eval_dataset)) == (18, 2)
 
 
 def test_a_reward_of_ones_own_is_tried(tmp_path, monkeypatch, capsys):
@@ -301,17 +268,13 @@ def test_the_citation_and_the_changelog_are_of_this_version():
 def test_the_ten_lines_of_the_readme_train(tiny_checkpoint, tmp_path, monkeypatch):
     from transformers import AutoModelForImageTextToText
 
-    [code] = blocks(ROOT / "README.md", "python")
     here = {
         "Qwen/Qwen3.5-4B": str(tiny_checkpoint("qwen3_5")),
         "max_steps=100": "max_steps=2, generation_max_length=16, learning_rate=1e-3, use_cpu=True",
         "len(text) < 200": "len(text) % 2",  # so that it differs in what the tiny model babbles
     }
-    for there, replacement in here.items():
-        assert code.count(there) == 1, f"the ten lines no longer say {there}"
-        code = code.replace(there, replacement)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    run_snippet("README.md", "GRPOTrainer", here)
     before = AutoModelForImageTextToText.from_pretrained(tiny_checkpoint("qwen3_5")).state_dict()
     after = AutoModelForImageTextToText.from_pretrained(tmp_path / "runs" / "example").state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}

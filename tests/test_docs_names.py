@@ -85,13 +85,13 @@ def messages() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("message", messages())
-def test_the_messages_that_the_page_of_symptoms_quotes_are_printed(message):
+def test_the_messages_that_the_page_of_symptoms_quotes_are_printed():
     """The parts between ``...`` stand in one text of the source, in this order."""
-    parts = [part.strip() for part in message.split("...") if part.strip()]
-    assert sum(map(len, parts)) >= 10, "too short to be told from others"
-    pattern = re.compile(".*".join(map(re.escape, parts)), flags=re.DOTALL)
-    assert any(pattern.search(text) for text in strings())
+    for message in messages():
+        parts = [part.strip() for part in message.split("...") if part.strip()]
+        assert sum(map(len, parts)) >= 10, f"{message}: too short to be told from others"
+        pattern = re.compile(".*".join(map(re.escape, parts)), flags=re.DOTALL)
+        assert any(pattern.search(text) for text in strings()), message
 
 
 def test_the_numbers_that_the_page_of_symptoms_names_are_logged():

@@ -77,39 +77,33 @@ def test_every_setting_can_be_set_and_then_appended(launch):
         assert (flag in plain) == (default != '""' or variable == "EVAL_DATASET")
         assert given[given.index(flag) + 1] == f"my {variable}"
     assert launch("--grpo_beta", "appended", BETA="1")[-2:] == ["--grpo_beta", "appended"], "what comes last counts"
-
-
-def test_words_with_spaces_survive(launch):
     assert settings(launch("--run_name", "two words", DATASET="my data.json")).dataset_use == "my data.json"
 
 
-@pytest.mark.parametrize("arguments", [["run.yaml"], ["--config", "run.yaml"], ["--config=run.yaml"]], ids=" ".join)
-def test_a_settings_file_takes_the_place_of_the_defaults(launch, tmp_path, monkeypatch, arguments):
+def test_a_settings_file_takes_the_place_of_the_defaults(launch, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(
         "model_name_or_path: tiny\ndataset_use: sop\ngrpo_sample_size: 6\nmax_steps: 9\n"
     )
-    config = settings(launch(*arguments, "--grpo_beta", "0.04", MAX_STEPS="3"))
-    assert (config.model_name_or_path, config.grpo_sample_size) == ("tiny", 6)
-    assert (config.max_steps, config.grpo_beta) == (3, 0.04), "the environment and appended flags override the file"
+    for arguments in (["run.yaml"], ["--config", "run.yaml"], ["--config=run.yaml"]):
+        config = settings(launch(*arguments, "--grpo_beta", "0.04", MAX_STEPS="3"))
+        assert (config.model_name_or_path, config.grpo_sample_size) == ("tiny", 6)
+        assert (config.max_steps, config.grpo_beta) == (3, 0.04), "the environment and appended flags override the file"
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_deepspeed_by_name_is_a_file_of_that_stage(launch, stage):
-    words = launch(DEEPSPEED=f"zero{stage}")
-    file = Path(words[words.index("--deepspeed") + 1])
-    assert json.loads(file.read_text())["zero_optimization"]["stage"] == stage
+def test_what_splits_the_model_is_a_name_or_a_file(launch, tmp_path):
+    for stage in (2, 3):
+        words = launch(DEEPSPEED=f"zero{stage}")
+        file = Path(words[words.index("--deepspeed") + 1])
+        assert json.loads(file.read_text())["zero_optimization"]["stage"] == stage
     assert launch(DEEPSPEED="mine.json")[-2:] == ["--deepspeed", "mine.json"]
-    assert "--deepspeed" not in launch()
-
-
-def test_fsdp_is_a_switch_or_a_file(launch, tmp_path):
     assert settings(launch(FSDP="True", DATASET="sop")).fsdp is True
     file = tmp_path / "fsdp.json"
     file.write_text('{"reshard_after_forward": false}')
     config = settings(launch(FSDP=str(file), DATASET="sop"))
     assert config.fsdp is True and config.fsdp_plugin_args["reshard_after_forward"] is False
-    assert not settings(launch(DATASET="sop")).fsdp
+    plain = launch(DATASET="sop")
+    assert "--deepspeed" not in plain and not settings(plain).fsdp
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "scripts" / "accelerate").glob("*.yaml")), ids=lambda path: path.name)
@@ -119,10 +113,3 @@ def test_accelerate_understands_its_files(file):
     config = load_config_from_file(str(file))
     assert isinstance(config, ClusterConfig) and config.num_processes > 1
     assert yaml.safe_load(file.read_text())["mixed_precision"] == "bf16"
-
-
-@pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.sh")), ids=lambda path: path.name)
-def test_scripts_are_valid_and_stop_at_errors(script):
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    sourced = script.name.startswith("_")
-    assert sourced or "set -euo pipefail" in script.read_text(encoding="utf-8")

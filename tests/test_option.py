@@ -58,11 +58,9 @@ def refusal(made: type, **values) -> list[str]:
     ("given", "message"),
     [
         ({"rate": "1e-6"}, "--rate must be a number, got '1e-6'"),
-        ({"rate": None}, "--rate must be a number, got None"),
         ({"rate": True}, "--rate must be a number, got True"),
         ({"count": 1.5}, "--count must be an integer or None, got 1.5"),
         ({"names": "format"}, "--names must be a list or None, got 'format'"),
-        ({"weights": 1.0}, "--weights must be a list or None, got 1.0"),
         ({"mode": "c"}, "--mode must be one of a, b, got 'c'"),
         ({"mode": None}, "--mode must be one of a, b, got None"),
         ({"kernel": "z"}, "--kernel must be one of x, y, got 'z'"),
@@ -80,9 +78,7 @@ def test_values_of_another_type_are_named(given, message):
         ({"seconds": 0}, "--seconds must be above 0, got 0"),
         ({"share": 1.5}, "--share must be at most 1, got 1.5"),
         ({"dropout": 1}, "--dropout must be below 1, got 1"),
-        ({"dropout": -0.1}, "--dropout must be at least 0, got -0.1"),
         ({"seconds": float("inf")}, "--seconds must be a finite number, got inf"),
-        ({"group": 1}, "--group must be at least 2, got 1: a group of one has no spread"),
     ],
     ids=str,
 )
@@ -100,22 +96,15 @@ def test_a_class_checks_the_options_of_all_its_bases_and_tells_everything_at_onc
     ]
 
 
-def test_a_wrong_type_is_told_alone():
+def test_a_wrong_type_is_told_alone_and_a_further_check_comes_last():
     assert refusal(Both, last="10", count=0) == ["--last must be an integer, got '10'"]
-
-
-def test_a_further_check_comes_last_and_only_where_the_types_are_right():
     made = Both()
     assert problems_of(made, lambda config: [f"more of {config.last}"]) == ["more of 0"]
-    made.mode = "c"
-    assert problems_of(made, lambda config: ["more"]) == ["--mode must be one of a, b, got 'c'"]
 
 
 def test_options_are_taken_from_whatever_has_them():
     flags = argparse.Namespace(seconds=1.0, share=None, dropout=0.0, group=8, other="not theirs")
     assert Bounded.of(flags) == Bounded(seconds=1.0, group=8)
-    assert Bounded.of(Both(group=3)) == Bounded(group=3)
     assert Bounded.of(Both(group=3), seconds=9.0) == Bounded(group=3, seconds=9.0)
-    assert Bounded.of(seconds=9.0) == Bounded(seconds=9.0)
     with pytest.raises(TypeError, match="colour"):
         Bounded.of(colour="red")

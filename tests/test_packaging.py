@@ -6,10 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib.metadata import distributions, version
 from pathlib import Path
 
 import pytest
+
+from qwenvl.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -34,9 +37,10 @@ def site(tmp_path_factory) -> Path:
         shutil.copy(ROOT / name, source)
     for name in ("qwenvl", "data"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    pip = ["-m", "pip", "-q", "--disable-pip-version-check"]
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", wheels, ".", cwd=source)
-    run(*pip, "install", "--no-deps", "--no-index", "--target", site, *wheels.glob("*.whl"), cwd=wheels)
+    run("setup.py", "-q", "bdist_wheel", "-d", wheels, cwd=source)
+    [wheel] = wheels.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(site)
     return site
 
 
@@ -46,13 +50,13 @@ def test_the_example_is_there(site, tmp_path):
         "print(qwenvl.__file__, resolve_datasets('example')[0].annotation_path)"
     )
     package, records = run("-c", code, cwd=tmp_path, PYTHONPATH=str(site)).split()
-    assert Path(package).is_relative_to(site) and Path(records).is_relative_to(site)
-    assert "5 records" in run("-m", "qwenvl", "data", "check", "example", cwd=tmp_path, PYTHONPATH=str(site))
+    assert Path(package).is_relative_to(site) and Path(records).is_relative_to(site) and Path(records).is_file()
 
 
 def test_types_templates_and_metadata_are_there(site):
     (distribution,) = distributions(path=[str(site)])
     assert (site / "qwenvl" / "py.typed").is_file()
+    assert [each.load() for each in distribution.entry_points] == [main]
     templates = [path for kind in ("html", "css", "js") for path in (ROOT / "qwenvl").rglob(f"*.{kind}")]
     missing = [path for path in templates if not (site / path.relative_to(ROOT)).is_file()]
     assert missing == []
@@ -61,11 +65,8 @@ def test_types_templates_and_metadata_are_there(site):
     assert "Typing :: Typed" in distribution.metadata.get_all("Classifier")
 
 
-def test_the_command_and_the_module_tell_the_version(site, tmp_path):
-    program = site / "bin" / "qwenvl"
-    for command in (["-m", "qwenvl"], [program]):
-        said = run(*command, "--version", cwd=tmp_path, PYTHONPATH=str(site))
-        assert said == f"qwenvl {version('qwenvl')}\n"
+def test_the_command_tells_the_version(site, tmp_path):
+    assert run("-m", "qwenvl", "--version", cwd=tmp_path, PYTHONPATH=str(site)) == f"qwenvl {version('qwenvl')}\n"
 
 
 @pytest.mark.slow

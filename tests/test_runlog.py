@@ -8,7 +8,6 @@ import pytest
 from qwenvl.runlog import (
     AS_IT_IS,
     EvaluationLog,
-    Rollout,
     RunLog,
     RunLogError,
     SampleKey,
@@ -21,24 +20,7 @@ from qwenvl.runlog import (
 )
 from qwenvl.types import FrameInfo
 from tests.evaluate.made import sample
-from tests.report.runs import LOOKED
-
-
-def rollout(step, completion="<answer>(1)</answer>", **changes):
-    given = {
-        "record_id": "clip-1",
-        "sample": 0,
-        "prompt": ({"role": "user", "text": "<video>which steps?"},),
-        "solution": "(1)",
-        "tokens": 5,
-        "finish_reason": "stop",
-        "rewards": {"format": 0.3, "accuracy": None},
-        "total": 0.09,
-        "advantage": -1.5,
-        "clips": (FrameInfo("a.mp4", (0, 8), (0.0, 0.32), (0, 1)), FrameInfo("b.mp4", (3, 3), (0.1, 0.1))),
-        "images": ("a.png",),
-    }
-    return Rollout(step=step, completion=completion, **(given | changes))
+from tests.report.runs import LOOKED, rollout
 
 
 def test_metrics_come_back(tmp_path):
@@ -66,10 +48,12 @@ def test_lines_of_training_and_of_evaluations_are_told_apart(tmp_path):
 
 
 def test_rollouts_come_back(tmp_path):
+    clips = FrameInfo("a.mp4", (0, 8), (0.0, 0.32), (0, 1)), FrameInfo("b.mp4", (3, 3), (0.1, 0.1))
+    odd = "两个\n\u2028 \x00 \ud83d <b> 😀"
     written = [
-        rollout(1),
-        rollout(1, "两个\n\u2028 \x00 \ud83d <b> 😀", sample=1, turns=LOOKED, evidence=((12.0, 15.5),)),
-        rollout(2, split="eval", advantage=None),
+        rollout(clips=clips, images=("a.png",), rewards={"format": 0.3, "accuracy": None}, fitted={"frames": [[8, 2]]}),
+        rollout(completion=odd, sample=1, turns=LOOKED, evidence=((12.0, 15.5),)),
+        rollout(step=2, split="eval", advantage=None),
     ]
     RunLog(tmp_path).log_rollouts(written[:2])
     RunLog(tmp_path, rank=1, world_size=2).log_rollouts(written[2:])
@@ -93,7 +77,7 @@ def test_resuming_drops_the_steps_that_come_again(tmp_path):
     for step in (1, 2, 3):
         for log in logs:
             log.log_metrics(step, {"loss": step})
-            log.log_rollouts([rollout(step, record_id=f"r{log.rank}")])
+            log.log_rollouts([rollout(step=step, record_id=f"r{log.rank}")])
     resumed = [RunLog(tmp_path, rank, world_size=2) for rank in range(2)]  # one process fewer than before
     for log in resumed:
         log.begin(2)
@@ -105,20 +89,18 @@ def test_resuming_drops_the_steps_that_come_again(tmp_path):
     RunLog(tmp_path / "new").begin(5)  # nothing there yet: nothing to do
 
 
-def test_only_rank_0_writes_metrics_and_configuration(tmp_path):
-    log = RunLog(tmp_path, rank=1, world_size=2)
-    log.log_metrics(1, {"loss": 1.0})
-    log.write_config({"seed": 1})
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_configuration_is_that_of_the_newest_start(tmp_path):
     odd = {"seed": 1, "limit": math.inf, "folder": tmp_path, "betas": (0.9, 0.99)}
     plain = {"seed": 1, "limit": "Infinity", "folder": str(tmp_path), "betas": [0.9, 0.99]}
-    RunLog(tmp_path).write_config(odd, {"torch": "2"})
-    assert read_config(tmp_path) == {"config": plain, "versions": {"torch": "2"}}
-    RunLog(tmp_path).write_config({"seed": 2}, {"torch": "3"})
-    assert read_config(tmp_path) == {"config": {"seed": 2}, "versions": {"torch": "3"}}
+    RunLog(tmp_path).write_config(odd, {"hardware": "2 GPUs"})
+    found = read_config(tmp_path)
+    assert (found["config"], found["launch"]) == (plain, {"hardware": "2 GPUs"}) and "torch" in found["versions"]
+    RunLog(tmp_path).write_config({"seed": 2})
+    other = RunLog(tmp_path, rank=1, world_size=2)
+    other.write_config({"seed": 3})
+    other.log_metrics(1, {"loss": 1.0})
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert read_config(tmp_path) == {"config": {"seed": 2}, "versions": found["versions"]}
 
 
 @pytest.mark.parametrize(
@@ -128,9 +110,9 @@ def test_the_configuration_is_that_of_the_newest_start(tmp_path):
         (read_metrics, "metrics.jsonl", "[1]\n", r'metrics.jsonl:1: expected an object with an integer "step"'),
         (read_config, "other.json", "", r"run.json: no such file; is .* the output_dir of a run"),
         (read_config, "run.json", "{", r"run.json: not JSON"),
-        (read_rollouts, "rollouts/rank-0.jsonl", '{"step": 1}\n', r"rank-0.jsonl:1: not a rollout: KeyError"),
+        (read_rollouts, "rollouts/rank-0.jsonl", '{"step": 1}\n', r"rank-0.jsonl:1: no completion: KeyError"),
         (read_samples, "samples.jsonl", "{\n", r"samples\.jsonl:1: not JSON"),
-        (read_samples, "samples.jsonl", '{"model": "m"}\n', r"samples\.jsonl:1: not a sample: KeyError"),
+        (read_samples, "samples.jsonl", '{"model": "m"}\n', r"samples\.jsonl:1: no completion: KeyError"),
         (read_evaluation, "other.json", "", "no such file; is .* the output_dir of an evalua"),
         (read_evaluation, "evaluation.json", "{", "not JSON"),
         (read_evaluation, "evaluation.json", '{"format": 9}', "another version"),
@@ -150,6 +132,14 @@ def test_an_evaluation_is_read_back(tmp_path):
     log = EvaluationLog(tmp_path / "new")
     log.begin({"models": []})
     samples = [sample(), sample(1, "blank", 2, doc=None, total=None)]
+    log.log(samples)
+    assert list(read_samples(log.folder).values()) == samples
+    path = log.folder / "samples.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])  # as a crash cuts it
+    assert list(read_samples(log.folder).values()) == samples[:1]
+    log = EvaluationLog(log.folder)
+    log.begin({"models": []})
+    samples[0] = sample(tokens=8)  # which comes twice
     log.log(samples)
     assert list(read_samples(log.folder).values()) == samples
     assert read_evaluation(log.folder) == {"format": 1, "models": []}
@@ -179,16 +169,3 @@ def test_lines_of_several_processes_are_one_file_at_the_end(tmp_path):
     logs[0].join(found[key] for key in sorted(found, key=lambda key: -key.doc_id))
     assert [path.name for path in tmp_path.glob("samples*")] == ["samples.jsonl"]
     assert [each.doc_id for each in read_samples(tmp_path).values()] == [2, 1, 0]
-
-
-def test_a_cut_line_is_dropped_and_what_comes_twice_is_there_once(tmp_path):
-    log = EvaluationLog(tmp_path)
-    log.begin({})
-    log.log([sample(0), sample(1)])
-    path = tmp_path / "samples.jsonl"
-    path.write_bytes(path.read_bytes()[:-9])
-    assert [key.doc_id for key in read_samples(tmp_path)] == [0]
-    again = EvaluationLog(tmp_path)
-    again.begin({})
-    again.log([sample(0, tokens=8), sample(1)])
-    assert [(key.doc_id, each.tokens) for key, each in read_samples(tmp_path).items()] == [(0, 8), (1, 7)]

@@ -82,9 +82,3 @@ def test_the_search_works_in_pages_opened_from_a_disk(site, browser):
         browser.run("document.querySelector('.md-search__input').dispatchEvent(new KeyboardEvent('keyup'))")
         browser.wait("document.querySelector('.md-search-result').innerText.includes('Flags')")
         assert browser.errors == []
-
-
-def test_lists_are_indented_as_the_site_takes_them():
-    text = "1. a\n\n   b\n   - c\n     d\n\n   ```text\n   - no item\n   ```\n10. e\n\n    f\n\ng"
-    expected = "1. a\n\n    b\n    - c\n        d\n\n    ```text\n    - no item\n    ```\n10. e\n\n    f\n\ng"
-    assert HOOKS["indented"](text) == expected

@@ -33,7 +33,7 @@ BOUNDS = {
 }
 """Bounds of settings that keep the defaults they have in the Trainer."""
 
-WITHOUT_EFFECT = {
+NOT_OF_OURS = {
     **dict.fromkeys(("label_smoothing_factor", "label_names"), "no loss here reads labels"),
     **dict.fromkeys(
         (
@@ -44,16 +44,13 @@ WITHOUT_EFFECT = {
     ),
     "length_column_name": "lengths are estimated from the text and the headers of the media",
     **dict.fromkeys(("do_train", "do_predict"), "the command trains, and evaluates where it has data for it"),
-}
-"""Settings that nothing here would read, and why."""
-
-FIXED = {
+    "enable_jit_checkpoint": "--save_on_signal saves a checkpoint, at the end of a step",
     "remove_unused_columns": "reward functions see every field of a record",
     "ddp_find_unused_parameters": "each trained parameter has a gradient, which is 0 for prompts without media",
     "ddp_broadcast_buffers": "buffers never change, and processes may run different numbers of forwards",
     "logging_nan_inf_filter": "a loss that is not a number must show",
 }
-"""Settings that a run could not do without, and why. They are set, and other values are refused."""
+"""Settings of the Trainer that must keep their default here, and why."""
 
 _WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "in_order")
 NEEDS = {
@@ -118,20 +115,16 @@ def _between_rooms(config: Any) -> Iterator[str]:
 def _of_trainer(config: Any) -> Iterator[str]:
     """What is wrong with the settings that the Trainer reads."""
     for name, bounds in BOUNDS.items():
-        value = getattr(config, name)
-        if isinstance(value, int | float) and (problem := bounds.problem(name, value)):
+        if problem := bounds.problem(name, getattr(config, name)):
             yield problem
     if config.max_steps < 1 and config.max_steps != -1:
         default = "-1, the default, leaves it to --num_train_epochs"
         yield f"--max_steps must be at least 1, got {config.max_steps}; {default}"
     if config.warmup_steps > 1 and config.warmup_steps != int(config.warmup_steps):
         yield f"--warmup_steps must be whole, or below 1 for a share of all steps, got {config.warmup_steps}"
-    for name, reason in WITHOUT_EFFECT.items():
+    for name, reason in NOT_OF_OURS.items():
         if was_set(config, name):
-            yield f"--{name} has no effect: {reason}; leave it out"
-    for name, reason in FIXED.items():
-        if was_set(config, name):
-            yield f"--{name} must stay False: {reason}; leave it out"
+            yield f"--{name} cannot be used: {reason}; leave it out"
     for name, need in NEEDS.items():
         if hasattr(config, name) and was_set(config, name):
             yield from unmet_needs(config, f"--{name}", (need,))
@@ -190,11 +183,6 @@ def _of_training(config: Any) -> Iterator[str]:
 
 def _saves_within_windows(config: Any) -> Iterator[str]:
     """Problems with checkpoints between the steps on the same completions: they lack those, so none can be resumed."""
-    if getattr(config, "enable_jit_checkpoint", False):
-        yield (
-            "--enable_jit_checkpoint saves at any step, with --num_iterations above 1 also between the steps on the "
-            "same completions, and such a checkpoint could not be resumed: leave one of the two out"
-        )
     saving = [("save_steps", config.save_steps)] if config.save_strategy == "steps" else []
     if config.save_strategy == "best" and config.eval_strategy == "steps":
         saving = [("eval_steps", config.eval_steps or config.logging_steps)]

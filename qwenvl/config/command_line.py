@@ -136,6 +136,8 @@ def file_tokens(
 ) -> list[str]:
     """The settings of a YAML or JSON file as a command line. Empty without a file.
 
+    Scalars of YAML stay strings, but for null: the flags interpret them.
+
     Args:
         known: the settings that there are, by name.
         only, ignored: as for ``parsed``.
@@ -145,8 +147,12 @@ def file_tokens(
     """
     if file is None:
         return []
+    from qwenvl.yaml_text import StringLoader, read_yaml, without_repeats
+
     try:
-        settings = read_settings(file)
+        text = plain_file(file).read_text(encoding="utf-8-sig")
+        is_json = file.suffix == ".json"
+        settings = json.loads(text, object_pairs_hook=without_repeats) if is_json else read_yaml(text, StringLoader)
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}" if error.strerror else str(error)) from None
     except ValueError as error:
@@ -160,28 +166,7 @@ def file_tokens(
             raise ValueError(f"{file}: {unknown_flag(str(name), known)}")
         if value is None and known[name].default is not None:
             raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name].default}")
-    return tokens_of(
-        {
-            name: typed(value) if isinstance(value, dict) or name == "reward_funcs" else value
-            for name, value in settings.items()
-            if only is None or name in only
-        }
-    )
-
-
-def read_settings(file: Path) -> Any:
-    """What a JSON or YAML file holds. Scalars of YAML stay strings, but for null.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not JSON or YAML, or gives a name twice.
-    """
-    from qwenvl.yaml_text import StringLoader, read_yaml, without_repeats
-
-    text = plain_file(file).read_text(encoding="utf-8-sig")
-    if file.suffix == ".json":
-        return json.loads(text, object_pairs_hook=without_repeats)
-    return read_yaml(text, StringLoader)
+    return tokens_of({name: value for name, value in settings.items() if only is None or name in only})
 
 
 def typed(value: Any) -> Any:
@@ -208,11 +193,11 @@ def tokens_of(settings: Mapping[str, Any]) -> list[str]:
     tokens = []
     for name, value in settings.items():
         if isinstance(value, list):
-            tokens += [f"--{name}", *map(row_text, value)]
+            tokens += [f"--{name}", *(row_text(typed(each) if isinstance(each, dict) else each) for each in value)]
+        elif isinstance(value, dict):
+            tokens.append(f"--{name}={(row_text if name in WITH_ROWS else json.dumps)(typed(value))}")
         elif value is not None:
-            as_row = isinstance(value, dict) and name in WITH_ROWS
-            shown = row_text(value) if as_row else json.dumps(value) if isinstance(value, dict) else value
-            tokens.append(f"--{name}={shown}")
+            tokens.append(f"--{name}={value}")
     return tokens
 
 

@@ -44,23 +44,16 @@ SHARED_GROUPS: tuple[type[Options], ...] = (
     TrainerOptions,
 )
 """The options that a warm-up reads too."""
-FLAG_GROUPS: tuple[type[Options], ...] = (
-    *SHARED_GROUPS,
-    ReferenceOptions,
-    RewardOptions,
-    SamplingOptions,
-    ObjectiveOptions,
-    TeacherOptions,
-)
-WARMUP_GROUPS: tuple[type[Options], ...] = (WarmupOptions, *SHARED_GROUPS)
-_REASONS: dict[type[Options], str] = {
+_NOT_OF_A_WARMUP: dict[type[Options], str] = {
     ReferenceOptions: "a warm-up has no reference",
     RewardOptions: "a warm-up scores nothing",
     SamplingOptions: "a warm-up samples nothing",
     ObjectiveOptions: "the loss of a warm-up is the cross-entropy of its targets",
     TeacherOptions: "a warm-up learns from its targets",
 }
-OF_TRAINING = {each.name: reason for group, reason in _REASONS.items() for each in fields(group)}
+FLAG_GROUPS: tuple[type[Options], ...] = (*SHARED_GROUPS, *_NOT_OF_A_WARMUP)
+WARMUP_GROUPS: tuple[type[Options], ...] = (WarmupOptions, *SHARED_GROUPS)
+OF_TRAINING = {each.name: reason for group, reason in _NOT_OF_A_WARMUP.items() for each in fields(group)}
 """The flags of training that a warm-up does not have, each with the reason. A settings file may have them."""
 
 
@@ -83,7 +76,8 @@ def trainer_settings() -> type:
                 names[node.name] = Literal[tuple(each.value for each in values)]
             if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
                 settings = [each for each in node.body if isinstance(each, ast.AnnAssign)]
-    return make_dataclass("TrainerSettings", [_setting(each, names) for each in settings])
+    about = {"__doc__": "Settings of transformers' TrainingArguments."}
+    return make_dataclass("TrainerSettings", [_setting(each, names) for each in settings], namespace=about)
 
 
 def _setting(row: Any, names: Any) -> tuple[str, Any, Any]:
@@ -292,11 +286,8 @@ def wants_help(
         return False
     following = [*argv, ""][min(argv.index(each) for each in ("-h", "--help") if each in argv) + 1]
     word = "" if following.startswith("-") else following.lstrip("-").lower()
-    parts = [(str(group.__doc__).rstrip("."), group) for group in groups]
-    parts.append(("Settings of transformers' TrainingArguments", trainer_settings()))
-    known: dict[str, object] = {}
-    for _, group in parts:
-        known = {each.name: each.default for each in fields(group)} | known
+    every = (*groups, trainer_settings())
+    known: dict[str, object] = {each.name: each.default for group in reversed(every) for each in fields(group)}
     head = f"usage: {usage}\n\n{purpose}"
     if not word:
         lines = [
@@ -309,12 +300,12 @@ def wants_help(
         return True
     parser = FlagParser(usage=usage, add_help=False, description=purpose)
     listed: set[str] = set()
-    for title, group in parts:
+    for group in every:
         own = {each.name: each for each in fields(group) if "help" in each.metadata and each.name not in listed}
         found = {name for name, each in own.items() if word == "all" or word in f"{name} {help_of(each)}".lower()}
         if found:
             hidden = {each.name for each in fields(group)} - found
-            parser.add_options(group, hidden, parser.add_argument_group(title))
+            parser.add_options(group, hidden, parser.add_argument_group(str(group.__doc__).rstrip(".")))
         listed |= own.keys()
     print(parser.format_help() if parser._option_string_actions else f"{head}\n\nno flag has the word {word}")
     return True
@@ -322,112 +313,102 @@ def wants_help(
 
 # ---- flags that do not exist
 
-_ARGUMENTS = (
-    *("cosine(max_len=512)", "cosine(min_len_value_correct=1.0)"),
-    *("cosine(max_len_value_correct=0.5)", "cosine(min_len_value_wrong=-0.5)", "cosine(max_len_value_wrong=0.0)"),
-    *("repetition(n_grams=3)", "repetition(max_penalty=-1.0)", "soft_overlong(max_len=512)"),
-    *("soft_overlong(cache=100)", "length_window(min=320)", "length_window(max=512)", "length_window(bonus=0.2)"),
-    *("numeric(tolerance=0.01)", "temporal_iou(boundary=True)", "judge(base_url='http://localhost:8000/v1')"),
-    *("judge(model='NAME')", "judge(prompt='prompt.txt')", "judge(correct=1.0)", "judge(wrong=0.0)"),
-    *("judge(bad_format=0.0)", "judge(timeout=60)", "judge(retries=4)", "judge(concurrency=16)"),
-)
+_ARGUMENTS = """
+cosine(max_len=512) cosine(min_len_value_correct=1.0) cosine(max_len_value_correct=0.5)
+cosine(min_len_value_wrong=-0.5) cosine(max_len_value_wrong=0.0) repetition(n_grams=3) repetition(max_penalty=-1.0)
+soft_overlong(max_len=512) soft_overlong(cache=100) length_window(min=320) length_window(max=512)
+length_window(bonus=0.2) numeric(tolerance=0.01) temporal_iou(boundary=True)
+judge(base_url='http://localhost:8000/v1') judge(model='NAME') judge(prompt='prompt.txt') judge(correct=1.0)
+judge(wrong=0.0) judge(bad_format=0.0) judge(timeout=60) judge(retries=4) judge(concurrency=16)
+"""
 """Arguments of reward functions that had a flag each, such as ``cosine_max_len``."""
+_RENAMED = """
+warmup_ratio: --warmup_steps with a value below 1, which is a share of all steps
+evaluation_strategy: --eval_strategy
+logging_dir: the environment variable TENSORBOARD_LOGGING_DIR
+no_cuda: --use_cpu
+lr: --learning_rate
+num_generations: --grpo_sample_size
+max_completion_length: --generation_max_length
+beta: --grpo_beta
+temperature: --generation_temperature
+top_k: --generation_top_k
+top_p: --generation_top_p
+min_p: --generation_min_p
+repetition_penalty: --generation_repetition_penalty
+num_generations_eval: --eval_sample_size
+steps_per_generation generation_batch_size: --num_iterations
+use_vllm vllm_mode: --rollout_engine vllm_server or vllm_colocate
+vllm_server_host vllm_server_port vllm_server_base_url: --vllm_server HOST:PORT
+vllm_server_timeout: --vllm_patience
+vllm_gpu_memory_utilization: --vllm_gpu_memory
+vllm_weights: no flag: a server on this machine reads weights from memory, another gets messages
+vision_cache: no flag: the vision tower runs once per prompt and step
+frame_cache cache_gb frame_cache_gb: --dataloader_num_workers: more processes decode clips while a step runs
+allow_remote_media: no flag: download the files, and write the paths of the copies into the records
+frame_sampler: --video_fps and --video_max_frames, or video_start and video_end in the record's `meta`
+vllm_importance_sampling_mode: --importance_correction
+vllm_importance_sampling_clip_max importance_correction_max: --importance_correction "token_truncate(max=3)"
+vllm_importance_sampling_clip_min importance_correction_min: --importance_correction "token_truncate(min=0.5)"
+multi_objective_aggregation reward_aggregation: --advantage_estimator gdpo
+reward_timeout: --stall_timeout, which ends a run that hangs and says where
+reward_workers: --reward_funcs "math_accuracy(workers=4)"
+use_adaptive_entropy: --entropy_target
+log_completions: --log_completions_every to see some; all are in the run folder
+disable_dropout: --lora_dropout 0, the default
+shuffle_dataset: --train_sampling_strategy
+model_init_kwargs: --attn_implementation and --bf16
+epsilon: --grpo_epsilon
+epsilon_high: --grpo_epsilon_high
+delta grpo_delta: --loss_type "grpo(delta=4)"
+dual_clip: --loss_type "grpo(dual_clip=3)"
+cispo_bound: --loss_type "cispo(bound=5)"
+importance_sampling_level: --loss_type "grpo(ratio=sequence)"
+off_policy_mask_threshold: --loss_type "grpo(off_policy_mask=0.5)"
+use_bias_correction_kl kl_unbiased: --kl_estimator "k3(unbiased=True)"
+kl_in_reward: --advantage_estimator "reinforce_plus_plus(kl_in_reward=True)"
+ref_offload: --lora_enable, whose reference takes no memory, or --grpo_beta 0, which needs none
+entropy_coef_delta entropy_coef_step: --entropy_target, which moves the weight by 0.005
+filter_by max_resample_rounds max_resample_times: --filter_groups "total(max_rounds=3)"
+on_unfilled_step: no flag: filter/unfilled_frac of the log is the share of groups that no round could replace
+correctness_func temporal_contrast_share: --temporal_contrast "accuracy(share=0.5, margin=0, bonus=0.3)"
+temporal_contrast_margin temporal_contrast_bonus: --temporal_contrast "accuracy(share=0.5, margin=0, bonus=0.3)"
+update_card: no flag: quote the printed table in the model card, which has the evaluations of its run
+difficulty_band difficulty_by difficulty_window difficulty_weight: --filter_groups, or the pass rates of qwenvl probe
+stream_above_mb stream_above_records: no flag: files of more than 512 MB or 20,000 records are read one record at a time
+model: --model_name_or_path
+dataset dataset_name: --dataset_use
+val_dataset: --eval_dataset_use
+ref_model: --ref_model_name_or_path
+lora_rank: --lora_r
+freeze_llm: --tune_mm_llm, which says the opposite
+freeze_vit: --tune_mm_vision, which says the opposite
+freeze_aligner: --tune_mm_mlp, which says the opposite
+vit_lr: --vision_tower_lr
+aligner_lr: --mm_projector_lr
+stop_words: --stop_strings
+overlong_filter: --mask_truncated_completions
+soft_max_length: --reward_funcs "soft_overlong(max_len=512)"
+soft_cache_length: --reward_funcs "soft_overlong(cache=100)"
+temporal: --temporal_contrast
+strata: docs/evaluation.md, which computes numbers by any key of the samples in four lines
+serve: qwenvl report again, which shows a running run so far; python -m http.server serves its folder
+picture: qwenvl preview: its page has the frames as the model sees them
+box_units: --reward_funcs "box_iou(units='thousandths')"
+auto_fit: qwenvl plan, which names the flags that make a run fit
+fit_memory_gb: qwenvl plan --gpu_memory
+warmup: qwenvl plan with the flags of the training that follows: a warm-up needs less memory
+records: no flag: qwenvl plan measures 1000 records
+json: plan_of(*request_of(words)) of qwenvl.train.planning.command, which gives a plan's numbers to a script
+len_control: the reward length_window among --reward_funcs
+"""
+"""Flags of earlier versions and of other trainers, and behind the colon what to use here."""
+_ROWS = [row.partition(": ") for row in _RENAMED.strip().splitlines()]
 SUCCESSORS = {
-    **{text.split("=")[0].replace("(", "_"): f'--reward_funcs "{text}"' for text in _ARGUMENTS},
-    "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
-    "evaluation_strategy": "--eval_strategy",
-    "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
-    "no_cuda": "--use_cpu",
-    "lr": "--learning_rate",
-    "num_generations": "--grpo_sample_size",
-    "max_completion_length": "--generation_max_length",
-    "beta": "--grpo_beta",
-    **{name: f"--generation_{name}" for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
-    "num_generations_eval": "--eval_sample_size",
-    **dict.fromkeys(("steps_per_generation", "generation_batch_size"), "--num_iterations"),
-    **dict.fromkeys(("use_vllm", "vllm_mode"), "--rollout_engine vllm_server or vllm_colocate"),
-    **dict.fromkeys((f"vllm_server_{name}" for name in ("host", "port", "base_url")), "--vllm_server HOST:PORT"),
-    "vllm_server_timeout": "--vllm_patience",
-    "vllm_gpu_memory_utilization": "--vllm_gpu_memory",
-    "vllm_weights": "no flag: a server on this machine reads weights from memory, another gets messages",
-    "vision_cache": "no flag: the vision tower runs once per prompt and step",
-    **dict.fromkeys(
-        ("frame_cache", "cache_gb", "frame_cache_gb"),
-        "--dataloader_num_workers: more processes decode clips while a step runs",
-    ),
-    "allow_remote_media": "no flag: download the files, and write the paths of the copies into the records",
-    "frame_sampler": "--video_fps and --video_max_frames, or video_start and video_end in the record's `meta`",
-    "vllm_importance_sampling_mode": "--importance_correction",
-    **dict.fromkeys(
-        (
-            *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
-            *("importance_correction_max", "importance_correction_min"),
-        ),
-        '--importance_correction "token_truncate(max=3, min=0.5)"',
-    ),
-    **dict.fromkeys(("multi_objective_aggregation", "reward_aggregation"), "--advantage_estimator gdpo"),
-    "reward_timeout": "--stall_timeout, which ends a run that hangs and says where",
-    "reward_workers": '--reward_funcs "math_accuracy(workers=4)"',
-    "use_adaptive_entropy": "--entropy_target",
-    "log_completions": "--log_completions_every to see some; all are in the run folder",
-    "disable_dropout": "--lora_dropout 0, the default",
-    "shuffle_dataset": "--train_sampling_strategy",
-    "model_init_kwargs": "--attn_implementation and --bf16",
-    "epsilon": "--grpo_epsilon",
-    "epsilon_high": "--grpo_epsilon_high",
-    **dict.fromkeys(("delta", "grpo_delta"), '--loss_type "grpo(delta=4)"'),
-    "dual_clip": '--loss_type "grpo(dual_clip=3)"',
-    "cispo_bound": '--loss_type "cispo(bound=5)"',
-    "importance_sampling_level": '--loss_type "grpo(ratio=sequence)"',
-    "off_policy_mask_threshold": '--loss_type "grpo(off_policy_mask=0.5)"',
-    **dict.fromkeys(("use_bias_correction_kl", "kl_unbiased"), '--kl_estimator "k3(unbiased=True)"'),
-    "kl_in_reward": '--advantage_estimator "reinforce_plus_plus(kl_in_reward=True)"',
-    "ref_offload": "--lora_enable, whose reference takes no memory, or --grpo_beta 0, which needs none",
-    **dict.fromkeys(("entropy_coef_delta", "entropy_coef_step"), "--entropy_target, which moves the weight by 0.005"),
-    **dict.fromkeys(
-        ("filter_by", "max_resample_rounds", "max_resample_times"), '--filter_groups "total(max_rounds=3)"'
-    ),
-    "on_unfilled_step": "no flag: filter/unfilled_frac of the log is the share of groups that no round could replace",
-    **dict.fromkeys(
-        ("correctness_func", *(f"temporal_contrast_{name}" for name in ("share", "margin", "bonus"))),
-        '--temporal_contrast "accuracy(share=0.5, margin=0, bonus=0.3)"',
-    ),
-    "update_card": "no flag: quote the printed table in the model card, which has the evaluations of its run",
-    **dict.fromkeys(
-        (f"difficulty_{name}" for name in ("band", "by", "window", "weight")),
-        "--filter_groups, or take out records that are too easy or too hard by the pass rates of qwenvl probe",
-    ),
-    **dict.fromkeys(
-        ("stream_above_mb", "stream_above_records"),
-        "no flag: files of more than 512 MB or 20,000 records are read one record at a time",
-    ),
-    "model": "--model_name_or_path",
-    **dict.fromkeys(("dataset", "dataset_name"), "--dataset_use"),
-    "val_dataset": "--eval_dataset_use",
-    "ref_model": "--ref_model_name_or_path",
-    "lora_rank": "--lora_r",
-    "freeze_llm": "--tune_mm_llm, which says the opposite",
-    "freeze_vit": "--tune_mm_vision, which says the opposite",
-    "freeze_aligner": "--tune_mm_mlp, which says the opposite",
-    "vit_lr": "--vision_tower_lr",
-    "aligner_lr": "--mm_projector_lr",
-    "stop_words": "--stop_strings",
-    "overlong_filter": "--mask_truncated_completions",
-    "soft_max_length": '--reward_funcs "soft_overlong(max_len=512)"',
-    "soft_cache_length": '--reward_funcs "soft_overlong(cache=100)"',
-    "temporal": "--temporal_contrast",
-    "strata": "docs/evaluation.md, which computes numbers by any key of the samples in four lines",
-    "serve": "qwenvl report again, which shows a running run so far; python -m http.server serves its folder",
-    "picture": "qwenvl preview: its page has the frames as the model sees them",
-    "box_units": "--reward_funcs \"box_iou(units='thousandths')\"",
-    "auto_fit": "qwenvl plan, which names the flags that make a run fit",
-    "fit_memory_gb": "qwenvl plan --gpu_memory",
-    "warmup": "qwenvl plan with the flags of the training that follows: a warm-up needs less memory",
-    "records": "no flag: qwenvl plan measures 1000 records",
-    "json": "plan_of(*request_of(words)) of qwenvl.train.planning.command, which gives a plan's numbers to a script",
-    "len_control": "the reward length_window among --reward_funcs",
+    **{text.split("=")[0].replace("(", "_"): f'--reward_funcs "{text}"' for text in _ARGUMENTS.split()},
+    **{old: new for names, _, new in _ROWS for old in names.split()},
 }
-"""Flags of earlier versions and of other trainers, and what to use here."""
+"""What to use in place of a flag that does not exist, by its name."""
 OF_A_WARMUP = {each.name for each in fields(WarmupOptions)} - {each.name for each in fields(TrainerOptions)}
 
 

@@ -44,7 +44,7 @@ class TrainerOptions(Options):
     save_steps: float = option(
         100, "Optimizer steps between checkpoints, above 0.", above=0, needs="save_strategy == 'steps'"
     )
-    # Set, not offered: ``FIXED`` of ``checks`` has the reasons, and other values are refused.
+    # Set, not offered: ``NOT_OF_OURS`` of ``checks`` has the reasons, and other values are refused.
     remove_unused_columns: bool = False
     ddp_find_unused_parameters: bool | None = False
     ddp_broadcast_buffers: bool | None = False

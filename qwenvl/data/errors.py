@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from qwenvl.failure import beginning, memory_is_full, printable, tell
+from qwenvl.failure import beginning, full_memory, printable, tell
 
 
 class DataError(ValueError):
@@ -54,7 +54,7 @@ def full_memory_at(where: str) -> Iterator[None]:
         yield
         return
     except (MemoryError, OSError, RuntimeError) as error:
-        if not memory_is_full(error):
+        if not full_memory(error):
             raise
         message = f"{where}: {str(error) or type(error).__name__}"
     raise MemoryError(message)

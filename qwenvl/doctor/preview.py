@@ -32,10 +32,9 @@ from qwenvl.rewards.functions.looking import readable_evidence
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.resolve import build_rubric
 from qwenvl.rewards.rubric import Rubric
-from qwenvl.tools.functions import resolve_tools, schemas_of
+from qwenvl.tools.functions import ToolError, resolve_tools, schemas_of
 from qwenvl.tools.options import ToolOptions
 from qwenvl.tools.toolbox import Toolbox
-from qwenvl.tools.video import ToolError
 from qwenvl.types import BadSample, PromptBatch, Record, Sample, VideoClip
 
 

@@ -20,9 +20,8 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.options import SampleOptions
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.tools.functions import Tool, resolve_tools
+from qwenvl.tools.functions import Still, Tool, ToolError, Video, resolve_tools
 from qwenvl.tools.options import ToolOptions
-from qwenvl.tools.video import Still, ToolError, Video
 from qwenvl.types import PromptBatch, Record, Sample, ToolCall, VideoClip
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)

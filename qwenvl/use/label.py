@@ -31,7 +31,7 @@ from qwenvl.rewards import build_rubric
 from qwenvl.rewards.functions.text import answer_of
 from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import SHAPING, TABLE, reading
-from qwenvl.runlog import append_lines, drop_cut_line, hash_of, plain, read_lines
+from qwenvl.runlog import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
 from qwenvl.train.display.console import say
 from qwenvl.train.evaluation import in_budget
 from qwenvl.types import Message, PromptBatch, Record, RolloutBatch
@@ -74,8 +74,7 @@ class Labels:
         self.rows = self._read()
         wait_for_everyone()  # all have read before one of them writes
         if self.config.process_index == 0:
-            with written_whole(there) as partial:
-                partial.write_text(json.dumps(protocol, indent=1) + "\n", encoding="utf-8")
+            write_json(there, protocol)
         drop_cut_line(self._path)
 
     def ask(self) -> None:

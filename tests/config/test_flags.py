@@ -26,6 +26,7 @@ def parse():
         (["--no_ds3_gather_for_generation"], {"ds3_gather_for_generation": False}),
         (["--generation-top-p=-1e-1"], {"generation_top_p": -0.1}),
         (["--generation_top_p", "-1e-1"], {"generation_top_p": -0.1}),
+        (["--allow_outside_media=yes"], {"allow_outside_media": True}),
         (["--write-labels", "new.csv"], {"write_labels": "new.csv"}),
         (["--stop_strings=a"], {"stop_strings": ["a"]}),
         (["--filter_groups=true"], {"filter_groups": True}),

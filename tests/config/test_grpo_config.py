@@ -1,19 +1,36 @@
 """The settings: defaults that suit this work, and a reason for everything that is refused."""
 
 import dataclasses
+import os
 import re
+from collections import namedtuple
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import get_scheduler
 
 from qwenvl.config.flags import FLAG_GROUPS
-from qwenvl.config.grpo_config import GRPOConfig, computes_in_bf16
+from qwenvl.config.grpo_config import GRPOConfig, computes_in_bf16, decoding_workers, gathering_problem
 from qwenvl.grpo.loss import LOSSES, objective_of
 from qwenvl.option import all_options, row_of
 from qwenvl.rollout.options import SamplingOptions
-from tests.config.conftest import refusal
+
+
+@pytest.fixture
+def make(tmp_path):
+    """``make(**settings)`` -> GRPOConfig on a CPU, in a folder of the test's own."""
+    return lambda **settings: GRPOConfig(output_dir=str(tmp_path), use_cpu=True, **settings)
+
+
+def refusal(make, **settings) -> str:
+    """What the ValueError says that ``make`` raises."""
+    with pytest.raises(ValueError) as error:
+        make(**settings)
+    return str(error.value)
+
 
 NAMED_DEFAULTS = {
     "tune_mm_llm": True,
@@ -59,10 +76,21 @@ def test_defaults_are_those_of_the_documentation(make):
     assert config.report_to == [] and config.dataloader_pin_memory is False
 
 
-def test_learning_rate_depends_on_what_is_trained_unless_it_is_given(make):
+def test_defaults_that_depend_on_other_settings(make, recwarn):
     assert make().learning_rate == 1e-6
-    assert make(lora_enable=True).learning_rate == 1e-5
     assert make(lora_enable=True, learning_rate=3e-4).learning_rate == 3e-4
+    config = make(lora_enable=True)
+    copy = dataclasses.replace(config, grpo_beta=0.0)
+    assert (copy.learning_rate, copy.grpo_beta, copy.bf16) == (1e-5, 0.0, False)
+    config = make(load_best_model_at_end=True, eval_strategy="steps", eval_steps=5, save_steps=5)
+    assert (config.metric_for_best_model, config.greater_is_better) == ("eval_total_reward", True)
+    assert make(save_strategy="best", eval_strategy="steps").metric_for_best_model == "eval_total_reward"
+    assert make().metric_for_best_model is None
+    # One name in all versions of transformers.
+    config = make(gradient_checkpointing=True)
+    assert config.gradient_checkpointing is True and getattr(config, "activation_checkpointing", True) is True
+    assert not make().gradient_checkpointing
+    assert not [each for each in recwarn if "checkpointing" in str(each.message)]
 
 
 def test_bf16_is_never_the_default_on_a_cpu_and_follows_the_device(tmp_path, make, monkeypatch):
@@ -75,26 +103,6 @@ def test_bf16_is_never_the_default_on_a_cpu_and_follows_the_device(tmp_path, mak
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     assert not computes_in_bf16()
-
-
-def test_gradient_checkpointing_goes_by_one_name_in_all_versions(make, recwarn):
-    config = make(gradient_checkpointing=True)
-    assert config.gradient_checkpointing is True and getattr(config, "activation_checkpointing", True) is True
-    assert not make().gradient_checkpointing
-    assert not [each for each in recwarn if "checkpointing" in str(each.message)]
-
-
-def test_a_copy_keeps_what_was_resolved(make):
-    config = make(lora_enable=True)
-    copy = dataclasses.replace(config, grpo_beta=0.0)
-    assert (copy.learning_rate, copy.grpo_beta, copy.bf16) == (1e-5, 0.0, False)
-
-
-def test_best_checkpoint_is_the_one_of_highest_total_reward(make):
-    config = make(load_best_model_at_end=True, eval_strategy="steps", eval_steps=5, save_steps=5)
-    assert (config.metric_for_best_model, config.greater_is_better) == ("eval_total_reward", True)
-    assert make(save_strategy="best", eval_strategy="steps").metric_for_best_model == "eval_total_reward"
-    assert make().metric_for_best_model is None
 
 
 def rate_after(config, metrics: list[float]) -> float:
@@ -159,32 +167,30 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
     "settings",
     [
         {"vision_tower_lr": 1e-6},
-        {"lora_r": 8},
         {"check_parity": "every", "lora_enable": True, "lora_dropout": 0.1},
-        {"on_long_prompt": "skip"},
-        {"kl_estimator": "k1", "grpo_beta": 0.0},
-        {"sync_ref_model": True, "max_steps": 512},
         {"ref_model_mixup_alpha": 0.5},
         {"scale_rewards": "none", "advantage_estimator": "rloo"},
-        {"grpo_epsilon": 0.3},
         {"loss_type": "grpo(delta=2)"},
-        {"loss_type": "vespo(off_policy_mask=0.5)"},
         {"kl_estimator": "k3(unbiased=True)"},
         {"advantage_estimator": "grpo(kl_in_reward=True)", "grpo_beta": 0.0},
         {"grpo_epsilon": 0.3, "loss_type": "sapo", "num_iterations": 2},
-        {"entropy_target": 0.5},
         {"importance_correction": "token_mask"},
-        {"dataloader_drop_last": True, "num_iterations": 2},
         {"on_nonfinite": "skip", "deepspeed": "zero2.json"},
-        {"compile_decoding": True, "shared_prefix": "off"},
         {"ds3_gather_for_generation": False},  # on one process, which has all weights
+        {"logging_steps": 5, "logging_strategy": "epoch"},
+        # of the Trainer
         {"label_smoothing_factor": 0.1},
+        {"dataloader_drop_last": True, "num_iterations": 2},
+        {"dataloader_persistent_workers": True},
         {"train_sampling_strategy": "group_by_length"},  # on one process, steps of one prompt
-        {"load_best_model_at_end": True, "save_strategy": "no"},
-        {"save_strategy": "best"},
         {"eval_steps": 5, "eval_strategy": "epoch"},
-        {"save_steps": 5, "save_strategy": "no"},
+        {"save_strategy": "best"},
+        {"save_total_limit": 2, "save_strategy": "no"},
         {"fsdp_config": {"reshard_after_forward": True}, "fsdp": "false"},
+        {"adam_beta1": 0.8, "optim": "sgd"},
+        {"optim_args": "momentum=0.9"},
+        {"warmup_steps": 10, "lr_scheduler_type": "constant"},
+        {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
     ],
     ids=str,
 )
@@ -195,50 +201,39 @@ def test_settings_without_effect_are_refused(make, settings):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"vision_tower_lr": 1e-6, "tune_mm_vision": True},
         {"vision_tower_lr": 1e-6, "tune_mm_vision": True, "lora_enable": True, "lora_r": 8, "lora_alpha": 16},
-        {"fit_frames": True, "max_prompt_length": 1024},
         {"loss_type": "gspo(ratio='sequence_token')", "kl_estimator": "k1(unbiased=True)", "num_iterations": 2},
-        {"loss_type": "grpo(off_policy_mask=0.5)", "num_iterations": 2},
         {"entropy_coef": 0.01, "entropy_target": 0.5},
         {"num_iterations": 3, "save_strategy": "best", "eval_strategy": "epoch"},
         {"train_sampling_strategy": "group_by_length", "per_device_train_batch_size": 2},
+        {"warmup_steps": 10, "lr_scheduler_type": "constant_with_warmup"},
+        {"dataloader_persistent_workers": True, "dataloader_num_workers": 1},
+        {"optim_args": "momentum=0.9", "optim": "sgd"},
+        {"logging_steps": 5, "logging_strategy": "epoch", "eval_strategy": "steps"},  # evaluation goes by it too
+        {"gradient_checkpointing_kwargs": {"use_reentrant": False}, "gradient_checkpointing": True},
     ],
     ids=str,
 )
 def test_the_same_settings_with_effect_are_taken(make, settings):
-    assert {name: getattr(make(**settings), name) for name in settings} == settings
+    config = make(**settings)
+    assert {name: getattr(config, name) for name in settings} == settings
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"generation_temperature": 0.0}, "--generation_temperature must be above 0, got 0.0"),
-        (
-            {"train_sampling_strategy": "batch_rebalance"},
-            "--train_sampling_strategy must be one of random, sequential, group_by_length, got 'batch_rebalance'",
-        ),
+        ({"train_sampling_strategy": "batch_rebalance"}, "must be one of random, sequential, group_by_length"),
         ({"generation_top_k": 1}, "--generation_top_k 1 makes all completions of a group the same"),
         ({"stop_strings": ["</answer>", ""]}, "--stop_strings must be texts of at least one character"),
         ({"num_iterations": 3, "save_steps": 0.1}, "--save_steps 0.1: with --num_iterations above 1 give a number of"),
-        (
-            {"num_iterations": 3},
-            "--save_steps 100 is no multiple of --num_iterations 3: a checkpoint between the steps on the same "
-            "completions could not be resumed; give 99 or 102",
-        ),
-        (
-            {"num_iterations": 2, "save_strategy": "best", "eval_strategy": "steps", "eval_steps": 5},
-            "--eval_steps 5 is no multiple of --num_iterations 2",
-        ),
-        ({"num_iterations": 2, "enable_jit_checkpoint": True}, "--enable_jit_checkpoint saves at any step"),
-        ({"grpo_beta": float("nan")}, "--grpo_beta must be a finite number, got nan"),
-        ({"learning_rate": -1e-6}, "--learning_rate must be above 0, got -1e-06"),
+        ({"num_iterations": 3}, "--save_steps 100 is no multiple of --num_iterations 3: a checkpoint between"),
+        ({"enable_jit_checkpoint": True}, "--enable_jit_checkpoint cannot be used: --save_on_signal saves"),
         ({"video_min_frames": 9}, "--video_min_frames 9 is above --video_max_frames 8"),
         ({"loss_type": "cisbo"}, "got 'cisbo'; did you mean cispo?"),
-        ({"loss_type": "ppo"}, "--loss_type must be one of grpo, bnpo, dapo, dr_grpo, gspo, luspo, cispo, sapo, vespo"),
-        ({"max_prompt_length": True}, "--max_prompt_length must be an integer or None, got True"),
-        ({"remove_unused_columns": True}, "--remove_unused_columns must stay False: reward functions see every field"),
-        ({"max_steps": 0}, "--max_steps must be at least 1, got 0"),
+        ({"remove_unused_columns": True}, "--remove_unused_columns cannot be used: reward functions see every field"),
+        ({"max_steps": 0}, "--max_steps must be at least 1, got 0; -1, the default"),
+        ({"save_total_limit": -1}, "must be at least 1, got -1: without the setting all checkpoints are kept"),
+        ({"optim_args": "momentum", "optim": "sgd"}, "must be name=value,name=value, got 'momentum'"),
         ({"fsdp": True, "fsdp_config": "none.json"}, "--fsdp_config none.json: no such file; expected a JSON file"),
         ({"video_fps": 1.0, "base_interval": 1.0}, "say the same thing twice"),
         ({"format_reward_weight": 0.0, "accuracy_reward_weight": 0.0}, "both 0"),
@@ -249,23 +244,11 @@ def test_values_out_of_range_are_refused_with_the_range(make, settings, expected
     assert expected in refusal(make, **settings)
 
 
-def test_every_problem_is_told_at_once(make):
-    lines = refusal(make, grpo_sample_size=1, grpo_alpha=0.0, vision_tower_lr=1e-6).splitlines()
-    assert {line.split()[0] for line in lines} == {"--vision_tower_lr", "--grpo_sample_size", "--grpo_alpha"}
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("auto_fit", "unknown flag auto_fit; use qwenvl plan, which names the flags"),
-        ("num_generations", "unknown flag num_generations; use --grpo_sample_size"),
-        ("grpo_sampl_size", "unknown flag grpo_sampl_size; near: grpo_sample_size"),
-        ("qqqq", "unknown flag qqqq; --help all lists them"),
-    ],
-)
-def test_a_setting_that_does_not_exist_is_told_what_there_is(make, name, hint):
-    with pytest.raises(TypeError, match=f"GRPOConfig: {hint}"):
-        make(**{name: 4})
+def test_a_setting_that_does_not_exist_is_told_what_there_is(make):
+    with pytest.raises(TypeError, match="GRPOConfig: unknown flag grpo_sampl_size; near: grpo_sample_size"):
+        make(grpo_sampl_size=4)
+    with pytest.raises(TypeError, match="GRPOConfig: unknown flag auto_fit; use qwenvl plan"):
+        make(auto_fit=True)
 
 
 def test_every_flag_has_help_and_a_home_in_the_config():
@@ -290,3 +273,51 @@ def test_a_correction_is_for_engines_with_weights_of_their_own(make, monkeypatch
     assert message == "--importance_correction: min must be below max, 3, got 3"
     message = refusal(make, importance_correction="token_mask", loss_type="vespo")
     assert "--importance_correction has no effect without --loss_type other than vespo" in message
+
+
+def test_deepspeed_without_a_launcher_is_told_of_one(make, monkeypatch):
+    for name in ("RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: None)
+    assert "--deepspeed needs a launcher, for one process too: put torchrun" in refusal(make, deepspeed="zero2.json")
+
+
+def test_layers_are_gathered_by_themselves_where_weights_are_split(monkeypatch):
+    zero2, zero3 = (
+        SimpleNamespace(hf_ds_config=SimpleNamespace(is_zero3=lambda is3=is3: is3)) for is3 in (False, True)
+    )
+    for zero, fsdp, accelerate, refused in (
+        (None, None, "false", True),
+        (zero2, None, "false", True),
+        (zero3, None, "false", False),
+        (None, True, "false", False),
+        (None, None, "true", False),
+    ):
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", accelerate)
+        config = SimpleNamespace(ds3_gather_for_generation=False, deepspeed_plugin=zero, fsdp=fsdp)
+        assert (gathering_problem(config) is not None) == refused
+        assert gathering_problem(SimpleNamespace(**vars(config) | {"ds3_gather_for_generation": True})) is None
+
+
+@pytest.mark.parametrize(
+    ("cuda", "cores", "processes", "shared_gb", "expected"),
+    [
+        (True, 16, 1, 64, 2),
+        (True, 16, 8, 64, 1),  # two cores for each process: one is left
+        (True, 8, 8, 64, 0),
+        (True, 16, 1, 0.064, 0),  # what Docker gives
+        (True, 16, 2, 3, 0),
+        (False, 16, 1, 64, 0),
+    ],
+)
+def test_decoding_overlaps_where_the_machine_has_room_for_it(cuda, cores, processes, shared_gb, expected, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    monkeypatch.setattr("qwenvl.config.grpo_config.SHARED_MEMORY", Path())
+    monkeypatch.setattr("shutil.disk_usage", lambda path: namedtuple("Usage", "free")(shared_gb * 1e9))
+    assert decoding_workers(cuda) == expected
+
+
+def test_a_number_of_decoding_processes_that_is_given_counts(make, monkeypatch):
+    monkeypatch.setattr("qwenvl.config.grpo_config.decoding_workers", lambda cuda: 2)
+    assert (make().dataloader_num_workers, make(dataloader_num_workers=0).dataloader_num_workers) == (2, 0)

@@ -73,7 +73,8 @@ def test_the_example_is_the_first_that_was_wrong_and_then_right(tmp_path):
     def rollout(step, record_id, accuracy):
         rewards, words = {"format": 1.0, "accuracy": accuracy}, f"{record_id} at {step}"
         more = {"tokens": 1, "finish_reason": "stop", "total": 0.0, "split": "eval"}
-        return Rollout(step, record_id, 0, prompt=(), solution="", completion=words, rewards=rewards, **more)
+        more |= {"step": step, "record_id": record_id, "sample": 0}
+        return Rollout(prompt=(), solution="", completion=words, rewards=rewards, **more)
 
     log = RunLog(tmp_path)
     log.log_rollouts([rollout(0, name, reward) for name, reward in (("a", 1.0), ("b", 0.5), ("c", 0.5))])

@@ -13,7 +13,7 @@ def make_run(tmp_path):
     def make(name="sop", rollouts=None, metrics=None, finished=2, **settings):
         folder = tmp_path / name
         log = RunLog(folder)
-        log.write_config({"learning_rate": 1e-6, "output_dir": str(folder)} | settings, {"python": "3.11"})
+        log.write_config({"learning_rate": 1e-6, "output_dir": str(folder)} | settings)
         for step, row in metrics or METRICS:
             log.log_metrics(step, row)
         log.log_rollouts(ROLLOUTS if rollouts is None else rollouts)

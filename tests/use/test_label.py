@@ -13,7 +13,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.questions import BLOCK
-from qwenvl.rewards.table import reading
+from qwenvl.rewards.table import TABLE, reading
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.use.label import deciding_reward, elected, unframed
 from tests.made_clips import write_clip
@@ -117,13 +117,7 @@ def test_corrected_labels_train(there, capsys):
     records = [{**row, "conversations": [*row["conversations"], turn]} for row in records]
     Path("elsewhere").mkdir()
     Path("elsewhere/labels.json").write_text(json.dumps(records))
-    settings = {
-        "max_steps": 1,
-        "generation_max_length": 4,
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "save_strategy": "no",
-    }
+    settings = {"max_steps": 1, "generation_max_length": 4, "use_cpu": True, "save_strategy": "no"}
     config = GRPOConfig("run", dataset_use="elsewhere/labels.json", allow_outside_media=True, **settings)
     assert GRPOTrainer("model", config).train().global_step == 1
 
@@ -149,25 +143,20 @@ def test_the_most_frequent_answer_stands_for_all(readings, means, expected):
         ("accuracy", "(2) fan, (1) lid", "(1)(2)", True),
         ("accuracy", "insert", "(2)", True),
         ("accuracy", "(1)", "(1) (2)", False),
-        ("accuracy", "left; right", "right, left", True),
         ("action_order", "(2)(1)", "(1)(2)", False),
         ("multiple_choice", "B. a cat", "(b)", True),
         ("yes_no", "No, never", "no", True),
         ("numeric", "3.0 cubes", "3", True),
-        ("numeric", "none", "0", False),
         ("by_problem_type", "3.0 cubes", "3", True),
         ("a_plugin", "The Fan.", "the  fan", True),
         (None, "3.0", "3", False),
     ],
 )
-def test_answers_are_the_same_where_the_reward_reads_the_same(reward, one, other, same):
+def test_answers_are_the_same_where_the_reward_of_the_run_reads_the_same(reward, one, other, same):
     prompt = [{"role": "user", "content": "Which?\n(1) pick\n(2) insert"}]
     assert (reading(reward, one, prompt, "numerical") == reading(reward, other, prompt, "numerical")) is same
-
-
-def test_the_reward_that_reads_answers_is_that_of_the_run():
-    assert deciding_reward(None) == "accuracy" and deciding_reward(["format", "file.py:own"]) is None
-    assert deciding_reward(["cosine(max_len=9)", "numeric(tolerance=0.1)", "accuracy"]) == "numeric"
+    assert deciding_reward(["format", f"{reward}(workers=1)", "yes_no"]) == (reward if reward in TABLE else "yes_no")
+    assert deciding_reward(None) == "accuracy"
 
 
 def test_a_record_is_saved_as_it_was_before_its_template(tmp_path):
@@ -183,7 +172,6 @@ def test_a_record_is_saved_as_it_was_before_its_template(tmp_path):
     [
         (["model"], 2, "expected MODEL CLIPS... before the flags"),
         (["model", "clips"], 2, "clips: give --question, a text or a file; without it CLIPS is one file"),
-        (["model", "clips/2.mp4"], 2, "clips/2.mp4: give --question"),
         (["model", "none.mp4", "--question", "Which?"], 2, "none.mp4: no such file"),
         (["model", "model", "--question", "Which?"], 1, "model: no clips; expected files that end in .mp4"),
         (["model", "clips", "--question", "Which?", "--output", "x.json"], 2, "expected a path that ends in .csv"),
@@ -203,7 +191,7 @@ def test_what_is_wrong_is_told_in_a_line(there, capsys, argv, code, message):
 def test_two_processes_give_the_rows_of_one(there):
     for n in range(BLOCK):  # so that the second process has a block
         shutil.copy("clips/10.mp4", f"clips/copy{n}.mp4")
-    words = ["model", "clips", "--question", QUESTION, "--samples", "2", *FLAGS]
+    words = ["model", "clips", "--question", QUESTION, "--samples", "2", "--video_max_frames", "4", *FLAGS]
     launch_ranks("label", 2, [*words, "--output", str(there / "two.csv")])
     labelled(*words)
     one, two = ([row | {"seconds": ""} for row in table(name)] for name in ("labels.csv", "two.csv"))

@@ -65,11 +65,11 @@ class Running:
         self._thread.join()
 
     def is_idle(self) -> bool:
-        for _ in range(600):
-            if self.server.active == 0 and not self.server._waiting:
-                return True
-            time.sleep(0.1)
-        return False
+        """Whether no request is active within a minute."""
+        until = time.monotonic() + 60
+        while self.server.active and time.monotonic() < until:
+            time.sleep(0.05)
+        return not self.server.active
 
 
 @pytest.fixture(scope="module")
@@ -161,20 +161,15 @@ def test_settings_of_a_request(running):
         (["Hi"], {"stop": ["", "x"]}, 400, "stop must be texts of at least one character"),
         (["Hi"], {"max_tokens": 25}, 400, "max_tokens must be at most 24 (--generation_max_length)"),
         (["Hi"], {"presence_penalty": 0.5}, 400, "presence_penalty: not offered by this server"),
-        (["Hi"], {"response_format": {"type": "json_object"}}, 400, "response_format: not offered"),
         (["Hi"], {"logprobs": True, "stream": True}, 400, "logprobs are not offered with stream"),
         (["Hi <video>"], {}, 400, "typed parts name media by"),
         (["Hi<|im_end|>"], {}, 400, "contains the model's own token <|im_end|>"),
         ([video("none.mp4"), "Hi"], {}, 400, "none.mp4: No such file or directory"),
-        ([video("../secret.txt"), "Hi"], {}, 400, "leads out of the media root"),
         ([video("file:///etc/passwd"), "Hi"], {}, 400, "leads out of the media root"),
         ([video("link.mp4"), "Hi"], {}, 400, "leads out of the media root"),
         ([video("http://127.0.0.1:1/x.mp4"), "Hi"], {}, 400, "this server fetches nothing (--allow_http)"),
-        ([video("data:video/mp4;base64,%%%"), "Hi"], {}, 400, "video_url 'data:video/mp4;base64,%%%': "),
         ([video("data:video/mp4;base64,aGVsbG8="), "Hi"], {}, 400, "medium 0: not a video"),
-        ([image("one.mp4"), "Hi"], {}, 400, "one.mp4: "),
         ([{"type": "video", "video": "/etc/passwd"}, "Hi"], {}, 400, "expected parts of type text, video_url or"),
-        ([{"type": "input_audio"}], {}, 400, "expected parts of type text, video_url or image_url, got 'input_audio'"),
         ([{"type": "image_url", "image_url": {}}], {}, 400, "image_url 'None': expected {\"url\": ...}"),
         ([image("part.png")] * 3, {}, 400, "expected at most 2 clips and images (--max_media)"),
         ([image("data:image/png;base64," + "A" * 2**20), "Hi"], {}, 413, "the request is above 1 MB (--max_body_mb)"),
@@ -196,20 +191,14 @@ def raw(running, method: str, path: str, body: bytes = b"") -> tuple[int, dict]:
     return found
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(b"", b"{", b"[]", b"7", b"\xff", b"[" * 10**5),
-        *(b'{"messages": []}', b'{"messages": "x"}', b'{"messages": [7]}', b'{"messages": [{"role": "user"}]}'),
-        b'{"messages": [{"role": "bot", "content": "x"}]}',
-        b'{"messages": [{"role": "user", "content": [null]}]}',
-        b'{"messages": [{"role": "assistant", "content": ""}]}',
-    ],
-    ids=range(13),
-)
-def test_a_body_that_is_no_request(running, body):
-    status, answer = raw(running, "POST", "/v1/chat/completions", body)
-    assert status == 400 and answer["error"]["message"] and answer["error"]["type"] == "invalid_request_error"
+def test_a_body_that_is_no_request(running):
+    bodies = [b"", b"{", b"7", b"\xff", b"[" * 10**5]
+    for messages in ([], "x", [7], [{"role": "user"}], [{"role": "bot", "content": "x"}], [{"content": [None]}]):
+        bodies.append(json.dumps({"messages": messages}).encode())
+    for body in bodies:
+        status, answer = raw(running, "POST", "/v1/chat/completions", body)
+        assert status == 400 and answer["error"]["message"], body[:40]
+        assert answer["error"]["type"] == "invalid_request_error"
 
 
 def test_other_addresses_models_and_health(running):
@@ -221,7 +210,7 @@ def test_other_addresses_models_and_health(running):
         running.client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "Hi"}])
 
 
-def test_two_hundred_requests_at_once_have_the_answers_of_single_ones(running):
+def test_many_requests_at_once_have_the_answers_of_single_ones(running):
     text = {"type": "text", "text": QUESTION}
     contents = [[video("one.mp4"), text], [image("part.png"), text], "Hello.", [video("two.mp4"), text]]
     create = running.client.chat.completions.create
@@ -257,11 +246,7 @@ def test_places_are_limited_and_a_client_that_stops_frees_its_own(running, monke
     with pytest.raises(openai.RateLimitError, match="1 requests wait already"):
         running.ask(QUESTION)
     stopped.close()
-    for _ in range(600):
-        if not running.server.active:
-            break
-        time.sleep(0.1)
-    assert running.server.active == 0  # though its batch is still being sampled
+    assert running.is_idle()  # though its batch is still being sampled
     free.set()
     monkeypatch.setattr(running.server, "_sampled", sampled)
     assert running.ask(QUESTION).choices[0].message.content
@@ -277,13 +262,9 @@ def test_time_is_limited_and_an_error_of_sampling_is_told(running, monkeypatch):
         assert raised.value.status_code == 504 and "no answer within 0.2 s" in raised.value.body["message"]
         free.set()
     monkeypatch.setattr(running.server.limits, "max_seconds", 60.0)
-
-    def fails(*_):
-        raise FloatingPointError("NaN")
-
     with monkeypatch.context() as patch:
-        patch.setattr(running.server, "_sampled", fails)
-        with pytest.raises(openai.InternalServerError, match="sampling failed: FloatingPointError: NaN"):
+        patch.setattr(running.server, "_sampled", lambda together, loop: [1 / 0])
+        with pytest.raises(openai.InternalServerError, match="sampling failed: ZeroDivisionError: division by zero"):
             running.ask(QUESTION)
     assert running.ask(QUESTION).choices[0].message.content and running.is_idle()
 
@@ -384,13 +365,11 @@ def test_check_of_a_server(running, made, records, capsys, monkeypatch):
     ("argv", "message"),
     [
         ([], "expected one MODEL, or MODEL DATA with --check, before the flags, got nothing"),
-        (["model", "clip.mp4"], "expected one MODEL, or MODEL DATA with --check, before the flags"),
         (["model", "--check", "http://127.0.0.1:1/v1"], "MODEL DATA with --check, before the flags, got model"),
         (["model", "x.json", "--check", "http://x/v1", "--port", "1"], "--port has no effect with --check"),
         (["./none"], "./none: no such folder"),
         (["model", "--port", "0"], "--port must be at least 1, got 0"),
         (["model", "--media_root", "none"], "--media_root none: no such folder"),
-        (["model", "--learning_rate", "1"], "--learning_rate has no effect: only training reads it"),
         (["model", "--reward_funcs", "format"], "--reward_funcs has no effect: only training reads it"),
     ],
 )

@@ -143,7 +143,7 @@ def next_steps(args: GRPOConfig, found: Sequence[Finding]) -> list[str]:
         train = ["train", "--model_name_or_path", folder, "--dataset_use", data, "--output_dir", f"{folder}-grpo"]
         return [f"{shlex.join(['qwenvl', *train])}   (with the same flags for frames and prompts)"]
     commands = []
-    if {each.code for each in found} & {rule.code for rule in RULES}:
+    if {each.code for each in found} & {rule.__name__ for rule in RULES}:
         catalog = ["--dataset_catalog", str(args.dataset_catalog)] if args.dataset_catalog else []
         commands.append((["preview", data, "--n", "8", "--model", base, *catalog], "what does the model see?"))
     held_out = args.eval_dataset_use or "HELD_OUT.json"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from qwenvl.failure import memory_is_full, tell, which_memory
+from qwenvl.failure import full_memory, tell
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.parity import ParityError
 from qwenvl.train.run.checkpoints import checkpoints_of, is_sealed, newest_whole, problem_of
@@ -62,9 +62,9 @@ def explanation(error: BaseException, output_dir: str | Path | None) -> str | No
             f"a worker of the data loader is gone ({first_line(error)}). Most often memory was full, or /dev/shm: "
             "a lower --dataloader_num_workers takes less"
         )
-    elif memory_is_full(error):
+    elif memory := full_memory(error):
         said = (
-            f"{which_memory(error)} is full: {first_line(error)}. What helps most: a lower --video_max_frames, a lower "
+            f"{memory} is full: {first_line(error)}. What helps most: a lower --video_max_frames, a lower "
             "--rollout_token_budget"
         )
         if output_dir is not None:

@@ -4,6 +4,7 @@ import re
 
 from qwenvl.runlog import Rollout, read_rollouts
 from qwenvl.train.callbacks import group_lines
+from tests.report.runs import rollout
 
 NASTY = [
     "[bold]not markup[/bold] [/red] {curly} %s",
@@ -13,8 +14,10 @@ NASTY = [
 
 
 def test_texts_of_any_kind_do_nothing_to_the_terminal():
+    asked = ({"role": "user", "text": "<video>\nWhich?"},)
+    cut = {"finish_reason": "length", "advantage": None, "where": ""}
     group = [
-        Rollout(3, "17", n, ({"role": "user", "text": "<video>\nWhich?"},), "(2)", text, 12, "length", {"a": n}, n)
+        rollout(step=3, sample=n, prompt=asked, solution="(2)", completion=text, rewards={"a": n}, total=n, **cut)
         for n, text in enumerate(NASTY)
     ]
     lines = list(group_lines(group))

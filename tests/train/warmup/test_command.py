@@ -6,9 +6,10 @@ import re
 import pytest
 from transformers import AutoModelForImageTextToText
 
-from qwenvl.runlog import Rollout, RunLog, read_config, read_metrics
+from qwenvl.runlog import RunLog, read_config, read_metrics
 from qwenvl.train.train_grpo import main as train
 from qwenvl.train.warmup.command import main
+from tests.report.runs import rollout
 from tests.train.conftest import PROMPT, turns
 
 
@@ -59,11 +60,8 @@ def test_training_starts_from_what_a_warm_up_leaves(flags, tmp_path, capfd):
 
 
 def test_it_learns_the_best_completions_of_a_run(flags, sop_data, tmp_path, capfd):
-    asked = ({"role": "user", "text": PROMPT},)
-    rows = [
-        Rollout(1, f"clip-{n}", 0, asked, "<answer>(1) step</answer>", f"it is {n}", 5, "stop", {}, total)
-        for n, total in ((0, 0.8), (3, 1.0))
-    ]
+    asked = {"prompt": ({"role": "user", "text": PROMPT},), "solution": "<answer>(1) step</answer>"}
+    rows = [rollout(record_id=f"clip-{n}", **asked, completion=f"it is {n}", total=t) for n, t in ((0, 0.8), (3, 1.0))]
     RunLog(tmp_path / "run").log_rollouts(rows)
     more = {"dataset_use": sop_data, "from_rollouts": tmp_path / "run", "max_steps": 1}
     main(flags(**more, min_reward=0.9))

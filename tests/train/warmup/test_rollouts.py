@@ -21,7 +21,8 @@ PROMPT = "<video>\nWhich steps? (1) pick (2) insert (3) fasten"
 
 def rollout(text, total, *, record="clip-0", step=1, sample=0, reason="stop", solution="<answer>(1) step</answer>"):
     prompt = ({"role": "user", "text": PROMPT},)
-    return Rollout(step, record, sample, prompt, solution, text, 5, reason, {}, total)
+    texts = {"prompt": prompt, "solution": solution, "completion": text, "tokens": 5, "finish_reason": reason}
+    return Rollout(step=step, record_id=record, sample=sample, rewards={}, total=total, **texts)
 
 
 @pytest.fixture
