@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwenvl.evaluate.command import run_command
-from qwenvl.evaluate.settings import ProbeRequest, probe_request
+from qwenvl.evaluate.command import MODEL, PASSES, run_command
+from qwenvl.evaluate.settings import READ_BY_PROBE, ProbeOptions, Request, probe_request
 from qwenvl.files import written_whole
 from qwenvl.option import row_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
     from qwenvl.data.collator import GRPOCollator
     from qwenvl.data.dataset import GRPODataset
-    from qwenvl.evaluate.probe_results import PromptGroup
+    from qwenvl.evaluate.results import Answers
     from qwenvl.rewards import Rubric
     from qwenvl.runlog import RunLog
     from qwenvl.train.collect.collector import Collector
@@ -31,14 +31,22 @@ if TYPE_CHECKING:
 COMMAND = "qwenvl probe"
 NUMBERS = "probe.json"
 SPLIT = "probe"  # of the rows in the folder
+ABOUT = (
+    "qwenvl probe MODEL DATA [--samples 8] [--limit 200] [--flag of training value ...]\n       qwenvl probe run.yaml",
+    ProbeOptions,
+    READ_BY_PROBE - {"model_name_or_path", "dataset_use"},
+    "Sample completions for the prompts of a training run before its first step: are some right, do they differ, are "
+    f"they whole? A group whose completions are all right or all wrong teaches nothing. {MODEL}. DATA is what "
+    f"--dataset_use takes. {PASSES}",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Sample, and print the numbers with their verdict. Status 1 for bad data, 2 for a bad command line."""
-    return run_command("probe", argv, probe_request, _run)
+    return run_command("probe", argv, probe_request, _run, ABOUT)
 
 
-def _run(request: ProbeRequest) -> str:
+def _run(request: Request) -> str:
     from qwenvl.evaluate.probe_results import next_command, table, verdict
     from qwenvl.model.loading import base_of_adapter
     from qwenvl.rewards.options import RewardOptions
@@ -59,26 +67,23 @@ def _run(request: ProbeRequest) -> str:
     return written if options.json else table(numbers)
 
 
-def probe(request: ProbeRequest) -> dict[str, Any]:
+def probe(request: Request) -> dict[str, Any]:
     """The numbers of a model on a data set, from completions for the first records that training would draw, each once.
 
     With ``--output_dir`` every completion is written there as it comes.
     """
-    from qwenvl.data.errors import DATA_ERRORS, RecordError, told_to_the_user
+    from qwenvl.data.errors import RecordError, told_to_the_user
     from qwenvl.evaluate.probe_results import numbers_of, worth_of_looks
     from qwenvl.evaluate.respondent import build_respondent, collator_of, loader_of, pass_reward
-    from qwenvl.rewards import RewardError
     from qwenvl.runlog import RunLog
     from qwenvl.train.assemble import build_rewards
-    from qwenvl.train.display.console import settle_output
 
-    settle_output()
     config, options = request.config, request.options
     log = None if options.output_dir is None else RunLog(options.output_dir)
     with told_to_the_user(COMMAND, (ValueError, OSError, ImportError)):  # names, files, flags, packages
         rubric = build_rewards(config, None, None)
         samples = options.samples or max(8, config.grpo_sample_size)
-        question = {
+        question: dict[str, Any] = {
             "model": str(config.model_name_or_path),
             "data": str(config.dataset_use),
             "samples": samples,
@@ -100,18 +105,17 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
         log.write_config({**config.to_dict(), "command": COMMAND})
     collector, as_teacher = (replace(each, group_size=samples) for each in (collector, as_teacher))
     began = time.perf_counter()
-    with told_to_the_user(COMMAND, (*DATA_ERRORS, RewardError)):
-        loader = loader_of(dataset, keys, collator, config)
-        groups, left_out, taught = _sample(collector, model, loader, SPLIT, log, (as_teacher, teacher))
-        if not groups:
-            raise RecordError(f"all {len(keys)} records were left out; the first: {left_out[0].error}")
-        numbers = numbers_of(question, groups, left_out, time.perf_counter() - began, taught)
-        if spans:
-            plain = replace(collector, toolbox=None)
-            overview, right_span = (_sample(plain, model, loader, split, log)[0] for split, loader in spans.items())
-            numbers["looks"] = worth_of_looks(overview, right_span, str(question["pass_by"]))
-        rubric.close()
-        return numbers
+    loader = loader_of(dataset, keys, collator, config)
+    prompts, left_out, taught = _sample(collector, model, loader, SPLIT, log, question, (as_teacher, teacher))
+    if not prompts:
+        raise RecordError(f"all {len(keys)} records were left out; the first: {left_out[0].error}")
+    numbers = numbers_of(question, prompts, left_out, time.perf_counter() - began, taught)
+    if spans:
+        plain = replace(collector, toolbox=None)
+        overview, span = (_sample(plain, model, each, split, log, question)[0] for split, each in spans.items())
+        numbers["looks"] = worth_of_looks(overview, span, question["pass_by"])
+    rubric.close()
+    return numbers
 
 
 def _sample(
@@ -120,42 +124,45 @@ def _sample(
     loader: DataLoader,
     split: str,
     log: RunLog | None,
+    question: dict[str, Any],
     teacher: tuple[Collector, nn.Module] | None = None,
-) -> tuple[list[PromptGroup], list[BadSample], list[PromptGroup]]:
-    """A group of completions for each prompt, written as they come, and the records that were left out.
+) -> tuple[list[Answers], list[BadSample], list[Answers]]:
+    """The completions of each prompt, written as they come, and the records that were left out.
 
     Args:
-        teacher: answers the teacher's prompts of the same records. Its groups come last and are not written.
+        question: see ``numbers_of``.
+        teacher: answers the teacher's prompts of the same records. Its completions come last and are not written.
     """
-    from qwenvl.evaluate.probe_results import groups_of
+    from qwenvl.evaluate.probe_results import answers_of
     from qwenvl.evaluate.respondent import with_progress
     from qwenvl.train.collect.collector import require_finite
     from qwenvl.train.evaluation import in_budget
     from qwenvl.train.journal import rollout_rows
 
-    groups: list[PromptGroup] = []
+    prompts: list[Answers] = []
     left_out: list[BadSample] = []
-    taught: list[PromptGroup] = []
+    taught: list[Answers] = []
 
-    def prompts() -> Iterator[PromptBatch]:
+    def whole() -> Iterator[PromptBatch]:
         for inputs in with_progress(loader, len(loader), "" if split == SPLIT else split):
             left_out.extend(inputs["prompts"].bad)
             if len(inputs["prompts"]):
                 yield inputs["prompts"]
 
     new_tokens = collector.group_size * collector.params.max_new_tokens
-    for batches in in_budget(prompts(), new_tokens=new_tokens, budget=collector.args.rollout_token_budget):
+    for batches in in_budget(whole(), new_tokens=new_tokens, budget=collector.args.rollout_token_budget):
         experiences = collector.collect(model, batches)
         require_finite([each.rollout for each in experiences])
         for each in experiences:
             rows = list(rollout_rows(0, split, each.batch, each.rollout, each.rewards))
             if log is not None:
                 log.log_rollouts(rows)
-            groups += groups_of(each.batch, rows)
+            prompts += answers_of(each.batch, rows, question)
         if teacher is not None and (seen := [each.teacher for each in batches if each.teacher]):
             for own in teacher[0].collect(teacher[1], seen):
-                taught += groups_of(own.batch, [*rollout_rows(0, split, own.batch, own.rollout, own.rewards)])
-    return groups, left_out, taught
+                rows = list(rollout_rows(0, split, own.batch, own.rollout, own.rewards))
+                taught += answers_of(own.batch, rows, question)
+    return prompts, left_out, taught
 
 
 def _teacher(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric, policy: tuple[Any, Any]) -> tuple[Any, Any]:

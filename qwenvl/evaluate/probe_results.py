@@ -7,12 +7,25 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from qwenvl.evaluate.results import as_json, equal_chance, interval_text, pass_at_k, sample_counts, share_interval
-from qwenvl.evaluate.settings import ProbeRequest
+from qwenvl.evaluate.results import (
+    PASSES,
+    Answers,
+    as_json,
+    differences,
+    equal_chance,
+    interval_text,
+    is_truncated,
+    left_out_lines,
+    mean_score,
+    pass_chances,
+    share_interval,
+    share_over,
+)
+from qwenvl.evaluate.settings import Request
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
-from qwenvl.health import CUT_OFF_SHARE, EQUAL_SHARE, SAME_REWARD, Finding
+from qwenvl.health import CUT_OFF_SHARE, EQUAL_SHARE, Finding
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
@@ -20,7 +33,6 @@ from qwenvl.runlog import Rollout
 from qwenvl.types import TOTAL, BadSample, PromptBatch
 
 FORMATS = ("format", "strict_format")
-SHOWN = 3  # records that were left out
 GOOD = "good to train"
 FORM_MISSING = 0.05  # share of completions in the expected form below which GRPO hardly ever sees one
 HALF = 0.5
@@ -30,107 +42,69 @@ HARDLY_EVER_RIGHT = 0.1  # pass@samples
 LARGEST_GROUP = 64
 
 
-class PromptGroup(NamedTuple):
-    """The completions of one prompt.
-
-    Attributes:
-        rows: as the run log has them.
-        prompt_tokens: vision tokens included.
-    """
-
-    rows: Sequence[Rollout]
-    prompt_tokens: int
-
-    @property
-    def texts(self) -> list[str]:
-        """The completions."""
-        return [row.completion for row in self.rows]
-
-    def values(self, name: str) -> list[float | None]:
-        """A reward, or the ``total``, of each completion. None where it does not apply."""
-        return [row.total if name == TOTAL else row.rewards[name] for row in self.rows]
-
-    def known(self, name: str) -> list[float]:
-        """The values of the completions that it applies to."""
-        return [value for value in self.values(name) if value is not None]
-
-    def passed(self, pass_by: str, pass_at: float) -> list[bool]:
-        """Whether each completion passes, without those for which ``pass_by`` has no value."""
-        return [value >= pass_at - SAME_REWARD for value in self.known(pass_by)]
-
-
-def groups_of(batch: PromptBatch, rows: Sequence[Rollout]) -> list[PromptGroup]:
-    """The P groups of a batch, from its N rows."""
-    size = len(rows) // max(1, len(batch))
-    lengths = batch.attention_mask.sum(1).tolist()
-    return [PromptGroup(rows[p * size : (p + 1) * size], length) for p, length in enumerate(lengths)]
+def answers_of(batch: PromptBatch, rows: Sequence[Rollout], question: dict[str, Any]) -> list[Answers]:
+    """The completions of each of the P prompts of a batch, from its N rows. See ``numbers_of`` for the question."""
+    size, lengths = len(rows) // max(1, len(batch)), batch.attention_mask.sum(1).tolist()
+    groups = [rows[p * size : (p + 1) * size] for p in range(len(batch))]
+    passes = question["pass_by"], question["pass_at"]
+    return [Answers.of(own, tokens, own[0].where, *passes) for own, tokens in zip(groups, lengths, strict=True)]
 
 
 def numbers_of(
     question: dict[str, Any],
-    groups: Sequence[PromptGroup],
+    prompts: Sequence[Answers],
     left_out: Sequence[BadSample],
     seconds: float,
-    taught: Sequence[PromptGroup] = (),
+    taught: Sequence[Answers] = (),
 ) -> dict[str, Any]:
-    """The numbers of at least one group, as ``probe.json`` has them: docs/evaluation.md explains each.
+    """The numbers of at least one prompt, as ``probe.json`` has them: docs/evaluation.md explains each.
 
     Args:
         question: the first rows of the numbers. ``model`` and ``data``, ``samples`` and ``group_size`` (completions
             per prompt, here and in training), ``pass_by`` and ``pass_at`` (a completion passes where this reward is at
             least this value) and ``temperature``.
         seconds: of the whole probe.
-        taught: the groups of the teacher's prompts.
+        taught: the completions of the teacher's prompts.
 
     Raises:
         RewardError: the reward ``pass_by`` has a value for no completion.
     """
-    samples, size, pass_by = question["samples"], question["group_size"], question["pass_by"]
-    passes = [each for group in groups if (each := group.passed(pass_by, question["pass_at"]))]
-    if not passes:
+    size, pass_by = question["group_size"], question["pass_by"]
+    if not any(each.passed for each in prompts):
         raise RewardError(f"--pass_by {pass_by}: it has no value for any completion; name another reward")
 
-    def share(value: Callable[[PromptGroup], float]) -> Interval:
-        return share_interval([value(group) for group in groups])
+    def equal(values: Callable[[Rollout], float | None]) -> Interval:
+        return share_interval([equal_chance([*map(values, each.rows)], size) for each in prompts])
 
-    of_k = {
-        k: [pass_at_k(len(each), sum(each), k) for each in passes if len(each) >= k] for k in sample_counts(samples)
-    }
-    rows = [row for group in groups for row in group.rows]
-    means = {
-        name: [_mean(values) for group in groups if (values := group.known(name))] for name in (*rows[0].rewards, TOTAL)
-    }
-    cut = [row.completion for row in rows if row.finish_reason == "length"]
-    form = next((name for name in FORMATS if name in rows[0].rewards), None)
+    rows = [row for each in prompts for row in each.rows]
+    names = list(rows[0].rewards)
+    cut = [row.completion for row in rows if is_truncated(row)]
+    form = next((name for name in FORMATS if name in names), None)
     return as_json(
         {
             **question,
-            "prompts": len(groups),
+            "prompts": len(prompts),
             "left_out": [bad.error for bad in left_out],
-            "pass_at_k": {k: share_interval(values) for k, values in of_k.items()},
-            "teacher": share_interval(
-                [_mean(each) for group in taught if (each := group.passed(pass_by, question["pass_at"]))]
-            ),
-            "rewards": {name: clustered_interval(values) for name, values in means.items()},
-            "equal_groups": share(lambda group: equal_chance(group.values(TOTAL), size)),
-            "equal_answers": share(lambda group: equal_chance(group.values(pass_by), size)),
-            "truncated": share(lambda group: _mean([float(row.finish_reason == "length") for row in group.rows])),
+            "pass_at_k": pass_chances(prompts, question["samples"]),
+            "teacher": mean_score(taught, PASSES),
+            "rewards": {name: mean_score(prompts, name) for name in (*names, TOTAL)},
+            "equal_groups": equal(lambda row: row.total),
+            "equal_answers": equal(lambda row: row.total if pass_by == TOTAL else row.rewards[pass_by]),
+            "truncated": share_over(prompts, is_truncated),
             "truncated_after_answer": _mean([float("</answer>" in text) for text in cut]),
-            "format": None
-            if form is None
-            else share(lambda group: _mean([float(value == 1) for value in group.values(form)])),
+            "format": None if form is None else share_over(prompts, lambda row: row.rewards[form] == 1),
             "form_asked": _mean([float(any("<answer>" in turn["text"] for turn in row.prompt)) for row in rows]),
-            "unique": _mean([len(set(group.texts)) for group in groups]),
+            "unique": _mean([len({row.completion for row in each.rows}) for each in prompts]),
             "completion_tokens": _mean([row.tokens for row in rows]),
             "longest_completion": max(row.tokens for row in rows),
-            "prompt_tokens": _mean([group.prompt_tokens for group in groups]),
-            "longest_prompt": max(group.prompt_tokens for group in groups),
-            "seconds_per_prompt": seconds / len(groups),
+            "prompt_tokens": _mean([each.prompt_tokens for each in prompts]),
+            "longest_prompt": max(each.prompt_tokens for each in prompts),
+            "seconds_per_prompt": seconds / len(prompts),
         }
     )
 
 
-def worth_of_looks(overview: Sequence[PromptGroup], right_span: Sequence[PromptGroup], pass_by: str) -> dict[str, Any]:
+def worth_of_looks(overview: Sequence[Answers], right_span: Sequence[Answers], pass_by: str) -> dict[str, Any]:
     """The most that looking can bring, as ``probe.json`` has it: what the right span brings on the same records.
 
     Args:
@@ -138,20 +112,13 @@ def worth_of_looks(overview: Sequence[PromptGroup], right_span: Sequence[PromptG
         right_span: of the same records with the span of their ``evidence`` in place of the whole clip.
         pass_by: the reward that is compared.
     """
-    before, after = (
-        {group.rows[0].where: _mean(values) for group in groups if (values := group.known(pass_by))}
-        for groups in (overview, right_span)
-    )
-    both = [where for where in before if where in after]
-    clips = {group.rows[0].where: group.rows[0].clips[0].path for group in overview}
-    columns = {
-        "overview": [before[where] for where in both],
-        "right_span": [after[where] for where in both],
-        "gain": [after[where] - before[where] for where in both],
-    }
-    clusters = [clips[where] for where in both]
-    means = {name: clustered_interval(values, clusters) for name, values in columns.items()}
-    return as_json({"records": len(both), **means})
+    before, after = ({each.cluster: each for each in prompts} for prompts in (overview, right_span))
+    gain = differences(before, after, pass_by)
+    columns = {"overview": before, "right_span": after}
+    means = {name: [found[where].scores[pass_by] for where in gain] for name, found in columns.items()}
+    clips = [before[where].rows[0].clips[0].path for where in gain]
+    intervals = {name: clustered_interval(own, clips) for name, own in (means | {"gain": [*gain.values()]}).items()}
+    return as_json({"records": len(gain), **intervals})
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -248,7 +215,7 @@ def _spread(numbers: dict[str, Any], sampling: SamplingOptions) -> Iterator[Find
         yield Finding("no diversity", text, flags=(*warmer, *wider) or larger)
 
 
-def next_command(findings: Sequence[Finding], request: ProbeRequest, base: str | None = None) -> str:
+def next_command(findings: Sequence[Finding], request: Request, base: str | None = None) -> str:
     """The next command: this probe with the flags that help, the training, or a look at the data where no flag helps.
 
     Args:
@@ -280,22 +247,21 @@ def table(numbers: dict[str, Any]) -> str:
     Args:
         numbers: the content of ``probe.json``.
     """
-    left_out, rows = numbers["left_out"], list(_rows(numbers))
+    rows = list(_rows(numbers))
     width = max(len(name) for name, _ in rows) + 2
-    lines = [
-        f"{numbers['model']} on {numbers['data']}: {numbers['prompts']:,} prompts, {numbers['samples']} completions "
-        f"each, at temperature {numbers['temperature']:g}",
-        f"A completion passes where {numbers['pass_by']} is at least {numbers['pass_at']:g}. In brackets: the 95 % "
-        "interval.",
-        "",
-        *(f"  {name:<{width}}{value}" for name, value in rows),
+    asked = f"{numbers['prompts']:,} prompts, {numbers['samples']} completions each"
+    passes = f"A completion passes where {numbers['pass_by']} is at least {numbers['pass_at']:g}"
+    parts = [
+        [
+            f"{numbers['model']} on {numbers['data']}: {asked}, at temperature {numbers['temperature']:g}",
+            f"{passes}. In brackets: the 95 % interval.",
+        ],
+        [f"  {name:<{width}}{value}" for name, value in rows],
+        left_out_lines(numbers["left_out"], "--json"),
+        [f"{finding['name']}: {finding['words']}." for finding in numbers["verdict"]],
+        ["next:", f"  {numbers['next']}"],
     ]
-    if left_out:
-        lines += ["", f"left out: {len(left_out):,} records", *(f"  {each}" for each in left_out[:SHOWN])]
-        if len(left_out) > SHOWN:
-            lines.append(f"  ... and {len(left_out) - SHOWN:,} more (--json lists all)")
-    lines += ["", *(f"{finding['name']}: {finding['words']}." for finding in numbers["verdict"])]
-    return "\n".join([*lines, "", "next:", f"  {numbers['next']}"])
+    return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 def _rows(numbers: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -105,16 +105,15 @@ def arguments_of(value: Any) -> dict[str, tuple[inspect.Parameter, Any, Argument
     elif inspect.isfunction(value):
         own = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty]
     else:
-        own = []
+        return {}
     try:
-        hints = get_type_hints(value.__init__ if inspect.isclass(value) else value, include_extras=True) if own else {}
+        hints = get_type_hints(value.__init__ if inspect.isclass(value) else value, include_extras=True)
     except Exception:  # annotations of a user's function need not be importable
         hints = {}
     found = {}
     for parameter in own:
         hint, *notes = get_args(hints.get(parameter.name)) or (None,)
-        declared = next((note for note in notes if isinstance(note, Argument)), None)
-        found[parameter.name] = (parameter, hint if declared else hints.get(parameter.name), declared)
+        found[parameter.name] = parameter, hint, next((note for note in notes if isinstance(note, Argument)), None)
     return found
 
 
@@ -283,35 +282,28 @@ class Completion(str):
 
         >>> Completion("four")[0]["content"], Completion("four")[0], Completion("four")[1:]
         ('four', 'f', 'our')
+
+    Args:
+        message: of the conversation, for its first and last character. None: the text itself.
     """
 
-    __slots__ = ()
-
-    def __getitem__(self, key: Any) -> str:
-        if key == 0 or key == -1:
-            return _End(self, str(self)[key : key + 1 or None])
-        return super().__getitem__(key)
-
-
-class _End(str):
-    """The first or last character of a completion, which also answers ``["content"]`` and ``["role"]``."""
-
-    __slots__ = ("message",)
     message: dict[str, str]
 
-    def __new__(cls, text: str, character: str) -> _End:
-        end = super().__new__(cls, character)
-        end.message = {"role": "assistant", "content": str(text)}
-        return end
+    def __new__(cls, text: str, message: str | None = None) -> Completion:
+        made = super().__new__(cls, text)
+        made.message = {"role": "assistant", "content": str(text) if message is None else message}
+        return made
 
     def __getitem__(self, key: Any) -> str:
-        return self.message[key] if isinstance(key, str) else super().__getitem__(key)
+        if isinstance(key, str):
+            return self.message[key]
+        if key == 0 or key == -1:
+            return Completion(str(self)[key : key + 1 or None], self.message["content"])
+        return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
+        """A part of the message, as a dict has it."""
         return self.message.get(key, default)
-
-    def __reduce__(self):
-        return str, (str(self),)
 
 
 def adapt_verl(compute_score: Callable[..., Any]) -> Callable[..., list[float | None]]:
@@ -332,15 +324,16 @@ def adapt_verl(compute_score: Callable[..., Any]) -> Callable[..., list[float | 
     def reward(
         completions: list[str],
         solution: list[str],
-        log_metric: Callable[[str, float], None] | None = None,
+        log_metric: Callable[[str, float], None] = lambda name, value: None,
         **columns: Any,
     ) -> list[float | None]:
         scores: list[float | None] = []
         for row, (text, truth) in enumerate(zip(completions, solution, strict=True)):
             fields = {name: values[row] for name, values in columns.items() if isinstance(values, list)}
+            nested = fields.get("reward_model")
             if fields.get("ground_truth") is not None:
                 truth = fields["ground_truth"]
-            elif isinstance(nested := fields.get("reward_model"), Mapping):
+            elif isinstance(nested, Mapping):
                 truth = nested.get("ground_truth", truth)
             result = compute_score(
                 data_source=fields.get("data_source"),
@@ -350,7 +343,7 @@ def adapt_verl(compute_score: Callable[..., Any]) -> Callable[..., list[float | 
             )
             if isinstance(result, Mapping):
                 for name, value in result.items():
-                    if log_metric and name != "score" and hasattr(value, "__float__"):
+                    if name != "score" and hasattr(value, "__float__"):
                         log_metric(name, float(value))
                 result = result["score"]
             scores.append(result)

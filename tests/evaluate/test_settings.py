@@ -15,7 +15,7 @@ def test_words_and_flags():
     config, options = request.config, request.options
     assert (config.model_name_or_path, config.dataset_use) == ("model", "data.json")
     assert (config.reward_funcs, config.seed, options.samples, options.limit) == (["count", "format"], 3, 16, 200)
-    assert request.flags == ("--reward_funcs", "count", "format", "--seed=3")
+    assert request.flags == ["--reward_funcs", "count", "format", "--seed=3"]
     assert config.on_bad_sample == "skip" and config.on_long_prompt == "error"
     assert probe_request([*PLACES, "--max_prompt_length", "99"]).config.on_long_prompt == "skip"
 
@@ -39,7 +39,7 @@ def test_what_training_alone_reads_is_passed_over_in_a_file(given, run_file):
     assert (config.max_steps, config.grpo_beta, config.lora_enable) == (-1, GRPOConfig.grpo_beta, False)
     assert config.on_bad_sample == "skip" and config.train_sampling_strategy == "random"
     assert request.options.output_dir is None
-    assert (request.file, request.words, request.flags) == (run_file, (), ("--seed", "5"))
+    assert (request.file, request.words, request.flags) == (run_file, [], ["--seed", "5"])
 
 
 def test_a_file_whose_run_begins_with_other_weights(run_file):

@@ -68,8 +68,6 @@ def test_a_completion_reads_as_text_and_as_a_conversation():
     assert text[0]["content"] == text[-1]["content"] == text[0].get("content") == "four"
     assert text[0]["role"] == "assistant"
     assert Completion("")[0]["content"] == ""
-    with pytest.raises(TypeError):
-        text["content"]
     with pytest.raises(IndexError):
         text[4]
 
