@@ -280,13 +280,13 @@ def share_interval(values: Sequence[float], clusters: Sequence[Hashable] | None 
         >>> round(share_interval([0.0] * 20).high, 3)
         0.161
     """
-    interval = clustered_interval(values, clusters)
-    if not interval.n or interval.mean not in (0.0, 1.0):
-        return interval
-    z = Z_975**2 / interval.n
-    if interval.mean == 0:
-        return interval._replace(low=0.0, high=z / (1 + z))
-    return interval._replace(low=(1 + z / 2) / (1 + z) - z / 2 / (1 + z), high=1.0)
+    if set(values) not in ({0.0}, {1.0}):
+        return clustered_interval(values, clusters)
+    n = len(values if clusters is None else set(clusters))
+    z = Z_975**2 / n
+    if values[0] == 0:
+        return Interval(0.0, 0.0, z / (1 + z), n)
+    return Interval(1.0, (1 + z / 2) / (1 + z) - z / 2 / (1 + z), 1.0, n)
 
 
 def as_json(value: Any) -> Any:

@@ -1,12 +1,12 @@
 """The whole command on a tiny model: what it asks, finds, prints and writes."""
 
 import json
-import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.evaluate.held_out import main
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.runlog import read_evaluation, read_samples
@@ -75,33 +75,19 @@ def test_two_models_under_all_controls(models, flags, tmp_path, capsys, never_at
     assert Path(shlex.split(shown.splitlines()[-1].split("qwenvl report ")[1])[0]).resolve() == tmp_path / "out"
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "message"),
-    [
-        (["MODEL"], 2, "expected MODEL DATA before the flags, got"),
-        (["MODEL", "MODEL", "example"], 2, "is given twice"),
-        (["MODEL", "example", "--controls", "blind"], 2, "--controls blind: no such control; expected some of blank"),
-        (["MODEL", "example", "--samples", "0"], 2, "--samples must be at least 1"),
-        (["MODEL", "example", "--generation_top_p", "1"], 2, "no effect: the one completion is greedy"),
-        (["MODEL", "example", "--learning_rate", "1"], 2, "--learning_rate has no effect: only training reads it"),
-        (["FOLDER", "example"], 2, "no weights in it; expected a model"),
-        (["MODEL", "example", "--strata", "colour"], 2, "unknown flag strata; use docs/evaluation.md"),
-        (["MODEL", "example", "--cluster_by", "colour"], 1, r"no field 'colour'.*; it has "),
-        (["MODEL", "example", "--output_dir", "MODEL"], 2, "holds files that no evaluation wrote"),
-        (["./none", "example"], 2, "./none: no such folder"),
-    ],
-)
-def test_wrong_input_ends_with_one_line(argv, code, message, models, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    words = {"MODEL": models[0], "FOLDER": str(tmp_path / "folder")}
-    try:
-        ended = main([*(words.get(word, word) for word in argv), "--use_cpu", "--generation_max_length", "2"])
-    except SystemExit as exit:
-        ended = exit.code
-    error = capsys.readouterr().err
-    assert ended == code and "Traceback" not in error
-    assert re.search(message, error.strip().splitlines()[-1]), error
+def test_servers_give_the_same_greedy_answers(tiny_checkpoint, fake, tmp_path, capsys, monkeypatch):
+    """A server begins with other weights, and gets those of the model."""
+    server, words = fake(initializer_range=0.1), [str(tiny_checkpoint(initializer_range=0.1)), "example", *SETTINGS]
+    flags = ["--rollout_engine", "vllm_server", "--vllm_server", server.address]
+    for name, more in (("local", []), ("served", flags)):
+        assert main([*words, *more, "--limit", "2", "--output_dir", str(tmp_path / name)]) == 0
+    local, served = (read_samples(tmp_path / name) for name in ("local", "served"))
+    assert {key: each.completion for key, each in served.items()} == {k: each.completion for k, each in local.items()}
+    engine = read_evaluation(tmp_path / "served")["protocol"]["settings"]["rollout_engine"]
+    assert len(served) == 2 and server.asked and engine == "vllm_server"
+    monkeypatch.setattr(GRPOConfig, "world_size", 2)
+    assert main([*words, *flags, "--output_dir", str(tmp_path / "out")]) == 2
+    assert "--rollout_engine vllm_server evaluates in one process" in capsys.readouterr().err
 
 
 def test_two_processes_share_the_records(tiny_checkpoint, make_clip, make_row, write_rows, tmp_path, capsys):
