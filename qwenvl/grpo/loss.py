@@ -318,20 +318,17 @@ def _check(inputs: LossInputs, objective: Objective) -> None:
         values = getattr(inputs, name)
         if values is not None and tuple(values.shape) != shape:
             raise ValueError(f"{name}: expected shape {shape}, got {tuple(values.shape)}")
-    for weight, name in (("beta", "ref_logprobs"), ("entropy_coef", "entropies")):
-        if getattr(objective, weight) and getattr(inputs, name) is None:
-            raise ValueError(
-                f"{weight} is {getattr(objective, weight)}, but there are no {name}: give them or set {weight} to 0"
-            )
-    if objective.weighting.correction != "none" and inputs.sampler_logprobs is None and inputs.mask.any():
-        raise ValueError(
-            f"importance_correction {objective.weighting.correction}: the engine gave no log-probs of its own; take "
-            "one that does, or none"
-        )
-    if objective.average == "max_length" and not (objective.max_completion_length or 0) >= 1:
-        raise ValueError(
-            f"dr_grpo needs max_completion_length (at least 1 token), got {objective.max_completion_length}"
-        )
+    correction = objective.weighting.correction if inputs.mask.any() else "none"
+    needed = (
+        ("beta", objective.beta, "ref_logprobs"),
+        ("entropy_coef", objective.entropy_coef, "entropies"),
+        ("importance_correction", correction != "none" and correction, "sampler_logprobs"),
+    )
+    for setting, value, name in needed:
+        if value and getattr(inputs, name) is None:
+            raise ValueError(f"{setting} is {value} and needs {name}, of which there are none: change {setting}")
+    if objective.average == "max_length" and not objective.max_completion_length:
+        raise ValueError("dr_grpo needs max_completion_length, at least 1 token")
 
 
 def _counted(values: Tensor, mask: Tensor) -> Tensor:

@@ -28,16 +28,12 @@ def test_refusals():
     with pytest.raises(RewardError, match="did you mean accuracy"):
         build_rubric(["acuracy"])
     for words in ("format accuracy", "format,accuracy", "format, accuracy"):
-        with pytest.raises(
-            RewardError, match=r"these are several names: a settings file lists them, \[format, accuracy"
-        ):
+        with pytest.raises(RewardError, match=r"several names: a settings file lists them, \[format, accuracy"):
             build_rubric([words])
     with pytest.raises(RewardError, match="--format_reward_weight has no effect with --reward_weights"):
         build_rubric(["format"], [1.0], format_reward_weight=0.3)
     with pytest.raises(RewardError, match="--accuracy_reward_weight has no effect with --reward_funcs"):
         build_rubric(["format"], accuracy_reward_weight=0.3)
-    with pytest.raises(RewardError, match="2 reward weights for 1 functions"):
-        build_rubric(["format"], [1.0, 2.0])
 
 
 PLUGIN = """

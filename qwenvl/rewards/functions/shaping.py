@@ -98,7 +98,8 @@ def cosine(
         progress = min(tokens, max_len) / max_len
         return at_zero - (at_zero - at_longest) * (1 - math.cos(math.pi * progress)) / 2
 
-    return _by_correctness(score, correctness_func, completions, completion_ids, columns)
+    columns["completion_ids"] = completion_ids
+    return by_correctness(score, [*map(len, completion_ids)], correctness_func, completions, columns)
 
 
 def repetition(
@@ -168,21 +169,22 @@ def length_window(
     def score(correct: bool, tokens: int) -> float:
         return bonus * (correct and min <= tokens <= max)
 
-    return _by_correctness(score, correctness_func, completions, completion_ids, columns)
+    columns["completion_ids"] = completion_ids
+    return by_correctness(score, [*map(len, completion_ids)], correctness_func, completions, columns)
 
 
-def _by_correctness(
-    score: Callable[[bool, int], float],
+def by_correctness(
+    score: Callable[[bool, Any], float],
+    each: Sequence[Any],
     correctness: RewardFunction,
     completions: list[str],
-    completion_ids: list[Sequence[int]],
     columns: dict[str, Any],
 ) -> list[Any]:
-    """``score`` of whether a completion is correct and its tokens, or the value in place of its correctness."""
-    values = call_plain(correctness, completions, {**columns, "completion_ids": completion_ids})
+    """``score`` of whether a completion is correct and of its own of ``each``, or the value without correctness."""
+    values = call_plain(correctness, completions, columns)
     return [
-        value if value is None or isinstance(value, Unfinished) else score(value >= 1, len(ids))
-        for value, ids in zip(values, completion_ids, strict=True)
+        value if value is None or isinstance(value, Unfinished) else score(value >= 1, own)
+        for value, own in zip(values, each, strict=True)
     ]
 
 

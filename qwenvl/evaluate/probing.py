@@ -1,14 +1,27 @@
-"""The results of a probe: shares and means over its prompts, the verdict, the next command, and lines of text."""
+"""A probe: completions for the first prompts of a training run, their numbers, the verdict, and the next command."""
 
 from __future__ import annotations
 
 import math
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+from torch.utils.data import DataLoader
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.errors import RecordError, told_to_the_user
+from qwenvl.data.options import PromptOptions
+from qwenvl.evaluate.questions import EVIDENCE, Questions, QuestionSamples
+from qwenvl.evaluate.respondent import build_respondent, collator_of, loader_of, pass_reward, with_progress
 from qwenvl.evaluate.results import (
     PASSES,
     Answers,
@@ -26,12 +39,24 @@ from qwenvl.evaluate.results import (
 from qwenvl.evaluate.settings import Request
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import CUT_OFF_SHARE, EQUAL_SHARE, Finding
-from qwenvl.rewards import RewardError
+from qwenvl.model.loading import base_of_adapter
+from qwenvl.option import row_of
+from qwenvl.rewards import RewardError, Rubric
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.runlog import Rollout
+from qwenvl.runlog import AS_IT_IS, Rollout, RunLog
+from qwenvl.train.assemble import build_rewards, dataset_view
+from qwenvl.train.collect.collector import Collector, require_finite
+from qwenvl.train.data_sets import build_dataset, build_sampler
+from qwenvl.train.evaluation import in_budget
+from qwenvl.train.journal import rollout_rows
+from qwenvl.train.run.lock import NAME
+from qwenvl.train.step import Experience
 from qwenvl.types import TOTAL, BadSample, PromptBatch
 
+COMMAND = "qwenvl probe"
+NUMBERS = "probe.json"
+SPLIT = "probe"  # of the rows in the folder
 FORMATS = ("format", "strict_format")
 GOOD = "good to train"
 FORM_MISSING = 0.05  # share of completions in the expected form below which GRPO hardly ever sees one
@@ -42,12 +67,151 @@ HARDLY_EVER_RIGHT = 0.1  # pass@samples
 LARGEST_GROUP = 64
 
 
-def answers_of(batch: PromptBatch, rows: Sequence[Rollout], question: dict[str, Any]) -> list[Answers]:
-    """The completions of each of the P prompts of a batch, from its N rows. See ``numbers_of`` for the question."""
-    size, lengths = len(rows) // max(1, len(batch)), batch.attention_mask.sum(1).tolist()
-    groups = [rows[p * size : (p + 1) * size] for p in range(len(batch))]
-    passes = question["pass_by"], question["pass_at"]
-    return [Answers.of(own, tokens, own[0].where, *passes) for own, tokens in zip(groups, lengths, strict=True)]
+def probe(request: Request) -> dict[str, Any]:
+    """The numbers of a model on a data set, from completions for the first records that training would draw, each once.
+
+    With ``--output_dir`` every completion is written there as it comes.
+    """
+    config, options = request.config, request.options
+    log = None if options.output_dir is None else RunLog(options.output_dir)
+    with told_to_the_user(COMMAND, (ValueError, OSError, ImportError)):  # names, files, flags, packages
+        rubric = build_rewards(config, None, None)
+        samples = options.samples or max(8, config.grpo_sample_size)
+        question: dict[str, Any] = {
+            "model": str(config.model_name_or_path),
+            "data": str(config.dataset_use),
+            "samples": samples,
+            "group_size": config.grpo_sample_size,
+            "pass_by": pass_reward(rubric, options),
+            "pass_at": options.pass_at,
+            "temperature": config.generation_temperature,
+        }
+        if log is not None:
+            _refuse_foreign(log.folder)
+        collator = collator_of(config)
+        dataset, keys = _first_prompts(config, rubric, collator, options.limit)
+        spans = _evidence_loaders(config, dataset, keys, collator) if config.tools else {}
+        model, collector = build_respondent(config, collator, rubric)
+        teacher, as_teacher = _teacher(config, collator, rubric, (model, collector))
+    if log is not None:  # what an earlier probe wrote is replaced
+        (log.folder / NUMBERS).unlink(missing_ok=True)
+        log.begin()
+        log.write_config({**config.to_dict(), "command": COMMAND})
+    collector, as_teacher = (replace(each, group_size=samples) for each in (collector, as_teacher))
+    began = time.perf_counter()
+    loader = loader_of(dataset, keys, collator, config)
+    prompts, left_out, taught = _sample(collector, model, loader, SPLIT, log, question, (as_teacher, teacher))
+    if not prompts:
+        raise RecordError(f"all {len(keys)} records were left out; the first: {left_out[0].error}")
+    numbers = numbers_of(question, prompts, left_out, time.perf_counter() - began, taught)
+    if spans:
+        plain = replace(collector, toolbox=None)
+        overview, span = (_sample(plain, model, each, split, log, question)[0] for split, each in spans.items())
+        numbers["looks"] = worth_of_looks(overview, span, question["pass_by"])
+    rubric.close()
+    return numbers
+
+
+def _sample(
+    collector: Collector,
+    model: nn.Module,
+    loader: DataLoader,
+    split: str,
+    log: RunLog | None,
+    question: dict[str, Any],
+    teacher: tuple[Collector, nn.Module] | None = None,
+) -> tuple[list[Answers], list[BadSample], list[Answers]]:
+    """The completions of each prompt, written as they come, and the records that were left out.
+
+    Args:
+        question: see ``numbers_of``.
+        teacher: answers the teacher's prompts of the same records. Its completions come last and are not written.
+    """
+    prompts: list[Answers] = []
+    left_out: list[BadSample] = []
+    taught: list[Answers] = []
+
+    def whole() -> Iterator[PromptBatch]:
+        for inputs in with_progress(loader, len(loader), "" if split == SPLIT else split):
+            left_out.extend(inputs["prompts"].bad)
+            if len(inputs["prompts"]):
+                yield inputs["prompts"]
+
+    new_tokens = collector.group_size * collector.params.max_new_tokens
+    for batches in in_budget(whole(), new_tokens=new_tokens, budget=collector.args.rollout_token_budget):
+        experiences = collector.collect(model, batches)
+        require_finite([each.rollout for each in experiences])
+        answers = [*chain.from_iterable(_answers_of(each, split, question) for each in experiences)]
+        if log is not None:
+            log.log_rollouts(row for each in answers for row in each.rows)
+        prompts += answers
+        if teacher is not None and (seen := [each.teacher for each in batches if each.teacher]):
+            experiences = teacher[0].collect(teacher[1], seen)
+            taught += chain.from_iterable(_answers_of(each, split, question) for each in experiences)
+    return prompts, left_out, taught
+
+
+def _answers_of(sampled: Experience, split: str, question: dict[str, Any]) -> Iterator[Answers]:
+    batch = sampled.batch
+    rows = list(rollout_rows(0, split, batch, sampled.rollout, sampled.rewards))
+    for p, tokens in enumerate(batch.attention_mask.sum(1).tolist()):
+        own = rows[p * len(rows) // len(batch) : (p + 1) * len(rows) // len(batch)]
+        yield Answers.of(own, tokens, own[0].where, question["pass_by"], question["pass_at"])
+
+
+def _teacher(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric, policy: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The model that teaches, as it is before training, and its collector."""
+    named = row_of(config, "teacher")
+    if named is None or named.name in ("self", "reference"):
+        return policy
+    return build_respondent(config, collator, rubric, named.name)
+
+
+def _evidence_loaders(
+    config: GRPOConfig, dataset: GRPODataset, keys: Sequence[tuple[int, int]], collator: GRPOCollator
+) -> dict[str, DataLoader]:
+    """The records with ``evidence`` as they are, and with the right span in place of the whole clip, without tools.
+
+    Raises:
+        RecordError: no record has ``evidence``, or that of one cannot be read.
+    """
+    questions = Questions({index: dataset.record(index) for _, index in keys}, {}, (AS_IT_IS, EVIDENCE))
+    numbers = [number for number in questions.records if questions.applies(EVIDENCE, number)]
+    if not numbers:
+        raise RecordError(
+            f'--tools: none of the {len(keys):,} records has one clip and "evidence": [[start, end], ...] in seconds, '
+            "by which a probe measures what looking can bring; add it to some records, or probe without --tools"
+        )
+    samples = QuestionSamples(dataset, questions, config.seed)
+    plain = GRPOCollator(collator.processor, PromptOptions.of(config))
+    return {
+        split: loader_of(samples, [(control, number) for number in numbers], plain, config)
+        for split, control in (("overview", AS_IT_IS), ("right span", EVIDENCE))
+    }
+
+
+def _first_prompts(
+    config: GRPOConfig, rubric: Rubric, collator: GRPOCollator, limit: int
+) -> tuple[GRPODataset, list[tuple[int, int]]]:
+    """The data set, and the keys of the first records that training would draw, each once."""
+    dataset = build_dataset(config.dataset_use, config, rubric, collator, training=True)
+    dataset.view = dataset_view(config)
+    keys: dict[int, tuple[int, int]] = {}
+    for key in build_sampler(dataset, config, 1, collator):
+        if key is not None:
+            keys.setdefault(key[1], key)  # with weights a record may come several times
+    return dataset, list(keys.values())[:limit]
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise FileExistsError for a folder with files that no probe writes."""
+    if folder.is_dir() and {each.name for each in folder.iterdir()} - {NAME, NUMBERS, "run.json", "rollouts"}:
+        raise FileExistsError(
+            f"--output_dir {folder}: holds files that no probe wrote; give a new folder or that of an earlier probe"
+        )
+
+
+# ---- numbers
 
 
 def numbers_of(
@@ -123,6 +287,15 @@ def worth_of_looks(overview: Sequence[Answers], right_span: Sequence[Answers], p
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / max(1, len(values))
+
+
+def judged(numbers: dict[str, Any], request: Request) -> dict[str, Any]:
+    """The numbers with their verdict and the next command, as ``probe.json`` has them."""
+    config = request.config
+    findings = verdict(numbers, SamplingOptions.of(config), RewardOptions.of(config))
+    shown = [{"name": each.code, "words": each.message, "flags": each.flags} for each in findings]
+    base = base_of_adapter(str(config.model_name_or_path))
+    return {**numbers, "verdict": shown, "next": next_command(findings, request, base)}
 
 
 def verdict(numbers: dict[str, Any], sampling: SamplingOptions, rewards: RewardOptions) -> list[Finding]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from qwenvl.config.command_line import parse_args
-from qwenvl.evaluate.probe_results import next_command, numbers_of, verdict, worth_of_looks
+from qwenvl.evaluate.probing import next_command, numbers_of, verdict, worth_of_looks
 from qwenvl.evaluate.results import Answers
 from qwenvl.evaluate.settings import probe_request
 from qwenvl.grpo.diagnostics import clustered_interval
