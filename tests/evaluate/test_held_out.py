@@ -2,9 +2,13 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForImageTextToText
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.evaluate.held_out import main
@@ -24,30 +28,30 @@ SETTINGS = ("--use_cpu", "--generation_max_length", "6", "--base_interval", "0.5
 
 
 @pytest.fixture
-def models(tiny_checkpoint) -> list[str]:
-    return [str(tiny_checkpoint(initializer_range=0.1)), str(tiny_checkpoint(initializer_range=0.1, seed=1))]
+def models(tiny_checkpoint, tmp_path) -> list[str]:
+    """A model, an adapter on it, and the two merged."""
+    base, adapter, merged = tiny_checkpoint(initializer_range=0.1), tmp_path / "adapter", tmp_path / "merged"
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapted = get_peft_model(AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32), lora)
+    adapted.save_pretrained(adapter)
+    shutil.copytree(base, merged)
+    adapted.merge_and_unload().save_pretrained(merged)
+    return [str(base), str(adapter), str(merged)]
 
 
-@pytest.fixture
-def flags(tmp_path) -> list[str]:
-    plugin = tmp_path / "rewards_of_the_test.py"
-    plugin.write_text(PLUGIN)
-    scored = ["--reward_funcs", "format", "letters", "--pass_by", "letters", "--pass_at", "0.5"]
-    return [*SETTINGS, "--external_plugins", str(plugin), *scored]
-
-
-def evaluated(models: list[str], flags: list[str], out: Path, *more: str) -> tuple[dict, dict]:
-    assert main([*models, "example", *flags, *more, "--output_dir", str(out)]) == 0
-    return read_evaluation(out), read_samples(out)
-
-
-def test_two_models_under_all_controls(models, flags, tmp_path, capsys, never_at_full_size):
-    facts, samples = evaluated(models, flags, tmp_path / "out", "--controls", "all")
-    shown = capsys.readouterr().out
+def test_three_models_under_all_controls(models, tmp_path, capsys, never_at_full_size):
+    (tmp_path / "rewards_of_the_test.py").write_text(PLUGIN)
+    scored = ["--reward_funcs", "format", "letters", "--pass_by", "letters", "--pass_at", "0.5", "--controls", "all"]
+    plugin, out = ["--external_plugins", str(tmp_path / "rewards_of_the_test.py")], tmp_path / "out"
+    assert main([*models, "example", *SETTINGS, *plugin, *scored, "--output_dir", str(out)]) == 0
+    facts, samples, shown = read_evaluation(out), read_samples(out), capsys.readouterr().out
     assert [model["path"] for model in facts["models"]] == models and facts["ended"] is not None
+    assert [model["base"] for model in facts["models"]] == [None, models[0], None]
     names = [model["name"] for model in facts["models"]]
-    assert facts["models"][0]["weights"] != facts["models"][1]["weights"]
-    assert facts["models"][0]["prompts_hash"] == facts["models"][1]["prompts_hash"]
+    assert len({model["weights"] for model in facts["models"]}) == 3
+    assert len({model["prompts_hash"] for model in facts["models"]}) == 1
+    texts = {name: [each.completion for each in samples.values() if each.model == name] for name in names}
+    assert texts["adapter"] == texts["merged"] != texts[names[0]]
     controls = ["none", "blank", "shuffled", "single_frame", "other_clip", "text_only"]
     assert facts["controls"] == controls
     # The example has three clips, an image and a record of text.
@@ -66,7 +70,7 @@ def test_two_models_under_all_controls(models, flags, tmp_path, capsys, never_at
         full, less = by_hand[each["model"], "none"], by_hand[each["model"], each["control"]]
         expected = sum(full[n]["letters"] - less[n]["letters"] for n in less) / len(less)
         assert each["scores"]["letters"]["mean"] == pytest.approx(expected)
-    [difference] = [each for each in facts["differences"] if each["control"] == "none"]
+    difference, _ = [each for each in facts["differences"] if each["control"] == "none"]
     before, after = by_hand[names[0], "none"], by_hand[names[1], "none"]
     expected = sum(after[n]["letters"] - before[n]["letters"] for n in before) / 5
     assert difference["scores"]["letters"]["mean"] == pytest.approx(expected)

@@ -53,10 +53,8 @@ def test_numbers_by_hand():
     assert numbers["unique"] == (2 + 1) / 2
     assert (numbers["completion_tokens"], numbers["longest_completion"], numbers["prompt_tokens"]) == (2.5, 4, 10)
     assert numbers["rewards"]["accuracy"]["mean"] == (1 / 4 + 1) / 2
-    assert (numbers["prompts"], numbers["left_out"]) == (2, ["data.json[7]: gone"]) and numbers[
-        "seconds_per_prompt"
-    ] == 3.0
-    assert numbers["samples"] == 4 and numbers["rewards"]["total"]["n"] == 2
+    assert (numbers["prompts"], numbers["samples"], numbers["seconds_per_prompt"]) == (2, 4, 3.0)
+    assert numbers["left_out"] == ["data.json[7]: gone"] and numbers["rewards"]["total"]["n"] == 2
 
 
 def test_a_prompt_with_too_few_values_is_left_out_of_pass_at_k():

@@ -4,19 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
-from transformers import AutoModelForImageTextToText
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.saved_processor import PromptSettings
-from qwenvl.evaluate.held_out import main
 from qwenvl.evaluate.protocol import fingerprint, trained_otherwise
 from qwenvl.evaluate.settings import evaluation_request, named_models, probe_request
-from qwenvl.runlog import RunLog, read_evaluation, read_samples
+from qwenvl.runlog import RunLog
 
 FLAGS = ("--use_cpu", "--generation_max_length", "4")
 
@@ -143,24 +139,3 @@ def test_a_fingerprint_tells_weights_apart(tiny_checkpoint, tmp_path):
     before = fingerprint(str(tmp_path))
     large.write_bytes(bytes(70 * 65536 - 1) + b"x")  # the last byte of a file that is read in pieces
     assert fingerprint(str(tmp_path)) != before
-
-
-def test_an_adapter_is_asked_with_its_model(tiny_checkpoint, tmp_path):
-    base, folder = str(tiny_checkpoint(initializer_range=0.1)), str(tmp_path / "adapter")
-    plain = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
-    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    adapted = get_peft_model(plain, lora)
-    adapted.save_pretrained(folder)
-    merged = tmp_path / "merged"
-    adapted.merge_and_unload().save_pretrained(merged)
-    for file in Path(base).iterdir():
-        if not (merged / file.name).exists():
-            (merged / file.name).write_bytes(file.read_bytes())
-    out = tmp_path / "out"
-    assert main([base, folder, str(merged), "example", *FLAGS, "--limit", "2", "--output_dir", str(out)]) == 0
-    facts, samples = read_evaluation(out), read_samples(out)
-    assert [model["base"] for model in facts["models"]] == [None, base, None]
-    texts = {}
-    for each in samples.values():
-        texts.setdefault(each.model, []).append(each.completion)
-    assert texts["adapter"] == texts["merged"] != texts[facts["models"][0]["name"]]

@@ -158,7 +158,7 @@ def test_a_log_prob_of_the_engine_that_is_no_number_is_not_hidden_by_a_mask(case
 
 def test_what_is_missing_is_named(case):
     objective = settled(LOSSES["grpo"])
-    with pytest.raises(ValueError, match=r"entropy_coef is 0\.1, and needs entropies"):
+    with pytest.raises(ValueError, match=r"entropy_coef is 0\.1 and needs entropies"):
         replace(objective, entropy_coef=0.1)(case.inputs(), COUNTS)
     with pytest.raises(ValueError, match="importance_correction is token_mask and needs sampler_logprobs"):
         replace(objective, weighting=Weighting("token_mask"))(case.inputs(), COUNTS)

@@ -128,7 +128,7 @@ def test_what_the_engine_did_not_give_is_missed():
     with pytest.raises(ValueError, match="this engine does not give them"):
         Step.of([experience([1])], GRPOConfig(use_cpu=True, top_entropy_quantile=0.2))
     corrects = GRPOConfig(use_cpu=True, rollout_engine="vllm_server", vllm_server=["h:1"])
-    with pytest.raises(ValueError, match="needs sampler_logprobs, of which there are none"):
+    with pytest.raises(ValueError, match="the engine gave no log-probs"):
         Step.of([experience([1])], corrects)
     part = experience([2, 1])
     part.rollout.logprobs = torch.tensor([[-1.0, -2.0], [-1.0, math.nan]])
