@@ -398,16 +398,16 @@ def _controls(found: dict[str, Any]) -> Iterator[str]:
     numbers = {(each["model"], each["control"]): each["scores"] for each in found["numbers"]}
     drops = {(each["model"], each["control"]): each for each in found["drops"]}
     names = [model["name"] for model in found["models"]]
-    rows = [["Does it look?", *names]]
-    for control in dict.fromkeys(each["control"] for each in found["drops"]):
-        row = [control]
-        for name in names:
-            drop, scores = drops[name, control], numbers.get((name, control), {})
-            mark = "" if drop["comparable"] else " *"
-            shown = by in drop["scores"] and by in scores
-            row.append(f"{_mean(scores[by])}, drop {interval_text(drop['scores'][by])}{mark}" if shown else "-")
-        rows.append(row)
-    yield from _aligned(rows)
+
+    def cell(key: tuple[str, str]) -> str:
+        drop, score = drops[key], numbers.get(key, {}).get(by)
+        mark = "" if drop["comparable"] else " *"
+        shown = score is not None and by in drop["scores"]
+        return f"{_mean(score)}, drop {interval_text(drop['scores'][by])}{mark}" if shown else "-"
+
+    controls = dict.fromkeys(each["control"] for each in found["drops"])
+    rows = [[control, *(cell((name, control)) for name in names)] for control in controls]
+    yield from _aligned([["Does it look?", *names], *rows])
     yield f"{by} without the evidence, and by how much it is lower than with it, on the same records."
     for each in found["drops"]:
         if not each["comparable"]:

@@ -106,19 +106,15 @@ class EvaluateOptions(PassOptions):
 
     @property
     def control_names(self) -> tuple[str, ...]:
-        """The requested controls, in the order of the flag."""
-        if self.controls == "all":
-            return CONTROL_NAMES
-        return tuple(each.strip() for each in (self.controls or "").split(",") if each.strip())
+        """The requested controls, in the order of the flag, each once."""
+        names = CONTROL_NAMES if self.controls == "all" else (self.controls or "").split(",")
+        return tuple(dict.fromkeys(each.strip() for each in names if each.strip()))
 
     def problems(self) -> Iterator[str]:
-        names = self.control_names
-        for each in dict.fromkeys(names):
-            known = (*CONTROL_NAMES, *LOOK_CONTROLS, *RECORD_VIEWS)
+        known = (*CONTROL_NAMES, *LOOK_CONTROLS, *RECORD_VIEWS)
+        for each in self.control_names:
             if (word := each.partition("(")[0]) not in known and ":" not in word:
                 yield f"--controls {each}: no such control; expected some of {', '.join(known)}, or all"
-            elif names.count(each) > 1:
-                yield f"--controls names {each} twice"
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
@@ -38,7 +37,7 @@ class RewardFunction:
         name: under which its values are logged (``reward/<name>``).
         call: ``f(completions, **columns) -> list[float | None]``, plain or async.
         check: ``check(solution, fields)`` says why a record cannot be scored, or None. It is called when data is read.
-        arguments: the arguments that are bound in ``call``.
+        arguments: further keyword arguments of each call.
     """
 
     name: str
@@ -49,13 +48,12 @@ class RewardFunction:
     @property
     def is_async(self) -> bool:
         """Whether calling it gives a coroutine."""
-        function = without_arguments(self.call)
-        return inspect.iscoroutinefunction(function if inspect.isroutine(function) else type(function).__call__)
+        return inspect.iscoroutinefunction(self.call if inspect.isroutine(self.call) else type(self.call).__call__)
 
     @property
     def reads_solution(self) -> bool:
         """Whether its signature names ``solution``. One that takes all columns does without."""
-        return "solution" in inspect.signature(without_arguments(self.call)).parameters
+        return "solution" in inspect.signature(self.call).parameters
 
 
 @dataclass(frozen=True)
@@ -160,11 +158,12 @@ def bound_arguments(
 def arguments(function: RewardFunction, completions: list[str], columns: Mapping[str, Any]) -> tuple[list, dict]:
     """Positional and keyword arguments of one call: the completions and those columns that the function takes.
 
+    Those of ``function.arguments`` are not among them.
+
     Raises:
         RewardError: the function requires a column that the records do not have.
     """
-    bound = getattr(function.call, "keywords", {}) if isinstance(function.call, partial) else {}
-    parameters = inspect.signature(without_arguments(function.call)).parameters.values()
+    bound, parameters = function.arguments, inspect.signature(function.call).parameters.values()
     named = {
         p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound
     }
@@ -188,21 +187,7 @@ def arguments(function: RewardFunction, completions: list[str], columns: Mapping
 def call_plain(function: RewardFunction, completions: list[str], columns: Mapping[str, Any]) -> Any:
     """Call a function that is not async with the columns that it takes, for a reward that builds on another one."""
     positional, keywords = arguments(function, completions, columns)
-    return function.call(*positional, **keywords)
-
-
-def name_of(function: Any) -> str:
-    """The name that ``@reward`` gave a function, else its own, or that of the class of a callable object."""
-    function = without_arguments(function)
-    own = getattr(function, "__name__", None) or type(function).__name__
-    return getattr(function, "reward_name", None) or own
-
-
-def without_arguments(function: Any) -> Any:
-    """The function inside of ``functools.partial``."""
-    while isinstance(function, partial):
-        function = function.func
-    return function
+    return function.call(*positional, **keywords, **function.arguments)
 
 
 # ---- what functions are called with: completions, columns of records, the signatures of TRL and verl

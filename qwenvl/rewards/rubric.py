@@ -69,7 +69,7 @@ class Call(NamedTuple):
         """The function with its arguments: copies, so that it changes nothing that others see."""
         positional, keywords = arguments(self.function, self.completions, {**self.columns, **self.shared})
         own_keywords = {name: each if name in self.shared else own(each) for name, each in keywords.items()}
-        return partial(self.function.call, *own(positional), **own_keywords)
+        return partial(self.function.call, *own(positional), **own_keywords, **self.function.arguments)
 
 
 class Rubric:
