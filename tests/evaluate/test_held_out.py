@@ -15,15 +15,9 @@ from qwenvl.evaluate.held_out import main
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.runlog import read_evaluation, read_samples
 from qwenvl.types import TOTAL
+from tests.evaluate.made import LETTERS
 from tests.train.test_distributed import launch_ranks
 
-PLUGIN = """
-from qwenvl.rewards import reward
-
-@reward("letters")
-def letters(completions, **columns):
-    return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
-"""
 SETTINGS = ("--use_cpu", "--generation_max_length", "6", "--base_interval", "0.5", "--seed", "3")
 
 
@@ -40,10 +34,9 @@ def models(tiny_checkpoint, tmp_path) -> list[str]:
 
 
 def test_three_models_under_all_controls(models, tmp_path, capsys, never_at_full_size):
-    (tmp_path / "rewards_of_the_test.py").write_text(PLUGIN)
-    scored = ["--reward_funcs", "format", "letters", "--pass_by", "letters", "--pass_at", "0.5", "--controls", "all"]
-    plugin, out = ["--external_plugins", str(tmp_path / "rewards_of_the_test.py")], tmp_path / "out"
-    assert main([*models, "example", *SETTINGS, *plugin, *scored, "--output_dir", str(out)]) == 0
+    scored = ["--reward_funcs", "format", LETTERS, "--pass_by", "letters", "--pass_at", "0.5", "--controls", "all"]
+    out = tmp_path / "out"
+    assert main([*models, "example", *SETTINGS, *scored, "--output_dir", str(out)]) == 0
     facts, samples, shown = read_evaluation(out), read_samples(out), capsys.readouterr().out
     assert [model["path"] for model in facts["models"]] == models and facts["ended"] is not None
     assert [model["base"] for model in facts["models"]] == [None, models[0], None]

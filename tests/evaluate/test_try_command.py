@@ -16,6 +16,7 @@ from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.try_command import as_text
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.types import Turn
+from tests.evaluate.made import LETTERS
 from tests.made_clips import write_clip
 from tests.report.runs import LOOKED, REFUSED
 
@@ -29,10 +30,6 @@ def trained(tiny_checkpoint, tmp_path_factory):
     write_clip(folder / "17.mp4", 60, size=(320, 240))
     turns = [{"from": "human", "value": f"<video>\n{QUESTION}"}, {"from": "gpt", "value": "<answer>(1) pick</answer>"}]
     (folder / "data.json").write_text(json.dumps([{"id": 17, "video": "17.mp4", "conversations": turns}]))
-    (folder / "plugin.py").write_text(
-        "from qwenvl.rewards import reward\n\n@reward('letters')\ndef letters(completions, **columns):\n"
-        "    return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]\n"
-    )
     (folder / "template.txt").write_text("Look well. {prompt}")
     config = GRPOConfig(
         str(folder / "run"),
@@ -46,8 +43,7 @@ def trained(tiny_checkpoint, tmp_path_factory):
         prompt_template=str(folder / "template.txt"),
         generation_max_length=7,
         generation_temperature=1.3,
-        external_plugins=[str(folder / "plugin.py")],
-        reward_funcs=["format", "letters"],
+        reward_funcs=["format", LETTERS],
         reward_weights=[0.25, 0.75],
         disable_tqdm=True,
         use_cpu=True,
