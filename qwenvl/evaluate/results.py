@@ -225,17 +225,12 @@ def _difference(before: str, after: str, control: str, of_before: _Records, of_a
 def pass_at_k(samples: int, passed: int, k: int) -> float:
     """The chance that at least one of k completions passes, unbiased, from ``passed`` of ``samples`` that did.
 
-    1 - C(samples - passed, k) / C(samples, k) (arXiv:2107.03374, equation 1).
-
-    Raises:
-        ValueError: k is above ``samples``.
+    1 - C(samples - passed, k) / C(samples, k), k at most ``samples`` (arXiv:2107.03374, equation 1).
 
     Example:
         >>> pass_at_k(4, 1, 2)
         0.5
     """
-    if not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} of {samples} samples")
     return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
@@ -249,15 +244,10 @@ def equal_chance(rewards: Sequence[float | None], k: int) -> float:
 
     Such a group has no policy gradient. A completion without a reward (None) does not count in its group.
 
-    Raises:
-        ValueError: k is above the number of completions.
-
     Example:
         >>> equal_chance([1.0, 1.0, 1.0, 0.0], 2)  # 3 of the 6 pairs
         0.5
     """
-    if not 1 <= k <= len(rewards):
-        raise ValueError(f"groups of {k} out of {len(rewards)} completions")
     known = sorted(reward for reward in rewards if reward is not None)
     missing = len(rewards) - len(known)
     alike: list[list[float]] = []  # the rewards of each value

@@ -130,31 +130,24 @@ def test_files_written_for_other_libraries_run_unchanged(tmp_path):
     assert batch.components == [[1.0, 0.0]] * 4
 
 
-def test_refusals_of_users_functions(plugin, tmp_path):
-    bare = tmp_path / "bare.py"
-    bare.write_text("def f(completions):\n    return []\n")
-    broken = tmp_path / "broken.py"
-    broken.write_text("1 / 0\n")
-    script = tmp_path / "script.py"
-    script.write_text("import sys\nsys.exit()\n")
-    clash = tmp_path / "clash.py"
-    clash.write_text(PLUGIN.replace('"short"', '"accuracy"'))
-    twin = tmp_path / "twin.py"
-    twin.write_text(PLUGIN)
-    needy = tmp_path / "needy.py"
-    needy.write_text("class Needy:\n    def __init__(self, x):\n        pass\n")
+def test_refusals_of_users_functions(plugin, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = {"bare": "def f(completions):\n    return []\n", "broken": "1 / 0\n", "script": "import sys\nsys.exit()\n"}
+    files |= {"clash": PLUGIN.replace('"short"', '"accuracy"'), "twin": PLUGIN}
+    for name, text in (files | {"needy": "class Needy:\n    def __init__(self, x):\n        pass\n"}).items():
+        (tmp_path / f"{name}.py").write_text(text)
     for funcs, plugins, message in (
-        (["short"], [str(bare)], r'no function is marked with @reward\("name"\)'),
-        (["short"], [str(broken)], "ZeroDivisionError while it was loaded"),
-        (["short"], [str(script)], "script.py: SystemExit while it was loaded"),
+        (["short"], ["bare.py"], r'no function is marked with @reward\("name"\)'),
+        (["short"], ["broken.py"], "ZeroDivisionError while it was loaded"),
+        (["short"], ["script.py"], "script.py: SystemExit while it was loaded"),
         (["short"], ["missing.py"], "missing.py: no such Python file"),
-        (["short"], [plugin, str(twin)], "there is another reward 'short': rename this one"),
-        (["short"], [str(clash)], "there is another reward 'accuracy'"),
+        (["short"], [plugin, "twin.py"], "there is another reward 'short': rename this one"),
+        (["short"], ["clash.py"], "there is another reward 'accuracy'"),
         (["shart"], [plugin], "did you mean short"),
         ([f"{plugin}:nothing"], [], "has no 'nothing': it has .*shortness"),
         ([f"{plugin}:shortnes"], [], "has no 'shortnes': did you mean shortness"),
         ([f"{plugin}:not_a_function"], [], "expected a function"),
-        ([f"{needy}:Needy"], [], "cannot be made without arguments"),
+        (["needy.py:Needy"], [], "cannot be made without arguments"),
         (["no.such.module:f"], [], "cannot import no.such.module"),
     ):
         with pytest.raises(RewardError, match=message):
@@ -335,8 +328,4 @@ def test_a_completion_reads_as_text_and_as_a_conversation():
     assert Completion("")[0]["content"] == ""
     with pytest.raises(IndexError):
         text[4]
-
-
-def test_a_completion_pickles():
-    assert pickle.loads(pickle.dumps(Completion("four")))[0]["content"] == "four"
-    assert pickle.loads(pickle.dumps(Completion("four")[0])) == "f"
+    assert pickle.loads(pickle.dumps(text))[0]["content"] == "four" and pickle.loads(pickle.dumps(text[0])) == "f"
