@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import gc
+import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from typing import Any
 
 from accelerate.utils import gather_object, wait_for_everyone
@@ -21,7 +23,7 @@ from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
 from qwenvl.evaluate.questions import Questions, QuestionSamples, toolbox_under
 from qwenvl.evaluate.respondent import build_respondent, collator_of, loader_of, pass_reward, with_progress
 from qwenvl.evaluate.results import as_json, results_of
-from qwenvl.evaluate.settings import EvaluationRequest
+from qwenvl.evaluate.settings import Request
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.functions.text import answer_of
 from qwenvl.runlog import (
@@ -64,7 +66,7 @@ class Evaluation:
         done: the samples of an earlier sitting.
     """
 
-    def __init__(self, request: EvaluationRequest, rubric: Rubric) -> None:
+    def __init__(self, request: Request, rubric: Rubric) -> None:
         self.request, self.rubric = request, rubric
         pass_by = pass_reward(rubric, request.options)
         self.models: list[PreparedModel] = []
@@ -80,7 +82,7 @@ class Evaluation:
             self.models.append(PreparedModel(facts, config, collator, dataset))
         self.found: dict[str, Any] = as_json(
             {
-                "command": request.command,
+                "command": shlex.join(["qwenvl", "evaluate", *request.argv]),
                 "models": [model.facts for model in self.models],
                 "controls": self.questions.controls,
                 "protocol": protocol_of(request, rubric, self.models[0].dataset, self.questions, pass_by),
@@ -92,7 +94,7 @@ class Evaluation:
                 **{name: [] for name in ("numbers", "drops", "differences")},
             }
         )
-        self.log = EvaluationLog(request.output_dir, request.config.process_index)
+        self.log = EvaluationLog(request.options.output_dir, request.config.process_index)
         self.done: dict[SampleKey, EvaluationSample] = {}
 
     def resume(self) -> None:
@@ -135,21 +137,24 @@ class Evaluation:
     def _ask_model(self, model: PreparedModel) -> None:
         name, started, left_out = model.facts["name"], time.perf_counter(), self.found["left_out"]
         known = {(each["control"], each["doc_id"]) for each in left_out if each["model"] == name}
-        blocks = pending_blocks(self.questions, name, self.request.options.samples, self.done.keys(), known)
-        bad = gather_object(self._ask(model, blocks[model.config.process_index :: model.config.world_size]))
+        numbers = range(self.request.options.samples)
+
+        def is_done(key: tuple[str, int]) -> bool:
+            return key in known or all(SampleKey(name, *key, n) in self.done for n in numbers)
+
+        blocks = [block for block in self.questions.blocks() if not all(map(is_done, block))]
+        own = blocks[model.config.process_index :: model.config.world_size]
+        bad = gather_object(self._ask(model, own) if own else [])
         gc.collect()  # frees the memory for the next model
         left_out += [each for each in bad if (each["control"], each["doc_id"]) not in known]
         seconds = self.found["seconds"]
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
         self.log.write(self.found)
 
-    def _ask(self, model: PreparedModel, blocks: Sequence[tuple[int, ...]]) -> list[dict[str, Any]]:
+    def _ask(self, model: PreparedModel, blocks: Sequence[Sequence[tuple[str, int]]]) -> list[dict[str, Any]]:
         """Sample the blocks, each completion written as it comes. Returns the records that were left out."""
         name, config, left_out = model.facts["name"], model.config, []
-        questions = [self.questions.keys(block) for block in blocks]
-        keys = [key for block in questions for key in block]
-        if not keys:
-            return []
+        keys = [*chain.from_iterable(blocks)]
         samples = QuestionSamples(model.dataset, self.questions, config.seed)
         loader = loader_of(samples, keys, model.collator, config)
         asked, collector = build_respondent(config, model.collator, self.rubric)
@@ -157,19 +162,17 @@ class Evaluation:
         count = self.request.options.samples
         new_tokens = count * collector.params.max_new_tokens
         prompts = with_progress((inputs["prompts"] for inputs in loader), len(keys), name)
-        for block in questions:
-            for control, own in groupby(block, key=lambda key: key[0]):
-                batches = list(islice(prompts, len(list(own))))
-                for bad in (bad for batch in batches for bad in batch.bad):
-                    where = {"doc_id": bad.record.index, "where": bad.record.where, "error": bad.error}
-                    left_out.append({"model": name, "control": control, **where})
-                if collector.toolbox is not None:
-                    looks = toolbox_under(control, collector.toolbox, self.request.config.seed)
-                    collector = replace(collector, toolbox=looks)
-                whole = [batch for batch in batches if len(batch)]
-                for together in in_budget(whole, new_tokens=new_tokens, budget=config.rollout_token_budget):
-                    for batch, answer in zip(together, collector.answer(asked, together, count), strict=True):
-                        self.log.log(self._rows(name, control, batch, *answer))
+        for control, own in chain.from_iterable(groupby(block, key=itemgetter(0)) for block in blocks):
+            batches = list(islice(prompts, len(list(own))))
+            for bad in (bad for batch in batches for bad in batch.bad):
+                where = {"doc_id": bad.record.index, "where": bad.record.where, "error": bad.error}
+                left_out.append({"model": name, "control": control, **where})
+            if collector.toolbox is not None:
+                collector = replace(collector, toolbox=toolbox_under(control, collector.toolbox, config.seed))
+            whole = [batch for batch in batches if len(batch)]
+            for together in in_budget(whole, new_tokens=new_tokens, budget=config.rollout_token_budget):
+                for batch, answer in zip(together, collector.answer(asked, together, count), strict=True):
+                    self.log.log(self._rows(name, control, batch, *answer))
         next(prompts, None)  # ends the bar
         return left_out
 
@@ -223,45 +226,24 @@ class Evaluation:
         log.write(found)
 
 
-def pending_blocks(
-    questions: Questions, model: str, samples: int, done: Set[SampleKey], left_out: Set[tuple[str, int]]
-) -> list[tuple[int, ...]]:
-    """The blocks with a question of which a sample is missing.
-
-    Args:
-        samples: completions per prompt.
-        left_out: (control, number) of the known bad records.
-    """
-    return [
-        block
-        for block in questions.blocks()
-        if not all(
-            (control, number) in left_out or all(SampleKey(model, control, number, n) in done for n in range(samples))
-            for control, number in questions.keys(block)
-        )
-    ]
-
-
 def _problems(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Why the samples of an earlier evaluation do not belong to this one.
 
     More models and controls are no problem, nor are other numbers from the same samples.
     """
-    models = {model["name"]: model for model in now["models"]}
-    lines = differing(_of_samples(earlier["protocol"]), _of_samples(now["protocol"]))
-    for model in earlier["models"]:
-        if model["name"] in models:
-            lines += differing(model, models[model["name"]], f"model {model['name']}")
-        else:
-            lines.append(f"model {model['name']}: asked there, not here")
-    gone = [control for control in earlier["controls"] if control not in now["controls"]]
-    return lines + [f"control {control}: asked there, not here" for control in gone]
 
+    def of_samples(found: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of the protocol that decides the samples, and the models and controls of the earlier one."""
+        data = {name: value for name, value in found["protocol"]["data"].items() if not name.startswith("cluster")}
+        models = {model["name"]: model for model in found["models"]}
+        return {
+            **{name: value for name, value in found["protocol"].items() if name != "passes"},
+            "data": data,
+            "models": {each["name"]: models.get(each["name"], {}) for each in earlier["models"]},
+            "controls": {each: each in found["controls"] for each in earlier["controls"]},
+        }
 
-def _of_samples(protocol: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of the protocol that decides the samples."""
-    data = {name: value for name, value in protocol["data"].items() if not name.startswith("cluster")}
-    return {name: value for name, value in protocol.items() if name != "passes"} | {"data": data}
+    return differing(of_samples(earlier), of_samples(now))
 
 
 def _now() -> str:

@@ -17,7 +17,7 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.questions import Questions
-from qwenvl.evaluate.settings import OF_A_RUN, READ_BY_EVALUATION, EvaluationRequest, ModelSource
+from qwenvl.evaluate.settings import OF_A_RUN, READ_BY_EVALUATION, ModelSource, Request
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.model.positions import position_rule
 from qwenvl.rewards import Rubric
@@ -77,7 +77,7 @@ def trained_otherwise(path: str, config: GRPOConfig) -> list[tuple[str, Any, Any
 
 
 def protocol_of(
-    request: EvaluationRequest, rubric: Rubric, dataset: GRPODataset, questions: Questions, pass_by: str
+    request: Request, rubric: Rubric, dataset: GRPODataset, questions: Questions, pass_by: str
 ) -> dict[str, Any]:
     """The settings behind the numbers of all models, by topic."""
     config, options = request.config, request.options

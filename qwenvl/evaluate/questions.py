@@ -1,27 +1,14 @@
 """The questions of an evaluation: the records, which of them are correlated, and the controls.
 
-A control asks the same question with evidence taken away. A model that answers as well without it has not used it:
-
-    blank         every frame and image is grey
-    shuffled      the frames are in random order, at the same times
-    single_frame  the middle frame is repeated in place of all others
-    other_clip    the clips and images of another record replace those of the record
-    text_only     no media: the prompt is text alone
-
-The first three keep the tokens, positions and times of the prompt, and change what looks show too. Three more are about
-looks:
-
-    no_look       no call is answered
-    other_span    a look shows another span of the same length
-    evidence      the prompt shows the span of the record's `evidence` in place of the whole clip
-
-Others show what a teacher sees beyond the prompt (``qwenvl.data.views``): ``frames(32)``, ``solution``.
+A control asks the same question with evidence taken away, or shows what a teacher sees beyond the prompt: the table in
+docs/evaluation.md has them all. Those that change pixels keep the tokens, positions and times of the prompt, and change
+what looks show too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
@@ -32,9 +19,8 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
 from qwenvl.data.views import view_named
-from qwenvl.evaluate.settings import CONTROL_NAMES, LOOK_CONTROLS, EvaluateOptions
+from qwenvl.evaluate.settings import LOOK_CONTROLS, EvaluateOptions
 from qwenvl.model.vision_tower import GREY
-from qwenvl.rewards.functions.looking import check_evidence, evidence_of
 from qwenvl.rewards.functions.text import normalized, solution_of
 from qwenvl.runlog import AS_IT_IS
 from qwenvl.tools.toolbox import Toolbox
@@ -67,16 +53,12 @@ def shuffled(sample: Sample, seed: int) -> Sample:
 
 def single_frame(sample: Sample, seed: int) -> Sample:
     """The sample with the middle frame of each clip in place of all of its frames."""
-    clips = tuple(
-        replace(clip, frames=clip.frames[[len(clip.frames) // 2] * len(clip.frames)]) for clip in sample.videos
-    )
-    return replace(sample, videos=clips)
+    middle = lambda frames: frames[[len(frames) // 2] * len(frames)]
+    return replace(sample, videos=tuple(replace(clip, frames=middle(clip.frames)) for clip in sample.videos))
 
 
 PIXEL_CONTROLS: Mapping[str, Callable[[Sample, int], Sample]] = {
-    "blank": blank,
-    "shuffled": shuffled,
-    "single_frame": single_frame,
+    each.__name__: each for each in (blank, shuffled, single_frame)
 }
 """The controls that change decoded samples, given the seed of the run. The others change the record."""
 
@@ -122,31 +104,24 @@ class Questions:
         )
         for control in questions.controls:
             if not any(questions.applies(control, number) for number in numbers):
-                lacks = {OTHER: "another clip to show", EVIDENCE: "`evidence` for its clip"}.get(control)
-                lacks = lacks or ("a look, which --tools allow" if control in LOOK_CONTROLS else "what it changes")
+                lacks = "a look, which --tools allow" if control in LOOK_CONTROLS else "what it changes"
                 raise ValueError(f"--controls {control} has no effect: no record has {lacks}; leave it out")
         return questions
 
     def applies(self, control: str, number: int) -> bool:
-        """Whether a record has the evidence that a control takes away.
+        """Whether a control changes what is shown of a record.
 
         Raises:
             RecordError: its field ``evidence``, which a control shows, cannot be read.
         """
         record = self.records[number]
-        if control == OTHER:
-            return number in self.partners
-        if control == EVIDENCE:
-            if problem := check_evidence(record.solution, record.fields):
-                raise RecordError(f"{record.where}: {problem}")
-            return len(record.videos) == 1 and bool(evidence_of(record.fields))
         if control in LOOK_CONTROLS:
             return self.tools and bool(record.videos)
-        if control in ("shuffled", "single_frame"):
-            return bool(record.videos)
-        if control not in (AS_IT_IS, *CONTROL_NAMES):
-            return self.record(control, number) != record
-        return control == AS_IT_IS or bool(record.videos or record.images)
+        if control in PIXEL_CONTROLS:
+            return bool(record.videos or (control == "blank" and record.images))
+        if control == OTHER:
+            return number in self.partners
+        return control == AS_IT_IS or self.record(control, number) != record
 
     def record(self, control: str, number: int) -> Record:
         """The record under a control, before its media are decoded."""
@@ -154,21 +129,22 @@ class Questions:
         if control == OTHER:
             other = self.records[self.partners[number]]
             return replace(record, videos=other.videos, images=other.images, clip_meta=other.clip_meta)
-        if control not in (AS_IT_IS, *CONTROL_NAMES, *LOOK_CONTROLS) or control == EVIDENCE:
-            return view_named(control)(record)
         if control == TEXT_ONLY:
             messages = tuple(Message(message.role, _TAG.sub("", message.text)) for message in record.messages)
             return replace(record, messages=messages, videos=(), images=(), clip_meta=())
-        return record
+        if control in (AS_IT_IS, *PIXEL_CONTROLS, *LOOK_CONTROLS):
+            return record
+        view = view_named(control)
+        try:
+            return view(record)
+        except ValueError as error:
+            raise RecordError(f"{record.where}: {error}") from None
 
-    def blocks(self) -> Iterator[tuple[int, ...]]:
-        """The numbers of the records, by blocks that are sampled and written together."""
+    def blocks(self) -> list[list[tuple[str, int]]]:
+        """Control and number of the questions that are sampled and written together, control by control."""
         numbers = list(self.records)
-        return (tuple(numbers[start : start + BLOCK]) for start in range(0, len(numbers), BLOCK))
-
-    def keys(self, block: Sequence[int]) -> list[tuple[str, int]]:
-        """Control and number of each question of a block, control by control."""
-        return [(control, n) for control in self.controls for n in block if self.applies(control, n)]
+        parts = (numbers[start : start + BLOCK] for start in range(0, len(numbers), BLOCK))
+        return [[(control, n) for control in self.controls for n in part if self.applies(control, n)] for part in parts]
 
 
 def toolbox_under(control: str, toolbox: Toolbox, seed: int) -> Toolbox:

@@ -9,13 +9,14 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import CUT_OFF_SHARE, SAME_REWARD
 from qwenvl.rewards.functions.looking import answered_calls, looks_iou
 from qwenvl.rewards.table import SHAPING, TABLE
-from qwenvl.runlog import AS_IT_IS, EvaluationSample
+from qwenvl.runlog import AS_IT_IS, NUMBERS, SAMPLES, EvaluationSample, Rollout
 from qwenvl.types import TOTAL
 
 PASSES = "passes"
@@ -23,33 +24,38 @@ MANY_UNREAD = 0.1  # share of completions without an answer above which a score 
 Z_975 = 1.959964  # the 97.5 % quantile of the normal distribution
 
 
-class _Record(NamedTuple):
-    """The completions of one record by one model under one control.
+@dataclass(frozen=True)
+class Answers:
+    """The completions of one prompt by one model.
 
     Attributes:
+        rows: of an evaluation or of a run.
+        prompt_tokens: vision tokens included.
+        cluster: a key that correlated prompts share.
         scores: means over the completions, by reward, ``total`` and ``passes``.
         passed: of those that have a value of the reward that decides.
     """
 
-    samples: list[EvaluationSample]
+    rows: Sequence[Any]
+    prompt_tokens: int
+    cluster: str
     scores: dict[str, float]
     passed: list[bool]
 
-    @property
-    def cluster(self) -> str:
-        return self.samples[0].cluster
+    @classmethod
+    def of(
+        cls, rows: Sequence[Rollout | EvaluationSample], tokens: int, cluster: str, pass_by: str, pass_at: float
+    ) -> Answers:
+        """With the scores of at least one completion."""
+        columns = {name: [row.rewards[name] for row in rows] for name in rows[0].rewards}
+        columns[TOTAL] = [row.total for row in rows]
+        known = {name: [value for value in values if value is not None] for name, values in columns.items()}
+        passed = [value >= pass_at - SAME_REWARD for value in known[pass_by]]
+        means = {name: sum(values) / len(values) for name, values in (known | {PASSES: passed}).items() if values}
+        return cls(rows, tokens, cluster, means, passed)
 
 
-def _record_of(samples: list[EvaluationSample], pass_by: str, pass_at: float) -> _Record:
-    columns = {name: [sample.rewards[name] for sample in samples] for name in samples[0].rewards}
-    columns[TOTAL] = [sample.total for sample in samples]
-    known = {name: [value for value in values if value is not None] for name, values in columns.items()}
-    passed = [value >= pass_at - SAME_REWARD for value in known[pass_by]]
-    means = {name: sum(values) / len(values) for name, values in (known | {PASSES: passed}).items() if values}
-    return _Record(samples, means, passed)
-
-
-_Records = dict[int, _Record]  # of one model and control, by number
+_Records = dict[int, Answers]  # of one model and control, by number
 _Row = dict[str, Any]
 
 
@@ -72,17 +78,14 @@ def results_of(
         models, controls: in the order of the tables. Models are compared with the first.
         pass_by, pass_at: a completion passes where this reward is at least this value.
     """
-    by_model: dict[tuple[str, str], dict[int, list[EvaluationSample]]] = {}
+    rows: dict[tuple[str, str, int], list[EvaluationSample]] = {}
     for sample in samples:
-        by_model.setdefault((sample.model, sample.control), {}).setdefault(sample.doc_id, []).append(sample)
-    found: dict[tuple[str, str], _Records] = {
-        (model, control): {
-            number: _record_of(own, pass_by, pass_at)
-            for number, own in sorted(by_model.get((model, control), {}).items())
-        }
-        for model in models
-        for control in controls
-    }
+        rows.setdefault((sample.model, sample.control, sample.doc_id), []).append(sample)
+    found: dict[tuple[str, str], _Records] = {(model, control): {} for model in models for control in controls}
+    for model, control, number in sorted(rows):
+        own = rows[model, control, number]
+        answers = Answers.of(own, own[0].prompt_tokens, own[0].cluster, pass_by, pass_at)
+        found[model, control][number] = answers
     full = {model: found[model, AS_IT_IS] for model in models}
     first, lesser = models[0], [control for control in controls if control != AS_IT_IS]
     return as_json(
@@ -99,69 +102,80 @@ def results_of(
 
 
 def _numbers(model: str, control: str, found: _Records, pass_by: str) -> _Row:
-    records = list(found.values())
-    names = dict.fromkeys(name for record in records for name in record.scores)
-    scores = {}
-    for name in names:
-        own = [record for record in records if name in record.scores]
-        interval = share_interval if name == PASSES else clustered_interval
-        scores[name] = interval([record.scores[name] for record in own], [record.cluster for record in own])
-    chances = {}
-    for k in sample_counts(max(len(record.passed) for record in records)):
-        own = [record for record in records if len(record.passed) >= k]
-        values = [pass_at_k(len(record.passed), sum(record.passed), k) for record in own]
-        chances[k] = share_interval(values, [record.cluster for record in own])
-    tokens = [sample.tokens for record in records for sample in record.samples]
+    prompts = list(found.values())
+    rows = [row for each in prompts for row in each.rows]
+    names = dict.fromkeys(name for each in prompts for name in each.scores)
     return {
         "model": model,
         "control": control,
-        "records": len(records),
-        "clusters": len({record.cluster for record in records}),
-        "scores": scores,
-        "pass_at_k": chances,
-        "no_answer": _share(records, lambda sample: not sample.answer),
-        "truncated": _share(records, lambda sample: sample.finish_reason == "length"),
-        "tokens": sum(tokens) / len(tokens),
-        "longest": max(tokens),
-        "prompt_tokens": sum(record.samples[0].prompt_tokens for record in records) / len(records),
-        "fitted": sum(record.samples[0].fitted is not None for record in records),
-        "looks": _looks(records, pass_by),
+        "records": len(prompts),
+        "clusters": len({each.cluster for each in prompts}),
+        "scores": {name: mean_score(prompts, name) for name in names},
+        "pass_at_k": pass_chances(prompts, max(len(each.passed) for each in prompts)),
+        "no_answer": share_over(prompts, lambda row: not row.answer),
+        "truncated": share_over(prompts, is_truncated),
+        "tokens": sum(row.tokens for row in rows) / len(rows),
+        "longest": max(row.tokens for row in rows),
+        "prompt_tokens": sum(each.prompt_tokens for each in prompts) / len(prompts),
+        "fitted": sum(each.rows[0].fitted is not None for each in prompts),
+        "looks": _looks(prompts, rows, pass_by),
     }
 
 
-def _looks(records: Sequence[_Record], pass_by: str) -> _Row | None:
+def mean_score(prompts: Sequence[Answers], name: str) -> Interval:
+    """The mean of a reward, of ``total`` or of ``passes`` over the prompts that have a value."""
+    own = [each for each in prompts if name in each.scores]
+    interval = share_interval if name == PASSES else clustered_interval
+    return interval([each.scores[name] for each in own], [each.cluster for each in own])
+
+
+def pass_chances(prompts: Sequence[Answers], most: int) -> dict[int, Interval]:
+    """pass@k by k up to ``most``, each over the prompts that have as many completions with a value."""
+    found = {}
+    for k in sample_counts(most):
+        own = [each for each in prompts if len(each.passed) >= k]
+        chances = [pass_at_k(len(each.passed), sum(each.passed), k) for each in own]
+        found[k] = share_interval(chances, [each.cluster for each in own])
+    return found
+
+
+def _looks(prompts: Sequence[Answers], rows: Sequence[EvaluationSample], pass_by: str) -> _Row | None:
     """How completions used their tools. None without tools. A look is a call that was answered."""
-    turns = [sample.turns for record in records for sample in record.samples if sample.turns]
+    turns = [row.turns for row in rows if row.turns]
     calls = [call for each in turns for turn in each for call in turn.calls]
     if not turns:
         return None
-    looked = lambda sample: bool(answered_calls(sample.turns))
-    reward = lambda sample: sample.total if pass_by == TOTAL else sample.rewards[pass_by]
-    iou = lambda sample: looks_iou(sample.turns, sample.evidence) if sample.evidence else None
+    looked = lambda row: bool(answered_calls(row.turns))
+    reward = lambda row: row.total if pass_by == TOTAL else row.rewards[pass_by]
     return {
-        "looked": _share(records, looked),
+        "looked": share_over(prompts, looked),
         "calls": len(calls) / len(turns),
-        "with_look": _mean_over(records, lambda sample: reward(sample) if looked(sample) else None),
-        "without_look": _mean_over(records, lambda sample: None if looked(sample) else reward(sample)),
-        "evidence_iou": _mean_over(records, iou),
+        "with_look": mean_over(prompts, lambda row: reward(row) if looked(row) else None),
+        "without_look": mean_over(prompts, lambda row: None if looked(row) else reward(row)),
+        "evidence_iou": mean_over(prompts, lambda row: looks_iou(row.turns, row.evidence) if row.evidence else None),
         "refused": {"mean": sum(call.error is not None for call in calls) / len(calls)} if calls else None,
     }
 
 
-def _mean_over(
-    records: Sequence[_Record],
-    of: Callable[[EvaluationSample], float | None],
+def mean_over(
+    prompts: Sequence[Answers],
+    of: Callable[[Any], float | None],
     interval: Callable[..., Interval] = clustered_interval,
 ) -> Interval:
-    """The mean over records of the means over their completions. Where ``of`` is None the completion does not count."""
-    each = [[value for value in map(of, record.samples) if value is not None] for record in records]
-    known = [(sum(own) / len(own), record.cluster) for own, record in zip(each, records, strict=True) if own]
+    """The mean over prompts of the means over their completions. Where ``of`` is None the completion does not count."""
+    each = [[value for value in map(of, answers.rows) if value is not None] for answers in prompts]
+    known = [(sum(own) / len(own), answers.cluster) for own, answers in zip(each, prompts, strict=True) if own]
     return interval([value for value, _ in known], [cluster for _, cluster in known])
 
 
-def _share(records: Sequence[_Record], of: Callable[[EvaluationSample], bool]) -> Interval:
+def share_over(prompts: Sequence[Answers], of: Callable[[Any], bool]) -> Interval:
     """The share of completions for which ``of`` is true."""
-    return _mean_over(records, lambda sample: float(of(sample)), share_interval)
+    return mean_over(prompts, lambda row: float(of(row)), share_interval)
+
+
+def is_truncated(row: Rollout | EvaluationSample) -> bool:
+    """Whether a completion was cut at the longest length."""
+    return row.finish_reason == "length"
 
 
 def _drop(model: str, control: str, without: _Records, full: _Records, pass_by: str, pass_at: float) -> _Row:
@@ -170,12 +184,12 @@ def _drop(model: str, control: str, without: _Records, full: _Records, pass_by: 
     The drop is not comparable if over 10 % of the completions under the control have no answer block: then it is one of
     the form. A model that never writes an answer block is comparable: its rewards read the text.
     """
-    no_answer = _share([*without.values()], lambda sample: not sample.answer)
-    never = not any(sample.answer for record in full.values() for sample in record.samples)
+    no_answer = share_over([*without.values()], lambda row: not row.answer)
+    never = not any(row.answer for each in full.values() for row in each.rows)
 
     def answered(found: _Records) -> _Records:
-        own = {n: [sample for sample in record.samples if sample.answer] for n, record in found.items()}
-        return {n: _record_of(samples, pass_by, pass_at) for n, samples in own.items() if samples}
+        own = {n: [row for row in each.rows if row.answer] for n, each in found.items()}
+        return {n: Answers.of(rows, 0, found[n].cluster, pass_by, pass_at) for n, rows in own.items() if rows}
 
     return {
         **{"model": model, "control": control, **_paired(without, full)},
@@ -186,21 +200,21 @@ def _drop(model: str, control: str, without: _Records, full: _Records, pass_by: 
 
 def _paired(before: _Records, after: _Records) -> _Row:
     """The difference of each score on the records that both have it for."""
-    both = [number for number in before if number in after]
-    scores = {}
+    both, scores = [number for number in before if number in after], {}
     for name in dict.fromkeys(name for number in both for name in before[number].scores):
-        own = [n for n in both if name in before[n].scores and name in after[n].scores]
-        differences = [after[n].scores[name] - before[n].scores[name] for n in own]
-        scores[name] = clustered_interval(differences, [before[n].cluster for n in own])
+        own = differences(before, after, name)
+        scores[name] = clustered_interval([*own.values()], [before[n].cluster for n in own])
     return {"records": len(both), "scores": scores}
 
 
+def differences(before: Mapping[Any, Answers], after: Mapping[Any, Answers], name: str) -> dict[Any, float]:
+    """The difference of a score for each key that both have it for."""
+    both = [key for key in before if key in after and name in before[key].scores and name in after[key].scores]
+    return {key: after[key].scores[name] - before[key].scores[name] for key in both}
+
+
 def _difference(before: str, after: str, control: str, of_before: _Records, of_after: _Records, pass_by: str) -> _Row:
-    gains = [
-        of_after[n].scores[pass_by] - record.scores[pass_by]
-        for n, record in of_before.items()
-        if n in of_after and pass_by in record.scores and pass_by in of_after[n].scores
-    ]
+    gains = differences(of_before, of_after, pass_by).values()
     better, worse = sum(gain > SAME_REWARD for gain in gains), sum(gain < -SAME_REWARD for gain in gains)
     return {
         **{"before": before, "after": after, "control": control, **_paired(of_before, of_after)},
@@ -211,17 +225,12 @@ def _difference(before: str, after: str, control: str, of_before: _Records, of_a
 def pass_at_k(samples: int, passed: int, k: int) -> float:
     """The chance that at least one of k completions passes, unbiased, from ``passed`` of ``samples`` that did.
 
-    1 - C(samples - passed, k) / C(samples, k) (arXiv:2107.03374, equation 1).
-
-    Raises:
-        ValueError: k is above ``samples``.
+    1 - C(samples - passed, k) / C(samples, k), k at most ``samples`` (arXiv:2107.03374, equation 1).
 
     Example:
         >>> pass_at_k(4, 1, 2)
         0.5
     """
-    if not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} of {samples} samples")
     return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
@@ -235,15 +244,10 @@ def equal_chance(rewards: Sequence[float | None], k: int) -> float:
 
     Such a group has no policy gradient. A completion without a reward (None) does not count in its group.
 
-    Raises:
-        ValueError: k is above the number of completions.
-
     Example:
         >>> equal_chance([1.0, 1.0, 1.0, 0.0], 2)  # 3 of the 6 pairs
         0.5
     """
-    if not 1 <= k <= len(rewards):
-        raise ValueError(f"groups of {k} out of {len(rewards)} completions")
     known = sorted(reward for reward in rewards if reward is not None)
     missing = len(rewards) - len(known)
     alike: list[list[float]] = []  # the rewards of each value
@@ -266,13 +270,13 @@ def share_interval(values: Sequence[float], clusters: Sequence[Hashable] | None 
         >>> round(share_interval([0.0] * 20).high, 3)
         0.161
     """
-    interval = clustered_interval(values, clusters)
-    if not interval.n or interval.mean not in (0.0, 1.0):
-        return interval
-    z = Z_975**2 / interval.n
-    if interval.mean == 0:
-        return interval._replace(low=0.0, high=z / (1 + z))
-    return interval._replace(low=(1 + z / 2) / (1 + z) - z / 2 / (1 + z), high=1.0)
+    if set(values) not in ({0.0}, {1.0}):
+        return clustered_interval(values, clusters)
+    n = len(values if clusters is None else set(clusters))
+    z = Z_975**2 / n
+    if values[0] == 0:
+        return Interval(0.0, 0.0, z / (1 + z), n)
+    return Interval(1.0, (1 + z / 2) / (1 + z) - z / 2 / (1 + z), 1.0, n)
 
 
 def as_json(value: Any) -> Any:
@@ -298,6 +302,7 @@ def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
     Args:
         found: the content of ``evaluation.json``.
     """
+    errors = {each["doc_id"]: each["error"] for each in found["left_out"]}
     parts: list[Iterable[str]] = [
         _head(found["protocol"]),
         _scores(found),
@@ -310,16 +315,19 @@ def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
             for each in found["models"]
             for name, there, here in each["trained_otherwise"]
         ],
+        left_out_lines([*errors.values()], NUMBERS),
     ]
-    if errors := dict.fromkeys((each["doc_id"], each["error"]) for each in found["left_out"]):
-        more = [f"  ... and {len(errors) - SHOWN:,} more (evaluation.json lists all)"] * (len(errors) > SHOWN)
-        count = len({number for number, _ in errors})
-        head = f"left out: {count:,} records, which no number above counts"
-        parts.append([head, *(f"  {error}" for _, error in [*errors][:SHOWN]), *more])
     text = "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
     written = min(os.path.relpath(folder), str(folder), key=len)
     page = shlex.join(["qwenvl", "report", written])
-    return f"{text}\n\nwritten to {written}: evaluation.json, samples.jsonl\nits page:\n  {page}"
+    return f"{text}\n\nwritten to {written}: {NUMBERS}, {SAMPLES}\nits page:\n  {page}"
+
+
+def left_out_lines(errors: Sequence[str], lists_all: str) -> list[str]:
+    """The number of records that were left out, and the errors of the first three. Empty where there are none."""
+    head = f"left out: {len(errors):,} records, which no number above counts"
+    more = [f"  ... and {len(errors) - SHOWN:,} more ({lists_all} lists all)"] * (len(errors) > SHOWN)
+    return [head, *(f"  {error}" for error in errors[:SHOWN]), *more] if errors else []
 
 
 def _head(protocol: dict[str, Any]) -> Iterator[str]:
@@ -337,24 +345,18 @@ def _head(protocol: dict[str, Any]) -> Iterator[str]:
 
 def _scores(found: dict[str, Any]) -> Iterator[str]:
     own = [each for each in found["numbers"] if each["control"] == AS_IT_IS]
-    by = found["protocol"]["passes"]["by"]
-    first = [by, PASSES]
-    more = [k for k in own[0]["pass_at_k"] if k != "1"] if own else []
-    others = [name for name in (own[0]["scores"] if own else ()) if name not in first]
+    if not own:
+        return
+    first = [found["protocol"]["passes"]["by"], PASSES]
+    more = [k for k in own[0]["pass_at_k"] if k != "1"]
+    others = [name for name in own[0]["scores"] if name not in first]
     rows = [["", *first, *(f"pass@{k}" for k in more), *others, "no answer", "cut off", "tokens"]]
     for each in own:
         scores, chances = each["scores"], each["pass_at_k"]
-        rows.append(
-            [
-                each["model"],
-                *(interval_text(scores[name]) if name in scores else "-" for name in first),
-                *(_mean(chances[k]) if k in chances else "-" for k in more),
-                *(_mean(scores[name]) if name in scores else "-" for name in others),
-                f"{each['no_answer']['mean']:.1%}",
-                f"{each['truncated']['mean']:.1%}",
-                f"{each['tokens']:.0f}",
-            ]
-        )
+        shares = (f"{each[name]['mean']:.1%}" for name in ("no_answer", "truncated"))
+        means = [*(chances.get(k) for k in more), *(scores.get(name) for name in others)]
+        intervals = (interval_text(scores[name]) if name in scores else "-" for name in first)
+        rows.append([each["model"], *intervals, *map(_mean, means), *shares, f"{each['tokens']:.0f}"])
     yield from _aligned(rows)
 
 
@@ -386,16 +388,16 @@ def _controls(found: dict[str, Any]) -> Iterator[str]:
     numbers = {(each["model"], each["control"]): each["scores"] for each in found["numbers"]}
     drops = {(each["model"], each["control"]): each for each in found["drops"]}
     names = [model["name"] for model in found["models"]]
-    rows = [["Does it look?", *names]]
-    for control in dict.fromkeys(each["control"] for each in found["drops"]):
-        row = [control]
-        for name in names:
-            drop, scores = drops[name, control], numbers.get((name, control), {})
-            mark = "" if drop["comparable"] else " *"
-            shown = by in drop["scores"] and by in scores
-            row.append(f"{_mean(scores[by])}, drop {interval_text(drop['scores'][by])}{mark}" if shown else "-")
-        rows.append(row)
-    yield from _aligned(rows)
+
+    def cell(key: tuple[str, str]) -> str:
+        drop, score = drops[key], numbers.get(key, {}).get(by)
+        mark = "" if drop["comparable"] else " *"
+        shown = score is not None and by in drop["scores"]
+        return f"{_mean(score)}, drop {interval_text(drop['scores'][by])}{mark}" if shown else "-"
+
+    controls = dict.fromkeys(each["control"] for each in found["drops"])
+    rows = [[control, *(cell((name, control)) for name in names)] for control in controls]
+    yield from _aligned([["Does it look?", *names], *rows])
     yield f"{by} without the evidence, and by how much it is lower than with it, on the same records."
     for each in found["drops"]:
         if not each["comparable"]:
@@ -432,16 +434,15 @@ def _differences(found: dict[str, Any]) -> Iterator[str]:
             )
 
 
-def _mean(interval: dict[str, Any]) -> str:
-    return f"{interval['mean']:.3f}"
+def _mean(interval: dict[str, Any] | None) -> str:
+    return "-" if interval is None else f"{interval['mean']:.3f}"
 
 
 def interval_text(interval: dict[str, Any], signed: bool = False) -> str:
     """A mean with its interval, three decimals each: ``0.963 [0.940, 0.983]``."""
-    sign, ends = "+" if signed else "", (interval["low"], interval["high"])
-    if None in ends:  # one cluster
-        return f"{interval['mean']:{sign}.3f}"
-    return f"{interval['mean']:{sign}.3f} [{ends[0]:{sign}.3f}, {ends[1]:{sign}.3f}]"
+    form, ends = "{:+.3f}" if signed else "{:.3f}", (interval["low"], interval["high"])
+    shown = "" if None in ends else f" [{', '.join(map(form.format, ends))}]"  # one cluster has no interval
+    return form.format(interval["mean"]) + shown
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

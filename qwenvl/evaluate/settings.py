@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qwenvl.config.command_line import config_from, split_file, tokens_of
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.forms import MEDIA_TAG
 from qwenvl.data.records.parse import ReadOptions, Row, parse_row, text_or_file
+from qwenvl.grpo.options import RECORD_VIEWS
 from qwenvl.option import Options, all_options, option
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from qwenvl.types import Record
 
 CONTROL_NAMES = ("blank", "shuffled", "single_frame", "other_clip", "text_only")
-LOOK_CONTROLS = ("no_look", "other_span", "evidence")
+LOOK_CONTROLS = ("no_look", "other_span")
 
 # ---- the options of the commands
 
@@ -85,8 +85,8 @@ class EvaluateOptions(PassOptions):
     controls: str | None = option(
         None,
         f"Evidence to take away from the same records: some of {', '.join(CONTROL_NAMES)}, with commas, or all of "
-        f"these. Of looks (--tools) and of records with `evidence`: {', '.join(LOOK_CONTROLS)}. And what a teacher "
-        "sees beyond the prompt, as --teacher_sees names it: frames(32), solution.",
+        f"these. Of looks (--tools) and of records with `evidence`: {', '.join(LOOK_CONTROLS)}, evidence. And what a "
+        "teacher sees beyond the prompt, as --teacher_sees names it: frames(32), solution.",
         unset="none",
     )
     cluster_by: str | None = option(
@@ -106,19 +106,15 @@ class EvaluateOptions(PassOptions):
 
     @property
     def control_names(self) -> tuple[str, ...]:
-        """The requested controls, in the order of the flag."""
-        if self.controls == "all":
-            return CONTROL_NAMES
-        return tuple(each.strip() for each in (self.controls or "").split(",") if each.strip())
+        """The requested controls, in the order of the flag, each once."""
+        names = CONTROL_NAMES if self.controls == "all" else (self.controls or "").split(",")
+        return tuple(dict.fromkeys(each.strip() for each in names if each.strip()))
 
     def problems(self) -> Iterator[str]:
-        names = self.control_names
-        for each in dict.fromkeys(names):
-            if each not in (known := (*CONTROL_NAMES, *LOOK_CONTROLS)):
-                if (word := each.partition("(")[0]) not in ("frames", "solution", "evidence") and ":" not in word:
-                    yield f"--controls {each}: no such control; expected some of {', '.join(known)}, or all"
-            elif names.count(each) > 1:
-                yield f"--controls names {each} twice"
+        known = (*CONTROL_NAMES, *LOOK_CONTROLS, *RECORD_VIEWS)
+        for each in self.control_names:
+            if (word := each.partition("(")[0]) not in known and ":" not in word:
+                yield f"--controls {each}: no such control; expected some of {', '.join(known)}, or all"
 
 
 @dataclass
@@ -320,40 +316,47 @@ def named_models(words: Sequence[str]) -> list[ModelSource]:
 
 def _newest_checkpoint(run: Path) -> Path:
     from qwenvl.model.weight_files import has_weights, weights_problem
+    from qwenvl.train.run.checkpoints import checkpoints_of
 
-    steps = {int(each.name.rpartition("-")[2]): each for each in run.iterdir() if re.fullmatch(r".+-\d+", each.name)}
-    whole = [steps[n] for n in sorted(steps) if has_weights(steps[n]) and weights_problem(steps[n]) is None]
-    if not whole:
+    whole = (each for each in reversed(checkpoints_of(run)) if has_weights(each) and weights_problem(each) is None)
+    if (newest := next(whole, None)) is None:
         raise FileNotFoundError(
             f"{run}: no weights in it; expected a model, an adapter, or a run's folder with a checkpoint"
         )
-    return whole[-1]
+    return newest
 
 
-# ---- qwenvl probe
+# ---- the commands
 
 
 @dataclass(frozen=True)
-class ProbeRequest:
-    """The command line of a probe.
+class Request:
+    """A command line of ``qwenvl probe``, ``evaluate`` or ``try``.
 
     Attributes:
         argv: as typed.
-        words: MODEL and DATA, or empty where the file names them.
+        config: as training would have it. Its model is that of a probe or a question.
+        options: of the command itself.
+        words: before the flags.
+        models: of an evaluation, or the one of a question.
         file: a settings file of training.
         flags: flags of training, as typed.
-        config: as training would have it.
+        settings_of: the origin of the settings that no flag sets. None: the defaults.
+        record: the question with its media. Its solution is empty without ``--solution``.
     """
 
-    argv: tuple[str, ...]
-    words: tuple[str, ...]
-    file: Path | None
-    flags: tuple[str, ...]
+    argv: Sequence[str]
     config: GRPOConfig
-    options: ProbeOptions
+    options: Any
+    words: Sequence[str] = ()
+    models: Sequence[ModelSource] = ()
+    file: Path | None = None
+    flags: Sequence[str] = ()
+    settings_of: str | None = None
+    record: Any = None
 
 
-def probe_request(argv: Sequence[str]) -> ProbeRequest:
+def probe_request(argv: Sequence[str]) -> Request:
     """The settings of a probe. Those of a file that only training reads are ignored; as flags they are refused.
 
     Raises:
@@ -380,31 +383,10 @@ def probe_request(argv: Sequence[str]) -> ProbeRequest:
             f"--samples {options.samples} is below --grpo_sample_size {config.grpo_sample_size}: what a group of "
             "training would look like can't be told from fewer completions"
         )
-    return ProbeRequest(tuple(argv), tuple(words), file, tuple(flags), config, options)
+    return Request(argv, config, options, words, file=file, flags=flags)
 
 
-# ---- qwenvl evaluate
-
-
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """The command line of an evaluation.
-
-    Attributes:
-        config: as training would have it, but for the model.
-        settings_of: the run folder or file whose settings are the defaults, or None.
-        command: as it can be typed again.
-    """
-
-    models: list[ModelSource]
-    config: GRPOConfig
-    options: EvaluateOptions
-    output_dir: Path
-    settings_of: str | None
-    command: str
-
-
-def evaluation_request(argv: Sequence[str]) -> EvaluationRequest:
+def evaluation_request(argv: Sequence[str]) -> Request:
     """The models and settings of an evaluation.
 
     Settings come from the flags, then from ``--config FILE``, or without one from the run of the last MODEL that comes
@@ -431,30 +413,11 @@ def evaluation_request(argv: Sequence[str]) -> EvaluationRequest:
     source = None if file is None and not of_run else str(file or of_run[-1].run)
     data = "+".join(Path(part).stem for part in words[-1].split(","))
     name = "-".join([*(model.name for model in models), "on", data])
-    folder = options.output_dir or Path("runs", "evaluate", re.sub(r"[^\w.+-]+", "-", name)[:120])
-    return EvaluationRequest(models, config, options, Path(folder), source, shlex.join(["qwenvl", "evaluate", *argv]))
+    folder = options.output_dir or str(Path("runs", "evaluate", re.sub(r"[^\w.+-]+", "-", name)[:120]))
+    return Request(argv, config, replace(options, output_dir=folder), words, models, file, flags, source)
 
 
-# ---- qwenvl try
-
-
-@dataclass(frozen=True)
-class TryRequest:
-    """The command line of one question.
-
-    Attributes:
-        record: the question with its media. Its solution is empty without ``--solution``.
-        settings_of: the origin of the settings that no flag sets.
-    """
-
-    model: ModelSource
-    config: GRPOConfig
-    record: Record
-    options: TryOptions
-    settings_of: str
-
-
-def try_request(argv: Sequence[str]) -> TryRequest:
+def try_request(argv: Sequence[str]) -> Request:
     """The question of a command line, and the settings to ask it with.
 
     Raises:
@@ -471,7 +434,7 @@ def try_request(argv: Sequence[str]) -> TryRequest:
     config = config_for(model, flags, reading={"system"})
     reading, settings_of = reading_of(model, config, flags)
     record = record_of(words[1:-1], words[-1], options.solution, reading)
-    return TryRequest(model, config, record, options, settings_of)
+    return Request(argv, config, options, words, [model], None, flags, settings_of, record)
 
 
 def config_for(model: ModelSource, flags: Sequence[str], reading: Collection[str] = ()) -> GRPOConfig:

@@ -8,8 +8,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwenvl.evaluate.command import run_command
-from qwenvl.evaluate.settings import TryRequest, try_request
+from qwenvl.evaluate.command import MODEL, run_command
+from qwenvl.evaluate.settings import READ_BY_TRY, Request, TryOptions, try_request
+
+ABOUT = (
+    'qwenvl try MODEL [CLIP or IMAGE ...] "question" [-n 4] [--solution TEXT] [--flag of training value ...]',
+    TryOptions,
+    READ_BY_TRY,
+    "Answer a question about clips and images: the times of the frames, the prompt as the model reads it, the answers, "
+    f"and with --solution their rewards. {MODEL}. The question is a text or a file that holds it; each clip and image "
+    "comes before it unless it has <video> or <image> tags. Settings are those of the run that trained the model, if "
+    "that is known.",
+)
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
@@ -19,19 +29,18 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Ask, and print what the model saw and answered. Status 1 for a bad clip, 2 for a bad command line."""
-    return run_command("try", argv, try_request, _run)
+    return run_command("try", argv, try_request, _run, ABOUT)
 
 
-def _run(request: TryRequest) -> str:
-    from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
-    from qwenvl.rewards import RewardError
+def _run(request: Request) -> str:
+    from qwenvl.data.errors import told_to_the_user
 
-    with told_to_the_user("qwenvl try", (*DATA_ERRORS, RewardError, ValueError, OSError, ImportError)):
+    with told_to_the_user("qwenvl try", (ValueError, OSError, ImportError)):
         answers = ask(request)
     return json.dumps(answers, indent=1, ensure_ascii=False) if request.options.json else "\n".join(as_text(answers))
 
 
-def ask(request: TryRequest) -> dict[str, Any]:
+def ask(request: Request) -> dict[str, Any]:
     """The answers of the model and the description of its prompt, as ``--json`` prints them.
 
     Raises:
@@ -43,14 +52,12 @@ def ask(request: TryRequest) -> dict[str, Any]:
     from qwenvl.model.loading import base_of_adapter
     from qwenvl.rewards import build_rubric
     from qwenvl.train.assemble import build_rewards
-    from qwenvl.train.display.console import settle_output
 
-    settle_output()
     config, options, record = request.config, request.options, request.record
     rubric = build_rubric() if options.solution is None else build_rewards(config, None, None)
     if options.solution is not None and (problem := rubric.check_record(record)):
         raise ValueError(f"--solution: {problem}")
-    base = base_of_adapter(request.model.path)
+    base = base_of_adapter(request.models[0].path)
     collator = collator_of(config)
     # An unreadable clip is an error before the weights are loaded.
     sample = dataset_of([record], config, collator).load(record)
@@ -66,7 +73,7 @@ def ask(request: TryRequest) -> dict[str, Any]:
     ids = batch.input_ids[0].tolist()
     lengths = rollout.completion_mask.sum(1).tolist()
     return {
-        "model": request.model.path,
+        "model": request.models[0].path,
         "base": base,
         "settings": request.settings_of,
         "media": media,

@@ -15,37 +15,8 @@ import torch
 from torch import Tensor
 
 from qwenvl.grpo.options import CorrectionArguments, ObjectiveOptions
-from qwenvl.grpo.surrogates import LIMITS, RATIOS, RatioBounds, Terms, Weighting, at_least_float32, kl_estimate
+from qwenvl.grpo.surrogates import LIMITS, RATIOS, LossInputs, RatioBounds, Weighting, at_least_float32, kl_estimate
 from qwenvl.option import row_of
-
-
-@dataclass(frozen=True)
-class LossInputs:
-    """What a policy loss is computed from: N completions of one micro-batch.
-
-    Attributes:
-        logprobs: N x T with gradient, of the policy, at the sampling temperature.
-        old_logprobs: N x T, of the policy before its first update on these completions. Before that update they are
-            ``logprobs`` themselves, detached: the importance ratio is 1 then, and its gradient that of the log-prob.
-        ref_logprobs: N x T, of the reference. None where there is none.
-        advantages: N, or N x T.
-        mask: N x T bool, true for the tokens that count, a completion's end token among them. Anything may stand in the
-            log-probs where it is false.
-        entropies: N x T, of the policy's distribution of each token, in nats. None where they are not known.
-        sampler_logprobs: N x T, of the engine that sampled the tokens. None where it does not give them.
-        policy_mask: N x T bool, the tokens that the policy term takes. None for all that count.
-        divergences: N x T with gradient, KL(policy || teacher) of each token. None without.
-    """
-
-    logprobs: Tensor
-    old_logprobs: Tensor
-    ref_logprobs: Tensor | None
-    advantages: Tensor
-    mask: Tensor
-    entropies: Tensor | None = None
-    sampler_logprobs: Tensor | None = None
-    policy_mask: Tensor | None = None
-    divergences: Tensor | None = None
 
 
 @dataclass
@@ -174,17 +145,10 @@ class Objective:
         """
         _check(inputs, self)
         # A masked position may hold -inf, and 0 * inf is NaN forwards and backwards: replace first, compute afterwards.
-        mask, policy = inputs.mask, _counted(inputs.logprobs, inputs.mask)
-        old = _counted(inputs.old_logprobs.detach(), mask)
-        log_ratio = policy - old
-        ratio = RATIOS[self.ratio](log_ratio, mask, policy)
-        advantages = inputs.advantages.detach().to(policy.dtype)
-        advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else _counted(advantages, mask)
-        gain, limited = LIMITS[self.limit](Terms(policy, log_ratio, ratio, advantages, mask), self.bounds)
-
-        sampler = inputs.sampler_logprobs
-        sampler = None if sampler is None else _counted(sampler, mask)
-        weights, weighed = self.weighting(policy, old, sampler, advantages, mask)
+        inputs, mask = _counted(inputs), inputs.mask
+        ratio = RATIOS[self.ratio](inputs)
+        gain, limited = LIMITS[self.limit](inputs, ratio, self.bounds)
+        weights, weighed = self.weighting(inputs)
         if inputs.policy_mask is not None:
             weights, weighed = weights * inputs.policy_mask, weighed | {"top_entropy/frac": inputs.policy_mask}
 
@@ -193,19 +157,17 @@ class Objective:
         means |= weighed
         metrics = {"loss/policy": policy_loss.item()}
         if inputs.ref_logprobs is not None:
-            kl = kl_estimate(policy, _counted(inputs.ref_logprobs, mask), self.kl_estimator)
+            kl = kl_estimate(inputs.logprobs, inputs.ref_logprobs, self.kl_estimator)
             kl_loss = self.beta * self._average(kl * ratio if self.kl_unbiased else kl, mask, counts)
             loss = policy_loss + kl_loss if self.beta else policy_loss
             metrics["loss/kl"], means["kl"] = kl_loss.item(), kl.detach()
         if inputs.divergences is not None and self.distill:
-            divergences = _counted(inputs.divergences, mask)
-            distilled = self.alpha * self.distill * self._average(divergences, mask, counts)
+            distilled = self.alpha * self.distill * self._average(inputs.divergences, mask, counts)
             loss, metrics["loss/distill"] = loss + distilled, distilled.item()
         if inputs.entropies is not None:
-            entropies = _counted(inputs.entropies, mask)
-            means["entropy"] = entropies.detach()
+            means["entropy"] = inputs.entropies.detach()
             if self.entropy_coef is not None:
-                bonus = -self.entropy_coef * over_tokens(entropies * mask, mask, counts, 1)
+                bonus = -self.entropy_coef * over_tokens(inputs.entropies * mask, mask, counts, 1)
                 loss = loss + bonus if self.entropy_coef else loss
                 metrics["loss/entropy"], metrics["entropy_coef"] = bonus.item(), self.entropy_coef
         tokens = max(int(mask.sum()), 1)
@@ -313,31 +275,37 @@ def _check(inputs: LossInputs, objective: Objective) -> None:
         raise ValueError(f"expected logprobs N x T and advantages N, got {shape} and {tuple(inputs.advantages.shape)}")
     if inputs.mask.dtype != torch.bool:
         raise ValueError(f"mask: expected bool, got {inputs.mask.dtype}")
-    by_token = ("mask", "old_logprobs", "ref_logprobs", "entropies", "sampler_logprobs", "policy_mask", "divergences")
-    for name in by_token:
+    for name in ("mask", "policy_mask", *_BY_TOKEN):
         values = getattr(inputs, name)
         if values is not None and tuple(values.shape) != shape:
             raise ValueError(f"{name}: expected shape {shape}, got {tuple(values.shape)}")
-    for weight, name in (("beta", "ref_logprobs"), ("entropy_coef", "entropies")):
-        if getattr(objective, weight) and getattr(inputs, name) is None:
-            raise ValueError(
-                f"{weight} is {getattr(objective, weight)}, but there are no {name}: give them or set {weight} to 0"
-            )
-    if objective.weighting.correction != "none" and inputs.sampler_logprobs is None and inputs.mask.any():
-        raise ValueError(
-            f"importance_correction {objective.weighting.correction}: the engine gave no log-probs of its own; take "
-            "one that does, or none"
-        )
-    if objective.average == "max_length" and not (objective.max_completion_length or 0) >= 1:
-        raise ValueError(
-            f"dr_grpo needs max_completion_length (at least 1 token), got {objective.max_completion_length}"
-        )
+    correction = objective.weighting.correction if inputs.mask.any() else "none"
+    needed = (
+        ("beta", objective.beta, "ref_logprobs"),
+        ("entropy_coef", objective.entropy_coef, "entropies"),
+        ("importance_correction", correction != "none" and correction, "sampler_logprobs"),
+    )
+    for setting, value, name in needed:
+        if value and getattr(inputs, name) is None:
+            raise ValueError(f"{setting} is {value} and needs {name}, of which there are none: change {setting}")
+    if objective.average == "max_length" and not objective.max_completion_length:
+        raise ValueError("dr_grpo needs max_completion_length, at least 1 token")
 
 
-def _counted(values: Tensor, mask: Tensor) -> Tensor:
-    """The values with 0 where the mask is false, and NaN in the place of any other that is infinite.
+_BY_TOKEN = ("logprobs", "old_logprobs", "ref_logprobs", "entropies", "sampler_logprobs", "divergences")
+
+
+def _counted(inputs: LossInputs) -> LossInputs:
+    """The inputs with 0 where the mask is false, NaN in the place of any other infinity, and advantages N x 1 or N x T.
 
     Limits could hide a log-prob of minus infinity. NaN they can't: it comes out as the loss.
     """
-    masked = at_least_float32(values).masked_fill(~mask, 0.0)
-    return masked.masked_fill(~torch.isfinite(masked), torch.nan)
+
+    def counted(values: Tensor) -> Tensor:
+        masked = at_least_float32(values).masked_fill(~inputs.mask, 0.0)
+        return masked.masked_fill(~torch.isfinite(masked), torch.nan)
+
+    found = {name: counted(each) for name in _BY_TOKEN if (each := getattr(inputs, name)) is not None}
+    advantages = inputs.advantages.detach().to(found["logprobs"].dtype)
+    found["advantages"] = advantages.unsqueeze(1) if advantages.dim() == 1 else counted(advantages)
+    return replace(inputs, **found | {"old_logprobs": found["old_logprobs"].detach()})

@@ -299,6 +299,8 @@ VIEW_ROWS: Mapping[str | None, type[Options]] = {
     **dict.fromkeys(("solution", "feedback", None), NoArguments),
 }
 """The rows of ``VIEWS`` in ``qwenvl.data.views``, and any function of one's own."""
+RECORD_VIEWS = tuple(name for name in VIEW_ROWS if name and name != "feedback")
+"""Those that read no completion, which are controls of ``qwenvl evaluate`` too."""
 
 
 @dataclass

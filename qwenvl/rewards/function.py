@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
@@ -38,7 +37,7 @@ class RewardFunction:
         name: under which its values are logged (``reward/<name>``).
         call: ``f(completions, **columns) -> list[float | None]``, plain or async.
         check: ``check(solution, fields)`` says why a record cannot be scored, or None. It is called when data is read.
-        arguments: the arguments that are bound in ``call``.
+        arguments: further keyword arguments of each call.
     """
 
     name: str
@@ -49,13 +48,12 @@ class RewardFunction:
     @property
     def is_async(self) -> bool:
         """Whether calling it gives a coroutine."""
-        function = without_arguments(self.call)
-        return inspect.iscoroutinefunction(function if inspect.isroutine(function) else type(function).__call__)
+        return inspect.iscoroutinefunction(self.call if inspect.isroutine(self.call) else type(self.call).__call__)
 
     @property
     def reads_solution(self) -> bool:
         """Whether its signature names ``solution``. One that takes all columns does without."""
-        return "solution" in inspect.signature(without_arguments(self.call)).parameters
+        return "solution" in inspect.signature(self.call).parameters
 
 
 @dataclass(frozen=True)
@@ -105,16 +103,15 @@ def arguments_of(value: Any) -> dict[str, tuple[inspect.Parameter, Any, Argument
     elif inspect.isfunction(value):
         own = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty]
     else:
-        own = []
+        return {}
     try:
-        hints = get_type_hints(value.__init__ if inspect.isclass(value) else value, include_extras=True) if own else {}
+        hints = get_type_hints(value.__init__ if inspect.isclass(value) else value, include_extras=True)
     except Exception:  # annotations of a user's function need not be importable
         hints = {}
     found = {}
     for parameter in own:
         hint, *notes = get_args(hints.get(parameter.name)) or (None,)
-        declared = next((note for note in notes if isinstance(note, Argument)), None)
-        found[parameter.name] = (parameter, hint if declared else hints.get(parameter.name), declared)
+        found[parameter.name] = parameter, hint, next((note for note in notes if isinstance(note, Argument)), None)
     return found
 
 
@@ -161,11 +158,12 @@ def bound_arguments(
 def arguments(function: RewardFunction, completions: list[str], columns: Mapping[str, Any]) -> tuple[list, dict]:
     """Positional and keyword arguments of one call: the completions and those columns that the function takes.
 
+    Those of ``function.arguments`` are not among them.
+
     Raises:
         RewardError: the function requires a column that the records do not have.
     """
-    bound = getattr(function.call, "keywords", {}) if isinstance(function.call, partial) else {}
-    parameters = inspect.signature(without_arguments(function.call)).parameters.values()
+    bound, parameters = function.arguments, inspect.signature(function.call).parameters.values()
     named = {
         p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound
     }
@@ -189,21 +187,7 @@ def arguments(function: RewardFunction, completions: list[str], columns: Mapping
 def call_plain(function: RewardFunction, completions: list[str], columns: Mapping[str, Any]) -> Any:
     """Call a function that is not async with the columns that it takes, for a reward that builds on another one."""
     positional, keywords = arguments(function, completions, columns)
-    return function.call(*positional, **keywords)
-
-
-def name_of(function: Any) -> str:
-    """The name that ``@reward`` gave a function, else its own, or that of the class of a callable object."""
-    function = without_arguments(function)
-    own = getattr(function, "__name__", None) or type(function).__name__
-    return getattr(function, "reward_name", None) or own
-
-
-def without_arguments(function: Any) -> Any:
-    """The function inside of ``functools.partial``."""
-    while isinstance(function, partial):
-        function = function.func
-    return function
+    return function.call(*positional, **keywords, **function.arguments)
 
 
 # ---- what functions are called with: completions, columns of records, the signatures of TRL and verl
@@ -283,35 +267,28 @@ class Completion(str):
 
         >>> Completion("four")[0]["content"], Completion("four")[0], Completion("four")[1:]
         ('four', 'f', 'our')
+
+    Args:
+        message: of the conversation, for its first and last character. None: the text itself.
     """
 
-    __slots__ = ()
-
-    def __getitem__(self, key: Any) -> str:
-        if key == 0 or key == -1:
-            return _End(self, str(self)[key : key + 1 or None])
-        return super().__getitem__(key)
-
-
-class _End(str):
-    """The first or last character of a completion, which also answers ``["content"]`` and ``["role"]``."""
-
-    __slots__ = ("message",)
     message: dict[str, str]
 
-    def __new__(cls, text: str, character: str) -> _End:
-        end = super().__new__(cls, character)
-        end.message = {"role": "assistant", "content": str(text)}
-        return end
+    def __new__(cls, text: str, message: str | None = None) -> Completion:
+        made = super().__new__(cls, text)
+        made.message = {"role": "assistant", "content": str(text) if message is None else message}
+        return made
 
     def __getitem__(self, key: Any) -> str:
-        return self.message[key] if isinstance(key, str) else super().__getitem__(key)
+        if isinstance(key, str):
+            return self.message[key]
+        if key == 0 or key == -1:
+            return Completion(str(self)[key : key + 1 or None], self.message["content"])
+        return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
+        """A part of the message, as a dict has it."""
         return self.message.get(key, default)
-
-    def __reduce__(self):
-        return str, (str(self),)
 
 
 def adapt_verl(compute_score: Callable[..., Any]) -> Callable[..., list[float | None]]:
@@ -332,15 +309,16 @@ def adapt_verl(compute_score: Callable[..., Any]) -> Callable[..., list[float | 
     def reward(
         completions: list[str],
         solution: list[str],
-        log_metric: Callable[[str, float], None] | None = None,
+        log_metric: Callable[[str, float], None] = lambda name, value: None,
         **columns: Any,
     ) -> list[float | None]:
         scores: list[float | None] = []
         for row, (text, truth) in enumerate(zip(completions, solution, strict=True)):
             fields = {name: values[row] for name, values in columns.items() if isinstance(values, list)}
+            nested = fields.get("reward_model")
             if fields.get("ground_truth") is not None:
                 truth = fields["ground_truth"]
-            elif isinstance(nested := fields.get("reward_model"), Mapping):
+            elif isinstance(nested, Mapping):
                 truth = nested.get("ground_truth", truth)
             result = compute_score(
                 data_source=fields.get("data_source"),
@@ -350,7 +328,7 @@ def adapt_verl(compute_score: Callable[..., Any]) -> Callable[..., list[float | 
             )
             if isinstance(result, Mapping):
                 for name, value in result.items():
-                    if log_metric and name != "score" and hasattr(value, "__float__"):
+                    if name != "score" and hasattr(value, "__float__"):
                         log_metric(name, float(value))
                 result = result["score"]
             scores.append(result)

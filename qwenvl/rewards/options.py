@@ -18,9 +18,7 @@ class ContrastArguments(Options):
     """The bonus for answers that need the order of the frames."""
 
     share: float = option(0.5, "Size of the second group, as a share of --grpo_sample_size, above 0.", above=0)
-    margin: float = option(
-        0.0, "What the ordered group's mean must exceed the other's by, 0 to 1.", least=0, most=1
-    )
+    margin: float = option(0.0, "What the ordered group's mean must exceed the other's by, 0 to 1.", least=0, most=1)
     bonus: float = option(0.3, "The bonus, added to the total, above 0.", above=0)
 
 

@@ -18,8 +18,6 @@ from qwenvl.rewards.function import (
     RewardFunction,
     adapt_verl,
     bound_arguments,
-    name_of,
-    without_arguments,
 )
 from qwenvl.rewards.functions.models import RewardModel
 from qwenvl.rewards.options import OnError, RewardOptions, RewardSettings
@@ -112,7 +110,7 @@ def build_rubric(
 def resolve(
     each: Named, settings: Mapping[str, Any] | None = None, plugins: Mapping[str, Any] | None = None
 ) -> RewardFunction:
-    """The reward function that a user named or gave, with its arguments bound.
+    """The reward function that a user named or gave, with its arguments.
 
     Args:
         each: see ``build_rubric``.
@@ -127,10 +125,8 @@ def resolve(
     settings, plugins = settings or vars(RewardSettings()), plugins or {}
     given: Mapping[str, Any] = {}
     value: Any = each
-    entry = None
-    if not isinstance(each, str):
-        name = name_of(each)
-    else:
+    entry, name = None, ""
+    if isinstance(each, str):
         try:
             name, given = parse_row(each)
         except ValueError as error:
@@ -143,20 +139,22 @@ def resolve(
             name, value = _imported(name)
         else:
             raise RewardError(_no_such(name, [*TABLE, *plugins]))
+    of_partial: dict[str, Any] = {}
+    while isinstance(value, partial):
+        value, of_partial = value.func, {**value.keywords, **of_partial}
+    name = name or getattr(value, "reward_name", None) or getattr(value, "__name__", None) or type(value).__name__
     bound = bound_arguments(name, value, given, settings, partial(resolve, settings=settings, plugins=plugins))
-    plain = without_arguments(value)
+    arguments = bound = bound | of_partial
     if inspect.isclass(value):
         try:
-            value = plain = value(**bound)
+            value, arguments = value(**bound), {}
         except TypeError as error:
             with_these = "with these arguments" if bound else "without arguments"
             raise RewardError(f"reward {name!r}: the class cannot be made {with_these}: {error}") from error
-    elif bound:
-        value = partial(value, **bound)
     if not callable(value):
         raise RewardError(f"reward {name!r}: expected a function f(completions, **columns), got {type(value).__name__}")
-    check = _check((entry and entry.check) or getattr(plain, "check", None), bound)
-    return RewardFunction(name, value, check, arguments=bound)
+    check = _check((entry and entry.check) or getattr(value, "check", None), bound)
+    return RewardFunction(name, value, check, arguments)
 
 
 def _no_such(name: str, names: Sequence[str]) -> str:

@@ -69,7 +69,7 @@ class Call(NamedTuple):
         """The function with its arguments: copies, so that it changes nothing that others see."""
         positional, keywords = arguments(self.function, self.completions, {**self.columns, **self.shared})
         own_keywords = {name: each if name in self.shared else own(each) for name, each in keywords.items()}
-        return partial(self.function.call, *own(positional), **own_keywords)
+        return partial(self.function.call, *own(positional), **own_keywords, **self.function.arguments)
 
 
 class Rubric:
@@ -106,12 +106,10 @@ class Rubric:
             raise RewardError("no reward function: name at least one")
         if len(weights) != len(functions):
             raise RewardError(f"{len(weights)} reward weights for {len(functions)} functions: {', '.join(self.names)}")
-        if repeated := [name for name in self.names if self.names.count(name) > 1]:
-            raise RewardError(f'two reward functions are named "{repeated[0]}": rename one')
-        if taken := [name for name in self.names if name in TAKEN]:
+        if taken := [name for n, name in enumerate(self.names) if name in (*TAKEN, *self.names[:n])]:
             raise RewardError(
-                f'a reward function is named "{taken[0]}", and the run\'s own metric reward/{taken[0]} has this name: '
-                'rename it, or name it in a plugin by @reward("another_name")'
+                f"there is another metric reward/{taken[0]}, of another function or of the run itself: rename this "
+                'function, or name it in a plugin by @reward("another_name")'
             )
         if not all(math.isfinite(weight) for weight in self.weights):
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
@@ -145,15 +143,16 @@ class Rubric:
                 raise RewardError(f"{record_name(columns, row)}: {problem}")
         components, metrics, left_out = self._run(completions, columns, trainer_state)
         metrics |= {f"reward/{name}/skipped": float(count) for name, count in self._skipped.items()}
-        totals = weighted_sums(components, self.weights)
-        for row, total in enumerate(totals):
-            if total is None and self._on_error == "error" and row not in left_out:
+        totals = []
+        for row, values in enumerate(zip(*components, strict=True)):
+            own = [weight * value for weight, value in zip(self.weights, values, strict=True) if value is not None]
+            if not own and self._on_error == "error" and row not in left_out:
                 raise RewardError(
                     f"{record_name(columns, row)}: no reward function scored it; each record needs at least one of "
                     f"{', '.join(self.names)}{_shown(completions[row])}"
                 )
-        total = torch.tensor([math.nan if total is None else total for total in totals], dtype=torch.float32)
-        return RewardBatch(self.names, self.weights, components, total, metrics)
+            totals.append(math.fsum(own) if own else math.nan)
+        return RewardBatch(self.names, self.weights, components, torch.tensor(totals, dtype=torch.float32), metrics)
 
     def values(
         self, completions: Sequence[str], columns: Mapping[str, list[Any]], *, trainer_state: Any = None
@@ -213,7 +212,8 @@ class Rubric:
         calls: list[tuple[list[int], Call]] = []
         for function in self.functions:
             if rows := [row for row in range(n) if is_routed(routes[row], function.name)]:
-                shared = {"trainer_state": trainer_state, "log_metric": partial(_log, logged, function.name)}
+                log = lambda name, value, of=function.name: logged[f"reward/{of}/{name}"].append(float(value))
+                shared = {"trainer_state": trainer_state, "log_metric": log}
                 calls.append((rows, Call(function, texts, columns, shared).only(rows)))
         components: dict[str, Values] = {name: [None] * n for name in self.names}
         left_out = set()
@@ -238,14 +238,18 @@ class Rubric:
         Raises:
             RewardError: a function needs a column that is missing, or did not return one value per row.
         """
-        begun = [self._begin(call) if call.function.is_async else None for call in calls]
-        return [self._finish(call, result or self._begin(call)) for call, result in zip(calls, begun, strict=True)]
+        started = [self._start(call) for call in calls]
+        return [self._finish(call, result) for call, result in zip(calls, started, strict=True)]
 
-    def _begin(self, call: Call) -> Callable[[], Any]:
-        """Start an async call, and return a function that waits for the values."""
+    def _start(self, call: Call) -> Callable[[], Any]:
+        """A function that returns the values. An async call has begun, another begins when that is called."""
+        bound = call.bound()
         if not call.function.is_async:
-            return call.bound()
-        return asyncio.run_coroutine_threadsafe(_awaited(call.bound()), self._event_loop()).result
+            return bound
+        if self._loop is None:  # one for all calls: clients and semaphores belong to the loop that first used them
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="async-rewards", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(_awaited(bound), self._loop).result
 
     def _finish(self, call: Call, result: Callable[[], Any]) -> list[Any]:
         try:
@@ -260,13 +264,6 @@ class Rubric:
         # A function that fails on no single row fails on several together: all of them are affected.
         failed_alone = any(isinstance(value, BaseException) for value in alone)
         return alone if failed_alone else [failure] * len(call.completions)
-
-    def _event_loop(self) -> asyncio.AbstractEventLoop:
-        """The one loop of this runner. Clients and semaphores belong to the loop that they were first used in."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="async-rewards", daemon=True).start()
-        return self._loop
 
     def _leave_out(self, name: str, place: str, value: Any) -> None:
         """Count a row without a value, or stop, and with ``skip`` stop after too many failures."""
@@ -284,11 +281,6 @@ class Rubric:
                     f'reward "{name}" failed on {sum(recent)} of its last {len(recent)} rows, the latest: {place}'
                 ) from cause
         self._skipped[name] += 1
-
-
-def _log(logged: dict[str, list[float]], function: str, name: str, value: float) -> None:
-    """``log_metric`` of a function: the mean of the values is logged as ``reward/FUNCTION/NAME``."""
-    logged[f"reward/{function}/{name}"].append(float(value))
 
 
 def _shown(completion: str) -> str:
@@ -348,17 +340,3 @@ def own(value: Any) -> Any:
     if type(value) is dict:
         return {name: own(each) for name, each in value.items()}
     return copy.deepcopy(value)
-
-
-def weighted_sums(components: Sequence[Values], weights: Sequence[float]) -> Values:
-    """For each of N rows the sum of weight * value over the functions that apply, or None where none does.
-
-    Example:
-        >>> weighted_sums([[1.0, None, None], [0.5, 0.5, None]], [2.0, 1.0])
-        [2.5, 0.5, None]
-    """
-    totals: Values = []
-    for row in zip(*components, strict=True):
-        own = [weight * value for weight, value in zip(weights, row, strict=True) if value is not None]
-        totals.append(math.fsum(own) if own else None)
-    return totals

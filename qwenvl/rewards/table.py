@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qwenvl.rewards.function import RewardFunction, arguments_of
+from qwenvl.rewards.function import arguments_of
 from qwenvl.rewards.functions import actions, answers, grounding, looking, maths, models, shaping
 from qwenvl.rewards.functions.text import normalized
 
@@ -59,15 +59,13 @@ def by_problem_type(
 
 def check_problem_type(solution: str, fields: Mapping[str, Any], temporal_iou_boundary: bool = False) -> str | None:
     """Why a record cannot be scored: its type is not known, or the function of its type cannot score it."""
-    kind = fields.get("problem_type")
     try:
-        name = _function_of(kind)
+        name = _function_of(fields.get("problem_type"))
     except ValueError as error:
         return str(error)
-    check = TABLE[name].check
-    own = {"boundary": temporal_iou_boundary} if name == "temporal_iou" else {}
+    check, own = TABLE[name].check, {"boundary": temporal_iou_boundary} if name == "temporal_iou" else {}
     problem = check and check(solution, fields, **own)
-    return problem and f"problem_type {kind!r}: {problem}"
+    return problem and f"problem_type {fields['problem_type']!r}: {problem}"
 
 
 def _function_of(kind: Any) -> str:
@@ -76,12 +74,11 @@ def _function_of(kind: Any) -> str:
     Raises:
         ValueError: there is no such kind.
     """
-    plain = _plain(kind)
-    if plain not in KINDS:
+    if (name := KINDS.get(_plain(kind))) is None:
         raise ValueError(
             f"by_problem_type needs the field 'problem_type', one of {', '.join(KINDS)}, got {kind or 'none'!r}"
         )
-    return KINDS[plain]
+    return name
 
 
 def _plain(kind: Any) -> str:
@@ -120,10 +117,8 @@ class Entry:
         found = []
         for name, (parameter, _, declared) in arguments_of(self.made_of).items():
             if declared is not None:
-                default = parameter.default
-                own = default.name if isinstance(default, RewardFunction) else default
-                shown = f"--{declared.default_of}" if declared.default_of else repr(own)
-                found.append((name, shown, declared.text))
+                own = getattr(parameter.default, "name", parameter.default)  # of a reward function its name
+                found.append((name, f"--{declared.default_of}" if declared.default_of else repr(own), declared.text))
         return found
 
 

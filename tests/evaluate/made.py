@@ -1,4 +1,6 @@
-"""Samples of an evaluation, made by hand."""
+"""Samples of an evaluation, made by hand, and reward functions of which a tiny model gets some reward."""
+
+from collections import Counter
 
 from qwenvl.runlog import AS_IT_IS, EvaluationSample
 from qwenvl.types import FrameInfo
@@ -32,3 +34,16 @@ def sample(doc_id: int = 0, control: str = AS_IT_IS, n: int = 0, model: str = "b
         }
         | changes
     )
+
+
+def letters(completions, **columns):
+    return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
+
+
+def some(completions, id, **columns):
+    """Right are the first completions of each group: none, one, ... or four of them, by the length of the id."""
+    seen = Counter()
+    return [None if own == "silent" else float(seen.update([own]) or seen[own] <= len(own) % 5) for own in id]
+
+
+LETTERS, SOME = f"{__name__}:letters", f"{__name__}:some"

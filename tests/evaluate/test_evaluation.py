@@ -52,7 +52,7 @@ def numbers(folder: Path) -> dict:
     return {name: found[name] for name in ("numbers", "drops", "left_out", "protocol")}
 
 
-def test_it_goes_on_and_ends_as_if_it_had_not_been_stopped(words, tmp_path, monkeypatch, capsys):
+def test_it_continues_and_refuses_other_settings(words, tiny_checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(questions, "BLOCK", 2)
     whole, cut = str(tmp_path / "whole"), tmp_path / "cut"
     assert main([*words, "--controls", "blank", "--output_dir", whole]) == 0
@@ -76,43 +76,30 @@ def test_it_goes_on_and_ends_as_if_it_had_not_been_stopped(words, tmp_path, monk
     assert again == once[4:]  # the second block is not whole
     assert path.read_text() == (Path(whole) / "samples.jsonl").read_text()
     assert numbers(cut) == numbers(Path(whole))
-    assert main([*words, "--controls", "blank", "--output_dir", str(cut)]) == 0  # nothing is left to ask
-    assert not (tmp_path / "asked").exists() and numbers(cut) == numbers(Path(whole))
-
-
-def test_what_may_change_in_a_folder_and_what_is_refused(words, tiny_checkpoint, tmp_path, capsys):
-    out, other = ["--output_dir", str(tmp_path / "out")], str(tiny_checkpoint(initializer_range=0.1, seed=1))
-    assert main([*words, *out]) == 0
-    before = read_evaluation(tmp_path / "out")["numbers"][0]
-    asked(tmp_path)
-    # Other numbers are computed from the same samples.
+    # With nothing left to ask, other numbers are computed from the same samples.
+    out, before = ["--controls", "blank", "--output_dir", str(cut)], read_evaluation(cut)["numbers"][0]
     assert main([*words, "--pass_at", "100", "--cluster_by", "id", *out]) == 0
-    after = read_evaluation(tmp_path / "out")
+    after = read_evaluation(cut)
     assert not (tmp_path / "asked").exists() and after["protocol"]["passes"]["at"] == 100
     assert after["numbers"][0]["scores"]["passes"]["mean"] == 0 < before["scores"]["passes"]["mean"]
-    clusters = {each.cluster for each in read_samples(tmp_path / "out").values()}
-    assert clusters == {"clip", *(f"text-{n}" for n in range(5))}
+    assert {each.cluster for each in read_samples(cut).values()} == {"clip", *(f"text-{n}" for n in range(5))}
     assert after["numbers"][0]["scores"]["letters"] == before["scores"]["letters"]
     # Other samples are refused.
-    changes = {
-        ("--generation_max_length", "6"): "decoding.max_new_tokens: 5 there, 6 here",
-        ("--samples", "3"): "decoding.samples: 2 there, 3 here",
-        ("--seed", "4"): "seed: 3 there, 4 here",
-        ("--limit", "2"): "data.records: 6 there, 2 here",
-    }
-    for change, message in changes.items():
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main([*words, *change, *out])
-        error = capsys.readouterr().err
-        assert ended.value.code == 2 and message in error, error
-        assert "holds an evaluation with other settings; give another --output_dir, or begin anew with --fresh" in error
-    # More models and controls are added. The block of the first model is not whole without the grey clip.
-    assert main([words[0], other, *words[1:], "--controls", "blank", *out]) == 0
-    assert len(asked(tmp_path)) == 2 * 2 * 7 and len(read_evaluation(tmp_path / "out")["models"]) == 2
-    assert len(read_samples(tmp_path / "out")) == 2 * 2 * 7
-    assert main([*words, "--limit", "2", *out, "--fresh"]) == 0
-    assert len(read_samples(tmp_path / "out")) == 2 * 2
+    changes = ["--generation_max_length", "6", "--samples", "3", "--seed", "4"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, *changes, *out])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "holds an evaluation with other settings; give another --output_dir, or begin anew with --fresh" in error
+    for name in ("decoding.max_new_tokens: 5 there, 6", "decoding.samples: 2 there, 3", "seed: 3 there, 4"):
+        assert f"{name} here" in error, error
+    # More models and controls are added. The last block of the first model is not whole without the clip as text.
+    other, out[1] = str(tiny_checkpoint(initializer_range=0.1, seed=1)), "blank,text_only"
+    assert main([words[0], other, *words[1:], *out]) == 0
+    assert len(asked(tmp_path)) == 2 * (4 + 8) and len(read_evaluation(cut)["models"]) == 2
+    assert len(read_samples(cut)) == 2 * 2 * 8
+    assert main([*words, "--limit", "2", *out[2:], "--fresh"]) == 0
+    assert len(read_samples(cut)) == 2 * 2
 
 
 def test_a_bad_clip_is_left_out_and_named(words, tmp_path, make_clip, capsys):

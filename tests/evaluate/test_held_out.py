@@ -1,53 +1,50 @@
 """The whole command on a tiny model: what it asks, finds, prints and writes."""
 
 import json
-import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForImageTextToText
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.evaluate.held_out import main
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.runlog import read_evaluation, read_samples
 from qwenvl.types import TOTAL
+from tests.evaluate.made import LETTERS
 from tests.train.test_distributed import launch_ranks
 
-PLUGIN = """
-from qwenvl.rewards import reward
-
-@reward("letters")
-def letters(completions, **columns):
-    return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
-"""
 SETTINGS = ("--use_cpu", "--generation_max_length", "6", "--base_interval", "0.5", "--seed", "3")
 
 
 @pytest.fixture
-def models(tiny_checkpoint) -> list[str]:
-    return [str(tiny_checkpoint(initializer_range=0.1)), str(tiny_checkpoint(initializer_range=0.1, seed=1))]
+def models(tiny_checkpoint, tmp_path) -> list[str]:
+    """A model, an adapter on it, and the two merged."""
+    base, adapter, merged = tiny_checkpoint(initializer_range=0.1), tmp_path / "adapter", tmp_path / "merged"
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapted = get_peft_model(AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32), lora)
+    adapted.save_pretrained(adapter)
+    shutil.copytree(base, merged)
+    adapted.merge_and_unload().save_pretrained(merged)
+    return [str(base), str(adapter), str(merged)]
 
 
-@pytest.fixture
-def flags(tmp_path) -> list[str]:
-    plugin = tmp_path / "rewards_of_the_test.py"
-    plugin.write_text(PLUGIN)
-    scored = ["--reward_funcs", "format", "letters", "--pass_by", "letters", "--pass_at", "0.5"]
-    return [*SETTINGS, "--external_plugins", str(plugin), *scored]
-
-
-def evaluated(models: list[str], flags: list[str], out: Path, *more: str) -> tuple[dict, dict]:
-    assert main([*models, "example", *flags, *more, "--output_dir", str(out)]) == 0
-    return read_evaluation(out), read_samples(out)
-
-
-def test_two_models_under_all_controls(models, flags, tmp_path, capsys, never_at_full_size):
-    facts, samples = evaluated(models, flags, tmp_path / "out", "--controls", "all")
-    shown = capsys.readouterr().out
+def test_three_models_under_all_controls(models, tmp_path, capsys, never_at_full_size):
+    scored = ["--reward_funcs", "format", LETTERS, "--pass_by", "letters", "--pass_at", "0.5", "--controls", "all"]
+    out = tmp_path / "out"
+    assert main([*models, "example", *SETTINGS, *scored, "--output_dir", str(out)]) == 0
+    facts, samples, shown = read_evaluation(out), read_samples(out), capsys.readouterr().out
     assert [model["path"] for model in facts["models"]] == models and facts["ended"] is not None
+    assert [model["base"] for model in facts["models"]] == [None, models[0], None]
     names = [model["name"] for model in facts["models"]]
-    assert facts["models"][0]["weights"] != facts["models"][1]["weights"]
-    assert facts["models"][0]["prompts_hash"] == facts["models"][1]["prompts_hash"]
+    assert len({model["weights"] for model in facts["models"]}) == 3
+    assert len({model["prompts_hash"] for model in facts["models"]}) == 1
+    texts = {name: [each.completion for each in samples.values() if each.model == name] for name in names}
+    assert texts["adapter"] == texts["merged"] != texts[names[0]]
     controls = ["none", "blank", "shuffled", "single_frame", "other_clip", "text_only"]
     assert facts["controls"] == controls
     # The example has three clips, an image and a record of text.
@@ -66,7 +63,7 @@ def test_two_models_under_all_controls(models, flags, tmp_path, capsys, never_at
         full, less = by_hand[each["model"], "none"], by_hand[each["model"], each["control"]]
         expected = sum(full[n]["letters"] - less[n]["letters"] for n in less) / len(less)
         assert each["scores"]["letters"]["mean"] == pytest.approx(expected)
-    [difference] = [each for each in facts["differences"] if each["control"] == "none"]
+    difference, _ = [each for each in facts["differences"] if each["control"] == "none"]
     before, after = by_hand[names[0], "none"], by_hand[names[1], "none"]
     expected = sum(after[n]["letters"] - before[n]["letters"] for n in before) / 5
     assert difference["scores"]["letters"]["mean"] == pytest.approx(expected)
@@ -75,33 +72,19 @@ def test_two_models_under_all_controls(models, flags, tmp_path, capsys, never_at
     assert Path(shlex.split(shown.splitlines()[-1].split("qwenvl report ")[1])[0]).resolve() == tmp_path / "out"
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "message"),
-    [
-        (["MODEL"], 2, "expected MODEL DATA before the flags, got"),
-        (["MODEL", "MODEL", "example"], 2, "is given twice"),
-        (["MODEL", "example", "--controls", "blind"], 2, "--controls blind: no such control; expected some of blank"),
-        (["MODEL", "example", "--samples", "0"], 2, "--samples must be at least 1"),
-        (["MODEL", "example", "--generation_top_p", "1"], 2, "no effect: the one completion is greedy"),
-        (["MODEL", "example", "--learning_rate", "1"], 2, "--learning_rate has no effect: only training reads it"),
-        (["FOLDER", "example"], 2, "no weights in it; expected a model"),
-        (["MODEL", "example", "--strata", "colour"], 2, "unknown flag strata; use docs/evaluation.md"),
-        (["MODEL", "example", "--cluster_by", "colour"], 1, r"no field 'colour'.*; it has "),
-        (["MODEL", "example", "--output_dir", "MODEL"], 2, "holds files that no evaluation wrote"),
-        (["./none", "example"], 2, "./none: no such folder"),
-    ],
-)
-def test_wrong_input_ends_with_one_line(argv, code, message, models, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    words = {"MODEL": models[0], "FOLDER": str(tmp_path / "folder")}
-    try:
-        ended = main([*(words.get(word, word) for word in argv), "--use_cpu", "--generation_max_length", "2"])
-    except SystemExit as exit:
-        ended = exit.code
-    error = capsys.readouterr().err
-    assert ended == code and "Traceback" not in error
-    assert re.search(message, error.strip().splitlines()[-1]), error
+def test_servers_give_the_same_greedy_answers(tiny_checkpoint, fake, tmp_path, capsys, monkeypatch):
+    """A server begins with other weights, and gets those of the model."""
+    server, words = fake(initializer_range=0.1), [str(tiny_checkpoint(initializer_range=0.1)), "example", *SETTINGS]
+    flags = ["--rollout_engine", "vllm_server", "--vllm_server", server.address]
+    for name, more in (("local", []), ("served", flags)):
+        assert main([*words, *more, "--limit", "2", "--output_dir", str(tmp_path / name)]) == 0
+    local, served = (read_samples(tmp_path / name) for name in ("local", "served"))
+    assert {key: each.completion for key, each in served.items()} == {k: each.completion for k, each in local.items()}
+    engine = read_evaluation(tmp_path / "served")["protocol"]["settings"]["rollout_engine"]
+    assert len(served) == 2 and server.asked and engine == "vllm_server"
+    monkeypatch.setattr(GRPOConfig, "world_size", 2)
+    assert main([*words, *flags, "--output_dir", str(tmp_path / "out")]) == 2
+    assert "--rollout_engine vllm_server evaluates in one process" in capsys.readouterr().err
 
 
 def test_two_processes_share_the_records(tiny_checkpoint, make_clip, make_row, write_rows, tmp_path, capsys):

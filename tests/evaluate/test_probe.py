@@ -12,22 +12,10 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.evaluate.probe import main
 from qwenvl.runlog import read_config, read_rollouts
 from qwenvl.train.grpo_trainer import GRPOTrainer
+from tests.evaluate.made import LETTERS, SOME
 
-PLUGIN = """
-from collections import Counter
-from qwenvl.rewards import reward
-
-@reward("some")
-def some(completions, id, **columns):
-    # Right are the first completions of each group: none, one, ... or four of them, by the length of the id.
-    seen = Counter()
-    return [None if own == "silent" else float(seen.update([own]) or seen[own] <= len(own) % 5) for own in id]
-
-@reward("letters")
-def letters(completions, **columns):
-    return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
-"""
-SETTINGS = ("--use_cpu", "--generation_max_length", "6", "--base_interval", "0.5", "--seed", "3")
+FLAGS = ["--use_cpu", "--generation_max_length", "6", "--base_interval", "0.5", "--seed", "3"]
+FLAGS += ["--reward_funcs", "format", SOME, LETTERS]
 
 
 @pytest.fixture
@@ -35,21 +23,14 @@ def model(tiny_checkpoint) -> str:
     return str(tiny_checkpoint(initializer_range=0.1))
 
 
-@pytest.fixture
-def flags(tmp_path) -> list[str]:
-    plugin = tmp_path / "rewards_of_the_test.py"
-    plugin.write_text(PLUGIN)
-    return [*SETTINGS, "--external_plugins", str(plugin), "--reward_funcs", "format", "some", "letters"]
-
-
 def groups_in(folder: Path) -> list[list]:
     """The rollouts of a probe, prompt by prompt."""
     return [list(rows) for _, rows in groupby(read_rollouts(folder, split="probe"), key=lambda row: row.where)]
 
 
-def test_numbers_are_those_of_the_completions_it_writes(model, flags, tmp_path, capsys, never_at_full_size):
+def test_numbers_are_those_of_the_completions_it_writes(model, tmp_path, capsys, never_at_full_size):
     out = tmp_path / "probe"
-    assert main([model, "example", *flags, "--samples", "4", "--output_dir", str(out), "--json"]) == 0
+    assert main([model, "example", *FLAGS, "--samples", "4", "--output_dir", str(out), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts == json.loads((out / "probe.json").read_text())
     groups = groups_in(out)
@@ -71,10 +52,10 @@ def test_numbers_are_those_of_the_completions_it_writes(model, flags, tmp_path, 
     assert any(row.clips for row in rows) and all(row.advantage is None for row in rows)
 
 
-def test_completions_are_those_that_the_first_step_of_training_samples(model, flags, tmp_path):
+def test_completions_are_those_that_the_first_step_of_training_samples(model, tmp_path):
     out = tmp_path / "probe"
     for more in (["--limit", "1"], ["--temporal_contrast"]):  # the second one replaces the rows of the first
-        main([model, "example", *flags, "--samples", "4", "--output_dir", str(out), *more])
+        main([model, "example", *FLAGS, "--samples", "4", "--output_dir", str(out), *more])
     config = GRPOConfig(
         str(tmp_path / "run"),
         dataset_use="example",
@@ -84,8 +65,7 @@ def test_completions_are_those_that_the_first_step_of_training_samples(model, fl
         base_interval=0.5,
         seed=3,
         max_steps=1,
-        external_plugins=[flags[flags.index("--external_plugins") + 1]],
-        reward_funcs=["format", "some", "letters"],
+        reward_funcs=["format", SOME, LETTERS],
         temporal_contrast=True,
         save_strategy="no",
         disable_tqdm=True,
@@ -100,12 +80,12 @@ def test_completions_are_those_that_the_first_step_of_training_samples(model, fl
 
 
 def test_what_looking_can_bring_is_measured_on_records_with_evidence(
-    model, flags, tmp_path, make_clip, make_row, write_rows, capsys
+    model, tmp_path, make_clip, make_row, write_rows, capsys
 ):
     rows = [make_row(prompt="<video>\nWhich?", video=str(make_clip(f"{n}.mp4", 40)), id=f"{n}") for n in range(3)]
     for n, span in enumerate(([1.0, 2.0], [2.0, 3.0])):
         rows[n]["evidence"] = [span]
-    words = [model, str(write_rows(rows)), *flags, "--allow_outside_media", "--tools", "look", "--samples", "4"]
+    words = [model, str(write_rows(rows)), *FLAGS, "--allow_outside_media", "--tools", "look", "--samples", "4"]
     assert main([*words, "--pass_by", "letters", "--output_dir", str(tmp_path / "probe"), "--json"]) == 0
     looks = json.loads(capsys.readouterr().out)["looks"]
     offered, overview, shown = (
@@ -129,47 +109,19 @@ def data_with_a_bad_clip(make_clip, make_row, write_rows) -> Path:
     return write_rows([*rows, make_row(id="silent")])
 
 
-def test_a_bad_clip_is_counted_and_named(model, flags, data_with_a_bad_clip, capsys):
-    assert main([model, str(data_with_a_bad_clip), *flags]) == 0
+def test_a_bad_clip_is_counted_and_named(model, data_with_a_bad_clip, capsys):
+    assert main([model, str(data_with_a_bad_clip), *FLAGS]) == 0
     shown = capsys.readouterr().out
     assert f"{model} on {data_with_a_bad_clip}: 2 prompts, 8 completions each, at temperature 0.7" in shown
-    assert re.search(r"^left out: 1 records\n  .*data\.json\[1\] \(id bad\.mp4\): .*bad\.mp4: ", shown, re.M), shown
-
-
-@pytest.mark.parametrize(
-    ("argv", "code", "message"),
-    [
-        (["./none", "example"], 2, r"qwenvl probe: .*none"),
-        (["MODEL", "exampel"], 2, "qwenvl probe: dataset_use: no data set 'exampel' in .*: did you mean example"),
-        (["MODEL", "example", "--pass_by", "accuracyy"], 2, "--pass_by accuracyy: no such reward here; there are form"),
-        (["MODEL", "example", "--pass_at", "2"], 2, "--pass_at 2: expected above 0 and at most 1 of accuracy"),
-        (["MODEL", "example", "--reward_funcs", "format", "cosine"], 2, "none of the rewards format, cosine tells"),
-        (["MODEL", "example", "--tools", "look"], 1, '--tools: none of the 5 records has one clip and "evidence"'),
-        (["MODEL", "example", "--output_dir", "MODEL"], 2, "holds files that no probe wrote; give a new folder"),
-    ],
-)
-def test_wrong_input_ends_with_one_line(argv, code, message, model, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([*(model if word == "MODEL" else word for word in argv), "--use_cpu"])
-    error = capsys.readouterr().err
-    assert ended.value.code == code and "Traceback" not in error
-    assert re.search(message, error.strip().splitlines()[-1]), error
-
-
-def test_a_wrong_command_line_shows_the_usage(capsys):
-    assert main(["model", "--learning_rate", "1"]) == 2
-    assert "usage: qwenvl probe MODEL DATA" in capsys.readouterr().err
-    assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "--samples" in shown and "--video_max_frames" in shown and "--learning_rate" not in shown
+    assert re.search(r"^left out: 1 records, .*\n  .*data\.json\[1\] \(id bad\.mp4\): .*bad\.mp4: ", shown, re.M), shown
 
 
 @pytest.mark.parametrize("teacher", ["self", "PATH"])
-def test_the_teacher_is_probed_beside_the_policy(model, flags, tmp_path, capsys, tiny_checkpoint, teacher):
+def test_the_teacher_is_probed_beside_the_policy(model, tmp_path, capsys, tiny_checkpoint, teacher):
     """Its prompts, and its model, answered as often as the policy's: the same reward by place gives the same share."""
     named = str(tiny_checkpoint(initializer_range=0.1, num_layers=3)) if teacher == "PATH" else teacher
     sees = ["--teacher", named, "--teacher_sees", "frames(6)"]
-    assert main([model, "example", *flags, "--samples", "4", *sees]) == 0
+    assert main([model, "example", *FLAGS, "--samples", "4", "--limit", "2", *sees]) == 0
     shown = capsys.readouterr().out
     first, second = (re.search(rf"{name} +(\S+)", shown)[1] for name in ("pass@1", "pass@1 of the teacher"))
     assert first == second

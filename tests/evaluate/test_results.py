@@ -1,11 +1,12 @@
-"""From samples to numbers, redone by hand."""
+"""From samples to numbers, redone by hand, and to their table."""
 
+import re
 from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
-from qwenvl.evaluate.results import PASSES, equal_chance, pass_at_k, results_of, share_interval
+from qwenvl.evaluate.results import PASSES, equal_chance, pass_at_k, results_of, share_interval, table
 from qwenvl.grpo.diagnostics import clustered_interval
 from qwenvl.types import Turn
 from tests.evaluate.made import sample
@@ -158,10 +159,57 @@ def test_equal_chance_counts_all_choices(rewards):
         assert equal_chance(rewards, k) == pytest.approx(equal / len(choices), abs=1e-12)
 
 
-@pytest.mark.parametrize("n", [5, 200])
+@pytest.mark.parametrize("n", [5, 40])
 def test_shares_that_are_0_or_1_everywhere_have_wilsons_interval(n):
     for value in (0, 1):  # z^2 / (n + z^2) from the share
         width = 1.959964**2 / (n + 1.959964**2)
         found = share_interval([float(value)] * n)
         assert found == pytest.approx((value, value * (1 - width), value + (1 - value) * width, n), abs=1e-9)
     assert share_interval([0.0, 1.0] * n) == clustered_interval([0.0, 1.0] * n)
+
+
+PROTOCOL = {
+    "data": {"dataset_use": "held", "records": 4, "of": 9, "clusters": 4, "cluster_by": "clips and images"},
+    "decoding": {"method": "sampled", "samples": 2, "temperature": 0.7, "max_new_tokens": 64},
+    "passes": {"by": "accuracy", "at": 1.0},
+}
+
+
+def test_what_is_told(tmp_path):
+    rows = [
+        *(row for n in range(4) for row in scored(n, [1.0, 0.0])),
+        *(row for n in range(4) for row in scored(n, [0.5, 0.0], control="blank")),
+        *(row for n in range(4) for row in scored(n, [1.0, 1.0], "sop", finish_reason="length")),
+        *(row for n in range(3) for row in scored(n, [0.0, 0.0], "sop", "blank", ["", ""])),
+        *scored(3, [0.5, 0.0], "sop", "blank"),
+    ]
+    results = results_of(rows, ["base", "sop"], ["none", "blank"], "accuracy", 1.0)
+    trained = {"base": (), "sop": (("video_max_frames", 16, 8),)}
+    facts = [{"name": name, "trained_otherwise": otherwise} for name, otherwise in trained.items()]
+    left_out = [{"doc_id": 9, "control": each, "error": "d[9] (id x): no file"} for each in ("none", "blank")]
+    text = table({**results, "protocol": PROTOCOL, "models": facts, "left_out": left_out}, tmp_path)
+    lines = text.splitlines()
+    assert lines[0] == "held: 4 of 9 records, 2 completions at temperature 0.7 of each."
+    assert "drawn over 4 groups of records (clips and images)" in lines[1]
+    header = re.split(r"\s{3,}", lines[3].strip())
+    assert header == ["accuracy", "passes", "pass@2", "format", "total", "no answer", "cut off", "tokens"]
+    assert re.split(r"\s{3,}", lines[5])[:3] == ["sop", "1.000 [1.000, 1.000]", "1.000 [0.510, 1.000]"]
+    assert "sop: 100.0% of the completions were cut at 64 tokens: raise --generation_max_length" in text
+    blank = next(line for line in lines if line.startswith("blank"))
+    assert "0.250, drop 0.250 [0.250, 0.250]" in blank and "0.062, drop 0.938 [0.812, 1.000] *" in blank
+    assert "* sop, blank: not comparable, 75.0% of the completions have no answer." in text
+    assert "sop - base: accuracy +0.500 [+0.500, +0.500], on the same 4 records: better on 4, equal on 0" in text
+    assert "sop: was trained with --video_max_frames 16, and is evaluated with 8" in text
+    assert "left out: 1 records, which no number above counts\n  d[9] (id x): no file" in text
+    assert max(map(len, lines)) < 150
+
+
+def test_looks_have_a_table(tmp_path):
+    rows = [row for n in range(2) for row in scored(n, [1.0, 0.0], "sop")]
+    rows = [replace(row, turns=LOOKED, evidence=((12.0, 18.0),)) for row in rows]
+    results = results_of(rows, ["sop"], ["none"], "accuracy", 1.0)
+    text = table({**results, "protocol": PROTOCOL, "models": [], "left_out": []}, tmp_path)
+    line = next(each for each in text.splitlines() if "100.0%" in each)
+    assert re.split(r"\s{3,}", line) == [
+        *("sop", "100.0%", "1.00", "0.500 [0.500, 0.500]", "-", "0.500 [0.500, 0.500]", "0.0%")
+    ]

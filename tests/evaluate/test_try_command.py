@@ -16,6 +16,7 @@ from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.try_command import as_text
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.types import Turn
+from tests.evaluate.made import LETTERS
 from tests.made_clips import write_clip
 from tests.report.runs import LOOKED, REFUSED
 
@@ -29,10 +30,6 @@ def trained(tiny_checkpoint, tmp_path_factory):
     write_clip(folder / "17.mp4", 60, size=(320, 240))
     turns = [{"from": "human", "value": f"<video>\n{QUESTION}"}, {"from": "gpt", "value": "<answer>(1) pick</answer>"}]
     (folder / "data.json").write_text(json.dumps([{"id": 17, "video": "17.mp4", "conversations": turns}]))
-    (folder / "plugin.py").write_text(
-        "from qwenvl.rewards import reward\n\n@reward('letters')\ndef letters(completions, **columns):\n"
-        "    return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]\n"
-    )
     (folder / "template.txt").write_text("Look well. {prompt}")
     config = GRPOConfig(
         str(folder / "run"),
@@ -46,8 +43,7 @@ def trained(tiny_checkpoint, tmp_path_factory):
         prompt_template=str(folder / "template.txt"),
         generation_max_length=7,
         generation_temperature=1.3,
-        external_plugins=[str(folder / "plugin.py")],
-        reward_funcs=["format", "letters"],
+        reward_funcs=["format", LETTERS],
         reward_weights=[0.25, 0.75],
         disable_tqdm=True,
         use_cpu=True,
@@ -91,12 +87,10 @@ def test_it_sees_and_answers_as_the_evaluation_of_the_run(run, capsys, never_at_
 
 
 def test_several_answers_are_sampled_as_in_training(run, capsys):
-    answers = told("run", "17.mp4", QUESTION, "-n", "4", capsys=capsys)
+    answers = told("run", "17.mp4", QUESTION, "-n4", "--generation_max_length", "3", capsys=capsys)
     assert answers["sampling"] == "sampled at temperature 1.3" and len(answers["answers"]) == 4
     assert len({answer["text"] for answer in answers["answers"]}) > 1
-    assert all(answer["tokens"] <= 7 and not answer["rewards"] for answer in answers["answers"])
-    again = told("run", "17.mp4", QUESTION, "-n4", "--generation_max_length", "3", capsys=capsys)
-    assert all(answer["tokens"] <= 3 for answer in again["answers"])
+    assert all(answer["tokens"] <= 3 and not answer["rewards"] for answer in answers["answers"])
 
 
 def test_flags_stand_above_the_settings_of_the_run_and_texts_may_be_files(run, capsys):
@@ -129,14 +123,12 @@ def test_an_adapter_and_a_model_without_a_run(run, tiny_checkpoint, tmp_path, ca
     assert plain["settings"] == "the defaults of training" and plain["base"] is None
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     get_peft_model(AutoModelForImageTextToText.from_pretrained(base), lora).save_pretrained(tmp_path / "adapter")
+    frames = FrameOptions(video_min_frames=2, video_max_frames=2)
+    PromptSettings(frames, PromptOptions(), base, "Speak.", None).save("adapter")
     adapted = told("adapter", "17.mp4", QUESTION, "--generation_max_length", "5", capsys=capsys)
     assert adapted["base"] == base and adapted["answers"] != plain["answers"]
-    PromptSettings(FrameOptions(video_min_frames=2, video_max_frames=2), PromptOptions(), base, "Speak.", None).save(
-        "adapter"
-    )
-    with_settings = told("adapter", "17.mp4", QUESTION, "--generation_max_length", "5", capsys=capsys)
-    assert len(with_settings["media"][0]["times"]) == 2 and "Speak." in with_settings["prompt"]
-    assert with_settings["settings"] == "saved beside the weights"
+    assert len(adapted["media"][0]["times"]) == 2 and "Speak." in adapted["prompt"]
+    assert adapted["settings"] == "saved beside the weights"
 
 
 def test_tools_are_in_the_prompt_and_turns_in_the_answer(run, capsys):
@@ -154,33 +146,3 @@ def test_what_tools_answered_stands_behind_each_call():
         "  -> 12.0 to 15.0 seconds: 4 frames at 12.00 13.00 14.00 15.00 s, 88 tokens",
         *("  And?", "  -> refused: look lacks end", "  <answer>(2) insert the fan</answer>"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("argv", "code", "message"),
-    [
-        (["run"], 2, "expected MODEL, clips or images, and a question in quotes"),
-        (["run", "17.mp4"], 2, "expected MODEL, clips or images, and a question in quotes"),
-        (["run", "18.mp4", "Which?"], 2, "18.mp4: no such file; expected a clip or an image"),
-        (["run", "data.json", "Which?"], 1, "data.json: not a video: it begins with"),
-        (["run", "17.mp4", "<video> or <video>?"], 1, "the prompt has 2 <video> tags but `video` names 1 files"),
-        (["./none", "17.mp4", "Which?"], 2, "./none: no such folder; expected a checkpoint, or a name on the hub"),
-        (["empty", "17.mp4", "Which?"], 2, "empty: no weights in it; expected a model, an adapter, or a run's folder"),
-        (["run", "17.mp4", "Which?", "-n", "0"], 2, "--n must be at least 1, got 0"),
-        (["run", "17.mp4", "Which?", "--learning_rate", "1"], 2, "--learning_rate has no effect: only training reads"),
-        (["run", "17.mp4", "Which?", "--generation_top_p", "1"], 2, "--generation_top_p has no effect: the one"),
-        (["run", "17.mp4", "Which?", "--reward_funcs", "format"], 2, "--reward_funcs has no effect without --solution"),
-        (["run", "17.mp4", "Which?", "--picture", "x.png"], 2, "unknown flag picture; use qwenvl preview"),
-        (["run", "17.mp4", "Which?", "--max_prompt_length", "9"], 1, "the question .*tokens"),
-        (["run", "17.mp4", "Which?", "--solution", " "], 1, "the solution is empty"),
-    ],
-)
-def test_what_is_wrong_is_told_in_a_line(run, capsys, argv, code, message):
-    Path("empty").mkdir()
-    capsys.readouterr()
-    try:
-        found = qwenvl(["try", *argv, "--use_cpu"])
-    except SystemExit as ended:
-        found = ended.code
-    error = capsys.readouterr().err
-    assert found == code and "Traceback" not in error and re.search(message, error.strip().splitlines()[-1]), error

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 
-from qwenvl.grpo.loss import LossInputs, Objective
+from qwenvl.grpo.loss import LossInputs, Objective, StepCounts
 
 ALPHA, BETA, MAX_LENGTH = 0.7, 0.3, 8
 LENGTHS, ADVANTAGES = [6, 2, 0, 4, 5, 3], [1.3, -0.7, 2.0, 0.0, -2.0, 0.4]
+COUNTS = StepCounts(len(LENGTHS), sum(LENGTHS))
 
 
 @dataclass
@@ -114,3 +116,15 @@ def by_hand(
                 kl_slope = BETA * k3 * slopes[u] if objective.kl_unbiased else 0.0
                 gradient[n][u] += weight * (-ALPHA * own * by_r * slopes[u] + kl_slope)
     return loss, gradient
+
+
+def check(objective: Objective, case: Case, inputs: LossInputs, weights=None, advantages=None, **metrics) -> None:
+    """Loss, gradient and metrics of a step are those by hand."""
+    out = objective(inputs, COUNTS)
+    out.loss.backward()
+    loss, gradient = by_hand(objective, case, weights, advantages)
+    assert out.loss.item() == pytest.approx(loss, rel=1e-10)
+    torch.testing.assert_close(case.logprobs.grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+    assert out.metrics["loss/policy"] + out.metrics["loss/kl"] == pytest.approx(loss, rel=1e-10)
+    for name, value in metrics.items():
+        assert out.metrics[name] == pytest.approx(value, rel=1e-10), name

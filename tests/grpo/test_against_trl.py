@@ -19,13 +19,18 @@ trl = pytest.importorskip("trl.trainer.grpo_trainer")
 
 # TRL reads one number for epsilon_high and for the bound of cispo, and rounds the temperatures of sapo to float32.
 BOUNDS = RatioBounds(epsilon=0.1, epsilon_high=0.25, cispo=0.25, sapo=(1.0, 1.25))
-CASES = [
-    *((name, "token", {}) for name in ("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo", "vespo")),
-    *((name, "sequence", {}) for name in ("grpo", "luspo", "sapo")),
-    *((name, "token", {"delta": 1.4}) for name in ("grpo", "bnpo", "dapo", "dr_grpo")),
-    ("grpo", "sequence", {"delta": 1.1}),
-    *((name, "token", {"use_bias_correction_kl": True}) for name in ("grpo", "dapo", "cispo", "sapo")),
-    ("grpo", "sequence", {"use_bias_correction_kl": True}),
+CASES = [  # loss, what has a ratio, settings of TRL, and a further term
+    *((name, "token", {}, "") for name in ("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo", "vespo")),
+    *((name, "sequence", {}, "") for name in ("grpo", "luspo", "sapo")),
+    *((name, "token", {"delta": 1.4}, "") for name in ("grpo", "bnpo", "dapo", "dr_grpo")),
+    ("grpo", "sequence", {"delta": 1.1}, ""),
+    *((name, "token", {"use_bias_correction_kl": True}, "") for name in ("grpo", "dapo", "cispo", "sapo")),
+    ("grpo", "sequence", {"use_bias_correction_kl": True}, ""),
+    *(
+        (name, "token", {}, term)
+        for name in ("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo")
+        for term in ("truncated", "off policy", "top entropy", "entropy bonus", "corrected sampler")
+    ),
 ]
 
 
@@ -36,7 +41,7 @@ class TheirTrainer:
     get_off_policy_mask = staticmethod(trl.GRPOTrainer.get_off_policy_mask)
     get_high_entropy_mask = trl.GRPOTrainer.get_high_entropy_mask
 
-    def __init__(self, logprobs, loss_type, level, beta, settings, entropies=None, **own):
+    def __init__(self, logprobs, loss_type, level, beta, settings, entropies, **own):
         self.loss_type = loss_type
         self.epsilon_low, self.epsilon_high, self.beta = BOUNDS.epsilon, BOUNDS.epsilon_high, beta
         self.max_completion_length = 8
@@ -49,7 +54,6 @@ class TheirTrainer:
         theirs = {"delta": None, "use_bias_correction_kl": False, "steps_per_generation": 1} | settings
         self.args = SimpleNamespace(**theirs, **shapes, **temperatures)
         self._metrics = {"train": defaultdict(list)}
-        entropies = torch.zeros(5, 6) if entropies is None else entropies
         self._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logprobs, entropies, None)
         vars(self).update(own)
 
@@ -78,12 +82,11 @@ def drawn(mask):
 
 
 MASK = torch.arange(6) < torch.tensor([[6], [2], [1], [4], [5]])
-TERMS = ("truncated", "off policy", "top entropy", "entropy bonus", "corrected sampler")
 
 
-@pytest.mark.parametrize("term", TERMS)
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo"])
-def test_the_same_terms_besides(loss_type, term):
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize(("loss_type", "level", "settings", "term"), CASES, ids=str)
+def test_the_same_loss_and_gradient(loss_type, level, settings, term, beta):
     mask = MASK & torch.tensor([[True], [False], [True], [True], [True]]) if term == "truncated" else MASK
     ours, inputs = drawn(mask)
     theirs = ours.logprobs.detach().clone().requires_grad_()
@@ -105,30 +108,7 @@ def test_the_same_terms_besides(loss_type, term):
         inputs["importance_sampling_ratio"] = ratio.masked_fill(ratio > 1.2, 0.0)
         changes = {"weighting": Weighting("sequence_mask", None, 1.2)}
         ours = replace(ours, sampler_logprobs=sampler)
-    trainer = TheirTrainer(theirs, loss_type, "token", 0.3, {}, their_entropies, **own)
-    loss = trl.GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
-    loss.backward()
-
-    ours = replace(ours, entropies=entropies.requires_grad_())
-    row = replace(LOSSES[loss_type], bounds=BOUNDS, alpha=1.0, beta=0.3, max_completion_length=8)
-    counts = StepCounts(completions=5, tokens=int(mask.sum()))
-    without = row(replace(ours, policy_mask=None), counts).loss
-    out = replace(row, **changes)(ours, counts)
-    assert term == "truncated" or abs(out.loss.item() - without.item()) > 1e-3  # the term does something
-    out.loss.backward()
-    torch.testing.assert_close(out.loss, loss, rtol=1e-7 if "entropy" in term else 1e-12, atol=0)
-    torch.testing.assert_close(ours.logprobs.grad, theirs.grad, rtol=1e-10, atol=1e-14)
-    if term == "entropy bonus":
-        torch.testing.assert_close(entropies.grad, their_entropies.grad, rtol=1e-6, atol=0)
-    assert out.metrics["entropy"] == pytest.approx(trainer._metrics["train"]["entropy"][0], rel=1e-6)
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.3])
-@pytest.mark.parametrize(("loss_type", "level", "settings"), CASES, ids=str)
-def test_the_same_loss_and_gradient(loss_type, level, settings, beta):
-    ours, inputs = drawn(MASK)
-    theirs = ours.logprobs.detach().clone().requires_grad_()
-    trainer = TheirTrainer(theirs, loss_type, level, beta, settings)
+    trainer = TheirTrainer(theirs, loss_type, level, beta, settings, their_entropies, **own)
     loss = trl.GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
     loss.backward()
 
@@ -141,12 +121,18 @@ def test_the_same_loss_and_gradient(loss_type, level, settings, beta):
         kl_unbiased=settings.get("use_bias_correction_kl", False),
         max_completion_length=8,
     )
-    ours = ours if beta else replace(ours, ref_logprobs=None)
-    out = objective(ours, StepCounts(completions=5, tokens=int(MASK.sum())))
+    ours = replace(ours, entropies=entropies.requires_grad_(), ref_logprobs=ours.ref_logprobs if beta else None)
+    counts = StepCounts(completions=5, tokens=int(mask.sum()))
+    without = objective(replace(ours, policy_mask=None), counts).loss
+    out = replace(objective, **changes)(ours, counts)
+    assert term in ("", "truncated") or abs(out.loss.item() - without.item()) > 1e-3  # the term does something
     out.loss.backward()
-    torch.testing.assert_close(out.loss, loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(out.loss, loss, rtol=1e-7 if "entropy" in term else 1e-12, atol=0)
     torch.testing.assert_close(ours.logprobs.grad, theirs.grad, rtol=1e-10, atol=1e-14)
     logged = trainer._metrics["train"]
+    if term == "entropy bonus":
+        torch.testing.assert_close(entropies.grad, their_entropies.grad, rtol=1e-6, atol=0)
+    assert out.metrics["entropy"] == pytest.approx(logged["entropy"][0], rel=1e-6)
     if objective.limit == "clip" and level == "token":  # with one ratio a completion TRL counts completions, not tokens
         for name, their_name in (("clipped_low", "clip_ratio/low_mean"), ("clipped_high", "clip_ratio/high_mean")):
             assert out.metrics[f"ratio/{name}_frac"] == pytest.approx(logged[their_name][0], rel=1e-6)

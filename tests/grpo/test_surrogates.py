@@ -11,7 +11,7 @@ from qwenvl.grpo.loss import LOSSES, LossInputs, StepCounts
 from qwenvl.grpo.options import CLIPPED_LOSSES, LOSS_ROWS, ObjectiveOptions, RatioArguments
 from qwenvl.grpo.surrogates import KL_ESTIMATORS, RATIOS, RatioBounds
 from qwenvl.option import choices_of
-from tests.grpo.by_hand import ADVANTAGES, LENGTHS, Case, by_hand, random_case, settled
+from tests.grpo.by_hand import ADVANTAGES, COUNTS, LENGTHS, Case, by_hand, check, random_case, settled
 
 
 def test_the_options_name_the_rows_of_the_table():
@@ -43,20 +43,14 @@ OBJECTIVES = {
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_by_hand(case, name):
-    objective = settled(OBJECTIVES[name])
-    out = objective(case.inputs(), StepCounts(len(LENGTHS), sum(LENGTHS)))
-    out.loss.backward()
-    loss, gradient = by_hand(objective, case)
-    assert out.loss.item() == pytest.approx(loss, rel=1e-10)
-    torch.testing.assert_close(case.logprobs.grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-10, atol=1e-12)
-    assert out.metrics["loss/policy"] + out.metrics["loss/kl"] == pytest.approx(loss, rel=1e-10)
+    check(settled(OBJECTIVES[name]), case, case.inputs())
 
 
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "bnpo"])
 @pytest.mark.parametrize("size", [1, 4, 5])
 def test_the_shares_of_ragged_micro_batches_sum_to_the_step(case, name, size):
     """As many micro-batches as there are, an empty one among them, of any size."""
-    objective, counts = settled(OBJECTIVES[name]), StepCounts(len(LENGTHS), sum(LENGTHS), micro_batches=7)
+    objective, counts = settled(OBJECTIVES[name]), replace(COUNTS, micro_batches=7)
     whole, gradient = by_hand(objective, case)
     parts = [objective(case.inputs(slice(start, start + size)), counts) for start in range(0, len(LENGTHS), size)]
     empty = objective(replace(case.inputs(slice(0, 1)), mask=torch.zeros(1, 6, dtype=torch.bool)), counts)
@@ -70,12 +64,10 @@ def test_the_shares_of_ragged_micro_batches_sum_to_the_step(case, name, size):
 def test_bnpo_is_a_mean_over_micro_batches(case):
     """By definition it depends on how a step is split."""
     objective = replace(settled(LOSSES["bnpo"]), beta=0.0)
-    counts = StepCounts(len(LENGTHS), sum(LENGTHS), micro_batches=2)
-    halves, one = (slice(0, 2), slice(2, 6)), replace(counts, micro_batches=1)
-    shares = [objective(case.inputs(rows), counts).loss.item() for rows in halves]
-    alone = [objective(case.inputs(rows), one).loss.item() for rows in halves]
-    assert sum(shares) == pytest.approx(sum(alone) / 2)
-    assert sum(shares) != pytest.approx(objective(case.inputs(), one).loss.item())
+    halves, counts = (slice(0, 2), slice(2, 6)), replace(COUNTS, micro_batches=2)
+    shares = sum(objective(case.inputs(rows), counts).loss.item() for rows in halves)
+    assert shares == pytest.approx(sum(objective(case.inputs(rows), COUNTS).loss.item() for rows in halves) / 2)
+    assert shares != pytest.approx(objective(case.inputs(), COUNTS).loss.item())
 
 
 def test_where_each_limit_acts_is_counted(case):
@@ -89,7 +81,7 @@ def test_where_each_limit_acts_is_counted(case):
 
     def metrics(name, **bounds):
         objective = replace(settled(LOSSES[name]), bounds=RatioBounds(**bounds))
-        return objective(case.inputs(), StepCounts(6, tokens)).metrics
+        return objective(case.inputs(), COUNTS).metrics
 
     found = metrics("grpo", epsilon=0.1, epsilon_high=0.3, delta=1.5, dual_clip=1.4)
     assert found["ratio/clipped_low_frac"] == share((ratio < 0.9) & (signs < 0)) and found["ratio/clipped_low_frac"]
@@ -104,7 +96,7 @@ def test_where_each_limit_acts_is_counted(case):
 def test_equal_rewards_give_only_the_kl_term(case):
     for name, row in LOSSES.items():
         inputs = replace(case.inputs(), advantages=torch.zeros(6, dtype=torch.float64))
-        out = settled(row)(inputs, StepCounts(6, sum(LENGTHS)))
+        out = settled(row)(inputs, COUNTS)
         assert out.metrics["loss/policy"] == 0.0 and out.metrics["loss/kl"] > 0, name
 
 

@@ -11,9 +11,8 @@ import torch
 from qwenvl.grpo.loss import LOSSES, StepCounts, objective_of
 from qwenvl.grpo.options import CORRECTION_ROWS, ObjectiveOptions
 from qwenvl.grpo.surrogates import CORRECTIONS, Weighting, entropy_floor
-from tests.grpo.by_hand import ADVANTAGES, LENGTHS, Case, by_hand, random_case, settled
+from tests.grpo.by_hand import ADVANTAGES, COUNTS, LENGTHS, Case, check, random_case, settled
 
-COUNTS = StepCounts(len(LENGTHS), sum(LENGTHS))
 ROWS = ["grpo", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "reward_weighted", "bnpo"]
 
 
@@ -27,18 +26,6 @@ def sampler(case) -> torch.Tensor:
     """Log-probs of an engine with weights of its own: its ratios lie on all sides of the bounds 0.8 and 1.25."""
     generator = torch.Generator().manual_seed(11)
     return case.old + 0.3 * torch.randn(6, 6, generator=generator, dtype=torch.float64)
-
-
-def check(objective, case, inputs, weights, **expected):
-    """Loss, gradient and metrics of a step, where each token's policy term has a weight."""
-    out = objective(inputs, COUNTS)
-    out.loss.backward()
-    loss, gradient = by_hand(objective, case, weights)
-    assert out.loss.item() == pytest.approx(loss, rel=1e-10)
-    torch.testing.assert_close(case.logprobs.grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-10, atol=1e-12)
-    assert out.metrics["loss/policy"] + out.metrics["loss/kl"] == pytest.approx(loss, rel=1e-10)
-    for name, value in expected.items():
-        assert out.metrics[name] == pytest.approx(value, rel=1e-10), name
 
 
 def test_the_options_name_the_corrections():
@@ -67,13 +54,8 @@ def test_each_correction_of_the_sampler(case, sampler, kind, row, lowest):
     assert 0 < limited < len(flat)
     objective = replace(settled(LOSSES[row]), weighting=Weighting(kind, lowest, 1.25))
     inputs = replace(case.inputs(), sampler_logprobs=sampler.masked_fill(~case.mask, math.nan))
-    check(
-        objective,
-        case,
-        inputs,
-        weights,
-        **{"sampler/ratio_mean": sum(w for w, _ in flat) / len(flat), "sampler/limited_frac": limited / len(flat)},
-    )
+    logged = {"sampler/ratio_mean": sum(w for w, _ in flat) / len(flat), "sampler/limited_frac": limited / len(flat)}
+    check(objective, case, inputs, weights, **logged)
 
 
 def test_a_sampler_that_is_the_policy_changes_nothing(case):
@@ -176,9 +158,9 @@ def test_a_log_prob_of_the_engine_that_is_no_number_is_not_hidden_by_a_mask(case
 
 def test_what_is_missing_is_named(case):
     objective = settled(LOSSES["grpo"])
-    with pytest.raises(ValueError, match=r"entropy_coef is 0\.1, but there are no entropies"):
+    with pytest.raises(ValueError, match=r"entropy_coef is 0\.1 and needs entropies"):
         replace(objective, entropy_coef=0.1)(case.inputs(), COUNTS)
-    with pytest.raises(ValueError, match="importance_correction token_mask: the engine gave no log-probs"):
+    with pytest.raises(ValueError, match="importance_correction is token_mask and needs sampler_logprobs"):
         replace(objective, weighting=Weighting("token_mask"))(case.inputs(), COUNTS)
     with pytest.raises(ValueError, match=r"policy_mask: expected shape \(6, 6\), got \(6, 5\)"):
         objective(replace(case.inputs(), policy_mask=case.mask[:, 1:]), COUNTS)

@@ -1,6 +1,18 @@
+"""From what a user names or writes to a rubric: names, functions of files, arguments, columns, other libraries."""
+
+import pickle
+from functools import partial
+from typing import Annotated
+
 import pytest
 
-from qwenvl.rewards import RewardError, RewardSettings, build_rubric
+from qwenvl.config.flags import SUCCESSORS
+from qwenvl.option import parse_row
+from qwenvl.rewards import Argument, RewardError, RewardSettings, build_rubric
+from qwenvl.rewards.function import Completion, arguments_of, reward_columns
+from qwenvl.rewards.resolve import resolve
+from qwenvl.rewards.table import TABLE
+from qwenvl.types import Message, Record
 
 
 def test_the_default_rubric_by_hand():
@@ -28,16 +40,12 @@ def test_refusals():
     with pytest.raises(RewardError, match="did you mean accuracy"):
         build_rubric(["acuracy"])
     for words in ("format accuracy", "format,accuracy", "format, accuracy"):
-        with pytest.raises(
-            RewardError, match=r"these are several names: a settings file lists them, \[format, accuracy"
-        ):
+        with pytest.raises(RewardError, match=r"several names: a settings file lists them, \[format, accuracy"):
             build_rubric([words])
     with pytest.raises(RewardError, match="--format_reward_weight has no effect with --reward_weights"):
         build_rubric(["format"], [1.0], format_reward_weight=0.3)
     with pytest.raises(RewardError, match="--accuracy_reward_weight has no effect with --reward_funcs"):
         build_rubric(["format"], accuracy_reward_weight=0.3)
-    with pytest.raises(RewardError, match="2 reward weights for 1 functions"):
-        build_rubric(["format"], [1.0, 2.0])
 
 
 PLUGIN = """
@@ -122,32 +130,202 @@ def test_files_written_for_other_libraries_run_unchanged(tmp_path):
     assert batch.components == [[1.0, 0.0]] * 4
 
 
-def test_refusals_of_users_functions(plugin, tmp_path):
-    bare = tmp_path / "bare.py"
-    bare.write_text("def f(completions):\n    return []\n")
-    broken = tmp_path / "broken.py"
-    broken.write_text("1 / 0\n")
-    script = tmp_path / "script.py"
-    script.write_text("import sys\nsys.exit()\n")
-    clash = tmp_path / "clash.py"
-    clash.write_text(PLUGIN.replace('"short"', '"accuracy"'))
-    twin = tmp_path / "twin.py"
-    twin.write_text(PLUGIN)
-    needy = tmp_path / "needy.py"
-    needy.write_text("class Needy:\n    def __init__(self, x):\n        pass\n")
+def test_refusals_of_users_functions(plugin, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = {"bare": "def f(completions):\n    return []\n", "broken": "1 / 0\n", "script": "import sys\nsys.exit()\n"}
+    files |= {"clash": PLUGIN.replace('"short"', '"accuracy"'), "twin": PLUGIN}
+    for name, text in (files | {"needy": "class Needy:\n    def __init__(self, x):\n        pass\n"}).items():
+        (tmp_path / f"{name}.py").write_text(text)
     for funcs, plugins, message in (
-        (["short"], [str(bare)], r'no function is marked with @reward\("name"\)'),
-        (["short"], [str(broken)], "ZeroDivisionError while it was loaded"),
-        (["short"], [str(script)], "script.py: SystemExit while it was loaded"),
+        (["short"], ["bare.py"], r'no function is marked with @reward\("name"\)'),
+        (["short"], ["broken.py"], "ZeroDivisionError while it was loaded"),
+        (["short"], ["script.py"], "script.py: SystemExit while it was loaded"),
         (["short"], ["missing.py"], "missing.py: no such Python file"),
-        (["short"], [plugin, str(twin)], "there is another reward 'short': rename this one"),
-        (["short"], [str(clash)], "there is another reward 'accuracy'"),
+        (["short"], [plugin, "twin.py"], "there is another reward 'short': rename this one"),
+        (["short"], ["clash.py"], "there is another reward 'accuracy'"),
         (["shart"], [plugin], "did you mean short"),
         ([f"{plugin}:nothing"], [], "has no 'nothing': it has .*shortness"),
         ([f"{plugin}:shortnes"], [], "has no 'shortnes': did you mean shortness"),
         ([f"{plugin}:not_a_function"], [], "expected a function"),
-        ([f"{needy}:Needy"], [], "cannot be made without arguments"),
+        (["needy.py:Needy"], [], "cannot be made without arguments"),
         (["no.such.module:f"], [], "cannot import no.such.module"),
     ):
         with pytest.raises(RewardError, match=message):
             build_rubric(funcs, external_plugins=plugins)
+
+
+WITH_ARGUMENTS = """
+from qwenvl.rewards import reward
+
+
+def brevity(completions, *, limit=3, **columns):
+    return [float(len(text) <= limit) for text in completions]
+
+
+@reward("marked")
+def scaled(completions, *, scale=2, **columns):
+    return [scale * len(text) for text in completions]
+
+
+class Made:
+    def __init__(self, word="a", *, weight=1.0):
+        self.word, self.weight = word, weight
+
+    def __call__(self, completions, **columns):
+        return [self.weight * (self.word in text) for text in completions]
+
+
+async def later(completions, *, value=1.0, **columns):
+    return [value] * len(completions)
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return 1.0
+"""
+
+
+def test_arguments_of_functions_and_classes_of_a_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(WITH_ARGUMENTS)
+    named = [f"{path}:brevity(limit=1)", f"{path}:Made(word='b', weight=0.5)", f"{path}:later(value=4)"]
+    rubric = build_rubric(named)
+    assert rubric.names == ("brevity", "Made", "later")
+    assert rubric.score(["a", "abc"], {}).components == [[1.0, 0.0], [0.0, 0.5], [4.0, 4.0]]
+    rubric.close()
+    assert build_rubric("marked(scale=10)", external_plugins=[str(path)]).score(["ab"], {}).totals() == [20.0]
+    for wrong, message in (
+        ("brevity(limt=1)", "has no argument 'limt': did you mean limit"),
+        ("Made(words='b')", "has no argument 'words': did you mean word"),
+        ("later(zzz=1)", "has no argument 'zzz': it has value"),
+        ("compute_score(x=1)", "has no argument 'x': it has none"),
+    ):
+        with pytest.raises(RewardError, match=message):
+            build_rubric([f"{path}:{wrong}"])
+
+
+def test_an_argument_that_is_not_given_is_the_column_of_its_name():
+    def brevity(completions, *, limit=3, **columns):
+        assert "limit" not in columns
+        return [float(limit if isinstance(limit, int) else sum(limit))]
+
+    columns = {"limit": [7]}
+    assert build_rubric([brevity]).score(["a"], columns).totals() == [7.0]
+    assert build_rubric([partial(brevity, limit=5)]).score(["a"], columns).totals() == [5.0]
+    assert build_rubric([partial(brevity, limit=5)]).names == ("brevity",)
+
+
+def test_a_column_never_replaces_a_declared_argument():
+    def declared(completions, *, limit: Annotated[int, Argument("x", least=1)] = 3, **columns):
+        assert "limit" not in columns
+        return [float(limit)]
+
+    assert build_rubric([declared]).score(["a"], {"limit": [7]}).totals() == [3.0]
+    ids = {"completion_ids": [[0] * 5], "max_len": [99], "cache": [99]}
+    assert build_rubric(["soft_overlong(max_len=10, cache=10)"]).score(["a"], ids).totals() == [-0.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cosine(mx_len=1)", "reward 'cosine' has no argument 'mx_len': did you mean max_len?"),
+        ("count(x=1)", "reward 'count' has no argument 'x': it has none"),
+        ("cosine(max_len=0)", "reward 'cosine': max_len must be at least 1, got 0"),
+        ("cosine(max_len='9')", "reward 'cosine': max_len must be an integer or None, got '9'"),
+        ("length_window(bonus=0)", "reward 'length_window': bonus must be above 0, got 0"),
+        ("repetition(max_penalty=1)", "reward 'repetition': max_penalty must be at most 0, got 1"),
+        ("format(response_format='answers_only')", "got 'answers_only'; did you mean answer_only"),
+        ("temporal_iou(boundary=1)", "reward 'temporal_iou': boundary must be True or False, got 1"),
+        ("box_iou(units='mm')", "reward 'box_iou': units must be one of same, thousandths, got 'mm'"),
+        ("numeric(tolerance=1e999)", "reward 'numeric': tolerance must be a finite number, got inf"),
+        ("cosine(correctness_func='acuracy')", "no reward function is named 'acuracy': did you mean accuracy"),
+        *(
+            (f"cosine({wrong})", "expected name")
+            for wrong in ("9", "max_len=9, max_len=9", "**{}", "max_len=f()", "a b")
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(text, message):
+    with pytest.raises(RewardError) as caught:
+        build_rubric([text])
+    assert message in str(caught.value)
+
+
+def test_settings_of_the_run_are_defaults_that_arguments_override():
+    settings = vars(RewardSettings(response_format="answer_only", generation_max_length=10))
+    assert resolve("format", settings).arguments == {"response_format": "answer_only"}
+    assert resolve("cosine", settings).arguments["max_len"] == 10
+    assert resolve("cosine(max_len=20)", settings).arguments["max_len"] == 20
+    assert resolve("cosine(max_len=None)", settings).arguments["max_len"] == 10
+
+
+def test_flags_that_became_arguments_name_arguments_that_exist():
+    for replacement in SUCCESSORS.values():
+        if replacement.startswith("--reward_funcs "):
+            name, given = parse_row(replacement.split('"')[1])
+            assert given.keys() <= arguments_of(TABLE[name].made_of).keys(), replacement
+
+
+def record(name, **fields):
+    message, place = Message("user", "<video>what?"), f"x.json[{name}]"
+    return Record(name, (message,), "(1)", ("/a.mp4",), (), (None,), {"id": name, **fields}, place)
+
+
+def test_fields_are_repeated_for_the_group():
+    columns = reward_columns([record("a", nums=[1, 2]), record("b", level=3)], 2, finish_reasons=list("wxyz"))
+    assert columns == {
+        "id": ["a", "a", "b", "b"],
+        "nums": [[1, 2], [1, 2], None, None],
+        "level": [None, None, 3, 3],
+        "solution": ["(1)"] * 4,
+        "prompts": [[{"role": "user", "content": "<video>what?"}]] * 4,
+        "video_paths": [["/a.mp4"]] * 4,
+        "image_paths": [[]] * 4,
+        "opened_think": [False] * 4,
+        "finish_reasons": ["w", "x", "y", "z"],
+    }
+
+
+VERL = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    right = solution_str.endswith(ground_truth)
+    return {"score": 1.0 if right else 0.0, "length": len(solution_str), "note": "text", "source": data_source}
+
+
+def plain(data_source, solution_str, ground_truth, extra_info):
+    return extra_info["weight"] * (solution_str == ground_truth)
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "verl_rewards.py"
+    path.write_text(VERL)
+    return path
+
+
+def test_a_dict_gives_the_score_and_metrics(file):
+    batch = build_rubric([f"verl:{file}:compute_score"]).score(["= 4", "four"], {"solution": ["4", "4"]})
+    assert batch.names == ("compute_score",) and batch.total.tolist() == [1.0, 0.0]
+    assert batch.metrics == {"reward/compute_score/length": 3.5}
+
+
+def test_the_fields_that_verl_data_has_are_used(file):
+    columns = {
+        "solution": ["x"] * 3,
+        "reward_model": [{"style": "rule", "ground_truth": "4"}, None, {"ground_truth": "9"}],
+        "ground_truth": [None, None, "5"],
+        "extra_info": [{"weight": 2}, {"weight": 3}, {"weight": 5}],
+    }
+    batch = build_rubric([f"verl:{file}:plain"]).score(["4", "x", "5"], columns)
+    assert batch.components == [[2.0, 3.0, 5.0]]
+
+
+def test_a_completion_reads_as_text_and_as_a_conversation():
+    text = Completion("four")
+    assert text == "four" and text[0] == "f" and text[-1] == "r" and text[1] == "o" and text[:2] == "fo"
+    assert text[0]["content"] == text[-1]["content"] == text[0].get("content") == "four"
+    assert text[0]["role"] == "assistant"
+    assert Completion("")[0]["content"] == ""
+    with pytest.raises(IndexError):
+        text[4]
+    assert pickle.loads(pickle.dumps(text))[0]["content"] == "four" and pickle.loads(pickle.dumps(text[0])) == "f"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -31,10 +31,7 @@ def exact_match(completions: list[str], solution: list[str], **columns: Any) -> 
 
     Case, runs of white space, outer dots and quotes, and full-width forms of characters do not matter.
     """
-    return [
-        float(answer is not None and normalized(answer) == normalized(truth))
-        for answer, truth in pairs(completions, solution)
-    ]
+    return _alike(normalized, completions, solution)
 
 
 def multiple_choice(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -43,10 +40,7 @@ def multiple_choice(completions: list[str], solution: list[str], **columns: Any)
     Several letters compare as sets. Read as letters: "B", "b", "(B)", "B. some text", "A, C", "A and C", "AC" (A to H,
     rising), "the answer is B", and each of these in a LaTeX box, "\boxed{B}".
     """
-    return [
-        float(bool(letters(truth)) and letters(answer or "") == letters(truth))
-        for answer, truth in pairs(completions, solution)
-    ]
+    return _alike(letters, completions, solution)
 
 
 def yes_no(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -54,10 +48,7 @@ def yes_no(completions: list[str], solution: list[str], **columns: Any) -> list[
 
     An answer that begins with one of the words says it. One that holds only one of them elsewhere says that one.
     """
-    return [
-        float(affirms(answer or "") is not None and affirms(answer or "") == affirms(truth))
-        for answer, truth in pairs(completions, solution)
-    ]
+    return _alike(affirms, completions, solution)
 
 
 def ocr(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -119,6 +110,14 @@ def affirms(text: str) -> bool | None:
     if not said or (len(set(said)) > 1 and not plain.startswith(said[0])):
         return None
     return said[0] == "yes"
+
+
+def _alike(read: Callable[[str], Any], completions: list[str], solution: list[str]) -> list[float]:
+    """1 where ``read`` finds something in the solution and the same in the answer, else 0."""
+    return [
+        float(answer is not None and read(truth) not in (None, set()) and read(answer) == read(truth))
+        for answer, truth in pairs(completions, solution)
+    ]
 
 
 check_text = partial(unreadable, _WORD.search, "holds no word")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Annotated, Any
 
 from qwenvl.files import require
 from qwenvl.rewards.function import Argument
 from qwenvl.rewards.functions.text import answer_of, pairs, solution_of
 from qwenvl.rewards.options import BoxUnits
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Span = tuple[float, float]
 Units = Annotated[
@@ -70,6 +71,8 @@ def _matched(
     columns: Mapping[str, Any],
 ) -> list[float]:
     """The mean measure of the best matched boxes of each answer. Missed and extra boxes count as ``worst``."""
+    import numpy as np
+
     scores = []
     for row, (text, truth) in enumerate(zip(completions, solution, strict=True)):
         named, true = boxes_in(answer_of(text) or ""), boxes_in(solution_of(truth))
@@ -92,6 +95,8 @@ def boxes_in(text: str) -> np.ndarray:
         >>> boxes_in('[{"bbox_2d": [10, 20, 30, 40]}] (5,5),(1,2)').tolist()
         [[10.0, 20.0, 30.0, 40.0], [1.0, 2.0, 5.0, 5.0]]
     """
+    import numpy as np
+
     found = [[float(side) for side in sides if side] for sides in _BOX.findall(text)]
     boxes = np.array(found, dtype=float).reshape(-1, 2, 2)
     return np.concatenate([boxes.min(axis=1), boxes.max(axis=1)], axis=1)

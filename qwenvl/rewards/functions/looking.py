@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from qwenvl.rewards.function import Argument, Unfinished, call_plain
+from qwenvl.rewards.function import Argument
 from qwenvl.rewards.functions.grounding import Span, span_iou, united
-from qwenvl.rewards.functions.shaping import ACCURACY, Correctness
+from qwenvl.rewards.functions.shaping import ACCURACY, Correctness, by_correctness
 from qwenvl.types import ToolCall, Turn
 
 
@@ -92,9 +92,6 @@ def looked_and_right(
     A completion is right where ``correctness_func`` gives 1. Where that gives None, so does this. A bonus for looking
     alone would teach calls without an answer.
     """
-    each_looked = [bool(answered_calls(each)) for each in turns or [()] * len(completions)]
-    right = call_plain(correctness_func, completions, columns | ({} if turns is None else {"turns": turns}))
-    return [
-        value if value is None or isinstance(value, Unfinished) else bonus * (value >= 1 and looked)
-        for value, looked in zip(right, each_looked, strict=True)
-    ]
+    looked = [bool(answered_calls(each)) for each in turns or [()] * len(completions)]
+    columns |= {} if turns is None else {"turns": turns}
+    return by_correctness(lambda right, own: bonus * (right and own), looked, correctness_func, completions, columns)

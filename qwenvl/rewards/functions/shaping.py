@@ -15,6 +15,7 @@ from qwenvl.types import Turn
 
 ACCURACY = RewardFunction("accuracy", accuracy, check_actions)
 READ_LIMIT = 50_000  # characters of a completion in which repetitions are looked for
+_ANY_TAG = re.compile("|".join(TAGS))
 _CJK = re.compile(f"[{CJK}]")
 
 Form = Annotated[ResponseFormat, Argument("The form that is expected.", default_of="response_format")]
@@ -37,8 +38,13 @@ def format_reward(
     thinking checkpoint does, the completion is judged from the prompt's ``<think>`` on, and ``answer_only`` is an
     error.
     """
-    score = _think_then_answer if response_format == "think_answer" else _answer_alone
-    return [score(text) for text in _from_their_think_tag(completions, opened_think, response_format)]
+    texts = _from_their_think_tag(completions, opened_think, response_format)
+    if response_format == "answer_only":
+        return [float(_ANY_TAG.findall(text) == [*TAGS[2:]]) for text in texts]
+    blocks = [(first_block(text, "think"), first_block(text, "answer")) for text in texts]
+    whole = [think is not None and answer is not None and think.end <= answer.start for think, answer in blocks]
+    parts = [0.3 * (think is not None) + 0.3 * (answer is not None) for think, answer in blocks]
+    return [1.0 if in_order else part for in_order, part in zip(whole, parts, strict=True)]
 
 
 def strict_format(
@@ -55,10 +61,14 @@ def strict_format(
     that is not blank, and none of the four tags besides. ``answer_only``: the same without the think block. A think
     block that the prompt opens is treated as ``format`` treats it. With tools it is the last turn that counts.
     """
-    expected = TAGS if response_format == "think_answer" else TAGS[2:]
+    expected = [*(TAGS if response_format == "think_answer" else TAGS[2:])]
+    blank = [True, False] * (len(expected) // 2) + [True]  # before the first tag, in its block, between blocks, ...
     completions = completions if turns is None else [each[-1].text for each in turns]
     texts = _from_their_think_tag(completions, opened_think, response_format)
-    return [float(_is_exactly(text.strip(), expected)) for text in texts]
+    return [
+        float(_ANY_TAG.findall(text) == expected and [not part.strip() for part in _ANY_TAG.split(text)] == blank)
+        for text in texts
+    ]
 
 
 def cosine(
@@ -88,7 +98,8 @@ def cosine(
         progress = min(tokens, max_len) / max_len
         return at_zero - (at_zero - at_longest) * (1 - math.cos(math.pi * progress)) / 2
 
-    return _by_correctness(score, correctness_func, completions, completion_ids, columns)
+    columns["completion_ids"] = completion_ids
+    return by_correctness(score, [*map(len, completion_ids)], correctness_func, completions, columns)
 
 
 def repetition(
@@ -158,21 +169,22 @@ def length_window(
     def score(correct: bool, tokens: int) -> float:
         return bonus * (correct and min <= tokens <= max)
 
-    return _by_correctness(score, correctness_func, completions, completion_ids, columns)
+    columns["completion_ids"] = completion_ids
+    return by_correctness(score, [*map(len, completion_ids)], correctness_func, completions, columns)
 
 
-def _by_correctness(
-    score: Callable[[bool, int], float],
+def by_correctness(
+    score: Callable[[bool, Any], float],
+    each: Sequence[Any],
     correctness: RewardFunction,
     completions: list[str],
-    completion_ids: list[Sequence[int]],
     columns: dict[str, Any],
 ) -> list[Any]:
-    """``score`` of whether a completion is correct and its tokens, or the value in place of its correctness."""
-    values = call_plain(correctness, completions, {**columns, "completion_ids": completion_ids})
+    """``score`` of whether a completion is correct and of its own of ``each``, or the value without correctness."""
+    values = call_plain(correctness, completions, columns)
     return [
-        value if value is None or isinstance(value, Unfinished) else score(value >= 1, len(ids))
-        for value, ids in zip(values, completion_ids, strict=True)
+        value if value is None or isinstance(value, Unfinished) else score(value >= 1, own)
+        for value, own in zip(values, each, strict=True)
     ]
 
 
@@ -198,27 +210,3 @@ def _from_their_think_tag(
             "template reads it"
         )
     return [TAGS[0] + text if inside else text for text, inside in zip(completions, opened, strict=True)]
-
-
-def _think_then_answer(text: str) -> float:
-    think, answer = first_block(text, "think"), first_block(text, "answer")
-    if think and answer:
-        return 1.0 if think.end <= answer.start else 0.6
-    return 0.3 if think or answer else 0.0
-
-
-def _answer_alone(text: str) -> float:
-    counts = [text.count(tag) for tag in TAGS]
-    return float(counts == [0, 0, 1, 1] and first_block(text, "answer") is not None)
-
-
-def _is_exactly(text: str, expected: Sequence[str]) -> bool:
-    """Whether a text is the blocks of the ``expected`` tags, none of them blank, and nothing else."""
-    if any(text.count(tag) != (tag in expected) for tag in TAGS):
-        return False
-    for opening, closing in zip(expected[::2], expected[1::2], strict=True):
-        inner, found, after = text.partition(closing)
-        if not found or not inner.startswith(opening) or not inner[len(opening) :].strip():
-            return False
-        text = after.lstrip()
-    return not text

@@ -55,33 +55,15 @@ def test_math_accuracy_by_hand(reward, text, solution, score):
     assert reward([answer(text)], solution=[solution]) == [score]
 
 
-def test_only_the_answer_block_is_read(reward):
-    assert reward(["<think> 3 </think><answer>5</answer>", "5", "<answer>5"], solution=["3", "5", "5"]) == [0.0] * 3
-
-
-BOMB = "9^{9^{9^{9}}}"
-
-
-def test_a_pair_that_takes_too_long_has_no_value_and_harms_nobody(reward, caplog):
-    texts = [answer(text) for text in (BOMB, r"\frac{1}{2}", "2/3^2")]
-    rubric = Rubric([RewardFunction("math_accuracy", reward)], [1.0])
-    batch = rubric.score(texts, {"solution": ["0.5"] * 3, "id": ["r1", "r2", "r3"]})
-    assert batch.components == [[None, 1.0, 0.0]] and batch.totals() == [None, 1.0, 0.0]
-    assert batch.metrics["reward/math_accuracy/skipped"] == 1
-    said = "no value for record 'r1': a pair could not be verified: no result after 2.0 s of computing"
-    assert f'reward "math_accuracy" has {said}' in caplog.text and BOMB in caplog.text
-    assert reward([answer("x" * 400 + "^2"), answer("1" * 10**6)], solution=["x^2", "1"]) == [0.0, 0.0]
-
-
-def test_a_solution_that_takes_too_long_is_refused(reward, monkeypatch):
-    monkeypatch.setattr(maths, "CPU_SECONDS", 0.001)
-    solution = " + ".join(rf"\frac{{{i}}}{{x}}" for i in range(30))
-    assert "no result after 0.001 s of computing: choose a simpler solution" in reward.check(solution, {})
+def test_only_the_answer_block_is_read_and_no_long_one(reward):
+    texts = ["<think> 3 </think><answer>5</answer>", "5", "<answer>5", answer("x" * 400 + "^2"), answer("1" * 10**6)]
+    assert reward(texts, solution=["3", "5", "5", "x^2", "1"]) == [0.0] * 5
 
 
 def test_waiting_for_a_busy_machine_does_not_count(reward, monkeypatch):
     """The worker stands still for longer than it may compute, as it does where others have the machine."""
     ask = Child.ask
+    monkeypatch.setattr(maths, "CPU_SECONDS", 1.0)
 
     def pausing(child, *task):
         os.kill(child.pid, signal.SIGSTOP)
@@ -90,6 +72,25 @@ def test_waiting_for_a_busy_machine_does_not_count(reward, monkeypatch):
 
     monkeypatch.setattr(Child, "ask", pausing)
     assert reward([answer(r"\sin^2(x) + \cos^2(x)")], solution=["1"]) == [1.0]
+
+
+def test_solutions_are_checked_when_data_is_read(reward):
+    for good in ("5", "A", "yes", "12:30", "2 cars", r"\frac{1}{2}", r"<answer>$x^2$</answer>"):
+        assert reward.check(good, {}) is None
+    assert "empty" in reward.check("<answer> </answer>", {})
+    assert "cannot be parsed" in reward.check(r"\frac{1}{", {})
+    assert "at most 500" in reward.check("1+" * 300 + "1", {})
+
+
+def test_text_tells_where_it_can():
+    assert compare_as_text("two", "2") is False
+    assert compare_as_text("1/2", "0.5") is True
+    assert compare_as_text(r"\frac{1}{2}", "0.5") == (r"\frac{1}{2}", "0.5")
+    assert split_unit(r"12 \text{sq. ft}")[1] == ""  # a dot inside is no plain unit
+    assert split_unit(r"2\pi") == (r"2\pi", "")
+
+
+BOMB = "9^{9^{9^{9}}}"
 
 
 def test_several_processes_verify_and_closing_ends_them_at_once(monkeypatch):
@@ -107,17 +108,15 @@ def test_several_processes_verify_and_closing_ends_them_at_once(monkeypatch):
     assert waiting[-1].cancelled() and not any(child.alive for child in reward._children)
 
 
-def test_solutions_are_checked_when_data_is_read(reward):
-    for good in ("5", "A", "yes", "12:30", "2 cars", r"\frac{1}{2}", r"<answer>$x^2$</answer>"):
-        assert reward.check(good, {}) is None
-    assert "empty" in reward.check("<answer> </answer>", {})
-    assert "cannot be parsed" in reward.check(r"\frac{1}{", {})
-    assert "at most 500" in reward.check("1+" * 300 + "1", {})
-
-
-def test_text_tells_where_it_can():
-    assert compare_as_text("two", "2") is False
-    assert compare_as_text("1/2", "0.5") is True
-    assert compare_as_text(r"\frac{1}{2}", "0.5") == (r"\frac{1}{2}", "0.5")
-    assert split_unit(r"12 \text{sq. ft}")[1] == ""  # a dot inside is no plain unit
-    assert split_unit(r"2\pi") == (r"2\pi", "")
+def test_a_pair_that_takes_too_long_has_no_value_and_harms_nobody(reward, caplog, monkeypatch):
+    monkeypatch.setattr(maths, "CPU_SECONDS", 1.0)
+    texts = [answer(text) for text in (BOMB, r"\frac{1}{2}", "2/3^2")]
+    rubric = Rubric([RewardFunction("math_accuracy", reward)], [1.0])
+    batch = rubric.score(texts, {"solution": ["0.5"] * 3, "id": ["r1", "r2", "r3"]})
+    assert batch.components == [[None, 1.0, 0.0]] and batch.totals() == [None, 1.0, 0.0]
+    assert batch.metrics["reward/math_accuracy/skipped"] == 1
+    said = "no value for record 'r1': a pair could not be verified: no result after 1.0 s of computing"
+    assert f'reward "math_accuracy" has {said}' in caplog.text and BOMB in caplog.text
+    monkeypatch.setattr(maths, "CPU_SECONDS", 0.001)  # the last of this process, which ends with it
+    solution = " + ".join(rf"\frac{{{i}}}{{x}}" for i in range(30))
+    assert "no result after 0.001 s of computing: choose a simpler solution" in reward.check(solution, {})

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from qwenvl.config.command_line import parse_args
-from qwenvl.evaluate.probe_results import PromptGroup, next_command, numbers_of, verdict, worth_of_looks
+from qwenvl.evaluate.probing import next_command, numbers_of, verdict, worth_of_looks
+from qwenvl.evaluate.results import Answers
 from qwenvl.evaluate.settings import probe_request
 from qwenvl.grpo.diagnostics import clustered_interval
 from qwenvl.health import Finding
@@ -21,7 +22,7 @@ QUESTION = {"model": "model", "data": "data", "samples": 4, "group_size": 2}
 QUESTION |= {"pass_by": "accuracy", "pass_at": 1.0, "temperature": 0.7}
 
 
-def group(accuracy, form=(0.0, 0.0, 0.0, 0.0), texts=("a", "b", "a", "a")) -> PromptGroup:
+def group(accuracy, form=(0.0, 0.0, 0.0, 0.0), texts=("a", "b", "a", "a"), where="d[0]") -> Answers:
     """Completions of 1, 2, 3 and 4 tokens, of which the last is truncated."""
     rows = [
         rollout(
@@ -34,13 +35,13 @@ def group(accuracy, form=(0.0, 0.0, 0.0, 0.0), texts=("a", "b", "a", "a")) -> Pr
         )
         for n, value in enumerate(accuracy)
     ]
-    return PromptGroup(rows, 10)
+    return Answers.of(rows, 10, where, "accuracy", 1.0)
 
 
 def test_numbers_by_hand():
     groups = [
         group((1.0, 0.0, 0.0, 0.0)),
-        group((1.0, 1.0, 1.0, 1.0), form=(1.0, 1.0, 0.6, 1.0), texts=(THOUGHT,) * 4),
+        group((1.0, 1.0, 1.0, 1.0), form=(1.0, 1.0, 0.6, 1.0), texts=(THOUGHT,) * 4, where="d[1]"),
     ]
     record = Record("7", (Message("user", "?"),), "1", (), (), (), {}, "data.json[7]")
     numbers = numbers_of(QUESTION, groups, [BadSample(record, "data.json[7]: gone")], 6.0)
@@ -52,14 +53,12 @@ def test_numbers_by_hand():
     assert numbers["unique"] == (2 + 1) / 2
     assert (numbers["completion_tokens"], numbers["longest_completion"], numbers["prompt_tokens"]) == (2.5, 4, 10)
     assert numbers["rewards"]["accuracy"]["mean"] == (1 / 4 + 1) / 2
-    assert (numbers["prompts"], numbers["left_out"]) == (2, ["data.json[7]: gone"]) and numbers[
-        "seconds_per_prompt"
-    ] == 3.0
-    assert numbers["samples"] == 4 and numbers["rewards"]["total"]["n"] == 2
+    assert (numbers["prompts"], numbers["samples"], numbers["seconds_per_prompt"]) == (2, 4, 3.0)
+    assert numbers["left_out"] == ["data.json[7]: gone"] and numbers["rewards"]["total"]["n"] == 2
 
 
 def test_a_prompt_with_too_few_values_is_left_out_of_pass_at_k():
-    numbers = numbers_of(QUESTION, [group((1.0, None, 0.0, None)), group((None,) * 4)], [], 0.0)
+    numbers = numbers_of(QUESTION, [group((1.0, None, 0.0, None)), group((None,) * 4, where="d[1]")], [], 0.0)
     assert [(each["mean"], each["n"]) for each in numbers["pass_at_k"].values()][:2] == [(0.5, 1), (1.0, 1)]
     assert numbers["pass_at_k"]["4"] == {"mean": None, "low": None, "high": None, "n": 0}
 
@@ -72,7 +71,8 @@ def test_a_reward_that_applies_nowhere_can_not_tell_what_passes():
 def test_the_most_that_looking_can_bring_by_hand():
     """Two clips with two records each, and one record that was left out when its span was shown."""
     at = lambda n: {"where": f"d[{n}]", "clips": (FrameInfo(f"{n // 2}.mp4", (0, 1), (0.0, 1.0)),)}
-    make = lambda n, values: PromptGroup([rollout(rewards={"accuracy": value}, **at(n)) for value in values], 10)
+    made = lambda n, values: [rollout(rewards={"accuracy": value}, **at(n)) for value in values]
+    make = lambda n, values: Answers.of(made(n, values), 10, f"d[{n}]", "accuracy", 1.0)
     overview = [make(0, [0.0, 1.0]), make(1, [0.0, None]), make(2, [1.0]), make(3, [1.0]), make(4, [1.0])]
     right_span = [make(0, [1.0, 1.0]), make(1, [1.0, 1.0]), make(2, [0.0]), make(3, [1.0])]
     found = worth_of_looks(overview, right_span, "accuracy")

@@ -1,0 +1,467 @@
+"""A probe: completions for the first prompts of a training run, their numbers, the verdict, and the next command."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.errors import RecordError, told_to_the_user
+from qwenvl.data.options import PromptOptions
+from qwenvl.evaluate.questions import EVIDENCE, Questions, QuestionSamples
+from qwenvl.evaluate.respondent import build_respondent, collator_of, loader_of, pass_reward, with_progress
+from qwenvl.evaluate.results import (
+    PASSES,
+    Answers,
+    as_json,
+    differences,
+    equal_chance,
+    interval_text,
+    is_truncated,
+    left_out_lines,
+    mean_score,
+    pass_chances,
+    share_interval,
+    share_over,
+)
+from qwenvl.evaluate.settings import Request
+from qwenvl.grpo.diagnostics import Interval, clustered_interval
+from qwenvl.health import CUT_OFF_SHARE, EQUAL_SHARE, Finding
+from qwenvl.model.loading import base_of_adapter
+from qwenvl.option import row_of
+from qwenvl.rewards import RewardError, Rubric
+from qwenvl.rewards.options import RewardOptions
+from qwenvl.rollout.options import SamplingOptions
+from qwenvl.runlog import AS_IT_IS, Rollout, RunLog
+from qwenvl.train.assemble import build_rewards, dataset_view
+from qwenvl.train.collect.collector import Collector, require_finite
+from qwenvl.train.data_sets import build_dataset, build_sampler
+from qwenvl.train.evaluation import in_budget
+from qwenvl.train.journal import rollout_rows
+from qwenvl.train.run.lock import NAME
+from qwenvl.train.step import Experience
+from qwenvl.types import TOTAL, BadSample, PromptBatch
+
+COMMAND = "qwenvl probe"
+NUMBERS = "probe.json"
+SPLIT = "probe"  # of the rows in the folder
+FORMATS = ("format", "strict_format")
+GOOD = "good to train"
+FORM_MISSING = 0.05  # share of completions in the expected form below which GRPO hardly ever sees one
+HALF = 0.5
+MOSTLY_RIGHT = 0.8  # pass@1
+LITTLE = 0.02  # of the reward: what the right span brings below which looking can bring nothing
+HARDLY_EVER_RIGHT = 0.1  # pass@samples
+LARGEST_GROUP = 64
+
+
+def probe(request: Request) -> dict[str, Any]:
+    """The numbers of a model on a data set, from completions for the first records that training would draw, each once.
+
+    With ``--output_dir`` every completion is written there as it comes.
+    """
+    config, options = request.config, request.options
+    log = None if options.output_dir is None else RunLog(options.output_dir)
+    with told_to_the_user(COMMAND, (ValueError, OSError, ImportError)):  # names, files, flags, packages
+        rubric = build_rewards(config, None, None)
+        samples = options.samples or max(8, config.grpo_sample_size)
+        question: dict[str, Any] = {
+            "model": str(config.model_name_or_path),
+            "data": str(config.dataset_use),
+            "samples": samples,
+            "group_size": config.grpo_sample_size,
+            "pass_by": pass_reward(rubric, options),
+            "pass_at": options.pass_at,
+            "temperature": config.generation_temperature,
+        }
+        if log is not None:
+            _refuse_foreign(log.folder)
+        collator = collator_of(config)
+        dataset, keys = _first_prompts(config, rubric, collator, options.limit)
+        spans = _evidence_loaders(config, dataset, keys, collator) if config.tools else {}
+        model, collector = build_respondent(config, collator, rubric)
+        teacher, as_teacher = _teacher(config, collator, rubric, (model, collector))
+    if log is not None:  # what an earlier probe wrote is replaced
+        (log.folder / NUMBERS).unlink(missing_ok=True)
+        log.begin()
+        log.write_config({**config.to_dict(), "command": COMMAND})
+    collector, as_teacher = (replace(each, group_size=samples) for each in (collector, as_teacher))
+    began = time.perf_counter()
+    loader = loader_of(dataset, keys, collator, config)
+    prompts, left_out, taught = _sample(collector, model, loader, SPLIT, log, question, (as_teacher, teacher))
+    if not prompts:
+        raise RecordError(f"all {len(keys)} records were left out; the first: {left_out[0].error}")
+    numbers = numbers_of(question, prompts, left_out, time.perf_counter() - began, taught)
+    if spans:
+        plain = replace(collector, toolbox=None)
+        overview, span = (_sample(plain, model, each, split, log, question)[0] for split, each in spans.items())
+        numbers["looks"] = worth_of_looks(overview, span, question["pass_by"])
+    rubric.close()
+    return numbers
+
+
+def _sample(
+    collector: Collector,
+    model: nn.Module,
+    loader: DataLoader,
+    split: str,
+    log: RunLog | None,
+    question: dict[str, Any],
+    teacher: tuple[Collector, nn.Module] | None = None,
+) -> tuple[list[Answers], list[BadSample], list[Answers]]:
+    """The completions of each prompt, written as they come, and the records that were left out.
+
+    Args:
+        question: see ``numbers_of``.
+        teacher: answers the teacher's prompts of the same records. Its completions come last and are not written.
+    """
+    prompts: list[Answers] = []
+    left_out: list[BadSample] = []
+    taught: list[Answers] = []
+
+    def whole() -> Iterator[PromptBatch]:
+        for inputs in with_progress(loader, len(loader), "" if split == SPLIT else split):
+            left_out.extend(inputs["prompts"].bad)
+            if len(inputs["prompts"]):
+                yield inputs["prompts"]
+
+    new_tokens = collector.group_size * collector.params.max_new_tokens
+    for batches in in_budget(whole(), new_tokens=new_tokens, budget=collector.args.rollout_token_budget):
+        experiences = collector.collect(model, batches)
+        require_finite([each.rollout for each in experiences])
+        answers = [*chain.from_iterable(_answers_of(each, split, question) for each in experiences)]
+        if log is not None:
+            log.log_rollouts(row for each in answers for row in each.rows)
+        prompts += answers
+        if teacher is not None and (seen := [each.teacher for each in batches if each.teacher]):
+            experiences = teacher[0].collect(teacher[1], seen)
+            taught += chain.from_iterable(_answers_of(each, split, question) for each in experiences)
+    return prompts, left_out, taught
+
+
+def _answers_of(sampled: Experience, split: str, question: dict[str, Any]) -> Iterator[Answers]:
+    batch = sampled.batch
+    rows = list(rollout_rows(0, split, batch, sampled.rollout, sampled.rewards))
+    for p, tokens in enumerate(batch.attention_mask.sum(1).tolist()):
+        own = rows[p * len(rows) // len(batch) : (p + 1) * len(rows) // len(batch)]
+        yield Answers.of(own, tokens, own[0].where, question["pass_by"], question["pass_at"])
+
+
+def _teacher(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric, policy: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The model that teaches, as it is before training, and its collector."""
+    named = row_of(config, "teacher")
+    if named is None or named.name in ("self", "reference"):
+        return policy
+    return build_respondent(config, collator, rubric, named.name)
+
+
+def _evidence_loaders(
+    config: GRPOConfig, dataset: GRPODataset, keys: Sequence[tuple[int, int]], collator: GRPOCollator
+) -> dict[str, DataLoader]:
+    """The records with ``evidence`` as they are, and with the right span in place of the whole clip, without tools.
+
+    Raises:
+        RecordError: no record has ``evidence``, or that of one cannot be read.
+    """
+    questions = Questions({index: dataset.record(index) for _, index in keys}, {}, (AS_IT_IS, EVIDENCE))
+    numbers = [number for number in questions.records if questions.applies(EVIDENCE, number)]
+    if not numbers:
+        raise RecordError(
+            f'--tools: none of the {len(keys):,} records has one clip and "evidence": [[start, end], ...] in seconds, '
+            "by which a probe measures what looking can bring; add it to some records, or probe without --tools"
+        )
+    samples = QuestionSamples(dataset, questions, config.seed)
+    plain = GRPOCollator(collator.processor, PromptOptions.of(config))
+    return {
+        split: loader_of(samples, [(control, number) for number in numbers], plain, config)
+        for split, control in (("overview", AS_IT_IS), ("right span", EVIDENCE))
+    }
+
+
+def _first_prompts(
+    config: GRPOConfig, rubric: Rubric, collator: GRPOCollator, limit: int
+) -> tuple[GRPODataset, list[tuple[int, int]]]:
+    """The data set, and the keys of the first records that training would draw, each once."""
+    dataset = build_dataset(config.dataset_use, config, rubric, collator, training=True)
+    dataset.view = dataset_view(config)
+    keys: dict[int, tuple[int, int]] = {}
+    for key in build_sampler(dataset, config, 1, collator):
+        if key is not None:
+            keys.setdefault(key[1], key)  # with weights a record may come several times
+    return dataset, list(keys.values())[:limit]
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise FileExistsError for a folder with files that no probe writes."""
+    if folder.is_dir() and {each.name for each in folder.iterdir()} - {NAME, NUMBERS, "run.json", "rollouts"}:
+        raise FileExistsError(
+            f"--output_dir {folder}: holds files that no probe wrote; give a new folder or that of an earlier probe"
+        )
+
+
+# ---- numbers
+
+
+def numbers_of(
+    question: dict[str, Any],
+    prompts: Sequence[Answers],
+    left_out: Sequence[BadSample],
+    seconds: float,
+    taught: Sequence[Answers] = (),
+) -> dict[str, Any]:
+    """The numbers of at least one prompt, as ``probe.json`` has them: docs/evaluation.md explains each.
+
+    Args:
+        question: the first rows of the numbers. ``model`` and ``data``, ``samples`` and ``group_size`` (completions
+            per prompt, here and in training), ``pass_by`` and ``pass_at`` (a completion passes where this reward is at
+            least this value) and ``temperature``.
+        seconds: of the whole probe.
+        taught: the completions of the teacher's prompts.
+
+    Raises:
+        RewardError: the reward ``pass_by`` has a value for no completion.
+    """
+    size, pass_by = question["group_size"], question["pass_by"]
+    if not any(each.passed for each in prompts):
+        raise RewardError(f"--pass_by {pass_by}: it has no value for any completion; name another reward")
+
+    def equal(values: Callable[[Rollout], float | None]) -> Interval:
+        return share_interval([equal_chance([*map(values, each.rows)], size) for each in prompts])
+
+    rows = [row for each in prompts for row in each.rows]
+    names = list(rows[0].rewards)
+    cut = [row.completion for row in rows if is_truncated(row)]
+    form = next((name for name in FORMATS if name in names), None)
+    return as_json(
+        {
+            **question,
+            "prompts": len(prompts),
+            "left_out": [bad.error for bad in left_out],
+            "pass_at_k": pass_chances(prompts, question["samples"]),
+            "teacher": mean_score(taught, PASSES),
+            "rewards": {name: mean_score(prompts, name) for name in (*names, TOTAL)},
+            "equal_groups": equal(lambda row: row.total),
+            "equal_answers": equal(lambda row: row.total if pass_by == TOTAL else row.rewards[pass_by]),
+            "truncated": share_over(prompts, is_truncated),
+            "truncated_after_answer": _mean([float("</answer>" in text) for text in cut]),
+            "format": None if form is None else share_over(prompts, lambda row: row.rewards[form] == 1),
+            "form_asked": _mean([float(any("<answer>" in turn["text"] for turn in row.prompt)) for row in rows]),
+            "unique": _mean([len({row.completion for row in each.rows}) for each in prompts]),
+            "completion_tokens": _mean([row.tokens for row in rows]),
+            "longest_completion": max(row.tokens for row in rows),
+            "prompt_tokens": _mean([each.prompt_tokens for each in prompts]),
+            "longest_prompt": max(each.prompt_tokens for each in prompts),
+            "seconds_per_prompt": seconds / len(prompts),
+        }
+    )
+
+
+def worth_of_looks(overview: Sequence[Answers], right_span: Sequence[Answers], pass_by: str) -> dict[str, Any]:
+    """The most that looking can bring, as ``probe.json`` has it: what the right span brings on the same records.
+
+    Args:
+        overview: completions of records as they are.
+        right_span: of the same records with the span of their ``evidence`` in place of the whole clip.
+        pass_by: the reward that is compared.
+    """
+    before, after = ({each.cluster: each for each in prompts} for prompts in (overview, right_span))
+    gain = differences(before, after, pass_by)
+    columns = {"overview": before, "right_span": after}
+    means = {name: [found[where].scores[pass_by] for where in gain] for name, found in columns.items()}
+    clips = [before[where].rows[0].clips[0].path for where in gain]
+    intervals = {name: clustered_interval(own, clips) for name, own in (means | {"gain": [*gain.values()]}).items()}
+    return as_json({"records": len(gain), **intervals})
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / max(1, len(values))
+
+
+def judged(numbers: dict[str, Any], request: Request) -> dict[str, Any]:
+    """The numbers with their verdict and the next command, as ``probe.json`` has them."""
+    config = request.config
+    findings = verdict(numbers, SamplingOptions.of(config), RewardOptions.of(config))
+    shown = [{"name": each.code, "words": each.message, "flags": each.flags} for each in findings]
+    base = base_of_adapter(str(config.model_name_or_path))
+    return {**numbers, "verdict": shown, "next": next_command(findings, request, base)}
+
+
+def verdict(numbers: dict[str, Any], sampling: SamplingOptions, rewards: RewardOptions) -> list[Finding]:
+    """The obstacles to training, the most urgent first, or the one finding ``GOOD``.
+
+    Codes: cut off, format missing, looks bring nothing, looks not measured, too hard, too easy, no diversity, good to
+    train. Completions that are truncated or lack the form do not show what the model knows, so difficulty, diversity
+    and looks are judged only without these two findings. docs/evaluation.md has the rules.
+
+    Args:
+        numbers: of ``numbers_of``.
+        sampling, rewards: of the training run.
+    """
+    unread = list(_cut_off(numbers, sampling))
+    if numbers["truncated"]["mean"] < HALF:
+        unread += _form(numbers, rewards)
+    if found := unread or [*_looks(numbers), *_spread(numbers, sampling)]:
+        return found
+    teach = 1 - numbers["equal_groups"]["mean"]
+    text = f"{teach:.0%} of the groups of {numbers['group_size']} have rewards that differ, and teach something"
+    return [Finding(GOOD, text + (". The others cost as much and teach nothing" if teach < HALF else ""))]
+
+
+def _cut_off(numbers: dict[str, Any], sampling: SamplingOptions) -> Iterator[Finding]:
+    share, limit, stops = numbers["truncated"]["mean"], sampling.generation_max_length, sampling.stop_strings or ()
+    if share < CUT_OFF_SHARE:
+        return
+    found = f"{share:.0%} of the completions end at the limit of {limit} tokens"
+    if numbers["truncated_after_answer"] >= HALF and "</answer>" not in stops:
+        text = f"{found}, {numbers['truncated_after_answer']:.0%} of these after a whole answer: stop there"
+        yield Finding("cut off", text, flags=("--stop_strings", *stops, "</answer>"))
+    else:
+        yield Finding("cut off", f"{found}: allow more", flags=("--generation_max_length", str(2 * limit)))
+
+
+def _form(numbers: dict[str, Any], rewards: RewardOptions) -> Iterator[Finding]:
+    if numbers["format"] is None or numbers["format"]["mean"] >= FORM_MISSING:
+        return
+    thinks = rewards.response_format == "think_answer"
+    tags = "<think> </think>, then <answer> </answer>" if thinks else "<answer> </answer>"
+    found = f"{numbers['format']['mean']:.0%} of the completions have the form that the format reward asks for"
+    without = ", or drop the thinking by --response_format answer_only" if thinks else ""
+    text = f"{found}: show an example of it in the prompt{without}, or teach it first by qwenvl warmup"
+    named = numbers["form_asked"] >= HALF  # by the prompts already
+    yield Finding("format missing", text, flags=() if named else ("--system", f"Reply in this form: {tags}."))
+
+
+def _looks(numbers: dict[str, Any]) -> Iterator[Finding]:
+    looks = numbers.get("looks")
+    if not looks or ((looks["gain"]["mean"] or 0) >= LITTLE and (looks["gain"]["low"] or 0) > 0):
+        return
+    by = numbers["pass_by"]
+    if not looks["records"]:
+        yield Finding("looks not measured", f"{by} has no value where records have `evidence`: name another --pass_by")
+        return
+    overview, span = looks["overview"]["mean"], looks["right_span"]["mean"]
+    shown = "the overview shows enough: show fewer frames (--frame_counts 4,8)"
+    if overview < MOSTLY_RIGHT:
+        shown = "the model does not use the right span: show more pixels (--video_max_frame_pixels), or warm it up"
+    yield Finding(
+        "looks bring nothing",
+        f"with the right span in place of the whole clip {by} is {span:.3f}, on the overview {overview:.3f}. Looking "
+        f"can bring no more than that, and a policy that gains nothing by it stops to look. Either {shown}; or train "
+        "without --tools",
+    )
+
+
+def _spread(numbers: dict[str, Any], sampling: SamplingOptions) -> Iterator[Finding]:
+    most, size, chances = numbers["samples"], sampling.grpo_sample_size, numbers["pass_at_k"]
+    first, best, equal = chances["1"]["mean"], chances[str(most)]["mean"], numbers["equal_groups"]["mean"]
+    larger = () if size >= LARGEST_GROUP else ("--grpo_sample_size", str(min(LARGEST_GROUP, max(most, 2 * size))))
+    if best is not None and best <= HARDLY_EVER_RIGHT and numbers["equal_answers"]["mean"] > EQUAL_SHARE:
+        text = (
+            f"of {most} completions one passes for {best:.0%} of the prompts: there is nothing to prefer. Take easier "
+            "records, a reward with finer steps or a larger model, or teach the solutions first by qwenvl warmup"
+        )
+        if equal <= EQUAL_SHARE:
+            text += ". Its rewards differ, but not by the answer"
+        yield Finding("too hard", text, flags=larger if best > 0 else ())
+    elif equal > EQUAL_SHARE and first >= MOSTLY_RIGHT:
+        text = f"{first:.0%} of the completions pass: take harder records. Larger groups hold a wrong answer more often"
+        yield Finding("too easy", text, flags=larger)
+    elif equal > EQUAL_SHARE:
+        warmer = () if sampling.generation_temperature >= 1 else ("--generation_temperature", "1.0")
+        wider = () if sampling.generation_top_p == 1 else ("--generation_top_p", "1.0")
+        text = (
+            f"{equal:.0%} of the groups of {size} have equal rewards, and {numbers['unique']:.1f} of "
+            f"{numbers['samples']} completions differ: a prompt is answered alike each time. Sample more freely"
+        )
+        yield Finding("no diversity", text, flags=(*warmer, *wider) or larger)
+
+
+def next_command(findings: Sequence[Finding], request: Request, base: str | None = None) -> str:
+    """The next command: this probe with the flags that help, the training, or a look at the data where no flag helps.
+
+    Args:
+        request: of this probe.
+        base: the base model, if the model is an adapter.
+    """
+    config = request.config
+    model, data = str(config.model_name_or_path), str(config.dataset_use)
+    if flags := [flag for finding in findings for flag in finding.flags]:
+        if request.options.samples is not None and "--grpo_sample_size" in flags:
+            flags += ["--samples", flags[flags.index("--grpo_sample_size") + 1]]
+        return shlex.join(["qwenvl", "probe", *request.argv, *flags])  # the last of two equal flags counts
+    if [finding.code for finding in findings] != [GOOD]:
+        catalog = ["--dataset_catalog", config.dataset_catalog] if config.dataset_catalog else []
+        tools = ["--tools", *config.tools] if config.tools else []
+        return shlex.join(["qwenvl", "preview", data, "--n", "8", "--model", base or model, *catalog, *tools])
+    named = []
+    if request.words:
+        adapter = [] if base is None else ["--lora_enable", "--start_from_weights", model]
+        named = ["--model_name_or_path", base or model, *adapter, "--dataset_use", data]
+    output = ["--output_dir", "runs/" + re.sub(r"[^\w.-]+", "-", Path(data).stem)]
+    file = None if request.file is None else ["--config", str(request.file)]
+    return shlex.join(["qwenvl", "train", *(file or []), *named, *request.flags, *([] if file else output)])
+
+
+def table(numbers: dict[str, Any]) -> str:
+    """The numbers, the verdict and the next command as text.
+
+    Args:
+        numbers: the content of ``probe.json``.
+    """
+    rows = list(_rows(numbers))
+    width = max(len(name) for name, _ in rows) + 2
+    asked = f"{numbers['prompts']:,} prompts, {numbers['samples']} completions each"
+    passes = f"A completion passes where {numbers['pass_by']} is at least {numbers['pass_at']:g}"
+    parts = [
+        [
+            f"{numbers['model']} on {numbers['data']}: {asked}, at temperature {numbers['temperature']:g}",
+            f"{passes}. In brackets: the 95 % interval.",
+        ],
+        [f"  {name:<{width}}{value}" for name, value in rows],
+        left_out_lines(numbers["left_out"], "--json"),
+        [f"{finding['name']}: {finding['words']}." for finding in numbers["verdict"]],
+        ["next:", f"  {numbers['next']}"],
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _rows(numbers: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    size, samples = numbers["group_size"], numbers["samples"]
+    for k, interval in numbers["pass_at_k"].items():
+        yield f"pass@{k}", _shown(interval)
+    if numbers["teacher"]["n"]:
+        yield "pass@1 of the teacher", _shown(numbers["teacher"])
+    yield f"groups of {size} without spread", _shown(numbers["equal_groups"])
+    yield f"groups of {size} of equal {numbers['pass_by']}", _shown(numbers["equal_answers"])
+    if numbers["format"] is not None:
+        yield "in the asked form", _shown(numbers["format"])
+    yield "truncated", _shown(numbers["truncated"])
+    for name, reward in numbers["rewards"].items():
+        yield f"reward {name}", _shown(reward)
+    if looks := numbers.get("looks"):
+        yield f"{numbers['pass_by']} on the overview", f"{_shown(looks['overview'])} without tools"
+        yield f"{numbers['pass_by']} with the right span", f"{_shown(looks['right_span'])} without tools"
+        gain = interval_text(looks["gain"], signed=True) if looks["records"] else "not known"
+        yield "the most looking can bring", f"{gain} on {looks['records']:,} records with `evidence`"
+    yield "different completions", f"{numbers['unique']:.1f} of {samples}"
+    yield "completion tokens", f"{numbers['completion_tokens']:,.0f}, the longest {numbers['longest_completion']:,}"
+    yield "prompt tokens", f"{numbers['prompt_tokens']:,.0f}, the longest {numbers['longest_prompt']:,}"
+    yield "seconds per prompt", f"{numbers['seconds_per_prompt']:.2f}"
+
+
+def _shown(interval: dict[str, Any]) -> str:
+    if interval["n"] == 0:
+        return "not known: no prompt has as many values"
+    return interval_text(interval)

@@ -1,0 +1,306 @@
+"""Functions that compare an answer with a solution: values by hand, and what they refuse of a record."""
+
+import time
+from decimal import Decimal
+
+import pytest
+from rouge_score.rouge_scorer import RougeScorer
+
+from qwenvl.data.records.presets import ASKED_FOR
+from qwenvl.rewards.function import call_plain
+from qwenvl.rewards.functions.actions import list_of
+from qwenvl.rewards.functions.answers import affirms, letters, numbers_in, solves
+from qwenvl.rewards.functions.grounding import boxes_in, spans_in, temporal_contrast
+from qwenvl.rewards.resolve import resolve
+from qwenvl.rewards.table import check_problem_type
+
+TWO = "[0, 0, 10, 10] [20, 20, 30, 30]"
+ROUGE = (2 / 3 + 1 / 2 + 2 / 3) / 3  # unigrams 2 of 3, bigrams 1 of 2, longest common subsequence 2 of 3
+
+BY_HAND = {  # answer, solution, value
+    "accuracy": [
+        ("(1) a (2) b", "<answer>(1) a (2) b</answer>", 1),
+        ("(1) x", "<answer>(1) a (2) b</answer>", 0.5),
+        ("(1)(2)(3)", "(1) (2)", 2 / 3),
+        ("(2)(3)", "(1) (2)", 1 / 3),
+        ("", "(1)", 0),
+        ("1", "(1)", 0),  # a bare digit is no action
+        ("(1)</answer><answer>(2)", "(2)", 0),  # the first answer counts
+        ("( 1 ) (02)", "(1)(2)", 1),
+        ("Insert fan; fasten  screw.", "insert fan, fasten screw", 1),
+        ("insert fan\nturn", "<answer>insert fan, fasten screw</answer>", 1 / 3),
+        ("（1）（２）", "(1) (2)", 1),  # full-width forms, as Chinese keyboards give them
+        ("装风扇；拧螺丝", "装风扇，拧螺丝", 1),
+    ],
+    "action_order": [
+        ("(1)(3)(2)", "(1)(2)(3)", 1 / 3),  # two substitutions of three
+        ("(1)(3)", "(1)(2)(3)", 2 / 3),  # one insertion
+        ("(1)(2)(3)(3)", "(1)(2)(3)", 3 / 4),  # one deletion, the longer has four
+        ("", "(1)", 0),
+    ],
+    "multiple_choice": [
+        *(("B", "(B)", 1), ("B. x", "B", 1), ("A, C", "C,A", 1), ("A", "A, C", 0), ("cat", "A", 0)),
+        *(("Ｂ", "B", 1), ("（Ａ），Ｃ", "A, C", 1), (r"\boxed{B}", "B", 1), ("Ａ", "Ｂ", 0)),
+    ],
+    "yes_no": [("Yes.", "yes", 1), ("no", "yes", 0), ("perhaps", "no", 0), ("NO", "<answer>no</answer>", 1)],
+    "exact_match": [
+        *((" The  Fan.", "the fan", 1), ("the fans", "the fan", 0), ("Ａ１", "a1", 1), ("", "x", 0)),
+        *(("5 m²", "5 m2", 0), ("5 ㎡", "5 m²", 1)),
+    ],
+    "ocr": [
+        ("turn left at once", "turn left at once", 1),
+        ("turn right at once", "turn left at once", 0.75),  # one of four words is wrong
+        ("left", "turn left at once", 0.25),
+        ("a b c d e f", "x y", 0),  # three times too long is clipped
+        *(("Exit", "exit", 0), ("", "exit", 0)),
+    ],
+    "rouge": [("the cat sat", "The cat ran!", ROUGE), ("三只猫", "三只狗", ROUGE), ("...", "the cat", 0)],
+    "count": [
+        *(("3", "3", 1), ("There are 3 cubes.", "<answer> 3 </answer>", 1), ("3.0", "3", 1), ("4", "3", 0)),
+        *(("\N{MINUS SIGN}3", "3", 0), ("\N{MINUS SIGN}3", "-3", 1)),
+        *(("2 or 3", "3", 0), ("three", "3", 0), ("", "3", 0)),
+    ],
+    "numeric": [("0.3000001", "0.3", 1), ("0.30001", "0.3", 0)],
+    "numeric(tolerance=0.01)": [  # absolute up to 1, then 1 percent
+        *(("0.51", "0.5", 1), ("0.512", "0.5", 0), ("202", "200", 1), ("203", "200", 0), ("x", "200", 0)),
+    ],
+    "regression": [
+        *(("10", "10", 1), ("9", "10", 0.9), ("-10", "10", 0), ("25", "10", 0)),
+        *(("0", "0", 1), ("1", "0", 0), ("ten", "10", 0)),
+    ],
+    "box_iou": [
+        ("[0, 0, 10, 10]", "[0, 0, 10, 10]", 1),
+        ("[10, 10, 0, 0]", "(0,0),(10,10)", 1),
+        ("[5, 0, 15, 10]", "[0, 0, 10, 10]", 50 / 150),
+        ("[20, 20, 30, 30] [0, 0, 10, 10]", TWO, 1),  # any order
+        ("[0, 0, 10, 10]", TWO, 0.5),  # one missed
+        (TWO + "[50, 50, 60, 60]", TWO, 2 / 3),  # one extra
+        ("none", TWO, 0),
+        # Greedy matching gives the first box its best partner: .8 + .375. The best: .625 + .75.
+        ("[0, 0, 10, 10] [0, 0, 10, 6]", "[0, 0, 10, 8] [0, 0, 10, 16]", 1.375 / 2),
+        *(("[3, 3, 3, 3]", "[3, 3, 3, 3]", 1), ("[3, 0, 3, 9]", "[3, 0, 3, 9]", 1)),  # the same point, and line
+        *(("[3, 3, 3, 3]", "[4, 4, 4, 4]", 0), ("[3, 3, 3, 3]", "[0, 0, 9, 9]", 0)),
+    ],
+    "box_giou": [
+        ("[0, 0, 10, 10]", "[0, 0, 10, 10]", 1),
+        ("[20, 0, 30, 10]", "[0, 0, 10, 10]", -1 / 3),  # apart by their own width: hull 30 x 10, union 200
+        ("[0, 0, 10, 10]", TWO, 0),  # (1 - 1) / 2
+        ("none", TWO, -1),
+        *(("[3, 3, 3, 3]", "[3, 3, 3, 3]", 1), ("[3, 0, 3, 9]", "[3, 0, 3, 9]", 1)),
+        *(("[3, 3, 3, 3]", "[4, 4, 4, 4]", 0), ("[3, 3, 3, 3]", "[0, 0, 9, 9]", 0)),  # union 0; hull 81, union 81
+    ],
+    "box_iou(units=thousandths)": [("[0, 0, 500, 500]", "[0, 0, 320, 240]", 1)],
+    "temporal_iou": [
+        ("3 to 8", "3 to 8", 1),
+        ("0:03 - 0:08", "<answer>3 to 8</answer>", 1),
+        ("0 to 10", "5 to 10", 0.5),
+        ("0 to 6", "4 to 10", 0.2),
+        ("8 to 3", "3 to 8", 0),
+        ("0 to 2, 4 to 6", "1 to 5", 1 / 3),  # common 1 + 1, together 6
+        ("0 to 5, 0 to 5", "0 to 10", 0.5),  # the same second named twice counts once
+    ],
+    "temporal_iou(boundary=True)": [  # of 20 s
+        ("2 to 8", "4 to 10", 0.5 * 0.9 * 0.9),
+        ("4 to 100", "4 to 10", 0),  # an end that is off by more than the whole clip
+    ],
+    "by_problem_type(numeric_tolerance=0.2)": [("3", "3.5", 1)],
+    "by_problem_type(temporal_iou_boundary=True)": [("2 to 8", "4 to 10", 0.5 * 0.9 * 0.9)],
+}
+KINDS = {"by_problem_type(numeric_tolerance=0.2)": "numerical"}
+FIELDS = {"duration": 20.0, "width": 640, "height": 480}
+
+
+def value_of(name, answer, solution, **columns):
+    text = f"<think>(9) yes 0 to 9</think><answer>{answer}</answer>"
+    [value] = call_plain(resolve(name), [text], {"solution": [solution], **{k: [v] for k, v in columns.items()}})
+    return value
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_values_by_hand(name):
+    kind = KINDS.get(name, "temporal grounding")
+    for answer, solution, value in BY_HAND[name]:
+        assert value_of(name, answer, solution, problem_type=kind, **FIELDS) == pytest.approx(value), answer
+    columns = {"solution": [solution], "problem_type": [kind], **{field: [each] for field, each in FIELDS.items()}}
+    [without_block] = call_plain(resolve(name), [solution.removeprefix("<answer>")], columns)
+    assert without_block == (-1 if name == "box_giou" else 0)
+
+
+LISTED = """<video>
+Which steps?
+(1) Insert the fan.
+(2) insert the fan cable
+(3) Hold the lid, and turn it
+(4) non of these"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "solution", "score"),
+    [
+        ("insert the fan", "(1)", 1.0),
+        ("insert the fan, then insert the fan cable", "(1)(2)", 1.0),
+        ("insert the fan cable", "(1)", 0.0),  # the longest name
+        ("insert the fans", "(1)", 0.0),  # another word
+        ("Hold the lid, and turn it and insert the fan", "(1)(3)", 1.0),  # a name with a comma in it
+        ("insert the fan", "(1)(2)", 1 / 2),
+        ("insert the fan, take the box", "(1)(2)", 1 / 3),  # one of two, and one that is wrong
+        ("the operator does not insert the fan", "(1)", 1 / 2),
+        ("actions", "(1)", 0.0),
+        ("(1) insert the fan, insert the fan cable", "(1)(2)", 1 / 2),  # numbers alone count where there are some
+        ("", "(1)", 0.0),
+    ],
+)
+def test_an_answer_without_numbers_is_read_by_the_names_of_the_list(answer, solution, score):
+    prompt = [{"role": "system", "content": "(1) be brief"}, {"role": "user", "content": LISTED}]
+    for name in ("accuracy", "by_problem_type"):
+        assert value_of(name, answer, solution, prompts=prompt, problem_type="actions") == pytest.approx(score)
+    if "(" not in answer:
+        assert value_of("accuracy", answer, solution) == 0.0, "no prompt, no list"
+
+
+def test_an_ambiguous_list_is_none():
+    for prompt in ("(1) a\n(1) b", "(1) a\n(2) A.", "(1) a\n(2)", "(1) a (2) b\n(3) c", "(1) a", "which?"):
+        assert list_of([{"role": "user", "content": prompt}]) == {}
+
+
+def test_kinds_of_problems_are_scored_row_by_row():
+    rows = [
+        ("multiple choice", "B. a lid", "<answer>B</answer>", 1.0),
+        ("numerical", "3.5", "<answer>3</answer>", 0.0),
+        ("regression", "4", "<answer>3</answer>", 0.75),
+        ("OCR", "no entry today please", "<answer>no entry</answer>", 0.5),
+        ("open-ended", "a red lid", "<answer>a red lid</answer>", 1.0),
+        ("yes_or_no", "no", "<answer>No, it does not.</answer>", 1.0),
+        ("temporal grounding", "0 to 4", "<answer>2 to 4</answer>", 0.5),
+        ("Labels", "insert the fan, close the lid", "<answer>close the lid</answer>", 0.5),
+        ("multiple choice", "A", "no answer", 0.0),
+    ]
+    kinds, solutions, texts, scores = (list(column) for column in zip(*rows, strict=True))
+    columns = {"solution": solutions, "problem_type": kinds, "duration": [None] * len(rows)}
+    assert call_plain(resolve("by_problem_type"), texts, columns) == pytest.approx(scores)
+    with pytest.raises(ValueError, match="got 'riddle'"):
+        value_of("by_problem_type", "B", "B", problem_type="riddle")
+    known = check_problem_type("B", {"problem_type": "?"})
+    assert [kind for kind in ASKED_FOR if kind.casefold().replace("-", " ") not in known] == []
+
+
+def test_rouge_agrees_with_the_library():
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"])
+    texts = ["a man opens the door and leaves", "the man, who leaves, opens a door", "door door door", "nothing alike"]
+    for truth in texts:
+        for text in texts:
+            expected = sum(score.fmeasure for score in scorer.score(truth, text).values()) / 3
+            assert value_of("rouge", text, truth) == pytest.approx(expected)
+
+
+READINGS = [
+    *((letters, text, {"B"}) for text in ("B", "b", "(B)", "**B**", "B. the red fan", "The answer is B", r"\boxed{B}")),
+    *((letters, text, {"B"}) for text in (r"$\boxed{\text{(B)}}$", r"The answer is \boxed{B}.")),
+    *((letters, text, {"A", "C"}) for text in ("A, C", "AC", "A. fan\nC. screw", r"\boxed{A} and \boxed{C}")),
+    *((letters, text, set()) for text in (r"\boxed{a cat}", r"\boxed{B", "a cat", "A cat", "BED", "")),
+    (letters, "answer: (D)", {"D"}),
+    *((affirms, text, True) for text in ("Yes", "Yes, there is no doubt")),
+    *((affirms, text, False) for text in ("no.", "I say no")),
+    *((affirms, text, None) for text in ("maybe yes, maybe no", "nothing", "eyes", "")),
+    *((spans_in, text, [(12.0, 20.0)]) for text in ("12 to 20", "from 0:12 - 0:20")),
+    (spans_in, "1:02:03.5–1:02:10", [(3723.5, 3730.0)]),
+    (spans_in, "<3-5> and 7s to 9s", [(3.0, 5.0), (7.0, 9.0)]),
+    (spans_in, "between 1:05 and 70 seconds", [(65.0, 70.0)]),
+    (spans_in, "2 to 1.5E+3 or 12e-2 to 4", [(2.0, 4.0)]),
+    *((spans_in, text, []) for text in ("1e5", "3", "3, 4, 5")),
+    (numbers_in, "there are 3 cubes.", [Decimal("3")]),
+    (numbers_in, "-2.50 and +4", [Decimal("-2.50"), Decimal("4")]),
+    (numbers_in, "\N{MINUS SIGN}2.50", [Decimal("-2.50")]),
+    (numbers_in, "1,234,567.5", [Decimal("1234567.5")]),
+    (numbers_in, "1,2", [Decimal("1"), Decimal("2")]),
+    *((numbers_in, text, [number]) for text, number in (("2e-3", Decimal("0.002")), ("50%", Decimal("50")))),
+    *((numbers_in, text, []) for text in ("three", "9" * 31, "0." + "1" * 31)),  # too long to be a number
+]
+
+
+def test_readings_of_answers():
+    for read, text, found in READINGS:
+        assert read(text) == found, (read.__name__, text)
+    boxes = 'x [1, 2, 3, 4], {"bbox_2d": [ 5.5,6,7,8 ]} <|box_start|>(30,40),(10,20)<|box_end|> [1, 2] [1, 2, 3, 4, 5]'
+    assert boxes_in(boxes).tolist() == [[1, 2, 3, 4], [5.5, 6, 7, 8], [10, 20, 30, 40]]
+    assert boxes_in("none").shape == (0, 4)
+
+
+CHOICE, PIXELS = {"problem_type": "multiple choice"}, {"width": 640, "height": 480}
+CHECKS = [  # function, solutions and fields that it can compare with, those that it cannot, and why
+    ("accuracy", [("<answer>(1)</answer>", {}), ("insert the fan", {})],
+     [("", {}), ("<answer> </answer>", {}), ("<answer>,;.</answer>", {})], "names no action"),
+    ("action_order", [("<answer>(1)</answer>", {})], [("insert the fan", {})], "names no action"),
+    ("exact_match", [("a", {})], [("<answer>...</answer>", {})], "no word"),
+    ("multiple_choice", [("(B)", {})], [("a red fan", {})], "letters"),
+    ("yes_no", [("No", {})], [("perhaps", {})], "yes or no"),
+    ("count", [("<answer>3</answer>", {})], [("", {}), ("three", {}), ("2 3", {})], "exactly one number"),
+    ("box_iou", [("[0, 0, 9, 9]", {})], [("none", {}), ("[0, 0, 0, 9]", {}), ("[0, 0, 9]", {})], "must hold boxes"),
+    ("box_iou(units=thousandths)", [("[0, 0, 9, 9]", PIXELS)], [("[0, 0, 9, 9]", {})], "'width' and 'height'"),
+    ("temporal_iou", [("3 to 8", {})], [(bad, {}) for bad in ("never", "8 to 3", "5 to 5", "3")], "name a span"),
+    ("temporal_iou(boundary=True)", [("3 to 8", {"duration": 12.5})],
+     [("3 to 8", fields) for fields in ({}, {"duration": 0}, {"duration": "12"})], "'duration'"),
+    ("by_problem_type", [("<answer>B</answer>", CHOICE)], [("?", CHOICE)], "'multiple choice': the solution must"),
+    ("by_problem_type", [], [("B", {})], "needs the field 'problem_type', one of multiple choice, numerical"),
+    ("countdown", [("", {"nums": [1, 2], "target": 3})],
+     [("", {"target": 3, "nums": each}) for each in (None, [], ["1"], [1.5], [True], [-1])], "'nums'"),
+    ("countdown", [], [("", {"nums": [1], "target": each}) for each in (None, "3", float("nan"), 10**9)], "'target'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "good", "bad", "message"), CHECKS)
+def test_records_that_cannot_be_scored_are_refused(name, good, bad, message):
+    check = resolve(name).check
+    assert [check(*each) for each in good] == [None] * len(good)
+    for each in bad:
+        assert message in check(*each), each
+
+
+def test_a_span_needs_the_duration_for_its_boundary():
+    with pytest.raises(ValueError, match="duration"):
+        value_of("temporal_iou(boundary=True)", "2 to 8", "4 to 10")
+
+
+def test_a_completion_that_correctness_says_nothing_of_counts_nowhere():
+    # Without it the first group is right in 1 of 2, which beats .4; the second group has no value.
+    got = temporal_contrast([1.0, None, 0.0, None, None, None], [0.4, 0.0], margin=0.0, bonus=0.2)
+    assert got == [0.2, None, 0.0, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("answer", "nums", "target", "right"),
+    [
+        ("(44 + 19) - 8 = 55", [44, 19, 8], 55, True),
+        ("8 / (3 - 8 / 3)", [8, 3, 8, 3], 24, True),  # exact fractions
+        ("1 / 3", [1, 3], 0.333333, True),  # within 1e-5
+        ("1 / 3", [1, 3], 0.3333, False),
+        ("-3 + 8", [3, 8], 5, True),
+        ("44 + 19 - 8", [44, 19, 8], 56, False),
+        ("5 + 5", [5], 10, False),  # one twice
+        ("7//2", [7, 2], 3, False),
+        ("2**3", [2, 3], 8, False),
+        ("98.44", [98, 44], 98.44, False),
+        ("45=junk", [45], 45, False),
+        ("+45", [45], 45, False),
+        ("", [1], 1, False),
+        ("1 2", [1, 2], 12, False),
+        ("__import__('os')", [1], 1, False),
+        ("9**9**9**9", [9, 9, 9, 9], 1, False),
+        ("(" * 10_000 + "1" + ")" * 10_000, [1], 1, False),
+        ("(" * 95 + "1" + ")" * 95, [1], 1, True),
+        ("-" * 190 + "1", [1], 1, False),  # more steps than are read
+        ("1000001 - 1", [1000001, 1], 1000000, False),
+        ("1\x00", [1], 1, False),
+    ],
+)
+def test_countdown_by_hand(answer, nums, target, right):
+    begin = time.thread_time()
+    assert solves(answer, nums, target) is right
+    assert value_of("countdown", answer, "", nums=nums, target=target) == float(right)
+    assert time.thread_time() - begin < 0.1
+
+
+def test_countdown_reads_the_answer_block_in_full_width_forms_and_not_the_thinking():
+    columns = {"nums": [[1, 2]] * 2, "target": [3, 3], "solution": [""] * 2}
+    assert call_plain(resolve("countdown"), ["<think>1 + 2</think>", "1 + 2"], columns) == [0.0, 0.0]
+    assert value_of("countdown", "（７－３）＊６＝２４", "", nums=[3, 6, 7], target=24) == 1.0
