@@ -80,7 +80,8 @@ def results_of(
     """
     rows: dict[tuple[str, str, int], list[EvaluationSample]] = {}
     for sample in samples:
-        rows.setdefault((sample.model, sample.control, sample.doc_id), []).append(sample)
+        if sample.model in models and sample.control in controls:
+            rows.setdefault((sample.model, sample.control, sample.doc_id), []).append(sample)
     found: dict[tuple[str, str], _Records] = {(model, control): {} for model in models for control in controls}
     for model, control, number in sorted(rows):
         own = rows[model, control, number]
