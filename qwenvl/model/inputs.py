@@ -105,9 +105,9 @@ class PromptInputs:
         device = self.input_ids.device  # media may wait on the CPU
         return {name: value.to(device) for name in names if (value := getattr(self, name)) is not None}
 
-    def with_media_on_host(self) -> PromptInputs:
-        """The same prompts, with pixels or features in the memory of the CPU until their turn."""
-        media = {name: value.cpu() for name in MEDIA if (value := getattr(self, name)) is not None}
+    def media_to(self, kind: str | torch.dtype) -> PromptInputs:
+        """The same prompts, with pixels or features on another device, or of another type."""
+        media = {name: value.to(kind) for name in MEDIA if (value := getattr(self, name)) is not None}
         return replace(self, **media)
 
     def moved(self, by: int | Tensor) -> PromptInputs:

@@ -96,15 +96,29 @@ class Policy:
         prompts = prompts_for_server(self.model, inputs, seed)
         return SampleRequest(version, group_size, params, self.local.vision_ids, self.local.end_ids, prompts)
 
-    def assert_logprobs(self, inputs: PromptInputs, answer: SampleAnswer, temperature: float) -> None:
-        """The trainer's log-probs of the tokens of an answer are those of the answer."""
-        ids, theirs = (pad_sequence([*map(torch.tensor, rows)], True) for rows in (answer.ids, answer.logprobs))
+    def likelihood(
+        self, inputs: PromptInputs, answer: SampleAnswer, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The trainer's log-probs of the tokens of an answer, N x T, and where there are tokens."""
+        ids = pad_sequence([*map(torch.tensor, answer.ids)], True)
         mask = torch.arange(ids.shape[1]) < torch.tensor([len(each) for each in answer.ids])[:, None]
         with torch.no_grad():
             found = completion_likelihood(
                 self.model, inputs, ids, mask, temperature=temperature, logit_chunk_tokens=512
             ).logprobs
+        return found.float(), mask
+
+    def assert_logprobs(self, inputs: PromptInputs, answer: SampleAnswer, temperature: float) -> None:
+        """The trainer's log-probs of the tokens of an answer are those of the answer."""
+        found, mask = self.likelihood(inputs, answer, temperature)
+        theirs = pad_sequence([*map(torch.tensor, answer.logprobs)], True)
         assert (found - theirs)[mask].abs().max() < 1e-4
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Those of the language model, as a run sends them."""
+        tied = self.model.config.tie_word_embeddings
+        named = self.model.named_parameters()
+        return {name: w.detach() for name, w in named if "visual" not in name and not (tied and "lm_head" in name)}
 
     def change(self, *layers: str) -> dict[str, torch.Tensor]:
         """Other weights, as after a step of training. Gives those that changed, of the language model.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from string import ascii_letters
 from urllib.parse import urlsplit
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.utils.rnn import pad_sequence
 
+from qwenvl.demo import tiny
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.servers import Server, Servers
 from qwenvl.rollout.vllm import VllmEngine
+from qwenvl.train.parity import NOISE
 from qwenvl.vllm_server.wire import WeightsRequest
 from tests.rollout.served import Scripted, as_prompts
 from tests.vllm_server.policy import WIDE, Policy, local_and_server
@@ -68,8 +73,53 @@ def assert_looks(policy: Policy, client: Client, prompts: PromptInputs) -> None:
     assert mask.equal(rollout.completion_mask) and (local.logprobs - rollout.logprobs)[mask].abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_half_precision_differs_as_rounding_does_and_mistakes_by_more(family, tmp_path, start_server, monkeypatch):
+    """In means of the trainer's own rounding: float32 less bfloat16."""
+    plain = tiny._linear_attention
+    monkeypatch.setattr(tiny, "_linear_attention", lambda hidden, layers, width: plain(hidden, layers, 128))
+    folder = tiny.save_tiny(tmp_path / "tiny", family, hidden_size=256, initializer_range=0.1)
+    weights = load_file(folder / "model.safetensors")
+    for name in weights:
+        if name.endswith(("self_attn.q_norm.weight", "self_attn.k_norm.weight")):
+            weights[name] += 1.5  # which are 0: sharper attention, to which positions matter
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    policy, client = Policy.load(folder), start_server(folder, "--dtype", "bfloat16").client
+    parts = [5, (3, 6, 8, 0.37), 4], [(4, 6), 3], [3, (4, 8, 8, 0.5), 6], [2, (2, 4, 6, 0.5), 9]
+    prompts = PromptInputs.join([policy.prompt(*each) for each in parts])
+    version = 0
+
+    def differs(seen: PromptInputs) -> float:
+        answer = client.sample(policy.request(seen, SamplingParams(32), group_size=4, version=version))
+        theirs = pad_sequence([*map(torch.tensor, answer.logprobs)], True)
+        exact, mask = policy.likelihood(prompts, answer, 1.0)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded, _ = policy.likelihood(prompts, answer, 1.0)
+        gap = lambda a, b: (a - b)[mask].abs().mean()
+        return float(gap(theirs, rounded) / gap(exact, rounded))
+
+    assert differs(prompts) < NOISE
+    config, ids = policy.model.config, prompts.input_ids
+    pads = (ids == config.video_token_id) | (ids == config.image_token_id)
+    behind = (pads.long().flip(1).cumsum(1).flip(1) == 0).long()
+    pixels, images = prompts.pixel_values_videos, prompts.pixel_values
+    wrong = {
+        "frames in another order": replace(prompts, pixel_values_videos=pixels.flip(0)),
+        "no video": replace(prompts, pixel_values_videos=torch.zeros_like(pixels), pixel_values=images * 0),
+    }
+    if family == "qwen3_5":  # a mixture's own rounding sends tokens to other experts, which is as much
+        wrong["positions off by one"] = replace(prompts, position_ids=prompts.position_ids + behind)
+    found = {name: differs(seen) for name, seen in wrong.items()}
+    policy.change()
+    found["old weights"] = differs(prompts)
+    assert min(found.values()) > 3, found
+    client.weights(WeightsRequest(1, 0, True, tensors=policy.weights()))
+    version = 1
+    assert differs(prompts) < NOISE
+
+
 def test_another_model_is_refused_at_the_start(tiny_checkpoint, start_server):
     with pytest.raises(
-        RuntimeError, match=r"error: this server does not sample model type 'qwen3_5_moe', .*: it takes"
+        RuntimeError, match=r"error: this server does not sample model type 'qwen3_vl_moe', .*: it takes"
     ):
-        start_server(tiny_checkpoint("qwen3_5_moe"))
+        start_server(tiny_checkpoint("qwen3_vl_moe"))

@@ -227,7 +227,7 @@ class Collector:
         """Model inputs of the micro-batches of a step. Where one is large, their media wait on the CPU."""
         inputs = (self._encode(model, batch) for batch in batches)
         waits = len(batches) > 1 and any(map(is_large, batches))
-        return [each.with_media_on_host() if waits else each for each in inputs]
+        return [each.media_to("cpu") if waits else each for each in inputs]
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         """Model inputs on the device. Where the tower is frozen, its features in the place of pixels."""
