@@ -17,8 +17,8 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from qwenvl.failure import counted
+from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import (
-    EnginePrompts,
     EngineWithWeights,
     SamplingParams,
     WeightsLostError,
@@ -47,7 +47,7 @@ class PendingStep:
 
     version: int
     seed: int
-    arguments: tuple[Sequence[EnginePrompts], int, SamplingParams, int] | None = None
+    arguments: tuple[Sequence[PromptInputs], int, SamplingParams, int] | None = None
     request: Callable[[], list[RolloutBatch]] | None = None
     answer: Future[list[RolloutBatch]] = field(default_factory=Future)
     thread: threading.Thread | None = None
@@ -121,11 +121,11 @@ class AheadEngine:
         """See ``EngineWithWeights.rest``. It does not rest: it samples while the policy trains."""
 
     def sample(
-        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
     ) -> list[RolloutBatch]:
         """See ``RolloutEngine.sample``. Completions of the step that was taken are there, others are sampled now."""
         if self._taken is not None and self._taken.seed == seed:
-            device, answer = prompts[0].inputs.input_ids.device, self._taken.answer.result()
+            device, answer = prompts[0].input_ids.device, self._taken.answer.result()
             self._taken = None
             return [on_device(each, device) for each in answer]
         self.finish()
@@ -136,7 +136,7 @@ class AheadEngine:
         return self.engine.request(model, *arguments)
 
     def ask(
-        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
     ) -> None:
         """Request the completions of one more step, which the weights of the last ``sync`` sample.
 

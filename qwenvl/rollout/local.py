@@ -22,7 +22,6 @@ from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.rollout.engine import (
     Drawing,
-    EnginePrompts,
     SamplingParams,
     completion_mask,
     join_rollouts,
@@ -70,18 +69,18 @@ class LocalEngine:
     def sample(
         self,
         model: nn.Module,
-        prompts: Sequence[EnginePrompts],
+        prompts: Sequence[PromptInputs],
         group_size: int,
         params: SamplingParams,
         seed: int,
         conversations: Conversations | None = None,
     ) -> list[RolloutBatch]:
         """See ``RolloutEngine.sample``. The prompts of all micro-batches are sampled together."""
-        some = [each.inputs for each in prompts if len(each.batch)]
+        some = [each for each in prompts if len(each)]
         if not some:  # all samples were bad
             return [no_completions() for _ in prompts]
         rollout = self.draw(model, PromptInputs.join(some), group_size, params, seed, conversations)
-        return split_rollouts(rollout, [len(each.batch) * group_size for each in prompts])
+        return split_rollouts(rollout, [len(each) * group_size for each in prompts])
 
     @torch.no_grad()
     def draw(

@@ -213,15 +213,8 @@ def _prefill(model: nn.Module, prompts: PromptInputs, cache: PrefixCache) -> Ten
     """P x V logits of the first completion tokens, from all prompts in one row."""
     none = torch.zeros(len(prompts), 1, dtype=torch.bool, device=prompts.input_ids.device)
     row = pack(prompts, none.long(), none)
-    logits = model(
-        input_ids=row.input_ids,
-        position_ids=row.position_ids,
-        logits_to_keep=row.layout.prompts.offsets[1:].long() - 1,
-        use_cache=False,
-        shared_prefix=cache,
-        **prompts.vision(),
-    ).logits
-    return logits[0].float()
+    row |= {"logits_to_keep": cache.prompts.offsets[1:].long() - 1, "shared_prefix": cache}
+    return model(**row, use_cache=False, **prompts.vision()).logits[0].float()
 
 
 class DecodeStep:

@@ -19,7 +19,7 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating
-from qwenvl.rollout.engine import EnginePrompts, SamplingParams, no_completions, on_device, split_rollouts
+from qwenvl.rollout.engine import SamplingParams, no_completions, on_device, split_rollouts
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.rollout.servers import ColocatedServer, GivesWeights, Server, Servers
@@ -109,7 +109,7 @@ class VllmEngine:
     def sample(
         self,
         model: nn.Module,
-        prompts: Sequence[EnginePrompts],
+        prompts: Sequence[PromptInputs],
         group_size: int,
         params: SamplingParams,
         seed: int,
@@ -125,11 +125,11 @@ class VllmEngine:
         """
         request = self._request(model, prompts, group_size, params, seed)
         give = partial(give_weights, model, request.version)
-        device = prompts[0].inputs.input_ids.device
+        device = prompts[0].input_ids.device
         if not request.prompts or conversations is None:
             rollouts = self._sampled(request, _sizes(prompts, group_size), give)
             return [on_device(each, device) for each in rollouts]
-        inputs, turns = PromptInputs.join([each.inputs for each in prompts if len(each.batch)]), count(1)
+        inputs, turns = PromptInputs.join([each for each in prompts if len(each)]), count(1)
 
         def turn(request: SampleRequest) -> RolloutBatch:
             (rollout,) = self._sampled(request, [len(request.prompts) * request.group_size], give)
@@ -144,7 +144,7 @@ class VllmEngine:
         return split_rollouts(rollout, _sizes(prompts, group_size))
 
     def request(
-        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
     ) -> Callable[[], list[RolloutBatch]]:
         """See ``EngineWithWeights.request``. The completions that the callable returns are on the CPU.
 
@@ -162,14 +162,14 @@ class VllmEngine:
         self._servers.sleep()
 
     def _request(
-        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
     ) -> SampleRequest:
         """A request that needs no model any more."""
         if params.entropies:
             raise ValueError("a vLLM server gives no entropies of its distributions")
         if self._wire_version is None:
             raise RuntimeError("the servers have no weights yet: call sync before sample")
-        inputs = [each.inputs for each in prompts if len(each.batch)]
+        inputs = [each for each in prompts if len(each)]
         return SampleRequest(
             version=self._wire_version,
             group_size=group_size,
@@ -202,9 +202,9 @@ class VllmEngine:
         return split_rollouts(joined, sizes)
 
 
-def _sizes(prompts: Sequence[EnginePrompts], group_size: int) -> list[int]:
+def _sizes(prompts: Sequence[PromptInputs], group_size: int) -> list[int]:
     """Completions of each micro-batch."""
-    return [len(each.batch) * group_size for each in prompts]
+    return [len(each) * group_size for each in prompts]
 
 
 def check_answer(request: SampleRequest, answer: SampleAnswer) -> None:

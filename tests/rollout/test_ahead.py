@@ -9,11 +9,11 @@ import torch
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.ahead import AheadEngine
-from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, SamplingParams
+from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
 from qwenvl.types import RolloutBatch
 
 PARAMS = SamplingParams(max_new_tokens=3)
-PROMPTS = [EnginePrompts(None, PromptInputs.of_text(torch.zeros(1, 2, dtype=torch.long)))]
+PROMPTS = [PromptInputs.of_text(torch.zeros(1, 2, dtype=torch.long))]
 
 
 def rollouts(seed: int, version: int) -> list[RolloutBatch]:

@@ -11,9 +11,8 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import encode_vision
-from qwenvl.rollout.engine import EnginePrompts, SamplingParams
+from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import SharedPrefixEngine
-from qwenvl.types import PromptBatch
 
 PAIRS, GROUP, LENGTH = 300, 8, 3  # so that a prompt is longer than anything is wide
 
@@ -51,8 +50,7 @@ def test_nothing_grows_with_the_square_of_a_prompt_nor_with_group_times_prompt()
     engine = SharedPrefixEngine(processor.tokenizer, model)
     with Made() as made:
         encoded = encode_vision(model, prompt)
-        batch = PromptBatch([None], [0], [[]], prompt.input_ids, prompt.attention_mask)
-        (rollout,) = engine.sample(model, [EnginePrompts(batch, encoded)], GROUP, SamplingParams(LENGTH), 0)
+        (rollout,) = engine.sample(model, [encoded], GROUP, SamplingParams(LENGTH), 0)
         model.train()
         shared_prefix.completion_logprobs(
             model, encoded, rollout.completion_ids, rollout.completion_mask, temperature=1.0, logit_chunk_tokens=64

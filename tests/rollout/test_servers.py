@@ -16,7 +16,7 @@ from qwenvl.rollout.engine import EngineLostError, SamplingParams, WeightsLostEr
 from qwenvl.rollout.servers import Server, ServerLostError, ServerRefusedError
 from qwenvl.rollout.vllm import check_answer
 from qwenvl.vllm_server.wire import Refusal, SampleAnswer, SampleRequest
-from tests.rollout.served import WAYS, as_prompts, assert_same, engine_of, local_completions
+from tests.rollout.served import WAYS, assert_same, engine_of, local_completions
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def scene(tiny_pair, fake, random_prompts):
         engine.sync(model, 0)
 
         def sample():
-            (rollout,) = engine.sample(model, [as_prompts(inputs)], 2, params, 3)
+            (rollout,) = engine.sample(model, [inputs], 2, params, 3)
             assert_same(rollout, expected, 2)
             return rollout
 
@@ -139,7 +139,7 @@ def test_what_was_asked_ahead_is_lost_with_its_server(tiny_pair, scene, random_p
     """A thread has no weights to give: the error comes at once, and who has some may ask again."""
     (one,), engine, _ = scene(1, patience=3600.0)
     model, _ = tiny_pair(initializer_range=0.1)
-    ahead = engine.request(model, [as_prompts(random_prompts(model, ["t"]))], 2, WAYS["sampled"], 3)
+    ahead = engine.request(model, [random_prompts(model, ["t"])], 2, WAYS["sampled"], 3)
     one.version, one.boot = 0, "another"
     with pytest.raises(WeightsLostError, match="started again, and without the weights of this request"):
         ahead()

@@ -12,7 +12,7 @@ from qwenvl.model.sharing import shared_prefix
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 from qwenvl.rollout.vllm import VllmEngine
 from qwenvl.types import SamplingParams
-from tests.rollout.served import Scripted, as_prompts, engine_of
+from tests.rollout.served import Scripted, engine_of
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 
@@ -48,7 +48,7 @@ def sample(random_prompts, fake):
         server._engine.local._stops = {("any",): ShortTurns()}
         engine = engine_of(model, processor, [server])
         engine.sync(model, 0)
-        (rollout,) = engine.sample(model, [as_prompts(prompts)], 3, params, 4, script)
+        (rollout,) = engine.sample(model, [prompts], 3, params, 4, script)
         return model, prompts, rollout
 
     return run

@@ -9,7 +9,7 @@ import torch
 
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
 from qwenvl.rollout.vllm import seed_of
-from tests.rollout.served import WAYS, WORDS, as_prompts, assert_same, engine_of, local_completions
+from tests.rollout.served import WAYS, WORDS, assert_same, engine_of, local_completions
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
@@ -21,7 +21,7 @@ def test_every_family_and_way_of_drawing(tiny_pair, fake, random_prompts, family
     engine.sync(model, 0)
     for params in WAYS.values() if family == "qwen2_5_vl" else [WAYS["sampled"]]:
         size = 1 if params.temperature == 0 else 3
-        batches = [as_prompts(inputs.select(rows)) for rows in ([0, 1], [], [2, 3])]
+        batches = [inputs.select(rows) for rows in ([0, 1], [], [2, 3])]
         one, none, two = engine.sample(model, batches, size, params, seed=5)
         expected = local_completions(model, processor, inputs, size, params, 5)
         assert_same(one, expected[:2], size)
@@ -37,7 +37,7 @@ def test_the_same_seeds_whatever_servers_there_are(tiny_pair, fake, random_promp
         servers = [fake(initializer_range=0.1) for _ in range(number)]
         engine = engine_of(model, processor, servers)
         engine.sync(model, 0)
-        (rollout,) = engine.sample(model, [as_prompts(inputs)], 4, params, 7)
+        (rollout,) = engine.sample(model, [inputs], 4, params, 7)
         texts.append(rollout.texts)
         assert [sum(len(asked.prompts) for asked in each.asked) for each in servers] == [4 // number] * number
     assert texts[0] == texts[1]
@@ -50,7 +50,7 @@ def test_no_entropies(tiny_pair, fake, random_prompts):
     engine = engine_of(model, processor, [fake()])
     engine.sync(model, 0)
     with pytest.raises(ValueError, match="no entropies"):
-        engine.sample(model, [as_prompts(random_prompts(model, ["t"]))], 2, SamplingParams(4, entropies=True), 0)
+        engine.sample(model, [random_prompts(model, ["t"])], 2, SamplingParams(4, entropies=True), 0)
 
 
 def test_a_request_has_the_features_of_its_time_and_needs_no_model_any_more(tiny_pair, fake, random_prompts):
@@ -64,7 +64,7 @@ def test_a_request_has_the_features_of_its_time_and_needs_no_model_any_more(tiny
             parameter.add_(0.05 * torch.randn_like(parameter))
     inputs, params = random_prompts(model, ["tv", "t"]), WAYS["sampled"]
     expected = local_completions(model, processor, inputs, 2, params, 1)
-    ahead = engine.request(model, [as_prompts(inputs)], 2, params, 1)
+    ahead = engine.request(model, [inputs], 2, params, 1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()

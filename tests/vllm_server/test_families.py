@@ -13,7 +13,7 @@ from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.servers import Server, Servers
 from qwenvl.rollout.vllm import VllmEngine
 from qwenvl.vllm_server.wire import WeightsRequest
-from tests.rollout.served import Scripted, as_prompts
+from tests.rollout.served import Scripted
 from tests.vllm_server.policy import WIDE, Policy, local_and_server
 from tests.vllm_server.serving import Client
 
@@ -59,7 +59,7 @@ def assert_looks(policy: Policy, client: Client, prompts: PromptInputs) -> None:
     script = Scripted([looks[:3], [], looks[3:]], least=1)
     engine = VllmEngine(policy.local, Servers([Server(urlsplit(client.url).netloc)], patience=10.0))
     engine.sync(policy.model, 0)
-    (rollout,) = engine.sample(policy.model, [as_prompts(prompts)], 1, params, 0, script.select(range(3)))
+    (rollout,) = engine.sample(policy.model, [prompts], 1, params, 0, script.select(range(3)))
     local = policy.local.draw(policy.model, prompts, 1, params, 0, script)
     assert rollout.completion_ids.equal(local.completion_ids) and rollout.finish_reasons == local.finish_reasons
     assert rollout.whole.position_ids.equal(local.whole.position_ids) and rollout.boots

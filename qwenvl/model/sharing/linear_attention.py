@@ -5,7 +5,7 @@ number: a matrix for each head, and the last inputs of a short convolution. So a
 its completions goes on from the state after it. Gradients into that state sum over the completions by themselves.
 
 The layer is not among those that transformers looks up by name, so its forward is wrapped. It gets the keyword
-``shared_prefix`` like attention does (see ``prefix_attention``), and runs as it is: first on the prompts, then on the
+``shared_prefix`` like attention does (see ``shared_prefix``), and runs as it is: first on the prompts, then on the
 completions, with a ``State`` in the place of transformers' cache, which is written in place and has no gradient. It
 runs twice whatever there is to compute, because under ZeRO-3 the processes wait for each other's modules.
 
@@ -102,7 +102,7 @@ Layer = Callable[..., Tensor]
 """The stock forward of a layer: ``layer(hidden, cache_params=state)``, rows x S x width -> rows x S x width."""
 
 
-def obstacle(text_config) -> str | None:
+def obstacle() -> str | None:
     """None where linear attention can share a prompt, else the reason why not."""
     from transformers.cache_utils import Cache
 

@@ -1,8 +1,8 @@
 """Keys, values and states for sampling: keys and values of each prompt once, those of each completion beside them.
 
 The first forward takes the P prompts, end to end in one row. Every later one takes the next token of each completion.
-Both get the cache as the keyword ``shared_prefix`` (see ``prefix_attention``), with ``use_cache=False``: transformers'
-own caches would repeat the prompt for each completion.
+Both get the cache as the keyword ``shared_prefix`` (see the module of that name), with ``use_cache=False``: caches of
+transformers would repeat the prompt for each completion.
 """
 
 from __future__ import annotations

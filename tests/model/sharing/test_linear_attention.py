@@ -12,8 +12,8 @@ from transformers.cache_utils import Cache
 from qwenvl.model import logprobs
 from qwenvl.model.sharing import linear_attention, shared_prefix
 from qwenvl.model.sharing.linear_attention import Padding, State, state_tokens
-from qwenvl.model.sharing.prefix_attention import PrefixLayout
 from qwenvl.model.sharing.prefix_cache import PrefixCache
+from qwenvl.model.sharing.shared_prefix import PrefixLayout
 from qwenvl.model.sharing.varlen import Spans
 
 PROMPTS, COMPLETIONS = (70, 2, 9), (3, 0, 66, 1, 5, 2)

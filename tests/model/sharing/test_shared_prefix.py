@@ -183,13 +183,12 @@ def test_the_layout_of_a_row(random_prompts):
     ids = torch.tensor([[11, 12, 13], [21, 22, 0], [31, 0, 0], [41, 42, 43]])
     row = shared_prefix.pack(prompts, ids, torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool())
     start = first + second
-    assert row.input_ids[0, start:].tolist() == [11, 12, 21, 41, 42]
-    assert row.targets.tolist() == [[11, 12, 13, 21, 22, 31, 41, 42, 43]]
+    assert row["input_ids"][0, start:].tolist() == [11, 12, 21, 41, 42]
     last = first - 1, start - 1
     places = [last[0], start, start + 1, last[0], start + 2, last[1], last[1], start + 3, start + 4]
-    assert row.predictors.tolist() == places
+    assert row["logits_to_keep"].tolist() == places
     # Text positions count on from the prompt's last, in each completion anew.
-    assert row.position_ids[:, 0, start:].tolist() == [[first, first + 1, first, second, second + 1]] * 3
+    assert row["position_ids"][:, 0, start:].tolist() == [[first, first + 1, first, second, second + 1]] * 3
 
 
 def test_completions_with_holes_are_refused(random_prompts):
