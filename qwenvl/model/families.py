@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 FamilyName = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 """``config.model_type`` of the checkpoints of each family."""
@@ -46,17 +46,13 @@ REFUSED = {
 """Models that look like one of the families, and why they are refused."""
 
 
-def family_of(config) -> Family:
-    """The family of a transformers configuration. See ``family_named``."""
-    return family_named(config.model_type)
-
-
-def family_named(name: str | None) -> Family:
-    """The family whose configurations have this ``model_type``.
+def family_of(config: Any) -> Family:
+    """The family of a transformers configuration, or of its ``model_type`` alone.
 
     Raises:
         ValueError: for any other kind of model, naming those supported.
     """
+    name = getattr(config, "model_type", config)
     if name in FAMILIES:
         return FAMILIES[name]
     reason = f" ({REFUSED[name]})" if name in REFUSED else ""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from qwenvl.files import require
-from qwenvl.model.families import FAMILIES, family_named
+from qwenvl.model.families import FAMILIES, family_of
 from qwenvl.model.options import LoraOptions, Part, TuneOptions
 from qwenvl.model.weight_files import has_weights, require_folder, weights_problem
 from qwenvl.option import did_you_mean
@@ -162,7 +162,7 @@ def _read_config(path: str | Path):
         raise FileNotFoundError(f"{path}: no config.json in it; expected a folder that holds a checkpoint")
     with _with_path(path):
         # First: the error of transformers for an unknown model only advises a newer version.
-        family_named(PreTrainedConfig.get_config_dict(path)[0].get("model_type"))
+        family_of(PreTrainedConfig.get_config_dict(path)[0].get("model_type"))
         return AutoConfig.from_pretrained(path)
 
 
@@ -187,8 +187,7 @@ def load_processor(path: str | Path):
     """The processor beside a checkpoint: tokenizer, chat template, image and video processors.
 
     Raises:
-        ValueError: the folder has a tokenizer alone, the tokenizer or the chat template is missing, or the template
-            leaves media, the question or the assistant header out of a prompt.
+        ValueError: it can't write a prompt with an image, a video and a question, as files of it are missing or others.
         OSError: there is no checkpoint at ``path``.
     """
     from transformers import AutoProcessor
@@ -196,36 +195,30 @@ def load_processor(path: str | Path):
     require_folder(path)
     with _with_path(path):
         processor = AutoProcessor.from_pretrained(path)
-    if not hasattr(processor, "video_processor"):
+    if problem := _prompt_problem(processor):
         raise ValueError(
-            f"{path}: expected a Qwen-VL processor with a video processor, got {type(processor).__name__}; "
-            "copy the processor files (preprocessor_config.json, ...) of the base model into the folder"
+            f"{path}: its processor {problem}; copy the tokenizer's files, preprocessor_config.json and "
+            "chat_template.jinja of the base model into the folder"
         )
-    placeholders = {processor.image_token, processor.video_token}
-    if missing := placeholders - set(processor.tokenizer.get_vocab()):
-        # transformers makes an empty tokenizer where it finds no files of one.
-        raise ValueError(
-            f"{path}: no tokenizer of Qwen-VL lies there (it lacks {' and '.join(sorted(missing))}); copy "
-            "tokenizer.json and tokenizer_config.json of the base model into the folder"
-        )
-    if not processor.chat_template:
-        raise ValueError(f"{path}: the processor has no chat template; copy chat_template.jinja of the base model")
-    if problem := _template_problem(processor):
-        raise ValueError(f"{path}: its chat template {problem}; copy chat_template.jinja of the base model")
     return processor
 
 
-def _template_problem(processor) -> str | None:
-    """Why the chat template can't write a prompt with an image, a video and a question. None: it can."""
+def _prompt_problem(processor) -> str | None:
+    """Why the processor can't write a prompt with an image, a video and a question. None: it can."""
     question = "Which steps?"
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "video"}, {"type": "text", "text": question}]}]
     try:
+        media = processor.image_token, processor.video_token
+        # transformers makes an empty tokenizer where it finds no files of one.
+        unknown = set(media) - set(processor.tokenizer.get_vocab())
         prompt = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         if prompt == processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=False):
             return "writes no assistant header: add_generation_prompt changes nothing"
-    except Exception as error:  # a template may raise anything
+    except Exception as error:  # a template may raise anything, and a tokenizer alone has no such methods
         return f"fails: {type(error).__name__}: {' '.join(str(error).split())}"
-    lost = [each for each in (processor.image_token, processor.video_token, question) if each not in prompt]
+    if unknown:
+        return f"has a tokenizer without {' and '.join(sorted(unknown))}"
+    lost = [each for each in (*media, question) if each not in prompt]
     return f"leaves {' and '.join(lost)} out of a prompt with an image, a video and {question!r}" if lost else None
 
 

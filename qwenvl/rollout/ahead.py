@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -40,44 +41,27 @@ class PendingStep:
         version: of the weights that sample.
         seed: of the request. It is a function of the prompts, and distinguishes one step from another.
         arguments: of the request, after the model. None: the completions are those of a checkpoint.
-        request: made in the thread.
         answer: the completions of each micro-batch, or the error that the request raised.
-        thread: None for those of a checkpoint.
     """
 
     version: int
     seed: int
     arguments: tuple[Sequence[PromptInputs], int, SamplingParams, int] | None = None
-    request: Callable[[], list[RolloutBatch]] | None = None
     answer: Future[list[RolloutBatch]] = field(default_factory=Future)
-    thread: threading.Thread | None = None
-
-    def run(self, before: PendingStep | None) -> None:
-        """Makes the request, after that of the step before. Once that has failed for good, this one does too."""
-        try:
-            if before is not None:
-                before.thread.join()
-                if before.failed and not before.lost_weights:
-                    before.answer.result()
-            self.answer.set_result(self.request() if self.request is not None else [])
-        except BaseException as error:
-            self.answer.set_exception(error)
-        self.request = None  # which holds the prompts
 
     @property
-    def failed(self) -> bool:
-        return self.answer.done() and self.answer.exception() is not None
+    def error(self) -> BaseException | None:
+        """That of the request, once it has failed. After a ``WeightsLostError`` it can be repeated."""
+        return self.answer.exception() if self.answer.done() else None
 
-    @property
-    def lost_weights(self) -> bool:
-        """Whether it failed and can be requested again."""
-        return self.failed and isinstance(self.answer.exception(), WeightsLostError)
+
+Request = tuple[PendingStep, Callable[[], list[RolloutBatch]]]
 
 
 class AheadEngine:
-    """Requests the completions of later steps from an engine with weights of its own, in threads, one after the other.
+    """Requests the completions of later steps from an engine with weights of its own, one after the other in a thread.
 
-    They make requests and nothing else: all that needs the policy or other processes is done in the main thread.
+    The thread makes requests and nothing else: all that needs the policy or other processes is done in the main thread.
     So it is deterministic which weights sample a step: it depends on the order of calls, not on timing.
 
     Attributes:
@@ -97,8 +81,9 @@ class AheadEngine:
         self.engine = engine
         self.version: int | None = None
         self._pending: deque[PendingStep] = deque()
-        self._last: PendingStep | None = None  # that was begun
         self._taken: PendingStep | None = None
+        self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     @property
     def waiting(self) -> int:
@@ -152,14 +137,16 @@ class AheadEngine:
         self.forget()
         self.sync(model, version)
         for number, step in enumerate(self._pending):
-            if step.lost_weights:
+            if isinstance(step.error, WeightsLostError):
                 self._pending[number] = self._begun(model, step.arguments, version)
 
     def _begun(self, model: nn.Module, arguments: Any, version: int) -> PendingStep:
-        step = PendingStep(version, arguments[-1], arguments, self.request(model, *arguments))
-        step.thread = threading.Thread(target=step.run, args=(self._last,), name="sampling-ahead", daemon=True)
-        step.thread.start()
-        self._last = step
+        step = PendingStep(version, arguments[-1], arguments)
+        self._requests.put((step, self.request(model, *arguments)))
+        if self._thread is None:
+            how = {"args": (self._requests,), "name": "sampling-ahead", "daemon": True}
+            self._thread = threading.Thread(target=_make, **how)
+            self._thread.start()
         return step
 
     def wait(self) -> None:
@@ -202,8 +189,8 @@ class AheadEngine:
     def check(self) -> None:
         """Raise the error of a request that can't be repeated, without waiting."""
         for step in self._pending:
-            if step.failed and not step.lost_weights:
-                step.answer.result()
+            if step.error is not None and not isinstance(step.error, WeightsLostError):
+                raise step.error
 
     def save(self, path: Path) -> None:
         """Write the completions of the steps that were requested and not taken. No file where there are none.
@@ -211,7 +198,7 @@ class AheadEngine:
         Where a request has failed, in any process, the steps before it are written. Collective.
         """
         wait([step.answer for step in self._pending])
-        failed = next((number for number, step in enumerate(self._pending) if step.failed), len(self._pending))
+        failed = next((number for number, step in enumerate(self._pending) if step.error), len(self._pending))
         steps = list(self._pending)[: min(gather_object([failed]))]
         if len(steps) < len(self._pending):
             lost = counted(len(self._pending) - len(steps), "step")
@@ -242,11 +229,29 @@ class AheadEngine:
     def close(self) -> None:
         """Drop all requests. The current one is waited for, but no longer than a few seconds."""
         for step in self._pending:
-            step.request = None
-        if self._last is not None:
-            self._last.thread.join(CLOSING_SECONDS)
+            step.answer.cancel()
+        if self._thread is not None:
+            self._requests.put(None)
+            self._thread.join(CLOSING_SECONDS)
         self._pending.clear()
-        self._taken = self._last = self.version = None
+        self._taken = self._thread = self.version = None
+        self._requests = SimpleQueue()
+
+
+def _make(requests: SimpleQueue[Request | None]) -> None:
+    """Makes requests until None comes. Once a request has failed for good, those after it do too."""
+    error: BaseException | None = None
+    while (work := requests.get()) is not None:
+        step, request = work
+        if not step.answer.set_running_or_notify_cancel():
+            continue
+        try:
+            if error is not None:
+                raise error
+            step.answer.set_result(request())
+        except BaseException as raised:
+            error = None if isinstance(raised, WeightsLostError) else raised
+            step.answer.set_exception(raised)
 
 
 def _plain(batch: RolloutBatch) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from qwenvl.types import SamplingParams
 
 PROTOCOL = 6  # in each message: both sides must have the same
 TOKEN = "QWENVL_VLLM_TOKEN"  # the environment variable: a command line can be read by everybody on the machine
-MOST_BYTES = 2**34  # of a body
 HEAD = "head"  # the tensor that holds the JSON
 AGAIN = 503  # the HTTP status where another try, or another server, may have an answer
 

@@ -76,9 +76,12 @@ class State:
     record_past = True
 
     @property
-    def layers(self) -> _Everywhere:
+    def layers(self) -> State:
         """One state, whatever the number of the layer."""
-        return _Everywhere(self)
+        return self
+
+    def __getitem__(self, layer_idx: int) -> State:
+        return self
 
     @property
     def recurrent_states(self) -> list[Tensor | None]:
@@ -88,14 +91,6 @@ class State:
     def has_previous_state(self, layer_idx: int, **which: int) -> bool:
         """Whether there is a state to go on from."""
         return self.inputs is not None
-
-
-@dataclass(frozen=True)
-class _Everywhere:
-    state: State
-
-    def __getitem__(self, layer_idx: int) -> State:
-        return self.state
 
 
 Layer = Callable[..., Tensor]
@@ -162,22 +157,17 @@ class Padding:
     places: Tensor
 
     @classmethod
-    def on_the_left(cls, spans: Spans) -> Padding:
-        """For prompts. The padding leaves no trace: its inputs are 0, and matrices stay 0 before the first token."""
-        length = spans.longest
-        return cls._shifted(spans, length, [(row + 1) * length - bound for row, bound in enumerate(spans.bounds[1:])])
+    def of(cls, spans: Spans, left: bool = False, least: int = 1) -> Padding:
+        """On the left for prompts: it leaves no trace, as inputs are 0, and matrices stay 0 before the first token.
 
-    @classmethod
-    def on_the_right(cls, spans: Spans, least: int = 2) -> Padding:
-        """For completions, whose last state is not needed, and for keys and values, in rows of at least ``least``."""
-        # A single token would go by the kernel for sampling, which on a GPU has no gradient.
-        length = max(least, spans.longest)
-        return cls._shifted(spans, length, [row * length - bound for row, bound in enumerate(spans.bounds[:-1])])
+        On the right for completions, whose last state is not needed, and for keys and values.
 
-    @classmethod
-    def _shifted(cls, spans: Spans, length: int, shifts: list[int]) -> Padding:
-        """Every token of a sequence lies as far from its place end to end."""
-        device = spans.offsets.device
+        Args:
+            least: of ``length``. A single token would go by the kernel for sampling, which on a GPU has no gradient.
+        """
+        length, device = max(least, spans.longest), spans.offsets.device
+        bounds = spans.bounds[1:] if left else spans.bounds[:-1]
+        shifts = [(row + left) * length - bound for row, bound in enumerate(bounds)]
         each = torch.tensor(shifts, device=device).repeat_interleave(spans.offsets.diff(), output_size=spans.total)
         return cls(len(shifts), length, torch.arange(spans.total, device=device) + each)
 

@@ -189,7 +189,7 @@ class PrefixCache:
         self.filled = torch.arange(len(prompt_lengths) * group_size, device=device)
         lengths, longest = self.prompts.offsets.diff(), self.prompts.longest
         present = torch.arange(longest, device=device) < lengths[:, None]  # P x L
-        self._padding = Padding.on_the_right(self.prompts, least=1)
+        self._padding = Padding.of(self.prompts)
         self._bias = torch.full((len(prompt_lengths), 1, 1, 1, longest + capacity), -torch.inf, device=device)
         self._bias[..., :longest].masked_fill_(present[:, None, None, None], 0.0)
         self._masked = len(set(prompt_lengths)) > 1
@@ -272,7 +272,7 @@ class PrefixCache:
             out, self._states[layer] = self._resuming.recur(layer, forward, hidden)
             return out
         state = State()
-        out = Padding.on_the_left(self.prompts).run(forward, hidden[0], state)
+        out = Padding.of(self.prompts, left=True).run(forward, hidden[0], state)
         self._states[layer] = SlotStates.of(state, self.slots[1])
         return out[None]
 

@@ -205,7 +205,7 @@ class PrefixLayout:
     @cached_property
     def _paddings(self) -> tuple[Padding, Padding]:
         """Of prompts and completions, where they have to be rows of a batch."""
-        return Padding.on_the_left(self.prompts), Padding.on_the_right(self.completions)
+        return Padding.of(self.prompts, left=True), Padding.of(self.completions, least=2)
 
     @cached_property
     def groups(self) -> Spans:

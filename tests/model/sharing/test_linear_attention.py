@@ -69,10 +69,10 @@ def test_token_by_token_and_where_completions_have_left(layer):
 
 def test_places_in_a_batch():
     spans = Spans.of([2, 0, 3])
-    left, right = Padding.on_the_left(spans), Padding.on_the_right(spans)
+    left, right = Padding.of(spans, left=True), Padding.of(spans)
     assert (left.rows, left.length, left.places.tolist()) == (3, 3, [1, 2, 6, 7, 8])
     assert (right.rows, right.length, right.places.tolist()) == (3, 3, [0, 1, 6, 7, 8])
-    assert Padding.on_the_right(Spans.of([1, 1])).length == 2  # never the kernel that has no gradient
+    assert Padding.of(Spans.of([1, 1]), least=2).length == 2  # never the kernel that has no gradient
 
 
 def test_a_library_that_keeps_the_state_otherwise_is_the_reason(tiny_pair, monkeypatch):
