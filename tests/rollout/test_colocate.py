@@ -80,26 +80,20 @@ def test_its_environment_is_of_its_own(monkeypatch):
     assert servers._environment(torch.device("cuda", 1))["CUDA_VISIBLE_DEVICES"] == "1"
 
 
-def test_without_the_environment_of_vllm(monkeypatch, tmp_path):
+def test_from_options_to_servers(monkeypatch, tmp_path, tiny_pair):
+    model, processor = tiny_pair()
+    local = LocalEngine(processor.tokenizer, model)
     monkeypatch.setenv("QWENVL_VLLM_ENV", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"bash scripts/serve_vllm\.sh --build"):
         server_command()
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
-    assert server_command() == [str(tmp_path / "bin" / "python"), "-m", "qwenvl.vllm_server"]
-
-
-def test_from_options_to_servers(monkeypatch, tmp_path, tiny_pair):
-    model, processor = tiny_pair()
-    local = LocalEngine(processor.tokenizer, model)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").touch()
-    monkeypatch.setenv("QWENVL_VLLM_ENV", str(tmp_path))
     given = {"process": 0, "dtype": torch.bfloat16, "max_tokens": 700}
     options = SamplingOptions(rollout_engine="vllm_colocate", vllm_gpu_memory=0.3)
     engine = vllm_engine(options, local, model="some/model", device=torch.device("cuda", 0), **given)
     (server,) = engine._servers.servers
     words = "some/model --dtype bfloat16 --gpu_memory_utilization 0.3 --max_model_len 700"
+    assert server._command[:3] == [str(tmp_path / "bin" / "python"), "-m", "qwenvl.vllm_server"]
     assert server.sleeps and " ".join(server._command[3:]) == f"{words} --port 0 --with_parent --sleeps"
     with pytest.raises(ValueError, match="this model is of none"):
         vllm_engine(options, local, model="", device=CPU, **given)

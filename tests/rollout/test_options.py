@@ -25,7 +25,7 @@ def test_addresses():
             {"rollout_engine": "vllm_server", "vllm_server": ["a:1"], "vllm_gpu_memory": 0.5},
             "--vllm_gpu_memory has no effect without --rollout_engine vllm_colocate",
         ),
-        ({"rollout_engine": "vllm_server", "vllm_server": ["a:1", "a:1"]}, "names a server twice"),
+        ({"rollout_engine": "vllm_colocate", "async_rollouts": 1}, "--async_rollouts 1 needs --rollout_engine vllm_s"),
         ({"rollout_engine": "vllm_server", "vllm_server": ["a"]}, "expected HOST:PORT"),
         ({"rollout_engine": "vllm_colocate", "compile_decoding": True}, "--compile_decoding has no effect"),
         (

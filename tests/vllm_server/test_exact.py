@@ -195,14 +195,6 @@ def test_a_penalty_counts_the_tokens_of_the_prompt(served):
     assert with_penalty.completion_ids.tolist() != without.completion_ids.tolist()
 
 
-def test_what_the_model_cannot_take_is_refused_and_nothing_breaks(served):
-    policy, client = served
-    prompt = policy.prompt(5, CLIP, 4)
-    with pytest.raises(Refusal, match="exceed the server's --max_model_len 2048"):
-        client.sample(policy.request(prompt, SamplingParams(2048)))
-    local_and_server(policy, client, prompt, GREEDY)
-
-
 def test_weights_that_were_sent_sample_and_nothing_old_is_left(served, tmp_path):
     """By a file. A tied head: vLLM would keep the old one on a CPU. A prompt whose keys and values the cache has."""
     policy, client = served

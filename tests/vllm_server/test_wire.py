@@ -82,9 +82,9 @@ def test_other_bytes_are_refused(body):
 
 
 def test_another_version_of_the_program_is_named(monkeypatch):
-    monkeypatch.setattr(wire, "PROTOCOL", 3)
-    body = pack(HEALTH)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "PROTOCOL", 3)
+        body = pack(HEALTH)
     with pytest.raises(Refusal, match=r"is of protocol 3, this program has \d+: run both from one version"):
         unpack(Health, body)
 
