@@ -12,8 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from qwenvl.model.loading import evaluating, linear_weights, part_of, unwrap
-from qwenvl.model.merging import plain_name
+from qwenvl.model.loading import evaluating, linear_weights, part_of, plain_name, unwrap
 from qwenvl.model.sharding import is_partitioned, whole_weights
 from qwenvl.model.vision_tower import accept_features
 from qwenvl.model.weight_files import REFERENCE

@@ -166,15 +166,13 @@ class LockStep:
 
     def _take_part(self, wanted: int) -> None:
         """Joins all-gathers until the one of layer ``wanted``."""
-        while (number := self._agreed(wanted)) != wanted:
-            with self._layers[number]():
+        while True:
+            number = torch.tensor(wanted, device=self._device)
+            all_reduce(number, op=ReduceOp.MIN)
+            if number == wanted:
+                return
+            with self._layers[int(number)]():
                 pass
-
-    def _agreed(self, wanted: int) -> int:
-        """The first layer that a process waits for."""
-        number = torch.tensor(wanted, device=self._device)
-        all_reduce(number, op=ReduceOp.MIN)
-        return int(number)
 
     def _before(self, number: int, module: nn.Module, args: object) -> None:
         with _weights_of_training():

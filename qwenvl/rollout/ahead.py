@@ -206,8 +206,9 @@ class AheadEngine:
                 f"completions that were requested ahead ({lost}) did not come and are not part "
                 "of the checkpoint: a run that resumes from it samples these steps again, by newer weights"
             )
-        if steps:
-            torch.save([(step.version, step.seed, [*map(_plain, step.answer.result())]) for step in steps], path)
+        if steps:  # without classes, which ``torch.load`` would refuse
+            batches = [[{**vars(each), "boots": sorted(each.boots)} for each in step.answer.result()] for step in steps]
+            torch.save([(step.version, step.seed, own) for step, own in zip(steps, batches, strict=True)], path)
 
     def load(self, path: Path) -> None:
         """The steps that ``save`` wrote become the pending ones. Without a file there are none.
@@ -221,7 +222,7 @@ class AheadEngine:
         try:
             for version, seed, batches in torch.load(path, map_location="cpu", weights_only=True):
                 step = PendingStep(version, seed)
-                step.answer.set_result([_rollout(each) for each in batches])
+                step.answer.set_result([RolloutBatch(**each | {"boots": frozenset(each["boots"])}) for each in batches])
                 self._pending.append(step)
         except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: expected completions that were sampled ahead, found: {error}") from None
@@ -252,12 +253,3 @@ def _make(requests: SimpleQueue[Request | None]) -> None:
         except BaseException as raised:
             error = None if isinstance(raised, WeightsLostError) else raised
             step.answer.set_exception(raised)
-
-
-def _plain(batch: RolloutBatch) -> dict[str, Any]:
-    """Without classes, which ``torch.load`` would refuse."""
-    return {**vars(batch), "boots": sorted(batch.boots)}
-
-
-def _rollout(values: dict) -> RolloutBatch:
-    return RolloutBatch(**{**values, "boots": frozenset(values["boots"])})

@@ -83,15 +83,13 @@ class Server:
         return health
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
-        """
-        Raises:
-            ServerLostError, ServerRefusedError: it has no completions.
-        """
+        """Its completions. Raises what ``health`` does."""
         return self._request("POST", "/sample", SampleAnswer, self.deadline, pack(request))
 
-    def put(self, request: WeightsRequest) -> None:
-        """Hands over a part of the weights."""
+    def put(self, request: WeightsRequest) -> int | None:
+        """Hands over a part of the weights. Returns the version that the server then has."""
         self.version = self._request("POST", "/weights", Health, self.deadline, pack(request)).version
+        return self.version
 
     def sleep(self) -> None:
         """Has it release the memory of its GPU. The next request wakes it."""
@@ -106,12 +104,10 @@ class Server:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             content = answer.read()
-        except TimeoutError:
-            raise ServerLostError(
-                f"{self.address}: no answer to {path} in {time.monotonic() - started:.0f} s (--vllm_deadline)"
-            ) from None
         except (OSError, HTTPException) as error:
-            raise ServerLostError(f"{self.address}: {path}: {type(error).__name__}: {error}") from None
+            after = f"{time.monotonic() - started:.0f} of at most {seconds:g} s"
+            reason = f"{type(error).__name__}: {error}"
+            raise ServerLostError(f"{self.address}: no answer to {path} after {after}: {reason}") from None
         finally:
             connection.close()
         reason = content[:1000].decode(errors="replace")
@@ -206,16 +202,13 @@ class Servers:
             shares = [(each, left[(n - first) % len(able) :: len(able)]) for n, each in enumerate(able)]
             shares = [(server, share) for server, share in shares if share]
             outcomes = in_parallel(answered, shares)
-            answers += [(share, found) for (_, share), found in zip(shares, outcomes, strict=True) if _came(found)]
+            sent = zip(shares, outcomes, strict=True)
+            answers += [(share, found) for (_, share), found in sent if isinstance(found, SampleAnswer)]
             left = sorted(set(left) - {number for share, _ in answers for number in share})
             if not left:
                 return answers
-            reasons = "; ".join(str(each) for each in outcomes if not _came(each))
+            reasons = "; ".join(str(each) for each in outcomes if isinstance(each, ServerLostError))
         raise EngineLostError(f"{len(left)} prompts were sent {TRIES} times and not answered: {reasons}")
-
-
-def _came(outcome: object) -> bool:
-    return not isinstance(outcome, ServerLostError)
 
 
 def in_parallel(work: Callable, items: Sequence) -> list:

@@ -29,7 +29,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.positions import first_positions
 from qwenvl.model.sharding import is_partitioned, sharded_modules
-from qwenvl.model.sharing.linear_attention import SlotStates
+from qwenvl.model.sharing.linear_attention import State
 from qwenvl.model.sharing.prefix_cache import Parked, PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
 from qwenvl.rollout.engine import Drawing, SamplingParams
@@ -218,20 +218,17 @@ def _prefill(model: nn.Module, prompts: PromptInputs, cache: PrefixCache) -> Ten
 
 
 class DecodeStep:
-    """The decode step of all unfinished completions.
+    """The decode step of all unfinished completions, after the first forward of the cache.
 
     Completions are in the P x G slots of the cache. Finished ones leave it as soon as the grid can be smaller: with one
     prompt at once, with several as soon as no other prompt has as many completions.
+
+    Args:
+        compiled: run each layer through ``torch.compile``. The cache must have fixed sizes then.
+        cuda_graph: replay the forward as a CUDA graph. The cache must have fixed sizes then.
     """
 
     def __init__(self, model: nn.Module, cache: PrefixCache, compiled: bool, cuda_graph: bool):
-        """
-        Args:
-            model: the bare transformers model.
-            cache: after its first forward, that of the prompts.
-            compiled: run each layer through ``torch.compile``. The cache must have fixed sizes then.
-            cuda_graph: replay the forward as a CUDA graph. The cache must have fixed sizes then.
-        """
         self._model, self._cache, self._compiled, self._cuda_graph = model, cache, compiled, cuda_graph
         self._run: Callable[..., Tensor] = GraphedForward(self._forward) if cuda_graph else self._forward
         self._slots = cache.filled  # of each completion
@@ -302,30 +299,15 @@ class GraphedForward:
         return self._out
 
 
-def require_compiler(device: torch.device) -> None:
-    """Compiles and runs one addition.
-
-    Raises:
-        RuntimeError: if that fails, saying what is missing.
-    """
-    try:
-        torch.compile(lambda x: x + 1)(torch.ones(4, device=device))
-    except Exception as error:  # a missing compiler raises many kinds
-        raise RuntimeError(
-            f"decoding cannot be compiled on this machine: torch.compile failed: {str(error).splitlines()[0]}. "
-            "On a CPU it needs a C++ compiler (g++), on a GPU Triton; or leave out --compile_decoding."
-        ) from error
-
-
 @contextmanager
 def _compiled_layers(model: nn.Module, cache: PrefixCache) -> Iterator[None]:
     """Context manager with compiled layers. All of them share one compilation, of a layer and its part of the cache."""
     layers = model.model.language_model.layers
     for number, layer in enumerate(layers):
         own = cache.of(number)
-        if isinstance(own, SlotStates):  # a size that happens to be P or G would be taken for it
-            for state in (own.inputs, own.matrices):
-                torch._dynamo.mark_static(state, list(range(2, state.dim())))
+        if isinstance(own, State):  # a size that happens to be P or G would be taken for it
+            for each in own.known():
+                torch._dynamo.mark_static(each, list(range(2, each.dim())))
         layer.forward = partial(_compiled_layer, layer, own)
     try:
         yield

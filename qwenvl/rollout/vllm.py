@@ -17,8 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from qwenvl.data.seeds import stable_random
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.model.loading import evaluating, part_of, unwrap
-from qwenvl.model.merging import adapters_of, plain_name, with_adapters
+from qwenvl.model.loading import adapters_of, evaluating, part_of, plain_name, unwrap, with_adapters
 from qwenvl.rollout.engine import SamplingParams, no_completions, on_device, split_rollouts
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import SamplingOptions
@@ -322,8 +321,15 @@ def give_weights(policy: nn.Module, version: int, servers: Sequence[tuple[Server
     Raises:
         ServerRefusedError: a server was started with another model, or does not take the weights.
     """
+    bare = unwrap(policy)
+    tied = "lm_head.weight" not in dict(bare.named_parameters())  # which lists a tensor once
     for server, health in servers:
-        _require_same_model(policy, server, health)
+        for name, own in architecture(bare.config, tied).items():
+            if (found := health.architecture.get(name)) != own:
+                raise ServerRefusedError(
+                    f"{server.address}: it was started with {health.model}: its {name} is {found}, the policy's {own}; "
+                    "start it with the checkpoint that the run starts from"
+                )
     lost: list[ServerLostError] = []
     for dtype in {health.dtype for _, health in servers}:
         left = [server for server, health in servers if health.dtype == dtype]
@@ -340,14 +346,3 @@ def give_weights(policy: nn.Module, version: int, servers: Sequence[tuple[Server
 
 def _put(request: WeightsRequest, server: Server) -> None:
     server.put(replace(request, tensors={}) if server.shares_memory else replace(request, path=None))
-
-
-def _require_same_model(policy: nn.Module, server: Server, health: Health) -> None:
-    bare = unwrap(policy)
-    tied = "lm_head.weight" not in dict(bare.named_parameters())  # which lists a tensor once
-    for name, own in architecture(bare.config, tied).items():
-        if (found := health.architecture.get(name)) != own:
-            raise ServerRefusedError(
-                f"{server.address}: it was started with {health.model}: its {name} is {found}, the policy's {own}; "
-                "start it with the checkpoint that the run starts from"
-            )

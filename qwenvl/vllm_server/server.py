@@ -66,11 +66,7 @@ class SamplingServer:
     """
 
     def __init__(self, model: str, *, sleeps: bool = False):
-        """
-        Args:
-            model: the checkpoint.
-            sleeps: the engine can release its memory.
-        """
+        """``model`` is the checkpoint. ``sleeps``: the engine can release its memory."""
         self.boot = secrets.token_hex(8)
         self.version: int | None = 0
         self.raised: str | None = None

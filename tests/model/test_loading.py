@@ -160,13 +160,10 @@ def test_other_models_are_refused_by_us(tmp_path, monkeypatch, name, reason):
 
 def test_experts_that_zero3_would_turn_twice_are_refused(tiny_checkpoint, monkeypatch):
     """As found with two processes: the shapes that tell which way a matrix lies are empty there."""
-    monkeypatch.setattr(transformers.integrations, "is_deepspeed_zero3_enabled", lambda: True)
     error = RuntimeError("size mismatch for mlp.experts.gate_up_proj")
     monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", Mock(side_effect=error))
-    with pytest.raises(ValueError, match=r"only as they were published, .*: use --fsdp, ZeRO-2"):
+    with pytest.raises(MisfitError, match=r"size mismatch for mlp.*or use --fsdp or ZeRO-2: .* as they were published"):
         load_model(tiny_checkpoint("qwen3_vl_moe"))
-    with pytest.raises(MisfitError, match="do not fit the model: size mismatch for mlp"):
-        load_model(tiny_checkpoint("qwen3_vl"))
 
 
 def test_an_adapter_alone_names_its_model(tiny_pair, tmp_path):
@@ -265,7 +262,7 @@ def test_what_is_no_checkpoint_is_named(load, tmp_path, monkeypatch):
             load(path)
     with pytest.raises(FileNotFoundError, match="a file; expected the folder of a model"):
         load(__file__)
-    with pytest.raises(OSError, match=r"^org/none: no such folder, (and no model of this name|not in the cache)"):
+    with pytest.raises(OSError, match=r"^org/none: no such folder, and no model of this name"):
         load("org/none")
     with pytest.raises(FileNotFoundError, match=rf"^{tmp_path}: no config.json in it; expected a folder that holds"):
         load_model(tmp_path)

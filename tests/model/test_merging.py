@@ -4,8 +4,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from qwenvl.model.loading import lora_config, unwrap
-from qwenvl.model.merging import merged_weights
+from qwenvl.model.loading import lora_config, merged_weights, unwrap
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.rollout.vllm import policy_weights
 

@@ -12,7 +12,8 @@ from torch._inductor.utils import fresh_cache
 from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.rollout import shared_sampling
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.shared_sampling import SharedSampler, require_compiler
+from qwenvl.rollout.local import SharedPrefixEngine
+from qwenvl.rollout.shared_sampling import SharedSampler
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
@@ -60,10 +61,11 @@ def test_tokens_and_logprobs_of_the_stock_step(family, layers, backend, random_p
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-def test_without_a_compiler_the_flag_is_named():
+def test_without_a_compiler_the_flag_is_named(tiny_pair):
+    model, processor = tiny_pair()
     with (
         inductor.config.patch({"cpp.cxx": ("/no/compiler",)}),
         fresh_cache(),
         pytest.raises(RuntimeError, match=r"No working C\+\+ compiler.*leave out --compile_decoding"),
     ):
-        require_compiler(torch.device("cpu"))
+        SharedPrefixEngine(processor.tokenizer, model).compile(torch.device("cpu"))

@@ -14,10 +14,10 @@ from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalEngine
+from qwenvl.rollout.servers import Server
 from qwenvl.rollout.vllm import prompts_for_server
 from qwenvl.types import RolloutBatch
 from qwenvl.vllm_server.wire import SampleAnswer, SampleRequest
-from tests.vllm_server.serving import Client
 
 # vLLM's attention on a CPU takes no heads of 16.
 WIDE = {"hidden_size": 128, "initializer_range": 0.1}
@@ -124,7 +124,7 @@ class Policy:
 
 
 def local_and_server(
-    policy: Policy, client: Client, inputs: PromptInputs, params: SamplingParams, version: int = 0
+    policy: Policy, client: Server, inputs: PromptInputs, params: SamplingParams, version: int = 0
 ) -> tuple[RolloutBatch, SampleAnswer]:
     """Greedy completions of both, which must be the same tokens with log-probs that differ by less than 1e-4."""
     local = policy.local.draw(policy.model, inputs, 1, params, seed=0)

@@ -1,4 +1,4 @@
-"""Servers for tests: a client of a few lines, the real server around an engine without a model, and real vLLM."""
+"""Servers for tests: the real server around an engine without a model, and real vLLM."""
 
 from __future__ import annotations
 
@@ -7,47 +7,20 @@ import signal
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 from safetensors.torch import load_file
 
+from qwenvl.rollout.servers import Server
 from qwenvl.vllm_server.server import SamplingServer, Web
-from qwenvl.vllm_server.wire import Health, Refusal, SampleAnswer, SampleRequest, WeightsRequest, pack, secret, unpack
+from qwenvl.vllm_server.wire import Health, SampleAnswer, SampleRequest, secret
 
 ROOT = Path(__file__).resolve().parents[2]
 # Little memory, and weights as the trainer of the tests has them.
 SMALL = ("--cache_gb", "0.0625", "--max_model_len", "2048", "--max_num_seqs", "16", "--dtype", "float32")
-
-
-@dataclass(frozen=True)
-class Client:
-    """Sends requests to the server at ``url``, and raises its refusals."""
-
-    url: str
-    token: str = field(default_factory=secret)
-
-    def health(self) -> Health:
-        return unpack(Health, self.send("/health"))
-
-    def sample(self, request: SampleRequest, deadline: float = 300.0) -> SampleAnswer:
-        return unpack(SampleAnswer, self.send("/sample", pack(request), deadline))
-
-    def weights(self, request: WeightsRequest) -> Health:
-        return unpack(Health, self.send("/weights", pack(request)))
-
-    def send(self, path: str, body: bytes | None = None, deadline: float = 300.0) -> bytes:
-        headers = {"Authorization": f"Bearer {self.token}", "Deadline": str(deadline)}
-        request = urllib.request.Request(self.url + path, data=body, headers=headers)
-        try:
-            with urllib.request.urlopen(request, timeout=300) as answer:
-                return answer.read()
-        except urllib.error.HTTPError as error:
-            raise Refusal(error.read().decode(), error.code) from None
 
 
 class FakeEngine:
@@ -93,7 +66,7 @@ class FakeEngine:
 
 @contextmanager
 def serving(engine: FakeEngine, *, sleeps: bool = False):
-    """The real server around ``engine``, and its address. ``server.exit`` is replaced: no process ends."""
+    """The real server around ``engine``, and a client of it. ``server.exit`` is replaced: no process ends."""
     server = SamplingServer("tiny", sleeps=sleeps)
     server.exit = lambda: None
     server.load(lambda: engine)
@@ -101,7 +74,7 @@ def serving(engine: FakeEngine, *, sleeps: bool = False):
         thread = threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
-            yield server, web.url
+            yield server, Server(urlsplit(web.url).netloc)
         finally:
             engine.gate.set()
             web.shutdown()
@@ -111,7 +84,6 @@ class ServerProcess:
     """``scripts/serve_vllm.sh``'s server with real vLLM, ready when this returns.
 
     Attributes:
-        url: where it listens.
         client: sends requests to it.
     """
 
@@ -133,8 +105,7 @@ class ServerProcess:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the server ended with {self.process.returncode}: {self.output()[-4000:]}")
             time.sleep(0.1)
-        self.url = ready.read_text()
-        self.client = Client(self.url)
+        self.client = Server(urlsplit(ready.read_text()).netloc, 300.0)
 
     def health(self) -> Health:
         return self.client.health()

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.vllm_server.wire import Refusal, WeightsRequest
+from qwenvl.rollout.servers import ServerLostError, ServerRefusedError
+from qwenvl.vllm_server.wire import WeightsRequest
 from tests.vllm_server.policy import WIDE, Policy, local_and_server
 
 pytestmark = pytest.mark.vllm
@@ -203,8 +204,8 @@ def test_weights_that_were_sent_sample_and_nothing_old_is_left(served, tmp_path)
     for version in (1, 2):
         path = tmp_path / "weights.safetensors"
         save_file(policy.change(), path)
-        assert client.weights(WeightsRequest(version, 0, True, path=str(path))).version == version
-        with pytest.raises(Refusal, match=f"version {version - 1}, the server has version {version}"):
+        assert client.put(WeightsRequest(version, 0, True, path=str(path))) == version
+        with pytest.raises(ServerLostError, match=f"version {version - 1}, the server has version {version}"):
             client.sample(policy.request(prompts, GREEDY, version=version - 1))
         _, answer = local_and_server(policy, client, prompts, GREEDY, version=version)
         assert answer.cached_tokens == 0 and answer.version == version
@@ -223,18 +224,18 @@ def test_weights_in_parts(served):
         for part, start in enumerate(range(0, len(names), 5)):
             tensors = {name: weights[name] for name in names[start : start + 5]}
             end = last and start + 5 >= len(names)
-            health = client.weights(WeightsRequest(version, part, end, tensors=tensors))
-        return health.version
+            given = client.put(WeightsRequest(version, part, end, tensors=tensors))
+        return given
 
     given_up = {name: torch.ones_like(value) for name, value in policy.change().items() if "layers.1" not in name}
     assert give(3, given_up, last=False) is None
-    with pytest.raises(Refusal, match="the server has a part of a version"):
+    with pytest.raises(ServerLostError, match="the server has a part of a version"):
         client.sample(policy.request(prompts, GREEDY, version=3))
     weights = policy.change()
     assert give(4, weights) == 4
     local_and_server(policy, client, prompts, GREEDY, version=4)
     del weights["model.language_model.layers.1.self_attn.k_proj.weight"]
-    with pytest.raises(Refusal, match=r"1 parameters were not among all weights: .*layers\.1\.self_attn\.qkv_proj, "):
+    with pytest.raises(ServerRefusedError, match=r"1 parameters were not among .*layers\.1\.self_attn\.qkv_proj, "):
         give(5, weights)
     assert client.health().version is None
     assert give(6, policy.change()) == 6

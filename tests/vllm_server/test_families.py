@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from string import ascii_letters
-from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from qwenvl.rollout.vllm import VllmEngine
 from qwenvl.vllm_server.wire import WeightsRequest
 from tests.rollout.served import Scripted
 from tests.vllm_server.policy import WIDE, Policy, local_and_server
-from tests.vllm_server.serving import Client
 
 pytestmark = pytest.mark.vllm
 
@@ -36,14 +34,14 @@ def test_a_family_samples_as_the_local_engine_does_before_and_after_a_sync(famil
     local_and_server(policy, client, together, GREEDY)
     weights = policy.change()
     assert "lm_head.weight" in weights
-    client.weights(WeightsRequest(1, 0, True, tensors=weights))
+    client.put(WeightsRequest(1, 0, True, tensors=weights))
     local_and_server(policy, client, together, GREEDY, version=1)
     assert_looks(policy, client, together)
     likely = policy.change()
     with torch.no_grad():  # a banned token far above all others, where it is above them
         policy.model.lm_head.weight[policy.local.vision_ids[0]] *= 1000
     likely["lm_head.weight"] = policy.model.lm_head.weight.detach()
-    client.weights(WeightsRequest(2, 0, True, tensors=likely))
+    client.put(WeightsRequest(2, 0, True, tensors=likely))
     local = policy.local.draw(policy.model, together, 1, GREEDY, seed=0)
     answer = client.sample(policy.request(together, GREEDY, version=2))
     assert answer.ids == [
@@ -52,12 +50,12 @@ def test_a_family_samples_as_the_local_engine_does_before_and_after_a_sync(famil
     assert float(local.logprobs.min()) < -200  # so sure it was of the banned one
 
 
-def assert_looks(policy: Policy, client: Client, prompts: PromptInputs) -> None:
+def assert_looks(policy: Policy, client: Server, prompts: PromptInputs) -> None:
     """Greedy completions with looks are those of the local engine. A letter ends a turn."""
     params = SamplingParams(40, temperature=0.0, stop_strings=tuple(ascii_letters))
     looks = [policy.prompt(3, (1, 4, 4, 0.5)), policy.prompt((4, 6)), policy.prompt(4), policy.prompt((2, 4, 6, 0.3))]
     script = Scripted([looks[:3], [], looks[3:]], least=1)
-    engine = VllmEngine(policy.local, Servers([Server(urlsplit(client.url).netloc)], patience=10.0))
+    engine = VllmEngine(policy.local, Servers([client], patience=10.0))
     engine.sync(policy.model, 0)
     (rollout,) = engine.sample(policy.model, [prompts], 1, params, 0, script.select(range(3)))
     local = policy.local.draw(policy.model, prompts, 1, params, 0, script)

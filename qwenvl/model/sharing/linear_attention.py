@@ -30,6 +30,8 @@ from qwenvl.model.sharing.varlen import Spans
 class State:
     """The recurrent state of each row, with the methods that stock layers call of a cache of transformers.
 
+    In sampling the rows are P x G, for the completions of the P prompts.
+
     Attributes:
         inputs: of the convolution, the last K of them, rows x channels x K. None before the first token.
         matrices: rows x value heads x key width x value width. None before the first token.
@@ -38,16 +40,36 @@ class State:
     def __init__(self, inputs: Tensor | None = None, matrices: Tensor | None = None):
         self.inputs, self.matrices = inputs, matrices
 
-    def expand(self, group_size: int) -> tuple[Tensor, Tensor]:
-        """``inputs`` and ``matrices`` as rows x G x .., each row G times without a copy.
+    def known(self) -> tuple[Tensor, Tensor]:
+        """``inputs`` and ``matrices``.
 
         Raises:
             ValueError: before the first token.
         """
         if self.inputs is None or self.matrices is None:
             raise ValueError("there is no state before the first token")
-        inputs, matrices = (x[:, None].expand(-1, group_size, *x.shape[1:]) for x in (self.inputs, self.matrices))
+        return self.inputs, self.matrices
+
+    def expand(self, group_size: int) -> tuple[Tensor, Tensor]:
+        """``inputs`` and ``matrices`` as rows x G x .., each row G times without a copy."""
+        inputs, matrices = (x[:, None].expand(-1, group_size, *x.shape[1:]) for x in self.known())
         return inputs, matrices
+
+    def flatten(self) -> State:
+        """Views whose rows are P G, of a state whose rows are P x G."""
+        return State(*(x.flatten(0, 1) for x in self.known()))
+
+    def recur(self, layer: int, forward: Layer, hidden: Tensor) -> Tensor:
+        """Goes on by a token for each slot, P G x 1 x width. Written in operations that a compiler fuses.
+
+        Args:
+            layer: not used. One compiled layer serves all of them.
+        """
+        state = self.flatten()
+        out = forward(hidden, cache_params=state)
+        for kept, after in zip(self.known(), state.known(), strict=True):
+            kept.copy_(after.view(kept.shape))
+        return out
 
     def get_conv_state(self, layer_idx: int, **which: int) -> Tensor | None:
         """What transformers calls ``inputs``."""
@@ -179,38 +201,3 @@ class Padding:
         """S x .. -> rows x length x .., zeros where there is no token."""
         batch = row.new_zeros(self.rows * self.length, *row.shape[1:]).index_copy(0, self.places, row)
         return batch.unflatten(0, (self.rows, self.length))
-
-
-@dataclass(frozen=True)
-class SlotStates:
-    """The states of P x G completions in one layer, for sampling.
-
-    Attributes:
-        inputs: P x G x channels x K.
-        matrices: P x G x value heads x key width x value width.
-    """
-
-    inputs: Tensor
-    matrices: Tensor
-
-    @classmethod
-    def of(cls, prompts: State, group_size: int) -> SlotStates:
-        """Those of G completions that begin, from the states after their prompts."""
-        inputs, matrices = prompts.expand(group_size)
-        return cls(inputs.contiguous(), matrices.contiguous())
-
-    def select(self, slots: Tensor) -> SlotStates:
-        """Those of the completions ``slots``, P' x G' of the P G."""
-        return SlotStates(self.inputs.flatten(0, 1)[slots], self.matrices.flatten(0, 1)[slots])
-
-    def recur(self, layer: int, forward: Layer, hidden: Tensor) -> Tensor:
-        """Goes on by a token for each slot, P G x 1 x width. Written in operations that a compiler fuses.
-
-        Args:
-            layer: not used. One compiled layer serves all of them.
-        """
-        state = State(self.inputs.flatten(0, 1), self.matrices.flatten(0, 1))
-        out = forward(hidden, cache_params=state)
-        for kept, after in ((self.inputs, state.inputs), (self.matrices, state.matrices)):
-            kept.copy_(after.view(kept.shape))
-        return out
