@@ -1,18 +1,26 @@
-"""Each prompt computed once: the draws of ``generate``, completions that leave the batch, and what is waited for."""
+"""Each prompt computed once: the draws of ``generate``, the compiled step, and what long prompts and the host cost."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import _inductor as inductor
+from torch._inductor.utils import fresh_cache
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import GenerationConfig
 
 from qwenvl.demo.tiny import make_model, make_processor
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.positions import position_rule, prompt_positions
+from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import encode_vision
 from qwenvl.rollout import shared_sampling
 from qwenvl.rollout.engine import SamplingParams
+from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.rollout.shared_sampling import SharedSampler
 
 WORDS = ["tvi", "t", "vit", "v"]
@@ -163,3 +171,109 @@ def test_a_cuda_graph_draws_the_tokens_of_the_eager_step(family, autocast, rando
         torch.testing.assert_close(eager[1].logprobs[:, 0], graph[1].logprobs[:, 0], rtol=0, atol=1e-2)
         if not autocast:
             assert torch.equal(eager[0], graph[0])
+
+
+# ---- a compiled step
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+
+
+def draw(model, prompts, group_size, end_ids, compiled):
+    return SharedSampler(
+        model,
+        prompts,
+        group_size,
+        SamplingParams(8, temperature=0.0),
+        suppress=[],
+        end_ids=end_ids,
+        pad_id=0,
+        compiled=compiled,
+    ).first()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("family", "layers", "backend"),
+    [
+        ("qwen2_5_vl", 1, "inductor"),
+        ("qwen3_5", 3, "eager"),  # the graphs and their guards, without C++, which takes a minute
+        *(pytest.param(family, 3, "inductor", marks=pytest.mark.slow) for family in ("qwen3_5", "qwen3_5_moe")),
+    ],
+)
+def test_tokens_and_logprobs_of_the_stock_step(family, layers, backend, random_prompts, monkeypatch):
+    forward = torch.compile(shared_sampling._forward, dynamic=True, backend=backend)
+    monkeypatch.setattr(shared_sampling, "_compiled_forward", lambda: forward)
+    model = make_model(family, make_processor(family), num_layers=layers, initializer_range=0.25).requires_grad_(False)
+    # Two compilations for each kind of layer, for several prompts and for one: a size of 1 is always compiled by
+    # itself. A batch of several comes down to one where the completions of all others have ended. Any other
+    # compilation, for numbers of prompts and completions, for lengths or for strides, is an error.
+    torch._dynamo.reset()
+    most = 2 * len(set(model.config.text_config.layer_types))
+    with torch._dynamo.config.patch(recompile_limit=most, fail_on_recompile_limit_hit=True):
+        for words, group_size in ((["tvi", "t", "vit", "v"], 3), (["tvt", "t"], 5), (["tv"], 4)):
+            prompts = random_prompts(model, words)
+            free, _ = draw(model, prompts, group_size, [], compiled=False)
+            for end_ids in ([], free[::2, 2].unique().tolist()):
+                expected = draw(model, prompts, group_size, end_ids, compiled=False)
+                actual = draw(model, prompts, group_size, end_ids, compiled=True)
+                assert torch.equal(actual[0], expected[0])
+                torch.testing.assert_close(actual[1].logprobs, expected[1].logprobs, rtol=0, atol=1e-4)
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_without_a_compiler_the_flag_is_named(tiny_pair):
+    model, processor = tiny_pair()
+    with (
+        inductor.config.patch({"cpp.cxx": ("/no/compiler",)}),
+        fresh_cache(),
+        pytest.raises(RuntimeError, match=r"No working C\+\+ compiler.*leave out --compile_decoding"),
+    ):
+        SharedPrefixEngine(processor.tokenizer, model).compile(torch.device("cpu"))
+
+
+# ---- a long prompt
+
+PAIRS = 300  # so that a prompt is longer than anything is wide
+
+
+class Made(TorchDispatchMode):
+    """The tensors that operations make, views among them: their shapes and types."""
+
+    def __init__(self):
+        super().__init__()
+        self.tensors: set[tuple[tuple[int, ...], torch.dtype]] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.tensors |= {(tuple(x.shape), x.dtype) for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
+        return out
+
+
+def long_prompt(model) -> PromptInputs:
+    """A video of many pairs of small frames, four tokens each, and some text."""
+    config, grid = model.config, torch.tensor([[PAIRS, 4, 4]])
+    ids = [config.vision_start_token_id, *[config.video_token_id] * (4 * PAIRS), config.vision_end_token_id, *range(9)]
+    tokens = torch.tensor([ids])
+    mask = torch.ones_like(tokens)
+    positions = prompt_positions(position_rule(config), tokens, mask, None, grid, torch.tensor([0.5]))
+    pixels = torch.randn(PAIRS * 16, 3 * 2 * 14 * 14)
+    return PromptInputs(tokens, mask, positions, None, None, pixels, grid, [0], [1])
+
+
+def test_nothing_grows_with_the_square_of_a_prompt_nor_with_group_times_prompt():
+    processor = make_processor("qwen2_5_vl")
+    model = make_model("qwen2_5_vl", processor)
+    model.model.visual.requires_grad_(False)
+    prompt = long_prompt(model)
+    long = prompt.input_ids.shape[1]
+    engine = SharedPrefixEngine(processor.tokenizer, model)
+    with Made() as made:
+        encoded = encode_vision(model, prompt)
+        (rollout,) = engine.sample(model, [encoded], 8, SamplingParams(3), 0)
+        model.train()
+        shared_prefix.completion_logprobs(
+            model, encoded, rollout.completion_ids, rollout.completion_mask, temperature=1.0, logit_chunk_tokens=64
+        ).sum().backward()
+    assert not [shape for shape, _ in made.tensors if sum(size >= long for size in shape) > 1]
+    whole = [shape for shape, dtype in made.tensors if not dtype.is_floating_point and dtype != torch.bool]
+    assert max(map(torch.Size.numel, map(torch.Size, whole))) < 8 * long

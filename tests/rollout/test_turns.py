@@ -69,8 +69,11 @@ def test_greedy_tokens_equal_those_of_full_forwards(sample, family, engine):
         logits = model(**vars_of(model, row)).logits[0]
         tokens = rollout.whole.attention_mask[n].sum()
         expected = logits[-tokens - 1 : -1]
+        plain = expected.log_softmax(-1)
         expected[:, [model.config.to_dict()[f"{kind}_token_id"] for kind in VISION]] = -torch.inf
-        own = rollout.completion_mask[n, :tokens]
+        own, ids = rollout.completion_mask[n, :tokens], rollout.completion_ids[n, :tokens, None]
+        found = rollout.logprobs[n, :tokens]
+        torch.testing.assert_close(found[own], plain.gather(1, ids)[own, 0], rtol=1e-4, atol=1e-4)
         assert torch.equal(expected.argmax(-1)[own], rollout.completion_ids[n, :tokens][own])
     assert_logprobs(model, prompts, rollout, 1.0)
 

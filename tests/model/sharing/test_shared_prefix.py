@@ -10,7 +10,6 @@ from qwenvl.model import logprobs
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import apply_tuning, lora_config
 from qwenvl.model.options import LoraOptions, TuneOptions
-from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.sharing import shared_prefix
 
 MIXES = {
@@ -91,24 +90,6 @@ def test_completions_with_media_that_were_appended_equal_the_plain_path(family, 
     prompts = random_prompts(model, ["titv", "t"])
     completions, whole = with_looks(model, prompts, random_prompts, LOOKS)
     assert max(largest_errors(model, prompts, completions, whole)) < 1e-9
-
-
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_a_completion_with_media_has_the_log_probs_of_one_forward_of_its_row(family, exact_model, random_prompts):
-    """Positions too: those of prompt and completion as one text."""
-    model = exact_model(family)
-    prompts = random_prompts(model, ["tvt"])
-    (ids, sampled), whole = with_looks(model, prompts, random_prompts, ["tvtitvt"])
-    got = shared_prefix.completion_logprobs(
-        model, prompts, ids, sampled, temperature=1.0, logit_chunk_tokens=9, whole=whole
-    )
-    row = prompts.followed_by(whole)
-    seconds = torch.full((len(row.video_grid_thw),), 0.75)
-    media = row.image_grid_thw, row.video_grid_thw, seconds
-    positions = prompt_positions(position_rule(model.config), row.input_ids, row.attention_mask, *media)
-    logits = model(input_ids=row.input_ids, position_ids=positions, **row.vision()).logits
-    expected = logits.log_softmax(-1)[:, :-1].gather(2, row.input_ids[:, 1:, None])[:, -ids.shape[1] :, 0]
-    torch.testing.assert_close(got[sampled], expected[sampled], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
