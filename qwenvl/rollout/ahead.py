@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -144,8 +145,8 @@ class AheadEngine:
         step = PendingStep(version, arguments[-1], arguments)
         self._requests.put((step, self.request(model, *arguments)))
         if self._thread is None:
-            how = {"args": (self._requests,), "name": "sampling-ahead", "daemon": True}
-            self._thread = threading.Thread(target=_make, **how)
+            make = partial(_make, self._requests)
+            self._thread = threading.Thread(target=make, name="sampling-ahead", daemon=True)
             self._thread.start()
         return step
 

@@ -20,7 +20,7 @@ from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import encode_vision
 from qwenvl.rollout import shared_sampling
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.local import SharedPrefixEngine
+from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine, padded_with_own
 from qwenvl.rollout.shared_sampling import SharedSampler
 
 WORDS = ["tvi", "t", "vit", "v"]
@@ -77,12 +77,15 @@ def test_completions_that_end_leave_the_batch_and_change_nothing(random_prompts,
 )
 def test_the_same_seed_draws_the_tokens_of_generate(settings, random_prompts):
     model = tiny()
-    prompts = random_prompts(model, WORDS)
+    prompts = padded_with_own(random_prompts(model, WORDS))
     torch.manual_seed(5)
     expected = plain(model, prompts, do_sample=True, max_new_tokens=NEW, **{"top_k": 0} | settings)
     torch.manual_seed(5)
     ids, _ = shared(model, prompts, **settings)
     assert torch.equal(ids, expected)
+    engine = LocalEngine(make_processor("qwen2_5_vl").tokenizer, model)
+    engine.vision_ids = engine.end_ids = []
+    assert torch.equal(engine.draw(model, prompts, GROUP, SamplingParams(NEW, **settings), 5).completion_ids, expected)
 
 
 class Waits(TorchDispatchMode):

@@ -145,8 +145,8 @@ class _Resuming:
             for place, n in enumerate(rows):
                 out[0, spans[n]] = made[place]
                 after[n] = State(*(x[place] for x in state.known()))
-        rows = map(torch.stack, zip(*(each.known() for each in after), strict=True))
-        return out, State(*(x[self.grid] for x in rows))
+        stacked = map(torch.stack, zip(*(each.known() for each in after), strict=True))
+        return out, State(*(x[self.grid] for x in stacked))
 
 
 class PrefixCache:
