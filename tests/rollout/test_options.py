@@ -42,9 +42,3 @@ def test_addresses():
 def test_what_has_no_effect_is_refused(settings, told):
     with pytest.raises(ValueError, match=told):
         SamplingOptions(**settings)
-
-
-def test_which_engines_have_weights_of_their_own():
-    assert not SamplingOptions().engine_has_own_weights
-    assert SamplingOptions(rollout_engine="vllm_colocate").engine_has_own_weights
-    assert SamplingOptions(rollout_engine="vllm_server", vllm_server=["a:1", "b:2"]).engine_has_own_weights

@@ -127,20 +127,17 @@ def test_processes_lose_weights_together_unless_one_lost_more(scene, monkeypatch
         assert type(raised.value) is kind
 
 
-@pytest.mark.parametrize(
-    ("other", "told"),
-    [
+def test_another_model(tiny_pair, fake):
+    model, processor = tiny_pair()
+    for other, told in (
         ({"family": "qwen3_vl"}, "its model type is qwen3_vl, the policy's qwen2_5_vl"),
         ({"num_layers": 3}, "its num_hidden_layers is 3, the policy's 2"),
         ({"tie_word_embeddings": False}, "its head tied to the embeddings is False, the policy's True"),
-    ],
-)
-def test_another_model(tiny_pair, fake, other, told):
-    model, processor = tiny_pair()
-    server = fake(**other)
-    with pytest.raises(ServerRefusedError, match=told):
-        engine_of(model, processor, [server]).sync(model, 0)
-    assert not server.given
+    ):
+        server = fake(**other)
+        with pytest.raises(ServerRefusedError, match=told):
+            engine_of(model, processor, [server]).sync(model, 0)
+        assert not server.given
 
 
 # ---- a server in a child process

@@ -249,7 +249,8 @@ class PrefixCache:
             self._of_completions[layer] = tuple(resuming.laid_out(layer, n, x, more) for n, x in enumerate((k, v)))
             return resuming.attend(layer, q, k, v, scale)
         room = (prompts, k.shape[1], group_size, self._capacity, k.shape[2])
-        self._of_prompts[layer] = self._padded(k), self._padded(v)
+        # P x heads x L x D, zeros where a prompt has ended.
+        self._of_prompts[layer] = tuple(_laid_out(self._padding.pad(x).transpose(1, 2)) for x in (k, v))
         self._of_completions[layer] = k.new_zeros(room), v.new_zeros(room)
         if self._kept is not None:
             self._kept[layer] = self._of_prompts[layer]
@@ -333,10 +334,6 @@ class PrefixCache:
         own_keys, own_values = (x[:, :, :, : self._length] for x in (own_keys, own_values))
         bias = self._bias[..., : self.prompts.longest + self._length] if self._masked else None
         return LayerCache(keys, values, own_keys, own_values, self._newest, bias)
-
-    def _padded(self, x: Tensor) -> Tensor:
-        """S x heads x D, the prompts end to end -> P x heads x L x D with zeros where a prompt has ended."""
-        return _laid_out(self._padding.pad(x).transpose(1, 2))
 
 
 def _laid_out(x: Tensor) -> Tensor:

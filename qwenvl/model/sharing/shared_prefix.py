@@ -89,9 +89,8 @@ def supports_shared_prefix(model: torch.nn.Module) -> str | None:
     kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
     if others := kinds - {"full_attention", "linear_attention"}:
         return f"layers of type {', '.join(sorted(others))} cannot share a prompt"
-    if config._attn_implementation not in IMPLEMENTATIONS:
-        name, known = config._attn_implementation, " or ".join(IMPLEMENTATIONS)
-        return f"attention {name!r} cannot share a prompt: it takes {known}"
+    if (name := config._attn_implementation) not in IMPLEMENTATIONS:
+        return f"attention {name!r} cannot share a prompt: it takes {' or '.join(IMPLEMENTATIONS)}"
     if dropout := getattr(config, "attention_dropout", 0.0):
         return f"attention_dropout {dropout} is not 0"
     return linear_attention.obstacle() if "linear_attention" in kinds else None
