@@ -145,8 +145,7 @@ class AheadEngine:
         step = PendingStep(version, arguments[-1], arguments)
         self._requests.put((step, self.request(model, *arguments)))
         if self._thread is None:
-            make = partial(_make, self._requests)
-            self._thread = threading.Thread(target=make, name="sampling-ahead", daemon=True)
+            self._thread = threading.Thread(target=partial(_make, self._requests), name="sampling-ahead", daemon=True)
             self._thread.start()
         return step
 
