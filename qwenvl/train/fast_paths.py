@@ -98,8 +98,9 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
             if args.compile_decoding:
                 raise ValueError(f"--compile_decoding cannot be used: {reason}")
         else:
-            device = args.device if args.compile_decoding else None
-            engine = SharedPrefixEngine(tokenizer, bare, token_budget=budget, compile_for=device)
+            engine = SharedPrefixEngine(tokenizer, bare, token_budget=budget)
+            if args.compile_decoding:
+                engine.compile(args.device)
             likelihood = shared_prefix.completion_likelihood
     accept_features(policy)
     if args.engine_has_own_weights:

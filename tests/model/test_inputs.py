@@ -43,13 +43,6 @@ def test_select_takes_media_along_and_cuts_common_padding(exact_model, random_pr
         assert torch.equal(second.position_ids[:, row, kept], prompts.position_ids[:, source, own])
 
 
-def test_repeat_keeps_groups_together(exact_model, random_prompts):
-    prompts = random_prompts(exact_model("qwen2_5_vl"), ["tv", "tt"])
-    rows = prompts.repeat(3)
-    assert torch.equal(rows.input_ids, prompts.input_ids.repeat_interleave(3, dim=0))
-    assert rows.videos_per_prompt == [1, 1, 1, 0, 0, 0] and len(rows.video_grid_thw) == 3
-
-
 def test_bytes_are_what_is_normalised(tiny_pair):
     """``as_bytes`` and a scale by hand make what the builder makes, and images are not scaled as videos are."""
     model, processor = tiny_pair("qwen2_5_vl")
