@@ -296,18 +296,7 @@ def policy_weights(policy: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str,
         if part_of(name) != "llm" or ".lora_" in name:
             continue
         value = with_adapters(parameter.detach(), adapters.get(name, []))
-        for own, part in single_experts(name, value):
-            yield own, part.to("cpu", dtype, copy=True).contiguous()
-
-
-def single_experts(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
-    """The matrices of experts one by one, as checkpoints have them: vLLM takes stacked ones as transposed."""
-    stem, experts, kind = name.partition(".experts.")
-    if not experts:
-        return [(name, weight)]
-    names = ["gate_proj", "up_proj"] if kind == "gate_up_proj" else [kind]
-    parts = ((k, own, part) for k, one in enumerate(weight) for own, part in zip(names, one.chunk(len(names))))
-    return [(f"{stem}.experts.{k}.{own}.weight", part) for k, own, part in parts]
+        yield name, value.to("cpu", dtype, copy=True).contiguous()
 
 
 def in_parts(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[dict[str, Tensor], bool]]:

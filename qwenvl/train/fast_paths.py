@@ -113,7 +113,7 @@ def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine
     from qwenvl.rollout.vllm import vllm_engine
 
     family = family_of(unwrap(policy).config)
-    if family.model_type.startswith("qwen3_5") and args.correction == "none":
+    if family.model_type == "qwen3_5" and args.correction == "none":
         raise ValueError(
             f"--rollout_engine {args.rollout_engine}: vLLM rounds the linear attention of {family.name} to half "
             "precision; weigh its tokens by --importance_correction token_truncate"

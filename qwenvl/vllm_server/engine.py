@@ -77,7 +77,7 @@ class Engine:
             max_num_batched_tokens=max(most, 4096),  # a video with more rows than that would be refused by vLLM
             # A prompt that is cut has its generator set back, which those of a CPU cannot be.
             enable_chunked_prefill=not on_cpu,
-            enable_prefix_caching=not (on_cpu and config.model_type.startswith("qwen3_5")),  # it needs chunked prefill
+            enable_prefix_caching=not (on_cpu and config.model_type == "qwen3_5"),  # it needs chunked prefill
             **limits,
         )
         self.architecture, self.max_model_len = architecture(config), most

@@ -35,7 +35,7 @@ Some = TypeVar("Some")
 Engine = Any  # that of ``engine``, which loads vLLM and imports this file. Tests have another one
 RESTART = 75  # exit status: the engine can't be trusted any more, a new process can (EX_TEMPFAIL of sysexits.h)
 
-NEEDS_TOWER = {"qwen2_vl": False, "qwen2_5_vl": False, "qwen3_vl": True, "qwen3_5": False, "qwen3_5_moe": False}
+NEEDS_TOWER = {"qwen2_vl": False, "qwen2_5_vl": False, "qwen3_vl": True, "qwen3_5": False}
 """The families that the server takes, and whether vLLM must load the vision tower, though no pixels ever reach it:
 without it Qwen3-VL would leave out its deepstack features."""
 
