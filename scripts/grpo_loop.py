@@ -41,7 +41,7 @@ from qwenvl.model.reference import Reference
 from qwenvl.model.sharing.shared_prefix import completion_logprobs
 from qwenvl.model.vision_tower import accept_features, encode_vision
 from qwenvl.rewards import Rubric, build_rubric, reward_columns
-from qwenvl.rollout.engine import EnginePrompts, SamplingParams, real_tokens
+from qwenvl.rollout.engine import SamplingParams, real_tokens
 from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
@@ -83,7 +83,7 @@ def grpo_loss(
         prompts = encode_vision(policy.model, policy.inputs.as_bytes(batch), scales=policy.inputs.scales)
 
         # 3. group: completion n belongs to prompt n // G
-        [rollout] = policy.engine.sample(policy.model, [EnginePrompts(batch, prompts)], group_size, params, seed)
+        [rollout] = policy.engine.sample(policy.model, [prompts], group_size, params, seed)
 
         # 4. rewards: plain functions of the text and the record, compared within each group
         rewards = score(rubric, batch, rollout, group_size)

@@ -13,11 +13,13 @@ from torch.nn.functional import pad
 from qwenvl.model.positions import PositionRule, prompt_positions
 from qwenvl.types import PromptBatch, select_media
 
-MEDIA = ("pixel_values", "pixel_values_videos")
 KINDS_OF_MEDIA = (
     ("pixel_values", "image_grid_thw", "images_per_prompt"),
     ("pixel_values_videos", "video_grid_thw", "videos_per_prompt"),
 )
+"""Fields of ``PromptBatch`` and ``PromptInputs``: patches, grids, counts."""
+VISION = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
+ROWS = ("input_ids", "attention_mask", "position_ids")
 LARGE = 64 * 2**20
 """Bytes of a micro-batch's pixels above which the features of a step wait in the memory of the CPU. For Qwen2.5-VL
 these are the pixels of 14,000 prompt tokens. A step on so many takes seconds, and the copies a small part of one."""
@@ -25,7 +27,7 @@ these are the pixels of 14,000 prompt tokens. A step on so many takes seconds, a
 
 def is_large(batch: PromptBatch) -> bool:
     """Whether the features of its step wait in the memory of the CPU."""
-    return sum(value.nbytes for name in MEDIA if (value := getattr(batch, name)) is not None) > LARGE
+    return sum(value.nbytes for value in (batch.pixel_values, batch.pixel_values_videos) if value is not None) > LARGE
 
 
 @dataclass
@@ -57,17 +59,8 @@ class PromptInputs:
     def of_text(cls, input_ids: Tensor) -> PromptInputs:
         """Prompts of P x L text tokens, without padding or media."""
         counts, positions = [0] * len(input_ids), torch.arange(input_ids.shape[1], device=input_ids.device)
-        return cls(
-            input_ids=input_ids,
-            attention_mask=torch.ones_like(input_ids),
-            position_ids=positions.expand(3, len(input_ids), -1),
-            pixel_values=None,
-            image_grid_thw=None,
-            pixel_values_videos=None,
-            video_grid_thw=None,
-            images_per_prompt=counts,
-            videos_per_prompt=counts,
-        )
+        rows = torch.ones_like(input_ids), positions.expand(3, len(input_ids), -1)
+        return cls(input_ids, *rows, None, None, None, None, counts, counts)
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -90,24 +83,21 @@ class PromptInputs:
             values = [value for part in parts if (value := getattr(part, name)) is not None]
             return torch.cat([value.to(values[0].device) for value in values]) if values else None
 
-        tensors = {name: rows(name) for name in ("input_ids", "attention_mask", "position_ids")}
-        names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
         return cls(
-            **tensors,
-            **{name: media(name) for name in names},
+            **{name: rows(name) for name in ROWS},
+            **{name: media(name) for name in VISION},
             images_per_prompt=[count for part in parts for count in part.images_per_prompt],
             videos_per_prompt=[count for part in parts for count in part.videos_per_prompt],
         )
 
     def vision(self) -> dict[str, Tensor]:
         """The vision arguments of a forward, those that are there, on the device of the prompts."""
-        names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
         device = self.input_ids.device  # media may wait on the CPU
-        return {name: value.to(device) for name in names if (value := getattr(self, name)) is not None}
+        return {name: value.to(device) for name in VISION if (value := getattr(self, name)) is not None}
 
-    def with_media_on_host(self) -> PromptInputs:
-        """The same prompts, with pixels or features in the memory of the CPU until their turn."""
-        media = {name: value.cpu() for name in MEDIA if (value := getattr(self, name)) is not None}
+    def media_to(self, kind: str | torch.dtype) -> PromptInputs:
+        """The same prompts, with pixels or features on another device, or of another type."""
+        media = {name: value.to(kind) for name, *_ in KINDS_OF_MEDIA if (value := getattr(self, name)) is not None}
         return replace(self, **media)
 
     def moved(self, by: int | Tensor) -> PromptInputs:
@@ -118,7 +108,7 @@ class PromptInputs:
         """Each row with the row of the same number of ``others`` behind it, and the media of both in this order."""
         tensors = {
             name: torch.cat([getattr(self, name), getattr(others, name).to(getattr(self, name))], dim=-1)
-            for name in ("input_ids", "attention_mask", "position_ids")
+            for name in ROWS
         }
         media: dict[str, Any] = {}
         for values, grids, counts in KINDS_OF_MEDIA:
@@ -145,13 +135,15 @@ class PromptInputs:
 
     def repeat(self, group_size: int) -> PromptInputs:
         """Every prompt ``group_size`` times in a row, its media too: N rows."""
-        rows = [p for p in range(len(self)) for _ in range(group_size)]
-        return self.select(rows)
+        return self.select([p for p in range(len(self)) for _ in range(group_size)])
 
     def select(self, rows: list[int]) -> PromptInputs:
         """The rows ``rows``, as often as named, with their media. Columns of nothing but padding are cut."""
-        images, image_grids = select_media(self.pixel_values, self.image_grid_thw, self.images_per_prompt, rows)
-        videos, video_grids = select_media(self.pixel_values_videos, self.video_grid_thw, self.videos_per_prompt, rows)
+        media: dict[str, Any] = {}
+        for values, grids, counts in KINDS_OF_MEDIA:
+            own = getattr(self, counts)
+            media[values], media[grids] = select_media(getattr(self, values), getattr(self, grids), own, rows)
+            media[counts] = [own[row] for row in rows]
         mask = self.attention_mask[rows]
         full = mask.any(0).nonzero().flatten().tolist() or [0]
         columns = slice(full[0], full[-1] + 1)
@@ -160,12 +152,7 @@ class PromptInputs:
             input_ids=self.input_ids[rows, columns],
             attention_mask=mask[:, columns],
             position_ids=self.position_ids[:, rows, columns],
-            pixel_values=images,
-            image_grid_thw=image_grids,
-            pixel_values_videos=videos,
-            video_grid_thw=video_grids,
-            images_per_prompt=[self.images_per_prompt[row] for row in rows],
-            videos_per_prompt=[self.videos_per_prompt[row] for row in rows],
+            **media,
         )
 
 
@@ -225,30 +212,17 @@ class InputBuilder:
     def __call__(self, batch: PromptBatch) -> PromptInputs:
         """Positions by the model's rule, pixels normalised in float32 on the batch's device."""
         inputs = self.as_bytes(batch)
-        images, videos = inputs.pixel_values, inputs.pixel_values_videos
-        return replace(
-            inputs,
-            pixel_values=None if images is None else self.scales[0](images),
-            pixel_values_videos=None if videos is None else self.scales[1](videos),
-        )
+        for (name, *_), scale in zip(KINDS_OF_MEDIA, self.scales, strict=True):
+            if (patches := getattr(inputs, name)) is not None:
+                inputs = replace(inputs, **{name: scale(patches)})
+        return inputs
 
     def as_bytes(self, batch: PromptBatch) -> PromptInputs:
         """The same with the pixels as they were drawn, a quarter of the size: for ``encode_vision`` with ``scales``."""
+        grids = batch.image_grid_thw, batch.video_grid_thw, batch.seconds_per_grid
         return PromptInputs(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            position_ids=prompt_positions(
-                self.rule,
-                batch.input_ids,
-                batch.attention_mask,
-                batch.image_grid_thw,
-                batch.video_grid_thw,
-                batch.seconds_per_grid,
-            ),
-            pixel_values=batch.pixel_values,
-            image_grid_thw=batch.image_grid_thw,
-            pixel_values_videos=batch.pixel_values_videos,
-            video_grid_thw=batch.video_grid_thw,
-            images_per_prompt=batch.images_per_prompt,
-            videos_per_prompt=batch.videos_per_prompt,
+            batch.input_ids,
+            batch.attention_mask,
+            prompt_positions(self.rule, batch.input_ids, batch.attention_mask, *grids),
+            **{name: getattr(batch, name) for names in KINDS_OF_MEDIA for name in names},
         )

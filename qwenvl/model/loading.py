@@ -1,27 +1,21 @@
-"""Loading: model and processor, 4-bit weights, trained parts, LoRA, and the model inside its wrappers."""
+"""Loading: model and processor, 4-bit weights, trained parts, LoRA and its merging, the model inside its wrappers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from qwenvl.files import require
-from qwenvl.model.families import FAMILIES, family_named
+from qwenvl.model.families import MERGERS, family_of
 from qwenvl.model.options import LoraOptions, Part, TuneOptions
 from qwenvl.model.weight_files import has_weights, require_folder, weights_problem
 from qwenvl.option import did_you_mean
-
-TURNED_EXPERTS = (
-    "{}: with ZeRO-3 transformers reads experts of Qwen3-VL-MoE only as they were published, and these were saved by "
-    "transformers, which transposes their matrices: use --fsdp, ZeRO-2, or the published checkpoint"
-)
-"""The check for transposed expert weights reads shapes, which are 0 under ZeRO-3."""
 
 UNPACKED_EXPERTS = (
     "--load_in_4bit cannot be used on a mixture of experts: it packs linear layers, and experts, which are most of the "
@@ -52,12 +46,11 @@ def load_model(
 
     Raises:
         ValueError: if the checkpoint is not of a supported family, a weight file is cut short, or it can't be kept in
-            fewer bits or split by ZeRO-3.
+            fewer bits.
         MisfitError: if weights are missing or have other shapes.
         OSError: if there is no checkpoint at ``path``.
     """
     from transformers import AutoModelForImageTextToText
-    from transformers.integrations import is_deepspeed_zero3_enabled
 
     config = _read_config(path)
     if settle_router(config) and quantization is not None:
@@ -65,12 +58,7 @@ def load_model(
     how: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
     if quantization is not None:
         how["quantization_config"] = quantization
-    try:
-        model = load_whole(AutoModelForImageTextToText, path, config=config, **how)
-    except MisfitError as error:
-        if config.model_type == "qwen3_vl_moe" and is_deepspeed_zero3_enabled() and "size mismatch" in str(error):
-            raise ValueError(TURNED_EXPERTS.format(path)) from error
-        raise
+    model = load_whole(AutoModelForImageTextToText, path, config=config, **how)
     # With ZeRO-3 transformers keeps all conversions of names it knows, and reverses them in ``save_pretrained``.
     model._weight_conversions = [each for each in model._weight_conversions if each.was_used()]
     return model
@@ -88,14 +76,17 @@ def load_whole(model_class: Any, path: str | Path, **how: Any) -> nn.Module:
         if "size mismatch" not in str(error):
             raise
         misfits = [line.strip().rstrip(".") for line in str(error).splitlines() if "size mismatch" in line]
+        # The check for transposed expert weights reads shapes, which are 0 then.
+        advice = "; or use --fsdp or ZeRO-2: with ZeRO-3 experts of Qwen3-VL-MoE are read only as they were published"
     else:
+        advice = ""
         misfits = [f"{name} is missing" for name in sorted(found["missing_keys"])]
         misfits += [f"{name} is {tuple(a)}, expected {tuple(b)}" for name, a, b in sorted(found["mismatched_keys"])]
     if misfits:
         more = f", and {len(misfits) - 3} more" if len(misfits) > 3 else ""
         raise MisfitError(
             f"{path}: its weight files do not fit the model: {', '.join(misfits[:3])}{more}; copy the checkpoint again "
-            "from where it came from"
+            f"from where it came from{advice}"
         )
     return model
 
@@ -162,7 +153,7 @@ def _read_config(path: str | Path):
         raise FileNotFoundError(f"{path}: no config.json in it; expected a folder that holds a checkpoint")
     with _with_path(path):
         # First: the error of transformers for an unknown model only advises a newer version.
-        family_named(PreTrainedConfig.get_config_dict(path)[0].get("model_type"))
+        family_of(PreTrainedConfig.get_config_dict(path)[0].get("model_type"))
         return AutoConfig.from_pretrained(path)
 
 
@@ -174,21 +165,18 @@ def _with_path(path: str | Path) -> Iterator[None]:
     except OSError as error:
         if Path(path).is_dir():
             raise
-        reason = str(error).strip().splitlines()[0]
-        if "connect to" in reason:
-            raise OSError(
-                f"{path}: no such folder, not in the cache, and the hub cannot be reached; where it can: hf download "
-                f"{path} --local-dir FOLDER, then copy FOLDER here and give it in place of the name"
-            ) from error
-        raise OSError(f"{path}: no such folder, and no model of this name on the hub: {reason}") from error
+        raise OSError(
+            f"{path}: no such folder, and no model of this name in the cache or on the hub: "
+            f"{str(error).strip().splitlines()[0]}; where the hub is out of reach, copy a folder here that hf download "
+            f"{path} --local-dir FOLDER has made elsewhere"
+        ) from error
 
 
 def load_processor(path: str | Path):
     """The processor beside a checkpoint: tokenizer, chat template, image and video processors.
 
     Raises:
-        ValueError: the folder has a tokenizer alone, the tokenizer or the chat template is missing, or the template
-            leaves media, the question or the assistant header out of a prompt.
+        ValueError: it can't write a prompt with an image, a video and a question, as files of it are missing or others.
         OSError: there is no checkpoint at ``path``.
     """
     from transformers import AutoProcessor
@@ -196,36 +184,30 @@ def load_processor(path: str | Path):
     require_folder(path)
     with _with_path(path):
         processor = AutoProcessor.from_pretrained(path)
-    if not hasattr(processor, "video_processor"):
+    if problem := _prompt_problem(processor):
         raise ValueError(
-            f"{path}: expected a Qwen-VL processor with a video processor, got {type(processor).__name__}; "
-            "copy the processor files (preprocessor_config.json, ...) of the base model into the folder"
+            f"{path}: its processor {problem}; copy the tokenizer's files, preprocessor_config.json and "
+            "chat_template.jinja of the base model into the folder"
         )
-    placeholders = {processor.image_token, processor.video_token}
-    if missing := placeholders - set(processor.tokenizer.get_vocab()):
-        # transformers makes an empty tokenizer where it finds no files of one.
-        raise ValueError(
-            f"{path}: no tokenizer of Qwen-VL lies there (it lacks {' and '.join(sorted(missing))}); copy "
-            "tokenizer.json and tokenizer_config.json of the base model into the folder"
-        )
-    if not processor.chat_template:
-        raise ValueError(f"{path}: the processor has no chat template; copy chat_template.jinja of the base model")
-    if problem := _template_problem(processor):
-        raise ValueError(f"{path}: its chat template {problem}; copy chat_template.jinja of the base model")
     return processor
 
 
-def _template_problem(processor) -> str | None:
-    """Why the chat template can't write a prompt with an image, a video and a question. None: it can."""
+def _prompt_problem(processor) -> str | None:
+    """Why the processor can't write a prompt with an image, a video and a question. None: it can."""
     question = "Which steps?"
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "video"}, {"type": "text", "text": question}]}]
     try:
+        media = processor.image_token, processor.video_token
+        # transformers makes an empty tokenizer where it finds no files of one.
+        unknown = set(media) - set(processor.tokenizer.get_vocab())
         prompt = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         if prompt == processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=False):
             return "writes no assistant header: add_generation_prompt changes nothing"
-    except Exception as error:  # a template may raise anything
+    except Exception as error:  # a template may raise anything, and a tokenizer alone has no such methods
         return f"fails: {type(error).__name__}: {' '.join(str(error).split())}"
-    lost = [each for each in (processor.image_token, processor.video_token, question) if each not in prompt]
+    if unknown:
+        return f"has a tokenizer without {' and '.join(sorted(unknown))}"
+    lost = [each for each in (*media, question) if each not in prompt]
     return f"leaves {' and '.join(lost)} out of a prompt with an image, a video and {question!r}" if lost else None
 
 
@@ -284,7 +266,7 @@ def part_of(name: str) -> Part:
     if ".visual." not in f".{name}":
         return "llm"
     below = name.split("visual.", 1)[1].split(".", 1)[0]
-    return "mlp" if any(below in family.mergers for family in FAMILIES.values()) else "vision"
+    return "mlp" if below in MERGERS else "vision"
 
 
 def apply_tuning(model: nn.Module, tune: TuneOptions) -> None:
@@ -360,6 +342,70 @@ def _chosen(layers: list[str], targets: list[str] | None) -> set[str]:
     return chosen
 
 
+_OTHER_KINDS = ("modules_to_save", "lora_magnitude", "lora_embedding", "lm_head.lora_", "lora_bias")
+
+
+@torch.no_grad()
+def merged_weights(policy: nn.Module) -> dict[str, Tensor]:
+    """The weights of the model under LoRA adapters, by the names they have without them: W + scale x B A each.
+
+    The policy stays as it is. Where an engine splits it, call this within ``whole_weights``.
+
+    Args:
+        policy: as ``get_peft_model`` makes it of a ``LoraConfig`` for linear layers and experts.
+
+    Raises:
+        ValueError: an adapter is of another kind, or its weights are not finite.
+    """
+    bare = unwrap(policy)
+    weights = {plain_name(name): value.detach() for name, value in bare.state_dict().items() if ".lora_" not in name}
+    changed = {name: with_adapters(weights[name], layers) for name, layers in adapters_of(bare).items()}
+    if bad := next((name for name, value in changed.items() if not value.isfinite().all()), None):
+        raise ValueError(f"{bad}: NaN or infinite with the adapter merged")
+    return weights | changed
+
+
+def adapters_of(bare: nn.Module) -> dict[str, list[nn.Module]]:
+    """The LoRA layers that change a weight, by the name that the weight has without them.
+
+    Raises:
+        ValueError: an adapter of another kind.
+    """
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    found: dict[str, list[nn.Module]] = {}
+    others = [name for name, _ in bare.named_parameters() if any(kind in name for kind in _OTHER_KINDS)]
+    for name, layer in bare.named_modules():
+        if isinstance(layer, LoraLayer):
+            # Experts are parameters with names of their own. Adapters on several of a module are nested wrappers.
+            adapted = plain_name(f"{name}.{getattr(layer, 'parameter_name', 'weight')}")
+            found.setdefault(adapted, []).append(layer)
+        elif isinstance(layer, BaseTunerLayer):
+            others.append(name)
+    if others:
+        raise ValueError(
+            f"{others[0]}: only LoRA adapters of linear layers and experts are merged, no DoRA, no modules_to_save and "
+            "none of embeddings or head; merge_and_unload of peft merges others"
+        )
+    return found
+
+
+@torch.no_grad()
+def with_adapters(weight: Tensor, layers: Sequence[nn.Module]) -> Tensor:
+    """A weight with LoRA layers merged: W + scale x B A, summed in float32, in the dtype of the weight.
+
+    Weight and adapters stay as they are. Where an engine splits them, call this within ``whole_weights``.
+    """
+    changes = [layer.get_delta_weight(adapter) for layer in layers for adapter in layer.active_adapters]
+    return sum(changes, weight.float()).to(weight.dtype) if changes else weight
+
+
+def plain_name(name: str) -> str:
+    """The name of a weight without PEFT's wrappers in it."""
+    return name.replace(".base_layer", "")
+
+
 def settle_router(config) -> str | None:
     """Keeps the forwards of a mixture of experts from collecting their router's logits, tokens x experts of each layer.
 
@@ -395,12 +441,8 @@ def parameter_groups(
             key = (part if part in learning_rates else None, name in decayed)
             groups.setdefault(key, []).append(parameter)
     return [
-        {
-            "params": parameters,
-            "weight_decay": weight_decay if decay else 0.0,
-            **({"lr": learning_rates[part]} if part is not None else {}),
-        }
-        for (part, decay), parameters in sorted(groups.items(), key=lambda group: group[0][0] is not None)
+        {"params": own, "weight_decay": weight_decay if decay else 0.0} | ({"lr": learning_rates[part]} if part else {})
+        for (part, decay), own in sorted(groups.items(), key=lambda group: group[0][0] is not None)
     ]
 
 

@@ -129,12 +129,11 @@ completion_logprobs = logprobs_by(completion_likelihood)
 
 def likelihood_of(columns: Tensor, entropy: EntropyUse, comparison: Comparison | None = None) -> Likelihood:
     """From the head's output within ``selected_logprobs``."""
-    if comparison is None:
-        return Likelihood(columns) if entropy == "none" else Likelihood(*columns.unbind(-1))
-    names = ["logprobs", "divergences"] if comparison.states is not None else ["logprobs"]
-    names += ["top"] if entropy == "none" else ["entropies", "top"]
+    compared = comparison or Comparison()
+    there = {"logprobs": True, "divergences": compared.states is not None, "entropies": entropy != "none"}
+    names = [name for name, is_there in (there | {"top": comparison is not None}).items() if is_there]
     found = dict(zip(names, columns[..., : len(names)].unbind(-1), strict=True))
-    return Likelihood(**found, states=columns[..., len(names) :] if comparison.keep_states else None)
+    return Likelihood(**found, states=columns[..., len(names) :] if compared.keep_states else None)
 
 
 def spread_out(values: Tensor, mask: Tensor) -> Tensor:
@@ -190,8 +189,8 @@ def selected_logprobs(
 ) -> Iterator[None]:
     """Within it, the head of ``model`` returns the log-probs of ``targets`` in the place of logits.
 
-    With entropies or a comparison it returns all of them as columns, rows x T x columns, which ``likelihood_of`` names.
-    They leave the model with its output, which its wrappers may hook.
+    They are rows x T x columns, which ``likelihood_of`` names: the first is the log-probs, then come entropies and what
+    a comparison needs. They leave the model with its output, which its wrappers may hook.
 
     The stock forward calls the head as ever, so that wrappers which gather or watch its weights go on working. The
     logits of only ``chunk_tokens`` tokens exist at a time. The backward pass recomputes them.
@@ -209,10 +208,7 @@ def selected_logprobs(
     def chunk(hidden: Tensor, wanted: Tensor, teacher: Tensor) -> Tensor:
         logits = at_temperature(logits_of(hidden))
         normaliser = logits.logsumexp(1)
-        chosen = logits.gather(1, wanted[:, None])[:, 0] - normaliser
-        if entropy == "none" and comparison is None:
-            return chosen
-        columns = [chosen]
+        columns = [logits.gather(1, wanted[:, None])[:, 0] - normaliser]
         if comparison is not None and comparison.states is not None:
             with torch.no_grad():
                 theirs = at_temperature((comparison.head or logits_of)(teacher))
@@ -222,9 +218,9 @@ def selected_logprobs(
             with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "trained"):
                 columns.append(entropy_of(logits, normaliser))
         if comparison is not None:
-            columns.append(logits.argmax(1).to(chosen.dtype))
+            columns.append(logits.argmax(1).to(logits.dtype))
         found = torch.stack(columns, dim=1)
-        return torch.cat([found, hidden.to(chosen.dtype)], 1) if comparison and comparison.keep_states else found
+        return torch.cat([found, hidden.to(logits.dtype)], 1) if comparison and comparison.keep_states else found
 
     def forward(hidden: Tensor) -> Tensor:
         if hidden.shape[:-1] != targets.shape:

@@ -82,7 +82,7 @@ def prompt_positions(
     Raises:
         ValueError: if placeholders and grids do not match.
     """
-    images = iter(_image_spans(image_grid_thw))
+    images = iter([] if image_grid_thw is None else [(grid, torch.zeros(1)) for grid in image_grid_thw.tolist()])
     videos = iter(_video_spans(rule, video_grid_thw, seconds_per_grid))
     positions = torch.zeros(3, *input_ids.shape, dtype=torch.long)
     rows, keep = input_ids.cpu(), attention_mask.bool().cpu()
@@ -132,10 +132,6 @@ def _row_positions(rule: PositionRule, ids: list[int], images: Iterator[_Span], 
         start = int(parts[-1].max()) + 1
         i += part.shape[1]
     return torch.cat(parts, dim=1) if parts else torch.zeros(3, 0, dtype=torch.long)
-
-
-def _image_spans(grids: Tensor | None) -> list[_Span]:
-    return [] if grids is None else [(grid, torch.zeros(1)) for grid in grids.tolist()]
 
 
 def _video_spans(rule: PositionRule, grids: Tensor | None, seconds: Tensor | None) -> list[_Span]:

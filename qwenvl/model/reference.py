@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
-from qwenvl.model.loading import evaluating, linear_weights, part_of, unwrap
+from qwenvl.model.loading import evaluating, linear_weights, part_of, plain_name, unwrap
 from qwenvl.model.sharding import is_partitioned, whole_weights
 from qwenvl.model.vision_tower import accept_features
 from qwenvl.model.weight_files import REFERENCE
@@ -129,14 +129,15 @@ def matched(other: nn.Module, policy: nn.Module, *, one_tower: bool) -> nn.Modul
     if ours != theirs:
         raise ValueError(f"{_FLAG}: expected a model of the policy's family, {ours}, got {theirs}")
     with whole_weights(bare), whole_weights(other):
-        expected = {_plain(name): each for name, each in bare.named_parameters() if ".lora_" not in name}
+        expected = {plain_name(name): each for name, each in bare.named_parameters() if ".lora_" not in name}
         found = dict(other.named_parameters())
         for name in sorted(expected.keys() | found.keys()):
             its, own = (tuple(each[name].shape) if name in each else "not there" for each in (expected, found))
             if its != own:
                 raise ValueError(f"{_FLAG}: expected the policy's shapes, but {name} is {its} in it and {own} here")
         for name, tensor in found.items():
-            if one_tower and part_of(name) == "vision" and not _same(tensor, expected[name]):
+            # One may be rounded to the type of the other, if that is narrower.
+            if one_tower and part_of(name) == "vision" and not torch.equal(tensor.to(expected[name]), expected[name]):
                 raise ValueError(
                     f"{_FLAG}: its vision tower is not the policy's ({name} differs), which runs once for both; set "
                     "--shared_prefix off, so that each runs its own"
@@ -154,13 +155,3 @@ def _copied(model: nn.Module, shared: Iterable[nn.Parameter] = ()) -> nn.Module:
     """A deep copy in which some tensors are those of ``model``. Weights split among processes are copied whole."""
     with whole_weights(model):
         return copy.deepcopy(model, memo={id(parameter): parameter for parameter in shared})
-
-
-def _same(one: Tensor, two: Tensor) -> bool:
-    """Whether the tensors are equal, one rounded to the type of the other if that is narrower."""
-    return torch.equal(one.detach().to(two.device, two.dtype), two.detach())
-
-
-def _plain(name: str) -> str:
-    """The name of a parameter without LoRA's wrappers."""
-    return name.replace(".base_layer.", ".")

@@ -1,17 +1,21 @@
-"""Models that DeepSpeed ZeRO-3 or FSDP shards: whole weights, forwards without hooks, settings of FSDP."""
+"""Models that DeepSpeed ZeRO-3 or FSDP shards: whole weights, one layer after the other, settings of FSDP."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.distributed import ReduceOp, all_reduce
 from torch.distributed.fsdp import FSDPModule
+
+from qwenvl.model.loading import unwrap
 
 
 def is_partitioned(model: nn.Module) -> bool:
@@ -108,6 +112,113 @@ def _without_zero_hooks(optimizer: Any) -> Iterator[None]:
         offload._register_deepspeed_module(offload.module)
 
 
+class LockStep:
+    """Runs a sharded model with the weights of one layer in memory at a time, a different number of times per process.
+
+    The all-gathers of ZeRO-3 and FSDP are collective, and processes that sample run different numbers of layers: they
+    have other prompts, other images and completions of other lengths. So before each all-gather they agree on the
+    layer: the first one, in the order of the model, that any process waits for. Processes that wait for a later layer,
+    or for none, join the all-gather without using it, then repeat.
+
+    A layer is one of the language model, a block of the vision tower, or one of the modules beside them: embeddings,
+    mergers, the head. Under FSDP these are gathered together, once.
+
+    Example:
+        >>> with lock_step(model, engine):  # all processes
+        ...     for prompts in mine:  # as many as a process has
+        ...         sample(model, prompts)
+        ...     lock_step.meet()  # before other calls that processes make together
+    """
+
+    def __init__(self, device: torch.device | str):
+        """``device`` is where models run."""
+        self._device = device
+        # Of each layer, its gathered weights. Entering is collective, leaving is not.
+        self._layers: list[Callable[[], AbstractContextManager[None]]] = []
+        self._running = ExitStack()
+
+    @contextmanager
+    def __call__(self, model: nn.Module, engine: nn.Module | None = None) -> Iterator[None]:
+        """Context manager in which ``model`` can run, without gradient. Entering and leaving are collective.
+
+        Args:
+            engine: see ``whole_weights``.
+        """
+        with without_hooks(model, engine), ExitStack() as hooks:
+            for root in sharded_modules(model)[:1]:  # the weights that FSDP gathers beside layers
+                hooks.enter_context(unsharded(root))
+            for number, (module, gathered) in enumerate(_layers(model)):
+                self._layers.append(gathered)
+                hooks.callback(module.register_forward_pre_hook(partial(self._before, number), prepend=True).remove)
+                hooks.callback(module.register_forward_hook(self._after).remove)
+            try:
+                yield
+                self.meet()
+            finally:
+                self._running.close()
+                self._layers.clear()
+
+    def meet(self) -> None:
+        """Joins all-gathers until no process waits for a layer. Call it before any other collective."""
+        if self._layers:
+            with _weights_of_training():
+                self._take_part(len(self._layers))
+
+    def _take_part(self, wanted: int) -> None:
+        """Joins all-gathers until the one of layer ``wanted``."""
+        while True:
+            number = torch.tensor(wanted, device=self._device)
+            all_reduce(number, op=ReduceOp.MIN)
+            if number == wanted:
+                return
+            with self._layers[int(number)]():
+                pass
+
+    def _before(self, number: int, module: nn.Module, args: object) -> None:
+        with _weights_of_training():
+            self._take_part(number)
+            self._running.enter_context(self._layers[number]())
+
+    def _after(self, module: nn.Module, args: object, output: object) -> None:
+        with _weights_of_training():
+            self._running.close()
+
+
+@contextmanager
+def _weights_of_training() -> Iterator[None]:
+    """Gathered tensors may be part of a backward pass later, though the forward around them is in inference mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, Callable[[], AbstractContextManager[None]]]]:
+    """The modules whose weights are gathered together, in the order of the model. None is part of another."""
+    if sharded := sharded_modules(model):
+        for module in sharded[1:]:
+            yield module, partial(unsharded, module)
+        return
+    bare = unwrap(model)
+    for module in _parts(bare, {bare.model, bare.model.visual, bare.model.language_model}):
+        yield module, partial(_gathered, module)
+
+
+def _parts(module: nn.Module, opened: Collection[nn.Module]) -> Iterator[nn.Module]:
+    """The modules with weights below ``module``. Lists of layers and modules in ``opened`` yield their children."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList) or child in opened:
+            yield from _parts(child, opened)
+        elif next(child.parameters(), None) is not None:
+            yield child
+
+
+def _gathered(module: nn.Module) -> AbstractContextManager[None]:
+    """All but the small weights, which DeepSpeed keeps whole."""
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters, ZeroParamStatus
+
+    here = ZeroParamStatus.AVAILABLE
+    return GatheredParameters([each for each in module.parameters() if getattr(each, "ds_status", here) != here])
+
+
 def settle_fsdp(
     accelerator: Accelerator, policy: nn.Module, *, asked: bool, copies_policy: bool, output_dir: str
 ) -> torch.dtype | None:
@@ -126,39 +237,31 @@ def settle_fsdp(
     Raises:
         ValueError: if FSDP was asked for and is off, or its settings would train wrongly or leave no model behind.
     """
-    if problems := list(_problems(accelerator, policy, asked, copies_policy, output_dir)):
-        raise ValueError("\n".join(problems))
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin is None or plugin.mixed_precision_policy is None:
+    if sharded_modules(policy):
+        raise ValueError("the model is already sharded: hand over the whole one and ask for --fsdp, which shards it")
+    if plugin is None:
+        if asked or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+            raise ValueError(
+                "FSDP was asked for and is off: it needs several processes with a GPU each. Elsewhere it is left out, "
+                "and each process would hold the whole model: start one process for each GPU, or leave --fsdp out"
+            )
+        return None
+    if plugin.fsdp_version != 2:
+        raise ValueError(f"FSDP version {plugin.fsdp_version} is not supported: set fsdp_version to 2")
+    if plugin.state_dict_type.name != "FULL_STATE_DICT":
+        raise ValueError(
+            f"with fsdp_state_dict_type {plugin.state_dict_type.name} the run would end without a model in "
+            f"{output_dir}: set it to FULL_STATE_DICT"
+        )
+    if plugin.cpu_ram_efficient_loading and copies_policy:
+        raise ValueError(
+            "with fsdp_cpu_ram_efficient_loading only the first process has the weights that the reference is copied "
+            "from: set it to false; or train an adapter, or set --grpo_beta 0"
+        )
+    if plugin.mixed_precision_policy is None:
         return None
     plugin.mixed_precision_policy = replace(
         plugin.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None, cast_forward_inputs=False
     )
     return plugin.mixed_precision_policy.param_dtype
-
-
-def _problems(
-    accelerator: Accelerator, policy: nn.Module, asked: bool, copies_policy: bool, output_dir: str
-) -> Iterator[str]:
-    if any(isinstance(module, FSDPModule) for module in policy.modules()):
-        yield "the model is already sharded: hand over the whole one and ask for --fsdp, which shards it"
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin is None:
-        if asked or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-            yield (
-                "FSDP was asked for and is off: it needs several processes with a GPU each. Elsewhere it is left out, "
-                "and each process would hold the whole model: start one process for each GPU, or leave --fsdp out"
-            )
-        return
-    if plugin.fsdp_version != 2:
-        yield f"FSDP version {plugin.fsdp_version} is not supported: set fsdp_version to 2"
-    if plugin.state_dict_type.name != "FULL_STATE_DICT":
-        yield (
-            f"with fsdp_state_dict_type {plugin.state_dict_type.name} the run would end without a model in "
-            f"{output_dir}: set it to FULL_STATE_DICT"
-        )
-    if plugin.cpu_ram_efficient_loading and copies_policy:
-        yield (
-            "with fsdp_cpu_ram_efficient_loading only the first process has the weights that the reference is copied "
-            "from: set it to false; or train an adapter, or set --grpo_beta 0"
-        )

@@ -20,10 +20,10 @@ from types import MethodType
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.vision_utils import get_vision_window_index
 
-from qwenvl.model.families import family_of
 from qwenvl.model.inputs import KINDS_OF_MEDIA, InputBuilder, PixelScale, PromptInputs
 from qwenvl.model.loading import part_of, unwrap
 from qwenvl.types import PromptBatch
@@ -47,10 +47,6 @@ class _VisionOutput(BaseModelOutputWithPooling):
 def supports_encode_once(model: nn.Module) -> str | None:
     """None where ``encode_vision`` works for ``model``, else the reason why not, for a log line."""
     bare = unwrap(model)
-    try:
-        family_of(bare.config)
-    except ValueError as error:
-        return str(error)
     trained = [name for name, p in bare.named_parameters() if p.requires_grad and part_of(name) == "vision"]
     if trained:
         return f"the vision tower learns ({trained[0]}, ...), so its output changes and needs gradients"
@@ -85,17 +81,11 @@ def encode_vision(
     accept_features(model)
     visual = unwrap(model).model.visual
 
-    def features(patches: Tensor | None, grids: Tensor | None, scale: PixelScale | None) -> Tensor | None:
-        if patches is None or grids is None or patches.shape[-1] == _feature_width(visual):
-            return patches
-        return _features(visual, scale, patches, grids)
-
-    of_images, of_videos = (None, None) if scales is None else scales
-    return replace(
-        prompts,
-        pixel_values=features(prompts.pixel_values, prompts.image_grid_thw, of_images),
-        pixel_values_videos=features(prompts.pixel_values_videos, prompts.video_grid_thw, of_videos),
-    )
+    for (values, grids, _), scale in zip(KINDS_OF_MEDIA, scales or (None, None), strict=True):
+        patches = getattr(prompts, values)
+        if patches is not None and patches.shape[-1] != _feature_width(visual):
+            prompts = replace(prompts, **{values: _features(visual, scale, patches, getattr(prompts, grids))})
+    return prompts
 
 
 def features_or_pixels(
@@ -141,7 +131,7 @@ def blank_vision(model: nn.Module, prompts: PromptInputs, *, encoded: bool) -> P
     width = _feature_width(visual) if encoded else _patch_width(visual)
     blank = torch.zeros(0, width, dtype=visual.dtype, device=prompts.input_ids.device)
     grid = torch.tensor([[0, visual.spatial_merge_size, visual.spatial_merge_size]], device=blank.device)
-    for values, grids in (("pixel_values", "image_grid_thw"), ("pixel_values_videos", "video_grid_thw")):
+    for values, grids, _ in KINDS_OF_MEDIA:
         if getattr(prompts, values) is None:
             prompts = replace(prompts, **{values: blank, grids: grid})
     return prompts
@@ -286,8 +276,6 @@ def batched_attention(visual: nn.Module) -> Iterator[None]:
     A tower attends within frames or windows, hundreds of short sequences of few lengths for a clip. Stock classes call
     ``sdpa`` for each of them.
     """
-    from transformers import AttentionInterface
-
     config = visual.config
     if config._attn_implementation != "sdpa":
         yield

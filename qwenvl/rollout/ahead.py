@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -17,8 +19,8 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from qwenvl.failure import counted
+from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import (
-    EnginePrompts,
     EngineWithWeights,
     SamplingParams,
     WeightsLostError,
@@ -40,44 +42,27 @@ class PendingStep:
         version: of the weights that sample.
         seed: of the request. It is a function of the prompts, and distinguishes one step from another.
         arguments: of the request, after the model. None: the completions are those of a checkpoint.
-        request: made in the thread.
         answer: the completions of each micro-batch, or the error that the request raised.
-        thread: None for those of a checkpoint.
     """
 
     version: int
     seed: int
-    arguments: tuple[Sequence[EnginePrompts], int, SamplingParams, int] | None = None
-    request: Callable[[], list[RolloutBatch]] | None = None
+    arguments: tuple[Sequence[PromptInputs], int, SamplingParams, int] | None = None
     answer: Future[list[RolloutBatch]] = field(default_factory=Future)
-    thread: threading.Thread | None = None
-
-    def run(self, before: PendingStep | None) -> None:
-        """Makes the request, after that of the step before. Once that has failed for good, this one does too."""
-        try:
-            if before is not None:
-                before.thread.join()
-                if before.failed and not before.lost_weights:
-                    before.answer.result()
-            self.answer.set_result(self.request() if self.request is not None else [])
-        except BaseException as error:
-            self.answer.set_exception(error)
-        self.request = None  # which holds the prompts
 
     @property
-    def failed(self) -> bool:
-        return self.answer.done() and self.answer.exception() is not None
+    def error(self) -> BaseException | None:
+        """That of the request, once it has failed. After a ``WeightsLostError`` it can be repeated."""
+        return self.answer.exception() if self.answer.done() else None
 
-    @property
-    def lost_weights(self) -> bool:
-        """Whether it failed and can be requested again."""
-        return self.failed and isinstance(self.answer.exception(), WeightsLostError)
+
+Request = tuple[PendingStep, Callable[[], list[RolloutBatch]]]
 
 
 class AheadEngine:
-    """Requests the completions of later steps from an engine with weights of its own, in threads, one after the other.
+    """Requests the completions of later steps from an engine with weights of its own, one after the other in a thread.
 
-    They make requests and nothing else: all that needs the policy or other processes is done in the main thread.
+    The thread makes requests and nothing else: all that needs the policy or other processes is done in the main thread.
     So it is deterministic which weights sample a step: it depends on the order of calls, not on timing.
 
     Attributes:
@@ -97,8 +82,9 @@ class AheadEngine:
         self.engine = engine
         self.version: int | None = None
         self._pending: deque[PendingStep] = deque()
-        self._last: PendingStep | None = None  # that was begun
         self._taken: PendingStep | None = None
+        self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     @property
     def waiting(self) -> int:
@@ -121,11 +107,11 @@ class AheadEngine:
         """See ``EngineWithWeights.rest``. It does not rest: it samples while the policy trains."""
 
     def sample(
-        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
     ) -> list[RolloutBatch]:
         """See ``RolloutEngine.sample``. Completions of the step that was taken are there, others are sampled now."""
         if self._taken is not None and self._taken.seed == seed:
-            device, answer = prompts[0].inputs.input_ids.device, self._taken.answer.result()
+            device, answer = prompts[0].input_ids.device, self._taken.answer.result()
             self._taken = None
             return [on_device(each, device) for each in answer]
         self.finish()
@@ -136,7 +122,7 @@ class AheadEngine:
         return self.engine.request(model, *arguments)
 
     def ask(
-        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
     ) -> None:
         """Request the completions of one more step, which the weights of the last ``sync`` sample.
 
@@ -152,14 +138,15 @@ class AheadEngine:
         self.forget()
         self.sync(model, version)
         for number, step in enumerate(self._pending):
-            if step.lost_weights:
+            if isinstance(step.error, WeightsLostError):
                 self._pending[number] = self._begun(model, step.arguments, version)
 
     def _begun(self, model: nn.Module, arguments: Any, version: int) -> PendingStep:
-        step = PendingStep(version, arguments[-1], arguments, self.request(model, *arguments))
-        step.thread = threading.Thread(target=step.run, args=(self._last,), name="sampling-ahead", daemon=True)
-        step.thread.start()
-        self._last = step
+        step = PendingStep(version, arguments[-1], arguments)
+        self._requests.put((step, self.request(model, *arguments)))
+        if self._thread is None:
+            self._thread = threading.Thread(target=partial(_make, self._requests), name="sampling-ahead", daemon=True)
+            self._thread.start()
         return step
 
     def wait(self) -> None:
@@ -202,8 +189,8 @@ class AheadEngine:
     def check(self) -> None:
         """Raise the error of a request that can't be repeated, without waiting."""
         for step in self._pending:
-            if step.failed and not step.lost_weights:
-                step.answer.result()
+            if step.error is not None and not isinstance(step.error, WeightsLostError):
+                raise step.error
 
     def save(self, path: Path) -> None:
         """Write the completions of the steps that were requested and not taken. No file where there are none.
@@ -211,7 +198,7 @@ class AheadEngine:
         Where a request has failed, in any process, the steps before it are written. Collective.
         """
         wait([step.answer for step in self._pending])
-        failed = next((number for number, step in enumerate(self._pending) if step.failed), len(self._pending))
+        failed = next((number for number, step in enumerate(self._pending) if step.error), len(self._pending))
         steps = list(self._pending)[: min(gather_object([failed]))]
         if len(steps) < len(self._pending):
             lost = counted(len(self._pending) - len(steps), "step")
@@ -219,8 +206,9 @@ class AheadEngine:
                 f"completions that were requested ahead ({lost}) did not come and are not part "
                 "of the checkpoint: a run that resumes from it samples these steps again, by newer weights"
             )
-        if steps:
-            torch.save([(step.version, step.seed, [*map(_plain, step.answer.result())]) for step in steps], path)
+        if steps:  # without classes, which ``torch.load`` would refuse
+            batches = [[{**vars(each), "boots": sorted(each.boots)} for each in step.answer.result()] for step in steps]
+            torch.save([(step.version, step.seed, own) for step, own in zip(steps, batches, strict=True)], path)
 
     def load(self, path: Path) -> None:
         """The steps that ``save`` wrote become the pending ones. Without a file there are none.
@@ -234,7 +222,7 @@ class AheadEngine:
         try:
             for version, seed, batches in torch.load(path, map_location="cpu", weights_only=True):
                 step = PendingStep(version, seed)
-                step.answer.set_result([_rollout(each) for each in batches])
+                step.answer.set_result([RolloutBatch(**each | {"boots": frozenset(each["boots"])}) for each in batches])
                 self._pending.append(step)
         except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: expected completions that were sampled ahead, found: {error}") from None
@@ -242,17 +230,26 @@ class AheadEngine:
     def close(self) -> None:
         """Drop all requests. The current one is waited for, but no longer than a few seconds."""
         for step in self._pending:
-            step.request = None
-        if self._last is not None:
-            self._last.thread.join(CLOSING_SECONDS)
+            step.answer.cancel()
+        if self._thread is not None:
+            self._requests.put(None)
+            self._thread.join(CLOSING_SECONDS)
         self._pending.clear()
-        self._taken = self._last = self.version = None
+        self._taken = self._thread = self.version = None
+        self._requests = SimpleQueue()
 
 
-def _plain(batch: RolloutBatch) -> dict[str, Any]:
-    """Without classes, which ``torch.load`` would refuse."""
-    return {**vars(batch), "boots": sorted(batch.boots)}
-
-
-def _rollout(values: dict) -> RolloutBatch:
-    return RolloutBatch(**{**values, "boots": frozenset(values["boots"])})
+def _make(requests: SimpleQueue[Request | None]) -> None:
+    """Makes requests until None comes. Once a request has failed for good, those after it do too."""
+    error: BaseException | None = None
+    while (work := requests.get()) is not None:
+        step, request = work
+        if not step.answer.set_running_or_notify_cancel():
+            continue
+        try:
+            if error is not None:
+                raise error
+            step.answer.set_result(request())
+        except BaseException as raised:
+            error = None if isinstance(raised, WeightsLostError) else raised
+            step.answer.set_exception(raised)

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.types import PromptBatch, RolloutBatch, SamplingParams
+from qwenvl.types import RolloutBatch, SamplingParams
 
 Some = TypeVar("Some")
 
@@ -68,28 +68,16 @@ class Drawing:
         return f"token {self.tokens} of at most {self.most:,}{self.of}" if self.most else ""
 
 
-@dataclass(frozen=True)
-class EnginePrompts:
-    """P prompts as engines take them.
-
-    Attributes:
-        batch: token ids, frames as the model sees them, true times.
-        inputs: the model's inputs on its device, vision features in place of pixels where they are computed once.
-    """
-
-    batch: PromptBatch
-    inputs: PromptInputs
-
-
 class RolloutEngine(Protocol):
     """Samples completions. The same seed, prompts and weights give the same ones."""
 
     def sample(
-        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
     ) -> list[RolloutBatch]:
         """P prompts of each micro-batch -> N = P * G completions for each, row n for prompt n // G.
 
-        With tools the trainer also gives ``conversations`` with the N completions of all of them, which answer calls.
+        Where the vision tower runs once per prompt, its features take the place of pixels. With tools the trainer also
+        gives ``conversations`` with the N completions of all of them, which answer calls.
         """
         ...
 
@@ -109,7 +97,7 @@ class EngineWithWeights(RolloutEngine, Protocol):
         ...
 
     def request(
-        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
     ) -> Callable[[], list[RolloutBatch]]:
         """The second half of ``sample``, called once in another thread: no model, no collectives.
 

@@ -22,7 +22,6 @@ from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.rollout.engine import (
     Drawing,
-    EnginePrompts,
     SamplingParams,
     completion_mask,
     join_rollouts,
@@ -31,12 +30,7 @@ from qwenvl.rollout.engine import (
     split_rollouts,
     within_budget,
 )
-from qwenvl.rollout.shared_sampling import (
-    SharedSampler,
-    exponential_race,
-    logits_processors,
-    require_compiler,
-)
+from qwenvl.rollout.shared_sampling import SharedSampler, exponential_race, logits_processors
 from qwenvl.rollout.turns import GrowingCompletion, Resume, behind_prompts, sample_turns
 from qwenvl.tools.toolbox import Conversations
 from qwenvl.types import RolloutBatch
@@ -70,18 +64,18 @@ class LocalEngine:
     def sample(
         self,
         model: nn.Module,
-        prompts: Sequence[EnginePrompts],
+        prompts: Sequence[PromptInputs],
         group_size: int,
         params: SamplingParams,
         seed: int,
         conversations: Conversations | None = None,
     ) -> list[RolloutBatch]:
         """See ``RolloutEngine.sample``. The prompts of all micro-batches are sampled together."""
-        some = [each.inputs for each in prompts if len(each.batch)]
+        some = [each for each in prompts if len(each)]
         if not some:  # all samples were bad
             return [no_completions() for _ in prompts]
         rollout = self.draw(model, PromptInputs.join(some), group_size, params, seed, conversations)
-        return split_rollouts(rollout, [len(each.batch) * group_size for each in prompts])
+        return split_rollouts(rollout, [len(each) * group_size for each in prompts])
 
     @torch.no_grad()
     def draw(
@@ -142,7 +136,14 @@ class LocalEngine:
         stops, prompt_tokens = self.stops(params), rows.input_ids.shape[1]
         criteria = [lambda ids, scores, **_: stops(ids[:, prompt_tokens:])] if stops else []
         text_positions = (rows.attention_mask.cumsum(1) - 1).clamp(min=0)
-        with generation_settings(model, self._settings(most)):
+        settings = GenerationConfig(
+            max_new_tokens=most,
+            do_sample=False,  # processors narrow the choice and draw
+            eos_token_id=self.end_ids,
+            pad_token_id=self.tokenizer.pad_token_id,
+            use_cache=True,
+        )
+        with generation_settings(model, settings):
             sequences = model.generate(
                 input_ids=rows.input_ids,
                 attention_mask=rows.attention_mask,
@@ -171,15 +172,6 @@ class LocalEngine:
             entropies=None if likelihood.entropies is None else likelihood.entropies.masked_fill(~mask, 0.0),
         )
 
-    def _settings(self, most: int) -> GenerationConfig:
-        return GenerationConfig(
-            max_new_tokens=most,
-            do_sample=False,  # processors narrow the choice and draw
-            eos_token_id=self.end_ids,
-            pad_token_id=self.tokenizer.pad_token_id,
-            use_cache=True,
-        )
-
 
 class LikelihoodRecorder(LogitsProcessor):
     """Records log softmax(logits / temperature) of each sampled token, and the entropy if requested.
@@ -188,9 +180,8 @@ class LikelihoodRecorder(LogitsProcessor):
     distribution (rows x V) is held until then.
     """
 
-    def __init__(self, temperature: float, entropies: bool = False, drawing: Drawing | None = None):
-        self._temperature = temperature
-        self._drawing = Drawing() if drawing is None else drawing
+    def __init__(self, temperature: float, entropies: bool, drawing: Drawing):
+        self._temperature, self._drawing = temperature, drawing
         self._columns: list[Tensor] = []
         self._entropies: list[Tensor] | None = [] if entropies else None
         self._last: Tensor | None = None
@@ -272,26 +263,22 @@ class StopStrings:
 class SharedPrefixEngine(LocalEngine):
     """As ``LocalEngine``, with each prompt computed once. The model needs ``supports_shared_prefix``."""
 
-    def __init__(
-        self,
-        tokenizer,
-        model: nn.Module,
-        *,
-        token_budget: int | None = None,
-        compile_for: torch.device | None = None,
-    ):
-        """
-        Args:
-            tokenizer, model, token_budget: see ``LocalEngine``.
-            compile_for: compile the decode step, for this device.
+    compiled = False
+
+    def compile(self, device: torch.device) -> None:
+        """From now on the decode step is compiled.
 
         Raises:
-            RuntimeError: if nothing can be compiled here.
+            RuntimeError: nothing can be compiled on this machine, for this device.
         """
-        super().__init__(tokenizer, model, token_budget=token_budget)
-        self._compiled = compile_for is not None
-        if compile_for is not None:
-            require_compiler(compile_for)
+        try:
+            torch.compile(lambda x: x + 1)(torch.ones(4, device=device))
+        except Exception as error:  # a missing compiler raises many kinds
+            raise RuntimeError(
+                f"decoding cannot be compiled on this machine: torch.compile failed: {str(error).splitlines()[0]}. "
+                "On a CPU it needs a C++ compiler (g++), on a GPU Triton; or leave out --compile_decoding."
+            ) from error
+        self.compiled = True
 
     def _costs(self, prompts: PromptInputs, group_size: int, most: int) -> list[int]:
         return [length + group_size * most for length in prompts.attention_mask.sum(1).tolist()]
@@ -310,7 +297,7 @@ class SharedPrefixEngine(LocalEngine):
             end_ids=self.end_ids,
             pad_id=self.tokenizer.pad_token_id,
             stopping=stops,
-            compiled=self._compiled,
+            compiled=self.compiled,
             drawing=self.drawing,
             resumable=resumable,
         )

@@ -198,8 +198,6 @@ class SamplingOptions(Options):
         addresses = self.vllm_server or []
         if self.rollout_engine == "vllm_server" and not addresses:
             yield "--rollout_engine vllm_server needs --vllm_server HOST:PORT: scripts/serve_vllm.sh MODEL starts one"
-        if len(set(addresses)) < len(addresses):
-            yield f"--vllm_server names a server twice: {' '.join(addresses)}"
         for address in addresses:
             try:
                 host_and_port(str(address))
@@ -209,15 +207,10 @@ class SamplingOptions(Options):
             yield "--generation_top_k 1 makes all completions of a group the same: give at least 2, or 0 for all tokens"
         if not all(isinstance(text, str) and text for text in self.stop_strings or ()):
             yield f"--stop_strings must be texts of at least one character, got {self.stop_strings}"
-        if self.async_rollouts and not self.engine_has_own_weights:
+        if self.async_rollouts and (not self.engine_has_own_weights or self.rollout_engine == "vllm_colocate"):
             yield (
-                f"--async_rollouts {self.async_rollouts} needs --rollout_engine vllm_server: the local engine samples "
-                "from the very weights that are being trained; leave it out"
-            )
-        if self.async_rollouts and self.rollout_engine == "vllm_colocate":
-            yield (
-                f"--async_rollouts {self.async_rollouts} cannot be used with --rollout_engine vllm_colocate: its "
-                "server sleeps while the policy trains on the same GPU; take vllm_server, or leave it out"
+                f"--async_rollouts {self.async_rollouts} needs --rollout_engine vllm_server: the local engine, and a "
+                "server on the same GPU, cannot sample while the policy trains; leave it out"
             )
 
 

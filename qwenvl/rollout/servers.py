@@ -48,7 +48,7 @@ class ServerLostError(Exception):
 
 
 class ServerRefusedError(EngineLostError):
-    """A server understood a request and refuses it, or its answer is wrong. No other try would change that."""
+    """A server understood a request and refuses it, or is none of ours. No other try would change that."""
 
 
 @dataclass(eq=False)
@@ -58,14 +58,12 @@ class Server:
     Attributes:
         address: ``host:port``.
         deadline: seconds that it may take for completions, or for a part of the weights.
-        boot: the process that answered last. None: none has.
-        version: of the weights that it had then.
+        version: of the weights that it had when it answered last.
         sleeps: it releases the memory of its GPU while it does not sample.
     """
 
     address: str
     deadline: float = 600.0
-    boot: str | None = None
     version: int | None = None
     sleeps: bool = False
 
@@ -80,36 +78,22 @@ class Server:
             ServerLostError: it is not there, or about to end.
             ServerRefusedError: the program that answers is no server of ours, or one of another version.
         """
-        return self._request("GET", "/health", Health, HEALTH_SECONDS)
+        health = self._request("GET", "/health", Health, HEALTH_SECONDS)
+        self.version = health.version
+        return health
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
-        """
-        Raises:
-            ServerLostError, ServerRefusedError: it has no completions.
-        """
+        """Its completions. Raises what ``health`` does."""
         return self._request("POST", "/sample", SampleAnswer, self.deadline, pack(request))
 
-    def put(self, request: WeightsRequest) -> None:
-        """Hands over a part of the weights."""
-        health = self._request("POST", "/weights", Health, self.deadline, pack(request))
-        self.boot, self.version = health.boot, health.version
+    def put(self, request: WeightsRequest) -> int | None:
+        """Hands over a part of the weights. Returns the version that the server then has."""
+        self.version = self._request("POST", "/weights", Health, self.deadline, pack(request)).version
+        return self.version
 
     def sleep(self) -> None:
         """Has it release the memory of its GPU. The next request wakes it."""
         self._request("POST", "/sleep", Health, SLEEP_SECONDS)
-
-    def lacks(self, version: int, health: Health) -> bool:
-        """Whether it has other weights than those of this version.
-
-        Raises:
-            ServerRefusedError: somebody else has given it weights.
-        """
-        if self.boot == health.boot and health.version not in (self.version, version, None):
-            raise ServerRefusedError(
-                f"{self.address}: somebody else has given it weights since: a server works for one run at a time"
-            )
-        self.boot, self.version = health.boot, health.version
-        return health.version != version
 
     def _request(self, method: str, path: str, kind: type[Message], seconds: float, body: bytes = b"") -> Message:
         host, port = host_and_port(self.address)
@@ -120,12 +104,10 @@ class Server:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             content = answer.read()
-        except TimeoutError:
-            raise ServerLostError(
-                f"{self.address}: no answer to {path} in {time.monotonic() - started:.0f} s (--vllm_deadline)"
-            ) from None
         except (OSError, HTTPException) as error:
-            raise ServerLostError(f"{self.address}: {path}: {type(error).__name__}: {error}") from None
+            after = f"{time.monotonic() - started:.0f} of at most {seconds:g} s"
+            reason = f"{type(error).__name__}: {error}"
+            raise ServerLostError(f"{self.address}: no answer to {path} after {after}: {reason}") from None
         finally:
             connection.close()
         reason = content[:1000].decode(errors="replace")
@@ -171,7 +153,7 @@ class Servers:
             outcomes = in_parallel(lambda server: server.health(), self.servers)
             lost = [each for each in outcomes if isinstance(each, ServerLostError)]
             there = [pair for pair in zip(self.servers, outcomes, strict=True) if isinstance(pair[1], Health)]
-            stale = [(server, health) for server, health in there if server.lacks(version, health)]
+            stale = [(server, health) for server, health in there if health.version != version]
             if stale:
                 if give is None:
                     addresses = ", ".join(server.address for server, _ in stale)
@@ -196,30 +178,19 @@ class Servers:
                 with suppress(ServerLostError):
                     server.sleep()
 
-    def sample(
-        self, request: SampleRequest, give: GivesWeights | None, check: Callable[[SampleRequest, SampleAnswer], None]
-    ) -> list[tuple[Sequence[int], SampleAnswer]]:
+    def sample(self, request: SampleRequest, give: GivesWeights | None) -> list[tuple[Sequence[int], SampleAnswer]]:
         """The answers of the servers, each with the numbers of its prompts in ``request``.
 
         Which server samples a prompt depends on its number and on the servers that are there.
 
-        Args:
-            check: raises ``Refusal`` where an answer is wrong.
-
         Raises:
             EngineLostError: prompts were lost too often, or there is no server.
-            ServerRefusedError: a server understood and refuses, or its answer is wrong.
+            ServerRefusedError: a server understood and refuses.
         """
 
         def answered(work: tuple[Server, Sequence[int]]) -> SampleAnswer:
             server, share = work
-            own = replace(request, prompts=[request.prompts[number] for number in share])
-            answer = server.sample(own)
-            try:
-                check(own, answer)
-            except Refusal as problem:
-                raise ServerRefusedError(f"{server.address}: its answer is wrong: {problem}") from None
-            return answer
+            return server.sample(replace(request, prompts=[request.prompts[number] for number in share]))
 
         answers: list[tuple[Sequence[int], SampleAnswer]] = []
         left, reasons = list(range(len(request.prompts))), ""
@@ -231,16 +202,13 @@ class Servers:
             shares = [(each, left[(n - first) % len(able) :: len(able)]) for n, each in enumerate(able)]
             shares = [(server, share) for server, share in shares if share]
             outcomes = in_parallel(answered, shares)
-            answers += [(share, found) for (_, share), found in zip(shares, outcomes, strict=True) if _came(found)]
+            sent = zip(shares, outcomes, strict=True)
+            answers += [(share, found) for (_, share), found in sent if isinstance(found, SampleAnswer)]
             left = sorted(set(left) - {number for share, _ in answers for number in share})
             if not left:
                 return answers
-            reasons = "; ".join(str(each) for each in outcomes if not _came(each))
+            reasons = "; ".join(str(each) for each in outcomes if isinstance(each, ServerLostError))
         raise EngineLostError(f"{len(left)} prompts were sent {TRIES} times and not answered: {reasons}")
-
-
-def _came(outcome: object) -> bool:
-    return not isinstance(outcome, ServerLostError)
 
 
 def in_parallel(work: Callable, items: Sequence) -> list:

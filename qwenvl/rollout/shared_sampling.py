@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +29,8 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.positions import first_positions
 from qwenvl.model.sharding import is_partitioned, sharded_modules
-from qwenvl.model.sharing.linear_attention import SlotStates
-from qwenvl.model.sharing.prefix_cache import LayerCache, Parked, PrefixCache
+from qwenvl.model.sharing.linear_attention import State
+from qwenvl.model.sharing.prefix_cache import Parked, PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
 from qwenvl.rollout.engine import Drawing, SamplingParams
 
@@ -72,55 +74,53 @@ def exponential_race(scores: Tensor) -> Tensor:
     return probs / torch.empty_like(probs).exponential_()
 
 
+@dataclass
 class SharedSampler:
-    """Samples completions of prompts that are computed once, turn by turn."""
+    """Samples completions of prompts that are computed once, turn by turn.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        prompts: PromptInputs,
-        group_size: int,
-        params: SamplingParams,
-        *,
-        suppress: list[int],
-        end_ids: list[int],
-        pad_id: int,
-        stopping: Callable[[Tensor], Tensor] | None = None,
-        compiled: bool = False,
-        cuda_graph: bool | None = None,
-        drawing: Drawing | None = None,
-        resumable: bool = False,
-    ):
-        """
-        Args:
-            model: the bare transformers model, in eval mode, for which ``supports_shared_prefix`` has no objection.
-            prompts: P prompts, with pixels or encoded.
-            params: a temperature of 0 takes the most probable token. Their stop strings are left to ``stopping``.
-            suppress: tokens that are never sampled.
-            end_ids: tokens that end a completion. The token counts as part of it.
-            pad_id: fills finished completions.
-            stopping: called after each token with the ids of the unfinished completions (rows x tokens, without their
-                prompts). It returns rows bool, True for those that end there, beside those with an end token.
-            compiled: compile the layers of the decode step (see ``DecodeStep``).
-            cuda_graph: replay the decode step as a CUDA graph (see ``DecodeStep``). None: on a GPU, for a dense model
-                that is not sharded.
-            drawing: where progress is written.
-            resumable: keep what the cache has of completions that have ended, so that ``resume`` can continue them.
-        """
-        install_sharing(model)
-        device = prompts.input_ids.device
-        if cuda_graph is None:
-            sharded = is_partitioned(model) or sharded_modules(model)
-            experts = getattr(model.config.get_text_config(), "num_experts", 0)  # some ways to run them wait for it
-            cuda_graph = prompts.input_ids.is_cuda and not sharded and not experts
-        self._model, self._prompts, self._group_size, self._params = model, prompts, group_size, params
-        self._processors, self._ends = logits_processors(params, suppress, device), torch.tensor(end_ids, device=device)
-        self._pad_id, self._stopping, self._how = pad_id, stopping, (compiled, cuda_graph)
-        self._drawing = Drawing() if drawing is None else drawing
-        self._parked: dict[int, Parked] | None = {} if resumable else None
-        lengths = tuple(prompts.attention_mask.sum(1).tolist())
-        fixed = compiled or cuda_graph
-        self._cache = PrefixCache(lengths, group_size, params.max_new_tokens, device, fixed, resumable)
+    Attributes:
+        model: the bare transformers model, in eval mode, for which ``supports_shared_prefix`` has no objection.
+        prompts: P prompts, with pixels or encoded.
+        params: a temperature of 0 takes the most probable token. Their stop strings are left to ``stopping``.
+        suppress: tokens that are never sampled.
+        end_ids: tokens that end a completion. The token counts as part of it.
+        pad_id: fills finished completions.
+        stopping: called after each token with the ids of the unfinished completions (rows x tokens, without their
+            prompts). It returns rows bool, True for those that end there, beside those with an end token.
+        compiled: compile the layers of the decode step (see ``DecodeStep``).
+        cuda_graph: replay the decode step as a CUDA graph (see ``DecodeStep``). None: on a GPU, for a dense model that
+            is not sharded.
+        drawing: where progress is written.
+        resumable: keep what the cache has of completions that have ended, so that ``resume`` can continue them.
+    """
+
+    model: nn.Module
+    prompts: PromptInputs
+    group_size: int
+    params: SamplingParams
+    suppress: list[int]
+    end_ids: list[int]
+    pad_id: int
+    stopping: Callable[[Tensor], Tensor] | None = None
+    compiled: bool = False
+    cuda_graph: bool | None = None
+    drawing: Drawing = field(default_factory=Drawing)
+    resumable: bool = False
+
+    def __post_init__(self) -> None:
+        install_sharing(self.model)
+        ids, params = self.prompts.input_ids, self.params
+        if self.cuda_graph is None:
+            sharded = is_partitioned(self.model) or sharded_modules(self.model)
+            # Some ways to run experts wait for the GPU.
+            experts = getattr(self.model.config.get_text_config(), "num_experts", 0)
+            self.cuda_graph = ids.is_cuda and not sharded and not experts
+        self._processors = logits_processors(params, self.suppress, ids.device)
+        self._ends = torch.tensor(self.end_ids, device=ids.device)
+        self._parked: dict[int, Parked] | None = {} if self.resumable else None
+        lengths, fixed = tuple(self.prompts.attention_mask.sum(1).tolist()), self.compiled or self.cuda_graph
+        size, most = self.group_size, params.max_new_tokens
+        self._cache = PrefixCache(lengths, size, most, ids.device, fixed, self.resumable)
 
     def first(self) -> tuple[Tensor, Likelihood]:
         """Samples completions, or their first turns.
@@ -129,11 +129,11 @@ class SharedSampler:
             Ids N x T, and the likelihood of each token under softmax(logits / temperature), before truncation, 0.0 at
             padding. At temperature 0 it is that of temperature 1.
         """
-        prompts, size = self._prompts, self._group_size
+        prompts, size = self.prompts, self.group_size
         starts = first_positions(prompts.position_ids, size)
         with _without_gradient(starts.device):
-            logits = _prefill(self._model, prompts, self._cache).repeat_interleave(size, dim=0)
-            return self._decode(self._cache, [*range(len(starts))], logits, starts, self._params.max_new_tokens)
+            logits = _prefill(self.model, prompts, self._cache).repeat_interleave(size, dim=0)
+            return self._decode(self._cache, [*range(len(starts))], logits, starts, self.params.max_new_tokens)
 
     def resume(self, rows: Sequence[int], fresh: PromptInputs, most: int) -> tuple[Tensor, Likelihood]:
         """Samples one more turn of some completions whose turn has ended. Nothing before it is computed again.
@@ -148,7 +148,7 @@ class SharedSampler:
         lengths = there.sum(1)
         with _without_gradient(there.device):
             cache = self._cache.resumed([self._parked.pop(row) for row in rows], lengths.tolist(), most)
-            logits = self._model(
+            logits = self.model(
                 input_ids=fresh.input_ids[there][None],
                 position_ids=fresh.position_ids[:, there][:, None],
                 logits_to_keep=lengths.cumsum(0) - 1,
@@ -167,18 +167,18 @@ class SharedSampler:
             logits: of their first tokens, R x V.
             starts: R, the positions of these.
         """
-        params, device = self._params, logits.device
+        params, device = self.params, logits.device
         # Only a repetition penalty needs the prompt's tokens, beside those of each completion, as ``generate`` does.
-        start = self._prompts.input_ids.shape[1] if params.repetition_penalty != 1.0 else 0
-        ids = torch.full((len(rows), start + most), self._pad_id, device=device)
+        start = self.prompts.input_ids.shape[1] if params.repetition_penalty != 1.0 else 0
+        ids = torch.full((len(rows), start + most), self.pad_id, device=device)
         if start:
-            ids[:, :start] = self._prompts.input_ids.repeat_interleave(self._group_size, dim=0)
+            ids[:, :start] = self.prompts.input_ids.repeat_interleave(self.group_size, dim=0)
         logprobs = torch.zeros(len(rows), most, device=device)
         entropies = torch.zeros_like(logprobs) if params.entropies else None
         going = torch.arange(len(rows), device=device)  # the unfinished completions
-        decoder = DecodeStep(self._model, cache, *self._how)
+        decoder = DecodeStep(self.model, cache, self.compiled, bool(self.cuda_graph))
         for t in range(most):
-            self._drawing.token()
+            self.drawing.token()
             scores = self._processors(ids[going, : start + t], logits)
             tokens = (scores if params.temperature == 0 else exponential_race(scores)).argmax(-1)
             ids[going, start + t] = tokens
@@ -187,10 +187,10 @@ class SharedSampler:
             if entropies is not None:  # log-probs are logits that need no normaliser
                 entropies[going, t] = entropy_of(scores, scores.new_zeros(()))
             done = torch.isin(tokens, self._ends)
-            if self._stopping is not None:
-                done = done | self._stopping(ids[going, start : start + t + 1])
-            if self._drawing.watch is not None:
-                done = done | self._drawing.watched(going + self._drawing.first * self._group_size, tokens)
+            if self.stopping is not None:
+                done = done | self.stopping(ids[going, start : start + t + 1])
+            if self.drawing.watch is not None:
+                done = done | self.drawing.watched(going + self.drawing.first * self.group_size, tokens)
             ended = int(done.sum())  # a GPU is waited for here, so it is asked once
             if ended and self._parked is not None:
                 self._parked |= {rows[n]: own for n, own in zip(going[done].tolist(), decoder.park(done), strict=True)}
@@ -213,32 +213,22 @@ def _prefill(model: nn.Module, prompts: PromptInputs, cache: PrefixCache) -> Ten
     """P x V logits of the first completion tokens, from all prompts in one row."""
     none = torch.zeros(len(prompts), 1, dtype=torch.bool, device=prompts.input_ids.device)
     row = pack(prompts, none.long(), none)
-    logits = model(
-        input_ids=row.input_ids,
-        position_ids=row.position_ids,
-        logits_to_keep=row.layout.prompts.offsets[1:].long() - 1,
-        use_cache=False,
-        shared_prefix=cache,
-        **prompts.vision(),
-    ).logits
-    return logits[0].float()
+    row |= {"logits_to_keep": cache.prompts.offsets[1:].long() - 1, "shared_prefix": cache}
+    return model(**row, use_cache=False, **prompts.vision()).logits[0].float()
 
 
 class DecodeStep:
-    """The decode step of all unfinished completions.
+    """The decode step of all unfinished completions, after the first forward of the cache.
 
     Completions are in the P x G slots of the cache. Finished ones leave it as soon as the grid can be smaller: with one
     prompt at once, with several as soon as no other prompt has as many completions.
+
+    Args:
+        compiled: run each layer through ``torch.compile``. The cache must have fixed sizes then.
+        cuda_graph: replay the forward as a CUDA graph. The cache must have fixed sizes then.
     """
 
     def __init__(self, model: nn.Module, cache: PrefixCache, compiled: bool, cuda_graph: bool):
-        """
-        Args:
-            model: the bare transformers model.
-            cache: after its first forward, that of the prompts.
-            compiled: run each layer through ``torch.compile``. The cache must have fixed sizes then.
-            cuda_graph: replay the forward as a CUDA graph. The cache must have fixed sizes then.
-        """
         self._model, self._cache, self._compiled, self._cuda_graph = model, cache, compiled, cuda_graph
         self._run: Callable[..., Tensor] = GraphedForward(self._forward) if cuda_graph else self._forward
         self._slots = cache.filled  # of each completion
@@ -309,27 +299,16 @@ class GraphedForward:
         return self._out
 
 
-def require_compiler(device: torch.device) -> None:
-    """Compiles and runs one addition.
-
-    Raises:
-        RuntimeError: if that fails, saying what is missing.
-    """
-    try:
-        torch.compile(lambda x: x + 1)(torch.ones(4, device=device))
-    except Exception as error:  # a missing compiler raises many kinds
-        raise RuntimeError(
-            f"decoding cannot be compiled on this machine: torch.compile failed: {str(error).splitlines()[0]}. "
-            "On a CPU it needs a C++ compiler (g++), on a GPU Triton; or leave out --compile_decoding."
-        ) from error
-
-
 @contextmanager
 def _compiled_layers(model: nn.Module, cache: PrefixCache) -> Iterator[None]:
     """Context manager with compiled layers. All of them share one compilation, of a layer and its part of the cache."""
     layers = model.model.language_model.layers
     for number, layer in enumerate(layers):
-        layer.forward = _CompiledLayer(layer, cache.of(number))
+        own = cache.of(number)
+        if isinstance(own, State):  # a size that happens to be P or G would be taken for it
+            for each in own.known():
+                torch._dynamo.mark_static(each, list(range(2, each.dim())))
+        layer.forward = partial(_compiled_layer, layer, own)
     try:
         yield
     finally:
@@ -337,22 +316,14 @@ def _compiled_layers(model: nn.Module, cache: PrefixCache) -> Iterator[None]:
             del layer.forward  # which uncovers the class's
 
 
-class _CompiledLayer:
-    """The forward of one layer."""
-
-    def __init__(self, layer: nn.Module, cache: LayerCache | SlotStates):
-        self._layer, self._cache = layer, cache
-        if isinstance(cache, SlotStates):  # a size that happens to be P or G would be taken for it
-            for state in (cache.inputs, cache.matrices):
-                torch._dynamo.mark_static(state, list(range(2, state.dim())))
-
-    def __call__(
-        self, hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], shared_prefix: PrefixCache, **arguments
-    ) -> Tensor:
-        slots = shared_prefix.slots
-        # P and G separately: the one size P G would be compiled for each product.
-        grids = [hidden.unflatten(0, slots), *(x.unflatten(-3, slots) for x in position_embeddings)]
-        return _compiled_forward()(self._layer, *grids, shared_prefix=self._cache, **arguments)
+def _compiled_layer(
+    layer: nn.Module, own: Any, hidden: Tensor, *, position_embeddings: Any, shared_prefix: PrefixCache, **arguments
+) -> Tensor:
+    """The forward of a layer with its ``own`` part of the cache."""
+    slots = shared_prefix.slots
+    # P and G separately: the one size P G would be compiled for each product.
+    grids = [hidden.unflatten(0, slots), *(x.unflatten(-3, slots) for x in position_embeddings)]
+    return _compiled_forward()(layer, *grids, shared_prefix=own, **arguments)
 
 
 def _forward(layer: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, **arguments) -> Tensor:

@@ -1,10 +1,9 @@
-"""Sampling by vLLM servers: from prompts to requests, and from answers to completions as the local engine has them."""
+"""Sampling by vLLM servers: prompts to requests, answers to completions as the local engine has them, and weights."""
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -18,19 +17,35 @@ from torch.nn.utils.rnn import pad_sequence
 from qwenvl.data.seeds import stable_random
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.model.loading import evaluating
-from qwenvl.rollout.engine import EnginePrompts, SamplingParams, no_completions, on_device, split_rollouts
+from qwenvl.model.loading import adapters_of, evaluating, part_of, plain_name, unwrap, with_adapters
+from qwenvl.rollout.engine import SamplingParams, no_completions, on_device, split_rollouts
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.rollout.servers import ColocatedServer, GivesWeights, Server, Servers
+from qwenvl.rollout.servers import (
+    ColocatedServer,
+    GivesWeights,
+    Server,
+    ServerLostError,
+    ServerRefusedError,
+    Servers,
+    in_parallel,
+)
 from qwenvl.rollout.turns import GrowingCompletion, behind_prompts, sample_turns
-from qwenvl.rollout.weights import give_weights
 from qwenvl.tools.toolbox import Conversations
 from qwenvl.types import RolloutBatch
-from qwenvl.vllm_server.wire import Medium, Prompt, SampleAnswer, SampleRequest, require
+from qwenvl.vllm_server.wire import (
+    Health,
+    Medium,
+    Prompt,
+    SampleRequest,
+    WeightsRequest,
+    architecture,
+    memory_file,
+)
 
 Grid = tuple[int, int, int]
 SEED_BITS, CHILD_BITS = 44, 16  # a prompt's completions have its seed and the numbers after it
+PART_BYTES = 2**30  # of weights in one message or file
 
 
 def vllm_engine(
@@ -109,7 +124,7 @@ class VllmEngine:
     def sample(
         self,
         model: nn.Module,
-        prompts: Sequence[EnginePrompts],
+        prompts: Sequence[PromptInputs],
         group_size: int,
         params: SamplingParams,
         seed: int,
@@ -121,15 +136,15 @@ class VllmEngine:
 
         Raises:
             EngineLostError: no server answers.
-            ServerRefusedError: one refuses to, or its answer is wrong.
+            ServerRefusedError: one refuses to.
         """
         request = self._request(model, prompts, group_size, params, seed)
         give = partial(give_weights, model, request.version)
-        device = prompts[0].inputs.input_ids.device
+        device = prompts[0].input_ids.device
         if not request.prompts or conversations is None:
             rollouts = self._sampled(request, _sizes(prompts, group_size), give)
             return [on_device(each, device) for each in rollouts]
-        inputs, turns = PromptInputs.join([each.inputs for each in prompts if len(each.batch)]), count(1)
+        inputs, turns = PromptInputs.join([each for each in prompts if len(each)]), count(1)
 
         def turn(request: SampleRequest) -> RolloutBatch:
             (rollout,) = self._sampled(request, [len(request.prompts) * request.group_size], give)
@@ -144,7 +159,7 @@ class VllmEngine:
         return split_rollouts(rollout, _sizes(prompts, group_size))
 
     def request(
-        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
     ) -> Callable[[], list[RolloutBatch]]:
         """See ``EngineWithWeights.request``. The completions that the callable returns are on the CPU.
 
@@ -162,14 +177,14 @@ class VllmEngine:
         self._servers.sleep()
 
     def _request(
-        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
     ) -> SampleRequest:
         """A request that needs no model any more."""
         if params.entropies:
             raise ValueError("a vLLM server gives no entropies of its distributions")
         if self._wire_version is None:
             raise RuntimeError("the servers have no weights yet: call sync before sample")
-        inputs = [each.inputs for each in prompts if len(each.batch)]
+        inputs = [each for each in prompts if len(each)]
         return SampleRequest(
             version=self._wire_version,
             group_size=group_size,
@@ -185,7 +200,7 @@ class VllmEngine:
             return [no_completions() for _ in sizes]
         size = request.group_size
         rows: dict[int, tuple[list[int], list[float], str]] = {}
-        answers = self._servers.sample(request, give, check_answer)
+        answers = self._servers.sample(request, give)
         for share, answer in answers:
             sampled = zip(answer.ids, answer.logprobs, answer.finish_reasons, strict=True)
             rows |= {share[n // size] * size + n % size: row for n, row in enumerate(sampled)}
@@ -202,35 +217,9 @@ class VllmEngine:
         return split_rollouts(joined, sizes)
 
 
-def _sizes(prompts: Sequence[EnginePrompts], group_size: int) -> list[int]:
+def _sizes(prompts: Sequence[PromptInputs], group_size: int) -> list[int]:
     """Completions of each micro-batch."""
-    return [len(each.batch) * group_size for each in prompts]
-
-
-def check_answer(request: SampleRequest, answer: SampleAnswer) -> None:
-    """Refuses an answer that is not what was requested: it must not become an experience.
-
-    Raises:
-        Refusal: saying what is wrong.
-    """
-    expected, most = len(request.prompts) * request.group_size, request.params.max_new_tokens
-    found = answer.version, len(answer.ids), len(answer.logprobs), len(answer.finish_reasons)
-    require(
-        found == (request.version, expected, expected, expected),
-        f"{found[1]} completions of version {found[0]}, expected {expected} of version {request.version}",
-    )
-    for n, (ids, logprobs) in enumerate(zip(answer.ids, answer.logprobs, strict=True)):
-        require(
-            1 <= len(ids) <= most and len(logprobs) == len(ids),
-            f"completion {n}: {len(ids)} tokens and {len(logprobs)} log-probs, expected 1 to {most} of both",
-        )
-        # Also for NaN, with which no comparison is true.
-        require(
-            all(-math.inf < each <= 1e-3 for each in logprobs),
-            f"completion {n}: expected log-probs of at most 0, got {logprobs}",
-        )
-        banned = set(ids).intersection(request.banned_ids)
-        require(not banned, f"completion {n}: tokens that must not be sampled: {sorted(banned)}")
+    return [len(each) * group_size for each in prompts]
 
 
 @torch.no_grad()
@@ -289,3 +278,71 @@ def _placed(kind: str, placeholders: Tensor, media: Sequence[tuple[Tensor, Grid]
     for own, (features, grid) in zip(places.split([len(rows) for rows, _ in media]), media, strict=True):
         start, end = int(own[0]) - framed, int(own[-1]) + 1 + framed
         yield Medium(kind, start, placeholders[start:end], features, grid)
+
+
+def policy_weights(policy: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """The names and values of the language model's weights, adapters merged. The vision tower is the trainer's alone.
+
+    Weights that are one tensor are listed once. Each value is computed when it is reached, on the CPU, in memory of its
+    own: FSDP could not free what numpy has seen. Call it within ``whole_weights``.
+
+    Raises:
+        ValueError: an adapter is of a kind that can't be merged.
+    """
+    bare = unwrap(policy)
+    adapters = adapters_of(bare)
+    for full, parameter in bare.named_parameters():
+        name = plain_name(full)
+        if part_of(name) != "llm" or ".lora_" in name:
+            continue
+        value = with_adapters(parameter.detach(), adapters.get(name, []))
+        yield name, value.to("cpu", dtype, copy=True).contiguous()
+
+
+def in_parts(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[dict[str, Tensor], bool]]:
+    """The weights in parts of at most ``PART_BYTES``, or of one weight, and whether a part is the last."""
+    part: dict[str, Tensor] = {}
+    for name, value in weights:
+        if part and sum(each.nbytes for each in part.values()) + value.nbytes > PART_BYTES:
+            yield part, False
+            part = {}
+        part[name] = value
+    yield part, True
+
+
+def give_weights(policy: nn.Module, version: int, servers: Sequence[tuple[Server, Health]]) -> list[ServerLostError]:
+    """Gives servers all weights of the policy, part by part: a file in memory on this machine, messages to others.
+
+    Call it within ``whole_weights``.
+
+    Returns:
+        The errors of servers that were lost meanwhile. The others have the version.
+
+    Raises:
+        ServerRefusedError: a server was started with another model, or does not take the weights.
+    """
+    bare = unwrap(policy)
+    tied = "lm_head.weight" not in dict(bare.named_parameters())  # which lists a tensor once
+    for server, health in servers:
+        for name, own in architecture(bare.config, tied).items():
+            if (found := health.architecture.get(name)) != own:
+                raise ServerRefusedError(
+                    f"{server.address}: it was started with {health.model}: its {name} is {found}, the policy's {own}; "
+                    "start it with the checkpoint that the run starts from"
+                )
+    lost: list[ServerLostError] = []
+    for dtype in {health.dtype for _, health in servers}:
+        left = [server for server, health in servers if health.dtype == dtype]
+        for number, (tensors, last) in enumerate(in_parts(policy_weights(policy, getattr(torch, dtype)))):
+            with memory_file(tensors) as path:
+                request = WeightsRequest(version, number, last, path, tensors)
+                outcomes = in_parallel(partial(_put, request), left)
+            lost += filter(None, outcomes)
+            left = [server for server, error in zip(left, outcomes, strict=True) if error is None]
+            if not left:
+                break
+    return lost
+
+
+def _put(request: WeightsRequest, server: Server) -> None:
+    server.put(replace(request, tensors={}) if server.shares_memory else replace(request, path=None))

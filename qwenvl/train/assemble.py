@@ -33,9 +33,9 @@ from qwenvl.model.loading import (
     settle_router,
     unwrap,
 )
-from qwenvl.model.lock_step import LockStep
 from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference, matched, outside_engine
+from qwenvl.model.sharding import LockStep
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision_tower import accept_features, supports_encode_once
 from qwenvl.option import row_of, was_set

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model import logprobs
+from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood
@@ -97,8 +98,9 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
             if args.compile_decoding:
                 raise ValueError(f"--compile_decoding cannot be used: {reason}")
         else:
-            device = args.device if args.compile_decoding else None
-            engine = SharedPrefixEngine(tokenizer, bare, token_budget=budget, compile_for=device)
+            engine = SharedPrefixEngine(tokenizer, bare, token_budget=budget)
+            if args.compile_decoding:
+                engine.compile(args.device)
             likelihood = shared_prefix.completion_likelihood
     accept_features(policy)
     if args.engine_has_own_weights:
@@ -110,6 +112,12 @@ def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine
     """The servers that the flags name."""
     from qwenvl.rollout.vllm import vllm_engine
 
+    family = family_of(unwrap(policy).config)
+    if family.model_type == "qwen3_5" and args.correction == "none":
+        raise ValueError(
+            f"--rollout_engine {args.rollout_engine}: vLLM rounds the linear attention of {family.name} to half "
+            "precision; weigh its tokens by --importance_correction token_truncate"
+        )
     prompt, most = args.max_prompt_length, args.generation_max_length + (args.look_tokens if args.tools else 0)
     return vllm_engine(
         args,

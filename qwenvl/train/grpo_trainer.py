@@ -22,7 +22,8 @@ from qwenvl.grpo.loss import objective_of
 from qwenvl.grpo.surrogates import completion_kl
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
-from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood
+from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood, tokens_within
+from qwenvl.model.sharding import sharded_modules
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.train.assemble import build_collector, build_rewards, build_teacher, dataset_view, distills_alone
 from qwenvl.train.callbacks import with_entropy_coef
@@ -127,7 +128,7 @@ class GRPOTrainer(PolicyTrainer):
             if experience.old_logprobs is None:  # fresh completions
                 experience.old_logprobs = experience.first_logprobs(likelihood)
                 experience.ref_logprobs = self._reference_logprobs(experience)
-                self.check_parity(self.state.global_step, experience)
+                self.check_parity(self.state.global_step, experience, partial(self._exact_logprobs, experience))
                 if teacher is not None:
                     teacher.compare(experience, likelihood)
         output = self.objective(experience.loss_inputs(likelihood), step.counts)
@@ -196,6 +197,26 @@ class GRPOTrainer(PolicyTrainer):
         ids, mask = rollout.completion_ids, rollout.completion_mask
         given = (model, experience.prompts, ids, mask, temperature, entropy, rollout.whole)
         return self.completion_likelihood(*given, compared)
+
+    @torch.no_grad()
+    def _exact_logprobs(self, experience: Experience) -> Tensor | None:
+        """The policy's log-probs without autocast. None: its weights are rounded, or shared by processes."""
+        bare = unwrap(self.model)
+        if sharded_modules(bare) or any(p.dtype != torch.float32 or hasattr(p, "ds_id") for p in bare.parameters()):
+            return None
+        plain = copy(bare)
+        plain.__dict__.pop("forward", None)  # accelerate's, with autocast
+        rollout, size = experience.rollout, bare.config.get_text_config().vocab_size
+        prompts, whole = (each and each.media_to(torch.float32) for each in (experience.prompts, rollout.whole))
+        return self.paths.completion_likelihood(
+            plain,
+            prompts,
+            rollout.completion_ids,
+            rollout.completion_mask,
+            whole=whole,
+            temperature=self.args.generation_temperature,
+            logit_chunk_tokens=tokens_within(self.args.logit_memory_gb, size),
+        ).logprobs
 
     def _reference_logprobs(self, experience: Experience) -> Tensor | None:
         if self.reference is None or not self.args.grpo_beta or experience.ref_logprobs is not None:

@@ -50,8 +50,7 @@ def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
         FileExistsError: ``out`` holds something.
     """
     from qwenvl.files import written_whole
-    from qwenvl.model.loading import base_of_adapter, load_model, load_processor, with_adapter
-    from qwenvl.model.merging import merged_weights
+    from qwenvl.model.loading import base_of_adapter, load_model, load_processor, merged_weights, with_adapter
     from qwenvl.train.card import describe_merged
 
     adapter, out = Path(adapter), Path(out)

@@ -52,12 +52,14 @@ class Engine:
         on_cpu = not torch.cuda.is_available()
         cache_gb = settings.cache_gb if settings.cache_gb is not None or not on_cpu else 1.0
         most = min(settings.max_model_len, config.get_text_config().max_position_embeddings)
+        tied = {"tie_word_embeddings": architecture(config)["head tied to the embeddings"]}  # vLLM reads one of two
         limits: dict[str, Any] = (
             {} if NEEDS_TOWER[config.model_type] else {"limit_mm_per_prompt": {"image": 0, "video": 0}}
         )
         self.llm = LLM(
             settings.model,
             dtype=settings.dtype,
+            hf_overrides={**tied, "text_config": tied},
             max_model_len=most,
             max_num_seqs=settings.max_num_seqs,
             kv_cache_memory_bytes=None if cache_gb is None else int(cache_gb * GIB),
@@ -75,6 +77,7 @@ class Engine:
             max_num_batched_tokens=max(most, 4096),  # a video with more rows than that would be refused by vLLM
             # A prompt that is cut has its generator set back, which those of a CPU cannot be.
             enable_chunked_prefill=not on_cpu,
+            enable_prefix_caching=not (on_cpu and config.model_type == "qwen3_5"),  # it needs chunked prefill
             **limits,
         )
         self.architecture, self.max_model_len = architecture(config), most

@@ -17,11 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError, safe_open
-
 from qwenvl.vllm_server.wire import (
     AGAIN,
-    MOST_BYTES,
     TOKEN,
     Health,
     Refusal,
@@ -38,9 +35,10 @@ Some = TypeVar("Some")
 Engine = Any  # that of ``engine``, which loads vLLM and imports this file. Tests have another one
 RESTART = 75  # exit status: the engine can't be trusted any more, a new process can (EX_TEMPFAIL of sysexits.h)
 
-NEEDS_TOWER = {"qwen2_vl": False, "qwen2_5_vl": False, "qwen3_vl": True}
+NEEDS_TOWER = {"qwen2_vl": False, "qwen2_5_vl": False, "qwen3_vl": True, "qwen3_5": False}
 """The families that the server takes, and whether vLLM must load the vision tower, though no pixels ever reach it:
 without it Qwen3-VL would leave out its deepstack features."""
+
 
 def require_family(model_type: str) -> None:
     """
@@ -49,8 +47,8 @@ def require_family(model_type: str) -> None:
     """
     require(
         model_type in NEEDS_TOWER,
-        f"this server does not sample model type {model_type!r}, which vLLM was never held to the trainer's numbers "
-        f"with: it takes {', '.join(NEEDS_TOWER)}",
+        f"this server does not sample model type {model_type!r}, with which vLLM was never held to the trainer's "
+        f"numbers: it takes {', '.join(NEEDS_TOWER)}",
     )
 
 
@@ -68,11 +66,7 @@ class SamplingServer:
     """
 
     def __init__(self, model: str, *, sleeps: bool = False):
-        """
-        Args:
-            model: the checkpoint.
-            sleeps: the engine can release its memory.
-        """
+        """``model`` is the checkpoint. ``sleeps``: the engine can release its memory."""
         self.boot = secrets.token_hex(8)
         self.version: int | None = 0
         self.raised: str | None = None
@@ -197,7 +191,7 @@ def _file_of(request: WeightsRequest) -> Iterator[str]:
     """The path of the weights, written to memory for the workers where they came in the message.
 
     Raises:
-        Refusal: there is no file of safetensors.
+        Refusal: there is no such file.
     """
     if request.path is None:
         with memory_file(request.tensors) as path:
@@ -208,11 +202,6 @@ def _file_of(request: WeightsRequest) -> Iterator[str]:
         f"no file of weights at {request.path}: trainer and server do not see each other's processes. Give "
         "--vllm_server the name of the machine in the place of 127.0.0.1, and weights are sent in messages",
     )
-    try:
-        with safe_open(request.path, framework="pt"):
-            pass
-    except (SafetensorError, OSError) as error:
-        raise Refusal(f"{request.path}: not a file of safetensors") from error
     yield request.path
 
 
@@ -245,48 +234,35 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30.0
     server: Web
 
-    def do_GET(self) -> None:
-        self._reply(self._get)
-
-    def do_POST(self) -> None:
-        self._reply(self._post)
-
-    def _get(self, body: bytes) -> Any:
-        require(self.path == "/health", f"GET {self.path}: there is only /health")
-        return self.server.answers.health()
-
-    def _post(self, body: bytes) -> Any:
+    def _answer(self, body: bytes) -> Any:
         answers = self.server.answers
         work: Callable[[], Any] = answers.sleep
+        if self.path == "/health":
+            return answers.health()
         if self.path == "/sample":
             work = partial(answers.sample, unpack(SampleRequest, body))
         elif self.path == "/weights":
             work = partial(answers.take_weights, unpack(WeightsRequest, body))
         else:
-            require(self.path == "/sleep", f"POST {self.path}: there are /sample, /weights and /sleep")
+            require(self.path == "/sleep", f"{self.path}: there are /health, /sample, /weights and /sleep")
         return answers.in_turn(work, float(self.headers.get("Deadline", "600")))
 
-    def _reply(self, answer: Callable[[bytes], Any]) -> None:
-        length = self.headers.get("Content-Length", "0")
-        unread = int(length) if length.isdecimal() else 0  # bytes of the body
+    def do_POST(self) -> None:
         try:
             self._check_sender()
-            if unread > MOST_BYTES:
-                raise Refusal(f"a body of {unread} bytes: at most {MOST_BYTES} are taken", 413)
-            body, unread = self.rfile.read(unread), 0
-            status, content = 200, pack(answer(body))
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            status, content = 200, pack(self._answer(body))
         except Refusal as refusal:
             status, content = refusal.status, str(refusal).encode()
-            # The sender reads the refusal when all has been read that it sends. Nobody reads more than is taken.
-            self.close_connection = True
-            while 0 < unread <= MOST_BYTES and (read := self.rfile.read(min(unread, 2**20))):
-                unread -= len(read)
+            self.close_connection = True  # its body may be unread
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(content)
+
+    do_GET = do_POST
 
     def _check_sender(self) -> None:
         expected = f"Bearer {self.server.token}".encode()

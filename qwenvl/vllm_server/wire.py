@@ -31,7 +31,6 @@ from qwenvl.types import SamplingParams
 
 PROTOCOL = 6  # in each message: both sides must have the same
 TOKEN = "QWENVL_VLLM_TOKEN"  # the environment variable: a command line can be read by everybody on the machine
-MOST_BYTES = 2**34  # of a body
 HEAD = "head"  # the tensor that holds the JSON
 AGAIN = 503  # the HTTP status where another try, or another server, may have an answer
 
@@ -120,12 +119,6 @@ def unpack(kind: type[Message], body: bytes) -> Message:
     raise Refusal(f"the message is of protocol {protocol}, this program has {PROTOCOL}: run both from one version")
 
 
-_SIZES = (
-    *("vocab_size", "hidden_size", "num_hidden_layers"),
-    *("intermediate_size", "num_attention_heads", "num_key_value_heads"),
-)
-
-
 def architecture(config: Any, tied: bool | None = None) -> dict[str, Any]:
     """What the models of policy and server must have in common, from the configuration of transformers.
 
@@ -135,7 +128,8 @@ def architecture(config: Any, tied: bool | None = None) -> dict[str, Any]:
     text = config.get_text_config()
     if tied is None:
         tied = bool(config.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))
-    sizes = {name: getattr(text, name, None) for name in _SIZES}
+    names = ["vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"]
+    sizes = {name: getattr(text, name, None) for name in [*names, "num_attention_heads", "num_key_value_heads"]}
     return {"model type": config.model_type, **sizes, "head tied to the embeddings": tied}
 
 

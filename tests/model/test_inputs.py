@@ -43,13 +43,6 @@ def test_select_takes_media_along_and_cuts_common_padding(exact_model, random_pr
         assert torch.equal(second.position_ids[:, row, kept], prompts.position_ids[:, source, own])
 
 
-def test_repeat_keeps_groups_together(exact_model, random_prompts):
-    prompts = random_prompts(exact_model("qwen2_5_vl"), ["tv", "tt"])
-    rows = prompts.repeat(3)
-    assert torch.equal(rows.input_ids, prompts.input_ids.repeat_interleave(3, dim=0))
-    assert rows.videos_per_prompt == [1, 1, 1, 0, 0, 0] and len(rows.video_grid_thw) == 3
-
-
 def test_bytes_are_what_is_normalised(tiny_pair):
     """``as_bytes`` and a scale by hand make what the builder makes, and images are not scaled as videos are."""
     model, processor = tiny_pair("qwen2_5_vl")
@@ -68,9 +61,9 @@ def test_bytes_are_what_is_normalised(tiny_pair):
 def test_large_media_wait_on_the_host_and_meet_the_model_on_its_device(exact_model, random_prompts):
     prompts = random_prompts(exact_model("qwen2_5_vl"), ["tvt", "tit"])
     on_meta = replace(prompts, pixel_values_videos=None, input_ids=prompts.input_ids.to("meta"))
-    assert on_meta.with_media_on_host().pixel_values.device.type == "cpu"
+    assert on_meta.media_to("cpu").pixel_values.device.type == "cpu"
     assert on_meta.vision()["pixel_values"].device.type == "meta"
-    waiting = prompts.with_media_on_host()
+    waiting = prompts.media_to("cpu")
     assert waiting.pixel_values_videos.equal(prompts.pixel_values_videos)
     for size, expected in ((LARGE // 4, False), (LARGE // 4 + 1, True)):
         assert is_large(replace(prompts, pixel_values_videos=None, pixel_values=torch.empty(size))) is expected

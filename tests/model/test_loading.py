@@ -1,31 +1,40 @@
-"""Which parts learn, where adapters go, and what is refused."""
+"""Which parts learn, where adapters go, and which checkpoints are refused."""
 
 import json
 import shutil
+import sys
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
 import torch
 import transformers
-from peft import get_peft_model
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.model.loading import (
+    BYTES,
+    SKIPPED,
     MisfitError,
     apply_tuning,
     base_of_adapter,
+    four_bit_settings,
     load_model,
     load_processor,
     lora_config,
+    merged_weights,
     parameter_groups,
     part_of,
+    require_four_bit,
     resolve_attention,
     settle_router,
     unwrap,
 )
 from qwenvl.model.options import LoraOptions, TuneOptions
+from qwenvl.model.weight_files import has_weights, weights_problem
+from qwenvl.rollout.vllm import policy_weights
 from qwenvl.train.run.checkpoints import load_weights
 
 
@@ -39,29 +48,24 @@ def test_each_flag_trains_its_part_and_nothing_else(tiny_pair, family):
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
         assert trained == expected and expected
         assert ("lm_head.weight" in trained) == (part == "llm")
-
-
-def test_nothing_to_train_is_an_error(tiny_pair):
     with pytest.raises(ValueError, match="nothing would learn"):
-        apply_tuning(tiny_pair()[0], TuneOptions(tune_mm_llm=False, tune_mm_vision=False, tune_mm_mlp=False))
+        apply_tuning(model, TuneOptions(tune_mm_llm=False, tune_mm_vision=False, tune_mm_mlp=False))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("flags", "parts"),
-    [
-        (TuneOptions(), {"llm", "mlp"}),
+def test_adapters_go_where_the_flags_say(tiny_pair, family):
+    model, _ = tiny_pair(family)
+    for flags, parts in (
         (TuneOptions(tune_mm_llm=False, tune_mm_mlp=False), {"llm"}),
         (TuneOptions(tune_mm_llm=False, tune_mm_mlp=False, tune_mm_vision=True), {"vision"}),
-    ],
-)
-def test_adapters_go_where_the_flags_say(tiny_pair, family, flags, parts):
-    model, _ = tiny_pair(family)
-    adapted = get_peft_model(model, lora_config(model, flags, LoraOptions(True, 2, 4)))
-    trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
-    assert trained and all("lora_" in name for name in trained)
-    assert {part_of(name) for name in trained} == parts
+        (TuneOptions(), {"llm", "mlp"}),
+    ):
+        config = lora_config(model, flags, LoraOptions(True, 2, 4))
+        assert {part_of(name) for name in (*config.target_modules, *(config.target_parameters or ()))} == parts
+    adapted = get_peft_model(model, config)
     assert unwrap(adapted) is model
+    trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
+    assert all("lora_" in name for name in trained) and {part_of(name) for name in trained} == parts
 
 
 @pytest.mark.parametrize(
@@ -117,13 +121,6 @@ def test_learning_rates_apply_to_their_part_alone(tiny_pair):
     assert all((decay == 0.1) == (name in decayed) for name, decay in decays.items())
 
 
-def test_loading_a_checkpoint(tiny_checkpoint):
-    folder = tiny_checkpoint("qwen2_5_vl")
-    model = load_model(folder, dtype=torch.float32)
-    assert model.config._attn_implementation == "sdpa" and model.dtype == torch.float32
-    assert load_processor(folder).chat_template
-
-
 @pytest.mark.parametrize(
     ("change", "misfit"),
     [
@@ -148,29 +145,6 @@ def test_weights_that_files_lack_are_not_random(tiny_checkpoint, tiny_pair, tmp_
 
 
 @pytest.mark.parametrize(
-    ("device", "capability", "half", "installed", "found"),
-    [
-        ("cuda", (9, 0), True, True, "flash_attention_2"),
-        ("cuda", (8, 0), True, False, "sdpa"),
-        ("cuda", (9, 0), False, True, "needs products in half precision: set --bf16 True"),
-        ("cuda", (7, 5), True, True, r"needs a device of compute capability 8\.0 or more, got 7\.5"),
-        ("cpu", None, True, True, "needs a CUDA device"),
-    ],
-)
-def test_flash_attention_is_taken_only_where_it_runs(device, capability, half, installed, found, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: capability)
-    monkeypatch.setattr(transformers.utils, "is_flash_attn_2_available", lambda: installed)
-    runs = "needs" not in found
-    assert resolve_attention("auto", torch.device(device), half) == (found if runs else "sdpa")
-    assert resolve_attention("eager", torch.device(device), half) == "eager"
-    if runs:
-        assert resolve_attention("flash_attention_2", torch.device(device), half) == "flash_attention_2"
-    else:
-        with pytest.raises(ValueError, match=f"^--attn_implementation flash_attention_2 {found}"):
-            resolve_attention("flash_attention_2", torch.device(device), half)
-
-
-@pytest.mark.parametrize(
     ("name", "reason"),
     [
         ("qwen2_5_omni", r"\(it also hears and speaks"),
@@ -186,24 +160,12 @@ def test_other_models_are_refused_by_us(tmp_path, monkeypatch, name, reason):
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])
-def test_experts_are_not_said_to_be_in_4_bits(family, tiny_checkpoint, tiny_pair):
-    """Before weights are read, and where a run is only planned."""
-    with pytest.raises(ValueError, match="--load_in_4bit cannot be used on a mixture of experts"):
-        load_model(tiny_checkpoint(family), quantization=Mock())
-    with pytest.raises(ValueError, match="--load_in_4bit cannot be used on a mixture of experts"):
-        lora_config(tiny_pair(family)[0], TuneOptions(), LoraOptions(lora_enable=True, load_in_4bit=True))
-
-
 def test_experts_that_zero3_would_turn_twice_are_refused(tiny_checkpoint, monkeypatch):
     """As found with two processes: the shapes that tell which way a matrix lies are empty there."""
-    monkeypatch.setattr(transformers.integrations, "is_deepspeed_zero3_enabled", lambda: True)
     error = RuntimeError("size mismatch for mlp.experts.gate_up_proj")
     monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", Mock(side_effect=error))
-    with pytest.raises(ValueError, match=r"only as they were published, .*: use --fsdp, ZeRO-2"):
+    with pytest.raises(MisfitError, match=r"size mismatch for mlp.*or use --fsdp or ZeRO-2: .* as they were published"):
         load_model(tiny_checkpoint("qwen3_vl_moe"))
-    with pytest.raises(MisfitError, match="do not fit the model: size mismatch for mlp"):
-        load_model(tiny_checkpoint("qwen3_vl"))
 
 
 def test_an_adapter_alone_names_its_model(tiny_pair, tmp_path):
@@ -222,27 +184,178 @@ def test_an_adapter_alone_names_its_model(tiny_pair, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "problem"),
+    ("device", "capability", "half", "found"),
     [
-        ("{{ part['text'] }}", "", "leaves Which steps\\? out of a prompt"),
-        ("<|video_pad|>", "", r"leaves <\|video_pad\|> out"),
-        ("add_generation_prompt", "false", "writes no assistant header: add_generation_prompt"),
-        ("{%- endfor -%}", "", "fails: TemplateSyntaxError: .*"),
-        ("message['content'] is string", "message['content'] + 'x'", "fails: TypeError: .*"),
+        ("cuda", (9, 0), True, "flash_attention_2"),
+        ("cuda", (9, 0), False, "needs products in half precision: set --bf16 True"),
+        ("cuda", (7, 5), True, r"needs a device of compute capability 8\.0 or more, got 7\.5"),
+        ("cpu", None, True, "needs a CUDA device"),
     ],
 )
-def test_a_chat_template_that_drops_a_part_of_the_prompt_is_refused(tiny_checkpoint, tmp_path, old, new, problem):
+def test_flash_attention_is_taken_only_where_it_runs(device, capability, half, found, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: capability)
+    monkeypatch.setattr(transformers.utils, "is_flash_attn_2_available", lambda: True)
+    runs, where = "needs" not in found, torch.device(device)
+    assert resolve_attention("auto", where, half) == (found if runs else "sdpa")
+    with pytest.raises(ValueError, match=found) if not runs else nullcontext():
+        assert resolve_attention("flash_attention_2", where, half) == found
+    monkeypatch.setattr(transformers.utils, "is_flash_attn_2_available", lambda: False)
+    assert resolve_attention("auto", where, half) == "sdpa" and resolve_attention("eager", where, half) == "eager"
+
+
+def without(name):
+    """Deletes files of a folder."""
+    return lambda folder: [file.unlink() for file in folder.glob(name)]
+
+
+def template(old, new):
+    """Replaces words in a chat template."""
+
+    def change(folder):
+        file = folder / "chat_template.jinja"
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (without("tokenizer*"), r"(fails: |has a tokenizer without <\|image_pad\|> and)"),
+        (without("chat_template.jinja"), "fails: ValueError: .*chat template"),
+        (template("{{ part['text'] }}", ""), "leaves Which steps\\? out of a prompt"),
+        (template("<|video_pad|>", ""), r"leaves <\|video_pad\|> out"),
+        (template("add_generation_prompt", "false"), "writes no assistant header: add_generation_prompt"),
+        (template("{%- endfor -%}", ""), "fails: TemplateSyntaxError: .*"),
+    ],
+    ids=range(6),
+)
+def test_a_processor_that_cannot_write_a_prompt_is_refused(tiny_checkpoint, tmp_path, change, problem):
+    assert load_processor(tiny_checkpoint()).chat_template
     folder = shutil.copytree(tiny_checkpoint(), tmp_path / "checkpoint")
-    file = folder / "chat_template.jinja"
-    assert old in file.read_text()
-    file.write_text(file.read_text().replace(old, new))
-    with pytest.raises(ValueError, match=rf"^{folder}: its chat template {problem}[^\n]*; copy chat_template.jinja"):
+    change(folder)
+    with pytest.raises((ValueError, OSError), match=rf"^{folder}: its processor {problem}[^\n]*; copy the tokenizer's"):
+        load_processor(folder)
+    without("processor_config.json")(folder)
+    with pytest.raises((ValueError, OSError), match="processor"):
         load_processor(folder)
 
 
-def test_a_checkpoint_without_processor_files_is_refused(tiny_pair, tmp_path):
-    model, processor = tiny_pair()
-    model.save_pretrained(tmp_path)
-    processor.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises((ValueError, OSError), match="processor"):
-        load_processor(tmp_path)
+# ---- weight files
+
+
+def test_files_of_weights_that_were_cut_short(tiny_checkpoint, tmp_path):
+    assert has_weights(tiny_checkpoint()) and weights_problem(tiny_checkpoint()) is None
+    assert not has_weights(tmp_path) and weights_problem(tmp_path) is None
+    folder = shutil.copytree(tiny_checkpoint(), tmp_path / "cut")
+    weights = folder / "model.safetensors"
+    for kept in (500_000, 100, 0):
+        weights.write_bytes(weights.read_bytes()[:kept])
+        with pytest.raises(ValueError, match=rf"^{weights}: cut short or damaged: .*; copy the file again"):
+            load_model(folder)
+
+
+@pytest.mark.parametrize("load", [load_model, load_processor])
+def test_what_is_no_checkpoint_is_named(load, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for path in (str(tmp_path / "none"), "../none", "runs/sop/checkpoint-3"):
+        with pytest.raises(FileNotFoundError, match=rf"^{path}: no such folder; expected one that holds a checkpoint"):
+            load(path)
+    with pytest.raises(FileNotFoundError, match="a file; expected the folder of a model"):
+        load(__file__)
+    with pytest.raises(OSError, match=r"^org/none: no such folder, and no model of this name"):
+        load("org/none")
+    with pytest.raises(FileNotFoundError, match=rf"^{tmp_path}: no config.json in it; expected a folder that holds"):
+        load_model(tmp_path)
+
+
+# ---- weights in 4 bits
+
+
+def test_where_weights_in_4_bits_are_refused(monkeypatch, tiny_checkpoint, tiny_pair):
+    with pytest.raises(ValueError, match="--load_in_4bit needs a CUDA device"):
+        require_four_bit("cpu")
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ImportError, match=r"qwenvl\[qlora\]"):
+        require_four_bit("cuda:0")
+    with pytest.raises(ValueError, match="--load_in_4bit cannot be used on a mixture of experts"):
+        load_model(tiny_checkpoint("qwen3_vl_moe"), quantization=Mock())  # before weights are read
+    with pytest.raises(ValueError, match="--load_in_4bit cannot be used on a mixture of experts"):  # in a plan
+        lora_config(tiny_pair("qwen3_5_moe")[0], TuneOptions(), LoraOptions(lora_enable=True, load_in_4bit=True))
+
+
+def test_layers_of_the_language_model_are_packed_and_adapters_learn(tiny_checkpoint):
+    pytest.importorskip("bitsandbytes", reason="not among the packages of the tests: it is for GPUs")
+    settings = four_bit_settings(torch.float32)
+    assert settings.llm_int8_skip_modules == SKIPPED
+    model = load_model(tiny_checkpoint(hidden_size=128), dtype=torch.float32, quantization=settings)
+    packed = {name for name, each in model.named_parameters() if each.dtype == torch.uint8}
+    assert packed and all("language_model.layers." in name for name in packed)
+    first = model.model.language_model.layers[0].mlp.up_proj.weight
+    assert first.numel() == 128 * 256 / 2 and 0.5 < BYTES < 0.52
+    adapted = get_peft_model(model, lora_config(model, TuneOptions(tune_mm_mlp=False), LoraOptions(True, 4, 8)))
+    ids = torch.arange(20, 40)[None]
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    learned = [name for name, each in adapted.named_parameters() if each.grad is not None and each.grad.abs().max() > 0]
+    assert learned and all(".lora_B" in name for name in learned)  # the other half has gradients of 0 at first
+
+
+# ---- adapters merged into weights (tests/train/test_merge.py compares logits)
+
+ATTENTION = r".*language_model.*\.(q_proj|v_proj)"
+
+
+def adapted(model, **settings):
+    """The model with an adapter of random weights, none of them 0."""
+    torch.manual_seed(1)
+    policy = get_peft_model(model, LoraConfig(r=4, lora_alpha=16, init_lora_weights=False, **settings))
+    return policy.eval()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_dora": True},
+        {"modules_to_save": ["merger"]},
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["embed_tokens"]},
+    ],
+    ids=str,
+)
+def test_adapters_of_other_kinds_are_refused(tiny_pair, settings):
+    with pytest.raises(ValueError, match="only LoRA adapters of linear layers and experts are merged"):
+        merged_weights(adapted(tiny_pair()[0], **{"target_modules": ATTENTION, **settings}))
+
+
+def test_sums_are_rounded_once_to_the_type_of_each_weight(tiny_pair):
+    model = tiny_pair(initializer_range=0.1)[0].to(torch.bfloat16)
+    policy = adapted(model, target_modules=ATTENTION)
+    layer = unwrap(policy).model.language_model.layers[0].self_attn.q_proj
+    down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    exact = layer.base_layer.weight.float() + 16 / 4 * up.float() @ down.float()
+    whole = merged_weights(policy)
+    assert {weight.dtype for weight in whole.values()} == {torch.bfloat16}
+    weight = whole["model.language_model.layers.0.self_attn.q_proj.weight"]
+    assert torch.equal(weight, exact.to(torch.bfloat16))
+    next(p for name, p in policy.named_parameters() if "lora_A" in name).data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        merged_weights(policy)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_vl_moe"])
+def test_adapters_of_linear_attention_and_of_experts_are_folded_in(tiny_pair, family):
+    model, _ = tiny_pair(family)
+    before = {name: value.clone() for name, value in model.to(torch.bfloat16).state_dict().items()}
+    config = lora_config(model, TuneOptions(), LoraOptions(True, 2, 4))
+    config.init_lora_weights = False
+    policy = get_peft_model(model, config)
+    learned = {name: value.clone() for name, value in policy.state_dict().items()}
+    ours = merged_weights(policy)
+    for name, value in policy_weights(policy, torch.bfloat16):  # what vLLM servers get
+        assert torch.equal(value, ours[name]), name
+    assert all(torch.equal(value, learned[name]) for name, value in policy.state_dict().items()), "the policy stays"
+    changed = {name for name, value in ours.items() if not torch.equal(value, before[name])}
+    assert changed == {*(config.target_parameters or ()), *(f"{name}.weight" for name in config.target_modules)}
+    whole = policy.merge_and_unload().state_dict()  # of peft, in bfloat16
+    torch.testing.assert_close(ours, dict(whole), rtol=0.01, atol=0.01)

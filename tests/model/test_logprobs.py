@@ -12,22 +12,25 @@ from qwenvl.model.positions import completion_positions
 from qwenvl.model.sharing import shared_prefix
 
 
-def by_hand(model, prompts, ids, mask, temperature):
-    """Each completion alone behind its prompt, unpadded, log_softmax, gather, and -sum p log p. N x T x 2."""
-    group_size, rows = len(ids) // len(prompts), []
-    for n in range(len(ids)):
-        prompt = prompts.select([n // group_size])
-        length = int(mask[n].sum())
-        own = ids[n : n + 1, :length]
+def distributions(model, prompts, ids, mask, temperature):
+    """Log-softmax t x V of each completion, alone behind its prompt, unpadded."""
+    for n, length in enumerate(mask.sum(1).tolist()):
+        prompt = prompts.select([n * len(prompts) // len(ids)])
         logits = model(
-            input_ids=torch.cat([prompt.input_ids, own], 1),
+            input_ids=torch.cat([prompt.input_ids, ids[n : n + 1, :length]], 1),
             position_ids=torch.cat([prompt.position_ids, completion_positions(prompt.position_ids, 1, length)], 2),
             use_cache=False,
             **prompt.vision(),
-        ).logits[:, -length - 1 : -1]
-        every = (logits / temperature).log_softmax(-1)[0]
-        both = torch.stack([every.gather(1, own[0, :, None])[:, 0], -(every.exp() * every).sum(1)], dim=1)
-        rows.append(torch.cat([both, both.new_zeros(ids.shape[1] - length, 2)]))
+        ).logits
+        yield (logits[0, -length - 1 : -1] / temperature).log_softmax(-1)
+
+
+def by_hand(model, prompts, ids, mask, temperature):
+    """Log-probs by gather and entropies by -sum p log p, N x T x 2."""
+    rows = []
+    for own, every in zip(ids, distributions(model, prompts, ids, mask, temperature), strict=True):
+        both = torch.stack([every.gather(1, own[: len(every), None])[:, 0], -(every.exp() * every).sum(1)], dim=1)
+        rows.append(torch.cat([both, both.new_zeros(len(own) - len(both), 2)]))
     return torch.stack(rows)
 
 
@@ -53,17 +56,6 @@ def test_values_and_gradients_equal_a_plain_forward(exact_model, random_prompts,
         assert (ours.grad is None) == (plain.grad is None), name
         if ours.grad is not None:
             torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-7, atol=1e-9, msg=name)
-
-
-def test_tokens_after_the_end_do_not_count(exact_model, random_prompts, random_completions):
-    model = exact_model("qwen2_5_vl")
-    prompts = random_prompts(model, ["tv"])
-    ids, mask = random_completions(3, 6)
-    first = completion_logprobs(model, prompts, ids, mask, temperature=1.0, logit_chunk_tokens=8)
-    other = torch.where(mask, ids, (ids + 17) % 250)
-    second = completion_logprobs(model, prompts, other, mask, temperature=1.0, logit_chunk_tokens=8)
-    assert torch.equal(first, second)
-    assert (first[~mask] == 0).all()
 
 
 def test_no_more_logits_exist_at_a_time_than_the_chunk(exact_model, random_prompts, random_completions):
@@ -126,34 +118,20 @@ def test_the_head_is_itself_again_afterwards(exact_model, random_completions):
     assert torch.equal(model.lm_head(hidden), before)
 
 
-@pytest.mark.parametrize("path", [logprobs, shared_prefix])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
-def test_the_exact_kl_to_a_teacher_with_a_longer_prompt(exact_model, random_prompts, random_completions, family, path):
+def test_the_exact_kl_to_a_teacher_with_a_longer_prompt(exact_model, random_prompts, random_completions, family):
     """Values and gradients against the logits of plain forwards and autograd, of a larger teacher."""
     model, teacher = exact_model(family), exact_model(family, num_layers=4)
     prompts, longer = random_prompts(model, ["t", "tit"]), random_prompts(model, ["tvt", "titvt"], seed=4)
     ids, mask = random_completions(6, 5)
 
-    def logits_of(which, own):
-        rows = []
-        for n in range(6):
-            prompt, length = own.select([n // 3]), int(mask[n].sum())
-            positions = completion_positions(prompt.position_ids, 1, length)
-            output = which(
-                input_ids=torch.cat([prompt.input_ids, ids[n : n + 1, :length]], 1),
-                position_ids=torch.cat([prompt.position_ids, positions], 2),
-                use_cache=False,
-                **prompt.vision(),
-            )
-            rows.append((output.logits[0, -length - 1 : -1] / 0.7).log_softmax(-1))
-        return torch.cat(rows)
-
-    own, theirs = logits_of(model, prompts), logits_of(teacher, longer).detach()
+    own = torch.cat([*distributions(model, prompts, ids, mask, 0.7)])
+    theirs = torch.cat([*distributions(teacher, longer, ids, mask, 0.7)]).detach()
     expected = (own.exp() * (own - theirs)).sum(1)
     weights = torch.randn_like(expected)
     (expected * weights).sum().backward()
     gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
-    for chunk in (2, 1000):
+    for path, chunk in ((logprobs, 2), (shared_prefix, 1000)):
         settings = {"temperature": 0.7, "logit_chunk_tokens": chunk}
         with torch.no_grad():
             kept = path.completion_likelihood(teacher, longer, ids, mask, **settings, comparison=Comparison(True))

@@ -80,48 +80,31 @@ def test_completions_follow_the_last_position_plus_one():
     assert result[1].tolist() == [[10, 11, 12], [10, 11, 12], [2, 3, 4], [2, 3, 4]]
 
 
-@pytest.mark.parametrize(
-    ("ids", "images", "message"),
-    [
+def test_placeholders_and_grids_must_match():
+    for ids, images, message in (
         ([TEXT, IMAGE, IMAGE, TEXT], [[1, 2, 2]], "run of placeholders"),  # a second picture, and no grid for it
         ([TEXT, IMAGE, TEXT], [[1, 2, 4]], "run of placeholders"),
         ([TEXT, TEXT], [[1, 2, 2]], "more image or video grids"),
-    ],
-)
-def test_placeholders_and_grids_must_match(ids, images, message):
-    with pytest.raises(ValueError, match=message):
-        positions(rule("index"), ids, images)
-
-
-def test_qwen2_5_vl_video_needs_its_seconds():
+    ):
+        with pytest.raises(ValueError, match=message):
+            positions(rule("index"), ids, images)
     with pytest.raises(ValueError, match="seconds per temporal patch"):
         positions(rule("seconds", 2.0), [VIDEO], videos=[[1, 2, 2]])
 
 
-@pytest.mark.parametrize(
-    ("family", "time", "rate"),
-    [
-        ("qwen2_vl", "index", 0.0),
-        ("qwen2_5_vl", "seconds", 2.0),
-        ("qwen3_vl", "timestamp", 0.0),
-        ("qwen3_5", "timestamp", 0.0),
-    ],
-)
-def test_rule_of_each_family(tiny_pair, family, time, rate):
-    model, processor = tiny_pair(family)
-    found = position_rule(model.config)
-    assert (found.time, found.tokens_per_second, found.merge_size) == (time, rate, 2)
-    assert found.video_token_id == processor.tokenizer.convert_tokens_to_ids("<|video_pad|>")
+RULES = {"qwen2_vl": ("index", 0.0), "qwen2_5_vl": ("seconds", 2.0)}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_images_and_text_agree_with_transformers(tiny_pair, family):
     """Where the installed library and the authors agree (no video), an independent implementation to compare with."""
-    model, _ = tiny_pair(family)
+    model, processor = tiny_pair(family)
+    found = position_rule(model.config)
+    assert (found.time, found.tokens_per_second) == RULES.get(family, ("timestamp", 0.0)) and found.merge_size == 2
+    assert found.video_token_id == processor.tokenizer.convert_tokens_to_ids("<|video_pad|>")
     image = model.config.image_token_id
     ids = torch.tensor([[7, 8, image, image, 9, image, image, image, 9, 9]])
     grids = torch.tensor([[1, 2, 4], [1, 6, 2]])
     types = (ids == image).int()
     theirs, _ = model.model.get_rope_index(ids, types, image_grid_thw=grids)
-    ours = prompt_positions(position_rule(model.config), ids, torch.ones_like(ids), grids)
-    assert torch.equal(ours, theirs)
+    assert torch.equal(prompt_positions(found, ids, torch.ones_like(ids), grids), theirs)

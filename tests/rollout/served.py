@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import torch
 
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.rollout.engine import EnginePrompts, SamplingParams
+from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.servers import Server, Servers
 from qwenvl.rollout.vllm import VllmEngine, seed_of
-from qwenvl.types import PromptBatch
 
 WORDS = ["tvt", "t", "tivv", "tiit"]
 WAYS = {
@@ -41,12 +40,6 @@ class Scripted:
 def engine_of(model, processor, fakes, *, patience: float = 0.3) -> VllmEngine:
     servers = Servers([Server(each.address) for each in fakes], patience=patience)
     return VllmEngine(LocalEngine(processor.tokenizer, model), servers)
-
-
-def as_prompts(inputs):
-    """Engines read the length of a batch, and nothing else of it."""
-    rows = [None] * len(inputs)
-    return EnginePrompts(PromptBatch(rows, rows, rows, inputs.input_ids, inputs.attention_mask), inputs)
 
 
 def local_completions(model, processor, inputs, size, params, seed):

@@ -25,7 +25,7 @@ def test_addresses():
             {"rollout_engine": "vllm_server", "vllm_server": ["a:1"], "vllm_gpu_memory": 0.5},
             "--vllm_gpu_memory has no effect without --rollout_engine vllm_colocate",
         ),
-        ({"rollout_engine": "vllm_server", "vllm_server": ["a:1", "a:1"]}, "names a server twice"),
+        ({"rollout_engine": "vllm_colocate", "async_rollouts": 1}, "--async_rollouts 1 needs --rollout_engine vllm_s"),
         ({"rollout_engine": "vllm_server", "vllm_server": ["a"]}, "expected HOST:PORT"),
         ({"rollout_engine": "vllm_colocate", "compile_decoding": True}, "--compile_decoding has no effect"),
         (
@@ -42,9 +42,3 @@ def test_addresses():
 def test_what_has_no_effect_is_refused(settings, told):
     with pytest.raises(ValueError, match=told):
         SamplingOptions(**settings)
-
-
-def test_which_engines_have_weights_of_their_own():
-    assert not SamplingOptions().engine_has_own_weights
-    assert SamplingOptions(rollout_engine="vllm_colocate").engine_has_own_weights
-    assert SamplingOptions(rollout_engine="vllm_server", vllm_server=["a:1", "b:2"]).engine_has_own_weights

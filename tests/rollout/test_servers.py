@@ -1,22 +1,27 @@
-"""What becomes of prompts when servers die, raise, are slow, answer wrongly, or are somebody else's."""
+"""What becomes of prompts when servers die, raise, or are slow, and a server as a child of the run."""
 
 from __future__ import annotations
 
-import math
+import gc
+import os
+import signal
 import socket
+import sys
 import threading
 import time
-from dataclasses import replace
 
 import pytest
+import torch
 
 from qwenvl.rollout import engine as engine_module
 from qwenvl.rollout import servers as servers_module
 from qwenvl.rollout.engine import EngineLostError, SamplingParams, WeightsLostError, lost_together
-from qwenvl.rollout.servers import Server, ServerLostError, ServerRefusedError
-from qwenvl.rollout.vllm import check_answer
-from qwenvl.vllm_server.wire import Refusal, SampleAnswer, SampleRequest
-from tests.rollout.served import WAYS, as_prompts, assert_same, engine_of, local_completions
+from qwenvl.rollout.local import LocalEngine
+from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.servers import ColocatedServer, Server, ServerLostError, ServerRefusedError, server_command
+from qwenvl.rollout.vllm import vllm_engine
+from qwenvl.vllm_server.wire import Health, SampleRequest, pack
+from tests.rollout.served import WAYS, assert_same, engine_of, local_completions
 
 
 @pytest.fixture
@@ -32,7 +37,7 @@ def scene(tiny_pair, fake, random_prompts):
         engine.sync(model, 0)
 
         def sample():
-            (rollout,) = engine.sample(model, [as_prompts(inputs)], 2, params, 3)
+            (rollout,) = engine.sample(model, [inputs], 2, params, 3)
             assert_same(rollout, expected, 2)
             return rollout
 
@@ -53,7 +58,7 @@ def test_no_answer_in_time(monkeypatch):
     monkeypatch.setattr(servers_module, "MARGIN_SECONDS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         server = Server(f"127.0.0.1:{silent.getsockname()[1]}", deadline=0.2)
-        with pytest.raises(ServerLostError, match=rf"{server.address}: no answer to /sample in \d s \(--vllm"):
+        with pytest.raises(ServerLostError, match=rf"{server.address}: no answer to /sample after \d of at most 0.2 s"):
             server.sample(SampleRequest(1, 1, SamplingParams(1), [], [], []))
 
 
@@ -100,46 +105,11 @@ def test_prompts_that_no_server_survives(scene):
         sample()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": 1}, "2 completions of version 1, expected 2 of version 3"),
-        ({"ids": [[4]]}, "1 completions"),
-        ({"ids": [[4], []]}, "completion 1: 0 tokens and 2 log-probs, expected 1 to 8 of both"),
-        ({"ids": [[4], [7] * 9], "logprobs": [[-1.0], [-1.0] * 9]}, "completion 1: 9 tokens and 9 log-probs"),
-        ({"ids": [[4], [5, 99]]}, r"completion 1: tokens that must not be sampled: \[99\]"),
-        ({"logprobs": [[-1.0], [-1.0, math.nan]]}, r"completion 1: expected log-probs of at most 0, got \[-1.0, nan\]"),
-        ({"logprobs": [[0.1], [-1.0, -1.0]]}, "completion 0: expected log-probs of at most 0"),
-    ],
-)
-def test_wrong_answers(change, message):
-    request = SampleRequest(3, 2, SamplingParams(8), [98, 99], [1], prompts=[None])
-    answer = SampleAnswer(3, "boot", [[4], [5, 1]], [[-1.0], [-0.5, 0.0]], ["length", "stop"])
-    check_answer(request, answer)
-    with pytest.raises(Refusal, match=message):
-        check_answer(request, replace(answer, **change))
-
-
-def test_the_error_of_a_wrong_answer_names_the_server(scene):
-    (_, two), _, sample = scene(2)
-    two.faults = [lambda answer: replace(answer, version=1)]
-    with pytest.raises(ServerRefusedError, match=f"{two.address}: its answer is wrong: 4 completions of version 1"):
-        sample()
-
-
-def test_a_server_of_another_run_is_not_fought_over(scene, tiny_pair):
-    (one,), _, sample = scene(1)
-    model, processor = tiny_pair(initializer_range=0.1)
-    engine_of(model, processor, [one]).sync(model, 0)  # it takes a server over that it knows nothing of
-    with pytest.raises(ServerRefusedError, match="somebody else has given it weights"):
-        sample()
-
-
 def test_what_was_asked_ahead_is_lost_with_its_server(tiny_pair, scene, random_prompts, fake):
     """A thread has no weights to give: the error comes at once, and who has some may ask again."""
     (one,), engine, _ = scene(1, patience=3600.0)
     model, _ = tiny_pair(initializer_range=0.1)
-    ahead = engine.request(model, [as_prompts(random_prompts(model, ["t"]))], 2, WAYS["sampled"], 3)
+    ahead = engine.request(model, [random_prompts(model, ["t"])], 2, WAYS["sampled"], 3)
     one.version, one.boot = 0, "another"
     with pytest.raises(WeightsLostError, match="started again, and without the weights of this request"):
         ahead()
@@ -157,30 +127,98 @@ def test_processes_lose_weights_together_unless_one_lost_more(scene, monkeypatch
         assert type(raised.value) is kind
 
 
-@pytest.mark.parametrize(
-    ("other", "told"),
-    [
+def test_another_model(tiny_pair, fake):
+    model, processor = tiny_pair()
+    for other, told in (
         ({"family": "qwen3_vl"}, "its model type is qwen3_vl, the policy's qwen2_5_vl"),
         ({"num_layers": 3}, "its num_hidden_layers is 3, the policy's 2"),
         ({"tie_word_embeddings": False}, "its head tied to the embeddings is False, the policy's True"),
-    ],
-)
-def test_another_model(tiny_pair, fake, other, told):
+    ):
+        server = fake(**other)
+        with pytest.raises(ServerRefusedError, match=told):
+            engine_of(model, processor, [server]).sync(model, 0)
+        assert not server.given
+
+
+# ---- a server in a child process
+
+CPU = torch.device("cpu")
+# What a server says of itself, without what makes it slow to start.
+CHILD = """
+import http.server, os, sys
+words = sys.argv[1:]
+print("started with", *words, flush=True)
+if words[0] == "broken":
+    sys.exit("there is no such model")
+health = HEALTH.replace(b"BOOT0000", b"%08d" % os.getpid())
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(health)
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+ready = words[words.index("--ready_file") + 1]
+with open(ready + ".part", "w") as file:
+    file.write(f"http://127.0.0.1:{server.server_port}")
+os.replace(ready + ".part", ready)
+server.serve_forever()
+""".replace("HEALTH", repr(pack(Health("BOOT0000", 0, "a model", {}, "float32"))))
+COMMAND = [sys.executable, "-c", CHILD]
+
+
+def test_a_child_is_started_killed_and_started_again():
+    server = ColocatedServer(["model"], CPU, command=COMMAND)
+    assert server._process is None  # it starts when it is first needed
+    boots = []
+    for _ in range(2):
+        boots += [server.health().boot, server.health().boot]
+        process = server._process
+        assert int(boots[-1]) == process.pid and os.getsid(process.pid) == process.pid  # Ctrl-C is not for it
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert boots[0] == boots[1] != boots[2] == boots[3]
+    server.health()
+    last = server._process
+    del server
+    gc.collect()
+    assert last.poll() is not None  # a server that nobody asks any more leaves the GPU
+
+
+def test_a_child_that_does_not_start_says_why():
+    server = ColocatedServer(["broken", "--dtype", "float32"], CPU, command=COMMAND)
+    with pytest.raises(ServerRefusedError) as raised:
+        server.health()
+    assert "did not start: status 1" in str(raised.value)
+    first, last = str(raised.value).splitlines()[-2:]
+    assert first.startswith("started with broken --dtype float32 --port 0 --with_parent --ready_file")
+    assert last == "there is no such model"
+
+
+def test_its_environment_is_of_its_own(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("MASTER_ADDR", "here")
+    monkeypatch.setenv("VIRTUAL_ENV", "/somewhere")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert not {"RANK", "MASTER_ADDR", "VIRTUAL_ENV"} & set(servers_module._environment(CPU))
+    assert servers_module._environment(torch.device("cuda", 1))["CUDA_VISIBLE_DEVICES"] == "6"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert servers_module._environment(torch.device("cuda", 1))["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_from_options_to_servers(monkeypatch, tmp_path, tiny_pair):
     model, processor = tiny_pair()
-    server = fake(**other)
-    with pytest.raises(ServerRefusedError, match=told):
-        engine_of(model, processor, [server]).sync(model, 0)
-    assert not server.given
-
-
-def test_the_token(tiny_pair, fake, monkeypatch):
-    model, processor = tiny_pair()
-    engine = engine_of(model, processor, [fake()])
-    engine.sync(model, 0)
-    monkeypatch.setenv("QWENVL_VLLM_TOKEN", "another")
-    with pytest.raises(ServerRefusedError, match="token is missing"):
-        engine.sync(model, 1)
-
-
-def test_where_a_server_is():
-    assert Server("localhost:1").shares_memory and not Server("gpu-7:1").shares_memory
+    local = LocalEngine(processor.tokenizer, model)
+    monkeypatch.setenv("QWENVL_VLLM_ENV", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"bash scripts/serve_vllm\.sh --build"):
+        server_command()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    given = {"process": 0, "dtype": torch.bfloat16, "max_tokens": 700}
+    options = SamplingOptions(rollout_engine="vllm_colocate", vllm_gpu_memory=0.3)
+    engine = vllm_engine(options, local, model="some/model", device=torch.device("cuda", 0), **given)
+    (server,) = engine._servers.servers
+    words = "some/model --dtype bfloat16 --gpu_memory_utilization 0.3 --max_model_len 700"
+    assert server._command[:3] == [str(tmp_path / "bin" / "python"), "-m", "qwenvl.vllm_server"]
+    assert server.sleeps and " ".join(server._command[3:]) == f"{words} --port 0 --with_parent --sleeps"
+    with pytest.raises(ValueError, match="this model is of none"):
+        vllm_engine(options, local, model="", device=CPU, **given)

@@ -1,18 +1,26 @@
-"""Sampling with each prompt computed once draws the tokens of plain ``generate``."""
+"""Each prompt computed once: the draws of ``generate``, the compiled step, and what long prompts and the host cost."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import _inductor as inductor
+from torch._inductor.utils import fresh_cache
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import GenerationConfig
 
-from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
+from qwenvl.demo.tiny import make_model, make_processor
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.positions import position_rule, prompt_positions
+from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import encode_vision
 from qwenvl.rollout import shared_sampling
 from qwenvl.rollout.engine import SamplingParams
+from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine, padded_with_own
 from qwenvl.rollout.shared_sampling import SharedSampler
 
 WORDS = ["tvi", "t", "vit", "v"]
@@ -37,16 +45,6 @@ def shared(model, prompts, temperature=0.0, *, suppress=(), end_ids=(), how=None
     params = SamplingParams(NEW, temperature, **settings)
     own = {"suppress": list(suppress), "end_ids": list(end_ids), "pad_id": 0}
     return SharedSampler(model, prompts, GROUP, params, **own, **how or {}).first()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_generate(family, random_prompts):
-    model = tiny(family)
-    prompts = random_prompts(model, WORDS)
-    expected = plain(model, prompts, do_sample=False, max_new_tokens=NEW)
-    assert len(expected.unique()) > NEW, "a model that repeats itself shows little"
-    assert torch.equal(shared(model, prompts)[0], expected)
-    assert torch.equal(shared(model, encode_vision(model, prompts))[0], expected)
 
 
 @pytest.mark.parametrize("how", [{}, {"cuda_graph": True}, {"compiled": True}], ids=str)
@@ -79,25 +77,15 @@ def test_completions_that_end_leave_the_batch_and_change_nothing(random_prompts,
 )
 def test_the_same_seed_draws_the_tokens_of_generate(settings, random_prompts):
     model = tiny()
-    prompts = random_prompts(model, WORDS)
+    prompts = padded_with_own(random_prompts(model, WORDS))
     torch.manual_seed(5)
     expected = plain(model, prompts, do_sample=True, max_new_tokens=NEW, **{"top_k": 0} | settings)
     torch.manual_seed(5)
     ids, _ = shared(model, prompts, **settings)
     assert torch.equal(ids, expected)
-
-
-def test_logprobs_are_those_of_the_trainer_whatever_was_suppressed(random_prompts):
-    from qwenvl.model.sharing.shared_prefix import completion_logprobs
-
-    model = tiny()
-    prompts = random_prompts(model, WORDS)
-    banned = [model.config.image_token_id, model.config.video_token_id, *shared(model, prompts)[0][:, 0].tolist()]
-    ids, (logprobs, *_) = shared(model, prompts, temperature=0.7, top_p=0.8, suppress=banned)
-    assert not torch.isin(ids, torch.tensor(banned)).any()
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    expected = completion_logprobs(model, prompts, ids, mask, temperature=0.7, logit_chunk_tokens=50)
-    torch.testing.assert_close(logprobs, expected, rtol=1e-4, atol=1e-4)
+    engine = LocalEngine(make_processor("qwen2_5_vl").tokenizer, model)
+    engine.vision_ids = engine.end_ids = []
+    assert torch.equal(engine.draw(model, prompts, GROUP, SamplingParams(NEW, **settings), 5).completion_ids, expected)
 
 
 class Waits(TorchDispatchMode):
@@ -186,3 +174,109 @@ def test_a_cuda_graph_draws_the_tokens_of_the_eager_step(family, autocast, rando
         torch.testing.assert_close(eager[1].logprobs[:, 0], graph[1].logprobs[:, 0], rtol=0, atol=1e-2)
         if not autocast:
             assert torch.equal(eager[0], graph[0])
+
+
+# ---- a compiled step
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+
+
+def draw(model, prompts, group_size, end_ids, compiled):
+    return SharedSampler(
+        model,
+        prompts,
+        group_size,
+        SamplingParams(8, temperature=0.0),
+        suppress=[],
+        end_ids=end_ids,
+        pad_id=0,
+        compiled=compiled,
+    ).first()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("family", "layers", "backend"),
+    [
+        ("qwen2_5_vl", 1, "inductor"),
+        ("qwen3_5", 3, "eager"),  # the graphs and their guards, without C++, which takes a minute
+        *(pytest.param(family, 3, "inductor", marks=pytest.mark.slow) for family in ("qwen3_5", "qwen3_5_moe")),
+    ],
+)
+def test_tokens_and_logprobs_of_the_stock_step(family, layers, backend, random_prompts, monkeypatch):
+    forward = torch.compile(shared_sampling._forward, dynamic=True, backend=backend)
+    monkeypatch.setattr(shared_sampling, "_compiled_forward", lambda: forward)
+    model = make_model(family, make_processor(family), num_layers=layers, initializer_range=0.25).requires_grad_(False)
+    # Two compilations for each kind of layer, for several prompts and for one: a size of 1 is always compiled by
+    # itself. A batch of several comes down to one where the completions of all others have ended. Any other
+    # compilation, for numbers of prompts and completions, for lengths or for strides, is an error.
+    torch._dynamo.reset()
+    most = 2 * len(set(model.config.text_config.layer_types))
+    with torch._dynamo.config.patch(recompile_limit=most, fail_on_recompile_limit_hit=True):
+        for words, group_size in ((["tvi", "t", "vit", "v"], 3), (["tvt", "t"], 5), (["tv"], 4)):
+            prompts = random_prompts(model, words)
+            free, _ = draw(model, prompts, group_size, [], compiled=False)
+            for end_ids in ([], free[::2, 2].unique().tolist()):
+                expected = draw(model, prompts, group_size, end_ids, compiled=False)
+                actual = draw(model, prompts, group_size, end_ids, compiled=True)
+                assert torch.equal(actual[0], expected[0])
+                torch.testing.assert_close(actual[1].logprobs, expected[1].logprobs, rtol=0, atol=1e-4)
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_without_a_compiler_the_flag_is_named(tiny_pair):
+    model, processor = tiny_pair()
+    with (
+        inductor.config.patch({"cpp.cxx": ("/no/compiler",)}),
+        fresh_cache(),
+        pytest.raises(RuntimeError, match=r"No working C\+\+ compiler.*leave out --compile_decoding"),
+    ):
+        SharedPrefixEngine(processor.tokenizer, model).compile(torch.device("cpu"))
+
+
+# ---- a long prompt
+
+PAIRS = 300  # so that a prompt is longer than anything is wide
+
+
+class Made(TorchDispatchMode):
+    """The tensors that operations make, views among them: their shapes and types."""
+
+    def __init__(self):
+        super().__init__()
+        self.tensors: set[tuple[tuple[int, ...], torch.dtype]] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.tensors |= {(tuple(x.shape), x.dtype) for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
+        return out
+
+
+def long_prompt(model) -> PromptInputs:
+    """A video of many pairs of small frames, four tokens each, and some text."""
+    config, grid = model.config, torch.tensor([[PAIRS, 4, 4]])
+    ids = [config.vision_start_token_id, *[config.video_token_id] * (4 * PAIRS), config.vision_end_token_id, *range(9)]
+    tokens = torch.tensor([ids])
+    mask = torch.ones_like(tokens)
+    positions = prompt_positions(position_rule(config), tokens, mask, None, grid, torch.tensor([0.5]))
+    pixels = torch.randn(PAIRS * 16, 3 * 2 * 14 * 14)
+    return PromptInputs(tokens, mask, positions, None, None, pixels, grid, [0], [1])
+
+
+def test_nothing_grows_with_the_square_of_a_prompt_nor_with_group_times_prompt():
+    processor = make_processor("qwen2_5_vl")
+    model = make_model("qwen2_5_vl", processor)
+    model.model.visual.requires_grad_(False)
+    prompt = long_prompt(model)
+    long = prompt.input_ids.shape[1]
+    engine = SharedPrefixEngine(processor.tokenizer, model)
+    with Made() as made:
+        encoded = encode_vision(model, prompt)
+        (rollout,) = engine.sample(model, [encoded], 8, SamplingParams(3), 0)
+        model.train()
+        shared_prefix.completion_logprobs(
+            model, encoded, rollout.completion_ids, rollout.completion_mask, temperature=1.0, logit_chunk_tokens=64
+        ).sum().backward()
+    assert not [shape for shape, _ in made.tensors if sum(size >= long for size in shape) > 1]
+    whole = [shape for shape, dtype in made.tensors if not dtype.is_floating_point and dtype != torch.bool]
+    assert max(map(torch.Size.numel, map(torch.Size, whole))) < 8 * long

@@ -12,7 +12,7 @@ from qwenvl.model.sharing import shared_prefix
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 from qwenvl.rollout.vllm import VllmEngine
 from qwenvl.types import SamplingParams
-from tests.rollout.served import Scripted, as_prompts, engine_of
+from tests.rollout.served import Scripted, engine_of
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 
@@ -48,7 +48,7 @@ def sample(random_prompts, fake):
         server._engine.local._stops = {("any",): ShortTurns()}
         engine = engine_of(model, processor, [server])
         engine.sync(model, 0)
-        (rollout,) = engine.sample(model, [as_prompts(prompts)], 3, params, 4, script)
+        (rollout,) = engine.sample(model, [prompts], 3, params, 4, script)
         return model, prompts, rollout
 
     return run
@@ -69,9 +69,21 @@ def test_greedy_tokens_equal_those_of_full_forwards(sample, family, engine):
         logits = model(**vars_of(model, row)).logits[0]
         tokens = rollout.whole.attention_mask[n].sum()
         expected = logits[-tokens - 1 : -1]
+        plain = expected.log_softmax(-1)
         expected[:, [model.config.to_dict()[f"{kind}_token_id"] for kind in VISION]] = -torch.inf
-        own = rollout.completion_mask[n, :tokens]
+        own, ids = rollout.completion_mask[n, :tokens], rollout.completion_ids[n, :tokens, None]
+        found = rollout.logprobs[n, :tokens]
+        torch.testing.assert_close(found[own], plain.gather(1, ids)[own, 0], rtol=1e-4, atol=1e-4)
         assert torch.equal(expected.argmax(-1)[own], rollout.completion_ids[n, :tokens][own])
+    assert_logprobs(model, prompts, rollout, 1.0)
+
+
+def assert_logprobs(model, prompts, rollout, temperature):
+    """Those of sampling are those of training, by both paths."""
+    settings = {"temperature": temperature, "logit_chunk_tokens": 50, "whole": rollout.whole}
+    for path in (logprobs, shared_prefix):
+        got = path.completion_logprobs(model, prompts, rollout.completion_ids, rollout.completion_mask, **settings)
+        torch.testing.assert_close(got.float(), rollout.logprobs, rtol=1e-5, atol=1e-5)
 
 
 VISION = ("image", "video", "vision_start", "vision_end")
@@ -87,26 +99,10 @@ def vars_of(model, row):
     return {"input_ids": ids, "position_ids": positions, **row.vision()}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("engine, budget", [(SharedPrefixEngine, None), (SharedPrefixEngine, 1), (VllmEngine, None)])
-def test_log_probs_of_sampling_are_those_of_training(sample, family, engine, budget):
-    model, prompts, rollout = sample(family, engine, temperature=0.8, budget=budget)
-    for path in (logprobs, shared_prefix):
-        got = path.completion_logprobs(
-            model,
-            prompts,
-            rollout.completion_ids,
-            rollout.completion_mask,
-            temperature=0.8,
-            logit_chunk_tokens=50,
-            whole=rollout.whole,
-        )
-        torch.testing.assert_close(got.float(), rollout.logprobs, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_sampled_tokens_of_all_turns_count_for_the_length(sample, engine):
-    _, _, rollout = sample("qwen3_vl", engine, most=5)
+    model, prompts, rollout = sample("qwen3_vl", engine, temperature=0.8, budget=1, most=5)
+    assert_logprobs(model, prompts, rollout, 0.8)
     lengths = rollout.completion_mask.sum(1).tolist()
     assert max(lengths) == 5, "some have come to their length"
     for row, (length, reason) in enumerate(zip(lengths, rollout.finish_reasons, strict=True)):

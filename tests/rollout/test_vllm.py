@@ -1,15 +1,20 @@
-"""Completions from servers are those that the local engine draws by the same seeds, to the token and the log-prob."""
+"""Completions from servers are those that the local engine draws by the same seeds; and which weights servers get."""
 
 from __future__ import annotations
 
+import os
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 import torch
 
+from qwenvl.rollout import vllm
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
-from qwenvl.rollout.vllm import seed_of
-from tests.rollout.served import WAYS, WORDS, as_prompts, assert_same, engine_of, local_completions
+from qwenvl.rollout.servers import Server
+from qwenvl.rollout.vllm import give_weights, in_parts, policy_weights, seed_of
+from tests.rollout.served import WAYS, WORDS, assert_same, engine_of, local_completions
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
@@ -21,7 +26,7 @@ def test_every_family_and_way_of_drawing(tiny_pair, fake, random_prompts, family
     engine.sync(model, 0)
     for params in WAYS.values() if family == "qwen2_5_vl" else [WAYS["sampled"]]:
         size = 1 if params.temperature == 0 else 3
-        batches = [as_prompts(inputs.select(rows)) for rows in ([0, 1], [], [2, 3])]
+        batches = [inputs.select(rows) for rows in ([0, 1], [], [2, 3])]
         one, none, two = engine.sample(model, batches, size, params, seed=5)
         expected = local_completions(model, processor, inputs, size, params, 5)
         assert_same(one, expected[:2], size)
@@ -37,7 +42,7 @@ def test_the_same_seeds_whatever_servers_there_are(tiny_pair, fake, random_promp
         servers = [fake(initializer_range=0.1) for _ in range(number)]
         engine = engine_of(model, processor, servers)
         engine.sync(model, 0)
-        (rollout,) = engine.sample(model, [as_prompts(inputs)], 4, params, 7)
+        (rollout,) = engine.sample(model, [inputs], 4, params, 7)
         texts.append(rollout.texts)
         assert [sum(len(asked.prompts) for asked in each.asked) for each in servers] == [4 // number] * number
     assert texts[0] == texts[1]
@@ -50,7 +55,7 @@ def test_no_entropies(tiny_pair, fake, random_prompts):
     engine = engine_of(model, processor, [fake()])
     engine.sync(model, 0)
     with pytest.raises(ValueError, match="no entropies"):
-        engine.sample(model, [as_prompts(random_prompts(model, ["t"]))], 2, SamplingParams(4, entropies=True), 0)
+        engine.sample(model, [random_prompts(model, ["t"])], 2, SamplingParams(4, entropies=True), 0)
 
 
 def test_a_request_has_the_features_of_its_time_and_needs_no_model_any_more(tiny_pair, fake, random_prompts):
@@ -64,10 +69,68 @@ def test_a_request_has_the_features_of_its_time_and_needs_no_model_any_more(tiny
             parameter.add_(0.05 * torch.randn_like(parameter))
     inputs, params = random_prompts(model, ["tv", "t"]), WAYS["sampled"]
     expected = local_completions(model, processor, inputs, 2, params, 1)
-    ahead = engine.request(model, [as_prompts(inputs)], 2, params, 1)
+    ahead = engine.request(model, [inputs], 2, params, 1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
     (rollout,) = ahead()
     assert_same(rollout, expected, 2)
     assert not any("visual" in name for _, names in server.given for name in names)
+
+
+def language_model(model):
+    return {name: p.detach() for name, p in model.named_parameters() if ".visual." not in name}
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize(("tied", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_weights_of_the_language_model(tiny_pair, family, tied, dtype):
+    model, _ = tiny_pair(family, tie_word_embeddings=tied)
+    found, expected = dict(policy_weights(model, dtype)), language_model(model)
+    assert found.keys() == expected.keys() and ("lm_head.weight" in found) is not tied
+    assert all(torch.equal(found[name], expected[name].to(dtype)) for name in found)
+
+
+def test_parts_are_as_large_as_they_may_be(monkeypatch):
+    monkeypatch.setattr(vllm, "PART_BYTES", 24)
+    weights = [(str(size), torch.zeros(size)) for size in (2, 4, 1, 9, 3, 3)]  # 4 bytes a number
+    parts = [([*part], last) for part, last in in_parts(weights)]
+    assert parts == [(["2", "4"], False), (["1"], False), (["9"], False), (["3"], True)]
+
+
+@pytest.mark.parametrize("messages", [False, True])
+def test_what_a_run_hands_over(tiny_pair, fake, monkeypatch, messages):
+    """All weights for each new version, by files in memory or in messages, in several parts."""
+    if messages:
+        monkeypatch.setattr(Server, "shares_memory", False)
+    monkeypatch.setattr(vllm, "PART_BYTES", 30_000)
+    model, processor = tiny_pair(initializer_range=0.1)
+    servers = [fake(initializer_range=0.1) for _ in range(2)]
+    engine = engine_of(model, processor, servers)
+    for version in (0, 1, 1, None):
+        with torch.no_grad():
+            model.model.language_model.norm.weight.add_(1.0)
+        engine.sync(model, version)
+    for each in servers:
+        given: dict[int, list[str]] = defaultdict(list)
+        for request, names in each.given:
+            given[request.version] += names
+        assert [sorted(names) for names in given.values()] == [sorted(language_model(model))] * 3
+        assert len(each.given) > 9
+        assert all((request.path is None) is messages for request, _ in each.given)
+        assert not any(request.path and os.path.exists(request.path) for request, _ in each.given)  # in memory no more
+        for name, value in language_model(each.model).items():
+            assert torch.equal(value, language_model(model)[name]), name
+
+
+def test_two_processes_give_the_same_weights_to_a_server(tiny_pair, fake, monkeypatch):
+    """Each of them has found it without. It takes a part from whoever sends it first."""
+    monkeypatch.setattr(vllm, "PART_BYTES", 30_000)
+    model, _ = tiny_pair(initializer_range=0.1)
+    server = fake(initializer_range=0.1)
+    processes = [Server(server.address) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        lost = [*pool.map(lambda own: give_weights(model, 5, [(own, server.health())]), processes)]
+    assert lost == [[], []] and server.version == 5
+    loaded = [name for _, names in server.given for name in names]
+    assert sorted(loaded) == sorted(language_model(model))  # each once

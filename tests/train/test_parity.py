@@ -12,12 +12,14 @@ from qwenvl.train.parity import ParityCheck, ParityError
 from qwenvl.types import RolloutBatch
 
 
-def checked(sampled, trained, **settings) -> dict[str, float]:
+def checked(sampled, trained, exact=None, **settings) -> dict[str, float]:
     """What is logged of one row of completion tokens with these log-probs of sampler and trainer."""
     mask = torch.arange(sampled.shape[1])[None] < sampled.shape[1] - 1  # the last one is padding
-    rollout = RolloutBatch(mask.long(), mask, ["x"], ["stop"], sampled)
+    rollout = RolloutBatch(
+        mask.long(), mask, ["x"], ["stop"], sampled, boots=frozenset(["a"] if exact is not None else [])
+    )
     meter, experience = Meter(), SimpleNamespace(rollout=rollout, old_logprobs=trained, staleness=0)
-    ParityCheck(GRPOConfig(use_cpu=True, **settings), meter)(0, experience)
+    ParityCheck(GRPOConfig(use_cpu=True, **settings), meter)(0, experience, lambda: exact)
     return meter.flush()
 
 
@@ -44,3 +46,14 @@ def test_dropout_on_adapters_leaves_it_out_which_is_said_once(make_trainer, tmp_
     make_trainer(**settings).train()
     assert caplog.text.count("check_parity: left out, because lora_dropout") == 1
     assert not any("parity/max" in row for row in read_metrics(tmp_path / "run"))
+
+
+def test_a_server_in_half_precision_is_held_to_the_trainers_own_rounding():
+    ours = torch.zeros(1, 101)
+    exact = ours + 0.03
+    found = checked(
+        ours + 0.059, ours, exact, bf16=True
+    )  # less than twice the rounding, more than without a measurement
+    assert found["parity/noise"] == pytest.approx(0.03) and found["parity/mean"] == pytest.approx(0.059)
+    with pytest.raises(ParityError, match=r"expected at most 2 and 0\.06"):
+        checked(ours + 0.07, ours, exact, bf16=True)

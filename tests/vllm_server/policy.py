@@ -14,10 +14,10 @@ from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalEngine
+from qwenvl.rollout.servers import Server
 from qwenvl.rollout.vllm import prompts_for_server
 from qwenvl.types import RolloutBatch
 from qwenvl.vllm_server.wire import SampleAnswer, SampleRequest
-from tests.vllm_server.serving import Client
 
 # vLLM's attention on a CPU takes no heads of 16.
 WIDE = {"hidden_size": 128, "initializer_range": 0.1}
@@ -62,31 +62,18 @@ class Policy:
             grids[kind].append([t, h, w])
             if kind == "video":
                 seconds.append(part[3])
-        ids += [7, 8]
-        rows = torch.tensor([ids])
-        images, videos = (torch.tensor(each) if each else None for each in grids.values())
-        rates = torch.tensor(seconds)
-        return PromptInputs(
-            input_ids=rows,
-            attention_mask=torch.ones_like(rows),
-            position_ids=prompt_positions(
-                position_rule(config), rows, torch.ones_like(rows), images, videos, rates if seconds else None
-            ),
-            pixel_values=self._pixels(grids["image"]),
-            image_grid_thw=images,
-            pixel_values_videos=self._pixels(grids["video"]),
-            video_grid_thw=videos,
-            images_per_prompt=[len(grids["image"])],
-            videos_per_prompt=[len(grids["video"])],
-        )
+        rows = torch.tensor([[*ids, 7, 8]])
+        mask, media = torch.ones_like(rows), [torch.tensor(each) if each else None for each in grids.values()]
+        rates = torch.tensor(seconds) if seconds else None
+        positions = prompt_positions(position_rule(config), rows, mask, *media, rates)
+        pixels = [[self._pixels(own), grid] for own, grid in zip(grids.values(), media, strict=True)]
+        return PromptInputs(rows, mask, positions, *pixels[0], *pixels[1], *([len(own)] for own in grids.values()))
 
     def _pixels(self, grids: list[list[int]]) -> torch.Tensor | None:
         vision = self.model.config.vision_config
         width = 3 * vision.temporal_patch_size * vision.patch_size**2
-        pixels = []
-        for t, h, w in grids:
-            generator = torch.Generator().manual_seed(10_000 * t + 100 * h + w)
-            pixels.append(torch.randn(t * h * w, width, generator=generator))
+        made = [torch.Generator().manual_seed(10_000 * t + 100 * h + w) for t, h, w in grids]
+        pixels = [torch.randn(t * h * w, width, generator=own) for (t, h, w), own in zip(grids, made, strict=True)]
         return torch.cat(pixels) if pixels else None
 
     def request(
@@ -96,14 +83,22 @@ class Policy:
         prompts = prompts_for_server(self.model, inputs, seed)
         return SampleRequest(version, group_size, params, self.local.vision_ids, self.local.end_ids, prompts)
 
-    def assert_logprobs(self, inputs: PromptInputs, answer: SampleAnswer, temperature: float) -> None:
-        """The trainer's log-probs of the tokens of an answer are those of the answer."""
-        ids, theirs = (pad_sequence([*map(torch.tensor, rows)], True) for rows in (answer.ids, answer.logprobs))
+    def likelihood(
+        self, inputs: PromptInputs, answer: SampleAnswer, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The trainer's log-probs of the tokens of an answer, N x T, and where there are tokens."""
+        ids = pad_sequence([*map(torch.tensor, answer.ids)], True)
         mask = torch.arange(ids.shape[1]) < torch.tensor([len(each) for each in answer.ids])[:, None]
         with torch.no_grad():
             found = completion_likelihood(
                 self.model, inputs, ids, mask, temperature=temperature, logit_chunk_tokens=512
             ).logprobs
+        return found.float(), mask
+
+    def assert_logprobs(self, inputs: PromptInputs, answer: SampleAnswer, temperature: float) -> None:
+        """The trainer's log-probs of the tokens of an answer are those of the answer."""
+        found, mask = self.likelihood(inputs, answer, temperature)
+        theirs = pad_sequence([*map(torch.tensor, answer.logprobs)], True)
         assert (found - theirs)[mask].abs().max() < 1e-4
 
     def change(self, *layers: str) -> dict[str, torch.Tensor]:
@@ -124,7 +119,7 @@ class Policy:
 
 
 def local_and_server(
-    policy: Policy, client: Client, inputs: PromptInputs, params: SamplingParams, version: int = 0
+    policy: Policy, client: Server, inputs: PromptInputs, params: SamplingParams, version: int = 0
 ) -> tuple[RolloutBatch, SampleAnswer]:
     """Greedy completions of both, which must be the same tokens with log-probs that differ by less than 1e-4."""
     local = policy.local.draw(policy.model, inputs, 1, params, seed=0)

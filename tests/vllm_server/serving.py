@@ -1,53 +1,17 @@
-"""Servers for tests: a client of a few lines, the real server around an engine without a model, and real vLLM."""
+"""The real server around an engine without a model."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import threading
-import time
-import urllib.error
-import urllib.request
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 from safetensors.torch import load_file
 
+from qwenvl.rollout.servers import Server
 from qwenvl.vllm_server.server import SamplingServer, Web
-from qwenvl.vllm_server.wire import Health, Refusal, SampleAnswer, SampleRequest, WeightsRequest, pack, secret, unpack
-
-ROOT = Path(__file__).resolve().parents[2]
-# Little memory, and weights as the trainer of the tests has them.
-SMALL = ("--cache_gb", "0.0625", "--max_model_len", "2048", "--max_num_seqs", "16", "--dtype", "float32")
-
-
-@dataclass(frozen=True)
-class Client:
-    """Sends requests to the server at ``url``, and raises its refusals."""
-
-    url: str
-    token: str = field(default_factory=secret)
-
-    def health(self) -> Health:
-        return unpack(Health, self.send("/health"))
-
-    def sample(self, request: SampleRequest, deadline: float = 300.0) -> SampleAnswer:
-        return unpack(SampleAnswer, self.send("/sample", pack(request), deadline))
-
-    def weights(self, request: WeightsRequest) -> Health:
-        return unpack(Health, self.send("/weights", pack(request)))
-
-    def send(self, path: str, body: bytes | None = None, deadline: float = 300.0) -> bytes:
-        headers = {"Authorization": f"Bearer {self.token}", "Deadline": str(deadline)}
-        request = urllib.request.Request(self.url + path, data=body, headers=headers)
-        try:
-            with urllib.request.urlopen(request, timeout=300) as answer:
-                return answer.read()
-        except urllib.error.HTTPError as error:
-            raise Refusal(error.read().decode(), error.code) from None
+from qwenvl.vllm_server.wire import SampleAnswer, SampleRequest, secret
 
 
 class FakeEngine:
@@ -93,7 +57,7 @@ class FakeEngine:
 
 @contextmanager
 def serving(engine: FakeEngine, *, sleeps: bool = False):
-    """The real server around ``engine``, and its address. ``server.exit`` is replaced: no process ends."""
+    """The real server around ``engine``, and a client of it. ``server.exit`` is replaced: no process ends."""
     server = SamplingServer("tiny", sleeps=sleeps)
     server.exit = lambda: None
     server.load(lambda: engine)
@@ -101,49 +65,7 @@ def serving(engine: FakeEngine, *, sleeps: bool = False):
         thread = threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
-            yield server, web.url
+            yield server, Server(urlsplit(web.url).netloc)
         finally:
             engine.gate.set()
             web.shutdown()
-
-
-class ServerProcess:
-    """``scripts/serve_vllm.sh``'s server with real vLLM, ready when this returns.
-
-    Attributes:
-        url: where it listens.
-        client: sends requests to it.
-    """
-
-    def __init__(self, python: Path, model: Path, folder: Path, *flags: str):
-        self.model, self.log = model, folder / "server.log"
-        ready = folder / "ready"
-        ready.unlink(missing_ok=True)
-        command = [python, "-m", "qwenvl.vllm_server", model, "--port", "0", *SMALL, "--with_parent", *flags]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("VIRTUAL_ENV")}
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*map(str, command), "--ready_file", str(ready)],
-                env=environment | {"PYTHONPATH": str(ROOT)},
-                cwd=folder,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        while not ready.exists():
-            if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended with {self.process.returncode}: {self.output()[-4000:]}")
-            time.sleep(0.1)
-        self.url = ready.read_text()
-        self.client = Client(self.url)
-
-    def health(self) -> Health:
-        return self.client.health()
-
-    def output(self) -> str:
-        """Its output so far."""
-        return self.log.read_text()
-
-    def kill(self) -> None:
-        """As a machine without memory would. It may have ended before."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()

@@ -6,14 +6,21 @@ import json
 import shutil
 from dataclasses import replace
 from itertools import chain
+from string import ascii_letters
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from torch.nn.utils.rnn import pad_sequence
 
+from qwenvl.demo import tiny
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.vllm_server.wire import Refusal, WeightsRequest
+from qwenvl.rollout.servers import Server, ServerLostError, ServerRefusedError, Servers
+from qwenvl.rollout.vllm import VllmEngine, policy_weights
+from qwenvl.train.parity import NOISE
+from qwenvl.vllm_server.wire import WeightsRequest
+from tests.rollout.served import Scripted
 from tests.vllm_server.policy import WIDE, Policy, local_and_server
 
 pytestmark = pytest.mark.vllm
@@ -195,12 +202,100 @@ def test_a_penalty_counts_the_tokens_of_the_prompt(served):
     assert with_penalty.completion_ids.tolist() != without.completion_ids.tolist()
 
 
-def test_what_the_model_cannot_take_is_refused_and_nothing_breaks(served):
-    policy, client = served
-    prompt = policy.prompt(5, CLIP, 4)
-    with pytest.raises(Refusal, match="exceed the server's --max_model_len 2048"):
-        client.sample(policy.request(prompt, SamplingParams(2048)))
-    local_and_server(policy, client, prompt, GREEDY)
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
+def test_a_family_samples_as_the_local_engine_does_before_and_after_a_sync(family, tiny_checkpoint, start_server):
+    folder = tiny_checkpoint(family, tie_word_embeddings=False, **WIDE)
+    policy, client = Policy.load(folder), start_server(folder).client
+    assert not client.health().architecture["head tied to the embeddings"]
+    prompts = [
+        policy.prompt(5, (3, 6, 8, 0.37), 2, (2, 4, 6, 1.1), 4),
+        policy.prompt((4, 6), 3, (2, 4, 4, 0.5)),
+        policy.prompt(6),
+    ]
+    together = PromptInputs.join(prompts)
+    local_and_server(policy, client, together, GREEDY)
+    weights = policy.change()
+    assert "lm_head.weight" in weights
+    client.put(WeightsRequest(1, 0, True, tensors=weights))
+    local_and_server(policy, client, together, GREEDY, version=1)
+    assert_looks(policy, client, together)
+    likely = policy.change()
+    with torch.no_grad():  # a banned token far above all others, where it is above them
+        policy.model.lm_head.weight[policy.local.vision_ids[0]] *= 1000
+    likely["lm_head.weight"] = policy.model.lm_head.weight.detach()
+    client.put(WeightsRequest(2, 0, True, tensors=likely))
+    local = policy.local.draw(policy.model, together, 1, GREEDY, seed=0)
+    answer = client.sample(policy.request(together, GREEDY, version=2))
+    assert answer.ids == [
+        row[kept].tolist() for row, kept in zip(local.completion_ids, local.completion_mask, strict=True)
+    ]
+    assert float(local.logprobs.min()) < -200  # so sure it was of the banned one
+
+
+def assert_looks(policy: Policy, client: Server, prompts: PromptInputs) -> None:
+    """Greedy completions with looks are those of the local engine. A letter ends a turn."""
+    params = SamplingParams(40, temperature=0.0, stop_strings=tuple(ascii_letters))
+    looks = [policy.prompt(3, (1, 4, 4, 0.5)), policy.prompt((4, 6)), policy.prompt(4), policy.prompt((2, 4, 6, 0.3))]
+    script = Scripted([looks[:3], [], looks[3:]], least=1)
+    engine = VllmEngine(policy.local, Servers([client], patience=10.0))
+    engine.sync(policy.model, 0)
+    (rollout,) = engine.sample(policy.model, [prompts], 1, params, 0, script.select(range(3)))
+    local = policy.local.draw(policy.model, prompts, 1, params, 0, script)
+    assert rollout.completion_ids.equal(local.completion_ids) and rollout.finish_reasons == local.finish_reasons
+    assert rollout.whole.position_ids.equal(local.whole.position_ids) and rollout.boots
+    mask = local.completion_mask
+    assert (mask[:, 1:] & ~mask[:, :-1]).sum() == 4, "each look is followed by a turn"
+    assert mask.equal(rollout.completion_mask) and (local.logprobs - rollout.logprobs)[mask].abs().max() < 1e-4
+
+
+def test_half_precision_differs_as_rounding_does_and_mistakes_by_more(tmp_path, start_server, monkeypatch):
+    """In means of the trainer's own rounding: float32 less bfloat16."""
+    plain = tiny._linear_attention
+    monkeypatch.setattr(tiny, "_linear_attention", lambda hidden, layers, width: plain(hidden, layers, 128))
+    folder = tiny.save_tiny(tmp_path / "tiny", "qwen3_5", hidden_size=256, initializer_range=0.1)
+    weights = load_file(folder / "model.safetensors")
+    for name in weights:
+        if name.endswith(("self_attn.q_norm.weight", "self_attn.k_norm.weight")):
+            weights[name] += 1.5  # which are 0: sharper attention, to which positions matter
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    policy, client = Policy.load(folder), start_server(folder, "--dtype", "bfloat16").client
+    parts = [5, (3, 6, 8, 0.37), 4], [(4, 6), 3], [3, (4, 8, 8, 0.5), 6], [2, (2, 4, 6, 0.5), 9]
+    prompts = PromptInputs.join([policy.prompt(*each) for each in parts])
+    version = 0
+
+    def differs(seen: PromptInputs) -> float:
+        answer = client.sample(policy.request(seen, SamplingParams(32), group_size=4, version=version))
+        theirs = pad_sequence([*map(torch.tensor, answer.logprobs)], True)
+        exact, mask = policy.likelihood(prompts, answer, 1.0)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded, _ = policy.likelihood(prompts, answer, 1.0)
+        gap = lambda a, b: (a - b)[mask].abs().mean()
+        return float(gap(theirs, rounded) / gap(exact, rounded))
+
+    assert differs(prompts) < NOISE
+    config, ids = policy.model.config, prompts.input_ids
+    pads = (ids == config.video_token_id) | (ids == config.image_token_id)
+    behind = (pads.long().flip(1).cumsum(1).flip(1) == 0).long()
+    pixels, images = prompts.pixel_values_videos, prompts.pixel_values
+    wrong = {
+        "positions off by one": replace(prompts, position_ids=prompts.position_ids + behind),
+        "frames in another order": replace(prompts, pixel_values_videos=pixels.flip(0)),
+        "no video": replace(prompts, pixel_values_videos=torch.zeros_like(pixels), pixel_values=images * 0),
+    }
+    found = {name: differs(seen) for name, seen in wrong.items()}
+    policy.change()
+    found["old weights"] = differs(prompts)
+    assert min(found.values()) > 3, found
+    client.put(WeightsRequest(1, 0, True, tensors=dict(policy_weights(policy.model, torch.bfloat16))))
+    version = 1
+    assert differs(prompts) < NOISE
+
+
+def test_another_model_is_refused_at_the_start(tiny_checkpoint, start_server):
+    with pytest.raises(
+        RuntimeError, match=r"error: this server does not sample model type 'qwen3_5_moe', .*: it takes"
+    ):
+        start_server(tiny_checkpoint("qwen3_5_moe"))
 
 
 def test_weights_that_were_sent_sample_and_nothing_old_is_left(served, tmp_path):
@@ -211,8 +306,8 @@ def test_weights_that_were_sent_sample_and_nothing_old_is_left(served, tmp_path)
     for version in (1, 2):
         path = tmp_path / "weights.safetensors"
         save_file(policy.change(), path)
-        assert client.weights(WeightsRequest(version, 0, True, path=str(path))).version == version
-        with pytest.raises(Refusal, match=f"version {version - 1}, the server has version {version}"):
+        assert client.put(WeightsRequest(version, 0, True, path=str(path))) == version
+        with pytest.raises(ServerLostError, match=f"version {version - 1}, the server has version {version}"):
             client.sample(policy.request(prompts, GREEDY, version=version - 1))
         _, answer = local_and_server(policy, client, prompts, GREEDY, version=version)
         assert answer.cached_tokens == 0 and answer.version == version
@@ -231,18 +326,18 @@ def test_weights_in_parts(served):
         for part, start in enumerate(range(0, len(names), 5)):
             tensors = {name: weights[name] for name in names[start : start + 5]}
             end = last and start + 5 >= len(names)
-            health = client.weights(WeightsRequest(version, part, end, tensors=tensors))
-        return health.version
+            given = client.put(WeightsRequest(version, part, end, tensors=tensors))
+        return given
 
     given_up = {name: torch.ones_like(value) for name, value in policy.change().items() if "layers.1" not in name}
     assert give(3, given_up, last=False) is None
-    with pytest.raises(Refusal, match="the server has a part of a version"):
+    with pytest.raises(ServerLostError, match="the server has a part of a version"):
         client.sample(policy.request(prompts, GREEDY, version=3))
     weights = policy.change()
     assert give(4, weights) == 4
     local_and_server(policy, client, prompts, GREEDY, version=4)
     del weights["model.language_model.layers.1.self_attn.k_proj.weight"]
-    with pytest.raises(Refusal, match=r"1 parameters were not among all weights: .*layers\.1\.self_attn\.qkv_proj, "):
+    with pytest.raises(ServerRefusedError, match=r"1 parameters were not among .*layers\.1\.self_attn\.qkv_proj, "):
         give(5, weights)
     assert client.health().version is None
     assert give(6, policy.change()) == 6

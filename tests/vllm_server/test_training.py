@@ -7,7 +7,6 @@ import signal
 import subprocess
 import threading
 from statistics import mean
-from urllib.parse import urlsplit
 
 import pytest
 from transformers import TrainerCallback
@@ -69,14 +68,14 @@ def test_rewards_rise_as_with_the_local_engine_while_servers_die(tiny_checkpoint
     """One of two servers dies in step 4 and stays away. The other dies in step 8 and is started again."""
     model = tiny_checkpoint(**WIDE)
     one, two = start_server(model), start_server(model)
-    port = urlsplit(two.url).port
+    port = two.client.address.split(":")[1]
     again = []
 
     def replace_the_other():
         two.kill()
-        threading.Thread(target=lambda: again.append(start_server(model, "--port", str(port)))).start()
+        threading.Thread(target=lambda: again.append(start_server(model, "--port", port))).start()
 
-    addresses = [urlsplit(each.url).netloc for each in (one, two)]
+    addresses = [each.client.address for each in (one, two)]
     rows = trained(
         model,
         tmp_path / "served",

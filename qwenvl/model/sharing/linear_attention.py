@@ -5,7 +5,7 @@ number: a matrix for each head, and the last inputs of a short convolution. So a
 its completions goes on from the state after it. Gradients into that state sum over the completions by themselves.
 
 The layer is not among those that transformers looks up by name, so its forward is wrapped. It gets the keyword
-``shared_prefix`` like attention does (see ``prefix_attention``), and runs as it is: first on the prompts, then on the
+``shared_prefix`` like attention does (see ``shared_prefix``), and runs as it is: first on the prompts, then on the
 completions, with a ``State`` in the place of transformers' cache, which is written in place and has no gradient. It
 runs twice whatever there is to compute, because under ZeRO-3 the processes wait for each other's modules.
 
@@ -30,6 +30,8 @@ from qwenvl.model.sharing.varlen import Spans
 class State:
     """The recurrent state of each row, with the methods that stock layers call of a cache of transformers.
 
+    In sampling the rows are P x G, for the completions of the P prompts.
+
     Attributes:
         inputs: of the convolution, the last K of them, rows x channels x K. None before the first token.
         matrices: rows x value heads x key width x value width. None before the first token.
@@ -38,16 +40,36 @@ class State:
     def __init__(self, inputs: Tensor | None = None, matrices: Tensor | None = None):
         self.inputs, self.matrices = inputs, matrices
 
-    def expand(self, group_size: int) -> tuple[Tensor, Tensor]:
-        """``inputs`` and ``matrices`` as rows x G x .., each row G times without a copy.
+    def known(self) -> tuple[Tensor, Tensor]:
+        """``inputs`` and ``matrices``.
 
         Raises:
             ValueError: before the first token.
         """
         if self.inputs is None or self.matrices is None:
             raise ValueError("there is no state before the first token")
-        inputs, matrices = (x[:, None].expand(-1, group_size, *x.shape[1:]) for x in (self.inputs, self.matrices))
+        return self.inputs, self.matrices
+
+    def expand(self, group_size: int) -> tuple[Tensor, Tensor]:
+        """``inputs`` and ``matrices`` as rows x G x .., each row G times without a copy."""
+        inputs, matrices = (x[:, None].expand(-1, group_size, *x.shape[1:]) for x in self.known())
         return inputs, matrices
+
+    def flatten(self) -> State:
+        """Views whose rows are P G, of a state whose rows are P x G."""
+        return State(*(x.flatten(0, 1) for x in self.known()))
+
+    def recur(self, layer: int, forward: Layer, hidden: Tensor) -> Tensor:
+        """Goes on by a token for each slot, P G x 1 x width. Written in operations that a compiler fuses.
+
+        Args:
+            layer: not used. One compiled layer serves all of them.
+        """
+        state = self.flatten()
+        out = forward(hidden, cache_params=state)
+        for kept, after in zip(self.known(), state.known(), strict=True):
+            kept.copy_(after.view(kept.shape))
+        return out
 
     def get_conv_state(self, layer_idx: int, **which: int) -> Tensor | None:
         """What transformers calls ``inputs``."""
@@ -76,9 +98,12 @@ class State:
     record_past = True
 
     @property
-    def layers(self) -> _Everywhere:
+    def layers(self) -> State:
         """One state, whatever the number of the layer."""
-        return _Everywhere(self)
+        return self
+
+    def __getitem__(self, layer_idx: int) -> State:
+        return self
 
     @property
     def recurrent_states(self) -> list[Tensor | None]:
@@ -90,19 +115,11 @@ class State:
         return self.inputs is not None
 
 
-@dataclass(frozen=True)
-class _Everywhere:
-    state: State
-
-    def __getitem__(self, layer_idx: int) -> State:
-        return self.state
-
-
 Layer = Callable[..., Tensor]
 """The stock forward of a layer: ``layer(hidden, cache_params=state)``, rows x S x width -> rows x S x width."""
 
 
-def obstacle(text_config) -> str | None:
+def obstacle() -> str | None:
     """None where linear attention can share a prompt, else the reason why not."""
     from transformers.cache_utils import Cache
 
@@ -162,22 +179,17 @@ class Padding:
     places: Tensor
 
     @classmethod
-    def on_the_left(cls, spans: Spans) -> Padding:
-        """For prompts. The padding leaves no trace: its inputs are 0, and matrices stay 0 before the first token."""
-        length = spans.longest
-        return cls._shifted(spans, length, [(row + 1) * length - bound for row, bound in enumerate(spans.bounds[1:])])
+    def of(cls, spans: Spans, left: bool = False, least: int = 1) -> Padding:
+        """On the left for prompts: it leaves no trace, as inputs are 0, and matrices stay 0 before the first token.
 
-    @classmethod
-    def on_the_right(cls, spans: Spans, least: int = 2) -> Padding:
-        """For completions, whose last state is not needed, and for keys and values, in rows of at least ``least``."""
-        # A single token would go by the kernel for sampling, which on a GPU has no gradient.
-        length = max(least, spans.longest)
-        return cls._shifted(spans, length, [row * length - bound for row, bound in enumerate(spans.bounds[:-1])])
+        On the right for completions, whose last state is not needed, and for keys and values.
 
-    @classmethod
-    def _shifted(cls, spans: Spans, length: int, shifts: list[int]) -> Padding:
-        """Every token of a sequence lies as far from its place end to end."""
-        device = spans.offsets.device
+        Args:
+            least: of ``length``. A single token would go by the kernel for sampling, which on a GPU has no gradient.
+        """
+        length, device = max(least, spans.longest), spans.offsets.device
+        bounds = spans.bounds[1:] if left else spans.bounds[:-1]
+        shifts = [(row + left) * length - bound for row, bound in enumerate(bounds)]
         each = torch.tensor(shifts, device=device).repeat_interleave(spans.offsets.diff(), output_size=spans.total)
         return cls(len(shifts), length, torch.arange(spans.total, device=device) + each)
 
@@ -189,38 +201,3 @@ class Padding:
         """S x .. -> rows x length x .., zeros where there is no token."""
         batch = row.new_zeros(self.rows * self.length, *row.shape[1:]).index_copy(0, self.places, row)
         return batch.unflatten(0, (self.rows, self.length))
-
-
-@dataclass(frozen=True)
-class SlotStates:
-    """The states of P x G completions in one layer, for sampling.
-
-    Attributes:
-        inputs: P x G x channels x K.
-        matrices: P x G x value heads x key width x value width.
-    """
-
-    inputs: Tensor
-    matrices: Tensor
-
-    @classmethod
-    def of(cls, prompts: State, group_size: int) -> SlotStates:
-        """Those of G completions that begin, from the states after their prompts."""
-        inputs, matrices = prompts.expand(group_size)
-        return cls(inputs.contiguous(), matrices.contiguous())
-
-    def select(self, slots: Tensor) -> SlotStates:
-        """Those of the completions ``slots``, P' x G' of the P G."""
-        return SlotStates(self.inputs.flatten(0, 1)[slots], self.matrices.flatten(0, 1)[slots])
-
-    def recur(self, layer: int, forward: Layer, hidden: Tensor) -> Tensor:
-        """Goes on by a token for each slot, P G x 1 x width. Written in operations that a compiler fuses.
-
-        Args:
-            layer: not used. One compiled layer serves all of them.
-        """
-        state = State(self.inputs.flatten(0, 1), self.matrices.flatten(0, 1))
-        out = forward(hidden, cache_params=state)
-        for kept, after in ((self.inputs, state.inputs), (self.matrices, state.matrices)):
-            kept.copy_(after.view(kept.shape))
-        return out

@@ -1,8 +1,8 @@
 """Keys, values and states for sampling: keys and values of each prompt once, those of each completion beside them.
 
 The first forward takes the P prompts, end to end in one row. Every later one takes the next token of each completion.
-Both get the cache as the keyword ``shared_prefix`` (see ``prefix_attention``), with ``use_cache=False``: transformers'
-own caches would repeat the prompt for each completion.
+Both get the cache as the keyword ``shared_prefix`` (see the module of that name), with ``use_cache=False``: caches of
+transformers would repeat the prompt for each completion.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qwenvl.model.sharing.linear_attention import Layer, Padding, SlotStates, State
+from qwenvl.model.sharing.linear_attention import Layer, Padding, State
 from qwenvl.model.sharing.varlen import Spans, kernel_for, merge
-
-_STATE = ("inputs", "matrices")
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ class _Resuming:
             rows[n, self.width - len(tokens) : self.width] = tokens
         return _laid_out(rows[self.grid].permute(0, 3, 1, 2, 4))
 
-    def recur(self, layer: int, forward: Layer, hidden: Tensor) -> tuple[Tensor, SlotStates]:
+    def recur(self, layer: int, forward: Layer, hidden: Tensor) -> tuple[Tensor, State]:
         """Linear attention of the new tokens, 1 x S x width, and the states behind them.
 
         Completions with as many new tokens run together: padding would move a state.
@@ -142,13 +140,13 @@ class _Resuming:
         for length in sorted(set(lengths)):
             rows = [n for n, own in enumerate(lengths) if own == length]
             before = [self.parked[n].states[layer] for n in rows]
-            state = State(*(torch.stack([getattr(x, name) for x in before]) for name in _STATE))
+            state = State(*map(torch.stack, zip(*(each.known() for each in before), strict=True)))
             made = forward(torch.stack([hidden[0, spans[n]] for n in rows]), cache_params=state)
             for place, n in enumerate(rows):
                 out[0, spans[n]] = made[place]
-                after[n] = State(*(getattr(state, name)[place] for name in _STATE))
-        inputs, matrices = (torch.stack([getattr(x, name) for x in after]) for name in _STATE)
-        return out, SlotStates(inputs[self.grid].contiguous(), matrices[self.grid].contiguous())
+                after[n] = State(*(x[place] for x in state.known()))
+        stacked = map(torch.stack, zip(*(each.known() for each in after), strict=True))
+        return out, State(*(x[self.grid] for x in stacked))
 
 
 class PrefixCache:
@@ -189,7 +187,7 @@ class PrefixCache:
         self.filled = torch.arange(len(prompt_lengths) * group_size, device=device)
         lengths, longest = self.prompts.offsets.diff(), self.prompts.longest
         present = torch.arange(longest, device=device) < lengths[:, None]  # P x L
-        self._padding = Padding.on_the_right(self.prompts, least=1)
+        self._padding = Padding.of(self.prompts)
         self._bias = torch.full((len(prompt_lengths), 1, 1, 1, longest + capacity), -torch.inf, device=device)
         self._bias[..., :longest].masked_fill_(present[:, None, None, None], 0.0)
         self._masked = len(set(prompt_lengths)) > 1
@@ -204,7 +202,7 @@ class PrefixCache:
         self._length = 0
         self._of_prompts: dict[int, tuple[Tensor, ...]] = {}
         self._of_completions: dict[int, tuple[Tensor, ...]] = {}
-        self._states: dict[int, SlotStates] = {}  # in layers of linear attention
+        self._states: dict[int, State] = {}  # in layers of linear attention
 
     def advance(self) -> None:
         """Makes room for one more token of every completion. Call it before the forward that brings it."""
@@ -229,7 +227,7 @@ class PrefixCache:
             own = self._of_completions[layer]
             self._of_completions[layer] = tuple(_laid_out(x[rows].transpose(1, 2)) for x in own)
         for layer in self._states:
-            self._states[layer] = self._states[layer].select(slots)
+            self._states[layer] = State(*(x[slots] for x in self._states[layer].flatten().known()))
         self.slots = tuple(slots.shape)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -251,7 +249,8 @@ class PrefixCache:
             self._of_completions[layer] = tuple(resuming.laid_out(layer, n, x, more) for n, x in enumerate((k, v)))
             return resuming.attend(layer, q, k, v, scale)
         room = (prompts, k.shape[1], group_size, self._capacity, k.shape[2])
-        self._of_prompts[layer] = self._padded(k), self._padded(v)
+        # P x heads x L x D, zeros where a prompt has ended.
+        self._of_prompts[layer] = tuple(_laid_out(self._padding.pad(x).transpose(1, 2)) for x in (k, v))
         self._of_completions[layer] = k.new_zeros(room), v.new_zeros(room)
         if self._kept is not None:
             self._kept[layer] = self._of_prompts[layer]
@@ -272,8 +271,8 @@ class PrefixCache:
             out, self._states[layer] = self._resuming.recur(layer, forward, hidden)
             return out
         state = State()
-        out = Padding.on_the_left(self.prompts).run(forward, hidden[0], state)
-        self._states[layer] = SlotStates.of(state, self.slots[1])
+        out = Padding.of(self.prompts, left=True).run(forward, hidden[0], state)
+        self._states[layer] = State(*(x.contiguous() for x in state.expand(self.slots[1])))
         return out[None]
 
     def parked(self, slot: int) -> Parked:
@@ -284,9 +283,7 @@ class PrefixCache:
             layer: tuple(x[p, :, g, tokens].transpose(0, 1).clone() for x in both)
             for layer, both in self._of_completions.items()
         }
-        states = {
-            layer: State(each.inputs[p, g].clone(), each.matrices[p, g].clone()) for layer, each in self._states.items()
-        }
+        states = {layer: State(*(x[p, g].clone() for x in each.known())) for layer, each in self._states.items()}
         return Parked(self._numbers[p], own, states)
 
     def resumed(self, parked: Sequence[Parked], lengths: Sequence[int], most: int) -> PrefixCache:
@@ -327,7 +324,7 @@ class PrefixCache:
         cache._bias[..., 0, longest : longest + width].masked_fill_(there[:, None].to(device), 0.0)
         return cache
 
-    def of(self, layer: int) -> LayerCache | SlotStates:
+    def of(self, layer: int) -> LayerCache | State:
         """What the tokens of the present step see in a layer, or go on from."""
         if layer in self._states:
             return self._states[layer]
@@ -337,10 +334,6 @@ class PrefixCache:
         own_keys, own_values = (x[:, :, :, : self._length] for x in (own_keys, own_values))
         bias = self._bias[..., : self.prompts.longest + self._length] if self._masked else None
         return LayerCache(keys, values, own_keys, own_values, self._newest, bias)
-
-    def _padded(self, x: Tensor) -> Tensor:
-        """S x heads x D, the prompts end to end -> P x heads x L x D with zeros where a prompt has ended."""
-        return _laid_out(self._padding.pad(x).transpose(1, 2))
 
 
 def _laid_out(x: Tensor) -> Tensor:

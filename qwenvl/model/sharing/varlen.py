@@ -93,9 +93,6 @@ class _PerSequence:
     """A kernel that takes one sequence at a time, as 1 x heads x S x D."""
 
     def forward(self, q, k, v, q_spans, k_spans, *, causal, scale):
-        if len(q_spans.bounds) == 2:  # nothing to put together
-            out, lse = self._forward(*_by_head(q, k, v), causal, scale)
-            return out[0].transpose(0, 1), lse[0]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(q.shape[1], len(q), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
         for rows, keys in zip(q_spans.slices(), k_spans.slices(), strict=True):
@@ -105,9 +102,6 @@ class _PerSequence:
         return out, lse
 
     def backward(self, grad, q, k, v, out, lse, q_spans, k_spans, *, causal, scale):
-        if len(q_spans.bounds) == 2:
-            grads = self._backward(*_by_head(grad, q, k, v, out), lse[None], causal, scale)
-            return tuple(x[0].transpose(0, 1) for x in grads)
         dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         for rows, keys in zip(q_spans.slices(), k_spans.slices(), strict=True):
             if rows.stop > rows.start:

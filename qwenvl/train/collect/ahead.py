@@ -20,7 +20,7 @@ from transformers import TrainerState
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.ahead import AheadEngine
-from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, RolloutEngine, WeightsLostError, lost_together
+from qwenvl.rollout.engine import EngineWithWeights, RolloutEngine, WeightsLostError, lost_together
 from qwenvl.types import PromptBatch
 
 logger = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class StepsAhead:
         for batches in steps:
             with collector.clock("time/vision_s"):
                 self.inputs |= zip(map(id, batches), collector.encoded(model, batches), strict=True)
-            prompts = [EnginePrompts(batch, self.inputs[id(batch)]) for batch in batches]
+            prompts = [self.inputs[id(batch)] for batch in batches]
             seed = collector.seed_of(batches)
             with collector.autocast():
                 self.engine.ask(model, prompts, collector.group_size, collector.params, seed)

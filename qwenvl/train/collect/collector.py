@@ -19,12 +19,10 @@ from qwenvl.data.dataset import Pictures
 from qwenvl.data.seeds import stable_random
 from qwenvl.grpo.advantages import group_advantages, needs_whole_step
 from qwenvl.model.inputs import InputBuilder, PromptInputs, is_large
-from qwenvl.model.lock_step import LockStep
-from qwenvl.model.sharding import whole_weights
+from qwenvl.model.sharding import LockStep, whole_weights
 from qwenvl.model.vision_tower import features_or_pixels
 from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.engine import (
-    EnginePrompts,
     EngineWithWeights,
     RolloutEngine,
     SamplingParams,
@@ -228,7 +226,7 @@ class Collector:
         """Model inputs of the micro-batches of a step. Where one is large, their media wait on the CPU."""
         inputs = (self._encode(model, batch) for batch in batches)
         waits = len(batches) > 1 and any(map(is_large, batches))
-        return [each.with_media_on_host() if waits else each for each in inputs]
+        return [each.media_to("cpu") if waits else each for each in inputs]
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         """Model inputs on the device. Where the tower is frozen, its features in the place of pixels."""
@@ -246,13 +244,12 @@ class Collector:
         *purpose: object,
     ) -> list[RolloutBatch]:
         """Completions of all micro-batches, drawn together. For another purpose the same prompts have other draws."""
-        together = [EnginePrompts(*pair) for pair in zip(batches, prompts, strict=True)]
         more = {}
         if self.toolbox is not None:
             records = [record for batch in batches for record in batch.records for _ in range(size)]
             more["conversations"] = self.toolbox.begin(records, lambda batch: self._encode(model, batch))
         with self.autocast():
-            return self.engine.sample(model, together, size, params, self.seed_of(batches, *purpose), **more)
+            return self.engine.sample(model, prompts, size, params, self.seed_of(batches, *purpose), **more)
 
     def seed_of(self, batches: Sequence[PromptBatch], *purpose: object) -> int:
         """The seed of the completions of these prompts."""

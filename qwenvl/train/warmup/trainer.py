@@ -19,8 +19,7 @@ from qwenvl.config.own_options import STOP_STEPS
 from qwenvl.data.options import PromptOptions
 from qwenvl.grpo.loss import StepCounts
 from qwenvl.model.inputs import InputBuilder, PromptInputs
-from qwenvl.model.loading import evaluating, unwrap
-from qwenvl.model.merging import merged_weights
+from qwenvl.model.loading import evaluating, merged_weights, unwrap
 from qwenvl.model.positions import first_positions, position_rule
 from qwenvl.model.sharding import whole_weights
 from qwenvl.model.vision_tower import features_or_pixels
