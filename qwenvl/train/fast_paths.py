@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model import logprobs
-from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood
@@ -112,12 +111,6 @@ def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine
     """The servers that the flags name."""
     from qwenvl.rollout.vllm import vllm_engine
 
-    family = family_of(unwrap(policy).config)
-    if family.model_type == "qwen3_5" and args.correction == "none":
-        raise ValueError(
-            f"--rollout_engine {args.rollout_engine}: vLLM rounds the linear attention of {family.name} to half "
-            "precision; weigh its tokens by --importance_correction token_truncate"
-        )
     prompt, most = args.max_prompt_length, args.generation_max_length + (args.look_tokens if args.tools else 0)
     return vllm_engine(
         args,

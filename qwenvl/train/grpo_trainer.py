@@ -82,6 +82,12 @@ class GRPOTrainer(PolicyTrainer):
         alone = distills_alone(args, reward_funcs, reward_weights)
         given = (model, train_dataset, eval_dataset, processing_class, callbacks, peft_config)
         super().__init__(args, rubric, *given, with_reference=args.grpo_beta > 0 or args.teacher == "reference")
+        family = unwrap(self.model).config.model_type
+        if args.engine_has_own_weights and args.correction == "none" and family == "qwen3_5":
+            raise ValueError(
+                f"--rollout_engine {args.rollout_engine}: vLLM rounds the linear attention of Qwen3.5 to half "
+                "precision; weigh its tokens by --importance_correction token_truncate"
+            )
         collator, engine = self.data_collator, self.paths.engine
         if (view := dataset_view(args)) is not None and self.train_dataset is not None:
             if not isinstance(self.train_dataset, GRPODataset):
