@@ -164,7 +164,7 @@ def test_what_is_no_evaluation_and_what_is_no_report(evaluation, tmp_path, capsy
     with pytest.raises(ReportError, match="has written no completion yet"):
         write_evaluation(evaluation, tmp_path / "out", read_answer)
     (evaluation / "samples.jsonl").write_text("{}\n{}\n")
-    with pytest.raises(RunLogError, match=r"samples.jsonl:1: not a sample"):
+    with pytest.raises(RunLogError, match=r"samples.jsonl:1: no completion"):
         write_evaluation(evaluation, tmp_path / "out", read_answer)
     assert main([str(evaluation), str(tmp_path)]) == 2
     assert "an evaluation has a page of its own" in capsys.readouterr().err
