@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -142,23 +141,19 @@ def _names(states) -> list[str]:
     return list(dict.fromkeys(name for state in states for name in state))
 
 
-class Memory(NamedTuple):
-    """Bytes: the most that this process had at a time since it began, and all that there are."""
+def peak_memory(device: torch.device | str) -> tuple[int, int]:
+    """The most bytes that this process had at a time since it began, and all that there are.
 
-    used: int
-    total: int
-
-
-def peak_memory(device: torch.device | str) -> Memory:
-    """The memory of a CUDA device that torch has reserved, or that of the process where it computes on the CPU."""
+    Of a CUDA device what torch has reserved, else of the process.
+    """
     device = torch.device(device)
     if device.type == "cuda":
-        return Memory(torch.cuda.max_memory_reserved(device), torch.cuda.get_device_properties(device).total_memory)
+        return torch.cuda.max_memory_reserved(device), torch.cuda.get_device_properties(device).total_memory
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024  # what getrusage counts in
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return Memory(used, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return used, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 PHASES = {

@@ -240,7 +240,7 @@ class PolicyTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds what was measured since the last entry to the Trainer's own."""
         if "loss" in logs:
-            self.meter.max("memory/peak_gb", peak_memory(self.args.device).used / 1e9)
+            self.meter.max("memory/peak_gb", peak_memory(self.args.device)[0] / 1e9)
             logs = logs | self.meter.flush(lambda state: gather_object([state]))
         super().log(logs, start_time)
 

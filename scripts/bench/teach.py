@@ -31,19 +31,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--output_dir", type=Path, default=Path("runs/teach"))
     args = parser.parse_args()
     lines = []
     for seed in args.seeds:
         demo = Demo((args.output_dir / f"seed-{seed}").resolve(), seed=seed, steps=args.steps)
-        rewards = {name: rewards_of(demo, name) for name in args.runs}
-        goal = list(rewards[args.runs[0]].values())[-1]
+        rewards = {name: rewards_of(demo, name) for name in RUNS}
+        goal = list(rewards["GRPO"].values())[-1]
         for name, by_step in rewards.items():
             reached = next((str(step) for step, reward in by_step.items() if reward >= goal), "not")
             shown = " ".join(f"{by_step[step]:.2f}" for step in by_step)
             lines.append(f"| {seed} | {name} | {shown} | {reached} |")
-    head = f"| seed | run | held-out reward, every {EVERY} steps | {args.runs[0]}'s last reward at step |"
+    head = f"| seed | run | held-out reward, every {EVERY} steps | GRPO's last reward at step |"
     print("\n".join(["", head, "|---|---|---|---|", *lines]))
 
 
@@ -77,7 +76,6 @@ def show_more(warmup: Path) -> None:
 
 
 def run(command: Any, file: Path, settings: dict[str, Any]) -> None:
-    """A command with a file of settings."""
     file.write_text(json.dumps(settings, indent=1))
     command(["--config", str(file)])
 

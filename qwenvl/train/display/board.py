@@ -92,8 +92,8 @@ class LiveBoard(Progress):
             print(line, file=sys.stderr)
         if "loss" in logs:
             self._add(logs)
-            memory = peak_memory(args.device)
-            self._facts["memory"] = f"{memory.used / 1e9:.1f} of {memory.total / 1e9:.0f} GB"
+            used, total = peak_memory(args.device)
+            self._facts["memory"] = f"{used / 1e9:.1f} of {total / 1e9:.0f} GB"
         for name in evaluated(logs):
             shown = {name.removesuffix("_total_reward"): f"{with_interval(name, logs)} at step {state.global_step}"}
             self._facts = shown | self._facts | shown  # evaluations come first
