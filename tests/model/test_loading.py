@@ -259,7 +259,7 @@ def test_files_of_weights_that_were_cut_short(tiny_checkpoint, tmp_path):
 @pytest.mark.parametrize("load", [load_model, load_processor])
 def test_what_is_no_checkpoint_is_named(load, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for path in (str(tmp_path / "none"), "../none", "runs/sop/checkpoint-3"):
+    for path in (str(tmp_path / "none"), "../none", "runs/sop/checkpoint-3", "Qwen3-VL-4B"):
         with pytest.raises(FileNotFoundError, match=rf"^{path}: no such folder; expected one that holds a checkpoint"):
             load(path)
     with pytest.raises(FileNotFoundError, match="a file; expected the folder of a model"):
