@@ -7,14 +7,14 @@ import pytest
 
 PATH = Path(__file__).parents[1] / "scripts" / "house.py"
 AT_MOST = {  # lower a number when a change makes it smaller
-    "lines of qwenvl": 35_601,
-    "lines of tests": 29_034,
+    "lines of qwenvl": 35_148,
+    "lines of tests": 27_804,
     "lines of scripts": 4_181,
-    "words of README and docs": 33_268,
+    "words of README and docs": 32_453,
     "own flags of qwenvl train": 107,
-    "files of qwenvl": 197,
-    "modules with one importer": 30,
-    "classes": 289,
+    "files of qwenvl": 192,
+    "modules with one importer": 28,
+    "classes": 280,
     "levels of inheritance": 2,
 }
 

@@ -282,15 +282,15 @@ def model_source(word: str | Path, taken: Sequence[str] = ()) -> ModelSource:
     Raises:
         FileNotFoundError: no such folder, or one without weights.
     """
-    from qwenvl.model.weight_files import has_weights, require_folder
+    from qwenvl.model.weight_files import has_weights
 
     path, run = str(word), None
     if (folder := Path(word)).is_dir():
         folder = folder if has_weights(folder) else _newest_checkpoint(folder)
         path = str(folder)
         run = next((str(each) for each in (folder, folder.parent) if (each / "run.json").is_file()), None)
-    else:
-        require_folder(path)
+    elif path.startswith(("/", ".", "~")):
+        raise FileNotFoundError(f"{word}: no such folder; expected a checkpoint, or a name on the hub")
     parts = Path(path).parts
     length = min(len(parts), 2 if parts[-1].startswith("checkpoint-") else 1)
     while length < len(parts) and "/".join(parts[-length:]) in taken:

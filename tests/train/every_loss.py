@@ -18,6 +18,7 @@ from transformers import AutoModelForImageTextToText, TrainerCallback
 from qwenvl import GRPOTrainer
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.loss import LOSSES, objective_of
+from qwenvl.model.inputs import PromptInputs
 from qwenvl.types import RolloutBatch
 
 STEPS = ("whole", "ragged")
@@ -27,15 +28,15 @@ GRADIENTS = "gradients.pt"
 
 
 class EngineByRecord:
-    """Random tokens and lengths, seeded by the record: 1 to 9 tokens, so that no two ways to average agree."""
+    """Random tokens and lengths, seeded by the prompt: 1 to 9 tokens, so that no two ways to average agree."""
 
     def sample(self, model, prompts, group_size, params, seed):
-        return [self._draw([record.id for record in each.batch.records], group_size) for each in prompts]
+        return [self._draw(each, group_size) for each in prompts]
 
-    def _draw(self, records: list[str], size: int) -> RolloutBatch:
+    def _draw(self, prompts: PromptInputs, size: int) -> RolloutBatch:
         ids, lengths = [], []
-        for record in records:
-            generator = torch.Generator().manual_seed(zlib.crc32(record.encode()))
+        for row, own in zip(prompts.input_ids, prompts.attention_mask.bool(), strict=True):
+            generator = torch.Generator().manual_seed(zlib.crc32(str(row[own].tolist()).encode()))
             ids.append(torch.randint(0, 250, (size, LONGEST), generator=generator))
             lengths += torch.randint(1, LONGEST + 1, (size,), generator=generator).tolist()
         width = max(lengths, default=1)
