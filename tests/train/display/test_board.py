@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from transformers import TrainerCallback
 
 from qwenvl.train.display.board import LiveBoard, sparkline
-from qwenvl.train.meter import Doing, Memory, Meter
+from qwenvl.train.meter import Doing, Meter
 from tests.train.display.terminal import Terminal, on_screen
 
 LOGS = {
@@ -51,7 +51,7 @@ def live(clock=None) -> LiveBoard:
 @pytest.mark.parametrize("width", [80, 120])
 def test_everything_is_there_and_fits(terminal_of, monkeypatch, width):
     terminal, clock = terminal_of(width), SimpleNamespace(now=0.0)
-    monkeypatch.setattr("qwenvl.train.display.board.peak_memory", lambda of: Memory(18_200_000_000, 80_000_000_000))
+    monkeypatch.setattr("qwenvl.train.display.board.peak_memory", lambda of: (18_200_000_000, 80_000_000_000))
     board, state = live(clock), state_of(0, 300)
     board.on_train_begin(ARGS, state, NO_ENTRY)
     for n in range(30):

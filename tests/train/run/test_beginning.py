@@ -154,7 +154,7 @@ def test_a_foreign_file_is_not_written_into(command, tmp_path):
 
 def test_flags_and_settings_that_a_resumed_run_cannot_have_are_refused(command):
     command("--save_steps=1")
-    for flag in ("--overwrite_output_dir=True", "--start_from_weights=none"):
+    for flag in ("--overwrite_output_dir=True", "--start_from_weights=owner/none"):
         status, line = command(flag, "--resume_from_checkpoint=True")
         assert status == 2
         assert line.startswith(f"qwenvl train: {flag.split('=')[0]} has no effect with --resume_from_checkpoint")
