@@ -19,5 +19,6 @@ if [[ "${1-}" == --vllm ]]; then
 fi
 "$BIN/ruff" check .
 "$BIN/python" -m mypy
-# Several at a time, as many as there are cores: most of the time is that of single threads and of waiting for processes.
-exec "$BIN/python" -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal --durations 15 "$@"
+# Several at a time, one more than there are cores: many of them wait for processes and servers that they have started.
+workers="$("$BIN/python" -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')"
+exec "$BIN/python" -m pytest --numprocesses "$workers" --dist worksteal --durations 15 "$@"

@@ -18,7 +18,7 @@ from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.sources import EXPECTED, given_rows
-from qwenvl.train.display.console import say
+from qwenvl.train.display.console import say_once
 
 
 def build_dataset(
@@ -66,7 +66,7 @@ def build_dataset(
                 raise RecordError(f"{record.where}: {problem}")
     else:
         named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
-        say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
+        say_once(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
         dataset = load_dataset(
             dataset,
             SampleOptions.of(args),
@@ -81,7 +81,7 @@ def build_dataset(
         )
         for part in dataset.parts:
             if part.read_as is not None:
-                say(how_read(part.name, part.read_as))
+                say_once(how_read(part.name, part.read_as))
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
     return dataset
