@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -29,7 +30,7 @@ from qwenvl.rollout.engine import (
     lost_together,
     real_tokens,
 )
-from qwenvl.tools.toolbox import Toolbox
+from qwenvl.tools.toolbox import Conversations, Toolbox
 from qwenvl.train.collect.ahead import StepsAhead
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
 from qwenvl.train.collect.filtering import Refill
@@ -244,12 +245,15 @@ class Collector:
         *purpose: object,
     ) -> list[RolloutBatch]:
         """Completions of all micro-batches, drawn together. For another purpose the same prompts have other draws."""
-        more = {}
-        if self.toolbox is not None:
-            records = [record for batch in batches for record in batch.records for _ in range(size)]
-            more["conversations"] = self.toolbox.begin(records, lambda batch: self._encode(model, batch))
+        more = {} if self.toolbox is None else {"conversations": self.conversations(batches, size, model)}
         with self.autocast():
             return self.engine.sample(model, prompts, size, params, self.seed_of(batches, *purpose), **more)
+
+    def conversations(self, batches: Sequence[PromptBatch], size: int, model: nn.Module) -> Conversations:
+        """Those with ``size`` completions of each prompt, which begin. ``model`` encodes what tools show."""
+        assert self.toolbox is not None
+        records = [record for batch in batches for record in batch.records for _ in range(size)]
+        return self.toolbox.begin(records, partial(self._encode, model))
 
     def seed_of(self, batches: Sequence[PromptBatch], *purpose: object) -> int:
         """The seed of the completions of these prompts."""
