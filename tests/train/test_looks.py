@@ -9,6 +9,8 @@ import torch
 from qwenvl.demo.tiny import make_processor
 from qwenvl.rollout import ahead, local, shared_sampling
 from qwenvl.runlog import read_rollouts
+from qwenvl.train import fast_paths
+from qwenvl.train.collect import collector
 from tests.train.conftest import caught_gradients, logged
 from tests.train.copying_engine import CopyingEngine, with_copying_engine
 
@@ -95,13 +97,27 @@ def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, cal
         torch.testing.assert_close(other, whole, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("more", [{"num_iterations": 1}, {"num_iterations": 2}, {"async_rollouts": 3}])
+TWICE = {"per_device_train_batch_size": 4}
+
+
+@pytest.mark.parametrize("more", [{"num_iterations": 2}, {"async_rollouts": 3}, TWICE])
 def test_a_killed_and_resumed_run_is_the_same_run(whole_and_resumed, calls_first, monkeypatch, more):
+    """Of a second epoch a whole run has the looks of the first, a resumed one encodes them again."""
+    encoded = []
+
+    def encode(model, prompts, scales, plain=fast_paths.encode_vision):
+        encoded.append(prompts.videos_per_prompt)
+        return plain(model, prompts, scales)
+
+    monkeypatch.setattr(fast_paths, "encode_vision", encode)
     if "async_rollouts" in more:
         with_copying_engine(monkeypatch)
+        monkeypatch.setattr(collector, "LOOKS_BYTES", 0)
     settings = {**LOOKS, **more, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole, resumed = whole_and_resumed(killed=3, resumed_from=2, **settings)
     assert_same_run(whole, resumed)
+    if more is TWICE:
+        assert encoded.count([1]) == 3 * 6, "each of three runs encodes the look at each of six clips once"
 
 
 def assert_same_run(one, other):
