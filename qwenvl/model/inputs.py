@@ -25,9 +25,14 @@ LARGE = 64 * 2**20
 these are the pixels of 14,000 prompt tokens. A step on so many takes seconds, and the copies a small part of one."""
 
 
+def media_bytes(batch: PromptBatch | PromptInputs) -> int:
+    """Of its pixels or features."""
+    return sum(value.nbytes for value in (batch.pixel_values, batch.pixel_values_videos) if value is not None)
+
+
 def is_large(batch: PromptBatch) -> bool:
     """Whether the features of its step wait in the memory of the CPU."""
-    return sum(value.nbytes for value in (batch.pixel_values, batch.pixel_values_videos) if value is not None) > LARGE
+    return media_bytes(batch) > LARGE
 
 
 @dataclass

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
@@ -26,6 +27,7 @@ from transformers.vision_utils import get_vision_window_index
 
 from qwenvl.model.inputs import KINDS_OF_MEDIA, InputBuilder, PixelScale, PromptInputs
 from qwenvl.model.loading import part_of, unwrap
+from qwenvl.model.sharding import is_partitioned
 from qwenvl.types import PromptBatch
 
 PIECE = 16_384
@@ -116,6 +118,19 @@ def accept_features(model: nn.Module) -> None:
         # Bound methods, not closures: a deep copy of the model then calls its own mergers.
         visual.forward_pixels = visual.forward
         visual.forward = MethodType(_forward, visual)
+
+
+def tower_alone(model: nn.Module) -> nn.Module:
+    """The configuration and a copy of the vision tower, for a thread that runs it while the policy trains.
+
+    Weights that learn are copied as they are now. Call it within ``whole_weights``.
+    """
+    bare, alone = unwrap(model), nn.Module()
+    visual = bare.model.visual
+    kept = [] if is_partitioned(visual) else [each for each in visual.parameters() if not each.requires_grad]
+    alone.config, alone.model = bare.config, nn.Module()
+    alone.model.visual = deepcopy(visual, {id(each): each for each in kept}).requires_grad_(False)
+    return alone
 
 
 def blank_vision(model: nn.Module, prompts: PromptInputs, *, encoded: bool) -> PromptInputs:

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,6 +20,7 @@ from torch import nn
 
 from qwenvl.failure import counted
 from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.vision_tower import tower_alone
 from qwenvl.rollout.engine import (
     EngineWithWeights,
     SamplingParams,
@@ -27,10 +28,13 @@ from qwenvl.rollout.engine import (
     lost_together,
     on_device,
 )
-from qwenvl.types import RolloutBatch
+from qwenvl.tools.toolbox import Conversations
+from qwenvl.types import RolloutBatch, Turn
 
 logger = logging.getLogger(__name__)
 
+Begin = Callable[[nn.Module], Conversations]
+"""Begins the conversations with the completions of a step, whose looks a model encodes."""
 CLOSING_SECONDS = 10.0  # how long the end of a run waits for the current request
 
 
@@ -41,13 +45,13 @@ class PendingStep:
     Attributes:
         version: of the weights that sample.
         seed: of the request. It is a function of the prompts, and distinguishes one step from another.
-        arguments: of the request, after the model. None: the completions are those of a checkpoint.
+        arguments: of ``ask``, after the model. None: the completions are those of a checkpoint.
         answer: the completions of each micro-batch, or the error that the request raised.
     """
 
     version: int
     seed: int
-    arguments: tuple[Sequence[PromptInputs], int, SamplingParams, int] | None = None
+    arguments: tuple[Sequence[PromptInputs], int, SamplingParams, int, Begin | None] | None = None
     answer: Future[list[RolloutBatch]] = field(default_factory=Future)
 
     @property
@@ -107,7 +111,13 @@ class AheadEngine:
         """See ``EngineWithWeights.rest``. It does not rest: it samples while the policy trains."""
 
     def sample(
-        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
+        self,
+        model: nn.Module,
+        prompts: Sequence[PromptInputs],
+        group_size: int,
+        params: SamplingParams,
+        seed: int,
+        **conversations: Any,
     ) -> list[RolloutBatch]:
         """See ``RolloutEngine.sample``. Completions of the step that was taken are there, others are sampled now."""
         if self._taken is not None and self._taken.seed == seed:
@@ -115,14 +125,20 @@ class AheadEngine:
             self._taken = None
             return [on_device(each, device) for each in answer]
         self.finish()
-        return self.engine.sample(model, prompts, group_size, params, seed)
+        return self.engine.sample(model, prompts, group_size, params, seed, **conversations)
 
     def request(self, model: nn.Module, *arguments: Any) -> Callable[[], list[RolloutBatch]]:
         """See ``EngineWithWeights.request``."""
         return self.engine.request(model, *arguments)
 
     def ask(
-        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
+        self,
+        model: nn.Module,
+        prompts: Sequence[PromptInputs],
+        group_size: int,
+        params: SamplingParams,
+        seed: int,
+        begin: Begin | None = None,
     ) -> None:
         """Request the completions of one more step, which the weights of the last ``sync`` sample.
 
@@ -131,7 +147,7 @@ class AheadEngine:
         """
         if self.version is None:
             raise RuntimeError("the engine has weights of no known optimizer step: call sync before ask")
-        self._pending.append(self._begun(model, (prompts, group_size, params, seed), self.version))
+        self._pending.append(self._begun(model, (prompts, group_size, params, seed, begin), self.version))
 
     def ask_again(self, model: nn.Module, version: int) -> None:
         """Give the engine weights in any case, and request the steps again that lost theirs. Collective."""
@@ -142,8 +158,11 @@ class AheadEngine:
                 self._pending[number] = self._begun(model, step.arguments, version)
 
     def _begun(self, model: nn.Module, arguments: Any, version: int) -> PendingStep:
-        step = PendingStep(version, arguments[-1], arguments)
-        self._requests.put((step, self.request(model, *arguments)))
+        *given, seed, begin = arguments
+        if begin is not None:  # anew, where a request is repeated
+            model = tower_alone(model)
+        step, more = PendingStep(version, seed, arguments), () if begin is None else (begin(model),)
+        self._requests.put((step, self.request(model, *given, seed, *more)))
         if self._thread is None:
             self._thread = threading.Thread(target=partial(_make, self._requests), name="sampling-ahead", daemon=True)
             self._thread.start()
@@ -207,8 +226,7 @@ class AheadEngine:
                 "of the checkpoint: a run that resumes from it samples these steps again, by newer weights"
             )
         if steps:  # without classes, which ``torch.load`` would refuse
-            batches = [[{**vars(each), "boots": sorted(each.boots)} for each in step.answer.result()] for step in steps]
-            torch.save([(step.version, step.seed, own) for step, own in zip(steps, batches, strict=True)], path)
+            torch.save([(each.version, each.seed, [*map(_plain, each.answer.result())]) for each in steps], path)
 
     def load(self, path: Path) -> None:
         """The steps that ``save`` wrote become the pending ones. Without a file there are none.
@@ -222,7 +240,7 @@ class AheadEngine:
         try:
             for version, seed, batches in torch.load(path, map_location="cpu", weights_only=True):
                 step = PendingStep(version, seed)
-                step.answer.set_result([RolloutBatch(**each | {"boots": frozenset(each["boots"])}) for each in batches])
+                step.answer.set_result([*map(_rollout, batches)])
                 self._pending.append(step)
         except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: expected completions that were sampled ahead, found: {error}") from None
@@ -239,17 +257,35 @@ class AheadEngine:
         self._requests = SimpleQueue()
 
 
+def _plain(rollout: RolloutBatch) -> dict[str, Any]:
+    """Completions without classes."""
+    own = vars(rollout) | {"boots": sorted(rollout.boots)}
+    if rollout.turns is not None:
+        own |= {"whole": vars(rollout.whole), "turns": [[asdict(turn) for turn in turns] for turns in rollout.turns]}
+    return own
+
+
+def _rollout(plain: dict[str, Any]) -> RolloutBatch:
+    """The completions that ``_plain`` wrote."""
+    own = plain | {"boots": frozenset(plain["boots"])}
+    if own.get("turns") is not None:
+        own |= {"whole": PromptInputs(**own["whole"]), "turns": [tuple(map(Turn.of, turns)) for turns in own["turns"]]}
+    return RolloutBatch(**own)
+
+
 def _make(requests: SimpleQueue[Request | None]) -> None:
     """Makes requests until None comes. Once a request has failed for good, those after it do too."""
     error: BaseException | None = None
-    while (work := requests.get()) is not None:
-        step, request = work
-        if not step.answer.set_running_or_notify_cancel():
-            continue
-        try:
-            if error is not None:
-                raise error
-            step.answer.set_result(request())
-        except BaseException as raised:
-            error = None if isinstance(raised, WeightsLostError) else raised
-            step.answer.set_exception(raised)
+    # At the end of a thread's outermost autocast the casts of all threads are cleared, the policy's too.
+    with torch.autocast("cpu", enabled=False):
+        while (work := requests.get()) is not None:
+            step, request = work
+            if not step.answer.set_running_or_notify_cancel():
+                continue
+            try:
+                if error is not None:
+                    raise error
+                step.answer.set_result(request())
+            except BaseException as raised:
+                error = None if isinstance(raised, WeightsLostError) else raised
+                step.answer.set_exception(raised)

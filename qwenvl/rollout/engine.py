@@ -101,7 +101,8 @@ class EngineWithWeights(RolloutEngine, Protocol):
     ) -> Callable[[], list[RolloutBatch]]:
         """The second half of ``sample``, called once in another thread: no model, no collectives.
 
-        The weights that sample are those of the last ``sync``.
+        The weights that sample are those of the last ``sync``. With tools the trainer also gives ``conversations``, and
+        as ``model`` a ``tower_alone``, which the thread may run.
         """
         ...
 
@@ -130,7 +131,10 @@ def no_completions() -> RolloutBatch:
 
 def on_device(rollout: RolloutBatch, device: torch.device | str) -> RolloutBatch:
     """The same completions with every tensor on ``device``."""
-    return replace(rollout, **{name: tensor.to(device) for name, tensor in _tensors(rollout).items()})
+    moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in _tensors(rollout).items()}
+    if rollout.whole is not None:
+        moved["whole"] = replace(rollout.whole, **{k: x.to(device) for k, x in _tensors(rollout.whole).items()})
+    return replace(rollout, **moved)
 
 
 def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutBatch]:
@@ -167,9 +171,9 @@ def join_rollouts(parts: Sequence[RolloutBatch], pad_id: int = 0) -> RolloutBatc
     return RolloutBatch(**own)
 
 
-def _tensors(rollout: RolloutBatch) -> dict[str, Tensor]:
-    """The N x T columns that there are."""
-    return {name: value for name, value in vars(rollout).items() if isinstance(value, Tensor)}
+def _tensors(rows: RolloutBatch | PromptInputs) -> dict[str, Tensor]:
+    """Those that there are. Of completions they are N x T."""
+    return {name: value for name, value in vars(rows).items() if isinstance(value, Tensor)}
 
 
 def within_budget(

@@ -140,33 +140,32 @@ class VllmEngine:
         """
         request = self._request(model, prompts, group_size, params, seed)
         give = partial(give_weights, model, request.version)
-        device = prompts[0].input_ids.device
-        if not request.prompts or conversations is None:
-            rollouts = self._sampled(request, _sizes(prompts, group_size), give)
-            return [on_device(each, device) for each in rollouts]
-        inputs, turns = PromptInputs.join([each for each in prompts if len(each)]), count(1)
-
-        def turn(request: SampleRequest) -> RolloutBatch:
-            (rollout,) = self._sampled(request, [len(request.prompts) * request.group_size], give)
-            return on_device(rollout, device)
-
-        def resume(rows: list[int], completions: list[GrowingCompletion], most: int) -> RolloutBatch:
-            again = prompts_for_server(model, behind_prompts(inputs, group_size, rows, completions), seed + next(turns))
-            settings = replace(params, max_new_tokens=most)
-            return turn(replace(request, group_size=1, params=settings, prompts=again))
-
-        rollout = sample_turns(turn(request), inputs, params, conversations, resume, self._local.tokenizer)
-        return split_rollouts(rollout, _sizes(prompts, group_size))
+        rollouts = self._in_turns(request, model, prompts, seed, conversations, give)
+        return [on_device(each, prompts[0].input_ids.device) for each in rollouts]
 
     def request(
-        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
+        self,
+        model: nn.Module,
+        prompts: Sequence[PromptInputs],
+        group_size: int,
+        params: SamplingParams,
+        seed: int,
+        conversations: Conversations | None = None,
     ) -> Callable[[], list[RolloutBatch]]:
         """See ``EngineWithWeights.request``. The completions that the callable returns are on the CPU.
 
         It raises ``WeightsLostError`` where a server was started again: a thread has no weights to give.
         """
         request = self._request(model, prompts, group_size, params, seed)
-        return partial(self._sampled, request, _sizes(prompts, group_size), None)
+        kind = prompts[0].input_ids.device.type  # each thread has an autocast of its own
+        precision = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+
+        def made() -> list[RolloutBatch]:
+            with precision:
+                rollouts = self._in_turns(request, model, prompts, seed, conversations, None)
+            return [on_device(each, "cpu") for each in rollouts]
+
+        return made
 
     def forget(self) -> None:
         """See ``EngineWithWeights.forget``."""
@@ -193,6 +192,33 @@ class VllmEngine:
             end_ids=self._local.end_ids,
             prompts=prompts_for_server(model, PromptInputs.join(inputs), seed) if inputs else [],
         )
+
+    def _in_turns(
+        self,
+        request: SampleRequest,
+        model: nn.Module,
+        prompts: Sequence[PromptInputs],
+        seed: int,
+        conversations: Conversations | None,
+        give: GivesWeights | None,
+    ) -> list[RolloutBatch]:
+        """The completions of a request, and of those for their further turns."""
+        params, group_size = request.params, request.group_size
+        if not request.prompts or conversations is None:
+            return self._sampled(request, _sizes(prompts, group_size), give)
+        inputs, turns = PromptInputs.join([each for each in prompts if len(each)]), count(1)
+
+        def turn(request: SampleRequest) -> RolloutBatch:
+            (rollout,) = self._sampled(request, [len(request.prompts) * request.group_size], give)
+            return on_device(rollout, inputs.input_ids.device)
+
+        def resume(rows: list[int], completions: list[GrowingCompletion], most: int) -> RolloutBatch:
+            again = prompts_for_server(model, behind_prompts(inputs, group_size, rows, completions), seed + next(turns))
+            settings = replace(params, max_new_tokens=most)
+            return turn(replace(request, group_size=1, params=settings, prompts=again))
+
+        rollout = sample_turns(turn(request), inputs, params, conversations, resume, self._local.tokenizer)
+        return split_rollouts(rollout, _sizes(prompts, group_size))
 
     def _sampled(self, request: SampleRequest, sizes: Sequence[int], give: GivesWeights | None) -> list[RolloutBatch]:
         """Batches of ``sizes`` completions, on the CPU."""

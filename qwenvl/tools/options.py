@@ -20,7 +20,7 @@ class ToolOptions(Options):
         "picture), file.py:name (a function marked with @tool), trl:file.py:Class (as TRL's environment_factory).",
         unset="no tools",
         needs=(
-            "async_rollouts == 0: the policy's vision tower would be needed while it trains",
+            "async_rollouts == 0 or not fsdp: the vision tower is copied for looks that are sampled ahead",
             "not temporal_contrast: its second group would look at frames in the right order",
             "generation_repetition_penalty == 1: it would count what tools append",
         ),

@@ -220,10 +220,10 @@ class Conversations:
             By their numbers, rows of tokens with media, whose positions count from 0.
         """
         answers = {row: answer for row, ids in turns.items() if (answer := self.processed(row, ids))}
-        if new := [*dict.fromkeys(answer for answer in answers.values() if answer not in self.known)]:
-            assert self.encode is not None
-            inputs = self.encode(self.toolbox.collator.join(new))
-            self.known |= {answer: inputs.select([n]) for n, answer in enumerate(new)}
+        for answer in answers.values():
+            if answer not in self.known:  # each by itself: its features do not depend on what else is shown
+                assert self.encode is not None
+                self.known[answer] = self.encode(self.toolbox.collator.join([answer]))
         return {row: self.known[answer] for row, answer in answers.items()}
 
     def processed(self, row: int, ids: list[int]) -> ProcessedSample | None:

@@ -268,6 +268,7 @@ class GRPOTrainer(PolicyTrainer):
         """Training runs within: versions of weights count from 0, and at the end nothing is sampled any more."""
         if isinstance(self.collector.engine, EngineWithWeights):
             self.collector.engine.forget()
+        self.collector.looks.clear()  # scripts may have changed the tower
         try:
             yield
         finally:

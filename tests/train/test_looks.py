@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from qwenvl.demo.tiny import make_processor
-from qwenvl.rollout import local, shared_sampling
+from qwenvl.rollout import ahead, local, shared_sampling
 from qwenvl.runlog import read_rollouts
+from qwenvl.train import fast_paths
+from qwenvl.train.collect import collector
 from tests.train.conftest import caught_gradients, logged
+from tests.train.copying_engine import CopyingEngine, with_copying_engine
 
 CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call><|im_end|>'
 
@@ -94,12 +97,33 @@ def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, cal
         torch.testing.assert_close(other, whole, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("iterations", [1, 2])
-def test_a_killed_and_resumed_run_is_the_same_run(whole_and_resumed, calls_first, iterations):
-    settings = {**LOOKS, "max_steps": 4, "num_iterations": iterations, "save_strategy": "steps", "save_steps": 2}
+TWICE = {"per_device_train_batch_size": 4}
+
+
+@pytest.mark.parametrize("more", [{"num_iterations": 2}, {"async_rollouts": 3}, TWICE])
+def test_a_killed_and_resumed_run_is_the_same_run(whole_and_resumed, calls_first, monkeypatch, more):
+    """Of a second epoch a whole run has the looks of the first, a resumed one encodes them again."""
+    encoded = []
+
+    def encode(model, prompts, scales, plain=fast_paths.encode_vision):
+        encoded.append(prompts.videos_per_prompt)
+        return plain(model, prompts, scales)
+
+    monkeypatch.setattr(fast_paths, "encode_vision", encode)
+    if "async_rollouts" in more:
+        with_copying_engine(monkeypatch)
+        monkeypatch.setattr(collector, "LOOKS_BYTES", 0)
+    settings = {**LOOKS, **more, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole, resumed = whole_and_resumed(killed=3, resumed_from=2, **settings)
-    assert logged(whole, times=False) == logged(resumed, times=False) and len(logged(whole)) == 4
-    rows = [[without_seconds(row) for row in read_rollouts(each.args.output_dir)] for each in (whole, resumed)]
+    assert_same_run(whole, resumed)
+    if more is TWICE:
+        assert encoded.count([1]) == 3 * 6, "each of three runs encodes the look at each of six clips once"
+
+
+def assert_same_run(one, other):
+    """The same log and the same looks, but for what a clock says."""
+    assert logged(one, times=False) == logged(other, times=False) and len(logged(one)) == 4
+    rows = [[without_seconds(row) for row in read_rollouts(each.args.output_dir)] for each in (one, other)]
     assert rows[0] == rows[1] and any(call.clips for row in rows[0] for turn in row.turns for call in turn.calls)
 
 
@@ -107,6 +131,32 @@ def without_seconds(row):
     """A row of the rollouts without what a clock says."""
     turns = (replace(turn, calls=tuple(replace(call, seconds=0.0) for call in turn.calls)) for turn in row.turns)
     return replace(row, turns=tuple(turns))
+
+
+@pytest.mark.parametrize("more", [{"bf16": True}, {"tune_mm_vision": True}])
+def test_looks_that_are_sampled_ahead_are_those_of_the_weights_of_the_request(
+    make_trainer, calls_first, tmp_path, monkeypatch, more
+):
+    """The other run samples at the request, in the training thread, with the policy's own tower."""
+
+    def at_once(self, model, *args, request=CopyingEngine.request):
+        made = request(self, model, *args)()
+        return lambda: made
+
+    with_copying_engine(monkeypatch)
+    settings = {**LOOKS, **more, "max_steps": 4, "async_rollouts": 2, "learning_rate": 1e-2}
+    trainers = []
+    for name in ("ahead", "at_once"):
+        trainers.append(make_trainer(**settings, output_dir=str(tmp_path / name)))
+        trainers[-1].train()
+        monkeypatch.setattr(CopyingEngine, "request", at_once)
+        monkeypatch.setattr(ahead, "tower_alone", lambda model: model)
+    assert_same_run(*trainers)
+    assert [row["async/staleness"] for row in logged(trainers[0])] == [0, 1, 2, 1]
+    threads = [{thread for thread, _ in each.collector.engine.engine.requests} for each in trainers]
+    assert threads == [{"sampling-ahead"}, {"MainThread"}]
+    for here, there in zip(*(each.model.parameters() for each in trainers), strict=True):
+        assert torch.equal(here, there)
 
 
 def test_a_warm_up_teaches_the_form_of_a_look(tiny_checkpoint, sop_data, tmp_path):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +136,10 @@ class StepsAhead:
             with collector.clock("time/vision_s"):
                 self.inputs |= zip(map(id, batches), collector.encoded(model, batches), strict=True)
             prompts = [self.inputs[id(batch)] for batch in batches]
-            seed = collector.seed_of(batches)
+            size, seed = collector.group_size, collector.seed_of(batches)
+            begin = None if collector.toolbox is None else partial(collector.conversations, batches, size)
             with collector.autocast():
-                self.engine.ask(model, prompts, collector.group_size, collector.params, seed)
+                self.engine.ask(model, prompts, size, collector.params, seed, begin)
 
     def _forget(self, epoch: Iterator[Any] | None) -> None:
         """Another epoch, or another training, begins."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,7 +20,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import Pictures
 from qwenvl.data.seeds import stable_random
 from qwenvl.grpo.advantages import group_advantages, needs_whole_step
-from qwenvl.model.inputs import InputBuilder, PromptInputs, is_large
+from qwenvl.model.inputs import InputBuilder, PromptInputs, is_large, media_bytes
 from qwenvl.model.sharding import LockStep, whole_weights
 from qwenvl.model.vision_tower import features_or_pixels
 from qwenvl.rewards import Rubric, reward_columns
@@ -29,13 +31,16 @@ from qwenvl.rollout.engine import (
     lost_together,
     real_tokens,
 )
-from qwenvl.tools.toolbox import Toolbox
+from qwenvl.tools.toolbox import Conversations, Toolbox
 from qwenvl.train.collect.ahead import StepsAhead
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
 from qwenvl.train.collect.filtering import Refill
 from qwenvl.train.collect.groups import join_rewards, rewards_of_rows, without_pixels
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch, Turn
+
+LOOKS_BYTES = 2**30
+"""Of looks whose features wait for the next steps, in the memory of the CPU."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class Collector:
         autocast: the precision of forwards.
         clock: measures what runs within ``clock("time/sample_s")``.
         lock_step: gathers weights that processes share layer by layer. None: they are gathered whole, where any are.
+        looks: what tools have shown, encoded by a frozen tower, by a digest of tokens and pixels.
     """
 
     args: GRPOConfig
@@ -83,6 +89,7 @@ class Collector:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     clock: Callable[[str], AbstractContextManager[Any]] = nullcontext
     lock_step: LockStep | None = None
+    looks: dict[bytes, PromptInputs] = field(default_factory=dict)
 
     @contextmanager
     def ready(self, model: nn.Module, wrapped: nn.Module | None = None, version: int | None = None) -> Iterator[None]:
@@ -244,12 +251,28 @@ class Collector:
         *purpose: object,
     ) -> list[RolloutBatch]:
         """Completions of all micro-batches, drawn together. For another purpose the same prompts have other draws."""
-        more = {}
-        if self.toolbox is not None:
-            records = [record for batch in batches for record in batch.records for _ in range(size)]
-            more["conversations"] = self.toolbox.begin(records, lambda batch: self._encode(model, batch))
+        more = {} if self.toolbox is None else {"conversations": self.conversations(batches, size, model)}
         with self.autocast():
             return self.engine.sample(model, prompts, size, params, self.seed_of(batches, *purpose), **more)
+
+    def conversations(self, batches: Sequence[PromptBatch], size: int, model: nn.Module) -> Conversations:
+        """Those with ``size`` completions of each prompt, which begin. ``model`` encodes what tools show."""
+        assert self.toolbox is not None
+        records = [record for batch in batches for record in batch.records for _ in range(size)]
+        return self.toolbox.begin(records, partial(self._encode_look, model))
+
+    def _encode_look(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
+        """As ``_encode``. A frozen tower runs once for equal looks of all steps, as long as there is room for them."""
+        if self.encode is None or not media_bytes(batch):
+            return self._encode(model, batch)
+        tensors = [(name, x) for name, x in vars(batch).items() if isinstance(x, Tensor)]
+        parts = [f"{name} {tuple(x.shape)}".encode() + x.numpy().tobytes() for name, x in tensors]
+        key = hashlib.sha256(b"".join(parts)).digest()
+        if (known := self.looks.get(key)) is None:
+            known = self.looks[key] = self._encode(model, batch).media_to("cpu")
+            while sum(map(media_bytes, self.looks.values())) > LOOKS_BYTES:
+                del self.looks[next(iter(self.looks))]
+        return known.media_to(self.args.device)
 
     def seed_of(self, batches: Sequence[PromptBatch], *purpose: object) -> int:
         """The seed of the completions of these prompts."""

@@ -67,6 +67,7 @@ def likelihoods(trainer, policy, experience):
             rollout.completion_ids,
             rollout.completion_mask,
             trainer.args.generation_temperature,
+            whole=rollout.whole,
         ).logprobs
 
 
