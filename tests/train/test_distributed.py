@@ -317,6 +317,7 @@ def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mi
         "eval_dataset_use": three_records,
         "eval_strategy": "steps",
         "eval_steps": 1,
+        **{"teacher": tiny_checkpoint(initializer_range=0.1, num_layers=3, seed=4), "distill_kl": "full"},
     }
     whole, rest = (tmp_path / name / "stops_apart" for name in ("whole", "rest"))
     launch(2, start, mixed_data, whole, **flags, save_strategy="steps", save_steps=2)
@@ -332,7 +333,7 @@ def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mi
     (kl, parity), *_ = logged(whole, "kl", "parity/mean")
     assert kl == 0  # policy and reference round alike
     assert parity < 0.02  # of the sampler, another batch, no further off than two batch sizes are in half precision
-    names = ("loss", "kl", "grad_norm", "learning_rate")
+    names = ("loss", "kl", "grad_norm", "learning_rate", "teacher/kl")
     assert logged(rest, *names) == logged(whole, *names)[2:]
     assert logged(rest, "eval_total_reward") == logged(whole, "eval_total_reward")[2:]
     ours, theirs = weights(rest), weights(whole)
