@@ -223,7 +223,7 @@ def _of_machine(config: Any) -> Iterator[str]:
 
     for name in ("model_name_or_path", "ref_model_name_or_path", "start_from_weights", "teacher"):
         try:
-            require_folder(getattr(config, name, None) or "")
+            require_folder(getattr(config, "teacher_path" if name == "teacher" else name, None) or "")
         except FileNotFoundError as error:
             yield f"--{name} {error}"
     for name in ("dataset_use", "eval_dataset_use"):

@@ -40,7 +40,6 @@ from qwenvl.evaluate.settings import Request
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import CUT_OFF_SHARE, EQUAL_SHARE, Finding
 from qwenvl.model.loading import base_of_adapter
-from qwenvl.option import row_of
 from qwenvl.rewards import RewardError, Rubric
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
@@ -92,7 +91,8 @@ def probe(request: Request) -> dict[str, Any]:
         dataset, keys = _first_prompts(config, rubric, collator, options.limit)
         spans = _evidence_loaders(config, dataset, keys, collator) if config.tools else {}
         model, collector = build_respondent(config, collator, rubric)
-        teacher, as_teacher = _teacher(config, collator, rubric, (model, collector))
+        path = config.teacher_path
+        teacher, as_teacher = (model, collector) if path is None else build_respondent(config, collator, rubric, path)
     if log is not None:  # what an earlier probe wrote is replaced
         (log.folder / NUMBERS).unlink(missing_ok=True)
         log.begin()
@@ -157,14 +157,6 @@ def _answers_of(sampled: Experience, split: str, question: dict[str, Any]) -> It
     for p, tokens in enumerate(batch.attention_mask.sum(1).tolist()):
         own = rows[p * len(rows) // len(batch) : (p + 1) * len(rows) // len(batch)]
         yield Answers.of(own, tokens, own[0].where, question["pass_by"], question["pass_at"])
-
-
-def _teacher(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric, policy: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The model that teaches, as it is before training, and its collector."""
-    named = row_of(config, "teacher")
-    if named is None or named.name in ("self", "reference"):
-        return policy
-    return build_respondent(config, collator, rubric, named.name)
 
 
 def _evidence_loaders(

@@ -347,6 +347,12 @@ class TeacherOptions(Options):
     )
 
     @property
+    def teacher_path(self) -> str | None:
+        """The checkpoint of a teacher that is another model."""
+        teacher = row_of(self, "teacher")
+        return None if teacher is None or teacher.name in ("self", "reference") else teacher.name
+
+    @property
     def teacher_weight(self) -> float:
         """The weight of the teacher. 0 without one."""
         return 0.0 if self.teacher is None else 1.0 if self.distill_weight is None else self.distill_weight

@@ -36,12 +36,12 @@ class Comparison:
     Attributes:
         keep_states: return the hidden states that the head is called on.
         states: those of a teacher, K x H for the K tokens of the mask: compute KL(model || teacher), with gradient.
-        head: of the teacher, from hidden states to logits. None: the model's own.
+        head: of the teacher, a linear layer from hidden states to logits. None: the model's own.
     """
 
     keep_states: bool = False
     states: Tensor | None = None
-    head: Callable[[Tensor], Tensor] | None = None
+    head: torch.nn.Linear | None = None
 
 
 class Likelihood(NamedTuple):
@@ -210,8 +210,10 @@ def selected_logprobs(
         normaliser = logits.logsumexp(1)
         columns = [logits.gather(1, wanted[:, None])[:, 0] - normaliser]
         if comparison is not None and comparison.states is not None:
-            with torch.no_grad():
-                theirs = at_temperature((comparison.head or logits_of)(teacher))
+            with torch.no_grad():  # states are kept in float32, and heads are in half precision where no autocast is
+                other = comparison.head
+                theirs = other(teacher.to(other.weight.dtype)) if other else logits_of(teacher.to(hidden.dtype))
+                theirs = at_temperature(theirs)
             columns.append(reverse_kl(logits, theirs))
         # Last: the backward pass recomputes a chunk only as far as gradients need it.
         if entropy != "none":

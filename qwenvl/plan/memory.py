@@ -13,7 +13,8 @@ from typing import NamedTuple
 from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Shapes, Text, Vision
 
 PARTS = (
-    "weights", "gradients", "optimizer", "reference", "activations", "features", "cache", "logits", "one-time buffers",
+    "weights", "gradients", "optimizer", "reference", "teacher", "activations", "features", "cache", "logits",
+    "one-time buffers",
 )  # fmt: skip
 """The rows of the memory table."""
 SAMPLING = ("vision", "prefill", "decoding")
@@ -70,6 +71,7 @@ def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> list[Phase]:
         "weights": round(weights.held * share),
         "optimizer": round(optimizer_bytes(weights, job) * state_share),
         "reference": reference_bytes(weights, job),
+        "teacher": job.teacher[1] if job.teacher and not job.teacher_leaves else 0,
         "features": features_bytes(vision, job, job.prompts),
     }
     gradients = round(weights.trained * WIDE * gradient_share)
@@ -89,6 +91,12 @@ def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> list[Phase]:
     # One chunk of the logits of completion tokens: ``logit_memory_gb``, or less where there are fewer tokens.
     chunk = min(max(1, job.logit_bytes // (LOGIT_BYTES * text.vocabulary)), job.completions * job.length)
     logits = chunk * text.vocabulary * LOGIT_BYTES
+    if job.teacher is not None:  # its pass is before the policy's. It encodes its media itself.
+        theirs, held = job.teacher
+        running = forward_bytes(theirs, job.row_tokens, job.forward_patches, job)
+        running += tower_bytes(theirs.vision, job, job.patches * job.prompts)
+        part = {"teacher": held, "gradients": earlier, "activations": running, "logits": logits}
+        phases["log-probs of the teacher"] = resident | part
     trained = resident | {"gradients": earlier, "activations": activations, "logits": logits}
     phases["backward"] = trained | {"one-time buffers": 2 * head + cast}
     if job.reference != "none":  # its pass runs while the policy's activations are in memory

@@ -37,6 +37,8 @@ class Job:
     mergers_learn: bool = True
     reference: ReferenceKind = "copy"
     reference_rounded: bool = False  # its own linear layers are in the type of products
+    teacher: tuple[Shapes, int] | None = None  # another model, and the bytes of its weights
+    teacher_leaves: bool = False  # the teacher is in CPU memory between its passes
     optimizer: str = "adamw_torch_fused"  # by the Trainer's name
     narrows: bool = True  # sampling sorts the vocabulary (top-p below 1)
     engine: Engine = "none"  # what splits the model among the processes

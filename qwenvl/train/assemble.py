@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from transformers import ProcessorMixin, set_seed
+from transformers.integrations import is_fsdp_enabled
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
@@ -240,7 +241,7 @@ def dataset_view(args: GRPOConfig) -> View | None:
     if reads_completions(view):
         view = unchanged
     # A tower of its own needs pixels, which the policy's prompts have no more.
-    return None if view is unchanged and args.teacher in (None, "self", "reference") else view
+    return None if view is unchanged and args.teacher_path is None else view
 
 
 def build_teacher(trainer: Any) -> Teacher | None:
@@ -305,6 +306,8 @@ def _other_model(flag: str, path: str, policy: nn.Module, processor: ProcessorMi
     """The model of another checkpoint with the tokenizer of the policy."""
     if (Path(path) / "adapter_config.json").is_file():
         raise ValueError(f"{flag}: holds LoRA adapters; merge them into their model first")
+    if is_fsdp_enabled():
+        raise ValueError(f"{flag}: fsdp_cpu_ram_efficient_loading loads it in one process alone; set it to false")
     say(f"loading {flag.removeprefix('--')}")
     if load_processor(path).tokenizer.get_vocab() != processor.tokenizer.get_vocab():
         raise ValueError(f"{flag}: its tokenizer has another vocabulary than the policy's")

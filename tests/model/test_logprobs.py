@@ -118,6 +118,20 @@ def test_the_head_is_itself_again_afterwards(exact_model, random_completions):
     assert torch.equal(model.lm_head(hidden), before)
 
 
+def test_the_exact_kl_in_half_precision_without_autocast(exact_model, random_prompts, random_completions):
+    """As FSDP and DeepSpeed compute. Logits of some units are rounded to 2^-8 of themselves."""
+    model, teacher = (exact_model("qwen2_5_vl", **more).bfloat16() for more in ({}, {"num_layers": 4}))
+    prompts, (ids, mask) = random_prompts(model, ["t", "t"]), random_completions(4, 5)
+    settings = {"temperature": 0.7, "logit_chunk_tokens": 3}
+    own, theirs = (torch.cat([*distributions(each, prompts, ids, mask, 0.7)]).detach() for each in (model, teacher))
+    for other, expected in ((teacher, (own.exp() * (own - theirs)).sum(1)), (model, torch.zeros(len(own)))):
+        with torch.no_grad():
+            kept = completion_likelihood(other, prompts, ids, mask, **settings, comparison=Comparison(True))
+        comparison = Comparison(states=kept.states[mask], head=None if other is model else other.lm_head)
+        found = completion_likelihood(model, prompts, ids, mask, **settings, comparison=comparison)
+        torch.testing.assert_close(found.divergences[mask], expected.float(), rtol=0.05, atol=0.01)
+
+
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
 def test_the_exact_kl_to_a_teacher_with_a_longer_prompt(exact_model, random_prompts, random_completions, family):
     """Values and gradients against the logits of plain forwards and autograd, of a larger teacher."""

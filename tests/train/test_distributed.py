@@ -51,8 +51,21 @@ RECIPES = {
         "entropy_target": 100.0,
     },
     "taught": {"teacher": "self", "teacher_sees": "frames(6)", "distill_on": "vision", "distill_kl": "full"},
+    "taught by a larger model": {"teacher": "PATH", "teacher_sees": "frames(6)", "distill_on": "vision"},
+    "taught by the start": {
+        "teacher": "reference",
+        "teacher_sees": "solution",
+        "distill_kl": "full",
+        "lora_enable": True,
+    },
 }
 TWICE = {"num_iterations": 2, "max_steps": 4, "eval_on_start": True}
+
+
+def flags_of(recipe: str, tiny_checkpoint) -> dict:
+    """The flags of a recipe, with the checkpoint of a teacher of another size."""
+    larger = tiny_checkpoint(initializer_range=0.1, num_layers=3, seed=4)
+    return {name: larger if value == "PATH" else value for name, value in RECIPES[recipe].items()}
 
 
 def environments(processes: int) -> list[dict[str, str]]:
@@ -194,7 +207,8 @@ def one_process(tiny_checkpoint, three_records, tmp_path_factory) -> Callable[[s
     def get(recipe: str) -> Path:
         if recipe not in made:
             made[recipe] = tmp_path_factory.mktemp("single") / "by_prompt"
-            flags = TWICE | {"per_device_train_batch_size": 4, "eval_dataset_use": three_records, **RECIPES[recipe]}
+            flags = TWICE | {"per_device_train_batch_size": 4, "eval_dataset_use": three_records}
+            flags |= flags_of(recipe, tiny_checkpoint)
             launch(1, tiny_checkpoint(initializer_range=0.1), three_records, made[recipe], **flags)
         return made[recipe]
 
@@ -206,7 +220,8 @@ def one_process(tiny_checkpoint, three_records, tmp_path_factory) -> Callable[[s
     [
         ("zero2", "frozen tower"),
         ("ddp", "every term"),
-        ("ddp", "taught"),
+        ("zero3", "taught by a larger model"),
+        ("fsdp", "taught by the start"),
         *((engine, recipe) for engine in ("zero3", "fsdp") for recipe in ("checkpointing, tower learns", "lora")),
         # The same collectives as one of those above has, or fewer.
         *(
@@ -215,6 +230,9 @@ def one_process(tiny_checkpoint, three_records, tmp_path_factory) -> Callable[[s
                 *((engine, "frozen tower") for engine in ("ddp", "zero3", "fsdp")),
                 *(("ddp", recipe) for recipe in ("checkpointing, tower learns", "lora")),
                 ("zero3", "checkpointing"),
+                *((engine, "taught") for engine in ("ddp", "zero3", "fsdp")),
+                *((engine, "taught by a larger model") for engine in ("ddp", "fsdp")),
+                *((engine, "taught by the start") for engine in ("ddp", "zero3")),
             )
         ),
     ],
@@ -226,7 +244,7 @@ def test_two_processes_make_the_update_of_one(tiny_checkpoint, three_records, on
         pytest.importorskip("deepspeed")
     start, output = tiny_checkpoint(initializer_range=0.1), tmp_path / "on_host" / "by_prompt"  # where media wait
     flags = TWICE | {"gradient_accumulation_steps": 2, "eval_dataset_use": three_records}
-    launch(2, start, three_records, output, **flags, **ENGINES[engine], **RECIPES[recipe])
+    launch(2, start, three_records, output, **flags, **ENGINES[engine], **flags_of(recipe, tiny_checkpoint))
     alone = one_process(recipe)
     assert_same_update(output, alone, start, updates=4)
     assert_same_numbers(output, alone, ("loss", "grad_norm", "kl", "entropy"), rows=4)
@@ -237,9 +255,10 @@ def test_two_processes_make_the_update_of_one(tiny_checkpoint, three_records, on
     drawn = [row for row in read_rollouts(output) if row.split == "train" and row.sample == 0]
     assert sorted((row.step, row.epoch) for row in drawn) == [(1, 0)] * 3 + [(3, 1)] * 3
     assert len({(row.step, row.record_id) for row in drawn}) == 6
-    if recipe == "taught":
-        assert_same_numbers(output, alone, ("teacher/kl", "teacher/agree_frac", "teacher/vision_frac"), rows=2)
-        assert_same_numbers(output, alone, ("loss/distill",), rows=4)
+    if "taught" in recipe:
+        vision = ["teacher/vision_frac"] * ("distill_on" in RECIPES[recipe])
+        assert_same_numbers(output, alone, ("teacher/kl", "teacher/agree_frac", *vision), rows=2)
+        assert_same_numbers(output, alone, ("loss/distill",), rows=4 * ("distill_kl" in RECIPES[recipe]))
     if recipe == "every term":
         assert_same_numbers(output, alone, ("entropy_coef", "loss/entropy", "top_entropy/frac"), rows=4)
         terms = logged(output, "entropy_coef", "top_entropy/frac")
@@ -298,6 +317,7 @@ def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mi
         "eval_dataset_use": three_records,
         "eval_strategy": "steps",
         "eval_steps": 1,
+        **{"teacher": tiny_checkpoint(initializer_range=0.1, num_layers=3, seed=4), "distill_kl": "full"},
     }
     whole, rest = (tmp_path / name / "stops_apart" for name in ("whole", "rest"))
     launch(2, start, mixed_data, whole, **flags, save_strategy="steps", save_steps=2)
@@ -313,7 +333,7 @@ def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mi
     (kl, parity), *_ = logged(whole, "kl", "parity/mean")
     assert kl == 0  # policy and reference round alike
     assert parity < 0.02  # of the sampler, another batch, no further off than two batch sizes are in half precision
-    names = ("loss", "kl", "grad_norm", "learning_rate")
+    names = ("loss", "kl", "grad_norm", "learning_rate", "teacher/kl")
     assert logged(rest, *names) == logged(whole, *names)[2:]
     assert logged(rest, "eval_total_reward") == logged(whole, "eval_total_reward")[2:]
     ours, theirs = weights(rest), weights(whole)

@@ -1,10 +1,14 @@
 """A teacher in training: its log-probs by hand, each of its options once, and runs that it must not change."""
 
 import json
+from collections import defaultdict
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoModelForImageTextToText
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
@@ -13,6 +17,8 @@ from qwenvl.data.views import VIEWS, evidence, feedback, frames, reads_completio
 from qwenvl.grpo.options import VIEW_ROWS
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.model.positions import position_rule, prompt_positions
+from qwenvl.train import assemble
+from qwenvl.train.assemble import _running
 from qwenvl.train.teacher import with_sentence
 from tests.train.conftest import PROMPT, caught_gradients, logged, turns
 
@@ -35,13 +41,21 @@ def evident_data(sop_data):
     return path
 
 
-def test_the_advantages_of_tokens_by_hand(make_trainer, sop_data):
-    """A + weight x clip(log p of the teacher - log p of the policy), from forwards of the plain path."""
+@pytest.mark.parametrize("served", [False, True])
+def test_the_advantages_of_tokens_by_hand(make_trainer, sop_data, fake, served):
+    """A + weight x clip(log p of the teacher - log p of the policy), from forwards of the plain path.
+
+    Completions of a server are taught by the trainer's weights too.
+    """
     settings = {**SEES_MORE, "distill_weight": 0.7, "distill_kl": "sampled(clip=0.1)"}
+    if served:
+        server = fake(initializer_range=0.1)
+        settings |= {"rollout_engine": "vllm_server", "vllm_server": [server.address]}
     trainer = make_trainer(**settings, per_device_train_batch_size=4, dataset_use=str(sop_data))
     inputs = next(iter(trainer.get_train_dataloader()))
     trainer.compute_loss(trainer.model, inputs)
     [experience] = trainer.step.experiences
+    assert not served or sum(len(each.prompts) for each in server.asked) == 4
     batch, rollout = experience.batch, experience.rollout
     data = load_dataset(str(sop_data), base_interval=0.5, seed=3)
     samples = [data.load(frames(record, 12), epoch) for record, epoch in zip(batch.records, batch.epochs, strict=True)]
@@ -109,6 +123,60 @@ def test_each_option_by_both_paths_and_in_parts(make_trainer, evident_data, tiny
         assert [other[0][key] for key in names] == pytest.approx([first[key] for key in names], rel=1e-3, abs=1e-5)
     assert ("teacher/clipped_frac" in first) == (not trainer.objective.distill)
     assert first["teacher/kl"] != 0 and 0 <= first["teacher/agree_frac"] <= 1
+
+
+@pytest.mark.parametrize("kl", ["sampled(clip=1000)", "full"])
+def test_the_gradients_are_those_of_trl(make_trainer, tiny_checkpoint, kl):
+    """Of its DistillationTrainer with the reverse KL, and of its importance-weighted one with weights of 1.
+
+    TRL lacks prompts with video: the prompt is text.
+    """
+    trl = pytest.importorskip("trl", reason="TRL comes with the extra bench")
+    sampled_by_trl = pytest.importorskip("trl.experimental.iw_opd").IWOPDTrainer
+    rows = [{"id": "one", "conversations": turns("What comes after (1) pick?", "(2)")}]
+    larger = str(tiny_checkpoint(initializer_range=0.1, num_layers=3, seed=4))
+    settings = {"teacher": larger, "distill_kl": kl, "loss_type": "dapo", "grpo_alpha": 1.0, "grpo_beta": 0.0}
+    trainer = make_trainer(functions=None, datasets=(rows,), dataset_use=None, **settings)
+    loss = trainer.compute_loss(trainer.model, next(iter(trainer.get_train_dataloader())))
+    loss.backward()
+
+    [experience] = trainer.step.experiences
+    ids, mask = experience.rollout.completion_ids, experience.rollout.completion_mask
+    prompt = experience.prompts.input_ids.expand(len(ids), -1)
+    model, teacher = (
+        AutoModelForImageTextToText.from_pretrained(each, dtype=torch.float32)
+        for each in (trainer.model.name_or_path, larger)
+    )
+    theirs = SimpleNamespace(
+        model=model,
+        teacher_model=teacher,
+        beta=1.0,  # the reverse KL
+        temperature=0.7,
+        iw_opd_gamma=0.0,
+        iw_opd_epsilon=1e-8,
+        model_kwarg_keys=(),
+        _is_vlm=True,
+        _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
+        _forward_redirection=lambda wrapped, own, method, *args, **more: method(*args, **more),
+        accelerator=trainer.accelerator,
+    )
+    if kl == "full":
+        theirs._get_last_hidden_state = partial(trl.DistillationTrainer._get_last_hidden_state, theirs)
+        inputs = {"prompt_ids": prompt, "prompt_mask": torch.ones_like(prompt)}
+        inputs |= {"completion_ids": ids, "completion_mask": mask.long()}
+        their_loss, *_ = trl.DistillationTrainer._compute_loss(theirs, model, inputs, None)
+        torch.testing.assert_close(loss, their_loss, rtol=1e-5, atol=0)
+    else:
+        whole = {"input_ids": torch.cat([prompt, ids], 1)}
+        whole["attention_mask"] = torch.cat([torch.ones_like(prompt), mask.long()], 1)
+        own, other = (each(**whole).logits[:, prompt.shape[1] - 1 : -1] for each in (model, teacher))
+        taught = (other / 0.7).log_softmax(-1).gather(-1, ids[..., None])[..., 0].detach()
+        their_loss = sampled_by_trl._compute_iw_opd_loss(theirs, own, ids, ids.where(mask, -100), taught)
+    their_loss.backward()
+    gradients = {name: each.grad for name, each in model.named_parameters()}
+    for name, each in trainer.model.named_parameters():
+        if each.grad is not None and each.grad.any():
+            torch.testing.assert_close(each.grad, gradients[name], rtol=1e-3, atol=2e-6, msg=name)
 
 
 def test_weight_0_changes_nothing(make_trainer, tmp_path):
@@ -209,7 +277,19 @@ def test_flags_without_effect_are_refused(flags, message):
     assert message in str(refused.value)
 
 
-def test_a_checkpoint_that_cannot_teach_is_refused(make_trainer, tiny_checkpoint, tmp_path):
+def test_an_offloaded_teacher_is_in_cpu_memory_between_its_passes():
+    class Moved(torch.nn.Linear):
+        def to(self, device):
+            places.append(device)
+            return self
+
+    places = []
+    with _running(Moved(2, 2), "cuda", offload=True) as model:
+        assert places == ["cuda"] and not model.training and not torch.is_grad_enabled()
+    assert places == ["cuda", "cpu"]
+
+
+def test_a_checkpoint_that_cannot_teach_is_refused(make_trainer, tiny_checkpoint, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="whose prompts are those of the policy, qwen2_5_vl, got qwen2_vl"):
         make_trainer(teacher=str(tiny_checkpoint("qwen2_vl")))
     rows = [{"id": "one", "conversations": turns("What?", "(1)")}]
@@ -218,3 +298,6 @@ def test_a_checkpoint_that_cannot_teach_is_refused(make_trainer, tiny_checkpoint
             teacher=str(tiny_checkpoint(num_layers=3)), tools=["look"], output_dir=str(tmp_path / "looks"),
             datasets=(rows,), dataset_use=None,
         )  # fmt: skip
+    monkeypatch.setattr(assemble, "is_fsdp_enabled", lambda: True)
+    with pytest.raises(ValueError, match="fsdp_cpu_ram_efficient_loading loads it in one process alone"):
+        make_trainer(teacher=str(tiny_checkpoint(num_layers=3)), output_dir=str(tmp_path / "fsdp"))

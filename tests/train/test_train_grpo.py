@@ -31,6 +31,7 @@ def flags(tiny_checkpoint, tmp_path):
         (["--dataset_use=none.json"], 2, "--dataset_use: none.json: no such file"),
         (["--dataset_use=example", "--eval_dataset_use=exampel"], 2, "no data set 'exampel'"),
         (["--dataset_use=example", "--model_name_or_path=./none"], 2, "./none: no such folder; expected one that"),
+        (["--dataset_use=example", "--teacher=./none"], 2, "--teacher ./none: no such folder; expected one that"),
         (["--dataset_use=example", "--reward_funcs=accuracyy"], 2, "no reward function is named 'accuracyy'"),
         (["--dataset_use=example", "--resume_from_checkpoint=none"], 2, "not a checkpoint"),
         (["--dataset_use=example", "--max_steps=6", "--num_iterations=2", "--save_steps=0.5"], 2, "--save_steps 0.5:"),
@@ -100,6 +101,22 @@ def test_the_trained_model_is_evaluated_once(when, flags, tmp_path):
     evaluations = [row for row in read_metrics(tmp_path / "out") if "eval_total_reward" in row]
     assert [row["step"] for row in evaluations] == [1]
     assert len(list(read_rollouts(tmp_path / "out", split="eval"))) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--teacher=reference", "--teacher_sees=frames(4)", "--distill_on=vision", "--distill_weight=0.5"],
+        ["--teacher=self", "--teacher_sees=solution", "--distill_kl=full"],
+        ["--teacher=PATH(offload=False)", "--teacher_sees=feedback", "--distill_kl=sampled(clip=2)"],
+    ],
+)
+def test_each_teacher(words, flags, tiny_checkpoint, tmp_path):
+    words[0] = words[0].replace("PATH", str(tiny_checkpoint(num_layers=3)))
+    settings = ["--dataset_use=example%20", "--generation_max_length=2", "--save_strategy=no", "--disable_tqdm=True"]
+    main([*flags, *settings, *words])
+    [row] = read_metrics(tmp_path / "out", "train")
+    assert row["teacher/kl"] != 0
 
 
 @pytest.mark.parametrize("lora", [True, False])

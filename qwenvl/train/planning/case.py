@@ -20,6 +20,7 @@ from qwenvl.model.loading import BYTES, linear_weights, load_processor, load_wit
 from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision_tower import supports_encode_once
+from qwenvl.option import row_of
 from qwenvl.plan.sizes import Engine, Job, ModelWeights, ReferenceKind, Shapes
 from qwenvl.train.assemble import build_policy, weight_dtype
 
@@ -103,6 +104,10 @@ def case_of(
         reference = "other" if kept else "none"
     patches = prompt.vision * shapes.vision.merged
     pixels = args.per_device_train_batch_size * patches * shapes.vision.patch_values
+    teacher, named = None, row_of(args, "teacher")
+    if args.teacher_path is not None:
+        other, width = load_without_weights(args.teacher_path), weight_dtype(args, frozen=True).itemsize
+        teacher = Shapes.of(other.config), width * sum(each.numel() for each in other.parameters())
     job = Job(
         tokens=prompt.tokens,
         patches=patches,
@@ -127,6 +132,8 @@ def case_of(
         waits_on_host=not args.use_cpu and pixels > LARGE,
         reference=reference,
         reference_rounded=rounds and not args.sync_ref_model,
+        teacher=teacher,
+        teacher_leaves=getattr(named and named.arguments, "offload", False),
         token_budget=args.rollout_token_budget,
         narrows=args.generation_top_p < 1,
         samples=not args.engine_has_own_weights,

@@ -113,8 +113,6 @@ def request_of(argv: Sequence[str]) -> tuple[Any, PlanOptions]:
     for name in ("deepspeed", "fsdp"):
         if str(getattr(settings, name)).lower() not in ("none", "false"):
             raise ValueError(f"--{name}: a plan takes --engine zero2, zero3 or fsdp with --gpus in its place")
-    if settings.teacher not in (None, "self", "reference"):
-        raise ValueError("--teacher: a plan knows one model; leave it out, and add the weights of the teacher")
     if not settings.ds3_gather_for_generation:
         raise ValueError("--ds3_gather_for_generation False: leave it out; without gathering, sampling takes less")
     if settings.bf16 is None:

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from safetensors.torch import load_file
 
 from qwenvl.plan.memory import fullest
 from qwenvl.train.planning.case import case_of
@@ -37,6 +38,20 @@ def test_a_plan_is_of_the_case_of_the_run_itself(flags, make_trainer):
     args, job = trainer.args, plan.case[-1]
     args.per_device_train_batch_size, args.grpo_sample_size, args.generation_max_length = 1, job.group, job.length
     assert case_of(args, trainer.model, plan.lengths[-1]) == plan.case
+
+
+def test_a_teacher_is_a_second_model(flags, tiny_checkpoint):
+    """Its weights, in bfloat16, are there in every phase. Offloaded, they are there while its pass runs."""
+    path = tiny_checkpoint(num_layers=3)
+    size = 2 * sum(each.numel() for each in load_file(path / "model.safetensors").values())
+    alone, stays, leaves = (
+        {each.name: each for each in planned(*flags, *words).phases}
+        for words in ([], ["--teacher", str(path)], ["--teacher", f"{path}(offload=True)"])
+    )
+    for name, phase in alone.items():
+        assert stays[name].total == phase.total + size and leaves[name] == phase
+    assert stays["log-probs of the teacher"] == leaves["log-probs of the teacher"]
+    assert leaves["log-probs of the teacher"].parts["teacher"] == size
 
 
 def test_files_without_weights_are_enough(tiny_checkpoint, sop_data, tmp_path, capsys):
