@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from qwenvl.data.media.images import FrameFolder
 from qwenvl.data.media.reader import PART_BYTES, Clip, ClipReader
 from qwenvl.data.media.source import frame_list
 from qwenvl.data.options import SampleOptions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -164,16 +161,14 @@ class GuardedClip(Clip):
             self._child = None
         self._closed = True
 
-    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
-        import torch
-
+    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[np.ndarray]:
         left = tuple(indices)
         while True:
             part = self._ask("part", (left, most_bytes))  # the child continues where it stopped
             if isinstance(part, tuple):  # the shape of a part in shared memory, which the next part overwrites
                 part = np.ndarray(part, np.uint8, self._child.frames)
             left = left[len(part) :]
-            yield torch.from_numpy(part).permute(0, 3, 1, 2)
+            yield part
             if not left:
                 return
 
@@ -245,7 +240,7 @@ def serve(backend: str, descriptor: str) -> Callable[[tuple[str, Any]], Any]:
             if kind == "part":
                 wanted, most_bytes = argument
                 if wanted != left:
-                    parts = clip.array_parts(wanted, most_bytes, memory)
+                    parts = clip.parts(wanted, most_bytes, memory)
                 left = ()
                 part = next(parts)
                 left = wanted[len(part) :]

@@ -42,10 +42,10 @@ def test_a_bad_percentage_is_refused(catalog, entry):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [1]", r"a: expected \{annotation_path"),
-        ("a: {annotation: x.json}", "unknown key 'annotation'"),
-        ("a: {media_root: x}", "annotation_path is missing"),
-        ("a: {annotation_path: 3}", "a.annotation_path: expected a path, got 3"),
+        ("a: [1]", r"a: expected annotation_path: PATH, .* got \[1\]"),
+        ("a: {annotation_path: x.json, root: x}", "got {'annotation_path': 'x.json', 'root': 'x'}"),
+        ("a: {media_root: x}", "a: expected annotation_path: PATH, .* got {'media_root': 'x'}"),
+        ("a: {annotation_path: 3}", "a: expected annotation_path: PATH, .* got {'annotation_path': 3}"),
         ("- a", "expected a mapping of data set names, got list"),
         ("a: {", "datasets.yaml: not valid YAML: .*line 1, column 5"),
         ("a: {annotation_path: x.json}\na: {annotation_path: y.json}", "datasets.yaml: a is given twice"),
