@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -36,8 +35,6 @@ from qwenvl.types import ClipMeta, Record, Sample
 
 HEADER_SECONDS = 5.0
 MAX_FRAMES = 2_000_000  # 18 hours at 30 a second; headers that claim more are noise
-Times = Sequence[Sequence[float]]
-"""For each clip the times of its frames, in seconds."""
 
 
 class PromptLength(NamedTuple):
@@ -127,28 +124,6 @@ class Ruler:
         """Return what the frames of each clip, then each image, are resized to."""
         clips = zip(media.clips, media.metas, strict=True)
         return [*(self.frame_size(size, meta) for size, meta in clips), *map(self.image_size, media.images)]
-
-    def most_frames(
-        self, longest: int, chat: list[dict[str, Any]], media: MediaSizes, times_with: Callable[[int | None], Times]
-    ) -> int | None:
-        """Return the largest bound on the frames of each clip with which a prompt has at most ``longest`` tokens.
-
-        None where it fits without one. 1 also where it does not fit at all.
-
-        Args:
-            times_with: the times of the frames of each clip, with at most so many of them.
-        """
-        sizes = self.sizes(media)
-        images = sizes[len(media.clips) :]
-
-        def tokens(most: int | None) -> int:
-            clips = list(zip(times_with(most), sizes, strict=False))  # the images' sizes come after the clips'
-            return self.length(chat, clips, images).tokens
-
-        if tokens(None) <= longest:
-            return None
-        bounds = range(1, max(map(len, times_with(None))) + 1)
-        return max(1, bisect_right(bounds, longest, key=tokens))
 
     def length(
         self, chat: list[dict[str, Any]], clips: Sequence[tuple[Sequence[float], Size]], images: Sequence[Size]
