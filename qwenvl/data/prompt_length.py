@@ -181,23 +181,15 @@ def _tokens(height: int, width: int, processor: Any) -> int:
     return height * width // (processor.patch_size * processor.merge_size) ** 2
 
 
-class ClipHeader(NamedTuple):
-    """What the header of a clip says: frames, seconds, and the size of a frame as stored."""
-
-    frame_count: int
-    duration: float
-    size: Size
-
-
-def read_header(path: str, frames_fps: float | None = None) -> ClipHeader:
-    """Read the header of a file, or those of a folder or list of images.
+def read_header(path: str, frames_fps: float | None = None) -> tuple[Timeline, Size]:
+    """When the frames of a clip are shown, and their size, by the header of the file, or of a folder or list of images.
 
     Raises:
         BadMediaError: there is none, or it does not say how long the clip is.
     """
     if os.path.isdir(path) or frame_list(path) is not None:
         folder = FrameFolder(path, frames_fps)
-        return ClipHeader(folder.frame_count, folder.duration, image_size(folder.files[0]))
+        return Timeline(folder.frame_times, folder.duration), folder.size
     try:
         container, stream = open_video(path, HEADER_SECONDS)
         with closing(container):
@@ -209,7 +201,7 @@ def read_header(path: str, frames_fps: float | None = None) -> ClipHeader:
         raise BadMediaError(path, f"its header can't be read: {error}") from None
     if not 1 <= count <= MAX_FRAMES or seconds <= 0:
         raise BadMediaError(path, "its header does not say how long it is")
-    return ClipHeader(count, float(seconds), size)
+    return Timeline([i * float(seconds) / count for i in range(count)], float(seconds)), size
 
 
 @dataclass(frozen=True)
@@ -249,8 +241,7 @@ class LengthEstimate:
         """Times and size of the frames that will be shown."""
         meta = record.clip_meta[number]
         try:
-            count, duration, size = read_header(record.videos[number], (meta or ClipMeta()).frames_fps)
-            timeline = Timeline([i * duration / count for i in range(count)], duration)
+            timeline, size = read_header(record.videos[number], (meta or ClipMeta()).frames_fps)
             plan = self.rule.plan(record, number, turn, timeline)
         except BadMediaError:
             _, most = self.rule.options.frame_bounds

@@ -143,7 +143,6 @@ class GuardedClip(Clip):
         self._strict, self._timeout, self._memory_gb = strict, timeout, memory_gb
         self._pool = _idle[os.getpid(), backend, memory_gb]
         self._child: Decoder | None = None
-        self._closed = False
         try:
             self.frame_times, self.duration, self.size = self._ask("open", (path, strict))
         except BaseException:
@@ -155,7 +154,6 @@ class GuardedClip(Clip):
         if self._child is not None:
             self._pool.append(self._child)
             self._child = None
-        self._closed = True
 
     def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[np.ndarray]:
         left = tuple(indices)
@@ -170,8 +168,6 @@ class GuardedClip(Clip):
 
     def _ask(self, kind: str, argument: Any) -> Any:
         """The answer to a request. A child that the system kills is replaced once: most often memory was full."""
-        if self._closed:
-            raise ValueError(f"{self.path}: the clip is closed")
         for _ in range(2):
             try:
                 if self._child is None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from PIL.Image import Image
 
-from qwenvl.data.errors import RecordError, kind_of
+from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import HUB_PREFIX
 from qwenvl.data.records.parse import Row, Rows
 from qwenvl.data.records.presets import activitynet_rows, charades_row
@@ -139,30 +139,26 @@ def given_rows(given: Any, name: str) -> Rows | None:
         name: of these rows, for errors.
 
     Raises:
-        RecordError: several splits, no rows, or a stream.
+        RecordError: several splits, or a stream.
     """
     from torch.utils.data import Dataset, IterableDataset  # late: reading files needs no torch
 
     datasets = sys.modules.get("datasets")  # who hands over one of its data sets has imported it
-    if datasets is not None and isinstance(given, dict) and hasattr(given, "num_rows"):
+    known = (datasets.Dataset, datasets.IterableDataset, datasets.DatasetDict) if datasets else ()
+    if isinstance(given, known) and isinstance(given, dict):
         raise RecordError(f"{name}: holds the splits {', '.join(given)}; give one of them", "data set")
-    if datasets is not None and isinstance(given, datasets.Dataset) and given.format["type"] != "custom":
-        return table_rows(given, name, name)
-    if isinstance(given, IterableDataset) or (datasets is not None and isinstance(given, datasets.IterableDataset)):
+    if not isinstance(given, (list, tuple, Dataset, *known)):
+        return None
+    if isinstance(given, IterableDataset) or not hasattr(given, "__len__"):
         raise RecordError(
             f"{name}: an IterableDataset has no length and no order to resume in; give its rows as a list: "
             "list(stream.take(10000))",
             "data set",
         )
-    sized = (list, tuple, Dataset) if datasets is None else (list, tuple, Dataset, datasets.Dataset)
-    if not isinstance(given, sized) or not hasattr(given, "__len__"):
-        return None
-    if not len(given):
-        raise RecordError(f"{name}: no rows", "data set")
-    if not isinstance(given[0], dict):
-        if isinstance(given, Dataset):
-            return None
-        raise RecordError(f"{name}[0]: expected a row, a dict, got {kind_of(given[0])}")
+    if isinstance(given, known) and given.format["type"] != "custom":
+        return table_rows(given, name, name)
+    if isinstance(given, Dataset) and len(given) and not isinstance(given[0], dict):
+        return None  # of samples
     return Rows(len(given), 0, partial(_given_row, given, name))
 
 

@@ -148,19 +148,23 @@ def _value(text: bytes, where: str, is_csv: bool) -> Any:
         value = _decode(decoded)
         if "\\ud" in decoded or "\\uD" in decoded:  # perhaps half of a pair, which no text can hold
             json.dumps(value, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
-        reason = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
-    except RecursionError:
-        reason = "nested too deeply"
-    except UnicodeEncodeError as error:
-        reason = f"found \\u{ord(error.object[error.start]):04x}, half of a pair without the other"
-    except ValueError as error:  # a key twice, or a number that Python refuses to read
-        reason = "an integer of more than 4,300 digits" if "digits" in str(error) else str(error)
-    else:
-        if is_csv and isinstance(value, str):
-            raise RecordError(f"{where}: {value}", "CSV")
-        return value
-    raise RecordError(f"{where}: not valid JSON: {reason}", "JSON")
+    except (ValueError, RecursionError) as error:
+        column = f" at column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+        raise RecordError(f"{where}: not valid JSON: {_reason(error)}{column}", "JSON") from None
+    if is_csv and isinstance(value, str):
+        raise RecordError(f"{where}: {value}", "CSV")
+    return value
+
+
+def _reason(error: Exception) -> str:
+    """Why a JSON text can't be read."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg.removesuffix(" at")
+    if isinstance(error, UnicodeEncodeError):
+        return f"found \\u{ord(error.object[error.start]):04x}, half of a pair without the other"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return "an integer of more than 4,300 digits" if "digits" in str(error) else str(error)  # else a key twice
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -200,16 +204,10 @@ def _array_rows(file: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
     try:
         for number, (start, at) in enumerate(_elements(text), start=1):
             yield number, text[start:at].encode("utf-8", "surrogateescape")
-    except json.JSONDecodeError as error:
-        damage, at = error.msg.removesuffix(" at"), error.pos
-    except RecursionError:
-        damage = "nested too deeply"
-    except ValueError:
-        damage = "an integer of more than 4,300 digits"
-    else:
-        return
-    place = f"line {text.count(chr(10), 0, at) + 1} column {at - text.rfind(chr(10), 0, at)}"
-    raise RecordError(f"{where}[{number}]: not valid JSON: {damage} at {place}", "JSON")
+    except (ValueError, RecursionError) as error:
+        at = getattr(error, "pos", at)
+        place = f"line {text.count(chr(10), 0, at) + 1} column {at - text.rfind(chr(10), 0, at)}"
+        raise RecordError(f"{where}[{number}]: not valid JSON: {_reason(error)} at {place}", "JSON") from None
 
 
 def _elements(text: str) -> Iterator[tuple[int, int]]:
