@@ -96,7 +96,7 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
         draft.videos, draft.images = videos, images
     elif videos or images:
         raise RecordError(f"{where}: media are given in the parts of the messages and beside them; expected one")
-    _place_tags(draft, where)
+    _place_tags(draft, where, in_front=key != "conversations")
     parts_meta, draft.metas = draft.metas, _metas(row, len(draft.videos), where)
     for i, own in enumerate(parts_meta):
         if isinstance(draft.metas[i], dict | None):  # anything else is an error, reported when it is parsed
@@ -204,18 +204,20 @@ def _check_prompt(messages: list[Message], place: str) -> None:
         raise RecordError(f"{place}: expected a user turn right before the solution")
 
 
-def _place_tags(draft: Draft, where: str) -> None:
+def _place_tags(draft: Draft, where: str, in_front: bool) -> None:
     """Bring the tags of the prompt in line with its media.
 
-    A prompt without tags gets its media in front of the first user turn, as the models' authors have it. In a row with
-    clips alone ``<image>`` stands for a clip, as in LLaVA-Video-178K.
+    In a row with clips alone ``<image>`` stands for a clip, as in LLaVA-Video-178K.
+
+    Args:
+        in_front: a prompt without tags gets its media in front of the first user turn, as the models' authors have it.
 
     Raises:
         RecordError: the prompt has more or fewer tags than media.
     """
     tags = [tag for message in draft.messages for tag in MEDIA_TAG.findall(message.text)]
     counts = {"video": len(draft.videos), "image": len(draft.images)}
-    if not tags and any(counts.values()):
+    if in_front and not tags and any(counts.values()):
         first = next(i for i, message in enumerate(draft.messages) if message.role == "user")
         text = "".join(f"<{name}>" * count for name, count in counts.items()) + draft.messages[first].text
         draft.messages[first] = Message("user", text)
@@ -227,7 +229,7 @@ def _place_tags(draft: Draft, where: str) -> None:
         if tags.count(name) != count:
             raise RecordError(
                 f"{where}: the prompt has {tags.count(name)} <{name}> tags but `{name}` names {count} files; "
-                "expected one tag for each, or no tags at all",
+                "expected one tag for each",
                 "tags",
             )
 

@@ -55,7 +55,7 @@ class TestConversations:
         assert record.messages == (Message("system", "Be brief."), Message("user", "<video>Which?"))
         assert (record.videos, record.solution) == (("/media/a.mp4",), "<image>?"), "a clip, as in LLaVA-Video-178K"
         says = [{"from": "user", "value": "Which?"}, {"from": "bot", "value": "?"}, U]
-        record = parsed({"conversations": says, "videos": ["a.mp4"], "images": ["b.png"]})
+        record = parsed({"messages": says, "videos": ["a.mp4"], "images": ["b.png"]})
         assert [m.text for m in record.messages] == ["<video><image>Which?", "?", "a"]
         turns = [{"role": "user", "content": "Which?"}]
         for answer in ({"answer": "x"}, {"completion": [{"role": "assistant", "content": "x"}]}, {"solution": "x"}):
@@ -166,7 +166,7 @@ def turns(text):
         ),
         ({"messages": [{"role": "user", "content": PARTS}], "solution": "x", "images": ["c.png"]}, "expected one"),
         ({"prompt": "a", "solution": b"x"}, "d[0].solution: expected text or what JSON can hold"),
-        (turns("<video>") | {"video": ["a.mp4", "b.mp4"]}, "the prompt has 1 <video> tags but `video` names 2 files"),
+        (turns("no tag") | {"video": "a.mp4"}, "the prompt has 0 <video> tags but `video` names 1 files"),
         ({"prompt": "<image><image>", "images": ["a"], "solution": "x"}, "the prompt has 2 <image> tags but `image`"),
         (turns("<video><video>") | {"video": ["a", "b"], "meta": {}}, "expected a list, one entry for each of 2"),
         (turns("<video>") | {"video": 7}, ".video: expected a path, got number 7"),
