@@ -154,6 +154,10 @@ class TestRefillOrder:
     def test_as_many_other_records_as_are_asked_for_with_the_epoch(self):
         keys = self.order().draw(step=5, epoch=2, round=1, count=8, without=set(range(50)))
         assert len(set(keys)) == 8 and all(epoch == 2 and index >= 50 for epoch, index in keys)
+        three = self.order([Part("a", 3)])
+        assert sorted(three.draw(0, 0, 1, 5, without={0})) == [(0, 1), (0, 2)], "fewer where no more are left"
+        other = self.order([Part("a", 1)], process=1, processes=2)
+        assert other.draw(0, 0, 2, 5, without=()) == [], "the other process has it"
 
     def test_what_is_drawn_depends_on_seed_step_round_and_process_alone(self):
         def draw(step=5, round=1, seed=3, process=0, count=4):
@@ -171,13 +175,6 @@ class TestRefillOrder:
             assert not drawn[0] & drawn[1]
             shares = [share | own for share, own in zip(shares, drawn, strict=True)]
         assert all(any(index % 2 == rest for index in share) for share in shares for rest in (0, 1))
-
-    def test_where_records_run_out_there_are_fewer(self):
-        three = self.order([Part("a", 3)])
-        assert sorted(three.draw(0, 0, 1, 5, without={0})) == [(0, 1), (0, 2)]
-        assert three.draw(0, 0, 1, 5, without={0, 1, 2}) == []
-        other = self.order([Part("a", 1)], process=1, processes=2)
-        assert other.draw(0, 0, 2, 5, without=()) == [], "the other process has it"
 
     @pytest.mark.parametrize(("weights", "share"), [((None, None), 0.2), ((0.7, 0.3), 0.7)])
     def test_data_sets_are_mixed_as_the_epoch_is(self, weights, share):

@@ -58,6 +58,7 @@ class Draft:
         solution: the text that the rewards compare with.
         videos, images: (place in the row, medium as written) in the order of the tags.
         metas: for each video what the row says of it, as written.
+        numbered: the row's id is that of its clip, which several rows share: the record is numbered.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -65,6 +66,7 @@ class Draft:
     videos: list[tuple[str, Any]] = field(default_factory=list)
     images: list[tuple[str, Any]] = field(default_factory=list)
     metas: list[Any] = field(default_factory=list)
+    numbered: bool = False
 
 
 def draft_of(row: dict[str, Any], where: str) -> Draft:
@@ -224,7 +226,7 @@ def _place_tags(draft: Draft, where: str, in_front: bool) -> None:
         return
     if draft.videos and not draft.images and "video" not in tags:
         draft.messages = [Message(each.role, each.text.replace("<image>", "<video>")) for each in draft.messages]
-        tags = ["video"] * len(tags)
+        draft.numbered, tags = bool(tags), ["video"] * len(tags)
     for name, count in counts.items():
         if tags.count(name) != count:
             raise RecordError(

@@ -151,7 +151,7 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         None if meta is None else parse_meta(meta, f"{where}.meta{f'[{i}]' if len(draft.metas) > 1 else ''}")
         for i, meta in enumerate(draft.metas)
     )
-    own_id = value.get("id")
+    own_id = None if draft.numbered else value.get("id")
     if own_id is not None and (isinstance(own_id, bool) or not isinstance(own_id, int | str) or own_id == ""):
         raise RecordError(f"{where}.id: expected a string or a whole number, got {kind_of(own_id)}")
     return Record(

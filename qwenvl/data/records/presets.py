@@ -39,7 +39,7 @@ ASKED_FOR = {
 
 # Keys that mean something in our forms. A foreign row's values under them enter the record only on purpose.
 _OUR_KEYS = {"id", "conversations", "messages", "prompt", "solution", "reward_model", "meta"}
-_OUR_KEYS |= {"video", "videos", "image", "images"}
+_OUR_KEYS |= {"video", "videos", "image", "images", "system", "completion"}
 OPTION_KEYS = ("options", "choices", "candidates")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LETTERED = re.compile(r"\s*\(?([A-Z])\s*[).:]")

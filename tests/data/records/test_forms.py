@@ -51,7 +51,8 @@ class TestConversations:
 
     def test_the_words_of_other_trainers(self):
         says = [{"from": "human", "value": "<image>Which?"}, {"from": "gpt", "value": "<image>?"}]
-        record = parsed({"conversations": says, "video": "a.mp4", "image": None, "system": "Be brief."})
+        record = parsed({"id": "a", "conversations": says, "video": "a.mp4", "image": None, "system": "Be brief."})
+        assert record.id == "d-0", "rows of a clip share its id in LLaVA-Video-178K"
         assert record.messages == (Message("system", "Be brief."), Message("user", "<video>Which?"))
         assert (record.videos, record.solution) == (("/media/a.mp4",), "<image>?"), "a clip, as in LLaVA-Video-178K"
         says = [{"from": "user", "value": "Which?"}, {"from": "bot", "value": "?"}, U]
