@@ -83,9 +83,8 @@ def read_catalog(catalog_path: Path | None = None) -> dict[str, DatasetSource]:
     """All data sets of a catalog file. Their form is checked, and their annotation files need not exist."""
     path = catalog_path or DEFAULT_CATALOG
     if not path.is_file():
-        hint = "" if catalog_path else " (it comes with the package: install that again)"
         raise FileNotFoundError(
-            f"{path}: no such catalog{hint}; name one with --dataset_catalog, or give dataset_use a path of "
+            f"{path}: no such catalog; name one with --dataset_catalog, or give dataset_use a path of "
             f"a file ({', '.join(ANNOTATION_SUFFIXES)})"
         )
     try:

@@ -177,7 +177,7 @@ def format_of(rows: Rows, options: ReadOptions) -> str:
         value = _value(row, options)
     except RecordError:  # reported when the row is parsed
         return OURS
-    return guessed(value, row.where) or OURS
+    return guessed(value, row.where)
 
 
 def _value(row: Row, options: ReadOptions) -> dict[str, Any]:

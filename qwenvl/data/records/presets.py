@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -86,27 +87,23 @@ def how_read(name: str, read_as: str) -> str:
     return f"{name}: read as {read_as} ({summary}); the reward that fits: by_problem_type; --format says otherwise"
 
 
-def guessed(row: Any, where: str) -> str | None:
-    """The name of the preset that a row is written by. None for rows of our own forms, and where no preset fits.
+def guessed(row: Values, where: str) -> str:
+    """The name of the preset that a row is written by. ``OURS`` for rows of our own forms, and where no preset fits.
 
     Raises:
         RecordError: several fit.
     """
-    if not isinstance(row, dict):
-        return None
-    try:
+    with suppress(RecordError):
         draft_of(row, where)
-    except RecordError:
-        fitting = [name for name, preset in PRESETS.items() if row.keys() >= set(preset.keys)]
-    else:
-        return None
-    special = [name for name in fitting if not PRESETS[name].generic] or fitting
+        return OURS
+    fitting = [name for name, preset in PRESETS.items() if row.keys() >= set(preset.keys)]
+    special = [name for name in fitting if not PRESETS[name].generic] or fitting or [OURS]
     if len(special) > 1:
         raise RecordError(
             f"{where}: the row may be read as {' or as '.join(special)}; say which by --format {special[0]} or "
             f"--format {special[1]}"
         )
-    return special[0] if special else None
+    return special[0]
 
 
 def our_row(name: str, row: Values, where: str, form: bool = True) -> Values:
