@@ -178,15 +178,3 @@ class TestLongPrompts:
         message = rf"d\[0\] \(id 7\): the prompt has {length} tokens, 96 of them vision, .*video_max_frame_pixels"
         with pytest.raises(ValueError, match=message):
             collate(qwen2_5, item, max_prompt_length=length - 1)
-
-    def test_skip_leaves_it_out_whole(self, qwen2_5):
-        batch = collate(
-            qwen2_5,
-            sample("<video> what?", [clip(8)], id="7"),
-            sample("Hi.", id="8"),
-            max_prompt_length=30,
-            on_long_prompt="skip",
-        )
-        assert [record.id for record in batch.records] == ["8"]
-        assert batch.pixel_values_videos is None
-        assert "max_prompt_length is 30" in batch.bad[0].error
