@@ -208,24 +208,15 @@ def _serve(connection: Connection, answer: Callable[[Any], Any]) -> None:
     data = connection.recv_bytes()
     try:
         message, seconds, cpu_seconds = pickle.loads(data)
-    except Exception as error:
-        return connection.send_bytes(_failure(error, "the message cannot be read in a child process: "))
-    # The kernel ends this process when a timer runs out, also within a call into C, and where the parent is gone.
-    signal.setitimer(signal.ITIMER_REAL, seconds + ALARM_MARGIN_SECONDS if seconds else 0)
-    signal.setitimer(signal.ITIMER_PROF, cpu_seconds or 0)
-    result = None
-    try:
-        result = answer(message)
-        reply = pickle.dumps(result)
+        # The kernel ends this process when a timer runs out, also within a call into C, and where the parent is gone.
+        signal.setitimer(signal.ITIMER_REAL, seconds + ALARM_MARGIN_SECONDS if seconds else 0)
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds or 0)
+        reply = pickle.dumps(answer(message))
     except (Exception, SystemExit) as error:
-        reply = _failure(error, "" if result is None else "the result cannot be sent back: ")
+        reply = pickle.dumps(ChildFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    return connection.send_bytes(reply)
-
-
-def _failure(error: BaseException, where: str = "") -> bytes:
-    return pickle.dumps(ChildFailed(f"{where}{type(error).__name__}: {error}", traceback.format_exc()))
+    connection.send_bytes(reply)
 
 
 def _follow(parent: int) -> None:

@@ -16,8 +16,8 @@ from PIL import Image
 from qwenvl.demo.clips import encode
 
 CLIPS = (
-    *("clip.mp4", "academic/clip.mp4", "MVBench/clip.mp4", "fFjv93ACGo8.mp4"),
-    *("upload/1/0a1b-clip.mp4", "v_QOlSCBRmfWY.mkv", "3MSZA.mp4", "star/ZS9XR.mp4"),
+    *("clip.mp4", "MVBench/clip.mp4", "fFjv93ACGo8.mp4", "upload/1/0a1b-clip.mp4"),
+    *("v_QOlSCBRmfWY.mkv", "3MSZA.mp4", "star/ZS9XR.mp4"),
 )
 FORM = "First think, within <think> </think>. Then give"
 LETTER = f"{FORM} the letter of the right option within <answer> </answer>."
@@ -79,7 +79,6 @@ def video_r1(
 
 CHOICES = ["A. moves left", "B. moves right"]
 CHOICES_ASKED = f"<video>What is asked 0?\nA. moves left\nB. moves right\n{LETTER}"
-SAYS = [{"from": "human", "value": "<image>\nWhat is shown?"}, {"from": "gpt", "value": "A square."}]
 CHOICE = {
     "question": "What moves?",
     "options": ["A. Apples.", "B. Squares."],
@@ -104,12 +103,6 @@ SENTENCE = '<video>When does the following happen in the video? "{}"\n' + (
 CHOICE_ASKED = f"<video>What moves?\nA. Apples.\nB. Squares.\n{LETTER}"
 
 FILES: dict[str, Foreign] = {
-    "llava-video": Foreign(
-        "llava-video",
-        [{"id": "x", "conversations": SAYS, "data_source": "0_30_s_academic_v0_1", "video": "academic/clip.mp4"}],
-        "<video>\nWhat is shown?",
-        "A square.",
-    ),
     "video-r1, training": Foreign(
         "video-r1",
         [
@@ -121,53 +114,12 @@ FILES: dict[str, Foreign] = {
         "<answer>B</answer>",
         count=3,
     ),
-    "video-r1, eval_mvbench": Foreign(
-        "video-r1", [video_r1(0, "multiple choice", CHOICES, "A")], CHOICES_ASKED, "<answer>A</answer>"
-    ),
-    "video-r1, eval_videomme": Foreign(
-        "video-r1", [video_r1(0, "multiple choice", CHOICES, "B")], CHOICES_ASKED, "<answer>B</answer>"
-    ),
-    "video-r1, eval_tempcompass": Foreign(
-        "video-r1", [video_r1(0, "multiple choice", CHOICES, "A")], CHOICES_ASKED, "<answer>A</answer>"
-    ),
-    "video-r1, eval_mmvu": Foreign(
-        "video-r1", [video_r1(0, "multiple choice", CHOICES, "B")], CHOICES_ASKED, "<answer>B</answer>"
-    ),
-    "video-r1, eval_videommmu": Foreign(
-        "video-r1",
-        [video_r1(0, "numerical", [], "3.5"), video_r1(1, "multiple choice", CHOICES, "B")],
-        f"<video>What is asked 0?\n{FORM} a number within <answer> </answer>.",
-        "<answer>3.5</answer>",
-        count=2,
-    ),
     "video-r1, eval_vsibench": Foreign(
         "video-r1",
         [video_r1(0, "regression", [], "2.1"), video_r1(1, "multiple choice", CHOICES, "B")],
         f"<video>What is asked 0?\n{FORM} a number within <answer> </answer>.",
         "<answer>2.1</answer>",
         count=2,
-    ),
-    "sharegpt": Foreign(
-        "sharegpt",
-        [
-            {
-                "conversations": [
-                    {"from": "user", "value": "<video>What is shown?"},
-                    {"from": "assistant", "value": "a square"},
-                ],
-                "system": "Be brief.",
-                "videos": ["clip.mp4"],
-            }
-        ],
-        "<video>What is shown?",
-        "a square",
-    ),
-    "trl": Foreign(
-        "trl",
-        [{"prompt": [{"role": "user", "content": "Which part?"}], "image": "part.png", "solution": "a lid"}],
-        "<image>Which part?",
-        "a lid",
-        ".parquet",
     ),
     "semicolon CSV": Foreign(
         "question-answer",

@@ -27,7 +27,7 @@ from qwenvl.data.media.resize import BICUBIC, check_size, read_resized, resize, 
 from qwenvl.data.media.source import check_media_exist
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
-from qwenvl.data.prompt_length import MediaSizes, Ruler
+from qwenvl.data.prompt_length import Ruler
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import RecordFile, spot_checked
@@ -148,24 +148,32 @@ class GRPODataset(Dataset):
     def _fitted(
         self, record: Record, chat: list[dict[str, Any]], images: tuple[Tensor, ...], epoch: int, longest: int
     ) -> tuple[int | None, tuple[tuple[int, int], ...] | None]:
-        """The bound on the frames of each clip with which a prompt fits, and ``Sample.fitted``. Nothing is decoded."""
-        assert self.ruler is not None  # it counts the tokens
+        """The largest bound on the frames of each clip with which a prompt fits, and ``Sample.fitted``.
+
+        None where it fits without one. 1 also where it does not fit at all. Nothing is decoded.
+        """
+        ruler = self.ruler
+        assert ruler is not None  # it counts the tokens
         timelines, sizes = [], []
         for number in range(len(record.videos)):
             with self.open(record, number) as clip:
                 check_size(record.videos[number], clip.size)
                 timelines.append(Timeline(clip.frame_times, clip.duration))
-                sizes.append(clip.size)
-        media = MediaSizes(tuple(sizes), record.clip_meta, tuple(tuple(image.shape[-2:]) for image in images))
+                sizes.append(ruler.frame_size(clip.size, record.clip_meta[number]))
+        stills = [ruler.image_size((image.shape[-2], image.shape[-1])) for image in images]
 
         def times_with(most: int | None) -> list[list[float]]:
             plans = [self.rule.plan(record, n, epoch, line, most) for n, line in enumerate(timelines)]
             return [[line.times[i] for i in plan.indices] for plan, line in zip(plans, timelines, strict=True)]
 
-        most = self.ruler.most_frames(longest, chat, media, times_with)
-        if most is None:
+        def tokens(most: int | None) -> int:
+            return ruler.length(chat, list(zip(times_with(most), sizes, strict=True)), stills).tokens
+
+        if tokens(None) <= longest:
             return None, None
-        return most, tuple(zip(map(len, times_with(None)), map(len, times_with(most)), strict=True))
+        free = [len(times) for times in times_with(None)]
+        most = max(1, bisect_right(range(1, max(free) + 1), longest, key=tokens))
+        return most, tuple(zip(free, map(len, times_with(most)), strict=True))
 
     def load_clip(self, record: Record, number: int, plan_of: Callable[[Timeline], FramePlan]) -> VideoClip:
         """The frames of the clip ``number`` of a record that ``plan_of`` chooses, resized by the ruler."""

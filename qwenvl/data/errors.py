@@ -11,27 +11,22 @@ from typing import Any
 from qwenvl.failure import beginning, full_memory, printable, tell
 
 
-class DataError(ValueError):
-    """Something wrong with a user's data. Of what the message quotes nothing steers a terminal, or is very long."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
-
-
-class RecordError(DataError):
+class RecordError(ValueError):
     """A row that can't become a record. The message says where, what was expected and what was found.
+
+    Of what it quotes nothing steers a terminal, or is very long.
 
     Attributes:
         kind: a few words under which a report counts it.
     """
 
     def __init__(self, message: str, kind: str = "form") -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.kind = kind
 
 
-class BadMediaError(DataError):
-    """A media file that can't be used. ``str`` is ``path: reason``.
+class BadMediaError(ValueError):
+    """A media file that can't be used. ``str`` is ``path: reason``, printable as that of a ``RecordError``.
 
     Attributes:
         kind: a few words under which a report counts it.
@@ -39,7 +34,7 @@ class BadMediaError(DataError):
 
     # One argument must do: a DataLoader rebuilds worker errors from their text alone.
     def __init__(self, path: str, reason: str = "", kind: str = "unreadable media") -> None:
-        super().__init__(f"{path}: {reason}" if reason else path)
+        super().__init__(printable(f"{path}: {reason}" if reason else path))
         self.kind = kind
 
 

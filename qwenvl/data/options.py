@@ -26,7 +26,7 @@ class ReadingOptions(Options):
     )
     format: str | None = option(
         None,
-        "Form that the rows of others are in, such as video-r1 or llava-video: all are in docs/data.md. qwenvl: one "
+        "Form that the rows of others are in, such as video-r1 or videomme: all are in docs/data.md. qwenvl: one "
         "of our own. A data set whose catalog entry names its format has that.",
         unset="guessed from the first row of each file, and said",
     )

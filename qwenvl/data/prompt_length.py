@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -36,8 +35,6 @@ from qwenvl.types import ClipMeta, Record, Sample
 
 HEADER_SECONDS = 5.0
 MAX_FRAMES = 2_000_000  # 18 hours at 30 a second; headers that claim more are noise
-Times = Sequence[Sequence[float]]
-"""For each clip the times of its frames, in seconds."""
 
 
 class PromptLength(NamedTuple):
@@ -128,28 +125,6 @@ class Ruler:
         clips = zip(media.clips, media.metas, strict=True)
         return [*(self.frame_size(size, meta) for size, meta in clips), *map(self.image_size, media.images)]
 
-    def most_frames(
-        self, longest: int, chat: list[dict[str, Any]], media: MediaSizes, times_with: Callable[[int | None], Times]
-    ) -> int | None:
-        """Return the largest bound on the frames of each clip with which a prompt has at most ``longest`` tokens.
-
-        None where it fits without one. 1 also where it does not fit at all.
-
-        Args:
-            times_with: the times of the frames of each clip, with at most so many of them.
-        """
-        sizes = self.sizes(media)
-        images = sizes[len(media.clips) :]
-
-        def tokens(most: int | None) -> int:
-            clips = list(zip(times_with(most), sizes, strict=False))  # the images' sizes come after the clips'
-            return self.length(chat, clips, images).tokens
-
-        if tokens(None) <= longest:
-            return None
-        bounds = range(1, max(map(len, times_with(None))) + 1)
-        return max(1, bisect_right(bounds, longest, key=tokens))
-
     def length(
         self, chat: list[dict[str, Any]], clips: Sequence[tuple[Sequence[float], Size]], images: Sequence[Size]
     ) -> PromptLength:
@@ -206,23 +181,15 @@ def _tokens(height: int, width: int, processor: Any) -> int:
     return height * width // (processor.patch_size * processor.merge_size) ** 2
 
 
-class ClipHeader(NamedTuple):
-    """What the header of a clip says: frames, seconds, and the size of a frame as stored."""
-
-    frame_count: int
-    duration: float
-    size: Size
-
-
-def read_header(path: str, frames_fps: float | None = None) -> ClipHeader:
-    """Read the header of a file, or those of a folder or list of images.
+def read_header(path: str, frames_fps: float | None = None) -> tuple[Timeline, Size]:
+    """When the frames of a clip are shown, and their size, by the header of the file, or of a folder or list of images.
 
     Raises:
         BadMediaError: there is none, or it does not say how long the clip is.
     """
     if os.path.isdir(path) or frame_list(path) is not None:
         folder = FrameFolder(path, frames_fps)
-        return ClipHeader(folder.frame_count, folder.duration, image_size(folder.files[0]))
+        return Timeline(folder.frame_times, folder.duration), folder.size
     try:
         container, stream = open_video(path, HEADER_SECONDS)
         with closing(container):
@@ -234,7 +201,7 @@ def read_header(path: str, frames_fps: float | None = None) -> ClipHeader:
         raise BadMediaError(path, f"its header can't be read: {error}") from None
     if not 1 <= count <= MAX_FRAMES or seconds <= 0:
         raise BadMediaError(path, "its header does not say how long it is")
-    return ClipHeader(count, float(seconds), size)
+    return Timeline([i * float(seconds) / count for i in range(count)], float(seconds)), size
 
 
 @dataclass(frozen=True)
@@ -274,8 +241,7 @@ class LengthEstimate:
         """Times and size of the frames that will be shown."""
         meta = record.clip_meta[number]
         try:
-            count, duration, size = read_header(record.videos[number], (meta or ClipMeta()).frames_fps)
-            timeline = Timeline([i * duration / count for i in range(count)], duration)
+            timeline, size = read_header(record.videos[number], (meta or ClipMeta()).frames_fps)
             plan = self.rule.plan(record, number, turn, timeline)
         except BadMediaError:
             _, most = self.rule.options.frame_bounds

@@ -21,7 +21,7 @@ from qwenvl.types import ClipMeta, Record
 
 # Keys of a row that a record is made of. Other keys are copied as they are.
 OWN_KEYS = {"id", "conversations", "messages", "prompt", "video", "videos", "image", "images", "meta", "solution"}
-OWN_KEYS |= {"video_start", "video_end", "video_fps", "frames_fps"}
+OWN_KEYS |= {"completion", "video_start", "video_end", "video_fps", "frames_fps"}
 _SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt"}
 
 _Row = dict[str, Any]

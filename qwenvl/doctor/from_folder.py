@@ -309,9 +309,10 @@ def _from_table(path: Path, clips: Sequence[str], steps: StepList | None) -> dic
     for clip in clips:
         for name in {clip, str(Path(clip).with_suffix("")), Path(clip).name, Path(clip).stem}:
             named.setdefault(name, []).append(clip)
-    for row in map(rows.row, range(rows.length)):
+    for number in range(rows.length):
         try:
-            cells = {name.strip(): cell.strip() for name, cell in row.read().items() if name.strip() and cell.strip()}
+            row = rows.row(number)
+            cells = {name.strip(): cell.strip() for name, cell in row.content.items() if name.strip() and cell.strip()}
             cells = {name.casefold() if name.casefold() in ("clip", "answer") else name: cells[name] for name in cells}
             if not cells:
                 continue

@@ -504,7 +504,7 @@ def record_of(media: Sequence[str], question: str, solution: str | None, options
         kind: [path for path, own in zip(media, kinds, strict=True) if own == kind] for kind in ("video", "image")
     }
     turns = [{"from": "human", "value": text}, {"from": "gpt", "value": text_or_file(solution) or "unknown"}]
-    row = Row("the question", "question", lambda: {"conversations": turns, **by_kind})
+    row = Row("the question", "question", {"conversations": turns, **by_kind})
     record = parse_row(row, Path.cwd(), replace(options, allow_outside_media=True))
     return record if solution is not None else replace(record, solution="")
 

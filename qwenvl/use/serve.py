@@ -212,7 +212,7 @@ class ChatServer:
         turns = [{**each, "content": self._content(each.get("content"), folder, paths)} for each in messages]
         own_system: dict[str, Any] = {"system": None} if any(each.get("role") == "system" for each in messages) else {}
         drawn_by = uuid.uuid4().hex if options.seed is None else f"seed {options.seed}"
-        row = Row("request", drawn_by, lambda: {"messages": turns})
+        row = Row("request", drawn_by, {"messages": turns})
         record = parse_row(row, Path("/"), replace(self._reading, **own_system))
         if record.solution:
             raise ApiError(400, "messages: expected the last one to be the user's")

@@ -156,16 +156,12 @@ def test_it_travels_to_other_processes(steps):
     assert frames_of(dataset[0]) == frames_of(load_dataset(steps)[0])
 
 
-class TestPartsOfAClip:
-    def row(self, make_row, **meta):
-        return make_row(prompt="<video>", video="clips/a.mp4", meta=meta)
-
-    def test_only_frames_between_start_and_end_are_taken(self, steps, write_rows, make_row):
-        # frames at 0.5 ... 1.4 s are 5 to 14; four of those ten: 5 + 9 * i / 3
-        path = write_rows([self.row(make_row, video_start=0.45, video_end=1.4)], "part.json")
-        (clip,) = load_dataset(str(path))[0].videos
-        assert clip.info.indices == (5, 8, 11, 14)
-        assert clip.info.times == pytest.approx((0.5, 0.8, 1.1, 1.4))
+def test_only_frames_between_start_and_end_are_taken(steps, write_rows, make_row):
+    # frames at 0.5 ... 1.4 s are 5 to 14; four of those ten: 5 + 9 * i / 3
+    row = make_row(prompt="<video>", video="clips/a.mp4", meta={"video_start": 0.45, "video_end": 1.4})
+    (clip,) = load_dataset(str(write_rows([row], "part.json")))[0].videos
+    assert clip.info.indices == (5, 8, 11, 14)
+    assert clip.info.times == pytest.approx((0.5, 0.8, 1.1, 1.4))
 
 
 def test_columns_template_and_system_turn(write_rows):

@@ -14,9 +14,6 @@ def test_a_large_clip_is_told_with_the_flag_and_its_cost():
         "clips of 1280 x 720 pixels are seen at 196 x 112; --video_max_frame_pixels 100352 shows 420 x 224, for 120 "
         "tokens a pair of frames in place of 28"
     )
-
-
-def test_a_large_image_is_told_too():
     ((_, message),) = size_hints(MediaSizes((), (), ((3000, 4000),)), PromptOptions())
     assert "images of 4000 x 3000 pixels are seen at 756 x 560; --max_pixels 1806336 shows 1540 x 1148" in message
 

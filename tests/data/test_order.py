@@ -13,19 +13,12 @@ def keys_of(sampler: EpochSampler, epoch: int = 0) -> list[tuple[int, int]]:
     return list(sampler)
 
 
-class TestWithoutWeights:
-    def test_every_record_once_per_epoch_in_another_order(self):
-        sampler = EpochSampler([Part("a", 30), Part("b", 20)], seed=3)
-        orders = []
-        for epoch in (0, 1):
-            keys = keys_of(sampler, epoch)
-            assert {key[0] for key in keys} == {epoch}
-            orders.append([key[1] for key in keys])
-        assert sorted(orders[0]) == sorted(orders[1]) == list(range(50))
-        assert orders[0] != orders[1]
-
-    def test_without_shuffling(self):
-        assert list(EpochSampler([Part("a", 1), Part("b", 2)], shuffle=False)) == [(0, 0), (0, 1), (0, 2)]
+def test_every_record_once_per_epoch_in_another_order():
+    parts = [Part("a", 30), Part("b", 20)]
+    orders = [keys_of(EpochSampler(parts, seed=3), epoch) for epoch in (0, 1)]
+    assert [sorted(order) for order in orders] == [[(epoch, i) for i in range(50)] for epoch in (0, 1)]
+    assert [index for _, index in orders[0]] != [index for _, index in orders[1]]
+    assert list(EpochSampler(parts, shuffle=False)) == [(0, i) for i in range(50)]
 
 
 def test_a_seed_is_the_first_eight_bytes_of_sha256():
@@ -34,20 +27,14 @@ def test_a_seed_is_the_first_eight_bytes_of_sha256():
     assert stable_random(1, 23).random() != stable_random(12, 3).random(), "parts do not run together"
 
 
-class TestDrawsPerEpoch:
-    def test_by_hand(self):
-        # 10 records: 0.25, 0.25 and 0.5 of 10 are 2.5, 2.5 and 5; the one left over goes to the first of equals
-        parts = [Part("a", 7, 0.25), Part("b", 2, 0.25), Part("c", 1, 0.5)]
-        assert draws_per_epoch(parts) == [3, 2, 5]
-
-    def test_weights_are_relative(self):
-        parts = lambda *weights: [Part("a", 60, weights[0]), Part("b", 40, weights[1])]
-        assert draws_per_epoch(parts(0.3, 0.7)) == draws_per_epoch(parts(3, 7)) == [30, 70]
-        assert draws_per_epoch([Part("a", 60), Part("b", 40)]) == [60, 40], "without weights each has its turn"
-
-    def test_a_weight_that_comes_to_nothing(self):
-        with pytest.raises(ValueError, match=r"the weight of 'b', 0.001 of 1.001, is less than one record in an epoch"):
-            draws_per_epoch([Part("a", 60, 1), Part("b", 40, 0.001)])
+def test_draws_per_epoch_by_hand():
+    # 10 records: 0.25, 0.25 and 0.5 of 10 are 2.5, 2.5 and 5; the one left over goes to the first of equals
+    assert draws_per_epoch([Part("a", 7, 0.25), Part("b", 2, 0.25), Part("c", 1, 0.5)]) == [3, 2, 5]
+    parts = lambda *weights: [Part("a", 60, weights[0]), Part("b", 40, weights[1])]
+    assert draws_per_epoch(parts(0.3, 0.7)) == draws_per_epoch(parts(3, 7)) == [30, 70], "they are relative"
+    assert draws_per_epoch(parts(None, None)) == [60, 40], "without weights each has its turn"
+    with pytest.raises(ValueError, match=r"the weight of 'b', 0.001 of 1.001, is less than one record in an epoch"):
+        draws_per_epoch(parts(1, 0.001))
 
 
 class TestWeights:
@@ -57,14 +44,11 @@ class TestWeights:
     def sampler(self):
         return EpochSampler(self.PARTS, seed=1)
 
-    def test_an_epoch_holds_them_by_their_weights(self, sampler):
+    def test_an_epoch_and_every_stretch_of_it_holds_them_by_their_weights(self, sampler):
         for epoch in range(3):
             keys = keys_of(sampler, epoch)
             assert len(keys) == len(sampler) == 40
             assert sum(index < 5 for _, index in keys) == 12
-
-    def test_so_does_every_stretch_of_it(self, sampler):
-        keys = keys_of(sampler)
         for start in range(0, 40):
             for end in range(start + 1, 41):
                 small = sum(index < 5 for _, index in keys[start:end])
@@ -162,10 +146,6 @@ class TestRepeatedSteps:
         assert sorted(seen) == [(0, index) for index in range(25)]
 
 
-def batches_of(keys: list, size: int) -> list[list]:
-    return [keys[i : i + size] for i in range(0, len(keys), size)]
-
-
 class TestRefillOrder:
     @staticmethod
     def order(parts=None, **settings) -> RefillOrder:
@@ -174,6 +154,10 @@ class TestRefillOrder:
     def test_as_many_other_records_as_are_asked_for_with_the_epoch(self):
         keys = self.order().draw(step=5, epoch=2, round=1, count=8, without=set(range(50)))
         assert len(set(keys)) == 8 and all(epoch == 2 and index >= 50 for epoch, index in keys)
+        three = self.order([Part("a", 3)])
+        assert sorted(three.draw(0, 0, 1, 5, without={0})) == [(0, 1), (0, 2)], "fewer where no more are left"
+        other = self.order([Part("a", 1)], process=1, processes=2)
+        assert other.draw(0, 0, 2, 5, without=()) == [], "the other process has it"
 
     def test_what_is_drawn_depends_on_seed_step_round_and_process_alone(self):
         def draw(step=5, round=1, seed=3, process=0, count=4):
@@ -191,13 +175,6 @@ class TestRefillOrder:
             assert not drawn[0] & drawn[1]
             shares = [share | own for share, own in zip(shares, drawn, strict=True)]
         assert all(any(index % 2 == rest for index in share) for share in shares for rest in (0, 1))
-
-    def test_where_records_run_out_there_are_fewer(self):
-        three = self.order([Part("a", 3)])
-        assert sorted(three.draw(0, 0, 1, 5, without={0})) == [(0, 1), (0, 2)]
-        assert three.draw(0, 0, 1, 5, without={0, 1, 2}) == []
-        other = self.order([Part("a", 1)], process=1, processes=2)
-        assert other.draw(0, 0, 2, 5, without=()) == [], "the other process has it"
 
     @pytest.mark.parametrize(("weights", "share"), [((None, None), 0.2), ((0.7, 0.3), 0.7)])
     def test_data_sets_are_mixed_as_the_epoch_is(self, weights, share):

@@ -64,13 +64,14 @@ def collator():
 
 
 def test_headers_of_all_kinds(make_clip, tmp_path):
-    assert read_header(str(make_clip("a.mp4", 25, size=(64, 48)))) == (25, 2.5, (48, 64))
-    matroska = read_header(str(make_clip("a.mkv", 25)))
-    assert matroska.duration == pytest.approx(2.5, abs=0.11) and matroska.frame_count in (24, 25, 26)
+    line, size = read_header(str(make_clip("a.mp4", 25, size=(64, 48))))
+    assert (len(line.times), line.times[-1], line.duration, size) == (25, 2.4, 2.5, (48, 64))
+    matroska, _ = read_header(str(make_clip("a.mkv", 25)))
+    assert matroska.duration == pytest.approx(2.5, abs=0.11) and len(matroska.times) in (24, 25, 26)
     (tmp_path / "frames").mkdir()
     for number in range(3):
         Image.new("RGB", (30, 20)).save(tmp_path / "frames" / f"{number}.png")
-    assert read_header(str(tmp_path / "frames"), 4.0) == (3, 0.75, (20, 30))
+    assert read_header(str(tmp_path / "frames"), 4.0) == (((0.0, 0.25, 0.5), 0.75), (20, 30))
     (tmp_path / "words.mp4").write_text("not a video")
     (tmp_path / "empty.mp4").write_bytes(b"\x00\x00\x00\x18ftypmp42" + bytes(200))
     for name in ("words.mp4", "empty.mp4", "missing.mp4"):

@@ -34,7 +34,7 @@ def turns(text):
 BAD_ROWS = {
     "a list": ([GOOD], "expected an object"),
     "null": (None, "expected an object .* got nothing"),
-    "numbers as strings": (with_video("good.mp4", meta={"frame_cnts": ["25"]}), "expected a number of frames above 0"),
+    "numbers as strings": (with_video("good.mp4", meta={"frame_cnts": ["25"]}), "expected a list of numbers above 0"),
     "a tag too few": (GOOD | turns("which?"), "has 0 <video> tags but `video` names 1"),
     "a tag too many": (GOOD | turns("<video><video>"), "has 2 <video> tags but `video` names 1"),
     "a path with dots": (with_video("../outside.mp4"), "leads out of the media root"),

@@ -295,32 +295,28 @@ def table_packets(container: InputContainer, stream: VideoStream, path: str) -> 
 
 def _composition_offsets(file: BinaryIO, track_id: int) -> np.ndarray | None:
     """Presentation minus decoding time of each sample. Empty where all are equal, None without such a track."""
-    end = file.seek(0, 2)
 
-    def inside(span: tuple[int, int], wanted: bytes) -> list[tuple[int, int]]:
-        return [(at, min(stop, span[1])) for kind, at, stop in boxes(file, *span) if kind == wanted]
+    def inside(spans: list[tuple[int, int]], *kinds: bytes) -> list[tuple[int, int]]:
+        for wanted in kinds:
+            found = ((kind, at, min(stop, end)) for start, end in spans for kind, at, stop in boxes(file, start, end))
+            spans = [(at, stop) for kind, at, stop in found if kind == wanted]
+        return spans
 
-    for moov in inside((0, end), b"moov")[:1]:
-        for trak in inside(moov, b"trak"):
-            for header, _ in inside(trak, b"tkhd")[:1]:
-                file.seek(header)
-                file.seek(16 if file.read(4)[0] == 1 else 8, 1)  # the version; times of creation and change
-                if struct.unpack(">I", file.read(4))[0] == track_id:
-                    spans = [trak]
-                    for kind in (b"mdia", b"minf", b"stbl"):
-                        spans = [span for each in spans for span in inside(each, kind)][:1]
-                    return _offsets_in(file, inside(spans[0], b"ctts")) if spans else None
+    for trak in inside([(0, file.seek(0, 2))], b"moov", b"trak"):
+        for header, _ in inside([trak], b"tkhd")[:1]:
+            file.seek(header)
+            file.seek(16 if file.read(4)[0] == 1 else 8, 1)  # the version; times of creation and change
+            if struct.unpack(">I", file.read(4))[0] == track_id:
+                samples = inside([trak], b"mdia", b"minf", b"stbl")
+                tables = inside(samples, b"ctts")
+                if not tables:
+                    return np.empty(0, np.int64) if samples else None
+                file.seek(tables[0][0] + 4)  # after version and flags
+                (runs,) = struct.unpack(">I", file.read(4))
+                pairs = np.frombuffer(file.read(8 * runs), ">u4").reshape(-1, 2)
+                # Version 0 has unsigned offsets, but writers put negative ones there too, and are read so.
+                return pairs[:, 1].astype(np.int32).astype(np.int64).repeat(pairs[:, 0])
     return None
-
-
-def _offsets_in(file: BinaryIO, tables: list[tuple[int, int]]) -> np.ndarray:
-    if not tables:
-        return np.empty(0, np.int64)
-    file.seek(tables[0][0] + 4)  # after version and flags
-    (runs,) = struct.unpack(">I", file.read(4))
-    pairs = np.frombuffer(file.read(8 * runs), ">u4").reshape(-1, 2)
-    # Version 0 has unsigned offsets, but writers put negative ones there too, and readers take them as such.
-    return pairs[:, 1].astype(np.int32).astype(np.int64).repeat(pairs[:, 0])
 
 
 def boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:

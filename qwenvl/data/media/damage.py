@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from fractions import Fraction
 from itertools import pairwise
 from statistics import median
 
-import av
 from av.container import InputContainer
 from av.video.stream import VideoStream
 
@@ -144,18 +143,16 @@ def check_packets(path: str, times: Sequence[float]) -> None:
     Raises:
         BadMediaError: the container is damaged, or frames are missing within the clip.
     """
-    with _logged_errors() as errors:
-        container, stream = open_video(path, strict=True)
-        with closing(container):
-            try:
-                damaged = _first_damaged(container, stream)
-            except READING_ERRORS as error:
-                raise damage(path, f"its container is damaged: {reason_of(error)}") from None
-        own = [text for name, text in errors if name == container.format.name]
-    if own:
-        raise damage(path, f"its container is damaged: {own[0]}")
-    if damaged is not None:
-        raise damage(path, f"a packet at {damaged:.2f} s of its container's time is damaged, or the next one is lost")
+    container, stream = open_video(path, strict=True)
+    with closing(container):
+        try:
+            for packet in container.demux(stream):
+                if packet.size and packet.is_corrupt:  # as is one before a lost packet of a broadcast
+                    seconds = float((packet.dts or 0) * (stream.time_base or 0))
+                    reason = f"a packet at {seconds:.2f} s of its container's time is damaged, or the next one is lost"
+                    raise damage(path, reason)
+        except READING_ERRORS as error:
+            raise damage(path, f"its container is damaged: {reason_of(error)}") from None
     if hole := _hole(times):
         raise damage(path, f"it has no frames from {hole[0]:.2f} s to {hole[1]:.2f} s, at an otherwise constant rate")
 
@@ -163,14 +160,6 @@ def check_packets(path: str, times: Sequence[float]) -> None:
 def damage(path: str, reason: str) -> BadMediaError:
     """The error of a clip that is damaged."""
     return BadMediaError(path, reason, "damaged media")
-
-
-def _first_damaged(container: InputContainer, stream: VideoStream) -> float | None:
-    """The second of the first packet that is marked as damaged, as is one before a lost one of a broadcast."""
-    for packet in container.demux(stream):
-        if packet.size and packet.is_corrupt:
-            return float((packet.dts or 0) * (stream.time_base or 0))
-    return None
 
 
 def _hole(times: Sequence[float]) -> tuple[float, float] | None:
@@ -184,21 +173,3 @@ def _hole(times: Sequence[float]) -> tuple[float, float] | None:
         return None
     most = max(HOLE_SECONDS, HOLE_FRAMES * usual)
     return next((pair for pair in pairwise(times) if pair[1] - pair[0] > most), None)
-
-
-@contextmanager
-def _logged_errors() -> Iterator[list[tuple[str, str]]]:
-    """The errors that FFmpeg logs in this block: the name of the component, and the text."""
-    logged: list[tuple[str, str]] = []
-    level, repeats = av.logging.get_level(), av.logging.get_skip_repeated()
-    av.logging.set_level(av.logging.ERROR)
-    av.logging.set_skip_repeated(False)
-    try:
-        with av.logging.Capture() as lines:
-            try:
-                yield logged
-            finally:
-                logged += [(name, text.strip()) for _, name, text in lines]
-    finally:
-        av.logging.set_level(level)
-        av.logging.set_skip_repeated(repeats)

@@ -82,7 +82,7 @@ class FrameFolder(Clip):
         files: the path of each frame.
 
     Raises:
-        BadMediaError: there are no images. ``read`` raises it for a bad image, and where sizes differ.
+        BadMediaError: there are no images. ``parts`` raises it for a bad image, and where sizes differ.
     """
 
     def __init__(self, path: str, fps: float | None = None) -> None:
@@ -100,21 +100,16 @@ class FrameFolder(Clip):
         """Height and width of the first frame as its header says them."""
         return image_size(self.files[0])
 
-    def read(self, indices: Sequence[int]) -> Tensor:
-        import torch
-
-        frames = [load_image(self.files[index]) for index in indices]
-        for index, frame in zip(indices, frames, strict=True):
-            if frame.shape != frames[0].shape:
-                first, other = ("{2} x {1}".format(*f.shape) for f in (frames[0], frame))
-                raise BadMediaError(self.files[index], f"{other} pixels in a clip whose first frame has {first}")
-        return torch.stack(frames)
-
-    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
-        height, width = self.size
-        step = max(1, most_bytes // (3 * height * width))
-        for start in range(0, len(indices), step):
-            yield self.read(indices[start : start + step])
+    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[np.ndarray]:
+        """One frame at a time."""
+        first = None
+        for index in indices:
+            picture = load_image(self.files[index]).permute(1, 2, 0).numpy()
+            first = first or picture.shape
+            if picture.shape != first:
+                sizes = "{1} x {0} pixels in a clip whose first frame has {4} x {3}".format(*picture.shape, *first)
+                raise BadMediaError(self.files[index], sizes)
+            yield picture[None]
 
 
 def _images_of(folder: Path) -> list[str]:

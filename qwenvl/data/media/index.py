@@ -183,7 +183,7 @@ def times_when_played(frames: Sequence[tuple[int | None, int | None]]) -> list[i
 
     Example:
         >>> times_when_played([(10, 0), (None, 10), (30, 20), (20, 30), (50, 40)])
-        [10, 20, 30, 40, 50]
+        [0, 10, 20, 30, 40]
     """
     by_pts, by_dts = ([frame[kind] for frame in frames] for kind in (0, 1))
     wrong = lambda times: sum(b <= a for a, b in pairwise(t for t in times if t is not None))
@@ -206,23 +206,10 @@ def frame_step(stream: VideoStream) -> Fraction:
 
 
 def _rising(times: Sequence[int | None]) -> dict[int, int]:
-    """Places and values of the longest strictly rising choice of times.
-
-    There must be room for the frames between two chosen ones, a unit for each.
-    """
-    ends: list[int] = []  # the least value, less its place, that a choice of each length ends with
-    places: list[int] = []
-    before: dict[int, int | None] = {}
+    """Places and values of the times that rise, with room for the frames between two of them, a unit for each."""
+    known: dict[int, int] = {}
+    least = None  # of a time less its place
     for place, time in enumerate(times):
-        if time is None:
-            continue
-        room = time - place
-        at = bisect_right(ends, room)  # equal ones may follow each other
-        before[place] = places[at - 1] if at else None
-        ends[at : at + 1], places[at : at + 1] = [room], [place]
-    chosen: list[int] = []
-    last = places[-1] if places else None
-    while last is not None:
-        chosen.append(last)
-        last = before[last]
-    return {place: times[place] for place in reversed(chosen)}  # type: ignore[misc]
+        if time is not None and (least is None or time - place >= least):
+            known[place], least = time, time - place
+    return known

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -30,12 +30,8 @@ from qwenvl.data.media.reader import PART_BYTES, Clip, ClipReader
 from qwenvl.data.media.source import frame_list
 from qwenvl.data.options import SampleOptions
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "pyav", "decord")
 LEAST_BYTES = 16 * 2**20  # a clip that has less room than that while it is opened is not called damaged
 # Else glibc hands the memory of every frame back and asks for it anew: on short clips that took as long as decoding.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
@@ -55,7 +51,7 @@ def open_clip(
     """Open a clip and index its frames.
 
     Args:
-        backend: one of ``BACKENDS``. No other replaces one that fails.
+        backend: as ``--video_backend``. No other replaces one that fails.
         timeout: seconds for the whole clip, after which its decoder is killed. The decoder then runs in a child
             process. 0 decodes in this process, without bounds.
         memory_gb: how much memory the child may take for one clip, in GB.
@@ -64,7 +60,7 @@ def open_clip(
 
     Raises:
         BadMediaError: the file is not a video, is damaged or cut short, has no pictures, or exceeds the bounds.
-        ValueError, ImportError: as ``resolve_backend`` raises them. ValueError for decord without a timeout too.
+        ImportError, ValueError: decord is not installed, or has no timeout.
 
     Example:
         >>> with open_clip("data/example/clips/lid.mp4") as clip:
@@ -85,11 +81,8 @@ def resolve_backend(backend: str) -> str:
     """The decoder behind a ``--video_backend``, ``pyav`` or ``decord``.
 
     Raises:
-        ValueError: the name is unknown.
         ImportError: decord is not installed.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"video_backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend != "decord":
         return "pyav"
     if find_spec("decord") is None:
@@ -150,7 +143,6 @@ class GuardedClip(Clip):
         self._strict, self._timeout, self._memory_gb = strict, timeout, memory_gb
         self._pool = _idle[os.getpid(), backend, memory_gb]
         self._child: Decoder | None = None
-        self._closed = False
         try:
             self.frame_times, self.duration, self.size = self._ask("open", (path, strict))
         except BaseException:
@@ -162,25 +154,20 @@ class GuardedClip(Clip):
         if self._child is not None:
             self._pool.append(self._child)
             self._child = None
-        self._closed = True
 
-    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
-        import torch
-
+    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[np.ndarray]:
         left = tuple(indices)
         while True:
             part = self._ask("part", (left, most_bytes))  # the child continues where it stopped
             if isinstance(part, tuple):  # the shape of a part in shared memory, which the next part overwrites
                 part = np.ndarray(part, np.uint8, self._child.frames)
             left = left[len(part) :]
-            yield torch.from_numpy(part).permute(0, 3, 1, 2)
+            yield part
             if not left:
                 return
 
     def _ask(self, kind: str, argument: Any) -> Any:
         """The answer to a request. A child that the system kills is replaced once: most often memory was full."""
-        if self._closed:
-            raise ValueError(f"{self.path}: the clip is closed")
         for _ in range(2):
             try:
                 if self._child is None:
@@ -245,7 +232,7 @@ def serve(backend: str, descriptor: str) -> Callable[[tuple[str, Any]], Any]:
             if kind == "part":
                 wanted, most_bytes = argument
                 if wanted != left:
-                    parts = clip.array_parts(wanted, most_bytes, memory)
+                    parts = clip.parts(wanted, most_bytes, memory)
                 left = ()
                 part = next(parts)
                 left = wanted[len(part) :]

@@ -73,22 +73,22 @@ class Clip(AbstractContextManager, ABC):
         """
         import torch
 
-        frames: Tensor | None = None
         done = 0
+        frames: np.ndarray = np.empty(0, np.uint8)
         for part in self.parts(indices):
-            if frames is None:  # in the memory layout of a decoded frame
-                frames = torch.empty(len(indices), *part.shape[2:], 3, dtype=torch.uint8).permute(0, 3, 1, 2)
+            frames = frames if done else np.empty((len(indices), *part.shape[1:]), np.uint8)
             frames[done : done + len(part)] = part
             done += len(part)
-        assert frames is not None  # `parts` refuses to read no frames
-        return frames
+        return torch.from_numpy(frames).permute(0, 3, 1, 2)
 
     @abstractmethod
-    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
+    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[np.ndarray]:
         """Decode as ``read`` does, but a few frames at a time, so that a long clip is never in memory as a whole.
 
+        Each part is rows x H x W x 3. The next one may take its memory.
+
         Args:
-            indices: rising. A number may come again.
+            indices: at least one, rising. A number may come again.
             most_bytes: of a part. A frame that is larger is a part of its own.
         """
 
@@ -128,16 +128,8 @@ class ClipReader(Clip):
     def close(self) -> None:
         self._container.close()  # PyAV leaks descriptors and threads without it
 
-    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
-        import torch
-
-        for part in self.array_parts(indices, most_bytes):
-            yield torch.from_numpy(part).permute(0, 3, 1, 2)
-
-    def array_parts(
-        self, indices: Sequence[int], most_bytes: int = PART_BYTES, memory: Any = b""
-    ) -> Iterator[np.ndarray]:
-        """The parts of ``parts``, rows x H x W x 3, without torch. Each is in ``memory`` if that is large enough."""
+    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES, memory: Any = b"") -> Iterator[np.ndarray]:
+        """Each part is in ``memory`` if that is large enough."""
         if not indices or min(indices) < 0 or max(indices) >= self.frame_count:
             raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
         times = Counter(indices)

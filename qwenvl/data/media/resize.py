@@ -50,20 +50,15 @@ def read_resized(clip: Clip, indices: Sequence[int], size_of: SizeOf, processor:
     Raises:
         BadMediaError: as reading raises it, or the frames have a shape that the models refuse.
     """
-    frames: Tensor | None = None
-    decoded, done = (0, 0), 0
+    frames, size, decoded, done = torch.empty(0), (0, 0), (0, 0), 0
     for part in clip.parts(indices):
-        own = part.shape[-2], part.shape[-1]
-        if frames is None:
-            decoded = own
-            check_size(clip.path, own)
-            frames = torch.empty(len(indices), *size_of(own), 3, dtype=torch.uint8).permute(0, 3, 1, 2)
-        if own != decoded:
-            raise BadMediaError(clip.path, "the size of the picture changes within the clip")
-        size = frames.shape[-2], frames.shape[-1]
-        frames[done : done + len(part)] = resize(part, size, processor)
+        if not done:
+            decoded = part.shape[1], part.shape[2]
+            check_size(clip.path, decoded)
+            size = size_of(decoded)
+            frames = torch.empty(len(indices), *size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
+        frames[done : done + len(part)] = resize(torch.from_numpy(part).permute(0, 3, 1, 2), size, processor)
         done += len(part)
-    assert frames is not None  # no clip is asked for no frames
     return frames, decoded
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,9 +83,8 @@ def read_catalog(catalog_path: Path | None = None) -> dict[str, DatasetSource]:
     """All data sets of a catalog file. Their form is checked, and their annotation files need not exist."""
     path = catalog_path or DEFAULT_CATALOG
     if not path.is_file():
-        hint = "" if catalog_path else " (it comes with the package: install that again)"
         raise FileNotFoundError(
-            f"{path}: no such catalog{hint}; name one with --dataset_catalog, or give dataset_use a path of "
+            f"{path}: no such catalog; name one with --dataset_catalog, or give dataset_use a path of "
             f"a file ({', '.join(ANNOTATION_SUFFIXES)})"
         )
     try:
@@ -100,18 +100,15 @@ def _catalog_source(name: object, entry: object, path: Path) -> DatasetSource:
     where = f"{path}: {name}"
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
         raise ValueError(f"{where}: expected a name of letters, digits, '_', '-' and '.'")
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where}: expected {{annotation_path: ..., media_root: ...}}, got {entry!r}")
-    if unknown := set(entry) - {"annotation_path", "media_root", "format"}:
-        known = "annotation_path, media_root, format"
-        raise ValueError(f"{where}: unknown key {sorted(map(str, unknown))[0]!r}; known: {known}")
-    for key in entry:
-        if not isinstance(entry[key], str):
-            raise ValueError(f"{where}.{key}: expected a {'name' if key == 'format' else 'path'}, got {entry[key]!r}")
+    if (
+        not isinstance(entry, dict)
+        or not {"annotation_path"} <= entry.keys() <= {"annotation_path", "media_root", "format"}
+        or not all(isinstance(value, str) for value in entry.values())
+    ):
+        form = "annotation_path: PATH, and if needed media_root: PATH and format: NAME"
+        raise ValueError(f"{where}: expected {form}, got {entry!r}")
     if "format" in entry:
         check_name(entry["format"])
-    if "annotation_path" not in entry:
-        raise ValueError(f"{where}: annotation_path is missing")
     annotation_path = path.parent / Path(entry["annotation_path"]).expanduser()
     root = entry.get("media_root")
     media_root = path.parent / Path(root).expanduser() if root is not None else annotation_path.parent
@@ -165,23 +162,18 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
 
 def _split_numbers(entry: str) -> tuple[str, float, float | None]:
     """Name, percentage and weight of ``name[%percent][:weight]``. Without a number after it a colon is in the name."""
-    unweighted, _, text = entry.rpartition(":")
-    weight = _number(text)
-    if weight is None or not unweighted:
-        unweighted, weight = entry, None
-    elif not math.isfinite(weight) or weight <= 0:
+    unweighted, weighted, text = entry.rpartition(":")
+    weight = None
+    with suppress(ValueError):
+        weight = float(text) if weighted else None
+    if weight is None:
+        unweighted = entry
+    elif not 0 < weight < math.inf:
         raise ValueError(f"{entry!r}: expected a weight above 0 after ':'; leave a data set out that has none")
     name, sign, number = unweighted.rpartition("%")
     if not sign:
         return unweighted, 100.0, weight
-    percent = _number(number)
-    if percent is None or not 0 < percent <= 100:
-        raise ValueError(f"{entry!r}: expected name%percent:weight, with a percentage above 0 and at most 100")
-    return name, percent, weight
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        if 0 < float(number) <= 100:
+            return name, float(number), weight
+    raise ValueError(f"{entry!r}: expected name%percent:weight, with a percentage above 0 and at most 100")

@@ -1,23 +1,21 @@
 """The forms of a row and of its ``meta``, and the draft of a record that each becomes.
 
-There are three forms. Each has a main key:
+The turns of a row are in its first of these keys:
 
-    conversations   {"conversations": [{"from": "human", "value": "<video>..."}, {"from": "gpt", "value": ...}],
-                     "video": path or list, "image": path or list, "meta": {...}}
-    messages        {"messages": [{"role": "user", "content": text or typed parts}, ...], "images": [...],
-                     "videos": [...], "solution": ...}
-    prompt          {"prompt": text or messages, "solution" | "reward_model": {"ground_truth": ...}, "images": [...],
-                     "videos": [...]}
+    conversations   [{"from": "human", "value": "<video>..."}, {"from": "gpt", "value": ...}]
+    messages        [{"role": "user", "content": text or typed parts}, ...]
+    prompt          a text, or messages
 
-``meta`` says which frames of a clip are taken and how large they become, for example
-``{"frame_cnts": [30, 45], "max_frames": 6, "dynamic_sample": true}``.
+Beside them are the media (``video``, ``videos``, ``image``, ``images``), and perhaps ``solution``,
+``reward_model.ground_truth``, ``answer``, ``completion``, ``system`` and ``meta``, which says which frames of a clip
+are taken and how large they become, for example ``{"frame_cnts": [30, 45], "max_frames": 6, "dynamic_sample": true}``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
@@ -33,13 +31,9 @@ CONTROL_TOKENS = (
     *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
 )
-# The keys of a turn's speaker and text, and the roles by the names of the speakers.
-_TURNS: tuple[str, str, dict[str, Role]] = ("from", "value", {"system": "system", "human": "user", "gpt": "assistant"})
-_MESSAGES: tuple[str, str, dict[str, Role]] = (
-    "role",
-    "content",
-    {"system": "system", "user": "user", "assistant": "assistant"},
-)
+# The roles by the names of the speakers, in the words of all trainers.
+_ROLES: dict[str, Role] = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"}
+_ROLES |= {"assistant": "assistant", "bot": "assistant", "model": "assistant"}
 # Keys of a row that mean the same for all its videos as in ``meta``.
 _SECONDS, _RATES = ("video_start", "video_end"), ("video_fps", "frames_fps")
 _ROW_META = (*_SECONDS, *_RATES)
@@ -64,6 +58,7 @@ class Draft:
         solution: the text that the rewards compare with.
         videos, images: (place in the row, medium as written) in the order of the tags.
         metas: for each video what the row says of it, as written.
+        numbered: the row's id is that of its clip, which several rows share: the record is numbered.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -71,6 +66,7 @@ class Draft:
     videos: list[tuple[str, Any]] = field(default_factory=list)
     images: list[tuple[str, Any]] = field(default_factory=list)
     metas: list[Any] = field(default_factory=list)
+    numbered: bool = False
 
 
 def draft_of(row: dict[str, Any], where: str) -> Draft:
@@ -83,30 +79,27 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
     if key is None:
         advice = "; --columns question=prompt,answer=solution renames keys" if row else ""
         raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {kind_of(row)}{advice}")
-    place, turns, is_text = f"{where}.{key}", row[key], False
-    names = _TURNS if key == "conversations" else _MESSAGES
-    if names is _MESSAGES and isinstance(turns, str):
-        turns, is_text = [{"role": "user", "content": turns}], True
+    place, turns = f"{where}.{key}", row[key]
+    if isinstance(turns, str) and key != "conversations":
+        turns = [{"role": "user", "content": turns}]
     if not isinstance(turns, list) or not turns:
-        form = f"{{'{names[0]}': ..., '{names[1]}': ...}}"
+        form = "{'from': ..., 'value': ...} or {'role': ..., 'content': ...}"
         raise RecordError(f"{place}: expected a list of turns {form}, got {kind_of(turns)}")
+    if isinstance(row.get("completion"), list):
+        turns = [*turns, *row["completion"]]
     draft = Draft()
-    draft.messages = [_message(turn, f"{place}[{i}]", names, draft) for i, turn in enumerate(turns)]
-    draft.solution = _solution(row, where, draft.messages, place, names)
-    keys = [key if names is _TURNS or f"{key}s" not in row else f"{key}s" for key in ("video", "image")]
-    videos, images = (_media(row, key, where) for key in keys)
-    if is_text and not MEDIA_TAG.search(draft.messages[0].text):
-        # A plain question beside its media: they come first, as the model's authors have it.
-        tags = "<video>" * len(videos) + "<image>" * len(images)
-        draft.messages[0] = Message("user", tags + draft.messages[0].text)
-    parts_meta = draft.metas
+    draft.messages = [_message(turn, f"{place}[{i}]", draft) for i, turn in enumerate(turns)]
+    draft.solution = _solution(row, where, draft.messages, place)
+    _check_prompt(draft.messages, place)
+    if isinstance(system := row.get("system"), str) and system.strip() and draft.messages[0].role != "system":
+        draft.messages.insert(0, Message("system", _checked_text(system, f"{where}.system")))
+    videos, images = (_media(row, key, where) for key in ("video", "image"))
     if not draft.videos and not draft.images:
         draft.videos, draft.images = videos, images
     elif videos or images:
         raise RecordError(f"{where}: media are given in the parts of the messages and beside them; expected one")
-    _check_prompt(draft.messages, place)
-    _check_tags(draft, where, row)
-    draft.metas = _metas(row, len(draft.videos), where)
+    _place_tags(draft, where, in_front=key != "conversations")
+    parts_meta, draft.metas = draft.metas, _metas(row, len(draft.videos), where)
     for i, own in enumerate(parts_meta):
         if isinstance(draft.metas[i], dict | None):  # anything else is an error, reported when it is parsed
             draft.metas[i] = (draft.metas[i] or {}) | own or None
@@ -132,18 +125,17 @@ def _cell(name: str, text: str) -> Any:
     return value if isinstance(value, kinds) else text
 
 
-def _message(turn: Any, place: str, names: tuple[str, str, dict[str, Role]], draft: Draft) -> Message:
+def _message(turn: Any, place: str, draft: Draft) -> Message:
     """A turn. Media that its typed parts hold are added to the draft."""
-    speaker_key, text_key, roles = names
     if not isinstance(turn, dict):
-        raise RecordError(f"{place}: expected {{'{speaker_key}': ..., '{text_key}': ...}}, got {kind_of(turn)}")
+        raise RecordError(f"{place}: expected {{'from': ..., 'value': ...}} or the like, got {kind_of(turn)}")
+    speaker_key, text_key = ("from", "value") if "from" in turn else ("role", "content")
     speaker, content = turn.get(speaker_key), turn.get(text_key)
-    if not isinstance(speaker, str) or speaker not in roles:
-        expected = ", ".join(map(json.dumps, roles))
-        raise RecordError(f"{place}.{speaker_key}: expected {expected}, got {kind_of(speaker)}")
-    if isinstance(content, list) and names is _MESSAGES:
-        content = "".join(_part(part, f"{place}.content[{i}]", draft) for i, part in enumerate(content))
-    return Message(roles[speaker], _checked_text(content, f"{place}.{text_key}"))
+    if not isinstance(speaker, str) or speaker not in _ROLES:
+        raise RecordError(f"{place}.{speaker_key}: expected one of {', '.join(_ROLES)}, got {kind_of(speaker)}")
+    if isinstance(content, list):
+        content = "".join(_part(part, f"{place}.{text_key}[{i}]", draft) for i, part in enumerate(content))
+    return Message(_ROLES[speaker], _checked_text(content, f"{place}.{text_key}"))
 
 
 def _part(part: Any, place: str, draft: Draft) -> str:
@@ -181,17 +173,18 @@ def _checked_text(text: Any, place: str) -> str:
     return text
 
 
-def _solution(row: dict[str, Any], where: str, messages: list[Message], place: str, names: tuple) -> str:
-    """The solution as text, "" where there is none. A last assistant turn is taken off the messages: it holds the
-    solution where no key does.
+def _solution(row: dict[str, Any], where: str, messages: list[Message], place: str) -> str:
+    """The solution as text, "" where there is none. A last assistant turn is taken off the messages.
+
+    In ``conversations`` that turn is the solution, verbatim. Elsewhere other keys come before it.
     """
-    trailing = messages.pop() if messages[-1].role == "assistant" else None
-    value = None if names is _TURNS else row.get("solution")
-    if value is None and names is not _TURNS and isinstance(row.get("reward_model"), dict):
+    last = messages.pop().text if messages[-1].role == "assistant" else None
+    value = row.get("solution")
+    if value is None and isinstance(row.get("reward_model"), dict):
         value = row["reward_model"].get("ground_truth")
-    if value is None and trailing is not None:
-        where, value = f"{place}[{len(messages)}]", trailing.text
-    if value is None:
+    if last is not None and (value is None or "conversations" in row):
+        where, value = f"{place}[{len(messages)}]", last
+    if value is None and (value := row.get("answer")) is None:
         return ""
     if not isinstance(value, str):
         try:
@@ -213,21 +206,39 @@ def _check_prompt(messages: list[Message], place: str) -> None:
         raise RecordError(f"{place}: expected a user turn right before the solution")
 
 
-def _check_tags(draft: Draft, where: str, row: dict[str, Any]) -> None:
-    """Check that the prompt has as many tags as there are media."""
+def _place_tags(draft: Draft, where: str, in_front: bool) -> None:
+    """Bring the tags of the prompt in line with its media.
+
+    In a row with clips alone ``<image>`` stands for a clip, as in LLaVA-Video-178K.
+
+    Args:
+        in_front: a prompt without tags gets its media in front of the first user turn, as the models' authors have it.
+
+    Raises:
+        RecordError: the prompt has more or fewer tags than media.
+    """
     tags = [tag for message in draft.messages for tag in MEDIA_TAG.findall(message.text)]
-    for name, media in (("video", draft.videos), ("image", draft.images)):
-        if tags.count(name) != len(media):
-            plural = f"; the row has `{name}s`, did you mean `{name}`?" if f"{name}s" in row and not media else ""
+    counts = {"video": len(draft.videos), "image": len(draft.images)}
+    if in_front and not tags and any(counts.values()):
+        first = next(i for i, message in enumerate(draft.messages) if message.role == "user")
+        text = "".join(f"<{name}>" * count for name, count in counts.items()) + draft.messages[first].text
+        draft.messages[first] = Message("user", text)
+        return
+    if draft.videos and not draft.images and "video" not in tags:
+        draft.messages = [Message(each.role, each.text.replace("<image>", "<video>")) for each in draft.messages]
+        draft.numbered, tags = bool(tags), ["video"] * len(tags)
+    for name, count in counts.items():
+        if tags.count(name) != count:
             raise RecordError(
-                f"{where}: the prompt has {tags.count(name)} <{name}> tags but `{name}` names {len(media)} files; "
-                f"expected one tag for each{plural}",
+                f"{where}: the prompt has {tags.count(name)} <{name}> tags but `{name}` names {count} files; "
+                "expected one tag for each",
                 "tags",
             )
 
 
 def _media(row: dict[str, Any], key: str, where: str) -> list[tuple[str, Any]]:
     """Each medium with its place. A list names several media. A clip that is a list of frames is a list within it."""
+    key = key if row.get(f"{key}s") is None else f"{key}s"
     value = row.get(key)
     if value is None:
         return []
@@ -246,14 +257,12 @@ def _metas(row: dict[str, Any], n_videos: int, where: str) -> list[Any]:
         return []
     meta = row.get("meta")
     shared = {name: row[name] for name in _ROW_META if row.get(name) is not None}
-    if meta is None:
-        return [shared or None] * n_videos
     if not isinstance(meta, list):
-        if n_videos != 1:
+        if meta is not None and n_videos != 1:
             raise RecordError(
                 f"{where}.meta: expected a list, one entry for each of {n_videos} videos, got {kind_of(meta)}"
             )
-        return [shared | meta if isinstance(meta, dict) else meta]
+        meta = [meta] * n_videos
     if len(meta) != n_videos:
         raise RecordError(f"{where}.meta: expected one entry per video ({n_videos}), got {len(meta)}")
     return [(shared | (one or {})) or None if isinstance(one, dict | None) else one for one in meta]
@@ -267,11 +276,6 @@ def parse_meta(meta: Any, where: str) -> ClipMeta:
     """
     if not isinstance(meta, dict):
         raise RecordError(f"{where}: expected an object with some of {', '.join(META_KEYS)}, got {kind_of(meta)}")
-    if "spans" in meta:
-        raise RecordError(
-            f"{where}: spans are no longer read; expected video_start and video_end (one stretch), or clips cut to the "
-            "seconds that matter"
-        )
     for key in unknown_meta_keys(meta):
         if meant := _meant(str(key)):
             raise RecordError(
@@ -280,22 +284,34 @@ def parse_meta(meta: Any, where: str) -> ClipMeta:
             )
     if not isinstance(dynamic := meta.get("dynamic_sample"), bool | None):
         raise RecordError(f"{where}.dynamic_sample: expected true or false, got {kind_of(dynamic)}")
-    bounds: dict[str, Any] = {}
-    for pair, unit in ((_FRAME_BOUNDS, "frames"), (_PIXEL_BOUNDS, "pixels")):
-        whole = lambda value: 1 <= value < 1e12 and value == int(value)
-        form = f"a whole number of {unit} of at least 1"
-        bounds |= {key: None if (v := _number(meta, key, where, whole, form)) is None else int(v) for key in pair}
-    positive, at_least_0 = lambda value: 0 < value < 1e9, lambda value: 0 <= value < 1e9
-    seconds = {key: _number(meta, key, where, at_least_0, "a number of at least 0") for key in _SECONDS}
-    rates: dict[str, Any] = {key: _number(meta, key, where, positive, "a number above 0") for key in _RATES}
-    bounds |= seconds
+    values: dict[str, Any] = {}
+    for keys, form, allowed, kind in _NUMBERS:
+        for key in keys:
+            if (value := meta.get(key)) is not None:
+                if not _is_number(value) or not allowed(value):
+                    raise RecordError(f"{where}.{key}: expected {form}, got {kind_of(value)}")
+                values[key] = kind(value)
     for low, high in (_FRAME_BOUNDS, _PIXEL_BOUNDS, _SECONDS):
-        if bounds[low] is not None and bounds[high] is not None and bounds[low] > bounds[high]:
-            raise RecordError(f"{where}: expected {low} <= {high}, got {bounds[low]} and {bounds[high]}")
-    counts = _frame_counts(meta.get("frame_cnts"), where)
-    if counts is not None and any(value is not None for value in seconds.values()):
-        raise RecordError(f"{where}: frame_cnts speak of the whole clip; expected no video_start and video_end beside")
-    return ClipMeta(counts, dynamic_sample=bool(dynamic), **bounds, **rates)
+        if low in values and high in values and values[low] > values[high]:
+            raise RecordError(f"{where}: expected {low} <= {high}, got {values[low]} and {values[high]}")
+    counts = meta.get("frame_cnts")
+    if counts is not None:
+        if not isinstance(counts, list) or not counts or not all(_is_number(n) and 0 < n < 1e9 for n in counts):
+            raise RecordError(f"{where}.frame_cnts: expected a list of numbers above 0, got {kind_of(counts)}")
+        if values.keys() & set(_SECONDS):
+            message = "frame_cnts speak of the whole clip; expected no video_start and video_end beside"
+            raise RecordError(f"{where}: {message}")
+        counts = tuple(map(float, counts))
+    return ClipMeta(counts, dynamic_sample=bool(dynamic), **values)
+
+
+# Keys of ``meta`` that hold a number, what is expected there, whether a number is that, and its type in the record.
+_NUMBERS: tuple[tuple[tuple[str, ...], str, Callable[[float], bool], type], ...] = (
+    (_FRAME_BOUNDS, "a whole number of frames of at least 1", lambda n: 1 <= n < 1e12 and n == int(n), int),
+    (_PIXEL_BOUNDS, "a whole number of pixels of at least 1", lambda n: 1 <= n < 1e12 and n == int(n), int),
+    (_SECONDS, "a number of at least 0", lambda n: 0 <= n < 1e9, float),
+    (_RATES, "a number above 0", lambda n: 0 < n < 1e9, float),
+)
 
 
 def unknown_meta_keys(meta: Mapping[str, Any]) -> list[str]:
@@ -310,25 +326,5 @@ def _meant(key: str) -> str | None:
     return next(iter(get_close_matches(plain, META_KEYS, n=1, cutoff=_NEAR)), None)
 
 
-def _number(meta: dict[str, Any], key: str, where: str, allowed: Any, form: str) -> float | None:
-    value = meta.get(key)
-    if value is None:
-        return None
-    if not _is_number(value) or not allowed(value):
-        raise RecordError(f"{where}.{key}: expected {form}, got {kind_of(value)}")
-    return float(value)
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _frame_counts(counts: Any, where: str) -> tuple[float, ...] | None:
-    if counts is None:
-        return None
-    if not isinstance(counts, list) or not counts:
-        raise RecordError(f"{where}.frame_cnts: expected a list of frame counts, got {kind_of(counts)}")
-    for i, count in enumerate(counts):
-        if not _is_number(count) or not 0 < count < 1e9:
-            raise RecordError(f"{where}.frame_cnts[{i}]: expected a number of frames above 0, got {kind_of(count)}")
-    return tuple(float(count) for count in counts)

@@ -30,14 +30,13 @@ class Row:
     Attributes:
         where: the source and the place of the row in it, ``steps.json[17]`` or ``steps.jsonl:18``.
         default_id: the id of the row if it has none of its own.
-        read: returns the content of the row, which is a dict if the row is sound. Raises RecordError if it can't be
-            read.
+        content: a dict if the row is sound.
         untyped: every value is text, as in CSV. The name of a column must tell whether it holds a number or a list.
     """
 
     where: str
     default_id: str
-    read: Callable[[], Any]
+    content: Any
     untyped: bool = False
 
 
@@ -48,7 +47,7 @@ class Rows:
     Attributes:
         length: the number of rows.
         size: bytes of all rows. 0 for rows that a program holds in memory.
-        row: returns the row of a number.
+        row: returns the row of a number. Raises RecordError if it can't be read.
     """
 
     length: int
@@ -152,7 +151,7 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         None if meta is None else parse_meta(meta, f"{where}.meta{f'[{i}]' if len(draft.metas) > 1 else ''}")
         for i, meta in enumerate(draft.metas)
     )
-    own_id = value.get("id")
+    own_id = None if draft.numbered else value.get("id")
     if own_id is not None and (isinstance(own_id, bool) or not isinstance(own_id, int | str) or own_id == ""):
         raise RecordError(f"{where}.id: expected a string or a whole number, got {kind_of(own_id)}")
     return Record(
@@ -167,24 +166,23 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
     )
 
 
-def format_of(row: Row, options: ReadOptions) -> str:
+def format_of(rows: Rows, options: ReadOptions) -> str:
     """The name of the preset by which the rows of a file are to be read, by its first row. ``OURS`` where none fits.
 
     Raises:
         RecordError: several presets fit.
     """
-    if options.format is not None:
-        return options.format
     try:
+        row = rows.row(0)
         value = _value(row, options)
     except RecordError:  # reported when the row is parsed
         return OURS
-    return guessed(value, row.where) or OURS
+    return guessed(value, row.where)
 
 
 def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
     """What a row holds, under the names of ``options.columns`` and with types."""
-    value = row.read()
+    value = row.content
     if not isinstance(value, dict):
         raise RecordError(f"{row.where}: expected an object with {MAIN_KEYS}, got {kind_of(value)}")
     for column, name in options.columns.items():

@@ -1,14 +1,15 @@
-"""Presets: the formats of other projects, and for each a small function that turns a row of it into one of our rows.
+"""Presets: formats that keep question, options and answer apart, and what turns a row of each into one of our rows.
 
-Formats that keep question, options and answer apart get a prompt in our own words: benchmarks word the request for an
-answer differently, each in its own way.
+The prompt is in our own words: benchmarks word the request for an answer differently, each in its own way.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any
@@ -39,7 +40,7 @@ ASKED_FOR = {
 
 # Keys that mean something in our forms. A foreign row's values under them enter the record only on purpose.
 _OUR_KEYS = {"id", "conversations", "messages", "prompt", "solution", "reward_model", "meta"}
-_OUR_KEYS |= {"video", "videos", "image", "images"}
+_OUR_KEYS |= {"video", "videos", "image", "images", "system", "completion"}
 OPTION_KEYS = ("options", "choices", "candidates")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LETTERED = re.compile(r"\s*\(?([A-Z])\s*[).:]")
@@ -53,18 +54,15 @@ class Preset:
 
     Attributes:
         summary: who writes it, in a few words.
-        fits: whether a row looks like this format. Rows in our own forms are never passed to it.
-        row: returns one of our rows, in the messages or the prompt form. Raises ValueError naming the key that is
-            wrong.
-        rewards: reward functions that can score its solutions.
+        keys: of a row by which it is guessed. Rows in our own forms are never passed to it.
+        row: returns one of our rows, in the prompt form. Raises ValueError naming the key that is wrong.
         generic: it is guessed only where no other preset fits.
         without_ending: clips are named without their ending, which is looked for on the disk.
     """
 
     summary: str
-    fits: Callable[[Values], bool]
+    keys: tuple[str, ...]
     row: Callable[[Values], Values]
-    rewards: tuple[str, ...] = ("by_problem_type",)
     generic: bool = False
     without_ending: bool = False
 
@@ -77,37 +75,35 @@ def check_name(name: str) -> None:
     """
     if name not in PRESETS and name != OURS:
         near = did_you_mean(name, PRESETS)
-        raise ValueError(f"--format: no format {name!r}{near}; known: {OURS}, {', '.join(PRESETS)}")
+        raise ValueError(
+            f"--format: no format {name!r}{near}; known: {OURS}, {', '.join(PRESETS)}. Conversations and messages of "
+            "other trainers need none"
+        )
 
 
 def how_read(name: str, read_as: str) -> str:
     """The line that reports by which preset a data set is read, where it was guessed."""
-    preset = PRESETS[read_as]
-    fitting = " or ".join(preset.rewards)
-    return f"{name}: read as {read_as} ({preset.summary}); rewards that fit: {fitting}; --format says otherwise"
+    summary = PRESETS[read_as].summary
+    return f"{name}: read as {read_as} ({summary}); the reward that fits: by_problem_type; --format says otherwise"
 
 
-def guessed(row: Any, where: str) -> str | None:
-    """The name of the preset that a row is written by. None for rows of our own forms, and where no preset fits.
+def guessed(row: Values, where: str) -> str:
+    """The name of the preset that a row is written by. ``OURS`` for rows of our own forms, and where no preset fits.
 
     Raises:
         RecordError: several fit.
     """
-    if not isinstance(row, dict):
-        return None
-    try:
+    with suppress(RecordError):
         draft_of(row, where)
-    except RecordError:
-        fitting = [name for name, preset in PRESETS.items() if preset.fits(row)]
-    else:
-        return None
-    special = [name for name in fitting if not PRESETS[name].generic] or fitting
+        return OURS
+    fitting = [name for name, preset in PRESETS.items() if row.keys() >= set(preset.keys)]
+    special = [name for name in fitting if not PRESETS[name].generic] or fitting or [OURS]
     if len(special) > 1:
         raise RecordError(
             f"{where}: the row may be read as {' or as '.join(special)}; say which by --format {special[0]} or "
             f"--format {special[1]}"
         )
-    return special[0] if special else None
+    return special[0]
 
 
 def our_row(name: str, row: Values, where: str, form: bool = True) -> Values:
@@ -123,11 +119,9 @@ def our_row(name: str, row: Values, where: str, form: bool = True) -> Values:
         made = PRESETS[name].row(row)
     except ValueError as error:
         raise RecordError(f"{where}: read as {name}: {error}") from None
-    prompt = made.get("prompt")
-    if form and isinstance(prompt, str) and "<answer>" not in prompt:
+    if form and "<answer>" not in made["prompt"]:
         wanted = ASKED_FOR.get(made["problem_type"], "the answer")
-        how = f"First think, within <think> </think>. Then give {wanted} within <answer> </answer>."
-        made["prompt"] = f"{prompt}\n{how}"
+        made["prompt"] += f"\nFirst think, within <think> </think>. Then give {wanted} within <answer> </answer>."
     return made
 
 
@@ -149,12 +143,6 @@ def _text(row: Values, key: str) -> str:
     return value
 
 
-def _list(row: Values, key: str) -> list[Any]:
-    if not isinstance(value := row.get(key), list) or not value:
-        raise ValueError(f"{key}: expected a list, got {kind_of(value)}")
-    return value
-
-
 def _media(row: Values) -> Values:
     """The media columns of a row that are not empty, as ``videos`` and ``images``."""
     columns: Values = {}
@@ -163,10 +151,6 @@ def _media(row: Values) -> Values:
         if medium is not None and medium != [] and medium != "":
             columns[several] = medium if isinstance(medium, list) else [medium]
     return columns
-
-
-def _has(*keys: str) -> Callable[[Values], bool]:
-    return lambda row: row.keys() >= set(keys)
 
 
 # Questions with an answer and perhaps options
@@ -245,7 +229,6 @@ def _question_row(
     *,
     question: str = "question",
     answer: str = "answer",
-    options: Mapping[str, str] | None = None,
     kind: str | None = None,
     media: Values | None = None,
     used: Sequence[str] = (),
@@ -253,33 +236,33 @@ def _question_row(
 ) -> Values:
     """One of our rows: the question with its options, and the answer as its solution.
 
+    Options are in one of ``OPTION_KEYS``, as a list or by letter, or in columns A, B, C, ...
+
     Args:
         question, answer: their keys in the row.
-        kind: of the answer. None: by the options and the answer.
+        kind: of the answer. None: the row's ``problem_type``, or by the options and the answer.
         media: where other keys than those of ``_media`` name them.
         used: further keys of the row that are no fields of the record.
         more: fields of the record.
     """
+    if media is None and not (media := _media(row)) and row.get("video_id") is not None:
+        raise ValueError("video_id: expected the path of the clip in `video`; name its column by --columns NAME=video")
     prompt = _text(row, question).strip()
-    listed = options or {}
-    if not all(re.search(rf"\b{letter}[).:] ?{re.escape(text)}", prompt) for letter, text in listed.items()):
-        prompt = "\n".join([prompt, *(f"{letter}. {text}" for letter, text in listed.items())])
+    columns = {letter: row[letter] for letter in _LETTERS[:8] if row.get(letter) not in (None, "")}
+    key = next((key for key in OPTION_KEYS if row.get(key)), None)
+    options = options_of(row[key], key) if key else options_of(columns) if columns else {}
+    if not all(re.search(rf"\b{letter}[).:] ?{re.escape(text)}", prompt) for letter, text in options.items()):
+        prompt = "\n".join([prompt, *(f"{letter}. {text}" for letter, text in options.items())])
     given = row.get(answer)
-    kind = kind or (CHOICE if options else _kind_of_answer(given))
+    kind = kind or row.get("problem_type") or (CHOICE if options else _kind_of_answer(given))
     solution = chosen(given, options, answer) if options and kind == CHOICE else _bare(given, answer)
     made = {"prompt": prompt, "solution": f"<answer>{solution}</answer>", "problem_type": kind}
-    fields = _other_fields(row, (question, answer, *OPTION_KEYS, *used))
-    return fields | (_media(row) if media is None else media) | made | more
-
-
-def _listed_options(row: Values) -> dict[str, str]:
-    """The options of a row in a list or by letter. Empty without any."""
-    key = next((key for key in OPTION_KEYS if row.get(key)), None)
-    return options_of(row[key], key) if key else {}
+    fields = _other_fields(row, (question, answer, *OPTION_KEYS, *columns, *used))
+    return fields | media | made | more
 
 
 def _video_r1(row: Values) -> Values:
-    """``problem`` with ``options``, ``problem_type`` and a ``solution`` in tags. ``path`` is a clip or a picture."""
+    """``problem`` and a ``solution`` in tags. ``path`` is a clip or a picture."""
     media, more = _media(row), {}
     if row.get("path"):
         if (medium := row.get("data_type")) not in ("video", "image"):
@@ -287,39 +270,19 @@ def _video_r1(row: Values) -> Values:
         media = _media({medium: row["path"]})
     if isinstance(thought := row.get("process"), str):  # of the file for a warm start
         more["thinking"] = thought.replace("<think>", "").replace("</think>", "").strip()
-    options, kind, used = _listed_options(row), _text(row, "problem_type"), ("path", "process")
-    names = {"question": "problem", "answer": "solution"}
-    return _question_row(row, **names, options=options, kind=kind, media=media, used=used, **more)
-
-
-def _easyr1(row: Values) -> Values:
-    """``problem`` and ``answer``, with ``images`` or ``videos``. Some files add ``problem_type`` and ``options``."""
-    return _question_row(row, question="problem", options=_listed_options(row), kind=row.get("problem_type") or None)
-
-
-def _question_answer(row: Values) -> Values:
-    """``question`` and ``answer``, with options in a list, by letter, or in columns A, B, C, ..."""
-    if row.get("video_id") is not None and not _media(row):
-        raise ValueError("video_id: expected the path of the clip in `video`; name its column by --columns NAME=video")
-    columns = {letter: row[letter] for letter in _LETTERS[:8] if row.get(letter) not in (None, "")}
-    options = _listed_options(row) or (options_of(columns) if columns else {})
-    return _question_row(row, options=options, kind=row.get("problem_type") or None, used=tuple(columns))
-
-
-# Benchmarks, as their authors or lmms-eval publish them
+    return _question_row(row, question="problem", answer="solution", media=media, used=("path", "process"), **more)
 
 
 def _videomme(row: Values) -> Values:
     """``videoID`` names the clip."""
-    return _question_row(row, options=options_of(row.get("options")), media={"videos": [_text(row, "videoID")]})
+    return _question_row(row, media={"videos": [_text(row, "videoID")]})
 
 
 def _mvbench(row: Values) -> Values:
-    """The answer is the text of a candidate. Some tasks ask about a stretch of the clip, or have folders of frames."""
+    """Some tasks ask about a stretch of the clip, or have folders of frames."""
     names = {"start": "video_start", "end": "video_end", "fps": "frames_fps"}
     meta = {known: row[key] for key, known in names.items() if row.get(key) is not None}
-    options = options_of(row.get("candidates"), "candidates")
-    return _question_row(row, options=options, used=tuple(names), **meta)
+    return _question_row(row, used=tuple(names), **meta)
 
 
 # Sentences and when they happen
@@ -415,114 +378,23 @@ def _stored_path(address: str) -> str:
     return address.removeprefix("/data/") if address.startswith("/data/upload/") else address
 
 
-# Conversations, which have their questions and solutions written out
-
-_SPEAKERS = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
-_SPEAKERS |= {"bot": "assistant", "model": "assistant"}
-_TAGS = ("<video>", "<image>")
-
-
-def _is_llava_video(row: Values) -> bool:
-    turns = row.get("conversations")
-    values = [turn.get("value") for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
-    text = "\n".join(value for value in values if isinstance(value, str))
-    return bool(row.get("video")) and not row.get("image") and "<image>" in text and "<video>" not in text
-
-
-def _llava_video(row: Values) -> Values:
-    """Our conversations, but that ``<image>`` stands for the clip."""
-    turns = _list(row, "conversations")
-    if row.get("video") and not row.get("image"):
-        said = lambda turn: isinstance(turn, dict) and isinstance(turn.get("value"), str)
-        turns = [t | {"value": t["value"].replace("<image>", "<video>")} if said(t) else t for t in turns]
-    media = {key: row[key] for key in ("video", "image") if row.get(key)}
-    return _other_fields(row) | media | {"conversations": turns}
-
-
-def _is_sharegpt(row: Values) -> bool:
-    turns = row.get("conversations")
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        return False
-    speakers = [turn.get("from", turn.get("role")) for turn in turns]
-    ours = all("from" in turn for turn in turns) and set(speakers) <= {"human", "gpt", "system"}
-    known = all(speaker in _SPEAKERS for speaker in speakers)
-    return known and (not ours or bool({"videos", "images", "system"} & set(row)))
-
-
-def _sharegpt(row: Values) -> Values:
-    """Conversations of ``user`` and ``assistant``, under ``from`` or ``role``, with ``videos`` and ``images``."""
-    turns = []
-    for i, turn in enumerate(_list(row, "conversations")):
-        if not isinstance(turn, dict):
-            raise ValueError(f"conversations[{i}]: expected an object with from and value, got {kind_of(turn)}")
-        speaker = turn.get("from", turn.get("role"))
-        if speaker not in _SPEAKERS:
-            raise ValueError(f"conversations[{i}].from: expected one of {', '.join(_SPEAKERS)}, got {kind_of(speaker)}")
-        turns.append({"role": _SPEAKERS[speaker], "content": turn.get("value", turn.get("content"))})
-    if isinstance(system := row.get("system"), str) and system.strip():
-        turns.insert(0, {"role": "system", "content": system})
-    return _other_fields(row, ("system",)) | _messages(turns, _media(row), row.get("solution"))
-
-
-def _is_trl(row: Values) -> bool:
-    turns = row.get("prompt", row.get("messages"))
-    plain = isinstance(turns, list) and all(isinstance(t, dict) and isinstance(t.get("content"), str) for t in turns)
-    return plain and bool(_media(row)) and not any(tag in turn["content"] for turn in turns for tag in _TAGS)
-
-
-def _trl(row: Values) -> Values:
-    """Messages of plain text, with their media in columns beside and no tags for them."""
-    turns = _list(row, "prompt" if isinstance(row.get("prompt"), list) else "messages")
-    solution = row.get("solution", row.get("answer"))
-    if solution is None and isinstance(completion := row.get("completion"), list):
-        turns = [*turns, *completion]
-    return _other_fields(row, ("answer", "completion")) | _messages(turns, _media(row), solution)
-
-
-def _messages(turns: list[Any], media: Values, solution: Any = None) -> Values:
-    """A row of the messages form. Where no turn has a media tag, the tags come first in the first user turn."""
-    texts = [turn.get("content") if isinstance(turn, dict) else None for turn in turns]
-    plain = all(isinstance(text, str) and not any(tag in text for tag in _TAGS) for text in texts)
-    first = next((i for i, turn in enumerate(turns) if plain and turn.get("role") == "user"), None)
-    if first is not None:
-        tags = "<video>" * len(media.get("videos", ())) + "<image>" * len(media.get("images", ()))
-        turns = [*turns[:first], turns[first] | {"content": tags + texts[first]}, *turns[first + 1 :]]
-    return media | {"messages": turns} | ({} if solution is None else {"solution": solution})
-
-
 PRESETS: dict[str, Preset] = {
-    "llava-video": Preset(
-        "LLaVA-Video-178K and files like it", _is_llava_video, _llava_video, ("rouge", "multiple_choice")
-    ),
-    "sharegpt": Preset("LLaMA-Factory, ms-swift", _is_sharegpt, _sharegpt, ("accuracy",)),
-    "trl": Preset("TRL", _is_trl, _trl, ("accuracy",)),
     "video-r1": Preset(
         "the training files of Video-R1 and its six files for evaluation",
-        _has("problem", "problem_type", "solution"),
+        ("problem", "problem_type", "solution"),
         _video_r1,
     ),
-    "easyr1": Preset("EasyR1 and trainers made of it", _has("problem", "answer"), _easyr1),
+    "easyr1": Preset(
+        "EasyR1 and trainers made of it", ("problem", "answer"), partial(_question_row, question="problem")
+    ),
     "question-answer": Preset(
-        "columns question and answer, with options or without",
-        _has("question", "answer"),
-        _question_answer,
-        generic=True,
+        "columns question and answer, with options or without", ("question", "answer"), _question_row, generic=True
     ),
-    "videomme": Preset("Video-MME", _has("videoID", "question", "options", "answer"), _videomme, without_ending=True),
-    "mvbench": Preset("the tasks of MVBench", _has("video", "question", "candidates", "answer"), _mvbench),
+    "videomme": Preset("Video-MME", ("videoID", "question", "options", "answer"), _videomme, without_ending=True),
+    "mvbench": Preset("the tasks of MVBench", ("video", "question", "candidates", "answer"), _mvbench),
     "activitynet": Preset(
-        "ActivityNet Captions",
-        _has("video_id", "timestamp", "sentence"),
-        _span_row,
-        ("temporal_iou",),
-        without_ending=True,
+        "ActivityNet Captions", ("video_id", "timestamp", "sentence"), _span_row, without_ending=True
     ),
-    "charades-sta": Preset(
-        "Charades-STA", _has("video_id", "start", "end", "sentence"), _span_row, ("temporal_iou",), without_ending=True
-    ),
-    "label-studio": Preset(
-        "the full export of Label Studio, JSON",
-        lambda row: isinstance(row.get("annotations"), list) and isinstance(row.get("data"), dict),
-        _label_studio,
-    ),
+    "charades-sta": Preset("Charades-STA", ("video_id", "start", "end", "sentence"), _span_row, without_ending=True),
+    "label-studio": Preset("the full export of Label Studio, JSON", ("annotations", "data"), _label_studio),
 }

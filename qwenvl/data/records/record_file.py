@@ -58,7 +58,7 @@ class RecordFile(Sequence[Record]):
         length = self._rows.length
         if not length:
             raise RecordError(f"{source.annotation_path}: no records in the file")
-        guessed = named or format_of(self._rows.row(0), options)
+        guessed = named or format_of(self._rows, options)
         self._options = replace(options, format=guessed)
         self.read_as = None if named or guessed == OURS else guessed
         self._media_root = Path(os.path.realpath(source.media_root))

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
@@ -27,7 +27,6 @@ MAX_BYTES = 2**30
 """Bytes of rows in memory. A larger file has to be JSON lines."""
 # First bytes of other files that may hold no zero byte: archives, and what Git leaves in place of a large file.
 _OTHERS = (b"\x1f\x8b", b"BZh", b"version https://git-lfs")
-_quoted = json.encoder.encode_basestring  # of dumps(..., ensure_ascii=False), without its detours
 
 
 def text_rows(path: Path) -> Rows:
@@ -40,7 +39,6 @@ def text_rows(path: Path) -> Rows:
         RecordError: a file that holds no records, or an array or CSV that is damaged.
     """
     name, suffixes, places, texts = str(path), path.suffixes, array("q"), bytearray()
-    read: Callable[[int, int], bytes]
     with open(path, "rb") as file:
         size, changed = os.fstat(file.fileno()).st_size, os.fstat(file.fileno()).st_mtime_ns
         first = _first_byte(file, name)
@@ -52,31 +50,22 @@ def text_rows(path: Path) -> Rows:
                 places.extend((place, len(texts), len(text)))
                 texts += text
                 _check_size(len(texts), name)
-            read = partial(_part_of, bytes(texts))
         else:
             for place, start, line in _lines(file):
                 places.extend((place, start, len(line)))
             _opened(path, changed)  # now: somebody may replace the file later
-            read = partial(_read_from, path, changed)
     kind = "array" if first == b"[" else "csv" if is_csv else "lines"
-    row = partial(_row, path, kind, read, np.asarray(places).reshape(-1, 3))
+    row = partial(_row, path, kind, bytes(texts), changed, np.asarray(places).reshape(-1, 3))
     return Rows(len(places) // 3, size, row)
 
 
-def _row(path: Path, kind: str, read: Callable[[int, int], bytes], places: np.ndarray, index: int) -> Row:
+def _row(path: Path, kind: str, texts: bytes, changed: int, places: np.ndarray, index: int) -> Row:
+    """A row from ``texts``, or a line from the disk."""
     place, start, size = places[index].tolist()
     where = f"{path}[{index}]" if kind == "array" else f"{path}:{place}"
     number = place - 1 if kind == "lines" else index
-    content = partial(_value, read(start, size), where, kind == "csv")
-    return Row(where, f"{path.stem}-{number}", content, kind == "csv")
-
-
-def _part_of(texts: bytes, start: int, size: int) -> bytes:
-    return texts[start : start + size]
-
-
-def _read_from(path: Path, changed: int, start: int, size: int) -> bytes:
-    return os.pread(_opened(path, changed).fileno(), size, start)
+    text = texts[start : start + size] if texts else os.pread(_opened(path, changed).fileno(), size, start)
+    return Row(where, f"{path.stem}-{number}", _value(text, where, kind == "csv"), kind == "csv")
 
 
 def _check_size(size: int, where: str) -> None:
@@ -131,14 +120,13 @@ def _csv_rows(file: BinaryIO, where: str, tabs: bool) -> Iterator[tuple[int, byt
         _utf8("\n".join(names).encode("utf-8", "surrogateescape"), where)
         if twice := sorted({name for name in names if name and names.count(name) > 1}):
             raise RecordError(f"{where}:1: {', '.join(twice)}: a name of several columns; rename them", "CSV")
-        keys, line = [f"{_quoted(name)}:" for name in names], reader.line_num + 1
+        line = reader.line_num + 1
         for cells in reader:
+            row: Any = f"expected {len(names)} cells as in the first line, got {len(cells)}"
             if len(cells) == len(names):
-                text = f"{{{','.join([key + _quoted(cell) for key, cell in zip(keys, cells, strict=True) if cell])}}}"
-            else:
-                text = _quoted(f"expected {len(names)} cells as in the first line, got {len(cells)}")
+                row = {name: cell for name, cell in zip(names, cells, strict=True) if cell}
             if cells:
-                yield line, text.encode("utf-8", "surrogateescape")
+                yield line, json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogateescape")
             line = reader.line_num + 1
     except csv.Error as error:
         raise RecordError(f"{where}: not readable as CSV: {error}", "CSV") from None
@@ -160,19 +148,23 @@ def _value(text: bytes, where: str, is_csv: bool) -> Any:
         value = _decode(decoded)
         if "\\ud" in decoded or "\\uD" in decoded:  # perhaps half of a pair, which no text can hold
             json.dumps(value, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
-        reason = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
-    except RecursionError:
-        reason = "nested too deeply"
-    except UnicodeEncodeError as error:
-        reason = f"found \\u{ord(error.object[error.start]):04x}, half of a pair without the other"
-    except ValueError as error:  # a key twice, or a number that Python refuses to read
-        reason = "an integer of more than 4,300 digits" if "digits" in str(error) else str(error)
-    else:
-        if is_csv and isinstance(value, str):
-            raise RecordError(f"{where}: {value}", "CSV")
-        return value
-    raise RecordError(f"{where}: not valid JSON: {reason}", "JSON")
+    except (ValueError, RecursionError) as error:
+        column = f" at column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+        raise RecordError(f"{where}: not valid JSON: {_reason(error)}{column}", "JSON") from None
+    if is_csv and isinstance(value, str):
+        raise RecordError(f"{where}: {value}", "CSV")
+    return value
+
+
+def _reason(error: Exception) -> str:
+    """Why a JSON text can't be read."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg.removesuffix(" at")
+    if isinstance(error, UnicodeEncodeError):
+        return f"found \\u{ord(error.object[error.start]):04x}, half of a pair without the other"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return "an integer of more than 4,300 digits" if "digits" in str(error) else str(error)  # else a key twice
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -212,16 +204,10 @@ def _array_rows(file: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
     try:
         for number, (start, at) in enumerate(_elements(text), start=1):
             yield number, text[start:at].encode("utf-8", "surrogateescape")
-    except json.JSONDecodeError as error:
-        damage, at = error.msg.removesuffix(" at"), error.pos
-    except RecursionError:
-        damage = "nested too deeply"
-    except ValueError:
-        damage = "an integer of more than 4,300 digits"
-    else:
-        return
-    place = f"line {text.count(chr(10), 0, at) + 1} column {at - text.rfind(chr(10), 0, at)}"
-    raise RecordError(f"{where}[{number}]: not valid JSON: {damage} at {place}", "JSON")
+    except (ValueError, RecursionError) as error:
+        at = getattr(error, "pos", at)
+        place = f"line {text.count(chr(10), 0, at) + 1} column {at - text.rfind(chr(10), 0, at)}"
+        raise RecordError(f"{where}[{number}]: not valid JSON: {_reason(error)} at {place}", "JSON") from None
 
 
 def _elements(text: str) -> Iterator[tuple[int, int]]:

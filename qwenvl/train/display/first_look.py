@@ -107,13 +107,13 @@ def _measured(record: Record) -> tuple[MediaSizes, list[tuple[float, int]]]:
     clips, metas, images, lengths = [], [], [], []
     for path, meta in zip(record.videos, record.clip_meta, strict=True):
         try:
-            header = read_header(path, (meta or ClipMeta()).frames_fps)
+            timeline, size = read_header(path, (meta or ClipMeta()).frames_fps)
         except (BadMediaError, OSError):
             continue
-        clips.append(header.size)
+        clips.append(size)
         metas.append(meta)
         if meta is None or not (meta.min_frames or meta.max_frames or meta.video_fps):
-            lengths.append((header.duration, header.frame_count))
+            lengths.append((timeline.duration, len(timeline.times)))
     for path in record.images:
         try:
             images.append(image_size(path))

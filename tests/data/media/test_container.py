@@ -34,11 +34,14 @@ def tables_and_packets(path):
         ("late.mp4", {"times": [5 + i / 10 for i in range(25)]}),
         ("quick.mov", {"codec": "mpeg4"}),
         ("one.mp4", {"frame_count": 1}),
+        ("fragmented.mp4", {"container_options": {"movflags": "frag_keyframe+empty_moov"}}),
+        ("a.mkv", {}),
+        ("a.avi", {"codec": "mpeg4"}),
     ],
 )
 def test_times_and_keys_are_those_of_the_packets(make_clip, name, options):
     tables, packets = tables_and_packets(make_clip(name, **options))
-    assert tables == packets
+    assert tables == (None if name[:2] in ("fr", "a.") else packets), "the others are left to their packets"
 
 
 def test_hidden_frames_of_a_cut_clip(make_clip, cut_clip):
@@ -46,18 +49,6 @@ def test_hidden_frames_of_a_cut_clip(make_clip, cut_clip):
     tables, packets = tables_and_packets(cut_clip(make_clip("a.mp4", 60, gop=12, codec_options={"bf": "2"}), 17))
     assert tables == packets
     assert (tables[2].count(False), tables[1].count(True)) == (43, 4)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("fragmented.mp4", {"container_options": {"movflags": "frag_keyframe+empty_moov"}}),
-        ("a.mkv", {}),
-        ("a.avi", {"codec": "mpeg4"}),
-    ],
-)
-def test_other_files_are_left_to_their_packets(make_clip, name, options):
-    assert tables_and_packets(make_clip(name, **options))[0] is None
 
 
 def test_a_file_cut_short_is_left_to_its_packets(make_clip):

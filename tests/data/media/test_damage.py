@@ -5,7 +5,6 @@ import json
 import pytest
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.damage import _hole
 from qwenvl.data.media.open import open_clip
 from qwenvl.data.options import SampleOptions
 from qwenvl.doctor.commands import main
@@ -57,15 +56,6 @@ def test_a_hole_in_a_clip_of_constant_rate(source, tmp_path):
         assert clip.frame_count == 48
     with pytest.raises(BadMediaError, match=r"it has no frames from 0.92 s to 1.44 s, at an otherwise constant rate"):
         open_clip(path, strict=True)
-
-
-def test_what_is_a_hole():
-    steady = [i / 25 for i in range(100)]
-    assert _hole(steady) is None
-    assert _hole(steady[:50] + [time + 0.6 for time in steady[50:]]) == (steady[49], steady[50] + 0.6)
-    assert _hole([0.0, 3.0]) is None
-    assert _hole([number**1.5 for number in range(100)]) is None, "of variable rate"
-    assert _hole([float(number) for number in range(0, 100, 3)]) is None, "few frames, but evenly"
 
 
 def test_the_command_looks_strictly(source, tmp_path, capsys):

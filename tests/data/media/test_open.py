@@ -94,47 +94,26 @@ def test_a_clip_that_is_shown_slanted_is_refused(make_clip):
 
 
 class TestDamage:
-    def cut(self, path, share):
-        data = path.read_bytes()
-        path.write_bytes(data[: int(len(data) * share)])
-        return str(path)
-
     @pytest.mark.parametrize(
-        ("name", "options"),
+        ("name", "share", "options"),
         [
-            ("a.mp4", {"container_options": {"movflags": "faststart"}}),
-            ("a.mkv", {}),
-            ("a.webm", {"codec": "libvpx-vp9", "codec_options": {"deadline": "realtime", "cpu-used": "8"}}),
-            ("a.avi", {"codec": "mpeg4"}),
+            ("a.mp4", 0.6, {"container_options": {"movflags": "faststart"}}),
+            ("b.mp4", 0.6, {}),  # without its index
+            ("a.mkv", 0.6, {}),
+            ("a.webm", 0.6, {"codec": "libvpx-vp9", "codec_options": {"deadline": "realtime", "cpu-used": "8"}}),
+            ("a.avi", 0.6, {"codec": "mpeg4"}),
+            ("a.gif", 0.3, {"codec": "gif", "pix_fmt": "rgb8"}),
+            ("b.gif", 0.999, {"codec": "gif", "pix_fmt": "rgb8"}),
         ],
     )
-    def test_a_file_cut_at_60_percent_is_not_taken_for_a_shorter_clip(self, make_clip, name, options):
-        path = self.cut(make_clip(name, 60, size=(128, 128), **options), 0.6)
-        with pytest.raises(
-            BadMediaError, match=r"is cut short: its header promises (60 frames|6.00 s), the file holds"
-        ):
-            open_clip(path)
-
-    @pytest.mark.parametrize("share", [0.3, 0.7, 0.999])
-    def test_a_gif_that_is_cut_is_not_taken_for_a_shorter_clip(self, make_clip, share):
-        path = make_clip("a.gif", codec="gif", pix_fmt="rgb8")
+    def test_a_file_that_is_cut_is_not_taken_for_a_shorter_clip(self, make_clip, name, share, options):
+        path = make_clip(name, 60, size=(128, 128), **options)
         with open_clip(str(path)) as clip:
-            assert clip.frame_count == 25
-        with pytest.raises(BadMediaError, match="is cut short"):
-            open_clip(self.cut(path, share))
-
-    def test_without_its_index_an_mp4_can_not_be_opened(self, make_clip):
-        with pytest.raises(BadMediaError, match=r"cut short and lost its index|can't be opened as mov"):
-            open_clip(self.cut(make_clip("a.mp4", 60), 0.6))
-
-
-def test_frames_are_those_of_the_plain_reader(make_clip):
-    path = str(make_clip())
-    with open_clip(path) as plain, open_clip(path, timeout=60) as guarded:
-        assert isinstance(guarded, GuardedClip)
-        assert guarded.frame_times == plain.frame_times
-        assert (guarded.frame_count, guarded.duration) == (plain.frame_count, plain.duration) == (25, 2.5)
-        assert torch.equal(guarded.read([3, 3, 20]), plain.read([3, 3, 20]))
+            assert clip.frame_count == 60
+        path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+        held = r"is cut short: (its header promises (60 frames|6.00 s), the file holds|the block that ends a GIF)"
+        with pytest.raises(BadMediaError, match=f"{held}|cut short and lost its index|can't be opened as mov"):
+            open_clip(str(path))
 
 
 def test_frames_outlive_their_clip_and_the_next_reading(make_clip, number_of):
@@ -175,15 +154,11 @@ def hang(clip):
     clip._deadline = time.monotonic()
 
 
-@pytest.mark.parametrize("gigabytes", [0.02])
-def test_a_clip_that_there_is_no_memory_for_is_not_called_damaged(make_clip, gigabytes):
+def test_a_clip_that_there_is_no_memory_for_is_not_called_damaged(make_clip):
     """FFmpeg itself says that a packet is damaged, or gives no frame, where it has no memory for that."""
     path = str(make_clip("large.mp4", 2, size=(3840, 2160), codec_options={"preset": "ultrafast"}))
-    told = rf"takes more than {gigabytes} GB to decode \(--decode_memory_gb\)"
-    with (
-        pytest.raises(BadMediaError, match=told),
-        open_clip(path, timeout=60, memory_gb=gigabytes) as clip,
-    ):
+    told = r"takes more than 0.02 GB to decode \(--decode_memory_gb\)"
+    with pytest.raises(BadMediaError, match=told), open_clip(path, timeout=60, memory_gb=0.02) as clip:
         clip.read([0])
 
 
@@ -197,13 +172,12 @@ def test_a_decoder_that_crashes_is_named(make_clip):
 def test_a_child_that_the_system_kills_is_replaced(make_clip, number_of):
     path, indices = str(make_clip(size=(160, 96))), range(0, 25, 3)
     with open_clip(path, timeout=60) as clip:
-        os.kill(clip._child.pid, signal.SIGKILL)
-        assert number_of(clip.read([4])[0]) == 4
         numbers = []
-        for part in clip.parts(indices, most_bytes=2 * 160 * 96 * 3):  # killed before each part, it decodes on
-            numbers += map(number_of, part)
+        for part in clip.parts(indices, most_bytes=5 * 160 * 96 * 3):  # killed before the second part, it decodes on
+            numbers += [number_of(torch.from_numpy(frame).permute(2, 0, 1)) for frame in part]
             os.kill(clip._child.pid, signal.SIGKILL)
-    assert numbers == [*indices]
+        assert numbers == [*indices]
+        assert number_of(clip.read([4])[0]) == 4
 
 
 @pytest.mark.parametrize("when", ["while it starts", "while it decodes"])
@@ -245,8 +219,6 @@ def test_a_data_set_goes_on_after_a_clip_that_was_killed(make_clip, write_rows, 
     (bad,), (good,) = list(loader)
     assert "not decoded within 60 s" in bad.error
     assert good.videos[0].info.indices == (0, 8, 16, 24)
-    with pytest.raises(BadMediaError, match="not decoded within"):
-        load_dataset(path, decode_timeout=60)[0]
 
 
 def test_a_failure_of_our_own_is_no_fault_of_the_clip(make_clip, number_of):

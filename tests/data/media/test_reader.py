@@ -29,7 +29,7 @@ def _quick(kind) -> bool:
 @pytest.mark.parametrize(
     ("pts", "expected"),
     [
-        ([0, 40, 80, 10000, 10000, 10000], [0, 40, 80, 3387, 6693, 10000]),
+        ([0, 40, 80, 10000, 10000, 10000], [0, 40, 80, 10000, 10040, 10080]),
         ([0, 40, 80, 10000, 10040, None, None], [0, 40, 80, 10000, 10040, 10080, 10120]),
         ([None, 10, 20, None, 32, 1000], [0, 10, 20, 26, 32, 1000]),
     ],
@@ -79,7 +79,7 @@ def test_a_clip_is_what_a_player_shows(kind, workshop, tmp_path):
 )
 def test_pixels_that_are_not_square_are_made_so(tmp_path, name, codec, shape, size):
     path = str(encode_numbered(tmp_path / name, codec, 5, shape=shape))
-    assert read_header(path).size == size
+    assert read_header(path)[1] == size
     with open_clip(path) as clip:
         assert clip.size == size
         frames = clip.read([0, 4])

@@ -18,7 +18,7 @@ H, G = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
 
 
 def parsed(row, root="/media", **options):
-    return parse_row(Row("d[0]", "d-0", lambda: row), root, ReadOptions(**options))
+    return parse_row(Row("d[0]", "d-0", row), root, ReadOptions(**options))
 
 
 class TestConversations:
@@ -48,6 +48,20 @@ class TestConversations:
         assert record.videos == (str(tmp_path / "clips" / "a b é.mp4"),)
         assert record.clip_meta == (ClipMeta((3.0, 4.5), 2, 4, True),)
         assert record.fields == row, "unknown keys reach the reward functions"
+
+    def test_the_words_of_other_trainers(self):
+        says = [{"from": "human", "value": "<image>Which?"}, {"from": "gpt", "value": "<image>?"}]
+        record = parsed({"id": "a", "conversations": says, "video": "a.mp4", "image": None, "system": "Be brief."})
+        assert record.id == "d-0", "rows of a clip share its id in LLaVA-Video-178K"
+        assert record.messages == (Message("system", "Be brief."), Message("user", "<video>Which?"))
+        assert (record.videos, record.solution) == (("/media/a.mp4",), "<image>?"), "a clip, as in LLaVA-Video-178K"
+        says = [{"from": "user", "value": "Which?"}, {"from": "bot", "value": "?"}, U]
+        record = parsed({"messages": says, "videos": ["a.mp4"], "images": ["b.png"]})
+        assert [m.text for m in record.messages] == ["<video><image>Which?", "?", "a"]
+        turns = [{"role": "user", "content": "Which?"}]
+        for answer in ({"answer": "x"}, {"completion": [{"role": "assistant", "content": "x"}]}, {"solution": "x"}):
+            record = parsed({"prompt": turns, "image": "b.png"} | answer)
+            assert (record.messages, record.solution) == ((Message("user", "<image>Which?"),), "x")
 
     def test_several_media_and_one_meta_for_each(self):
         turns = [{"from": "human", "value": "<video><image> then <video>"}, {"from": "gpt", "value": "<video> (1) a"}]
@@ -127,11 +141,11 @@ def turns(text):
             {"question": "a", "answer": "b", "video_path": "c.mp4"},
             "; --columns question=prompt,answer=solution renames keys",
         ),
-        ({"conversations": "a"}, "d[0].conversations: expected a list of turns {'from': ..., 'value': ...}, got"),
-        ({"conversations": ["a"]}, "d[0].conversations[0]: expected {'from': ..., 'value': ...}, got string \"a\""),
+        ({"conversations": "a"}, "d[0].conversations: expected a list of turns {'from': ..., 'value': ...} or {'role'"),
+        ({"conversations": ["a"]}, "d[0].conversations[0]: expected {'from': ..., 'value': ...} or the like, got str"),
         (
             {"conversations": [{"from": "usr", "value": "a"}, G]},
-            'd[0].conversations[0].from: expected "system", "human", "gpt", got string "usr"',
+            'd[0].conversations[0].from: expected one of system, human, user, gpt, assistant, bot, model, got string "',
         ),
         ({"conversations": [{"from": "human", "value": 3}, G]}, "d[0].conversations[0].value: expected a string, got"),
         ({"conversations": [G]}, "d[0].conversations: expected a user turn right before the solution"),
@@ -142,7 +156,7 @@ def turns(text):
         ),
         (turns("<|video_pad|>"), "d[0].conversations[0].value: contains the model's own token <|video_pad|>"),
         ({"id": 1.5} | turns("a"), "d[0].id: expected a string or a whole number, got number 1.5"),
-        ({"messages": [{"role": "human"}]}, 'd[0].messages[0].role: expected "system", "user", "assistant", got'),
+        ({"messages": [{"role": "human"}]}, "d[0].messages[0].content: expected a string, got nothing"),
         (
             {"messages": [{"role": "user", "content": [{"type": "audio"}]}], "solution": "x"},
             "d[0].messages[0].content[0]: expected a part of type text, image or video, got object",
@@ -170,8 +184,8 @@ def test_a_bad_row_says_where_and_what(row, message):
     [
         ([], ": expected one entry per video (1), got 0"),
         (3, ": expected an object with some of frame_cnts, min_frames, max_frames, dynamic_sample,"),
-        ({"frame_cnts": ["5"]}, '.frame_cnts[0]: expected a number of frames above 0, got string "5"'),
-        ({"frame_cnts": []}, ".frame_cnts: expected a list of frame counts, got list []"),
+        ({"frame_cnts": ["5"]}, '.frame_cnts: expected a list of numbers above 0, got list ["5"]'),
+        ({"frame_cnts": []}, ".frame_cnts: expected a list of numbers above 0, got list []"),
         ({"frame_cnts": [5], "video_end": 5}, ": frame_cnts speak of the whole clip; expected no video_start"),
         ({"min_frames": "4"}, '.min_frames: expected a whole number of frames of at least 1, got string "4"'),
         ({"max_frames": 2.5}, ".max_frames: expected a whole number of frames"),
@@ -183,7 +197,6 @@ def test_a_bad_row_says_where_and_what(row, message):
         ({"frame_counts": [5]}, ": the key 'frame_counts' is not known; did you mean 'frame_cnts'? A key of your own"),
         ({"maxFrames": 5}, ": the key 'maxFrames' is not known; did you mean 'max_frames'?"),
         ({"dynamic_sample": "yes"}, '.dynamic_sample: expected true or false, got string "yes"'),
-        ({"spans": [[1, 2]]}, ": spans are no longer read; expected video_start and video_end (one stretch), or clips"),
     ],
 )
 def test_a_bad_meta_says_where_and_what(meta, message):

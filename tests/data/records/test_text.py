@@ -25,37 +25,29 @@ def rows_of(path):
 
 
 def values(path):
-    return [row.read() for row in rows_of(path)]
+    return [row.content for row in rows_of(path)]
 
 
 def lines(rows):
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-@pytest.mark.parametrize("name", ["array.txt", "lines.txt"])
-def test_json_is_recognized_by_content(tmp_path, name):
-    (tmp_path / name).write_bytes(json.dumps(ROWS, indent=1).encode() if "array" in name else lines(ROWS))
-    assert values(tmp_path / name) == ROWS
+def test_json_is_recognized_by_content(tmp_path):
+    for data in (json.dumps(ROWS, indent=1).encode(), lines(ROWS)):
+        (tmp_path / "rows.txt").write_bytes(data)
+        assert values(tmp_path / "rows.txt") == ROWS
 
 
 @pytest.mark.parametrize(("name", "delimiter"), [("s.csv", ","), ("s.tsv", "\t")])
-def test_csv_with_quoted_line_breaks_counts_lines_as_editors_do(tmp_path, name, delimiter):
+def test_csv_comes_back_to_the_letter_and_counts_lines_as_editors_do(tmp_path, name, delimiter):
+    names = ["prompt", "solution", '50 %s of "é"']
+    cells = [['a "b"', "c\\n%d\t", "ü\n日"], ["Naïve, “quoted”\nlines?", "", "%"], ["x", "y", "z"]]
     with open(tmp_path / name, "w", newline="", encoding="utf-8-sig") as file:
-        writer = csv.writer(file, delimiter=delimiter)
-        writer.writerow(["id", "prompt", "solution", "image"])
-        writer.writerows([*row.values(), ""] for row in ROWS)
+        csv.writer(file, delimiter=delimiter).writerows([names, *cells])
     rows = rows_of(tmp_path / name)
-    assert [row.read() for row in rows] == ROWS, "an empty cell is a missing value"
-    assert [row.where.rpartition(":")[2] for row in rows] == ["2", "4"]
-
-
-def test_cells_and_names_of_csv_come_back_to_the_letter(tmp_path):
-    names, full, gap = ["prompt", "solution", '50 %s of "é"'], ['a "b"', "c\\n%d\t", "ü\n日"], ["d", "", "%"]
-    with open(tmp_path / "s.csv", "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([names, full, gap])
-    first, second = values(tmp_path / "s.csv")
-    assert first == dict(zip(names, full, strict=True))
-    assert second == {"prompt": "d", names[2]: "%"}
+    found = [{key: cell for key, cell in zip(names, row, strict=True) if cell} for row in cells]
+    assert [row.content for row in rows] == found, "an empty cell is a missing value"
+    assert [row.where.rpartition(":")[2] for row in rows] == ["2", "4", "6"]
 
 
 def test_places_of_odd_rows(tmp_path):
@@ -66,12 +58,18 @@ def test_places_of_odd_rows(tmp_path):
     places = {"csv": [":2", ":5", ":6", ":7"], "json": [f"[{i}]" for i in range(5)], "jsonl": [":2", ":4", ":5", ":6"]}
     for kind, expected in places.items():
         path = tmp_path / f"s.{kind}"
-        rows = rows_of(path)
-        assert [row.where.removeprefix(str(path)) for row in rows] == expected
+        rows, found, ids = open_rows(path), [], {}
+        for i in range(rows.length):
+            try:
+                row = rows.row(i)
+                ids[i] = row.default_id
+                found.append(row.where)
+            except RecordError as error:
+                found.append(str(error).partition(": ")[0])
+        assert found == [f"{path}{place}" for place in expected]
+        assert ids == {i: f"s-{int(expected[i][1:]) - 1 if kind == 'jsonl' else i}" for i in ids}
         with pytest.raises(RecordError, match=r"expected UTF-8 text, found b'\\xff'"):
-            rows[-1].read()
-        numbers = [int(place[1:]) - 1 for place in expected] if kind == "jsonl" else range(len(rows))
-        assert [row.default_id for row in rows] == [f"s-{number}" for number in numbers]
+            rows.row(rows.length - 1)
 
 
 def test_a_file_that_is_replaced_is_read_on_as_it_was(tmp_path):
@@ -80,7 +78,7 @@ def test_a_file_that_is_replaced_is_read_on_as_it_was(tmp_path):
     rows = open_rows(path)
     (tmp_path / "new").write_bytes(lines([{"other": 1}] * 9))
     os.replace(tmp_path / "new", path)
-    assert [rows.row(i).read() for i in (1, 0)] == [ROWS[1], ROWS[0]]
+    assert [rows.row(i).content for i in (1, 0)] == [ROWS[1], ROWS[0]]
     assert len(values(path)) == 9
 
 
