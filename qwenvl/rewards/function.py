@@ -57,13 +57,12 @@ class RewardFunction:
 
 
 @dataclass(frozen=True)
-class Argument:
+class Argument(Bounds):
     """Help, unit and bounds of an argument, in its annotation.
 
     Attributes:
         help: its effect, in one sentence.
         unit: of a number, such as tokens.
-        least, above, most: bounds of a number.
         default_of: the setting of the run that is the default, such as ``generation_max_length``.
 
     Example:
@@ -79,10 +78,7 @@ class Argument:
 
     help: str
     unit: str = ""
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    default_of: str | None = None
+    default_of: str | None = field(default=None, kw_only=True)
 
     @property
     def text(self) -> str:
@@ -119,7 +115,7 @@ def bound_arguments(
     name: str,
     value: Any,
     given: Mapping[str, Any],
-    settings: Mapping[str, Any] | None = None,
+    settings: Any = None,
     reward: Callable[[Any], RewardFunction] | None = None,
 ) -> dict[str, Any]:
     """The arguments of a reward function: ``given``, and for declared ones the settings of the run or the defaults.
@@ -127,7 +123,7 @@ def bound_arguments(
     Args:
         name: of the reward, for messages.
         value: the function or class.
-        settings: of the run, by name, for arguments whose default is one of them.
+        settings: of the run, whose attributes are the defaults of some arguments.
         reward: resolves the name of a reward, for arguments that are reward functions.
 
     Raises:
@@ -141,16 +137,12 @@ def bound_arguments(
     for each, (parameter, hint, declared) in known.items():
         if declared is None:
             continue
-        default = (settings or {}).get(declared.default_of or "", parameter.default)
+        default = getattr(settings, declared.default_of or "", parameter.default)
         bound[each] = chosen = default if given.get(each) is None else given[each]
         if hint is RewardFunction:
             bound[each] = reward(chosen) if reward else chosen
             continue
-        bounds = Bounds(declared.least, declared.above, declared.most)
-        problem = misfit(SimpleNamespace(**{each: chosen}), each, hint)
-        if problem is None and type(chosen) in (int, float):
-            problem = bounds.problem(each, chosen)
-        if problem:
+        if problem := misfit(SimpleNamespace(**{each: chosen}), each, hint) or declared.problem(each, chosen):
             raise RewardError(f"reward {name!r}: {problem.removeprefix('--')}")
     return bound
 

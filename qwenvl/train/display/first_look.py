@@ -103,20 +103,15 @@ def _questions(dataset: Any) -> set[int]:
 
 
 def _measured(record: Record) -> tuple[MediaSizes, list[tuple[float, int]]]:
-    """The sizes of a record's media, and ``clip_lengths``, by headers. Unreadable media are reported when decoded."""
-    clips, metas, images, lengths = [], [], [], []
-    for path, meta in zip(record.videos, record.clip_meta, strict=True):
-        try:
-            header = read_header(path, (meta or ClipMeta()).frames_fps)
-        except (BadMediaError, OSError):
-            continue
-        clips.append(header.size)
-        metas.append(meta)
-        if meta is None or not (meta.min_frames or meta.max_frames or meta.video_fps):
-            lengths.append((header.duration, header.frame_count))
-    for path in record.images:
-        try:
-            images.append(image_size(path))
-        except (BadMediaError, OSError):
-            continue
-    return MediaSizes(tuple(clips), tuple(metas), tuple(images)), lengths
+    """The sizes of a record's media, and ``clip_lengths``, by headers. Empty where one cannot be read: decoding reports it."""
+    try:
+        headers = [
+            read_header(path, (meta or ClipMeta()).frames_fps)
+            for path, meta in zip(record.videos, record.clip_meta, strict=True)
+        ]
+        images = tuple(map(image_size, record.images))
+    except (BadMediaError, OSError):
+        return MediaSizes((), (), ()), []
+    free = [meta is None or not (meta.min_frames or meta.max_frames or meta.video_fps) for meta in record.clip_meta]
+    lengths = [(each.duration, each.frame_count) for each, own in zip(headers, free, strict=True) if own]
+    return MediaSizes(tuple(each.size for each in headers), record.clip_meta, images), lengths

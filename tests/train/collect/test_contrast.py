@@ -9,6 +9,7 @@ import torch
 
 from qwenvl.data.seeds import stable_random
 from qwenvl.rewards import build_rubric
+from qwenvl.rewards.options import ContrastArguments
 from qwenvl.runlog import read_rollouts
 from qwenvl.train.collect.contrast import TemporalContrast, reorder_frames
 from qwenvl.types import RewardBatch
@@ -16,7 +17,7 @@ from tests.train.conftest import caught_draws
 
 
 def contrast(margin=0.0, share=0.5):
-    return TemporalContrast(share, margin, 0.3, build_rubric(["accuracy"]), 2)
+    return TemporalContrast(ContrastArguments(share, margin, 0.3), build_rubric(["accuracy"]), 2)
 
 
 def rewards(total):
