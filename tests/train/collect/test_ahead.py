@@ -155,7 +155,7 @@ def test_the_gradient_of_completions_of_older_weights_by_hand(make_trainer, engi
     "settings",
     [
         {"killed": 2, "resumed_from": 1, "async_rollouts": 2, "importance_correction": "none", "max_steps": 4},
-        {"killed": 5, "resumed_from": 4, "async_rollouts": 3, "num_iterations": 2, "max_steps": 8, "save_steps": 2}
+        {"killed": 3, "resumed_from": 2, "async_rollouts": 3, "num_iterations": 2, "max_steps": 6, "save_steps": 2}
         | {"advantage_estimator": "grpo(kl_in_reward=True)"},
     ],
     ids=str,
@@ -174,14 +174,14 @@ def test_a_resumed_run_trains_on_the_same_completions(whole_and_resumed, engine_
 def test_an_evaluation_in_between_changes_nothing(make_trainer, engine_of_its_own, sop_data, tmp_path):
     """It has the weights of its step. What was asked for before is sampled by the older ones."""
     settings = {**EPOCH_OF_4, "max_steps": 4, "async_rollouts": 2}
-    evaluated = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset_use": str(sop_data)}
+    evaluated = {"eval_strategy": "steps", "eval_steps": 3, "eval_dataset_use": str(sop_data)}
     plain = make_trainer(output_dir=str(tmp_path / "plain"), **settings)
     between = make_trainer(output_dir=str(tmp_path / "between"), **settings, **evaluated)
     for each in (plain, between):
         each.train()
     assert texts(plain) == texts(between)
     assert plain.collector.engine.engine.versions == [0, 2]
-    assert between.collector.engine.engine.versions == [0, 1, 2, 3, 4]
+    assert between.collector.engine.engine.versions == [0, 2, 3, 4]
     assert [row["async/staleness"] for row in logged(between)] == [0, 1, 2, 1]
     other = dict(between.model.named_parameters())
     assert all(torch.equal(parameter, other[name]) for name, parameter in plain.model.named_parameters())
@@ -194,7 +194,7 @@ def every_other(completions, id, **columns):
 
 def test_what_samples_more_than_a_step_is_resumed_too(whole_and_resumed, engine_of_its_own):
     """The engine samples replacements of groups with the weights of the step, in turn."""
-    settings = {"filter_groups": "total(max_rounds=9)", "functions": [every_other], "async_rollouts": 2}
+    settings = {"filter_groups": "total(max_rounds=3)", "functions": [every_other], "async_rollouts": 2}
     saved = {"max_steps": 4, "save_steps": 1, "save_strategy": "steps"}
     whole, resumed = whole_and_resumed(killed=2, resumed_from=1, **saved, **EPOCH_OF_4, **settings)
     assert logged(whole) == logged(resumed) and len(logged(whole)) == 4

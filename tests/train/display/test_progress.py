@@ -43,16 +43,14 @@ def test_lines_come_at_the_first_step_at_the_last_and_every_few_seconds(lines, c
         "step 7 of 8, 00:02 left: reward 0.875",
         "step 8 of 8: reward 1.000",
     ]
-
-
-def test_steps_between_log_entries_are_told_of_too(lines, clock, capsys):
-    state, control = state_of(9), SimpleNamespace(should_log=False)
+    state, control.should_log = state_of(9), False  # of steps between log entries
     lines.on_train_begin(None, state, control)
     for step in (1, 2, 3):
         clock.now += 4
         state.global_step = step
         lines.on_step_end(None, state, control)
-    assert capsys.readouterr().err.splitlines() == ["step 1 of 9, 00:32 left", "step 3 of 9, 00:24 left"]
+    told = ["step 1 of 9, 00:32 left: reward 1.000", "step 3 of 9, 00:24 left: reward 1.000"]
+    assert capsys.readouterr().err.splitlines() == told
 
 
 def test_an_evaluation_tells_how_far_it_is_and_what_it_found(lines, clock, capsys):
