@@ -13,12 +13,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from qwenvl.option import nearest, parse_row
-from qwenvl.rewards.function import (
-    RewardError,
-    RewardFunction,
-    adapt_verl,
-    bound_arguments,
-)
+from qwenvl.rewards.function import RewardError, RewardFunction, adapt_verl, bound_arguments
 from qwenvl.rewards.functions.models import RewardModel
 from qwenvl.rewards.options import OnError, RewardOptions
 from qwenvl.rewards.rubric import Rubric

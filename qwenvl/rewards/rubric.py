@@ -15,17 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qwenvl.rewards.function import (
-    Completion,
-    RewardError,
-    RewardFunction,
-    Unfinished,
-    arguments,
-    field_problem,
-    is_routed,
-    record_name,
-    route_problem,
-)
+from qwenvl.rewards.function import Completion, RewardError, RewardFunction, Unfinished, arguments
 from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
 
@@ -44,6 +34,12 @@ _NOT_OF_USERS = ("<", str(Path(__file__).parents[1]), *(sysconfig.get_path(name)
 NO_SOLUTION = "expected a `solution`, `reward_model.ground_truth`, or a last assistant turn that holds it"
 TAKEN = ("total", "std", "max", "temporal_contrast")
 """What the run logs as ``reward/NAME`` beside the reward functions, none of which can have one of these names."""
+
+# Names of arguments that do not come from a record's own fields; a field of that name would hide them.
+RESERVED = (
+    *("completions", "prompts", "completion_ids", "finish_reasons"),
+    *("image_paths", "video_paths", "shown", "opened_think", "turns", "trainer_state", "log_metric"),
+)
 
 
 class Rubric:
@@ -313,3 +309,38 @@ def own(value: Any) -> Any:
     if type(value) is dict:
         return {name: own(each) for name, each in value.items()}
     return copy.deepcopy(value)
+
+
+# ---- the records: their fields, and which functions score them
+
+
+def field_problem(solution: str, fields: Mapping[str, Any]) -> str | None:
+    """Why a record's fields cannot become columns: one hides a column of another meaning."""
+    for name in RESERVED:
+        if name in fields:
+            return f"the field {name!r} would hide what reward functions get under that name: rename it"
+    if fields.get("solution", solution) != solution:
+        return "the field 'solution' differs from the last gpt turn, which is the solution: rename it"
+    return None
+
+
+def route_problem(route: Any, names: Sequence[str]) -> str | None:
+    """Why a record's field ``reward`` does not route it: it must name functions of the run, or be missing."""
+    wanted = [route] if isinstance(route, str) else route
+    if wanted is None:
+        return None
+    if not isinstance(wanted, list) or not wanted or not all(isinstance(name, str) for name in wanted):
+        return f"the field 'reward' must be the name of a reward function or a list of names, got {route!r}"
+    if unknown := [name for name in wanted if name not in names]:
+        return f"the field 'reward' names {unknown[0]!r}, but the run scores with {', '.join(names)}"
+    return None
+
+
+def is_routed(route: Any, name: str) -> bool:
+    """Whether a record whose field ``reward`` is ``route`` is scored by the function ``name``."""
+    return route is None or route == name or (isinstance(route, list) and name in route)
+
+
+def record_name(columns: Mapping[str, list[Any]], row: int) -> str:
+    """How an error names the record of a row."""
+    return f"record {columns['id'][row]!r}" if "id" in columns else f"row {row}"

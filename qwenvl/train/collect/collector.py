@@ -22,13 +22,7 @@ from qwenvl.model.inputs import InputBuilder, PromptInputs, is_large
 from qwenvl.model.sharding import LockStep, whole_weights
 from qwenvl.model.vision_tower import features_or_pixels
 from qwenvl.rewards import Rubric, reward_columns
-from qwenvl.rollout.engine import (
-    EngineWithWeights,
-    RolloutEngine,
-    SamplingParams,
-    lost_together,
-    real_tokens,
-)
+from qwenvl.rollout.engine import EngineWithWeights, RolloutEngine, SamplingParams, lost_together, real_tokens
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.ahead import StepsAhead
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
