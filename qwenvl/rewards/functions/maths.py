@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
@@ -44,6 +45,7 @@ class MathReward:
     def __init__(self) -> None:
         check_installed("math_verify", "rewards")
         self._child: Child | None = None
+        self._lock = threading.Lock()  # records may be checked by several threads
 
     def __call__(self, completions: list[str], solution: list[str], **columns: Any) -> list[float | Unfinished]:
         verdicts = [
@@ -80,17 +82,18 @@ class MathReward:
 
         An expression that math-verify fails on is not equal.
         """
-        if self._child is None or not self._child.alive:
-            self._child = Child(f"{__name__}:serve", memory_bytes=MEMORY, environment=ENVIRONMENT)
-        try:
-            return float(self._child.ask((gold, answer), HANGING_SECONDS, CPU_SECONDS))
-        except ChildFailed as error:
-            return Unfinished("a pair took more than 3 GiB") if "MemoryError" in str(error) else 0.0
-        except (ChildTimeout, ChildDied) as error:
-            return Unfinished(f"a pair could not be verified: {error}")
-        except KeyboardInterrupt:  # the child's answer would be taken for that of the next pair
-            self.close()
-            raise
+        with self._lock:
+            if self._child is None or not self._child.alive:
+                self._child = Child(f"{__name__}:serve", memory_bytes=MEMORY, environment=ENVIRONMENT)
+            try:
+                return float(self._child.ask((gold, answer), HANGING_SECONDS, CPU_SECONDS))
+            except ChildFailed as error:
+                return Unfinished("a pair took more than 3 GiB") if "MemoryError" in str(error) else 0.0
+            except (ChildTimeout, ChildDied) as error:
+                return Unfinished(f"a pair could not be verified: {error}")
+            except BaseException:  # interrupted: the child's answer would be taken for that of the next pair
+                self.close()
+                raise
 
 
 def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:

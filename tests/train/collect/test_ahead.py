@@ -203,11 +203,6 @@ def test_what_samples_more_than_a_step_is_resumed_too(whole_and_resumed, engine_
     assert now == sorted(now) and 0 < sum(row["filter/rounds"] for row in logged(whole)) == len(now)
 
 
-def test_the_second_group_of_temporal_contrast_is_refused(make_trainer, engine_of_its_own):
-    with pytest.raises(ValueError, match="--temporal_contrast: its second group cannot be sampled ahead"):
-        make_trainer(temporal_contrast=True, async_rollouts=1)
-
-
 def test_an_error_of_what_is_sampled_meanwhile_ends_training(make_trainer, engine_of_its_own):
     trainer = make_trainer(async_rollouts=3, max_steps=4, **EPOCH_OF_4)
     engine = trainer.collector.engine
@@ -256,10 +251,12 @@ def test_a_checkpoint_of_other_data_is_refused(make_trainer, engine_of_its_own, 
         )
 
 
-def test_an_engine_that_samples_from_the_policy_itself_is_refused(make_trainer, monkeypatch):
+def test_the_policys_own_engine_and_a_second_group_are_refused(make_trainer, monkeypatch):
     with pytest.raises(ValueError, match=r"--async_rollouts 1 needs --rollout_engine vllm_server: the local engine"):
         make_trainer(async_rollouts=1)
     monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
+    with pytest.raises(ValueError, match="--temporal_contrast: its second group cannot be sampled ahead"):
+        make_trainer(temporal_contrast=True, async_rollouts=1)
     monkeypatch.setattr(fast_paths, "_engine_of", lambda args, policy, local: local)
     with pytest.raises(ValueError, match=r"--async_rollouts 1: SharedPrefixEngine can't sample while"):
         make_trainer(async_rollouts=1)
