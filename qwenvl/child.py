@@ -153,10 +153,6 @@ class Child:
             self._died(cpu_seconds)
         return self._receive(seconds, f"no result after {seconds} s", cpu_seconds)
 
-    def abort(self) -> None:
-        """Kill the process from another thread than the one that asks. Its ``ask`` raises ChildDied."""
-        self._process.kill()
-
     def kill(self) -> int:
         """End the process at once, and return its exit code. A negative one is the signal that ended it."""
         self._process.kill()

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 Some = TypeVar("Some", bound="Options")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bounds:
     """The numbers that an option may be. A value that is no number passes.
 
@@ -93,7 +93,7 @@ def option(
     """
     needs = (needs,) if isinstance(needs, str) else needs
     texts = [help, *map(_need_in_help, needs), *([] if unset is None else [f"Unset: {unset}."])]
-    bounds = Bounds(least, above, most, below, why)
+    bounds = Bounds(least=least, above=above, most=most, below=below, why=why)
     return field(default=default, metadata={"help": " ".join(texts), "bounds": bounds, "needs": needs, "rows": rows})
 
 

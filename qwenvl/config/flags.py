@@ -352,7 +352,7 @@ vllm_importance_sampling_clip_max importance_correction_max: --importance_correc
 vllm_importance_sampling_clip_min importance_correction_min: --importance_correction "token_truncate(min=0.5)"
 multi_objective_aggregation reward_aggregation: --advantage_estimator gdpo
 reward_timeout: --stall_timeout, which ends a run that hangs and says where
-reward_workers: --reward_funcs "math_accuracy(workers=4)"
+reward_workers: no flag: math_accuracy verifies in one process, and async functions run side by side
 use_adaptive_entropy: --entropy_target
 log_completions: --log_completions_every to see some; all are in the run folder
 disable_dropout: --lora_dropout 0, the default

@@ -186,13 +186,13 @@ def optimizer_bytes(weights: ModelWeights, job: Job) -> int:
 
 def layer_bytes(text: Text, kind: str, job: Job) -> int:
     """What one layer saves in a training forward, without checkpointing."""
-    tokens, b, mixed = job.row_tokens, job.products, text.experts
+    tokens, b = job.row_tokens, job.products
     mixer = _linear(text, job) if kind == "linear_attention" else tokens * _attention(text, job)
-    if mixed is None:
+    if not text.experts:
         feed = 4 * text.intermediate * b
     else:  # each expert's input, output, gate, up product, activation and their product; the router; the shared expert
-        feed = mixed.chosen * (2 * text.hidden + 4 * mixed.width) * b + (mixed.number + 8 * mixed.chosen) * WIDE
-        feed += (4 * mixed.shared + text.hidden) * b if mixed.shared else 0
+        feed = text.chosen * (2 * text.hidden + 4 * text.expert) * b + (text.experts + 8 * text.chosen) * WIDE
+        feed += (4 * text.shared_expert + text.hidden) * b if text.shared_expert else 0
     # LoRA (arXiv:2106.09685): the inner numbers of seven adapters, and attention's output rounded once more.
     lora = (7 * job.rank + (text.queries if b < WIDE else 0)) * b if job.rank else 0
     return mixer + tokens * round(_norm(text.hidden, job, 3) + _norm(text.hidden, job, 2) + feed + lora)
@@ -254,7 +254,7 @@ def backward_bytes(text: Text, job: Job) -> int:
     Of a gated product three of its width at a time, of a mixture three for each expert of a token. With checkpointing
     also what the layer with the most activations saves, when it is recomputed.
     """
-    width = text.experts.chosen * 3 * text.experts.width if text.experts else 3 * text.intermediate
+    width = text.chosen * 3 * text.expert if text.experts else 3 * text.intermediate
     width = max(width, 3 * text.queries, _chunks(text.linear))
     gradients = job.row_tokens * (width * job.products + text.hidden * job.stream)
     if not (job.checkpointing or job.activation_offload):
@@ -269,9 +269,9 @@ def forward_bytes(shapes: Shapes, tokens: int, patches: int, job: Job) -> int:
     or queries, keys and values before and after the rotation.
     """
     text, p = shapes.text, job
-    feed, mixed = 3 * text.intermediate, text.experts
-    if mixed:
-        feed = mixed.chosen * (text.hidden + 4 * mixed.width) + 4 * mixed.shared
+    feed = 3 * text.intermediate
+    if text.experts:
+        feed = text.chosen * (text.hidden + 4 * text.expert) + 4 * text.shared_expert
     widest = max(3 * text.queries + 4 * text.keys, feed, _chunks(text.linear))
     layer = tokens * (2 * text.hidden * p.stream + (widest + text.hidden) * p.products)
     return layer + embedded_bytes(text, shapes.vision, tokens, patches, job)
@@ -361,38 +361,31 @@ def merger_bytes(vision: Vision, job: Job) -> tuple[int, int]:
     return vision.mergers * job.forward_patches * tensors * each if learn else 0, 0
 
 
-class Remedy(NamedTuple):
-    """Flags that lower the peak, what they cost, and the peak in bytes with them and all remedies before them."""
+def remedies(shapes: Shapes, weights: ModelWeights, job: Job) -> Iterator[tuple[str, str, int]]:
+    """Flags that lower the peak, their cost, and the peak in bytes with them and all earlier ones, the cheapest first.
 
-    flags: str
-    costs: str
-    peak: int
-
-
-def remedies(shapes: Shapes, weights: ModelWeights, job: Job) -> Iterator[Remedy]:
-    """Remedies one after the other, the cheapest first, each of which lowers the peak further."""
-    peak = fullest(estimate(shapes, weights, job)).total
-    for number in range(4):
-        micro, half = job.micro_batches * job.prompts, job.patches // 2
-        tokens = max(1, job.tokens - half // shapes.vision.merged)
-        flags, costs, changes = (
-            (
-                f"--per_device_train_batch_size 1 --gradient_accumulation_steps {micro}",
-                "nothing: the gradient is the same",
-                {"prompts": 1, "micro_batches": micro},
-            ),
-            ("--gradient_checkpointing True", "about a fifth more time", {"checkpointing": True}),
-            (f"--rollout_token_budget {job.budgeted}", "time, in sampling alone", {"token_budget": job.budgeted}),
-            (
-                f"--max_prompt_length {tokens} --fit_frames True",
-                "half of the frames of the longest prompts",
-                {"patches": half, "tokens": tokens},
-            ),
-        )[number]
+    Each of them lowers the peak further.
+    """
+    peak, half = fullest(estimate(shapes, weights, job)).total, job.patches // 2
+    micro, tokens = job.micro_batches * job.prompts, max(1, job.tokens - half // shapes.vision.merged)
+    for flags, costs, changes in (
+        (
+            f"--per_device_train_batch_size 1 --gradient_accumulation_steps {micro}",
+            "nothing: the gradient is the same",
+            {"prompts": 1, "micro_batches": micro},
+        ),
+        ("--gradient_checkpointing True", "about a fifth more time", {"checkpointing": True}),
+        (f"--rollout_token_budget {job.budgeted}", "time, in sampling alone", {"token_budget": job.budgeted}),
+        (
+            f"--max_prompt_length {tokens} --fit_frames True",
+            "half of the frames of the longest prompts",
+            {"patches": half, "tokens": tokens},
+        ),
+    ):
         changed = replace(job, **changes)  # type: ignore[arg-type]
         if (lower := fullest(estimate(shapes, weights, changed)).total) < peak:
             job, peak = changed, lower
-            yield Remedy(flags, costs, peak)
+            yield flags, costs, peak
 
 
 def amount(size: float) -> str:

@@ -76,16 +76,6 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Experts:
-    """The mixture of experts of a layer."""
-
-    number: int
-    chosen: int  # experts of one token
-    width: int  # of an expert
-    shared: int  # width of the expert for all tokens, 0 without one
-
-
-@dataclass(frozen=True)
 class LinearAttention:
     """A layer of linear attention (Gated DeltaNet)."""
 
@@ -124,7 +114,10 @@ class Text:
     vocabulary: int
     normed_heads: bool  # queries and keys are normalised
     gated: bool  # the output of attention is multiplied by a gate of its size
-    experts: Experts | None = None
+    experts: int = 0  # of the mixture of a layer, 0 without one
+    chosen: int = 0  # experts of one token
+    expert: int = 0  # width of an expert
+    shared_expert: int = 0  # width of the expert for all tokens, 0 without one
     linear: LinearAttention | None = None
 
     @property
@@ -168,11 +161,8 @@ class Shapes:
     def of(cls, config: Any) -> Shapes:
         """From a configuration of transformers, of any family of ``qwenvl.model.families``."""
         family, text = config.model_type, config.get_text_config()
-        experts = linear = None
-        if getattr(text, "num_experts", 0):
-            shared = getattr(text, "shared_expert_intermediate_size", 0) or 0
-            shared = shared if family.startswith("qwen3_5") else 0
-            experts = Experts(text.num_experts, text.num_experts_per_tok, text.moe_intermediate_size, shared)
+        experts, linear = getattr(text, "num_experts", 0) or 0, None
+        shared = getattr(text, "shared_expert_intermediate_size", 0) if family.startswith("qwen3_5") else 0
         if "linear_attention" in (kinds := tuple(getattr(text, "layer_types", None) or ())):
             heads, width = text.linear_num_value_heads, text.linear_value_head_dim
             channels = 2 * text.linear_num_key_heads * text.linear_key_head_dim + heads * width
@@ -188,6 +178,9 @@ class Shapes:
             normed_heads=family.startswith("qwen3"),
             gated=family.startswith("qwen3_5"),
             experts=experts,
+            chosen=text.num_experts_per_tok if experts else 0,
+            expert=text.moe_intermediate_size if experts else 0,
+            shared_expert=shared or 0,
             linear=linear,
         )
         return cls(language, _vision(config.vision_config, family))

@@ -57,13 +57,12 @@ class RewardFunction:
 
 
 @dataclass(frozen=True)
-class Argument:
+class Argument(Bounds):
     """Help, unit and bounds of an argument, in its annotation.
 
     Attributes:
         help: its effect, in one sentence.
         unit: of a number, such as tokens.
-        least, above, most: bounds of a number.
         default_of: the setting of the run that is the default, such as ``generation_max_length``.
 
     Example:
@@ -79,10 +78,7 @@ class Argument:
 
     help: str
     unit: str = ""
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    default_of: str | None = None
+    default_of: str | None = field(default=None, kw_only=True)
 
     @property
     def text(self) -> str:
@@ -119,7 +115,7 @@ def bound_arguments(
     name: str,
     value: Any,
     given: Mapping[str, Any],
-    settings: Mapping[str, Any] | None = None,
+    settings: Any = None,
     reward: Callable[[Any], RewardFunction] | None = None,
 ) -> dict[str, Any]:
     """The arguments of a reward function: ``given``, and for declared ones the settings of the run or the defaults.
@@ -127,7 +123,7 @@ def bound_arguments(
     Args:
         name: of the reward, for messages.
         value: the function or class.
-        settings: of the run, by name, for arguments whose default is one of them.
+        settings: of the run, whose attributes are the defaults of some arguments.
         reward: resolves the name of a reward, for arguments that are reward functions.
 
     Raises:
@@ -141,16 +137,12 @@ def bound_arguments(
     for each, (parameter, hint, declared) in known.items():
         if declared is None:
             continue
-        default = (settings or {}).get(declared.default_of or "", parameter.default)
+        default = getattr(settings, declared.default_of or "", parameter.default)
         bound[each] = chosen = default if given.get(each) is None else given[each]
         if hint is RewardFunction:
             bound[each] = reward(chosen) if reward else chosen
             continue
-        bounds = Bounds(declared.least, declared.above, declared.most)
-        problem = misfit(SimpleNamespace(**{each: chosen}), each, hint)
-        if problem is None and type(chosen) in (int, float):
-            problem = bounds.problem(each, chosen)
-        if problem:
+        if problem := misfit(SimpleNamespace(**{each: chosen}), each, hint) or declared.problem(each, chosen):
             raise RewardError(f"reward {name!r}: {problem.removeprefix('--')}")
     return bound
 
@@ -192,12 +184,6 @@ def call_plain(function: RewardFunction, completions: list[str], columns: Mappin
 
 # ---- what functions are called with: completions, columns of records, the signatures of TRL and verl
 
-# Names of arguments that do not come from a record's own fields; a field of that name would hide them.
-RESERVED = (
-    *("completions", "prompts", "completion_ids", "finish_reasons"),
-    *("image_paths", "video_paths", "shown", "opened_think", "turns", "trainer_state", "log_metric"),
-)
-
 
 def reward_columns(
     records: Sequence[Record], group_size: int, opened_think: Sequence[bool] | None = None, **more: list[Any]
@@ -225,38 +211,6 @@ def reward_columns(
     columns["opened_think"] = list(opened_think) if opened_think is not None else [False] * len(records)
     repeated = {name: [value for value in values for _ in range(group_size)] for name, values in columns.items()}
     return repeated | more
-
-
-def field_problem(solution: str, fields: Mapping[str, Any]) -> str | None:
-    """Why a record's fields cannot become columns: one hides a column of another meaning."""
-    for name in RESERVED:
-        if name in fields:
-            return f"the field {name!r} would hide what reward functions get under that name: rename it"
-    if fields.get("solution", solution) != solution:
-        return "the field 'solution' differs from the last gpt turn, which is the solution: rename it"
-    return None
-
-
-def route_problem(route: Any, names: Sequence[str]) -> str | None:
-    """Why a record's field ``reward`` does not route it: it must name functions of the run, or be missing."""
-    wanted = [route] if isinstance(route, str) else route
-    if wanted is None:
-        return None
-    if not isinstance(wanted, list) or not wanted or not all(isinstance(name, str) for name in wanted):
-        return f"the field 'reward' must be the name of a reward function or a list of names, got {route!r}"
-    if unknown := [name for name in wanted if name not in names]:
-        return f"the field 'reward' names {unknown[0]!r}, but the run scores with {', '.join(names)}"
-    return None
-
-
-def is_routed(route: Any, name: str) -> bool:
-    """Whether a record whose field ``reward`` is ``route`` is scored by the function ``name``."""
-    return route is None or route == name or (isinstance(route, list) and name in route)
-
-
-def record_name(columns: Mapping[str, list[Any]], row: int) -> str:
-    """How an error names the record of a row."""
-    return f"record {columns['id'][row]!r}" if "id" in columns else f"row {row}"
 
 
 class Completion(str):

@@ -11,6 +11,8 @@ from qwenvl.option import Options, option
 ResponseFormat = Literal["think_answer", "answer_only"]
 BoxUnits = Literal["same", "thousandths"]
 OnError = Literal["error", "skip"]
+LONGEST = 512
+"""The default of --generation_max_length, in tokens."""
 
 
 @dataclass
@@ -67,15 +69,3 @@ class RewardOptions(Options):
     def problems(self) -> Iterator[str]:
         if self.format_reward_weight == 0 and self.accuracy_reward_weight == 0:
             yield "--format_reward_weight and --accuracy_reward_weight are both 0: every reward would be 0"
-
-
-@dataclass(frozen=True)
-class RewardSettings:
-    """Settings of a run that are the defaults of some arguments of reward functions.
-
-    Attributes:
-        generation_max_length: the longest completion, in tokens.
-    """
-
-    response_format: ResponseFormat = RewardOptions.response_format
-    generation_max_length: int = 512

@@ -13,14 +13,9 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from qwenvl.option import nearest, parse_row
-from qwenvl.rewards.function import (
-    RewardError,
-    RewardFunction,
-    adapt_verl,
-    bound_arguments,
-)
+from qwenvl.rewards.function import RewardError, RewardFunction, adapt_verl, bound_arguments
 from qwenvl.rewards.functions.models import RewardModel
-from qwenvl.rewards.options import OnError, RewardOptions, RewardSettings
+from qwenvl.rewards.options import OnError, RewardOptions
 from qwenvl.rewards.rubric import Rubric
 from qwenvl.rewards.table import BY_FLAG, TABLE
 
@@ -58,7 +53,7 @@ def build_rubric(
     *,
     external_plugins: Sequence[str] = (),
     reward_models: Sequence[str] = (),
-    settings: RewardSettings | None = None,
+    settings: Any = None,
     on_error: OnError = "error",
 ) -> Rubric:
     """The rubric of a run.
@@ -73,7 +68,7 @@ def build_rubric(
         external_plugins: Python files whose functions carry ``@reward("name")``.
         reward_models: paths or names of reward models, appended after the functions. Without ``reward_funcs`` they are
             all that scores.
-        settings: of the run, which are the defaults of some arguments.
+        settings: of the run, whose attributes are the defaults of some arguments. None: their own defaults.
         on_error: see ``Rubric``.
 
     Raises:
@@ -99,7 +94,7 @@ def build_rubric(
         )
     plugins = _plugin_functions(external_plugins)
     names = DEFAULT_WEIGHTS if reward_funcs is None else reward_funcs
-    functions = [resolve(each, vars(settings or RewardSettings()), plugins) for each in names]
+    functions = [resolve(each, settings, plugins) for each in names]
     for place, path in enumerate(reward_models, start=1):
         name = "reward_model" if len(reward_models) == 1 else f"reward_model_{place}"
         functions.append(RewardFunction(name, RewardModel(path)))
@@ -108,13 +103,12 @@ def build_rubric(
 
 
 def resolve(
-    each: Named, settings: Mapping[str, Any] | None = None, plugins: Mapping[str, Any] | None = None
+    each: Named, settings: Any = None, plugins: Mapping[str, Any] | None = None
 ) -> RewardFunction:
     """The reward function that a user named or gave, with its arguments.
 
     Args:
-        each: see ``build_rubric``.
-        settings: of the run, by name. None: the defaults.
+        each, settings: see ``build_rubric``.
         plugins: marked functions by name.
 
     Raises:
@@ -122,7 +116,7 @@ def resolve(
     """
     if isinstance(each, RewardFunction):
         return each
-    settings, plugins = settings or vars(RewardSettings()), plugins or {}
+    plugins = plugins or {}
     given: Mapping[str, Any] = {}
     value: Any = each
     entry, name = None, ""

@@ -13,19 +13,9 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from qwenvl.rewards.function import (
-    Completion,
-    RewardError,
-    RewardFunction,
-    Unfinished,
-    arguments,
-    field_problem,
-    is_routed,
-    record_name,
-    route_problem,
-)
+from qwenvl.rewards.function import Completion, RewardError, RewardFunction, Unfinished, arguments
 from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
 
@@ -45,31 +35,11 @@ NO_SOLUTION = "expected a `solution`, `reward_model.ground_truth`, or a last ass
 TAKEN = ("total", "std", "max", "temporal_contrast")
 """What the run logs as ``reward/NAME`` beside the reward functions, none of which can have one of these names."""
 
-
-class Call(NamedTuple):
-    """One function on the rows that are its own.
-
-    Attributes:
-        completions: the texts of its rows.
-        columns: lists as long as ``completions``, by name.
-        shared: arguments that are not one per row (``trainer_state``, ``log_metric``).
-    """
-
-    function: RewardFunction
-    completions: list[str]
-    columns: Mapping[str, list[Any]]
-    shared: Mapping[str, Any]
-
-    def only(self, rows: Sequence[int]) -> Call:
-        """The same call on some of its rows."""
-        columns = {name: [values[row] for row in rows] for name, values in self.columns.items()}
-        return self._replace(completions=[self.completions[row] for row in rows], columns=columns)
-
-    def bound(self) -> Callable[[], Any]:
-        """The function with its arguments: copies, so that it changes nothing that others see."""
-        positional, keywords = arguments(self.function, self.completions, {**self.columns, **self.shared})
-        own_keywords = {name: each if name in self.shared else own(each) for name, each in keywords.items()}
-        return partial(self.function.call, *own(positional), **own_keywords, **self.function.arguments)
+# Names of arguments that do not come from a record's own fields; a field of that name would hide them.
+RESERVED = (
+    *("completions", "prompts", "completion_ids", "finish_reasons"),
+    *("image_paths", "video_paths", "shown", "opened_think", "turns", "trainer_state", "log_metric"),
+)
 
 
 class Rubric:
@@ -209,17 +179,45 @@ class Rubric:
         logged: dict[str, list[float]] = defaultdict(list)
         routes = columns.get("reward", [None] * n)
         texts: list[str] = [Completion(text) for text in completions]
-        calls: list[tuple[list[int], Call]] = []
+
+        def begin(function: RewardFunction, rows: Sequence[int]) -> Callable[[], list[Any]]:
+            """A function that gives the values of some rows. An async call runs from now on, another within that.
+
+            The call gets copies, so that it changes nothing that others see. A call that raises is made again row by
+            row, to learn which rows it fails on: these have the exception as their value.
+            """
+            log = lambda name, value: logged[f"reward/{function.name}/{name}"].append(float(value))
+            shared = {"trainer_state": trainer_state, "log_metric": log}
+            own_columns = {name: [values[row] for row in rows] for name, values in columns.items()}
+            positional, keywords = arguments(function, [texts[row] for row in rows], own_columns | shared)
+            keywords = {name: each if name in shared else own(each) for name, each in keywords.items()}
+            bound = partial(function.call, *own(positional), **keywords, **function.arguments)
+            result = self._started(bound) if function.is_async else bound
+
+            def finish() -> list[Any]:
+                try:
+                    return _one_per_row(function.name, len(rows), result())
+                except RewardError:
+                    raise
+                except (Exception, SystemExit) as error:
+                    failure = error  # the second call is outside of the handler: the traceback shows one error, not two
+                if len(rows) == 1:
+                    return [failure]
+                alone = [value for finish_one in [begin(function, [row]) for row in rows] for value in finish_one()]
+                # A function that fails on no single row fails on several together: all of them are affected.
+                failed_alone = any(isinstance(value, BaseException) for value in alone)
+                return alone if failed_alone else [failure] * len(rows)
+
+            return finish
+
+        begun = []
         for function in self.functions:
             if rows := [row for row in range(n) if is_routed(routes[row], function.name)]:
-                log = lambda name, value, of=function.name: logged[f"reward/{of}/{name}"].append(float(value))
-                shared = {"trainer_state": trainer_state, "log_metric": log}
-                calls.append((rows, Call(function, texts, columns, shared).only(rows)))
+                begun.append((function.name, rows, begin(function, rows)))
         components: dict[str, Values] = {name: [None] * n for name in self.names}
         left_out = set()
-        for (rows, call), values in zip(calls, self._values_of([call for _, call in calls]), strict=True):
-            name = call.function.name
-            for row, value in zip(rows, values, strict=True):
+        for name, rows, finish in begun:
+            for row, value in zip(rows, finish(), strict=True):
                 components[name][row], problem = _as_number(value)
                 if problem:
                     left_out.add(row)
@@ -229,41 +227,12 @@ class Rubric:
         means = {name: math.fsum(values) / len(values) for name, values in logged.items()}
         return list(components.values()), means, left_out
 
-    def _values_of(self, calls: list[Call]) -> list[list[Any]]:
-        """The values of each call, one per row. A row that failed has the exception as its value.
-
-        Async functions run beside each other and beside the others. A function that raises is called again row by row,
-        to learn which rows it fails on.
-
-        Raises:
-            RewardError: a function needs a column that is missing, or did not return one value per row.
-        """
-        started = [self._start(call) for call in calls]
-        return [self._finish(call, result) for call, result in zip(calls, started, strict=True)]
-
-    def _start(self, call: Call) -> Callable[[], Any]:
-        """A function that returns the values. An async call has begun, another begins when that is called."""
-        bound = call.bound()
-        if not call.function.is_async:
-            return bound
+    def _started(self, bound: Callable[[], Any]) -> Callable[[], Any]:
+        """Start an async call. Returns the function that waits for its values."""
         if self._loop is None:  # one for all calls: clients and semaphores belong to the loop that first used them
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="async-rewards", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(_awaited(bound), self._loop).result
-
-    def _finish(self, call: Call, result: Callable[[], Any]) -> list[Any]:
-        try:
-            return _one_per_row(call, result())
-        except RewardError:
-            raise
-        except (Exception, SystemExit) as error:
-            failure = error  # the second call is outside of the handler: the traceback shows one error, not two
-        if len(call.completions) == 1:
-            return [failure]
-        alone = [value for (value,) in self._values_of([call.only([row]) for row in range(len(call.completions))])]
-        # A function that fails on no single row fails on several together: all of them are affected.
-        failed_alone = any(isinstance(value, BaseException) for value in alone)
-        return alone if failed_alone else [failure] * len(call.completions)
 
     def _leave_out(self, name: str, place: str, value: Any) -> None:
         """Count a row without a value, or stop, and with ``skip`` stop after too many failures."""
@@ -312,14 +281,14 @@ def _raised_at(error: BaseException) -> str:
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
-def _one_per_row(call: Call, values: Any) -> list[Any]:
+def _one_per_row(name: str, rows: int, values: Any) -> list[Any]:
     if hasattr(values, "tolist"):
         values = values.tolist()
-    if isinstance(values, (list, tuple)) and len(values) == len(call.completions):
+    if isinstance(values, (list, tuple)) and len(values) == rows:
         return list(values)
     got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
     raise RewardError(
-        f'reward "{call.function.name}": expected a list of {len(call.completions)} values, one per completion '
+        f'reward "{name}": expected a list of {rows} values, one per completion '
         f"(a number, or None where it does not apply), got {got}"
     )
 
@@ -340,3 +309,38 @@ def own(value: Any) -> Any:
     if type(value) is dict:
         return {name: own(each) for name, each in value.items()}
     return copy.deepcopy(value)
+
+
+# ---- the records: their fields, and which functions score them
+
+
+def field_problem(solution: str, fields: Mapping[str, Any]) -> str | None:
+    """Why a record's fields cannot become columns: one hides a column of another meaning."""
+    for name in RESERVED:
+        if name in fields:
+            return f"the field {name!r} would hide what reward functions get under that name: rename it"
+    if fields.get("solution", solution) != solution:
+        return "the field 'solution' differs from the last gpt turn, which is the solution: rename it"
+    return None
+
+
+def route_problem(route: Any, names: Sequence[str]) -> str | None:
+    """Why a record's field ``reward`` does not route it: it must name functions of the run, or be missing."""
+    wanted = [route] if isinstance(route, str) else route
+    if wanted is None:
+        return None
+    if not isinstance(wanted, list) or not wanted or not all(isinstance(name, str) for name in wanted):
+        return f"the field 'reward' must be the name of a reward function or a list of names, got {route!r}"
+    if unknown := [name for name in wanted if name not in names]:
+        return f"the field 'reward' names {unknown[0]!r}, but the run scores with {', '.join(names)}"
+    return None
+
+
+def is_routed(route: Any, name: str) -> bool:
+    """Whether a record whose field ``reward`` is ``route`` is scored by the function ``name``."""
+    return route is None or route == name or (isinstance(route, list) and name in route)
+
+
+def record_name(columns: Mapping[str, list[Any]], row: int) -> str:
+    """How an error names the record of a row."""
+    return f"record {columns['id'][row]!r}" if "id" in columns else f"row {row}"

@@ -8,7 +8,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from qwenvl.option import Options, option
-from qwenvl.rewards.options import RewardSettings
+from qwenvl.rewards.options import LONGEST
 from qwenvl.types import SamplingParams
 
 LIVE_COMPLETIONS_EVERY = 20
@@ -107,7 +107,7 @@ class SamplingOptions(Options):
         unset="only the model's end tokens",
     )
     generation_max_length: int = option(
-        RewardSettings.generation_max_length,
+        LONGEST,
         "Longest completion in new tokens, at least 1; what is longer is cut.",
         least=1,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from qwenvl.model.sharding import LockStep
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision_tower import accept_features, supports_encode_once
 from qwenvl.option import row_of, was_set
-from qwenvl.rewards import RewardSettings, Rubric, build_rubric
+from qwenvl.rewards import Rubric, build_rubric
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import TemporalContrast
@@ -164,7 +163,7 @@ def _rubric(args: GRPOConfig, *given: Any, **more: Any) -> Rubric:
     return build_rubric(
         *given,
         external_plugins=args.external_plugins or (),
-        settings=RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)}),
+        settings=args,
         on_error=args.on_reward_error,
         **more,
     )
@@ -181,11 +180,7 @@ def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContra
     contrast, name = row_of(args, "temporal_contrast"), correctness_of(args)
     if contrast is None or name is None:
         return None
-    return TemporalContrast(
-        **vars(contrast.arguments),
-        correctness=_rubric(args, name),
-        temporal_patch_size=temporal_patch_size,
-    )
+    return TemporalContrast(contrast.arguments, _rubric(args, name), temporal_patch_size)
 
 
 def build_collector(

@@ -8,6 +8,7 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.evaluate.questions import Questions, QuestionSamples, blank, clusters_of, partners, shuffled, single_frame
 from qwenvl.evaluate.settings import EvaluateOptions
 from qwenvl.rewards import build_rubric
+from qwenvl.rewards.options import ContrastArguments
 from qwenvl.train.collect.contrast import TemporalContrast
 from qwenvl.types import Message, Record
 
@@ -51,7 +52,7 @@ def test_three_controls_keep_all_but_the_pixels(dataset, collator):
 
 
 def test_shuffled_frames_are_those_of_the_bonus_for_order(dataset, collator):
-    contrast = TemporalContrast(0.5, 0.0, 0.3, build_rubric(["accuracy"]), 2)
+    contrast = TemporalContrast(ContrastArguments(), build_rubric(["accuracy"]), 2)
     sample = next(dataset[n] for n in range(len(dataset)) if dataset[n].videos)
     theirs = contrast.shuffled(collator([sample])["prompts"], seed=5)
     ours = collator([shuffled(sample, 5)])["prompts"]

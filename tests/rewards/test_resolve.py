@@ -2,13 +2,14 @@
 
 import pickle
 from functools import partial
+from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
 
 from qwenvl.config.flags import SUCCESSORS
 from qwenvl.option import parse_row
-from qwenvl.rewards import Argument, RewardError, RewardSettings, build_rubric
+from qwenvl.rewards import Argument, RewardError, build_rubric
 from qwenvl.rewards.function import Completion, arguments_of, reward_columns
 from qwenvl.rewards.resolve import resolve
 from qwenvl.rewards.table import TABLE
@@ -19,7 +20,7 @@ def test_the_default_rubric_by_hand():
     batch = build_rubric().score(["<think>a</think><answer>(1)</answer>", "(1)"], {"solution": ["(1)(2)"] * 2})
     assert batch.names == ("format", "accuracy")
     assert batch.total.tolist() == [pytest.approx(0.3 * 1 + 0.7 * 0.5), 0.0]
-    settings = RewardSettings(response_format="answer_only")
+    settings = SimpleNamespace(response_format="answer_only")
     answer_only = build_rubric(settings=settings, format_reward_weight=1.0, accuracy_reward_weight=0.0)
     assert answer_only.score(["<answer>(3)</answer>"], {"solution": ["(1)"]}).total.tolist() == [1.0]
 
@@ -228,14 +229,10 @@ def test_a_column_never_replaces_a_declared_argument():
     ("text", "message"),
     [
         ("cosine(mx_len=1)", "reward 'cosine' has no argument 'mx_len': did you mean max_len?"),
-        ("count(x=1)", "reward 'count' has no argument 'x': it has none"),
         ("cosine(max_len=0)", "reward 'cosine': max_len must be at least 1, got 0"),
-        ("cosine(max_len='9')", "reward 'cosine': max_len must be an integer or None, got '9'"),
-        ("length_window(bonus=0)", "reward 'length_window': bonus must be above 0, got 0"),
-        ("repetition(max_penalty=1)", "reward 'repetition': max_penalty must be at most 0, got 1"),
+        ("cosine(max_len='9')", "reward 'cosine': max_len must be an integer, got '9'"),
         ("format(response_format='answers_only')", "got 'answers_only'; did you mean answer_only"),
         ("temporal_iou(boundary=1)", "reward 'temporal_iou': boundary must be True or False, got 1"),
-        ("box_iou(units='mm')", "reward 'box_iou': units must be one of same, thousandths, got 'mm'"),
         ("numeric(tolerance=1e999)", "reward 'numeric': tolerance must be a finite number, got inf"),
         ("cosine(correctness_func='acuracy')", "no reward function is named 'acuracy': did you mean accuracy"),
         *(
@@ -251,7 +248,7 @@ def test_wrong_arguments_are_refused(text, message):
 
 
 def test_settings_of_the_run_are_defaults_that_arguments_override():
-    settings = vars(RewardSettings(response_format="answer_only", generation_max_length=10))
+    settings = SimpleNamespace(response_format="answer_only", generation_max_length=10)
     assert resolve("format", settings).arguments == {"response_format": "answer_only"}
     assert resolve("cosine", settings).arguments["max_len"] == 10
     assert resolve("cosine(max_len=20)", settings).arguments["max_len"] == 20
@@ -296,28 +293,19 @@ def plain(data_source, solution_str, ground_truth, extra_info):
 """
 
 
-@pytest.fixture
-def file(tmp_path):
+def test_compute_score_of_verl_gives_the_score_and_metrics_and_gets_the_fields_of_its_data(tmp_path):
     path = tmp_path / "verl_rewards.py"
     path.write_text(VERL)
-    return path
-
-
-def test_a_dict_gives_the_score_and_metrics(file):
-    batch = build_rubric([f"verl:{file}:compute_score"]).score(["= 4", "four"], {"solution": ["4", "4"]})
+    batch = build_rubric([f"verl:{path}:compute_score"]).score(["= 4", "four"], {"solution": ["4", "4"]})
     assert batch.names == ("compute_score",) and batch.total.tolist() == [1.0, 0.0]
     assert batch.metrics == {"reward/compute_score/length": 3.5}
-
-
-def test_the_fields_that_verl_data_has_are_used(file):
     columns = {
         "solution": ["x"] * 3,
         "reward_model": [{"style": "rule", "ground_truth": "4"}, None, {"ground_truth": "9"}],
         "ground_truth": [None, None, "5"],
         "extra_info": [{"weight": 2}, {"weight": 3}, {"weight": 5}],
     }
-    batch = build_rubric([f"verl:{file}:plain"]).score(["4", "x", "5"], columns)
-    assert batch.components == [[2.0, 3.0, 5.0]]
+    assert build_rubric([f"verl:{path}:plain"]).score(["4", "x", "5"], columns).components == [[2.0, 3.0, 5.0]]
 
 
 def test_a_completion_reads_as_text_and_as_a_conversation():

@@ -89,20 +89,6 @@ def test_one_value_per_completion(values):
         rubric(wrong).score(["a", "b"], {})
 
 
-def test_a_row_that_nobody_scores_is_an_error():
-    with pytest.raises(RewardError, match="record 'r2': no reward function scored it"):
-        rubric(lambda completions: [1.0, None]).score(["a", "b"], {"id": ["r1", "r2"]})
-
-
-def test_columns_must_fit_and_be_there():
-    with pytest.raises(RewardError, match="'solution' has 1 values for 2"):
-        rubric(is_solution).score(["a", "b"], {"solution": ["a"]})
-    with pytest.raises(
-        RewardError, match="needs the column 'solution', which no record has; there are: completions, id"
-    ):
-        rubric(is_solution).score(["a"], {"id": ["r1"]})
-
-
 def test_a_record_chooses_its_functions():
     seen = {}
 
@@ -168,50 +154,41 @@ def test_data_is_checked_by_the_functions_a_record_goes_to():
 
 
 def test_refusals():
+    there = "needs the column 'solution', which no record has; there are: completions, id"
     for wrong, message in (
         (lambda: rubric(), "no reward function"),
         (lambda: rubric(length, weights=[1.0, 2.0]), "2 reward weights for 1 functions"),
         (lambda: rubric(length, length), "there is another metric reward/length"),
         (lambda: rubric(RewardFunction("total", length)), "there is another metric reward/total"),
         (lambda: rubric(length, weights=[math.nan]), "finite"),
+        (lambda: rubric(is_solution).score(["a", "b"], {"solution": ["a"]}), "'solution' has 1 values for 2"),
+        (lambda: rubric(is_solution).score(["a"], {"id": ["r1"]}), there),
+        (lambda: rubric(lambda completions: [None]).score(["a"], {"id": ["r"]}), "record 'r': no reward function scor"),
     ):
         with pytest.raises(RewardError, match=message):
             wrong()
 
 
-def test_async_functions_run_together():
-    met = {"first": asyncio.Event(), "second": asyncio.Event()}
+def test_async_functions_and_objects_run_together_on_one_loop_for_all_calls():
+    met, loops = {"first": asyncio.Event(), "second": asyncio.Event()}, []
 
     async def first(completions):
         met["first"].set()
         await met["second"].wait()
         return [1.0]
 
-    async def second(completions):
-        met["second"].set()
-        await met["first"].wait()
-        return [2.0]
+    class Second:
+        __name__ = "second"
 
-    assert rubric(first, second).score(["a"], {}).components == [[1.0], [2.0]]
+        async def __call__(self, completions):
+            loops.append(asyncio.get_running_loop())
+            met["second"].set()
+            await met["first"].wait()
+            return [2.0]
 
-
-def test_async_callable_objects_keep_one_loop():
-    class Judge:
-        __name__ = "judge"
-
-        def __init__(self):
-            self.lock, self.loops = asyncio.Lock(), []
-
-        async def __call__(self, completions, **columns):
-            async with self.lock:
-                self.loops.append(asyncio.get_running_loop())
-            return [1.0] * len(completions)
-
-    judge = Judge()
-    made = rubric(judge)
-    for _ in range(2):
-        made.score(["a"], {})
-    assert judge.loops[0] is judge.loops[1]
+    both = rubric(first, Second())
+    assert [both.score(["a"], {}).components for _ in range(2)] == [[[1.0], [2.0]]] * 2
+    assert loops[0] is loops[1]
 
 
 def test_a_function_that_fails_only_in_company_affects_all_rows():

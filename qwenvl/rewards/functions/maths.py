@@ -6,14 +6,13 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
-from functools import lru_cache, partial
-from typing import Annotated, Any
+from functools import lru_cache
+from typing import Any
 
 from qwenvl.child import Child, ChildDied, ChildFailed, ChildTimeout
 from qwenvl.files import check_installed, require
-from qwenvl.rewards.function import Argument, Unfinished
+from qwenvl.rewards.function import Unfinished
 from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
 
 LONGEST = 500  # characters of an expression
@@ -43,26 +42,17 @@ class MathReward:
     value: it is named in the log and counted as ``reward/math_accuracy/skipped``.
     """
 
-    def __init__(
-        self,
-        workers: Annotated[int, Argument("Processes that verify pairs.", least=1)] = 1,
-    ) -> None:
+    def __init__(self) -> None:
         check_installed("math_verify", "rewards")
-        self._pool = ThreadPoolExecutor(workers, "math-worker")
-        self._thread = threading.local()  # each thread has a child process
-        self._children: list[Child] = []
-        self._closed = False
+        self._child: Child | None = None
+        self._lock = threading.Lock()  # records may be checked by several threads
 
     def __call__(self, completions: list[str], solution: list[str], **columns: Any) -> list[float | Unfinished]:
-        verdicts: list[bool | Future] = []
-        for text, truth in zip(completions, solution, strict=True):
-            verdict = compare_as_text(solution_of(truth), answer_of(text))
-            verdicts.append(self._pool.submit(self._verify, *verdict) if isinstance(verdict, tuple) else verdict)
-        try:
-            return [_value(each.result) if isinstance(each, Future) else float(each) for each in verdicts]
-        except KeyboardInterrupt:  # a run that is interrupted does not wait for its pairs
-            self.close()
-            raise
+        verdicts = [
+            compare_as_text(solution_of(truth), answer_of(text))
+            for text, truth in zip(completions, solution, strict=True)
+        ]
+        return [self._verify(*each) if isinstance(each, tuple) else float(each) for each in verdicts]
 
     def check(self, solution: str, fields: Mapping[str, Any]) -> str | None:
         """Why a record cannot be scored, or None: its solution is empty, or is mathematics that cannot be parsed."""
@@ -74,7 +64,7 @@ class MathReward:
         expression, _ = split_unit(gold)
         if not is_mathematical(expression) or _PLAIN.fullmatch(plain(expression)):
             return None
-        value = _value(partial(self._verify, expression, expression))
+        value = self._verify(expression, expression)
         if isinstance(value, Unfinished):
             return f"{value}: choose a simpler solution than {gold!r}"
         if value:
@@ -82,26 +72,28 @@ class MathReward:
         return f"the solution cannot be parsed as mathematics: {gold!r}"
 
     def close(self) -> None:
-        """End the child processes, those with a pair too."""
-        self._closed = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for child in self._children:
-            child.abort()
-        self._pool.shutdown()
-        for child in self._children:
-            child.kill()
+        """End the child process."""
+        if self._child is not None:
+            self._child.kill()
+        self._child = None
 
-    def _verify(self, gold: str, answer: str) -> bool:
-        """``equivalent`` in the child process of this thread, which is replaced when it has died."""
-        child: Child | None = getattr(self._thread, "child", None)
-        if child is None or not child.alive:
-            if child is not None:
-                self._children.remove(child)
-            child = self._thread.child = Child(f"{__name__}:serve", memory_bytes=MEMORY, environment=ENVIRONMENT)
-            self._children.append(child)
-            if self._closed:
-                child.abort()
-        return child.ask((gold, answer), HANGING_SECONDS, CPU_SECONDS)
+    def _verify(self, gold: str, answer: str) -> float | Unfinished:
+        """``equivalent`` in the child process, which is replaced when it has died.
+
+        An expression that math-verify fails on is not equal.
+        """
+        with self._lock:
+            if self._child is None or not self._child.alive:
+                self._child = Child(f"{__name__}:serve", memory_bytes=MEMORY, environment=ENVIRONMENT)
+            try:
+                return float(self._child.ask((gold, answer), HANGING_SECONDS, CPU_SECONDS))
+            except ChildFailed as error:
+                return Unfinished("a pair took more than 3 GiB") if "MemoryError" in str(error) else 0.0
+            except (ChildTimeout, ChildDied) as error:
+                return Unfinished(f"a pair could not be verified: {error}")
+            except BaseException:  # interrupted: the child's answer would be taken for that of the next pair
+                self.close()
+                raise
 
 
 def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
@@ -180,13 +172,3 @@ def _parsed(expression: str) -> list[Any]:
 def _fraction(text: str) -> Fraction | None:
     numerator, _, denominator = text.partition("/")
     return Fraction(numerator) / Fraction(denominator or 1) if Fraction(denominator or 1) else None
-
-
-def _value(result: Callable[[], bool]) -> float | Unfinished:
-    """What a worker found. An expression that math-verify fails on is not equal."""
-    try:
-        return float(result())
-    except ChildFailed as error:
-        return Unfinished("a pair took more than 3 GiB") if "MemoryError" in str(error) else 0.0
-    except (ChildTimeout, ChildDied) as error:
-        return Unfinished(f"a pair could not be verified: {error}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from qwenvl.rewards.function import Argument, RewardFunction, Unfinished, call_plain
 from qwenvl.rewards.functions.actions import accuracy, check_actions
 from qwenvl.rewards.functions.text import CJK, TAGS, first_block
-from qwenvl.rewards.options import ResponseFormat
+from qwenvl.rewards.options import LONGEST, ResponseFormat
 from qwenvl.types import Turn
 
 ACCURACY = RewardFunction("accuracy", accuracy, check_actions)
@@ -20,7 +20,7 @@ _CJK = re.compile(f"[{CJK}]")
 
 Form = Annotated[ResponseFormat, Argument("The form that is expected.", default_of="response_format")]
 Correctness = Annotated[RewardFunction, Argument("Reward whose value 1 means that a completion is correct.")]
-Longest = Annotated[int | None, Argument("Length T.", "tokens", least=1, default_of="generation_max_length")]
+Longest = Annotated[int, Argument("Length T.", "tokens", least=1, default_of="generation_max_length")]
 
 
 def format_reward(
@@ -76,7 +76,7 @@ def cosine(
     completion_ids: list[Sequence[int]],
     *,
     correctness_func: Correctness = ACCURACY,
-    max_len: Longest = None,
+    max_len: Longest = LONGEST,
     min_len_value_correct: Annotated[float, Argument("Value of a correct completion of length 0.")] = 1.0,
     max_len_value_correct: Annotated[float, Argument("Value of a correct completion of length T.")] = 0.5,
     min_len_value_wrong: Annotated[float, Argument("Value of a wrong completion of length 0.")] = -0.5,
@@ -90,8 +90,6 @@ def cosine(
     ``max_len_value_wrong``. A completion is correct where the function ``correctness_func`` gives 1. Where that gives
     None, so does this. arXiv:2502.03373, section 4.
     """
-    assert max_len is not None  # the longest completion of the run, at least
-
     def score(correct: bool, tokens: int) -> float:
         at_zero = min_len_value_correct if correct else min_len_value_wrong
         at_longest = max_len_value_correct if correct else max_len_value_wrong
@@ -130,7 +128,7 @@ def soft_overlong(
     completions: list[str],
     completion_ids: list[Sequence[int]],
     *,
-    max_len: Longest = None,
+    max_len: Longest = LONGEST,
     cache: Annotated[
         int | None, Argument("Length of the fall, at most T. None: a fifth of T.", "tokens", least=1)
     ] = None,
@@ -140,7 +138,6 @@ def soft_overlong(
 
     T is ``max_len``. DAPO, arXiv:2503.14476, equation 13.
     """
-    assert max_len is not None
     fall = cache or max(1, max_len // 5)
     if fall > max_len:
         raise ValueError(f"cache must be at most max_len ({max_len}), got {cache}")

@@ -24,13 +24,7 @@ from qwenvl.model.inputs import InputBuilder, PromptInputs, is_large, media_byte
 from qwenvl.model.sharding import LockStep, whole_weights
 from qwenvl.model.vision_tower import features_or_pixels
 from qwenvl.rewards import Rubric, reward_columns
-from qwenvl.rollout.engine import (
-    EngineWithWeights,
-    RolloutEngine,
-    SamplingParams,
-    lost_together,
-    real_tokens,
-)
+from qwenvl.rollout.engine import EngineWithWeights, RolloutEngine, SamplingParams, lost_together, real_tokens
 from qwenvl.tools.toolbox import Conversations, Toolbox
 from qwenvl.train.collect.ahead import StepsAhead
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
@@ -291,11 +285,11 @@ class Collector:
         """N advantages. An estimator that needs the rewards of the whole step has those of all processes."""
         if not self.compares:
             return torch.zeros_like(rewards.total, device=self.args.device)
-        rows = [*zip(rewards.total.tolist(), *rewards.components, strict=True)]
+        values = [[math.nan if value is None else value for value in column] for column in rewards.components]
+        own = torch.stack([rewards.total, *(torch.tensor(column, dtype=rewards.total.dtype) for column in values)], 1)
         shared = needs_whole_step(self.args.estimator, self.args.scale_rewards)
-        by_process = self.from_all(rows) if shared else [rows]
-        numbers = [[math.nan if value is None else value for value in row] for process in by_process for row in process]
-        joined = torch.tensor(numbers, dtype=rewards.total.dtype).view(-1, 1 + len(rewards.weights))
+        by_process = self.from_all(own) if shared else [own]
+        joined = torch.cat(by_process)
         advantages = group_advantages(
             joined[:, 0],
             self.group_size,
@@ -304,8 +298,8 @@ class Collector:
             components=joined[:, 1:],
             weights=rewards.weights,
         )
-        own = self.process if shared else 0
-        return advantages.split([len(process) for process in by_process])[own].to(self.args.device)
+        parts = advantages.split([*map(len, by_process)])
+        return parts[self.process if shared else 0].to(self.args.device)
 
     def from_all(self, value: Any) -> list[Any]:
         """The values of all processes. All must call this, and none samples meanwhile."""
@@ -332,23 +326,17 @@ def _texts_and_columns(
     batches: Sequence[PromptBatch], rollouts: Sequence[RolloutBatch]
 ) -> tuple[list[str], dict[str, list[Any]]]:
     """Arguments of the reward functions: the N completions of all prompts, and the columns."""
-    rows = [
-        row
-        for each in rollouts
-        for row in zip(
-            each.texts, real_tokens(each.completion_ids, each.completion_mask), each.finish_reasons, strict=True
-        )
-    ]
+    texts = [text for each in rollouts for text in each.texts]
     prompts = [each for batch in batches for each in zip(batch.records, batch.frames, strict=True)]
-    size = len(rows) // max(1, len(prompts))
+    size = len(texts) // max(1, len(prompts))
     shown = [Pictures(tuple(frames), record.images) for record, frames in prompts]
     columns = reward_columns(
         [record for record, _ in prompts],
         size,
         shown=[each for each in shown for _ in range(size)],
         opened_think=[opened for batch in batches for opened in batch.opened_think],
-        completion_ids=[ids for _, ids, _ in rows],
-        finish_reasons=[reason for _, _, reason in rows],
+        completion_ids=[ids for each in rollouts for ids in real_tokens(each.completion_ids, each.completion_mask)],
+        finish_reasons=[reason for each in rollouts for reason in each.finish_reasons],
         turns=[turns for each in rollouts for turns in each.turns or [(Turn(text),) for text in each.texts]],
     )
-    return [text for text, _, _ in rows], columns
+    return texts, columns

@@ -17,6 +17,7 @@ from torch import Tensor
 from qwenvl.data.seeds import stable_random
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.functions.grounding import temporal_contrast
+from qwenvl.rewards.options import ContrastArguments
 from qwenvl.types import PromptBatch, RewardBatch
 
 NAME = "temporal_contrast"
@@ -24,25 +25,21 @@ NAME = "temporal_contrast"
 
 @dataclass(frozen=True)
 class TemporalContrast:
-    """The settings of the bonus.
+    """The second groups of a run, and the bonus.
 
     Attributes:
-        share: size of the second group, as a share of the first. It has at least one completion.
-        margin: what the ordered group's mean correctness must exceed the shuffled group's by.
-        bonus: added to the total of the correct completions of the ordered group.
+        flags: share, margin and bonus.
         correctness: one function, which gives 1 for a correct completion.
         temporal_patch_size: frames of a temporal patch.
     """
 
-    share: float
-    margin: float
-    bonus: float
+    flags: ContrastArguments
     correctness: Rubric
     temporal_patch_size: int
 
     def group_size(self, ordered: int) -> int:
         """Completions with shuffled frames for each video prompt."""
-        return max(1, round(self.share * ordered))
+        return max(1, round(self.flags.share * ordered))
 
     def shuffled(self, batch: PromptBatch, seed: int) -> PromptBatch:
         """Return the video prompts of a batch with the frames of each clip in random order.
@@ -69,10 +66,9 @@ class TemporalContrast:
         """Return the rewards with the bonus as one more component. A completion without a reward gets no bonus.
 
         Args:
-            ordered: N values of the correctness function, 1 being correct, None where it does not apply.
-            shuffled: P means of the shuffled groups, None for prompts without video.
+            ordered, shuffled: see ``qwenvl.rewards.functions.grounding.temporal_contrast``.
         """
-        given = temporal_contrast(ordered, shuffled, self.margin, self.bonus)
+        given = temporal_contrast(ordered, shuffled, self.flags.margin, self.flags.bonus)
         values = [None if total is None else value for value, total in zip(given, rewards.totals(), strict=True)]
         extra = torch.tensor([value or 0.0 for value in values], dtype=rewards.total.dtype)
         return replace(

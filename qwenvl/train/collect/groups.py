@@ -7,8 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import join_rollouts, select_rows
@@ -68,7 +67,8 @@ def _join_batches(parts: Sequence[PromptBatch]) -> PromptBatch:
         if isinstance(values[0], list):
             joined[name] = [item for value in values for item in value]
         elif name in _PROMPT_ROWS:
-            joined[name] = _left_padded(values)
+            rows = [row for value in values for row in value]
+            joined[name] = pad_sequence(rows, batch_first=True, padding_side="left")
         elif name == "teacher":
             joined[name] = None if values[0] is None else _join_batches(values)
         else:
@@ -90,9 +90,3 @@ def join_rewards(parts: Sequence[RewardBatch]) -> RewardBatch:
         total=torch.cat([part.total for part in parts]),
         metrics=metrics,
     )
-
-
-def _left_padded(values: Sequence[Tensor]) -> Tensor:
-    """Rows of different lengths below each other, padded with zeros."""
-    width = max(value.shape[1] for value in values)
-    return torch.cat([pad(value, (width - value.shape[1], 0)) for value in values])

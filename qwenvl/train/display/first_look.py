@@ -1,51 +1,35 @@
-"""Hints before a run begins: unused keys, small pictures, sizes that do not fit."""
+"""Hints before a run begins: unused keys, sizes that do not fit."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.data.collator import GRPOCollator
-from qwenvl.data.errors import BadMediaError
-from qwenvl.data.hints import few_frames, size_hints
-from qwenvl.data.media.images import image_size
-from qwenvl.data.options import FrameOptions
-from qwenvl.data.prompt_length import MediaSizes, read_header
 from qwenvl.data.records.parse import record_hints
 from qwenvl.data.records.record_file import spot_checked
 from qwenvl.train.display.console import say
-from qwenvl.types import ClipMeta, Hint, Record
+from qwenvl.types import Hint, Record
 
-MEASURED = 8  # records whose media headers are read
 COMPARED = 10_000  # records of a file that is not in memory. Of a larger one a few are compared
 
 
-def first_look(dataset: Any, collator: GRPOCollator) -> None:
-    """Print the hints of ``qwenvl data check`` on a few records of a data set."""
+def first_look(dataset: Any) -> None:
+    """Print what ``qwenvl data check`` says of the keys of a few records of a data set."""
     records: Sequence[Record] = getattr(dataset, "records", ())
     if not records or os.environ.get("RANK", "0") != "0":
         return
-    found: Counter[Hint] = Counter()
-    first: dict[Hint, str] = {}
-    looked, lengths = 0, []
-    for looked, record in enumerate(spot_checked(records), start=1):
-        hints = [*record_hints(record)]
-        if looked <= MEASURED:
-            sizes, own = _measured(record)
-            lengths += own
-            hints += size_hints(sizes, collator.options, collator.processor)
-        for hint in hints:
-            found[hint] += 1
-            first.setdefault(hint, record.where)
-    for hint, count in found.items():
-        of = min(MEASURED, looked) if hint.kind == "seen small" else looked
-        say(f"worth a look: {hint.message} ({count} of {of} records looked at, the first is {first[hint]})")
-    for hint in few_frames(lengths, getattr(dataset, "options", FrameOptions())):
-        say(f"worth a look: {hint.message}")
+    found: dict[Hint, list[str]] = defaultdict(list)
+    looked = list(spot_checked(records))
+    for record in looked:
+        for hint in record_hints(record):
+            found[hint].append(record.where)
+    for hint, places in found.items():
+        of = f"{len(places)} of {len(looked)} records looked at, the first is {places[0]}"
+        say(f"worth a look: {hint.message} ({of})")
 
 
 def size_warnings(args: GRPOConfig, train: Any, evaluation: Any) -> Iterator[str]:
@@ -100,23 +84,3 @@ def _questions(dataset: Any) -> set[int]:
     records: Sequence[Record] = getattr(dataset, "records", ())
     read = records if isinstance(records, list) or len(records) <= COMPARED else spot_checked(records)
     return {hash((record.messages, record.videos, record.images)) for record in read}
-
-
-def _measured(record: Record) -> tuple[MediaSizes, list[tuple[float, int]]]:
-    """The sizes of a record's media, and ``clip_lengths``, by headers. Unreadable media are reported when decoded."""
-    clips, metas, images, lengths = [], [], [], []
-    for path, meta in zip(record.videos, record.clip_meta, strict=True):
-        try:
-            timeline, size = read_header(path, (meta or ClipMeta()).frames_fps)
-        except (BadMediaError, OSError):
-            continue
-        clips.append(size)
-        metas.append(meta)
-        if meta is None or not (meta.min_frames or meta.max_frames or meta.video_fps):
-            lengths.append((timeline.duration, len(timeline.times)))
-    for path in record.images:
-        try:
-            images.append(image_size(path))
-        except (BadMediaError, OSError):
-            continue
-    return MediaSizes(tuple(clips), tuple(metas), tuple(images)), lengths

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from qwenvl.config.command_line import parsed, split_file
 from qwenvl.config.flags import FLAG_GROUPS, USUAL, FlagParser, settings_class, wants_help
@@ -37,7 +37,7 @@ class PlanOptions(Options):
 
     gpus: int = option(1, "GPUs that the run is split among, at least 1, one process for each.", least=1)
     gpu_memory: float = option(24.0, "Memory of one GPU in GB, above 0.", above=0)
-    engine: Literal["none", "ddp", "zero2", "zero3", "fsdp"] | None = option(
+    engine: Literal["ddp", "zero2", "zero3", "fsdp"] | None = option(
         None,
         "What splits the model among several GPUs, in place of --deepspeed and --fsdp.",
         unset="ddp with several GPUs",
@@ -45,14 +45,11 @@ class PlanOptions(Options):
 
     def problems(self):
         """Contradictions."""
-        if self.gpus == 1 and self.engine not in (None, "none", "zero2", "zero3"):
+        if self.gpus == 1 and self.engine in ("ddp", "fsdp"):
             yield f"--engine {self.engine} has no effect with --gpus 1"
-        if self.gpus > 1 and self.engine == "none":
-            yield "--engine none has no effect with several GPUs: each trains with the others, by ddp at least"
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """The memory of a run's steps."""
 
     lengths: Sequence[PromptLength]  # of the prompts, the shortest first
@@ -150,9 +147,9 @@ def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
     yield f"It {verdict}: {amount(peak)} of {amount(plan.room)}, nine tenths of {options.gpu_memory:g} GB"
     if found := list(remedies(*plan.case)):
         yield "What lowers it, one after the other, the cheapest first:"
-    for each in found:
-        fits = ", which fits" if each.peak <= plan.room else ""
-        yield f"  {each.flags} gives {amount(each.peak)}{fits}; it costs {each.costs}"
+    for flags, costs, lower in found:
+        fits = ", which fits" if lower <= plan.room else ""
+        yield f"  {flags} gives {amount(lower)}{fits}; it costs {costs}"
     yield "Plan again with --lora_enable, a smaller --grpo_sample_size or --gpus 8 --engine zero3 to see their savings"
 
 

@@ -199,7 +199,7 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
         held_out = build_dataset(args.eval_dataset_use, args, rubric, collator, training=False)
         sections["rewards"] = [f"{name}: weight {of:g}" for name, of in zip(rubric.names, rubric.weights, strict=True)]
         more = {"one step": [f"{prompts}, {args.grpo_sample_size} completions each"]}
-    first_look(dataset, collator)
+    first_look(dataset)
     for warning in size_warnings(args, dataset, held_out):
         say(f"worth a look: {warning}")
     sections["parameters that learn"] = parameter_lines(policy, weight_dtype(args, args.lora_enable))

@@ -10,7 +10,7 @@ from qwenvl.data.records.presets import ASKED_FOR
 from qwenvl.rewards.function import call_plain
 from qwenvl.rewards.functions.actions import list_of
 from qwenvl.rewards.functions.answers import affirms, letters, numbers_in, solves
-from qwenvl.rewards.functions.grounding import boxes_in, spans_in, temporal_contrast
+from qwenvl.rewards.functions.grounding import boxes_in, spans_in
 from qwenvl.rewards.resolve import resolve
 from qwenvl.rewards.table import check_problem_type
 
@@ -254,17 +254,6 @@ def test_records_that_cannot_be_scored_are_refused(name, good, bad, message):
     assert [check(*each) for each in good] == [None] * len(good)
     for each in bad:
         assert message in check(*each), each
-
-
-def test_a_span_needs_the_duration_for_its_boundary():
-    with pytest.raises(ValueError, match="duration"):
-        value_of("temporal_iou(boundary=True)", "2 to 8", "4 to 10")
-
-
-def test_a_completion_that_correctness_says_nothing_of_counts_nowhere():
-    # Without it the first group is right in 1 of 2, which beats .4; the second group has no value.
-    got = temporal_contrast([1.0, None, 0.0, None, None, None], [0.4, 0.0], margin=0.0, bonus=0.2)
-    assert got == [0.2, None, 0.0, None, None, None]
 
 
 @pytest.mark.parametrize(

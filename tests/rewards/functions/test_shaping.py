@@ -1,8 +1,9 @@
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
-from qwenvl.rewards import RewardError, RewardSettings, build_rubric
+from qwenvl.rewards import RewardError, build_rubric
 from qwenvl.rewards.function import RewardFunction
 from qwenvl.rewards.functions.shaping import (
     cosine,
@@ -113,7 +114,7 @@ def test_cosine_by_hand():
 
 
 def test_cosine_by_name_uses_the_correctness_that_is_chosen():
-    rubric = build_rubric(["cosine(correctness_func='count')"], settings=RewardSettings(generation_max_length=4))
+    rubric = build_rubric(["cosine(correctness_func='count')"], settings=SimpleNamespace(generation_max_length=4))
     columns = {"solution": ["3", "3"], "completion_ids": tokens(4, 0)}
     assert rubric.score(["<answer>3</answer>", "<answer>4</answer>"], columns).total.tolist() == [0.5, -0.5]
     assert "exactly one number" in rubric.check_solution("three")

@@ -9,6 +9,7 @@ import torch
 
 from qwenvl.data.seeds import stable_random
 from qwenvl.rewards import build_rubric
+from qwenvl.rewards.options import ContrastArguments
 from qwenvl.runlog import read_rollouts
 from qwenvl.train.collect.contrast import TemporalContrast, reorder_frames
 from qwenvl.types import RewardBatch
@@ -16,7 +17,7 @@ from tests.train.conftest import caught_draws
 
 
 def contrast(margin=0.0, share=0.5):
-    return TemporalContrast(share, margin, 0.3, build_rubric(["accuracy"]), 2)
+    return TemporalContrast(ContrastArguments(share, margin, 0.3), build_rubric(["accuracy"]), 2)
 
 
 def rewards(total):
@@ -41,17 +42,11 @@ def test_correct_completions_get_it_where_order_helps(margin, shuffled, bonus):
     assert result.total.tolist() == pytest.approx([a + b for a, b in zip(ordered, bonus, strict=True)])
 
 
-def test_prompts_without_video_do_not_take_part():
-    ordered = [1.0, 1.0, 1.0, None]
-    result = contrast().add(rewards([1.0, 1.0, 1.0, 0.0]), ordered, [None, 0.0])
-    assert result.components[1] == [None, None, 0.3, None]
-    assert result.total.tolist() == pytest.approx([1.0, 1.0, 1.3, 0.0])
-
-
-def test_a_completion_without_a_reward_gets_no_bonus():
-    result = contrast().add(rewards([1.0, math.nan]), [1.0, 1.0], [0.0])
-    assert result.components[1] == [0.3, None]
-    assert result.totals() == [pytest.approx(1.3), None]
+def test_prompts_without_video_and_completions_without_a_reward_get_no_bonus():
+    ordered = [1.0, 1.0, 1.0, None, 1.0, 1.0]
+    result = contrast().add(rewards([1.0, 1.0, 1.0, 0.0, 1.0, math.nan]), ordered, [None, 0.0, 0.0])
+    assert result.components[1] == [None, None, 0.3, None, 0.3, None]
+    assert result.totals() == [1.0, 1.0, pytest.approx(1.3), 0.0, pytest.approx(1.3), None]
 
 
 def test_frames_are_permuted_whole(tiny_pair):
@@ -92,17 +87,6 @@ def test_records_and_ids_of_the_shuffled_prompts_belong_together(make_trainer):
     assert not torch.equal(part.pixel_values_videos, alone.pixel_values_videos)
 
 
-def test_a_run_with_the_bonus(make_trainer):
-    trainer = make_trainer(temporal_contrast=True, per_device_train_batch_size=8, max_steps=1)
-    draws = caught_draws(trainer)
-    trainer.train()
-    # All prompts, then those with video, half as often (1.5, rounded to even).
-    assert [(prompts, size) for prompts, size, *_ in draws] == [(8, 3), (6, 2)]
-    rows = list(read_rollouts(trainer.args.output_dir))
-    by_kind = {row.record_id: row.rewards["temporal_contrast"] for row in rows}
-    assert by_kind["text"] is None and by_kind["image"] is None and by_kind["clip-0"] is not None
-
-
 def test_the_second_group_is_drawn_by_itself(make_trainer, sop_data):
     """The tiny model hardly minds the order of frames: with the same random numbers it would write the same again."""
     rows = [row for row in json.loads(sop_data.read_text()) if "video" in row]
@@ -139,6 +123,9 @@ def test_correctness_may_be_a_plugin_that_does_not_apply_to_every_record(make_tr
         per_device_train_batch_size=8,
         max_steps=1,
     )
+    draws = caught_draws(trainer)
     trainer.train()
+    # All prompts, then those with video, half as often (1.5, rounded to even).
+    assert [(prompts, size) for prompts, size, *_ in draws] == [(8, 3), (6, 2)]
     given = {row.record_id: row.rewards["temporal_contrast"] for row in read_rollouts(trainer.args.output_dir)}
     assert given == {"clip-0": None, "text": None, "image": None} | {f"clip-{n}": 0.0 for n in range(1, 6)}

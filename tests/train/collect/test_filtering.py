@@ -51,11 +51,11 @@ def is_dropped(group) -> bool:
 @pytest.mark.parametrize(
     "split",
     [
-        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "top_entropy_quantile": 0.5}
+        | {"entropy_coef": 0.01, "entropy_target": 3.0},
         {"per_device_train_batch_size": 3, "num_iterations": 2, "max_steps": 4},
         {"per_device_train_batch_size": 4, "shared_prefix": "off", "scale_rewards": "batch"}
         | {"advantage_estimator": "grpo(kl_in_reward=True)"},
-        {"per_device_train_batch_size": 4, "top_entropy_quantile": 0.5, "entropy_coef": 0.01, "entropy_target": 3.0},
     ],
     ids=str,
 )

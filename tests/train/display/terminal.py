@@ -2,6 +2,7 @@
 
 import io
 import re
+from types import SimpleNamespace
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|.", re.DOTALL)
 
@@ -32,3 +33,8 @@ def on_screen(written: str) -> list[str]:
             lines[row] = lines[row][:column].ljust(column) + token + lines[row][column + 1 :]
             column += 1
     return [line.rstrip() for line in lines]
+
+
+def state_of(step: int = 0, steps: int = 4) -> SimpleNamespace:
+    """A ``TrainerState`` as displays read it."""
+    return SimpleNamespace(is_world_process_zero=True, max_steps=steps, global_step=step)

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from qwenvl.train.display.board import LiveBoard, sparkline
 from qwenvl.train.meter import Doing, Meter
-from tests.train.display.terminal import Terminal, on_screen
+from tests.train.display.terminal import Terminal, on_screen, state_of
 
 LOGS = {
     **{"loss": 0.0, "reward/total": 0.5, "reward/format": 1.0, "reward/std": 0.1, "reward/format/skipped": 1.0},
@@ -38,10 +38,6 @@ def terminal_of(monkeypatch):
         return terminal
 
     return make
-
-
-def state_of(step: int = 0, steps: int = 4):
-    return SimpleNamespace(is_world_process_zero=True, max_steps=steps, global_step=step)
 
 
 def live(clock=None) -> LiveBoard:

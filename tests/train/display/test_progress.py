@@ -13,6 +13,7 @@ from qwenvl.rollout.engine import Drawing
 from qwenvl.train.callbacks import display_of
 from qwenvl.train.display.progress import Progress, ProgressLines
 from qwenvl.train.meter import Doing, Meter
+from tests.train.display.terminal import state_of
 
 
 @pytest.fixture
@@ -25,12 +26,8 @@ def lines(clock):
     return ProgressLines(Doing(Meter()), clock=lambda: clock.now, every=None)
 
 
-def state_of(steps, step=0):
-    return SimpleNamespace(is_world_process_zero=True, max_steps=steps, global_step=step)
-
-
 def test_lines_come_at_the_first_step_at_the_last_and_every_few_seconds(lines, clock, capsys):
-    state, control = state_of(8), SimpleNamespace(should_log=True)
+    state, control = state_of(0, 8), SimpleNamespace(should_log=True)
     lines.on_train_begin(None, state, control)
     for step in range(1, 9):
         clock.now += 2
@@ -43,20 +40,18 @@ def test_lines_come_at_the_first_step_at_the_last_and_every_few_seconds(lines, c
         "step 7 of 8, 00:02 left: reward 0.875",
         "step 8 of 8: reward 1.000",
     ]
-
-
-def test_steps_between_log_entries_are_told_of_too(lines, clock, capsys):
-    state, control = state_of(9), SimpleNamespace(should_log=False)
+    state, control.should_log = state_of(0, 9), False  # of steps between log entries
     lines.on_train_begin(None, state, control)
     for step in (1, 2, 3):
         clock.now += 4
         state.global_step = step
         lines.on_step_end(None, state, control)
-    assert capsys.readouterr().err.splitlines() == ["step 1 of 9, 00:32 left", "step 3 of 9, 00:24 left"]
+    told = ["step 1 of 9, 00:32 left: reward 1.000", "step 3 of 9, 00:24 left: reward 1.000"]
+    assert capsys.readouterr().err.splitlines() == told
 
 
 def test_an_evaluation_tells_how_far_it_is_and_what_it_found(lines, clock, capsys):
-    state = state_of(9, 3)
+    state = state_of(3, 9)
     for _ in range(4):
         lines.on_prediction_step(None, state, None, eval_dataloader=range(4))
         clock.now += 3
@@ -130,7 +125,7 @@ def test_the_thread_looks_within_steps_alone(clock):
             seen.append((step, steps, seconds, doing))
             looked.set()
 
-    display, state = Display(Doing(Meter()), clock=lambda: clock.now, every=0.001), state_of(4)
+    display, state = Display(Doing(Meter()), clock=lambda: clock.now, every=0.001), state_of()
     display.on_train_begin(None, state, None)
     display.tick()
     assert not seen

@@ -74,11 +74,13 @@ def test_it_learns_the_best_completions_of_a_run(flags, sop_data, tmp_path, capf
     assert error.endswith("has a total reward at or above --min_reward 1.5: the highest has 1")
 
 
-def test_a_dry_run_shows_the_targets_and_writes_nothing(flags, tmp_path, capsys):
-    main([*flags(target_template="Answer: {solution}"), "--dry_run", "all"])
+def test_a_dry_run_shows_the_targets_and_what_it_reads_of_a_settings_file_and_writes_nothing(flags, tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text("grpo_sample_size: 8\nsync_ref_model: True\nbase_interval: 0.5\n")
+    main([str(tmp_path / "run.yaml"), *flags(target_template="Answer: {solution}"), "--dry_run", "all"])
     lines = capsys.readouterr().out.splitlines()
-    assert "  target_template: Answer: {solution}" in lines
-    assert not any(line.startswith(("  grpo_beta", "  reward_funcs")) for line in lines)
+    assert {"  target_template: Answer: {solution}", "  base_interval: 0.5"} <= set(lines)
+    of_training = ("  grpo_beta", "  reward_funcs", "  grpo_sample_size", "  sync_ref_model")
+    assert not any(line.startswith(of_training) for line in lines)
     targets = lines[lines.index("their targets") + 1 : -1]
     assert len(targets) == 4 and all("tokens: 'Answer: (" in line for line in targets)
     assert not (tmp_path / "warm").exists()
@@ -104,14 +106,6 @@ def test_a_dry_run_shows_the_targets_and_writes_nothing(flags, tmp_path, capsys)
 def test_what_has_no_effect_is_refused_with_the_reason(more, message, flags, capfd):
     code, error = refused(capfd, *flags(**more))
     assert code == 2 and message in error
-
-
-def test_a_settings_file_of_training_is_taken_as_far_as_a_warm_up_reads_it(flags, tmp_path, capsys):
-    (tmp_path / "run.yaml").write_text("grpo_sample_size: 8\nsync_ref_model: True\nbase_interval: 0.5\n")
-    main([str(tmp_path / "run.yaml"), *flags(), "--dry_run"])
-    lines = capsys.readouterr().out.splitlines()
-    assert "  base_interval: 0.5" in lines
-    assert not any(line.startswith(("  grpo_sample_size", "  sync_ref_model")) for line in lines)
 
 
 def test_a_record_that_cannot_be_taught_is_named_before_training(flags, tmp_path, capfd):

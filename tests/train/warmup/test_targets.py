@@ -18,20 +18,26 @@ def record(solution: str, **fields) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("solution", "thinking", "target"),
+    ("template", "solution", "thinking", "target"),
     [
-        ("<answer>7</answer>", None, "<answer>7</answer>"),
-        (" 7\n", None, "<answer>7</answer>"),
-        ("7", "3 + 4", "<think>3 + 4</think><answer>7</answer>"),
-        ("<answer>7</answer>", "3 + 4", "<think>3 + 4</think><answer>7</answer>"),
-        ("<think>so</think> <answer>7</answer>", None, "<think>so</think> <answer>7</answer>"),
-        ("<think>so</think> <answer>7</answer>", "3 + 4", "<think>so</think> <answer>7</answer>"),
-        ("<think>so</think> 7", None, "<think>so</think><answer>7</answer>"),
-        ("7", "  ", "<answer>7</answer>"),
+        (None, "<answer>7</answer>", None, "<answer>7</answer>"),
+        (None, " 7\n", None, "<answer>7</answer>"),
+        (None, "7", "3 + 4", "<think>3 + 4</think><answer>7</answer>"),
+        (None, "<answer>7</answer>", "3 + 4", "<think>3 + 4</think><answer>7</answer>"),
+        (None, "<think>so</think> <answer>7</answer>", "3 + 4", "<think>so</think> <answer>7</answer>"),
+        (None, "<think>so</think> 7", None, "<think>so</think><answer>7</answer>"),
+        (None, "7", "  ", "<answer>7</answer>"),
+        (TEMPLATE, "7", "3 + 4", "<think>3 + 4</think> <answer>7</answer>"),
+        (TEMPLATE, "<think>so</think> <answer>7</answer>", None, "<think>so</think> <answer>7</answer>"),
+        ("Answer: {solution}", "so <answer>7</answer>", None, "Answer: 7"),
+        ("Answer: {solution}", "<think>so</think> 7", None, "Answer: 7"),
+        ("{thinking}|{solution}", "{thinking}", "{solution}", "{solution}|{thinking}"),
     ],
 )
-def test_a_solution_is_taught_in_the_form_that_rewards_read(solution, thinking, target):
-    assert SolutionTargets().of(record(solution, thinking=thinking), opened_think=False) == [(target,)]
+def test_a_solution_is_taught_in_the_form_that_rewards_read_or_by_a_template(template, solution, thinking, target):
+    targets, row = SolutionTargets(template), record(solution, thinking=thinking)
+    assert targets.check_record(row) is None
+    assert targets.of(row, opened_think=False) == [(target,)]
 
 
 def test_a_target_scores_all_of_its_rewards():
@@ -40,22 +46,6 @@ def test_a_target_scores_all_of_its_rewards():
     rubric = build_rubric(["format", "strict_format", "exact_match"], None)
     assert rubric.score(texts, reward_columns(rows, 1)).components == [[1.0, 1.0]] * 3
     rubric.close()
-
-
-@pytest.mark.parametrize(
-    ("template", "solution", "thinking", "target"),
-    [
-        (TEMPLATE, "7", "3 + 4", "<think>3 + 4</think> <answer>7</answer>"),
-        (TEMPLATE, "<think>so</think> <answer>7</answer>", None, "<think>so</think> <answer>7</answer>"),
-        ("Answer: {solution}", "so <answer>7</answer>", None, "Answer: 7"),
-        ("Answer: {solution}", "<think>so</think> 7", None, "Answer: 7"),
-        ("{thinking}|{solution}", "{thinking}", "{solution}", "{solution}|{thinking}"),
-    ],
-)
-def test_a_template_says_how_a_target_is_written(template, solution, thinking, target):
-    targets, row = SolutionTargets(template), record(solution, thinking=thinking)
-    assert targets.check_record(row) is None
-    assert targets.of(row, opened_think=False) == [(target,)]
 
 
 def test_a_record_that_cannot_be_taught_is_named():

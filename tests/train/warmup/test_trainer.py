@@ -194,14 +194,3 @@ def test_it_ends_with_a_checkpoint_once_the_loss_is_low_enough(make_warmup, tmp_
     again = make_warmup(**settings)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-10"))
     assert again.steps_trained == 0
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_records(make_warmup):
-    trainer = make_warmup()
-    with torch.no_grad():
-        rows = trainer.model.get_output_embeddings().weight[5:69]  # of so many signs that a logit overflows
-        rows.copy_(1e38 * torch.randn_like(rows).sign())
-    said = r"step 1: the loss of micro-batch 1 of 1 \(target/loss (nan|inf); .*\)"
-    with pytest.raises(FloatingPointError, match=said) as error:
-        trainer.train()
-    assert any(record.where in str(error.value) for record in trainer.train_dataset.records)
