@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -80,8 +80,8 @@ class Demo:
     # reward), clips and family.
     defaults: ClassVar[tuple[int, int, int, FamilyName]] = (200, 300, 600, "qwen2_5_vl")
     minutes: ClassVar[str] = "3 to 4"  # by default, on two cores
-    make_data: ClassVar[Callable[..., None]] = staticmethod(make_clips)
-    texts: ClassVar[Callable[[], list[str]]] = staticmethod(tokenizer_texts)  # that the tokenizer is trained on
+    make_data: ClassVar[Any] = staticmethod(make_clips)
+    texts: ClassVar[Any] = staticmethod(tokenizer_texts)  # that the tokenizer is trained on
 
     def __post_init__(self) -> None:
         steps, linear_steps, clips, family = self.defaults
@@ -180,8 +180,8 @@ class LookDemo(Demo):
     controls: ClassVar[tuple[str, ...]] = ("no_look", "other_span", "evidence")
     defaults: ClassVar[tuple[int, int, int, FamilyName]] = (100, 100, 100, "qwen3_vl")
     minutes: ClassVar[str] = "about 8"
-    make_data: ClassVar[Callable[..., None]] = staticmethod(make_long_clips)
-    texts: ClassVar[Callable[[], list[str]]] = staticmethod(look_texts)
+    make_data: ClassVar[Any] = staticmethod(make_long_clips)
+    texts: ClassVar[Any] = staticmethod(look_texts)
 
     @property
     def clip_settings(self) -> LongClipSettings:

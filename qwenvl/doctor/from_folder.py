@@ -26,7 +26,6 @@ from qwenvl.rewards.functions.actions import action_numbers
 from qwenvl.rewards.functions.text import normalized
 from qwenvl.types import Message, Record
 
-FOLDERS = "folders"  # as --answers
 STEPS = "{steps}"  # in a question
 QUESTION = "The video shows an operator at work. Which of these steps does the operator perform, in order?"
 FORM = (
@@ -67,9 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answers = parser.add_mutually_exclusive_group(required=True)
     answers.add_argument(
         "--answers",
-        metavar="CSV|folders",
-        help="a table with the columns clip and answer, .csv (commas or semicolons) or .tsv; or the word folders: "
-        "the name of the folder that a clip lies in is its answer, and without --steps these names are the steps",
+        metavar="CSV",
+        help="a table with the columns clip and answer, .csv (commas or semicolons) or .tsv",
     )
     answers.add_argument("--write-labels", metavar="CSV", help="write a table of the clips to be filled in, and end")
     parser.add_argument("--out", metavar="JSON", help="the file of records (DIR/records.json)")
@@ -90,17 +88,18 @@ def run(args: argparse.Namespace) -> int:
         print(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
         return 0
     steps = StepList.read(Path(args.steps)) if args.steps is not None else None
-    if args.answers == FOLDERS:
-        labels, steps = _from_folders(clips, steps)
-    else:
-        labels = _from_table(Path(args.answers), clips, steps)
+    labels = _from_table(Path(args.answers), clips, steps)
     if not labels:
         raise RecordError(f"{args.answers}: no clip has an answer; expected the columns clip and answer")
     question = _prompt(text_or_file(args.question), steps)
     out, held_out = _targets(args)
     held = _held_out(labels, args.split) if held_out else set()
     print(_summary(root, clips, labels))
-    records = _records(root, question, labels)
+    messages, path_of = (Message("user", question),), lambda clip: str((root / clip).resolve())
+    records = [
+        Record(clip, messages, f"<answer>{answer}</answer>", (path_of(clip),), (), (None,), dict(fields), clip)
+        for clip, (answer, fields) in labels.items()
+    ]
     for path in filter(None, (out, held_out)):
         print(write_records([each for each in records if (each.id in held) == (path == held_out)], path))
     beside = out.parent.resolve()
@@ -132,15 +131,6 @@ def _prompt(question: str | None, steps: StepList | None) -> str:
     if "<answer>" not in text:
         text += "\n" + (STEPS_FORM if steps is not None else FORM)
     return text if "<video>" in text else "<video>\n" + text
-
-
-def _records(root: Path, prompt: str, labels: dict[str, Label]) -> list[Record]:
-    """A record for each clip."""
-    messages, path_of = (Message("user", prompt),), lambda clip: str((root / clip).resolve())
-    return [
-        Record(clip, messages, f"<answer>{answer}</answer>", (path_of(clip),), (), (None,), dict(fields), clip)
-        for clip, (answer, fields) in labels.items()
-    ]
 
 
 def _targets(args: argparse.Namespace) -> tuple[Path, Path | None]:
@@ -300,7 +290,9 @@ def _from_table(path: Path, clips: Sequence[str], steps: StepList | None) -> dic
     A clip with an empty answer has no label. The error lists all lines that are wrong.
     """
     if path.suffix not in (".csv", ".tsv"):
-        raise RecordError(f"{path}: expected a .csv or .tsv file with the columns clip and answer")
+        raise RecordError(
+            f"{path}: expected a .csv or .tsv file with the columns clip and answer; --write-labels begins one"
+        )
     rows = text_rows(plain_file(path))
     problems: list[str] = []
     found: dict[str, Label] = {}
@@ -329,7 +321,9 @@ def _from_table(path: Path, clips: Sequence[str], steps: StepList | None) -> dic
             problems.append(str(error))
         except ValueError as error:
             problems.append(f"{row.where}: {error}")
-    _raise(problems, "line", "of the table can't be used")
+    if problems:
+        what = f"{counted(len(problems), 'line')} of the table can't be used:"
+        raise RecordError("\n".join([what, *_beginning(problems)]), "solution")
     return {clip: found[clip] for clip in clips if clip in found}
 
 
@@ -342,40 +336,3 @@ def _clip_of(cell: str, named: dict[str, list[str]]) -> str:
     if found:
         raise ValueError(f"{name!r} may be {' or '.join(found[:3])}; write the path from the folder")
     raise ValueError(f"there is no clip {name!r}{did_you_mean(name, named)}")
-
-
-def _from_folders(clips: Sequence[str], steps: StepList | None) -> tuple[dict[str, Label], StepList]:
-    """The labels that the names of the folders give, and the steps: without ``steps``, the folders are the steps.
-
-    ``03_insert_the_fan/a.mp4`` shows the step "insert the fan". Clips that are in no folder have no label.
-    """
-    folders = {clip: clip.split("/")[-2] for clip in clips if "/" in clip}
-    if not folders:
-        raise RecordError("--answers folders: expected one folder for each answer, such as insert_the_fan/a.mp4")
-    names = {name: " ".join(name.replace("_", " ").split()) for name in folders.values()}  # in the order of the clips
-    if steps is None:
-        names = {name: _without_number(text) for name, text in names.items()}
-    try:
-        found = steps or StepList(tuple(dict.fromkeys(names.values())))
-    except ValueError as error:
-        raise RecordError(f"--answers folders: {error}") from None
-    answers: dict[str, str] = {}
-    problems: list[str] = []
-    for name, text in names.items():
-        try:
-            answers[name] = found.answer(text)
-        except ValueError as error:
-            problems.append(f"{name}/: {error}")
-    _raise(problems, "folder", "without the name of a step")
-    return {clip: (answers[name], {}) for clip, name in folders.items()}, found
-
-
-def _without_number(name: str) -> str:
-    """The step in a folder's name, without the number that orders it. Hyphens separate words if no space does."""
-    step = re.sub(r"^[0-9]{1,4}[\s.)-]+(?=\S)", "", name)
-    return step if " " in step else step.replace("-", " ").strip()
-
-
-def _raise(problems: list[str], noun: str, what: str) -> None:
-    if problems:
-        raise RecordError("\n".join([f"{counted(len(problems), noun)} {what}:", *_beginning(problems)]), "solution")

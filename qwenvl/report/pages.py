@@ -34,25 +34,8 @@ FORM = ("format", "tag", "length", "overlong", "repetition", "brevity")  # a rew
 _PLACE = re.compile(r"(\[\d+\]|:\d+)$")
 
 
-@dataclass(frozen=True)
-class Group:
-    """One prompt with its G completions of one step.
-
-    Attributes:
-        rollouts: G rows, by ``sample``.
-    """
-
-    rollouts: tuple[Rollout, ...]
-
-    @property
-    def head(self) -> Rollout:
-        """The first row: step, record, prompt and clips are the same in all."""
-        return self.rollouts[0]
-
-    @property
-    def totals(self) -> list[float]:
-        """The total rewards of the completions that have one."""
-        return [each.total for each in self.rollouts if each.total is not None]
+Group = Sequence[Rollout]
+"""One prompt with its G completions of one step, by ``sample``. Step, record, prompt and clips are the same in all."""
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -78,12 +61,12 @@ def grouped(rollouts: Iterable[Rollout]) -> Iterator[Group]:
     for each in rollouts:
         own = (each.split, each.step, each.epoch, each.record_id, each.where)
         if rows and (own != key or each.sample == 0):
-            yield Group(tuple(rows))
+            yield rows
             rows = []
         rows.append(each)
         key = own
     if rows:
-        yield Group(tuple(rows))
+        yield rows
 
 
 def marks(group: Group) -> int:
@@ -93,19 +76,21 @@ def marks(group: Group) -> int:
         >>> marks(group) & EQUAL
         1
     """
-    totals = group.totals
-    found = 0
-    if all_equal(totals) and len(group.rollouts) > 1:  # an evaluation may have one completion of each prompt
-        found |= EQUAL
-    if any(each.finish_reason == "length" for each in group.rollouts):
-        found |= TRUNCATED
-    if len(totals) < len(group.rollouts):
-        found |= UNSCORED
-    if len(group.rollouts) > 2 and _most_frequent(group)[1] * 2 >= len(group.rollouts):
-        found |= REPEATED
-    if group.head.dropped:
-        found |= DROPPED
-    return found | (SUSPECT if suspicions(group) else 0)
+    size, totals = len(group), _totals(group)
+    found = {
+        EQUAL: all_equal(totals) and size > 1,  # an evaluation may have one completion of each prompt
+        TRUNCATED: any(each.finish_reason == "length" for each in group),
+        UNSCORED: len(totals) < size,
+        REPEATED: size > 2 and _most_frequent(group)[1] * 2 >= size,
+        DROPPED: group[0].dropped,
+        SUSPECT: bool(suspicions(group)),
+    }
+    return sum(mark for mark, holds in found.items() if holds)
+
+
+def _totals(group: Group) -> list[float]:
+    """The total rewards of the completions that have one."""
+    return [each.total for each in group if each.total is not None]
 
 
 def suspicions(group: Group) -> list[str]:
@@ -114,15 +99,15 @@ def suspicions(group: Group) -> list[str]:
     Each needs at least half of the completions, in a group of at least three. A group that repeats a right text is
     solved, and not suspected.
     """
-    size = len(group.rollouts)
+    size = len(group)
     if size < 3:
         return []
     reasons = []
-    empty = sum(_form_without_content(each.rewards) for each in group.rollouts)
+    empty = sum(_form_without_content(each.rewards) for each in group)
     if empty * 2 >= size:
         reasons.append(f"{empty} of {size} completions keep the form and have nothing right")
     text, count = _most_frequent(group)
-    content = [value for each in group.rollouts if each.completion.strip() == text for value in _content(each.rewards)]
+    content = [value for each in group if each.completion.strip() == text for value in _content(each.rewards)]
     if count * 2 >= size and content and fmean(content) < HALF_RIGHT:
         reasons.append(f"{count} of {size} completions are the same text, which is not right")
     return reasons
@@ -151,7 +136,7 @@ def _form_without_content(rewards: Mapping[str, float | None]) -> bool:
 
 def _most_frequent(group: Group) -> tuple[str, int]:
     """The most frequent text, without outer white space, and its count."""
-    return Counter(each.completion.strip() for each in group.rollouts).most_common(1)[0]
+    return Counter(each.completion.strip() for each in group).most_common(1)[0]
 
 
 GroupRow = dict[str, Any]
@@ -160,13 +145,13 @@ GroupRow = dict[str, Any]
 
 def row_of(group: Group) -> GroupRow:
     """The row of a group: its numbers, its marks, and the mean of each reward as ``parts``."""
-    head, totals = group.head, group.totals
-    names = dict.fromkeys(name for each in group.rollouts for name in each.rewards)
+    head, totals = group[0], _totals(group)
+    names = dict.fromkeys(name for each in group for name in each.rewards)
     return {
         **{"split": head.split, "step": head.step, "epoch": head.epoch},
-        **{"record": head.record_id, "where": head.where, "size": len(group.rollouts), "marks": marks(group)},
+        **{"record": head.record_id, "where": head.where, "size": len(group), "marks": marks(group)},
         **{"mean": mean(totals), "low": min(totals, default=None), "high": max(totals, default=None)},
-        "parts": {name: mean(each.rewards.get(name) for each in group.rollouts) for name in names},
+        "parts": {name: mean(each.rewards.get(name) for each in group) for name in names},
     }
 
 
@@ -208,7 +193,7 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[li
         RunLogError: a line of the rollouts is none.
     """
     groups = grouped(read_rollouts(run.folder, split=None))
-    kept = (((row_of(group), strips_of(group.rollouts)), group_as_shown(group, read)) for group in groups)
+    kept = (((row_of(group), strips_of(group)), group_as_shown(group, read)) for group in groups)
     made = write_pages(kept, number, folder)
     rows = [row | {"page": page, "place": place} for (row, _), page, place in made]
     write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows))});\n")
@@ -280,8 +265,7 @@ def _numbered(items: Iterable[Any]) -> dict[Any, int]:
 
 def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
     """The page's object of a group: the fields that its completions share, then each completion."""
-    head = group.head
-    names = list(dict.fromkeys(name for each in group.rollouts for name in each.rewards))
+    head, names = group[0], list(dict.fromkeys(name for each in group for name in each.rewards))
     return {
         "split": head.split,
         "step": head.step,
@@ -296,7 +280,7 @@ def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
         "evidence": head.evidence,
         "suspicions": suspicions(group),
         "rewards": names,
-        "rows": [completion_as_shown(each, each.solution, each.advantage, names, read) for each in group.rollouts],
+        "rows": [completion_as_shown(each, each.solution, each.advantage, names, read) for each in group],
     }
 
 
@@ -347,7 +331,7 @@ def turns_as_shown(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     ]
 
 
-def strips_of(completions: Sequence[Rollout] | Sequence[EvaluationSample]) -> list[Strip]:
+def strips_of(completions: Group | Sequence[EvaluationSample]) -> list[Strip]:
     """The strips of the clips and images of one prompt, and of all looks of its completions."""
     head = completions[0]
     looks = [clip for each in completions for turn in each.turns for call in turn.calls for clip in call.clips]

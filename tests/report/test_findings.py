@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from qwenvl.health import findings, history_of
-from qwenvl.report.findings import warnings
 from qwenvl.report.pages import grouped, row_of
 from qwenvl.report.run import Run
+from qwenvl.report.write import warnings
 from tests.report.runs import group
 
 STEPS = range(1, 61)

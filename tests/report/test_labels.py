@@ -6,9 +6,9 @@ import pytest
 from PIL import Image
 
 from qwenvl.data.dataset import load_dataset
-from qwenvl.report.labels import write_labels
+from qwenvl.report.evaluation import write_labels
 from qwenvl.report.pages import Strip
-from qwenvl.report.write import Picture, write_pictures
+from qwenvl.report.write import write_pictures
 
 ROWS = "[...document.querySelectorAll('#list li')].map(each => each.querySelector('.id').textContent)"
 TITLE = "document.querySelector('#group article .title')?.firstChild.textContent"
@@ -46,7 +46,7 @@ def opened(browser, tmp_path):
     (tmp_path / "pictures").mkdir()
     key = Strip("/there/cam/torn.mp4", (0, 4)).key
     Image.new("RGB", (640, 240), (90, 120, 60)).save(tmp_path / "pictures" / f"{key}.jpg")
-    write_pictures(tmp_path, {key: Picture(2, 1, 4 / 3)})
+    write_pictures(tmp_path, {key: {"columns": 2, "rows": 1, "ratio": 4 / 3}})
     browser.errors.clear()
 
     def at(width=1280, dark=False, hash=""):
