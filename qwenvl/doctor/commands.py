@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from qwenvl.config.flags import FlagParser
@@ -16,21 +15,10 @@ COMMANDS = {
 }
 """Each command: its module, with ``add_arguments(parser)`` and ``run(args)``, and its help."""
 
-REMOVED = {
-    "repair": "mend a clip with `ffmpeg -i in.mp4 -c copy -movflags +faststart out.mp4`, or encode it again "
-    "(docs/data.md, Checking)",
-    "stats": "`qwenvl data check` counts records, media, lengths and solutions",
-    "--all_frames": "`ffmpeg -v error -xerror -i CLIP -f null -` decodes all frames of a clip",
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` begins with. Return 1 when the data are bad, 2 when the command is."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    if removed := next((word for word in words if word in REMOVED), None):
-        print(f"qwenvl data: there is no {removed} any more; {REMOVED[removed]}", file=sys.stderr)
-        return 2
-    args = parser().parse_args(words)
+    args = parser().parse_args(argv)
     with told_to_the_user(f"qwenvl data {args.command}"):
         return COMMANDS[args.command][0].run(args)
 

@@ -75,7 +75,7 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     require_report_folder(folder)
     data = folder / "data" / "run-0"
     names = list(dict.fromkeys(name for record in records for name in record[0].rewards))
-    places = write_pages(((None, _as_shown(record, names, read)) for record in records), 0, data)
+    places = write_pages((_as_shown(record, names, read) for record in records), 0, data)
     write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
     page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, **_shown_numbers(facts))
@@ -177,9 +177,7 @@ def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> l
     return [list(own) for _, own in groupby(sorted(known, key=key), key=lambda each: each.doc_id)]
 
 
-def index(
-    facts: Mapping[str, Any], records: Sequence[Answers], places: Sequence[tuple[None, int, int]]
-) -> dict[str, Any]:
+def index(facts: Mapping[str, Any], records: Sequence[Answers], places: Mapping[str, list[int]]) -> dict[str, Any]:
     """The index of all records for filters and jumps: columns of numbers, and the texts that they number."""
     models = [each["name"] for each in facts["models"]]
     datasets = list(dict.fromkeys(_dataset(record[0]) for record in records))
@@ -193,8 +191,7 @@ def index(
         "ids": [record[0].record_id for record in records],
         "columns": {
             "data": [numbers[_dataset(record[0])] for record in records],
-            "page": [page for _, page, _ in places],
-            "place": [place for _, _, place in places],
+            **places,
             "marks": [marks(record) for record in records],
         },
         "means": {
@@ -256,14 +253,13 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]]) ->
     """
     rows = sorted(rows, key=doubt)
     media = [([FrameInfo.of(clip) for clip in row.get("clips", ())], row.get("images", ())) for row in rows]
-    shown = ((None, {**row, **media_as_shown(*own)}) for row, own in zip(rows, media, strict=True))
+    shown = ({**row, **media_as_shown(*own)} for row, own in zip(rows, media, strict=True))
     places = write_pages(shown, 0, folder / "data" / "run-0")
     index = {
         "ids": [row["id"] for row in rows],
         "answers": [row.get("answer") for row in rows],  # None: an error
         "columns": {
-            "page": [page for _, page, _ in places],
-            "place": [place for _, _, place in places],
+            **places,
             "agreement": [row.get("agreement") for row in rows],
             "logprob": [row.get("logprob") for row in rows],
         },

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from qwenvl.files import written_whole
 from qwenvl.health import all_equal
@@ -140,7 +140,7 @@ def _most_frequent(group: Group) -> tuple[str, int]:
 
 
 GroupRow = dict[str, Any]
-"""The row of a group in the index of the page, as ``row_of`` makes it, with its ``page`` and its ``place`` there."""
+"""The row of a group in the index of the page, as ``row_of`` makes it."""
 
 
 def row_of(group: Group) -> GroupRow:
@@ -156,7 +156,6 @@ def row_of(group: Group) -> GroupRow:
 
 
 PAGE_BYTES = 300_000  # a page is closed when its text is longer
-Kept = TypeVar("Kept")
 
 Reading = Callable[[str, str], tuple[str | None, str]]
 """Returns the answer of a completion (None: no answer) and of its solution, as the reward functions read them."""
@@ -192,35 +191,42 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[li
     Raises:
         RunLogError: a line of the rollouts is none.
     """
-    groups = grouped(read_rollouts(run.folder, split=None))
-    kept = (((row_of(group), strips_of(group)), group_as_shown(group, read)) for group in groups)
-    made = write_pages(kept, number, folder)
-    rows = [row | {"page": page, "place": place} for (row, _), page, place in made]
-    write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows))});\n")
-    newest_first = sorted((each for each, _, _ in made), key=lambda each: -each[0]["step"])
-    return rows, list(dict.fromkeys(strip for _, strips in newest_first for strip in strips))
+    rows: list[GroupRow] = []
+    strips: list[tuple[int, list[Strip]]] = []
+
+    def shown() -> Iterator[dict[str, Any]]:
+        for group in grouped(read_rollouts(run.folder, split=None)):
+            rows.append(row_of(group))
+            strips.append((-group[0].step, strips_of(group)))
+            yield group_as_shown(group, read)
+
+    places = write_pages(shown(), number, folder)
+    write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows, places))});\n")
+    newest_first = sorted(strips, key=lambda each: each[0])
+    return rows, list(dict.fromkeys(strip for _, own in newest_first for strip in own))
 
 
-def write_pages(shown: Iterable[tuple[Kept, dict[str, Any]]], number: int, folder: Path) -> list[tuple[Kept, int, int]]:
+def write_pages(shown: Iterable[dict[str, Any]], number: int, folder: Path) -> dict[str, list[int]]:
     """Write objects as pages of ``PAGE_BYTES`` or a little more, and remove further pages of an earlier report.
 
     Args:
-        shown: what is kept of each item, and the object that the page shows. One page is in memory at a time.
+        shown: the objects. One page is in memory at a time.
         number: of the run in the report.
 
     Returns:
-        What is kept, with the number of its page and its place there, from 0.
+        For each object the number of its ``page``, and its ``place`` there, from 0.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    kept: list[tuple[Kept, int, int]] = []
+    places: dict[str, list[int]] = {"page": [], "place": []}
     page, texts = 0, list[str]()
 
     def write() -> None:
         body = ",\n".join(texts)
         write_script(folder / f"page-{page}.js", f"report.page({number}, {page}, [\n{body}\n]);\n")
 
-    for each, value in shown:
-        kept.append((each, page, len(texts)))
+    for value in shown:
+        places["page"].append(page)
+        places["place"].append(len(texts))
         texts.append(as_json(value))
         if sum(map(len, texts)) > PAGE_BYTES:
             write()
@@ -231,10 +237,10 @@ def write_pages(shown: Iterable[tuple[Kept, dict[str, Any]]], number: int, folde
     for old in folder.glob("page-*.js"):
         if int(old.stem.removeprefix("page-")) >= page:
             old.unlink()
-    return kept
+    return places
 
 
-def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
+def index(rows: Sequence[GroupRow], places: Mapping[str, list[int]]) -> dict[str, Any]:
     """The index of all groups for filters and jumps: columns of numbers, and the texts that they number.
 
     ``records`` has ``[id, place, number of the data set]``.
@@ -243,17 +249,18 @@ def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
     splits, datasets = _numbered(row["split"] for row in rows), _numbered(sets.values())
     records = _numbered((row["record"], row["where"]) for row in rows)
     rewards = list(dict.fromkeys(name for row in rows for name in row["parts"]))
-    columns = {name: [row[name] for row in rows] for name in ("page", "place", "step", "epoch", "size", "marks")} | {
-        name: finite([row[name] for row in rows]) for name in ("mean", "low", "high")
-    }
     return {
         "splits": list(splits),
         "datasets": list(datasets),
         "rewards": rewards,
         "records": [[record, where, datasets[sets[where]]] for record, where in records],
-        "columns": columns
-        | {"split": [splits[row["split"]] for row in rows]}
-        | {"record": [records[row["record"], row["where"]] for row in rows]},
+        "columns": {
+            **places,
+            **{name: [row[name] for row in rows] for name in ("step", "epoch", "size", "marks")},
+            **{name: finite([row[name] for row in rows]) for name in ("mean", "low", "high")},
+            "split": [splits[row["split"]] for row in rows],
+            "record": [records[row["record"], row["where"]] for row in rows],
+        },
         "parts": {name: finite([row["parts"].get(name) for row in rows]) for name in rewards},
     }
 

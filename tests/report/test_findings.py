@@ -67,11 +67,6 @@ def test_the_report_warns_in_the_words_of_the_run():
     assert "--filter_groups" in found.advice
 
 
-def test_all_groups_of_a_short_run_count():
-    [found] = warnings(run_of(steps=range(1, 2), equal=[1.0], reward=[0.0]), [])
-    assert found.code == "equal_rewards"
-
-
 def test_a_reward_that_falls_is_not_called_flat_as_well():
     steps = range(1, 121)
     codes = lambda reward: [each.code for each in warnings(run_of(steps, reward=reward), [])]

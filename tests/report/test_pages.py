@@ -15,7 +15,6 @@ from qwenvl.report.pages import (
     UNSCORED,
     dataset_of,
     grouped,
-    is_form,
     marks,
     suspicions,
 )
@@ -80,8 +79,3 @@ def test_suspicion_asks_for_half_of_a_group(totals, texts, reasons):
 def test_without_a_reward_for_the_form_nothing_is_hollow():
     rows = [rollout(sample=n, completion=str(n), rewards={"accuracy": 0.0}, total=0.0) for n in range(4)]
     assert suspicions(rows) == []
-
-
-def test_rewards_of_form_are_told_by_their_names():
-    names = ["format", "strict_format", "length_window", "repetition", "accuracy", "boxes_iou"]
-    assert [is_form(name) for name in names] == [True, True, True, True, False, False]

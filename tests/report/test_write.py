@@ -192,16 +192,6 @@ def test_what_is_no_run_and_what_is_no_report(tmp_path, make_run, capsys):
     )
 
 
-def test_numbers_that_are_not_finite_are_told_and_not_drawn(make_run):
-    run = make_run(metrics=[(1, {"loss": 1.0, "kl": 0.1}), (2, {"loss": float("nan"), "kl": float("inf")})])
-    folder = make_report([run], run / "report").folder
-    [curves] = told(folder / "data" / "curves.js")
-    [loss] = [each for each in curves["sections"]["stable"] if each["metric"] == "loss"]
-    assert loss["curves"][0]["values"] == [1, None]
-    [warning] = json.loads((folder / "summary.json").read_text())["runs"][0]["warnings"]
-    assert (warning["code"], warning["message"]) == ("not_finite", "loss is nan at step 2")
-
-
 def test_three_runs_share_a_table(make_run, tmp_path):
     runs = [make_run("first"), make_run("second", metrics=[(1, {"loss": 0.0})], finished=0), make_run("third")]
     page = make_report(runs, tmp_path / "report").page.read_text()
