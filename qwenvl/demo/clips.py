@@ -9,7 +9,6 @@ A folder contains
     train.json        what GRPO learns from
     heldout.json      clips that nothing learns from
     datasets.yaml     the catalog that names them
-    settings.json     what they were made with
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -83,40 +82,32 @@ class DemoClip:
 
 
 def make_clips(folder: str | Path, settings: ClipSettings = ClipSettings(), *, processes: int | None = None) -> None:
-    """Make the demo's data in ``folder``, unless it is there already and was made with these settings.
+    """Make the demo's data in ``folder``.
 
     Args:
         processes: that draw and encode. By default one per core up to four. 1: this process.
 
     Raises:
-        FileExistsError: ``folder`` contains something else.
+        FileExistsError: ``folder`` is not empty.
     """
     clips = [*_plan("train", settings.train, settings.seed), *_plan("heldout", settings.heldout, settings.seed)]
-    with new_data(Path(folder), asdict(settings)) as unfinished:
-        if unfinished is not None:
-            write_clips(unfinished, {clip.name: partial(draw_clip, clip) for clip in clips}, processes)
-            _write_records(unfinished, clips, settings)
+    with new_data(Path(folder)) as unfinished:
+        write_clips(unfinished, {clip.name: partial(draw_clip, clip) for clip in clips}, processes)
+        _write_records(unfinished, clips, settings)
 
 
 @contextmanager
-def new_data(folder: Path, settings: Mapping[str, Any]) -> Iterator[Path | None]:
+def new_data(folder: Path) -> Iterator[Path]:
     """A folder to write data to, which takes the place of ``folder`` when it is whole.
 
-    None: the data is there already, and was made with these settings.
-
     Raises:
-        FileExistsError: ``folder`` contains something else.
+        FileExistsError: ``folder`` is not empty.
     """
-    made_with = folder / "settings.json"
-    if made_with.is_file() and json.loads(made_with.read_text()) == settings:
-        yield None
-        return
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder}: not the demo's data with these settings; choose another folder, or delete it")
+        raise FileExistsError(f"{folder}: expected an empty folder; choose another one, or delete it")
     with written_whole(folder) as unfinished:
         (unfinished / "clips").mkdir(parents=True)
         yield unfinished
-        (unfinished / "settings.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def make_labelled_folder(folder: Path, count: int = 10, seed: int = 0) -> None:
@@ -298,9 +289,7 @@ class Minute:
 
 def make_long_clips(folder: str | Path, settings: LongClipSettings, *, processes: int | None = None) -> None:
     """See ``make_clips``."""
-    with new_data(Path(folder), asdict(settings)) as unfinished:
-        if unfinished is None:
-            return
+    with new_data(Path(folder)) as unfinished:
         minutes = [minute for name in ("train", "heldout") for minute in _minutes(name, settings)]
         seconds = [
             DemoClip(f"sight-{i:04d}", (i % len(STEPS) + 1,), (RATE,), (settings.seed, 0, i))

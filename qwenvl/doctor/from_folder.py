@@ -84,7 +84,11 @@ def run(args: argparse.Namespace) -> int:
     if args.write_labels is not None:
         if unused := [name for name in ("question", "steps", "out", "split") if getattr(args, name) is not None]:
             raise ValueError(f"--{unused[0]} has no effect with --write-labels: leave it out")
-        _write_table(Path(args.write_labels), clips)
+        path = Path(args.write_labels)
+        if path.exists():
+            raise FileExistsError(f"{path}: is there already; name another file, or fill this one in")
+        with written_whole(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("clip", "answer"), *((clip, "") for clip in clips)])
         print(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
         return 0
     steps = StepList.read(Path(args.steps)) if args.steps is not None else None
@@ -274,14 +278,6 @@ class StepList:
 def _plain(name: str) -> str:
     """A name by which steps are compared: ``Insert_the-fan`` is ``insert the fan``."""
     return normalized(re.sub(r"[\s_-]+", " ", name).strip(" ,;|"))
-
-
-def _write_table(path: Path, clips: Sequence[str]) -> None:
-    """Write a table of ``clips`` whose answers are to be filled in."""
-    if path.exists():
-        raise FileExistsError(f"{path}: is there already; name another file, or fill this one in")
-    with written_whole(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("clip", "answer"), *((clip, "") for clip in clips)])
 
 
 def _from_table(path: Path, clips: Sequence[str], steps: StepList | None) -> dict[str, Label]:

@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -113,19 +112,9 @@ def suspicions(group: Group) -> list[str]:
     return reasons
 
 
-@cache
-def is_form(name: str) -> bool:
-    """Whether a reward judges the form of a completion, by its name. All others judge the content.
-
-    Example:
-        >>> is_form("strict_format"), is_form("accuracy")
-        (True, False)
-    """
-    return any(word in name.casefold() for word in FORM)
-
-
 def _content(rewards: Mapping[str, float | None]) -> list[float]:
-    return [value for name, value in rewards.items() if value is not None and not is_form(name)]
+    judges_form = lambda name: any(word in name.casefold() for word in FORM)
+    return [value for name, value in rewards.items() if value is not None and not judges_form(name)]
 
 
 def _form_without_content(rewards: Mapping[str, float | None]) -> bool:
