@@ -11,7 +11,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from qwenvl.data.errors import RecordError
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             csv.writer(file).writerows([("clip", "answer"), *((clip, "") for clip in clips)])
         print(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
         return 0
-    steps = StepList.read(Path(args.steps)) if args.steps is not None else None
+    steps = read_steps(Path(args.steps)) if args.steps is not None else None
     labels = _from_table(Path(args.answers), clips, steps)
     if not labels:
         raise RecordError(f"{args.answers}: no clip has an answer; expected the columns clip and answer")
@@ -125,13 +124,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prompt(question: str | None, steps: StepList | None) -> str:
+def _prompt(question: str | None, steps: Steps | None) -> str:
     """The prompt of every record: a clip, the question, the steps, and how to answer."""
     if steps is None and (question is None or STEPS in question):
         raise ValueError("give --steps, a file with a step a line, or a --question without {steps}")
     text = (QUESTION if question is None else question).strip()
     if steps is not None:
-        text = text.replace(STEPS, str(steps)) if STEPS in text else f"{text}\n{steps}"
+        text = text.replace(STEPS, numbered(steps)) if STEPS in text else f"{text}\n{numbered(steps)}"
     if "<answer>" not in text:
         text += "\n" + (STEPS_FORM if steps is not None else FORM)
     return text if "<video>" in text else "<video>\n" + text
@@ -198,81 +197,84 @@ def _held_out(clips: Collection[str], share: float) -> set[str]:
     return set(ordered[: min(max(1, round(share * len(clips))), len(clips) - 1)])
 
 
-@dataclass(frozen=True)
-class StepList:
-    """The steps of a procedure. Step n is ``names[n - 1]``.
+Steps = Sequence[str]
+"""The steps of a procedure. Step n is the one at n - 1."""
+
+
+def read_steps(path: Path) -> Steps:
+    """The steps of a text file, one a line. All lines are numbered from 1, ``(1) take the lid``, or none.
+
+    Raises:
+        RecordError: another numbering, a step that two lines name, or none.
+    """
+    lines = [" ".join(line.split()) for line in plain_file(path).read_text("utf-8-sig").splitlines()]
+    lines = [line for line in lines if line]
+    found = [re.fullmatch(r"\(?\s*([0-9]{1,4})\s*[).:]+\s*(.*)", line) for line in lines]
+    if any(found):
+        numbers = [each and int(each[1]) for each in found]
+        if wrong := [n for n, number in enumerate(numbers, start=1) if n != number]:
+            raise RecordError(
+                f"{path}: expected step {wrong[0]}, got {lines[wrong[0] - 1]!r}; number all steps from 1, or none"
+            )
+        lines = [each[2] for each in found if each]
+    if not lines:
+        raise RecordError(f"{path}: expected at least one step")
+    plain = list(map(_plain, lines))
+    for i, name in enumerate(lines):
+        if action_numbers(name) or "<" in name:  # rewards would read the number as that of a step
+            what = "(number) and < have a meaning in answers; leave them out"
+            raise RecordError(f"{path}: step {i + 1}, {name!r}: {what}")
+        if (first := plain.index(plain[i])) < i:
+            raise RecordError(f"{path}: steps {first + 1} and {i + 1} have the same name, {name!r}")
+    return lines
+
+
+def numbered(steps: Steps) -> str:
+    """The list of steps as prompts show it."""
+    return "\n".join(f"({number}) {name}" for number, name in enumerate(steps, start=1))
+
+
+def answer_in(steps: Steps, text: str) -> str:
+    """An answer in the form of the list of steps, in the order of ``text``.
+
+    The text has numbers ("2 3", "2;3"), numbers with names ("(2) insert the fan (3) ..."), or names between
+    semicolons or commas.
+
+    Raises:
+        ValueError: naming an item that is no step.
 
     Example:
-        >>> StepList(("take the lid", "insert the fan")).answer("2; take the lid")
+        >>> answer_in(("take the lid", "insert the fan"), "2; take the lid")
         '(2) insert the fan (1) take the lid'
     """
+    text = text.replace("<answer>", "").replace("</answer>", "").strip()
+    if action_numbers(text):
+        items: Sequence[str] = [item for item in _BRACKETED.split(text) if item.strip(" ,;|")]
+    elif _NUMBERS.fullmatch(text):
+        items = re.findall("[0-9]+", text)
+    else:
+        splits = ([text], re.split(r"[;|\n]", text), text.split(","))
+        items = next((split for split in splits if all(_number(steps, item) for item in split)), splits[1])
+    numbers = []
+    for item in items:
+        if (number := _number(steps, item)) is None:
+            raise ValueError(
+                f"{item.strip(' ,;|')!r} is no step: expected a number from 1 to {len(steps)}, a name of the "
+                f"list, or both that agree{did_you_mean(_plain(item), map(_plain, steps))}"
+            )
+        numbers.append(number)
+    return " ".join(f"({number}) {steps[number - 1]}" for number in numbers)
 
-    names: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        if not self.names:
-            raise ValueError("expected at least one step")
-        plain = list(map(_plain, self.names))
-        for i, name in enumerate(self.names):
-            if action_numbers(name) or "<" in name:  # rewards would read the number as that of a step
-                raise ValueError(f"step {i + 1}, {name!r}: (number) and < have a meaning in answers; leave them out")
-            if (first := plain.index(plain[i])) < i:
-                raise ValueError(f"steps {first + 1} and {i + 1} have the same name, {name!r}")
-
-    @classmethod
-    def read(cls, path: Path) -> StepList:
-        """The steps of a text file, one a line. All lines are numbered from 1, ``(1) take the lid``, or none."""
-        lines = [" ".join(line.split()) for line in plain_file(path).read_text("utf-8-sig").splitlines()]
-        lines = [line for line in lines if line]
-        found = [re.fullmatch(r"\(?\s*([0-9]{1,4})\s*[).:]+\s*(.*)", line) for line in lines]
-        if any(found):
-            numbers = [each and int(each[1]) for each in found]
-            if wrong := [n for n, number in enumerate(numbers, start=1) if n != number]:
-                raise RecordError(
-                    f"{path}: expected step {wrong[0]}, got {lines[wrong[0] - 1]!r}; number all steps from 1, or none"
-                )
-            lines = [each[2] for each in found if each]
-        try:
-            return cls(tuple(lines))
-        except ValueError as error:
-            raise RecordError(f"{path}: {error}") from None
-
-    def __str__(self) -> str:
-        return "\n".join(f"({number}) {name}" for number, name in enumerate(self.names, start=1))
-
-    def answer(self, text: str) -> str:
-        """An answer in the form of the list of steps, in the order of ``text``.
-
-        The text has numbers ("2 3", "2;3"), numbers with names ("(2) insert the fan (3) ..."), or names between
-        semicolons or commas. A ValueError names an item that is no step.
-        """
-        text = text.replace("<answer>", "").replace("</answer>", "").strip()
-        if action_numbers(text):
-            items: Sequence[str] = [item for item in _BRACKETED.split(text) if item.strip(" ,;|")]
-        elif _NUMBERS.fullmatch(text):
-            items = re.findall("[0-9]+", text)
-        else:
-            splits = ([text], re.split(r"[;|\n]", text), text.split(","))
-            items = next((split for split in splits if all(map(self._number, split))), splits[1])
-        numbers = []
-        for item in items:
-            if (number := self._number(item)) is None:
-                raise ValueError(
-                    f"{item.strip(' ,;|')!r} is no step: expected a number from 1 to {len(self.names)}, a name of the "
-                    f"list, or both that agree{did_you_mean(_plain(item), map(_plain, self.names))}"
-                )
-            numbers.append(number)
-        return " ".join(f"({number}) {self.names[number - 1]}" for number in numbers)
-
-    def _number(self, item: str) -> int | None:
-        """The number of the step that an item of an answer names, or None."""
-        names = list(map(_plain, self.names))
-        if (plain := _plain(item)) in names:
-            return names.index(plain) + 1
-        found = _NUMBERED.fullmatch(item.strip(" ,;|"))
-        if not found or not 1 <= int(found[1]) <= len(names):
-            return None
-        return int(found[1]) if _plain(found[2] or "") in ("", names[int(found[1]) - 1]) else None
+def _number(steps: Steps, item: str) -> int | None:
+    """The number of the step that an item of an answer names, or None."""
+    names = list(map(_plain, steps))
+    if (plain := _plain(item)) in names:
+        return names.index(plain) + 1
+    found = _NUMBERED.fullmatch(item.strip(" ,;|"))
+    if not found or not 1 <= int(found[1]) <= len(names):
+        return None
+    return int(found[1]) if _plain(found[2] or "") in ("", names[int(found[1]) - 1]) else None
 
 
 def _plain(name: str) -> str:
@@ -280,7 +282,7 @@ def _plain(name: str) -> str:
     return normalized(re.sub(r"[\s_-]+", " ", name).strip(" ,;|"))
 
 
-def _from_table(path: Path, clips: Sequence[str], steps: StepList | None) -> dict[str, Label]:
+def _from_table(path: Path, clips: Sequence[str], steps: Steps | None) -> dict[str, Label]:
     """The labels of a CSV file with the columns ``clip`` and ``answer``. Other columns become fields of the records.
 
     A clip with an empty answer has no label. The error lists all lines that are wrong.
@@ -312,7 +314,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: StepList | None) -> dic
                 raise ValueError(f"{clip} is at {line_of[clip]} too; a clip has one answer")
             if answer := cells.pop("answer", ""):
                 untagged = answer.removeprefix("<answer>").removesuffix("</answer>").strip()
-                found[clip] = steps.answer(answer) if steps else untagged, cells
+                found[clip] = answer_in(steps, answer) if steps else untagged, cells
         except RecordError as error:
             problems.append(str(error))
         except ValueError as error:

@@ -9,10 +9,10 @@ from qwenvl.config.command_line import parse_args
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.doctor.commands import main
-from qwenvl.doctor.from_folder import StepList
+from qwenvl.doctor.from_folder import answer_in, numbered, read_steps
 
 CLIPS = ["2_insert_fan/c1.mp4", "2_insert_fan/c2.MOV", "2_insert_fan/c10.mp4", "10_close-lid/c3.mkv"]
-STEPS = StepList(("take the lid", "insert the fan, both sides", "fasten 10 mm screw", "pick-up"))
+STEPS = ("take the lid", "insert the fan, both sides", "fasten 10 mm screw", "pick-up")
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_what_is_refused(argv, message, folder, capsys):
     ],
 )
 def test_answers_come_out_in_one_form(written, numbers):
-    assert STEPS.answer(written) == " ".join(f"({n}) {STEPS.names[n - 1]}" for n in numbers)
+    assert answer_in(STEPS, written) == " ".join(f"({n}) {STEPS[n - 1]}" for n in numbers)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_answers_come_out_in_one_form(written, numbers):
 )
 def test_what_is_no_step_is_refused(written, message):
     with pytest.raises(ValueError, match=message):
-        STEPS.answer(written)
+        answer_in(STEPS, written)
 
 
 def test_files_of_steps(tmp_path):
@@ -196,7 +196,7 @@ def test_files_of_steps(tmp_path):
         "\ufeff1: take the lid\n(2)insert the fan",
     ):
         path.write_text(text, encoding="utf-8")
-        assert str(StepList.read(path)) == "(1) take the lid\n(2) insert the fan"
+        assert numbered(read_steps(path)) == "(1) take the lid\n(2) insert the fan"
 
 
 @pytest.mark.parametrize(
@@ -212,4 +212,4 @@ def test_files_of_steps(tmp_path):
 def test_bad_files_of_steps(text, message, tmp_path):
     (tmp_path / "steps.txt").write_text(text)
     with pytest.raises(RecordError, match=message):
-        StepList.read(tmp_path / "steps.txt")
+        read_steps(tmp_path / "steps.txt")
