@@ -117,14 +117,6 @@ def test_dropped_groups_and_those_of_other_processes_are_counted(make_run, tmp_p
     assert (groups["trained"], groups["dropped"], groups["equal"], groups["completions"]) == (2, 1, 0, 4)
 
 
-def test_a_warm_up_shows_its_loss(make_run, tmp_path):
-    metrics = [(n, {"loss": 2.0 - n, "target/loss": 2.0 - n}) for n in (1, 2)]
-    written = make_report([make_run(rollouts=[], metrics=metrics)], tmp_path / "out")
-    trend = written.summary["runs"][0]["trends"]["target/loss"]
-    assert (trend["first"], trend["last"], trend["verdict"]) == (1.0, 0.0, "short")
-    assert "loss of the warm-up" in (written.folder / "index.html").read_text()
-
-
 def test_two_runs_are_laid_over_each_other(make_run, tmp_path):
     first = make_run("first", eval_steps=10)
     second = make_run("second", learning_rate=5e-6, metrics=[(1, {"loss": 0.0, "reward/total": 0.5})], finished=0)
