@@ -76,8 +76,8 @@ class Demo:
     evaluation = property(lambda demo: demo.folder / "evaluation")
     task: ClassVar[str] = "name the steps of videos"
     controls: ClassVar[tuple[str, ...]] = ("blank", "other_clip")
-    # Steps, of Qwen3.5 too (after 200 one of five seeds still mistook one step for another, which cost 0.14 of the
-    # reward), clips and family.
+    # Steps, steps of Qwen3.5, clips, family. After 200 steps of Qwen3.5 one of five seeds still mistook one step of
+    # the procedure for another, which cost 0.14 of the reward.
     defaults: ClassVar[tuple[int, int, int, FamilyName]] = (200, 300, 600, "qwen2_5_vl")
     minutes: ClassVar[str] = "3 to 4"  # by default, on two cores
     make_data: ClassVar[Any] = staticmethod(make_clips)
@@ -86,7 +86,7 @@ class Demo:
     def __post_init__(self) -> None:
         steps, linear_steps, clips, family = self.defaults
         self.family = self.family or family
-        self.linear = self.family.startswith("qwen3_5")  # attention
+        self.linear = self.family.startswith("qwen3_5")  # whether its attention is
         self.steps = self.steps or (linear_steps if self.linear else steps)
         self.clips = self.clips or clips
 
