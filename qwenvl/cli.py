@@ -18,13 +18,13 @@ COMMANDS = {
     "merge": ("qwenvl.train.merge", "fold a LoRA adapter into the weights that it belongs to"),
     "plan": ("qwenvl.train.planning.command", "see before training what memory a step takes, and what makes it fit"),
     "data": ("qwenvl.doctor.commands", "check a data set, count what is in it, convert it; make one of a folder"),
-    "preview": ("qwenvl.doctor.preview_command", "see what the model will see: frames, prompts and solutions"),
+    "preview": ("qwenvl.doctor.commands:preview", "see what the model will see: frames, prompts and solutions"),
     "rewards": ("qwenvl.doctor.rewards", "list the reward functions, or score a completion by hand"),
     "report": ("qwenvl.doctor.report", "see what became of a run: curves, and every group with its completions"),
     "evaluate": ("qwenvl.evaluate.held_out", "see what models are worth on held-out records, and if they look"),
     "demo": ("qwenvl.demo.run", "watch a tiny model learn to name the steps of assembly videos"),
 }
-"""Each command, the module whose ``main(argv)`` it runs, and what it does."""
+"""Each command, the module whose ``main(argv)``, or another function after a colon, it runs, and what it does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int | None:
@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int | None:
         return 2
     if argv is None and {"-h", "--help"} & set(rest):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the end of ``qwenvl train --help | head`` is quiet
-    return import_module(COMMANDS[command][0]).main(rest)
+    module, _, function = COMMANDS[command][0].partition(":")
+    return getattr(import_module(module), function or "main")(rest)
 
 
 def usage() -> str:

@@ -3,7 +3,7 @@
 #
 #   bash scripts/demo.sh                   # from any folder; results in runs/demo of the repository
 #   bash scripts/demo.sh --look            # it learns to look again, 8 minutes; results in runs/demo_look
-#   bash scripts/demo.sh --seed 1 --fresh  # `bash scripts/demo.sh --help` lists the options
+#   bash scripts/demo.sh --seed 1          # `bash scripts/demo.sh --help` lists the options
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 

@@ -41,6 +41,9 @@ def main(argv: list[str] | None = None) -> None:
         require("ray.train", "ray")
     except ImportError as error:
         raise SystemExit(f"train_grpo_ray.py: {error}") from None
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     passed_on = {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
     ray.init(
@@ -48,28 +51,10 @@ def main(argv: list[str] | None = None) -> None:
         runtime_env={"env_vars": {"PYTHONPATH": path, **passed_on}},
         **({} if options.address else {"num_cpus": max(os.cpu_count() or 1, int(options.workers * options.cpus) + 1)}),
     )
-    try:
-        fit(options, ["--resume", "auto", *flags])
-    except ray.train.TrainingFailedError as error:
-        first = next(iter(str(error).strip().splitlines()), "")
-        raise SystemExit(f"train_grpo_ray.py: the run failed more than {options.max_failures} times: {first}") from None
-    finally:
-        ray.shutdown()
-
-
-def fit(options: argparse.Namespace, flags: list[str]) -> None:
-    """Train in the workers. Flags are those of ``qwenvl train``.
-
-    Raises:
-        ray.train.TrainingFailedError: they failed too often.
-    """
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
-
     on_cpu = runs_on_cpu(flags)
     trainer = TorchTrainer(
         work,
-        train_loop_config={"flags": flags, "folder": os.getcwd()},
+        train_loop_config={"flags": ["--resume", "auto", *flags], "folder": os.getcwd()},
         torch_config=TorchConfig(backend="gloo" if on_cpu else "nccl"),
         scaling_config=ScalingConfig(
             num_workers=options.workers, use_gpu=not on_cpu, resources_per_worker={"CPU": options.cpus}
@@ -79,7 +64,13 @@ def fit(options: argparse.Namespace, flags: list[str]) -> None:
             failure_config=FailureConfig(max_failures=options.max_failures),
         ),
     )
-    trainer.fit()
+    try:
+        trainer.fit()
+    except ray.train.TrainingFailedError as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise SystemExit(f"train_grpo_ray.py: the run failed more than {options.max_failures} times: {first}") from None
+    finally:
+        ray.shutdown()
 
 
 def runs_on_cpu(flags: list[str]) -> bool:

@@ -168,15 +168,6 @@ def test_files_of_links_are_there_and_code_and_records_are_well_formed(page):
             block = block[end:]
 
 
-def test_the_architecture_names_every_room_and_only_files_that_are_there():
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rooms = {path.stem for path in (ROOT / "qwenvl").iterdir() if path.is_dir() or path.suffix == ".py"}
-    rooms = {room for room in rooms if not room.startswith("_")}
-    assert sorted(room for room in rooms if f"`{room}`" not in page) == []
-    for file in re.findall(r"\b[a-z]+/[\w/]+\.py\b", page):
-        assert (ROOT / file).is_file() or (ROOT / "qwenvl" / file).is_file(), file
-
-
 def test_generated_parts_are_what_the_code_says():
     """In a process of its own: whether the help of a flag is imported with torch depends on what came before."""
     code = "import json, runpy; made = runpy.run_path('scripts/make_docs.py'); "

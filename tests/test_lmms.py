@@ -1,8 +1,9 @@
 """lmms-eval on a model of this library: our side of it, on a stand-in for the harness that calls as it calls."""
 
-import os
-import subprocess
+import runpy
+import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -52,30 +53,33 @@ STAND_IN = {
 
 
 @pytest.fixture
-def harness(fork_python, tmp_path, tiny_checkpoint, make_clip):
-    """``harness(*words)`` runs the script as its environment would, in a folder with a clip."""
+def harness(tmp_path, tiny_checkpoint, make_clip, monkeypatch):
+    """``harness(*words)`` runs the script in this process, in a folder with a clip, and returns its exit status."""
     for name, text in STAND_IN.items():
         path = tmp_path / "packages" / "lmms_eval" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         (path.parent / "__init__.py").touch()
-        lines = text.strip("\n").splitlines()
-        path.write_text("\n".join(line[8:] for line in lines) + "\n")
+        path.write_text(dedent(text))
     make_clip("17.mp4", 30)
     model = str(tiny_checkpoint(initializer_range=0.1))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "packages"), *sys.path])  # the script replaces the first
 
-    def run(*words: str) -> subprocess.CompletedProcess:
-        command = [fork_python, str(ROOT / "scripts" / "lmms" / "evaluate.py"), "parts", model, *words]
-        paths = os.pathsep.join([str(ROOT), str(tmp_path / "packages")])
-        environment = {**os.environ, "PYTHONPATH": paths}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    def run(*words: str) -> int:
+        try:
+            return runpy.run_path(str(ROOT / "scripts" / "lmms" / "evaluate.py"))["main"](["parts", model, *words])
+        except SystemExit as ended:
+            return ended.code
 
-    return run
+    yield run
+    for name in [name for name in sys.modules if name.startswith(("lmms_eval", "scripts.lmms"))]:
+        del sys.modules[name]
 
 
-def test_tasks_come_back_as_an_evaluation(harness, tmp_path):
+def test_tasks_come_back_as_an_evaluation(harness, tmp_path, capsys):
     flags = ["--task_folder", "tasks", "--use_cpu", "--generation_max_length", "5", "--video_max_frames", "4"]
-    done = harness(*flags, "--output_dir", "out")
-    assert done.returncode == 0, done.stderr
+    assert harness(*flags, "--output_dir", "out") == 0
+    printed = capsys.readouterr().out
     found, samples = read_evaluation(tmp_path / "out"), list(read_samples(tmp_path / "out").values())
     assert [each.where for each in samples] == ["parts[0]", "parts[1]"] and found["ended"] is not None
     assert [each.rewards for each in samples] == [{"exact": 0.0, "judged": 0.5}, {"exact": 1.0, "judged": 0.5}]
@@ -88,12 +92,12 @@ def test_tasks_come_back_as_an_evaluation(harness, tmp_path):
     assert numbers["scores"]["total"]["mean"] == 0.5 and numbers["records"] == 2
     assert found["lmms_eval"]["results"]["parts"]["exact,none"] == 0.5
     assert found["protocol"]["frames"]["video_max_frames"] == 4
-    assert "lmms-eval parts: 2 records, the greedy completion of each." in done.stdout
-    assert done.stdout.rstrip().endswith("parts: exact 0.5000")
-    again = harness(*flags, "--output_dir", "out")
-    assert again.returncode == 2 and "--output_dir out: holds something already" in again.stderr
+    assert "lmms-eval parts: 2 records, the greedy completion of each." in printed
+    assert printed.rstrip().endswith("parts: exact 0.5000")
+    assert harness(*flags, "--output_dir", "out") == 2
+    assert "--output_dir out: holds something already" in capsys.readouterr().err
 
 
-def test_flags_that_mean_nothing_are_refused(harness):
-    done = harness("--task_folder", "tasks", "--use_cpu", "--reward_funcs", "format")
-    assert done.returncode == 2 and "--reward_funcs has no effect" in done.stderr.strip().splitlines()[-1], done.stderr
+def test_flags_that_mean_nothing_are_refused(harness, capsys):
+    assert harness("--task_folder", "tasks", "--use_cpu", "--reward_funcs", "format") == 2
+    assert "--reward_funcs has no effect" in capsys.readouterr().err

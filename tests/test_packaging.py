@@ -44,12 +44,14 @@ def site(tmp_path_factory) -> Path:
     return site
 
 
-def test_the_example_is_there(site, tmp_path):
+def test_the_example_and_the_version_are_there(site, tmp_path):
     code = (
-        "import qwenvl; from qwenvl.data.records.catalog import resolve_datasets;"
+        "import qwenvl, qwenvl.cli; qwenvl.cli.main(['--version']);"
+        "from qwenvl.data.records.catalog import resolve_datasets;"
         "print(qwenvl.__file__, resolve_datasets('example')[0].annotation_path)"
     )
-    package, records = run("-c", code, cwd=tmp_path, PYTHONPATH=str(site)).split()
+    _, shown, package, records = run("-c", code, cwd=tmp_path, PYTHONPATH=str(site)).split()
+    assert shown == version("qwenvl")
     assert Path(package).is_relative_to(site) and Path(records).is_relative_to(site) and Path(records).is_file()
 
 
@@ -63,10 +65,6 @@ def test_types_templates_and_metadata_are_there(site):
     assert distribution.metadata.get_payload().startswith("# qwenvl")
     assert distribution.metadata["Description-Content-Type"] == "text/markdown"
     assert "Typing :: Typed" in distribution.metadata.get_all("Classifier")
-
-
-def test_the_command_tells_the_version(site, tmp_path):
-    assert run("-m", "qwenvl", "--version", cwd=tmp_path, PYTHONPATH=str(site)) == f"qwenvl {version('qwenvl')}\n"
 
 
 @pytest.mark.slow

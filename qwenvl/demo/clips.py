@@ -1,13 +1,14 @@
-"""The demo's data: short assembly clips as h264 files, and records that ask which steps a clip shows.
+"""The demo's data: assembly clips as h264 files, and records that ask which steps a clip shows.
 
-A folder holds
+A folder contains
 
-    clips/*.mp4       two steps each, one after the other
+    clips/*.mp4       two steps each, one after the other. With --look: a minute with six steps of a second each
     warmup.jsonl      the warm-up's prompts and targets, most of them incomplete on purpose
+    sight.json        with --look: clips of a second and their step. To look for something, a model has to see first
+    calls.json        with --look: prompts of train.json; in three of eight targets the second in question is looked at
     train.json        what GRPO learns from
     heldout.json      clips that nothing learns from
     datasets.yaml     the catalog that names them
-    settings.json     what they were made with
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -37,6 +38,10 @@ H264 = {"preset": "veryfast", "crf": "20", "threads": "1", "x264-params": "aq-mo
 SEGMENT_FRAMES = (7, 10)
 FRAMES_SEEN = 2  # of each segment: one temporal patch
 SPLITS = ("warmup", "train", "heldout")
+SECONDS, RATE = 60, 4  # of a long clip, and its frames a second
+OVERVIEW = 4  # frames of it that a prompt has
+LOOK_SPLITS = ("sight", "calls", "train", "heldout")
+LOOKED, GUESSED = 3, 5  # of eight targets of the warm-up
 
 _LIST = "\n".join(f"({k}) {step}" for k, step in enumerate(STEPS, 1))
 QUESTION = f"Which of these steps does the video show?\n{_LIST}\nThink, then answer."
@@ -77,40 +82,32 @@ class DemoClip:
 
 
 def make_clips(folder: str | Path, settings: ClipSettings = ClipSettings(), *, processes: int | None = None) -> None:
-    """Make the demo's data in ``folder``, unless it is there already and was made with these settings.
+    """Make the demo's data in ``folder``.
 
     Args:
         processes: that draw and encode. By default one per core up to four. 1: this process.
 
     Raises:
-        FileExistsError: ``folder`` contains something else.
+        FileExistsError: ``folder`` is not empty.
     """
     clips = [*_plan("train", settings.train, settings.seed), *_plan("heldout", settings.heldout, settings.seed)]
-    with new_data(Path(folder), asdict(settings)) as unfinished:
-        if unfinished is not None:
-            write_clips(unfinished, {clip.name: partial(draw_clip, clip) for clip in clips}, processes)
-            _write_records(unfinished, clips, settings)
+    with new_data(Path(folder)) as unfinished:
+        write_clips(unfinished, {clip.name: partial(draw_clip, clip) for clip in clips}, processes)
+        _write_records(unfinished, clips, settings)
 
 
 @contextmanager
-def new_data(folder: Path, settings: Mapping[str, Any]) -> Iterator[Path | None]:
+def new_data(folder: Path) -> Iterator[Path]:
     """A folder to write data to, which takes the place of ``folder`` when it is whole.
 
-    None: the data is there already, and was made with these settings.
-
     Raises:
-        FileExistsError: ``folder`` contains something else.
+        FileExistsError: ``folder`` is not empty.
     """
-    made_with = folder / "settings.json"
-    if made_with.is_file() and json.loads(made_with.read_text()) == settings:
-        yield None
-        return
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder}: not the demo's data with these settings; choose another folder, or delete it")
+        raise FileExistsError(f"{folder}: expected an empty folder; choose another one, or delete it")
     with written_whole(folder) as unfinished:
         (unfinished / "clips").mkdir(parents=True)
         yield unfinished
-        (unfinished / "settings.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def make_labelled_folder(folder: Path, count: int = 10, seed: int = 0) -> None:
@@ -211,24 +208,20 @@ def _write_clip(task: tuple[Path, Drawing, int, dict[str, str]]) -> None:
     encode(path, draw(), rate, options)
 
 
-def _record(name: str, clip: DemoClip, answer: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "conversations": [{"from": "human", "value": f"<video>\n{QUESTION}"}, {"from": "gpt", "value": answer}],
-        "video": f"clips/{clip.name}.mp4",
-        "meta": {
-            "frame_cnts": list(clip.frame_counts),
-            "min_frames": FRAMES_SEEN,
-            "max_frames": FRAMES_SEEN,
-            "dynamic_sample": True,
-        },
-    }
+def _record(name: str, clip: str, question: str, answer: str) -> dict[str, Any]:
+    turns = [{"from": "human", "value": f"<video>\n{question}"}, {"from": "gpt", "value": answer}]
+    return {"id": name, "conversations": turns, "video": f"clips/{clip}.mp4"}
+
+
+def _demo_record(name: str, clip: DemoClip, answer: str) -> dict[str, Any]:
+    meta = {"min_frames": FRAMES_SEEN, "max_frames": FRAMES_SEEN, "dynamic_sample": True}
+    return _record(name, clip.name, QUESTION, answer) | {"meta": {"frame_cnts": list(clip.frame_counts), **meta}}
 
 
 def _write_records(folder: Path, clips: list[DemoClip], settings: ClipSettings) -> None:
     train = [clip for clip in clips if clip.name.startswith("train")]
     for name in ("train", "heldout"):
-        records = [_record(clip.name, clip, solution(clip.steps)) for clip in clips if clip.name.startswith(name)]
+        records = [_demo_record(clip.name, clip, solution(clip.steps)) for clip in clips if clip.name.startswith(name)]
         (folder / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n")
     with open(folder / "warmup.jsonl", "w") as file:
         file.writelines(json.dumps(record) + "\n" for record in _warmup_records(train, settings))
@@ -251,4 +244,95 @@ def _warmup_records(clips: list[DemoClip], settings: ClipSettings) -> Iterator[d
         clip = clips[rng.integers(len(clips))]
         steps = (clip.steps[rng.integers(2)],) if rng.random() < settings.dropped else clip.steps
         thinking = "" if rng.random() < settings.unthinking else THINKING + " "
-        yield _record(f"warmup-{i:04d}", clip, thinking + solution(steps))
+        yield _demo_record(f"warmup-{i:04d}", clip, thinking + solution(steps))
+
+
+# ---- the data of ``qwenvl demo --look``
+
+
+@dataclass(frozen=True)
+class LongClipSettings:
+    """What the data depends on. The same settings give the same records and pictures."""
+
+    seed: int = 0
+    train: int = 100  # clips, with a question on each of the six steps
+    heldout: int = 20  # clips, with three questions each
+    sight: int = 600  # short clips
+
+
+@dataclass(frozen=True)
+class Minute:
+    """A clip: when its steps begin, in seconds, and their numbers from 1. Between them nothing happens."""
+
+    name: str
+    starts: tuple[int, ...]
+    steps: Steps
+    seed: tuple[int, ...]
+
+    def draw(self) -> Iterator[np.ndarray]:
+        """Its frames in order, each SIZE x SIZE x 3, uint8."""
+        station = Station.draw_lot(np.random.default_rng(self.seed))
+        bench = draw_bench(station)
+        nothing = np.asarray(bench.reduce(2), dtype=np.uint8)
+        shown = dict(zip(self.starts, self.steps, strict=True))
+        for second, k in itertools.product(range(SECONDS), range(RATE)):
+            step = shown.get(second)
+            yield nothing if step is None else draw_frame(bench, station, step - 1, k / (RATE - 1))
+
+    def record(self, k: int) -> dict[str, Any]:
+        """The question on one of its steps."""
+        start = self.starts[k]
+        question = f"Which step from {start} to {start + 1}?\n{_LIST}"
+        answer = solution(self.steps[k : k + 1])
+        return _record(f"{self.name}-{k}", self.name, question, answer) | {"evidence": [[start, start + 1]]}
+
+
+def make_long_clips(folder: str | Path, settings: LongClipSettings, *, processes: int | None = None) -> None:
+    """See ``make_clips``."""
+    with new_data(Path(folder)) as unfinished:
+        minutes = [minute for name in ("train", "heldout") for minute in _minutes(name, settings)]
+        seconds = [
+            DemoClip(f"sight-{i:04d}", (i % len(STEPS) + 1,), (RATE,), (settings.seed, 0, i))
+            for i in range(settings.sight)
+        ]
+        drawn = {each.name: partial(draw_clip, each) for each in seconds}
+        # A key frame each second: a look decodes that second alone.
+        write_clips(unfinished, drawn | {each.name: each.draw for each in minutes}, processes, RATE, g=str(RATE))
+        asked = f"Which step?\n{_LIST}"
+        records = {"sight": [_record(each.name, each.name, asked, solution(each.steps)) for each in seconds]}
+        for name, count in (("train", len(STEPS)), ("heldout", 3)):
+            records[name] = [each.record(k) for each in minutes if each.name.startswith(name) for k in range(count)]
+        # Each record eight times. Without ``evidence`` the warm-up teaches to answer at once.
+        records["calls"] = [
+            {key: value for key, value in record.items() if key != "evidence" or k < LOOKED}
+            | {"id": f"{record['id']}-{k}"}
+            for record in records["train"]
+            for k in range(LOOKED + GUESSED)
+        ]
+        for name, rows in records.items():
+            order = np.random.default_rng((settings.seed, LOOK_SPLITS.index(name))).permutation(len(rows))
+            (unfinished / f"{name}.json").write_text(json.dumps([rows[i] for i in order], indent=1) + "\n")
+        write_catalog(unfinished, LOOK_SPLITS)
+
+
+def look_texts() -> list[str]:
+    """Texts that show a tokenizer all it will meet in these records."""
+    return [
+        "user\n",
+        "assistant\n",
+        "system\nlook(start, end)\n",
+        f"Which step from 1 to 2?\n{_LIST}",
+        *(solution((step,)) for step in range(1, len(STEPS) + 1)),
+        '<tool_call>\n{"name": "look", "arguments": {"start": 1.0, "end": 2.0}}\n</tool_call>',
+        "<tool_response>\n1.0 to 2.0 seconds:\n</tool_response>",
+        "<1.0 seconds>",
+    ]
+
+
+def _minutes(split: str, settings: LongClipSettings) -> Iterator[Minute]:
+    """Clips with a step in each sixth of them, none of which a frame of the overview shows."""
+    for i in range(getattr(settings, split)):
+        seed = (settings.seed, LOOK_SPLITS.index(split), i)
+        rng = np.random.default_rng((*seed, 1))
+        starts = tuple(10 * k + int(rng.integers(2, 9)) for k in range(len(STEPS)))
+        yield Minute(f"{split}-{i:04d}", starts, tuple(int(n) + 1 for n in rng.permutation(len(STEPS))), seed)

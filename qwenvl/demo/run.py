@@ -16,8 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,22 +24,21 @@ from typing import Any, ClassVar
 import yaml
 
 from qwenvl.demo.clips import (
+    OVERVIEW,
     ClipSettings,
+    LongClipSettings,
     best_fixed_answer,
+    look_texts,
     make_clips,
     make_labelled_folder,
+    make_long_clips,
     tokenizer_texts,
 )
-from qwenvl.demo.long_clips import OVERVIEW, LongClipSettings, look_texts, make_long_clips
-from qwenvl.demo.scene import STEPS as STEP_NAMES
+from qwenvl.demo.scene import STEPS
 from qwenvl.model.families import FAMILIES, FamilyName
 from qwenvl.runlog import Rollout, read_evaluation, read_rollouts
 
-MARK = "demo.json"  # its settings, and when it ended: the folder is the demo's
-STEPS, CLIPS = 200, 600
-LINEAR_ATTENTION_STEPS = 300
-"""Steps of Qwen3.5: after 200 one of five seeds still mistook one step for another, which cost 0.14 of the reward."""
-LOOK_STEPS, LOOK_CLIPS = 100, 100
+MARK = "demo.json"  # the folder is the demo's. At the end it has the minutes that the demo took
 MODEL: dict[str, Any] = {
     "hidden_size": 128,
     "num_layers": 2,
@@ -48,8 +46,6 @@ MODEL: dict[str, Any] = {
     "vision_depth": 1,
     "initializer_range": 0.08,  # with the usual 0.02 random weights take far longer to begin to learn
 }
-FAMILY: FamilyName = "qwen2_5_vl"
-LOOK_FAMILY: FamilyName = "qwen3_vl"
 LINEAR_ATTENTION: dict[str, Any] = {"stop_below_loss": 0.115, "lr_scheduler_type": "linear", "max_grad_norm": 0.3}
 """Warm-up settings of Qwen3.5 that differ from those of the other families.
 
@@ -58,15 +54,20 @@ to 0.115 single large gradients throw it back, unless they are clipped and the l
 """
 
 
-@dataclass(frozen=True)
+@dataclass
 class Demo:
-    """One demo: its folder, and everything that its result depends on."""
+    """One demo: its folder, and everything that its result depends on. 0 and None: the default of the class.
+
+    Attributes:
+        steps: optimizer steps of GRPO, 8 prompts x 8 completions each.
+        clips: to train on.
+    """
 
     folder: Path
     seed: int = 0
-    steps: int = STEPS  # optimizer steps of GRPO, 8 prompts x 8 completions each
-    clips: int = CLIPS  # to train on
-    family: FamilyName = FAMILY
+    steps: int = 0
+    clips: int = 0
+    family: Any = None  # a FamilyName
 
     data = property(lambda demo: demo.folder / "data")
     start = property(lambda demo: demo.folder / "start")
@@ -75,50 +76,37 @@ class Demo:
     evaluation = property(lambda demo: demo.folder / "evaluation")
     task: ClassVar[str] = "name the steps of videos"
     controls: ClassVar[tuple[str, ...]] = ("blank", "other_clip")
-    usual_clips: ClassVar[int] = CLIPS
-    usual_family: ClassVar[FamilyName] = FAMILY
-    minutes: ClassVar[str] = "3 to 4"  # of a usual one, on two cores
+    # Steps, steps of Qwen3.5, clips, family. After 200 steps of Qwen3.5 one of five seeds still mistook one step of
+    # the procedure for another, which cost 0.14 of the reward.
+    defaults: ClassVar[tuple[int, int, int, FamilyName]] = (200, 300, 600, "qwen2_5_vl")
+    minutes: ClassVar[str] = "3 to 4"  # by default, on two cores
+    make_data: ClassVar[Any] = staticmethod(make_clips)
+    texts: ClassVar[Any] = staticmethod(tokenizer_texts)  # that the tokenizer is trained on
 
-    @classmethod
-    def of(
-        cls, folder: Path, seed: int = 0, steps: int | None = None, clips: int | None = None, family: Any = None
-    ) -> Demo:
-        """A demo with the usual numbers where none are given."""
-        family = family or cls.usual_family
-        return cls(folder, seed, steps or cls.usual_steps(family), clips or cls.usual_clips, family)
-
-    @classmethod
-    def usual_steps(cls, family: FamilyName) -> int:
-        return LINEAR_ATTENTION_STEPS if family.startswith("qwen3_5") else STEPS
+    def __post_init__(self) -> None:
+        steps, linear_steps, clips, family = self.defaults
+        self.family = self.family or family
+        self.linear = self.family.startswith("qwen3_5")  # whether its attention is
+        self.steps = self.steps or (linear_steps if self.linear else steps)
+        self.clips = self.clips or clips
 
     @property
     def clip_settings(self) -> Any:
         """A quarter as many clips are held out."""
         return ClipSettings(seed=self.seed, train=self.clips, heldout=self.clips // 4, warmup=8 * self.clips)
 
-    def make_data(self) -> None:
-        make_clips(self.data, self.clip_settings)
-
-    def texts(self) -> list[str]:
-        """What the tokenizer learns from."""
-        return tokenizer_texts()
-
-    @property
-    def frame_pixels(self) -> int:
-        """Pixels of a frame as the model sees it: two merged patches wide and high."""
-        side = 2 * 28 if self.family.startswith("qwen2") else 2 * 32
-        return side * side
-
     def settings(self) -> dict[str, Any]:
         """What all commands have in common."""
+        # A frame as the model sees it: two merged patches wide and high.
+        pixels = (2 * (28 if self.family.startswith("qwen2") else 32)) ** 2
         return {
             "dataset_catalog": str(self.data / "datasets.yaml"),
             "seed": self.seed,
             "use_cpu": True,
             "tune_mm_vision": True,  # random weights: the tower has as much to learn as the rest
             "adam_beta2": 0.99,
-            "video_min_frame_pixels": self.frame_pixels,
-            "video_max_frame_pixels": self.frame_pixels,
+            "video_min_frame_pixels": pixels,
+            "video_max_frame_pixels": pixels,
             "dataloader_num_workers": 1,
             "save_strategy": "no",
         }
@@ -140,7 +128,7 @@ class Demo:
             "learning_rate": 2e-3,
             "lr_scheduler_type": "constant_with_warmup",
             "warmup_steps": 10,
-        } | (LINEAR_ATTENTION if self.family.startswith("qwen3_5") else {})
+        } | (LINEAR_ATTENTION if self.linear else {})
 
     def commands(self) -> list[tuple[str, str, dict[str, Any]]]:
         """Commands in their order: the name of the settings file, the command and its settings."""
@@ -190,24 +178,15 @@ class LookDemo(Demo):
 
     task: ClassVar[str] = "look for a second within a minute"
     controls: ClassVar[tuple[str, ...]] = ("no_look", "other_span", "evidence")
-    usual_clips: ClassVar[int] = LOOK_CLIPS
-    usual_family: ClassVar[FamilyName] = LOOK_FAMILY
+    defaults: ClassVar[tuple[int, int, int, FamilyName]] = (100, 100, 100, "qwen3_vl")
     minutes: ClassVar[str] = "about 8"
-
-    @classmethod
-    def usual_steps(cls, family: FamilyName) -> int:
-        return LOOK_STEPS
+    make_data: ClassVar[Any] = staticmethod(make_long_clips)
+    texts: ClassVar[Any] = staticmethod(look_texts)
 
     @property
     def clip_settings(self) -> LongClipSettings:
         """A fifth as many clips are held out."""
         return LongClipSettings(seed=self.seed, train=self.clips, heldout=max(1, self.clips // 5), sight=6 * self.clips)
-
-    def make_data(self) -> None:
-        make_long_clips(self.data, self.clip_settings)
-
-    def texts(self) -> list[str]:
-        return look_texts()
 
     def looking(self) -> dict[str, Any]:
         """The tool, and an overview in which no step is seen."""
@@ -239,27 +218,30 @@ class LookDemo(Demo):
 
     @property
     def best_without_looking(self) -> tuple[float, float, str]:
-        accuracy = 1 / len(STEP_NAMES)
+        accuracy = 1 / len(STEPS)
         return accuracy, 0.3 * 0.3 + 0.7 * accuracy, "by any of the six steps"  # 0.3: an answer without thinking
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo, or show its earlier result, and return the exit status."""
+    """Run the demo in the place of an earlier one, show its result and return the exit status."""
     parser = argparse.ArgumentParser(prog="qwenvl demo", description=__doc__.split("\n\n")[0])
-    folders = "where everything goes [runs/demo, with --look runs/demo_look]"
+    folders = "where everything goes, in the place of an earlier demo [runs/demo, with --look runs/demo_look]"
     parser.add_argument("--output_dir", type=Path, help=folders)
     parser.add_argument("--seed", type=int, default=0, help="of clips, weights and sampling [%(default)s]")
-    usual = f"{STEPS}, of Qwen3.5 {LINEAR_ATTENTION_STEPS}, with --look {LOOK_STEPS}"
-    parser.add_argument("--steps", type=int, help=f"optimizer steps of GRPO [{usual}]")
-    count = f"training clips, at least 8; more are held out [{CLIPS}, with --look {LOOK_CLIPS}]"
+    (steps, linear_steps, clips, family), (look_steps, _, look_clips, look_family) = Demo.defaults, LookDemo.defaults
+    count = f"optimizer steps of GRPO [{steps}, of Qwen3.5 {linear_steps}, with --look {look_steps}]"
+    parser.add_argument("--steps", type=int, help=count)
+    count = f"training clips, at least 8; more are held out [{clips}, with --look {look_clips}]"
     parser.add_argument("--clips", type=int, help=count)
-    parser.add_argument("--family", choices=tuple(FAMILIES), help=f"of the model [{FAMILY}, with --look {LOOK_FAMILY}]")
+    parser.add_argument("--family", choices=tuple(FAMILIES), help=f"of the model [{family}, with --look {look_family}]")
     look = "clips of a minute, of which the model sees four frames: it learns to look at the second in question"
     parser.add_argument("--look", action="store_true", help=look)
-    parser.add_argument("--fresh", action="store_true", help="make and train everything anew, whatever is there")
     only = "write ten clips, steps.txt and labels.csv, as a user has them, and train nothing"
     parser.add_argument("--only-data", action="store_true", help=only)
+    parser.add_argument("--fresh", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    if args.fresh:
+        parser.error("there is no --fresh any more: every call begins anew; leave it out")
     args.output_dir = args.output_dir or Path("runs/demo_look" if args.look else "runs/demo")
     if args.only_data:
         make_labelled_folder(args.output_dir, seed=args.seed)
@@ -268,12 +250,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (args.steps is not None and args.steps < 1) or (args.clips is not None and args.clips < 8):
         parser.error("expected --steps of at least 1 and --clips of at least 8, a batch")
     kind = LookDemo if args.look else Demo
-    demo = kind.of(args.output_dir.resolve(), args.seed, args.steps, args.clips, args.family)
-    done = finished(demo)
-    if done and not args.fresh:
-        print(f"This demo was run before, until {done['finished']}; nothing is trained now (--fresh does it anew).\n")
-    else:
-        run_demo(demo)
+    demo = kind(args.output_dir.resolve(), args.seed, args.steps or 0, args.clips or 0, args.family)
+    run_demo(demo)
     _show(demo)
     return 0
 
@@ -297,12 +275,12 @@ def run_demo(demo: Demo) -> None:
     transformers_logging.disable_progress_bar()  # of reading and writing one small file, again and again
     say = partial(print, flush=True)  # in order with standard error, in a file too
     _clear(demo)
-    usual = f" ({demo.minutes} minutes on two cores)" if demo == type(demo).of(demo.folder, demo.seed) else ""
-    say(f"A tiny {FAMILIES[demo.family].name} learns to {demo.task}, in {demo.folder}{usual}")
-    commands = demo.commands()
+    default = f"by default {demo.minutes} minutes on two cores"
+    say(f"A tiny {FAMILIES[demo.family].name} learns to {demo.task}, in {demo.folder} ({default})")
+    commands, evaluation = demo.commands(), demo.evaluation_words()
     last = len(commands) + 2
     say(f"[1/{last}] clips: {demo.clips} to train on, {demo.clip_settings.heldout} held out")
-    demo.make_data()
+    demo.make_data(demo.data, demo.clip_settings)
     _write_start(demo)
     # The commands of a real run, with their settings in files.
     for number, (name, command, settings) in enumerate(commands, 2):
@@ -310,14 +288,12 @@ def run_demo(demo: Demo) -> None:
         config.write_text(yaml.safe_dump(settings, sort_keys=False))
         say(f"[{number}/{last}] {_command(command, '--config', config)}")
         {"warmup": warmup.main, "train": train_grpo.main}[command](["--config", str(config)])
-    say(f"[{last}/{last}] does it look? {_command('evaluate', *demo.evaluation_words())}")
+    say(f"[{last}/{last}] does it look? {_command('evaluate', *evaluation)}")
     with redirect_stdout(io.StringIO()):  # its table is shown at the end
-        held_out.main(demo.evaluation_words())
+        held_out.main(evaluation)
     add_pictures(make_report([demo.run], demo.run / "report"))
     minutes = round((time.time() - started) / 60, 2)
-    finished = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    result = {"settings": _settings(demo), "finished": finished, "minutes": minutes}
-    (demo.folder / MARK).write_text(json.dumps(result, indent=1) + "\n")
+    (demo.folder / MARK).write_text(json.dumps({"minutes": minutes}) + "\n")
     say(f"\nDone in {minutes:.1f} minutes.\n")
 
 
@@ -329,7 +305,7 @@ def _clear(demo: Demo) -> None:
     for folder in made:
         shutil.rmtree(folder, ignore_errors=True)
     demo.folder.mkdir(parents=True, exist_ok=True)
-    (demo.folder / MARK).write_text(json.dumps({"settings": _settings(demo)}, indent=1) + "\n")
+    (demo.folder / MARK).write_text("{}\n")
 
 
 def _write_start(demo: Demo) -> None:
@@ -379,19 +355,3 @@ def _command(name: str, *words: str | Path) -> str:
     program = "qwenvl" if shutil.which("qwenvl") else os.path.relpath(Path(sys.executable).with_name("qwenvl"))
     here = [os.path.relpath(word) if str(word).startswith("/") else str(word) for word in words]
     return f"{program} {name} {shlex.join(here)}"
-
-
-def finished(demo: Demo) -> dict[str, Any] | None:
-    """When an earlier demo with the same settings ended, and its minutes. None: there is none."""
-    path = demo.folder / MARK
-    result = json.loads(path.read_text()) if path.is_file() else {}
-    return result if "finished" in result and result["settings"] == _settings(demo) else None
-
-
-def _settings(demo: Demo) -> dict[str, Any]:
-    return {
-        "clips": asdict(demo.clip_settings),
-        "family": demo.family,
-        "model": MODEL,
-        "training": demo.training_settings(),
-    }

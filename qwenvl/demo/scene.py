@@ -103,7 +103,18 @@ def draw_bench(station: Station) -> Image.Image:
     for i in range(1, 10):
         canvas.line([(i / 10, 0), (i / 10, 1)], 0.004, grid)
         canvas.line([(0, i / 10), (1, i / 10)], 0.004, grid)
-    _draw_trays(canvas, station)
+    for centre, width, height in ((SCREW_TRAY, 0.24, 0.26), (FAN_TRAY, 0.24, 0.24)):
+        canvas.box(centre, width, height, (58, 63, 72), 0.03, outline=(86, 92, 102))
+    for dx, dy in ((-0.06, -0.07), (0.0, -0.04), (0.06, -0.07), (-0.05, 0.02), (0.05, 0.03), (0.0, 0.08)):
+        _draw_screw(canvas, (SCREW_TRAY[0] + dx, SCREW_TRAY[1] + dy))
+    if 1 not in station.done:
+        _draw_fan(canvas, FAN_TRAY, 0.0)
+    if 2 not in station.done:
+        for radius in (0.085, 0.077, 0.06, 0.052):  # a coil
+            canvas.disc(CABLE_HOOK, radius, None, outline=CABLE)
+    if 4 not in station.done:
+        _draw_cover(canvas, COVER_RACK, 0.55)
+    _draw_scanner(canvas, SCANNER_REST)
     _draw_housing(canvas, station)
     return canvas.image
 
@@ -114,20 +125,6 @@ def draw_frame(bench: Image.Image, station: Station, step: int, t: float) -> np.
     _PLAY[step](canvas, station, t)
     small = np.asarray(canvas.image.reduce(2), dtype=np.float32) * station.light
     return small.clip(0, 255).astype(np.uint8)
-
-
-def _draw_trays(canvas: Canvas, station: Station) -> None:
-    for centre, width, height in ((SCREW_TRAY, 0.24, 0.26), (FAN_TRAY, 0.24, 0.24)):
-        canvas.box(centre, width, height, (58, 63, 72), 0.03, outline=(86, 92, 102))
-    for dx, dy in ((-0.06, -0.07), (0.0, -0.04), (0.06, -0.07), (-0.05, 0.02), (0.05, 0.03), (0.0, 0.08)):
-        _draw_screw(canvas, (SCREW_TRAY[0] + dx, SCREW_TRAY[1] + dy))
-    if 1 not in station.done:
-        _draw_fan(canvas, FAN_TRAY, 0.0)
-    if 2 not in station.done:
-        _draw_coil(canvas, CABLE_HOOK)
-    if 4 not in station.done:
-        _draw_cover(canvas, COVER_RACK, 0.55)
-    _draw_scanner(canvas, SCANNER_REST)
 
 
 def _draw_housing(canvas: Canvas, station: Station) -> None:
@@ -165,12 +162,6 @@ def _draw_fan(canvas: Canvas, centre: Point, angle: float) -> None:
         tip = (centre[0] + 0.07 * math.cos(a), centre[1] + 0.07 * math.sin(a))
         canvas.line([centre, tip], 0.032, FAN_BLADE)
     canvas.disc(centre, 0.028, FAN)
-
-
-def _draw_coil(canvas: Canvas, centre: Point) -> None:
-    for radius in (0.085, 0.06):
-        canvas.disc(centre, radius, None, outline=CABLE)
-        canvas.disc(centre, radius - 0.008, None, outline=CABLE)
 
 
 def _draw_cable(canvas: Canvas, plug: Point) -> None:
@@ -280,7 +271,5 @@ def _scan_label(canvas: Canvas, station: Station, t: float) -> None:
     _draw_hand(canvas, station, (place[0], place[1] + 0.04))
 
 
-_PLAY: tuple[Callable[[Canvas, Station, float], None], ...] = (  # in the order of STEPS
-    *(_pick_screw, _insert_fan, _plug_cable),
-    *(_fasten_screw, _close_cover, _scan_label),
-)
+_PLAY: tuple[Callable[[Canvas, Station, float], None], ...]  # in the order of STEPS
+_PLAY = (_pick_screw, _insert_fan, _plug_cable, _fasten_screw, _close_cover, _scan_label)

@@ -181,9 +181,7 @@ def examine(
     fit_to = None if collator is None else collator.options.fit_to
     dataset = GRPODataset((), sample_options, training=False, ruler=ruler, fit_to=fit_to)
 
-    def check(record: Record | RecordError) -> CheckedRecord | Problem:
-        return _check_one(record, dataset, collator, tokenizing, look_for)
-
+    check = lambda record: _check_one(record, dataset, collator, tokenizing, look_for)
     good: list[list[int]] = [[] for _ in files]
     questions: dict[int, tuple[str, str]] = {}
     hinted: dict[Hint, list[str]] = defaultdict(list)
@@ -278,7 +276,8 @@ def render(report: CheckReport, name: str) -> str:
     lines += [f"  {how_read(*each)}" for each in report.read_as.items()]
     for title in ("frames_per_clip", "seconds_per_clip", "prompt_tokens"):
         if numbers[title]:
-            lines.append(f"  {title.replace('_', ' ')}: {spread(numbers[title])}")
+            shown = (f"{name} {value:{',.4g' if value < 1000 else ',.0f'}}" for name, value in numbers[title].items())
+            lines.append(f"  {title.replace('_', ' ')}: {', '.join(shown)}")
     if common := report.solutions.most_common(1):
         text, count = common[0]
         lines.append(f"  {len(report.solutions):,} solutions, {count:,} times {beginning(visible(text))}")
@@ -306,10 +305,3 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
     at = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))]
     return {"min": ordered[0], "median": at(0.5), "p95": at(0.95), "max": ordered[-1]}
-
-
-def spread(values: dict[str, float]) -> str:
-    """Quantiles as text: ``min 4, median 16, p95 64, max 64``."""
-    return ", ".join(
-        f"{name} {value:,.4g}" if value < 1000 else f"{name} {value:,.0f}" for name, value in values.items()
-    )

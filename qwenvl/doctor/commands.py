@@ -1,13 +1,15 @@
-"""``qwenvl data check | convert | from-folder``: examine, convert and create data sets."""
+"""``qwenvl data check | convert | from-folder``, and ``qwenvl preview``: examine, convert and create data sets."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.errors import told_to_the_user
 from qwenvl.doctor import check, convert, from_folder
+from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags
+from qwenvl.tools.options import ToolOptions
 
 COMMANDS = {
     "check": (check, "decode every record, say what is wrong; exit code 1 if anything is"),
@@ -16,29 +18,39 @@ COMMANDS = {
 }
 """Each command: its module, with ``add_arguments(parser)`` and ``run(args)``, and its help."""
 
-REMOVED = {
-    "repair": "mend a clip with `ffmpeg -i in.mp4 -c copy -movflags +faststart out.mp4`, or encode it again "
-    "(docs/data.md, Checking)",
-    "stats": "`qwenvl data check` counts records, media, lengths and solutions",
-    "--all_frames": "`ffmpeg -v error -xerror -i CLIP -f null -` decodes all frames of a clip",
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` begins with. Return 1 when the data are bad, 2 when the command is."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    if removed := next((word for word in words if word in REMOVED), None):
-        print(f"qwenvl data: there is no {removed} any more; {REMOVED[removed]}", file=sys.stderr)
-        return 2
-    args = parser().parse_args(words)
+    args = parser().parse_args(argv)
     with told_to_the_user(f"qwenvl data {args.command}"):
         return COMMANDS[args.command][0].run(args)
 
 
 def parser() -> FlagParser:
     """The parser of all commands."""
-    whole = FlagParser(prog="qwenvl data", description=__doc__)
+    whole = FlagParser(prog="qwenvl data", description="Examine, convert and create data sets.")
     commands = whole.add_subparsers(dest="command", required=True)
     for name, (module, purpose) in COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=purpose))
     return whole
+
+
+def preview(argv: Sequence[str] | None = None) -> int:
+    """Write the page and print its path. Ends with status 1 when the data are bad, 2 when the command is."""
+    about = "Write an offline HTML page of what the model will see of a data set."
+    own = FlagParser(prog="qwenvl preview", description=about)
+    add_dataset_flags(own)
+    add_frame_flags(own)
+    own.add_options(ToolOptions, without={"max_turns", "look_tokens"})
+    own.add_argument("--n", type=int, default=8, help="records to show, spread over the data set (8)")
+    own.add_argument("--epoch", type=int, default=0, help="whose frames to draw where sampling is dynamic (0)")
+    own.add_argument("--seed", type=int, default=42, help="run seed of the draw (42, as in training)")
+    own.add_argument("--out", default="preview.html", help="the page to write (preview.html)")
+    args = own.parse_args(argv)
+    from qwenvl.doctor.preview import page_of  # takes seconds, which --help does not wait for
+
+    with told_to_the_user("qwenvl preview"):
+        page = page_of(args)
+        Path(args.out).write_text(page, encoding="utf-8")
+    print(f"wrote {args.out} ({len(page) / 1e6:.1f} MB); open it in a browser")
+    return 0

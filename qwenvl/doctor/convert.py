@@ -56,47 +56,40 @@ def write_records(records: Iterable[Record], path: Path) -> str:
             f"{path}: expected a name that ends in .json or .jsonl; other kinds are made of these by "
             "datasets.load_dataset('json', data_files=...), such as .to_parquet(...)"
         )
-    media, count, array = MediaPaths(path.with_name(path.name + ".media")), 0, kind == ".json"
+    root, folder = os.path.realpath(path.parent), path.with_name(path.name + ".media")
+    copied, outside = set[int](), set[int]()  # hashes of paths
+
+    def media(name: str) -> Any:
+        """The path to write. For a clip that is a list of frames: the list of their paths."""
+        if (frames := frame_list(name)) is not None:
+            return [media(frame) for frame in frames]
+        if Path(name).is_relative_to(root):
+            return os.path.relpath(name, root)
+        if not Path(name).is_relative_to(media_cache()):
+            outside.add(hash(name))
+            return name
+        copy = folder / Path(name).name
+        if hash(name) not in copied:
+            folder.mkdir(exist_ok=True)
+            shutil.copyfile(name, copy)
+            copied.add(hash(name))
+        return os.path.relpath(copy, root)
+
+    count, array = 0, kind == ".json"
     with written_whole(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
         file.write("[\n" if array else "")
         for count, record in enumerate(records, start=1):
             file.write((",\n" if array and count > 1 else "") + _json(row_of(record, media)) + "\n" * (not array))
         file.write("\n]\n" if array else "")
     lines = [f"wrote {counted(count, 'record')} to {path}"]
-    if media.copied:
-        lines.append(f"copied {len(media.copied):,} media that were part of the records to {path}.media")
-    if media.outside:
+    if copied:
+        lines.append(f"copied {len(copied):,} media that were part of the records to {folder}")
+    if outside:
         lines.append(
-            f"{len(media.outside):,} media lie outside of its folder and are named in full: read it with "
+            f"{len(outside):,} media lie outside of its folder and are named in full: read it with "
             "--allow_outside_media, or give it a media_root in a catalog"
         )
     return "\n".join(lines)
-
-
-class MediaPaths:
-    """The path by which a file of records, beside ``folder``, names each medium."""
-
-    def __init__(self, folder: Path) -> None:
-        self._root = os.path.realpath(folder.parent)
-        self._folder = folder
-        self.copied: set[int] = set()  # hashes of the paths that were copied to ``folder``
-        self.outside: set[int] = set()  # hashes of the paths that were written in full
-
-    def __call__(self, path: str) -> Any:
-        """The path to write. For a clip that is a list of frames: the list of their paths."""
-        if (frames := frame_list(path)) is not None:
-            return [self(frame) for frame in frames]
-        if Path(path).is_relative_to(self._root):
-            return os.path.relpath(path, self._root)
-        if Path(path).is_relative_to(media_cache()):
-            copy = self._folder / Path(path).name
-            if hash(path) not in self.copied:
-                self._folder.mkdir(exist_ok=True)
-                shutil.copyfile(path, copy)
-                self.copied.add(hash(path))
-            return os.path.relpath(copy, self._root)
-        self.outside.add(hash(path))
-        return path
 
 
 def row_of(record: Record, media: Callable[[str], Any]) -> _Row:

@@ -11,7 +11,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from qwenvl.data.errors import RecordError
@@ -26,7 +25,6 @@ from qwenvl.rewards.functions.actions import action_numbers
 from qwenvl.rewards.functions.text import normalized
 from qwenvl.types import Message, Record
 
-FOLDERS = "folders"  # as --answers
 STEPS = "{steps}"  # in a question
 QUESTION = "The video shows an operator at work. Which of these steps does the operator perform, in order?"
 FORM = (
@@ -67,9 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answers = parser.add_mutually_exclusive_group(required=True)
     answers.add_argument(
         "--answers",
-        metavar="CSV|folders",
-        help="a table with the columns clip and answer, .csv (commas or semicolons) or .tsv; or the word folders: "
-        "the name of the folder that a clip lies in is its answer, and without --steps these names are the steps",
+        metavar="CSV",
+        help="a table with the columns clip and answer, .csv (commas or semicolons) or .tsv",
     )
     answers.add_argument("--write-labels", metavar="CSV", help="write a table of the clips to be filled in, and end")
     parser.add_argument("--out", metavar="JSON", help="the file of records (DIR/records.json)")
@@ -86,21 +83,26 @@ def run(args: argparse.Namespace) -> int:
     if args.write_labels is not None:
         if unused := [name for name in ("question", "steps", "out", "split") if getattr(args, name) is not None]:
             raise ValueError(f"--{unused[0]} has no effect with --write-labels: leave it out")
-        _write_table(Path(args.write_labels), clips)
+        path = Path(args.write_labels)
+        if path.exists():
+            raise FileExistsError(f"{path}: is there already; name another file, or fill this one in")
+        with written_whole(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("clip", "answer"), *((clip, "") for clip in clips)])
         print(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
         return 0
-    steps = StepList.read(Path(args.steps)) if args.steps is not None else None
-    if args.answers == FOLDERS:
-        labels, steps = _from_folders(clips, steps)
-    else:
-        labels = _from_table(Path(args.answers), clips, steps)
+    steps = read_steps(Path(args.steps)) if args.steps is not None else None
+    labels = _from_table(Path(args.answers), clips, steps)
     if not labels:
         raise RecordError(f"{args.answers}: no clip has an answer; expected the columns clip and answer")
     question = _prompt(text_or_file(args.question), steps)
     out, held_out = _targets(args)
     held = _held_out(labels, args.split) if held_out else set()
     print(_summary(root, clips, labels))
-    records = _records(root, question, labels)
+    messages, path_of = (Message("user", question),), lambda clip: str((root / clip).resolve())
+    records = [
+        Record(clip, messages, f"<answer>{answer}</answer>", (path_of(clip),), (), (None,), dict(fields), clip)
+        for clip, (answer, fields) in labels.items()
+    ]
     for path in filter(None, (out, held_out)):
         print(write_records([each for each in records if (each.id in held) == (path == held_out)], path))
     beside = out.parent.resolve()
@@ -122,25 +124,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prompt(question: str | None, steps: StepList | None) -> str:
+def _prompt(question: str | None, steps: Steps | None) -> str:
     """The prompt of every record: a clip, the question, the steps, and how to answer."""
     if steps is None and (question is None or STEPS in question):
         raise ValueError("give --steps, a file with a step a line, or a --question without {steps}")
     text = (QUESTION if question is None else question).strip()
     if steps is not None:
-        text = text.replace(STEPS, str(steps)) if STEPS in text else f"{text}\n{steps}"
+        text = text.replace(STEPS, numbered(steps)) if STEPS in text else f"{text}\n{numbered(steps)}"
     if "<answer>" not in text:
         text += "\n" + (STEPS_FORM if steps is not None else FORM)
     return text if "<video>" in text else "<video>\n" + text
-
-
-def _records(root: Path, prompt: str, labels: dict[str, Label]) -> list[Record]:
-    """A record for each clip."""
-    messages, path_of = (Message("user", prompt),), lambda clip: str((root / clip).resolve())
-    return [
-        Record(clip, messages, f"<answer>{answer}</answer>", (path_of(clip),), (), (None,), dict(fields), clip)
-        for clip, (answer, fields) in labels.items()
-    ]
 
 
 def _targets(args: argparse.Namespace) -> tuple[Path, Path | None]:
@@ -204,81 +197,84 @@ def _held_out(clips: Collection[str], share: float) -> set[str]:
     return set(ordered[: min(max(1, round(share * len(clips))), len(clips) - 1)])
 
 
-@dataclass(frozen=True)
-class StepList:
-    """The steps of a procedure. Step n is ``names[n - 1]``.
+Steps = Sequence[str]
+"""The steps of a procedure. Step n is the one at n - 1."""
+
+
+def read_steps(path: Path) -> Steps:
+    """The steps of a text file, one a line. All lines are numbered from 1, ``(1) take the lid``, or none.
+
+    Raises:
+        RecordError: another numbering, a step that two lines name, or none.
+    """
+    lines = [" ".join(line.split()) for line in plain_file(path).read_text("utf-8-sig").splitlines()]
+    lines = [line for line in lines if line]
+    found = [re.fullmatch(r"\(?\s*([0-9]{1,4})\s*[).:]+\s*(.*)", line) for line in lines]
+    if any(found):
+        numbers = [each and int(each[1]) for each in found]
+        if wrong := [n for n, number in enumerate(numbers, start=1) if n != number]:
+            raise RecordError(
+                f"{path}: expected step {wrong[0]}, got {lines[wrong[0] - 1]!r}; number all steps from 1, or none"
+            )
+        lines = [each[2] for each in found if each]
+    if not lines:
+        raise RecordError(f"{path}: expected at least one step")
+    plain = list(map(_plain, lines))
+    for i, name in enumerate(lines):
+        if action_numbers(name) or "<" in name:  # rewards would read the number as that of a step
+            what = "(number) and < have a meaning in answers; leave them out"
+            raise RecordError(f"{path}: step {i + 1}, {name!r}: {what}")
+        if (first := plain.index(plain[i])) < i:
+            raise RecordError(f"{path}: steps {first + 1} and {i + 1} have the same name, {name!r}")
+    return lines
+
+
+def numbered(steps: Steps) -> str:
+    """The list of steps as prompts show it."""
+    return "\n".join(f"({number}) {name}" for number, name in enumerate(steps, start=1))
+
+
+def answer_in(steps: Steps, text: str) -> str:
+    """An answer in the form of the list of steps, in the order of ``text``.
+
+    The text has numbers ("2 3", "2;3"), numbers with names ("(2) insert the fan (3) ..."), or names between
+    semicolons or commas.
+
+    Raises:
+        ValueError: naming an item that is no step.
 
     Example:
-        >>> StepList(("take the lid", "insert the fan")).answer("2; take the lid")
+        >>> answer_in(("take the lid", "insert the fan"), "2; take the lid")
         '(2) insert the fan (1) take the lid'
     """
+    text = text.replace("<answer>", "").replace("</answer>", "").strip()
+    if action_numbers(text):
+        items: Sequence[str] = [item for item in _BRACKETED.split(text) if item.strip(" ,;|")]
+    elif _NUMBERS.fullmatch(text):
+        items = re.findall("[0-9]+", text)
+    else:
+        splits = ([text], re.split(r"[;|\n]", text), text.split(","))
+        items = next((split for split in splits if all(_number(steps, item) for item in split)), splits[1])
+    numbers = []
+    for item in items:
+        if (number := _number(steps, item)) is None:
+            raise ValueError(
+                f"{item.strip(' ,;|')!r} is no step: expected a number from 1 to {len(steps)}, a name of the "
+                f"list, or both that agree{did_you_mean(_plain(item), map(_plain, steps))}"
+            )
+        numbers.append(number)
+    return " ".join(f"({number}) {steps[number - 1]}" for number in numbers)
 
-    names: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        if not self.names:
-            raise ValueError("expected at least one step")
-        plain = list(map(_plain, self.names))
-        for i, name in enumerate(self.names):
-            if action_numbers(name) or "<" in name:  # rewards would read the number as that of a step
-                raise ValueError(f"step {i + 1}, {name!r}: (number) and < have a meaning in answers; leave them out")
-            if (first := plain.index(plain[i])) < i:
-                raise ValueError(f"steps {first + 1} and {i + 1} have the same name, {name!r}")
-
-    @classmethod
-    def read(cls, path: Path) -> StepList:
-        """The steps of a text file, one a line. All lines are numbered from 1, ``(1) take the lid``, or none."""
-        lines = [" ".join(line.split()) for line in plain_file(path).read_text("utf-8-sig").splitlines()]
-        lines = [line for line in lines if line]
-        found = [re.fullmatch(r"\(?\s*([0-9]{1,4})\s*[).:]+\s*(.*)", line) for line in lines]
-        if any(found):
-            numbers = [each and int(each[1]) for each in found]
-            if wrong := [n for n, number in enumerate(numbers, start=1) if n != number]:
-                raise RecordError(
-                    f"{path}: expected step {wrong[0]}, got {lines[wrong[0] - 1]!r}; number all steps from 1, or none"
-                )
-            lines = [each[2] for each in found if each]
-        try:
-            return cls(tuple(lines))
-        except ValueError as error:
-            raise RecordError(f"{path}: {error}") from None
-
-    def __str__(self) -> str:
-        return "\n".join(f"({number}) {name}" for number, name in enumerate(self.names, start=1))
-
-    def answer(self, text: str) -> str:
-        """An answer in the form of the list of steps, in the order of ``text``.
-
-        The text has numbers ("2 3", "2;3"), numbers with names ("(2) insert the fan (3) ..."), or names between
-        semicolons or commas. A ValueError names an item that is no step.
-        """
-        text = text.replace("<answer>", "").replace("</answer>", "").strip()
-        if action_numbers(text):
-            items: Sequence[str] = [item for item in _BRACKETED.split(text) if item.strip(" ,;|")]
-        elif _NUMBERS.fullmatch(text):
-            items = re.findall("[0-9]+", text)
-        else:
-            splits = ([text], re.split(r"[;|\n]", text), text.split(","))
-            items = next((split for split in splits if all(map(self._number, split))), splits[1])
-        numbers = []
-        for item in items:
-            if (number := self._number(item)) is None:
-                raise ValueError(
-                    f"{item.strip(' ,;|')!r} is no step: expected a number from 1 to {len(self.names)}, a name of the "
-                    f"list, or both that agree{did_you_mean(_plain(item), map(_plain, self.names))}"
-                )
-            numbers.append(number)
-        return " ".join(f"({number}) {self.names[number - 1]}" for number in numbers)
-
-    def _number(self, item: str) -> int | None:
-        """The number of the step that an item of an answer names, or None."""
-        names = list(map(_plain, self.names))
-        if (plain := _plain(item)) in names:
-            return names.index(plain) + 1
-        found = _NUMBERED.fullmatch(item.strip(" ,;|"))
-        if not found or not 1 <= int(found[1]) <= len(names):
-            return None
-        return int(found[1]) if _plain(found[2] or "") in ("", names[int(found[1]) - 1]) else None
+def _number(steps: Steps, item: str) -> int | None:
+    """The number of the step that an item of an answer names, or None."""
+    names = list(map(_plain, steps))
+    if (plain := _plain(item)) in names:
+        return names.index(plain) + 1
+    found = _NUMBERED.fullmatch(item.strip(" ,;|"))
+    if not found or not 1 <= int(found[1]) <= len(names):
+        return None
+    return int(found[1]) if _plain(found[2] or "") in ("", names[int(found[1]) - 1]) else None
 
 
 def _plain(name: str) -> str:
@@ -286,21 +282,15 @@ def _plain(name: str) -> str:
     return normalized(re.sub(r"[\s_-]+", " ", name).strip(" ,;|"))
 
 
-def _write_table(path: Path, clips: Sequence[str]) -> None:
-    """Write a table of ``clips`` whose answers are to be filled in."""
-    if path.exists():
-        raise FileExistsError(f"{path}: is there already; name another file, or fill this one in")
-    with written_whole(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("clip", "answer"), *((clip, "") for clip in clips)])
-
-
-def _from_table(path: Path, clips: Sequence[str], steps: StepList | None) -> dict[str, Label]:
+def _from_table(path: Path, clips: Sequence[str], steps: Steps | None) -> dict[str, Label]:
     """The labels of a CSV file with the columns ``clip`` and ``answer``. Other columns become fields of the records.
 
     A clip with an empty answer has no label. The error lists all lines that are wrong.
     """
     if path.suffix not in (".csv", ".tsv"):
-        raise RecordError(f"{path}: expected a .csv or .tsv file with the columns clip and answer")
+        raise RecordError(
+            f"{path}: expected a .csv or .tsv file with the columns clip and answer; --write-labels begins one"
+        )
     rows = text_rows(plain_file(path))
     problems: list[str] = []
     found: dict[str, Label] = {}
@@ -325,12 +315,14 @@ def _from_table(path: Path, clips: Sequence[str], steps: StepList | None) -> dic
                 raise ValueError(f"{clip} is at {line_of[clip]} too; a clip has one answer")
             if answer := cells.pop("answer", ""):
                 untagged = answer.removeprefix("<answer>").removesuffix("</answer>").strip()
-                found[clip] = steps.answer(answer) if steps else untagged, cells
+                found[clip] = answer_in(steps, answer) if steps else untagged, cells
         except RecordError as error:
             problems.append(str(error))
         except ValueError as error:
             problems.append(f"{row.where}: {error}")
-    _raise(problems, "line", "of the table can't be used")
+    if problems:
+        what = f"{counted(len(problems), 'line')} of the table can't be used:"
+        raise RecordError("\n".join([what, *_beginning(problems)]), "solution")
     return {clip: found[clip] for clip in clips if clip in found}
 
 
@@ -343,40 +335,3 @@ def _clip_of(cell: str, named: dict[str, list[str]]) -> str:
     if found:
         raise ValueError(f"{name!r} may be {' or '.join(found[:3])}; write the path from the folder")
     raise ValueError(f"there is no clip {name!r}{did_you_mean(name, named)}")
-
-
-def _from_folders(clips: Sequence[str], steps: StepList | None) -> tuple[dict[str, Label], StepList]:
-    """The labels that the names of the folders give, and the steps: without ``steps``, the folders are the steps.
-
-    ``03_insert_the_fan/a.mp4`` shows the step "insert the fan". Clips that are in no folder have no label.
-    """
-    folders = {clip: clip.split("/")[-2] for clip in clips if "/" in clip}
-    if not folders:
-        raise RecordError("--answers folders: expected one folder for each answer, such as insert_the_fan/a.mp4")
-    names = {name: " ".join(name.replace("_", " ").split()) for name in folders.values()}  # in the order of the clips
-    if steps is None:
-        names = {name: _without_number(text) for name, text in names.items()}
-    try:
-        found = steps or StepList(tuple(dict.fromkeys(names.values())))
-    except ValueError as error:
-        raise RecordError(f"--answers folders: {error}") from None
-    answers: dict[str, str] = {}
-    problems: list[str] = []
-    for name, text in names.items():
-        try:
-            answers[name] = found.answer(text)
-        except ValueError as error:
-            problems.append(f"{name}/: {error}")
-    _raise(problems, "folder", "without the name of a step")
-    return {clip: (answers[name], {}) for clip, name in folders.items()}, found
-
-
-def _without_number(name: str) -> str:
-    """The step in a folder's name, without the number that orders it. Hyphens separate words if no space does."""
-    step = re.sub(r"^[0-9]{1,4}[\s.)-]+(?=\S)", "", name)
-    return step if " " in step else step.replace("-", " ").strip()
-
-
-def _raise(problems: list[str], noun: str, what: str) -> None:
-    if problems:
-        raise RecordError("\n".join([f"{counted(len(problems), noun)} {what}:", *_beginning(problems)]), "solution")

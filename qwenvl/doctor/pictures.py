@@ -50,9 +50,9 @@ def make_pictures(strips: Sequence[Strip], folder: Path, most: int) -> dict[str,
 def _make(path: Path, strip: Strip) -> Picture:
     """Write the file of one strip, or say why there is none."""
     if strip.path.startswith(("http://", "https://")):
-        return Picture(problem="it lies on a network, from which a report fetches nothing")
+        return {"problem": "it lies on a network, from which a report fetches nothing"}
     if not Path(strip.path).exists():
-        return Picture(problem="the file is gone")
+        return {"problem": "the file is gone"}
     try:
         if strip.indices:
             seconds = SampleOptions.decode_timeout or 60.0  # a clip that never ends must not block the report
@@ -61,9 +61,9 @@ def _make(path: Path, strip: Strip) -> Picture:
         else:
             frames = load_image(strip.path)[None]
     except IndexError:
-        return Picture(problem="the clip has changed since the run: it has fewer frames")
+        return {"problem": "the clip has changed since the run: it has fewer frames"}
     except (BadMediaError, OSError) as error:
-        return Picture(problem=str(error).removeprefix(f"{strip.path}: "))
+        return {"problem": str(error).removeprefix(f"{strip.path}: ")}
     with written_whole(path) as partial:
         sheet(frames, WIDTH if strip.indices else STILL_WIDTH).save(partial, "JPEG", quality=80)
     return _picture(path, strip)
@@ -88,4 +88,5 @@ def _grid(count: int) -> tuple[int, int]:
 def _picture(path: Path, strip: Strip) -> Picture:
     columns, rows = _grid(max(1, len(strip.indices)))
     with Image.open(path) as made:
-        return Picture(columns, rows, ratio=(made.width / columns) / (made.height / rows))
+        ratio = (made.width / columns) / (made.height / rows)
+    return {"columns": columns, "rows": rows, "ratio": round(ratio, 4)}

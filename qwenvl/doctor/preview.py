@@ -38,7 +38,7 @@ from qwenvl.tools.toolbox import Toolbox
 from qwenvl.types import BadSample, PromptBatch, Record, Sample, VideoClip
 
 
-def preview(args: argparse.Namespace) -> str:
+def page_of(args: argparse.Namespace) -> str:
     """The page as HTML."""
     if args.n < 1:
         raise ValueError(f"--n: expected at least 1, got {args.n}")

@@ -87,7 +87,7 @@ def add_pictures(written: Written, most: int = MOST_PICTURES) -> str:
         return f"without pictures of the frames: {error}"
     pictures = make_pictures(written.strips, written.folder / "pictures", most)
     write_pictures(written.folder, pictures)
-    bad = sum(bool(each.problem) for each in pictures.values())
+    bad = sum("problem" in each for each in pictures.values())
     summary = f"with pictures of {len(pictures) - bad:,} of {len(written.strips):,} clips and images"
     summary += f"; {bad:,} can't be shown, each with its reason on the page" if bad else ""
     return summary + ("; another call makes more" if len(pictures) < len(written.strips) else "")

@@ -1,4 +1,4 @@
-"""The page of an evaluation: its numbers as tables, and each record with the answers of all models side by side."""
+"""The pages of an evaluation and of labels: records with the answers of models, filters and jumps."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from qwenvl.report.pages import (
     mean,
     media_as_shown,
     strips_of,
+    strips_shown,
     write_pages,
     write_script,
 )
 from qwenvl.report.run import finite
 from qwenvl.report.write import ReportError, Written, require_report_folder, write_index
 from qwenvl.runlog import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
+from qwenvl.types import FrameInfo
 
 SCRIPTS = ("core.js", "group.js", "list.js", "evaluation.js")  # in the order that they need each other
+LABEL_SCRIPTS = (*SCRIPTS[:-1], "labels.js")
 CONTROLS = {
     AS_IT_IS: ("as it is", ""),
     "blank": ("grey frames", "Every frame and image was grey."),
@@ -72,7 +75,7 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     require_report_folder(folder)
     data = folder / "data" / "run-0"
     names = list(dict.fromkeys(name for record in records for name in record[0].rewards))
-    places = write_pages(((None, _as_shown(record, names, read)) for record in records), 0, data)
+    places = write_pages((_as_shown(record, names, read) for record in records), 0, data)
     write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
     page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, **_shown_numbers(facts))
@@ -174,13 +177,12 @@ def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> l
     return [list(own) for _, own in groupby(sorted(known, key=key), key=lambda each: each.doc_id)]
 
 
-def index(
-    facts: Mapping[str, Any], records: Sequence[Answers], places: Sequence[tuple[None, int, int]]
-) -> dict[str, Any]:
+def index(facts: Mapping[str, Any], records: Sequence[Answers], places: Mapping[str, list[int]]) -> dict[str, Any]:
     """The index of all records for filters and jumps: columns of numbers, and the texts that they number."""
     models = [each["name"] for each in facts["models"]]
     datasets = list(dict.fromkeys(_dataset(record[0]) for record in records))
     numbers = {name: n for n, name in enumerate(datasets)}
+    total = lambda record, *key: mean(each.total for each in record if (each.model, each.control) == key)
     return {
         "models": models,
         "controls": facts["controls"],
@@ -189,20 +191,14 @@ def index(
         "ids": [record[0].record_id for record in records],
         "columns": {
             "data": [numbers[_dataset(record[0])] for record in records],
-            "page": [page for _, page, _ in places],
-            "place": [place for _, _, place in places],
+            **places,
             "marks": [marks(record) for record in records],
         },
         "means": {
-            control: {model: finite([_mean(record, model, control) for record in records]) for model in models}
+            control: {model: finite([total(record, model, control) for record in records]) for model in models}
             for control in facts["controls"]
         },
     }
-
-
-def _mean(record: Answers, model: str, control: str) -> float | None:
-    """The mean total of a model's completions. None where none has a reward."""
-    return mean(each.total for each in record if (each.model, each.control) == (model, control))
 
 
 def _dataset(sample: EvaluationSample) -> str:
@@ -236,3 +232,38 @@ def _as_shown(record: Answers, names: Sequence[str], read: Reading) -> dict[str,
         "fitted": head.fitted,
         "views": views,
     }
+
+
+# ---- labels: the doubtful ones first, to correct and to save
+
+
+def doubt(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A key that sorts labels: no answer first, then little agreement, then a low log-prob, and what failed last."""
+    if row["error"] is not None:
+        return (True,)
+    return False, bool(row["answer"]), 1.0 if row["agreement"] is None else row["agreement"], row["logprob"] or 0.0
+
+
+def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]]) -> Written:
+    """Write ``index.html``, its scripts and its data into a folder.
+
+    Args:
+        rows: of ``Labels``, each also with its ``id``, its ``prompt`` (messages, each with ``role`` and ``text``) and
+            ``record``, the row to save it as: a conversation without its last turn.
+    """
+    rows = sorted(rows, key=doubt)
+    media = [([FrameInfo.of(clip) for clip in row.get("clips", ())], row.get("images", ())) for row in rows]
+    shown = ({**row, **media_as_shown(*own)} for row, own in zip(rows, media, strict=True))
+    places = write_pages(shown, 0, folder / "data" / "run-0")
+    index = {
+        "ids": [row["id"] for row in rows],
+        "answers": [row.get("answer") for row in rows],  # None: an error
+        "columns": {
+            **places,
+            "agreement": [row.get("agreement") for row in rows],
+            "logprob": [row.get("logprob") for row in rows],
+        },
+    }
+    write_script(folder / "data" / "run-0" / "index.js", f"report.index(0, {as_json(index)});\n")
+    page = write_index(folder, "labels.html", LABEL_SCRIPTS, title=f"Labels by {model}", model=model, count=len(rows))
+    return Written(page, index, list(dict.fromkeys(strip for own in media for strip in strips_shown(*own))))

@@ -12,10 +12,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from qwenvl.files import written_whole
 from qwenvl.health import all_equal
@@ -34,25 +33,8 @@ FORM = ("format", "tag", "length", "overlong", "repetition", "brevity")  # a rew
 _PLACE = re.compile(r"(\[\d+\]|:\d+)$")
 
 
-@dataclass(frozen=True)
-class Group:
-    """One prompt with its G completions of one step.
-
-    Attributes:
-        rollouts: G rows, by ``sample``.
-    """
-
-    rollouts: tuple[Rollout, ...]
-
-    @property
-    def head(self) -> Rollout:
-        """The first row: step, record, prompt and clips are the same in all."""
-        return self.rollouts[0]
-
-    @property
-    def totals(self) -> list[float]:
-        """The total rewards of the completions that have one."""
-        return [each.total for each in self.rollouts if each.total is not None]
+Group = Sequence[Rollout]
+"""One prompt with its G completions of one step, by ``sample``. Step, record, prompt and clips are the same in all."""
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -78,12 +60,12 @@ def grouped(rollouts: Iterable[Rollout]) -> Iterator[Group]:
     for each in rollouts:
         own = (each.split, each.step, each.epoch, each.record_id, each.where)
         if rows and (own != key or each.sample == 0):
-            yield Group(tuple(rows))
+            yield rows
             rows = []
         rows.append(each)
         key = own
     if rows:
-        yield Group(tuple(rows))
+        yield rows
 
 
 def marks(group: Group) -> int:
@@ -93,19 +75,21 @@ def marks(group: Group) -> int:
         >>> marks(group) & EQUAL
         1
     """
-    totals = group.totals
-    found = 0
-    if all_equal(totals) and len(group.rollouts) > 1:  # an evaluation may have one completion of each prompt
-        found |= EQUAL
-    if any(each.finish_reason == "length" for each in group.rollouts):
-        found |= TRUNCATED
-    if len(totals) < len(group.rollouts):
-        found |= UNSCORED
-    if len(group.rollouts) > 2 and _most_frequent(group)[1] * 2 >= len(group.rollouts):
-        found |= REPEATED
-    if group.head.dropped:
-        found |= DROPPED
-    return found | (SUSPECT if suspicions(group) else 0)
+    size, totals = len(group), _totals(group)
+    found = {
+        EQUAL: all_equal(totals) and size > 1,  # an evaluation may have one completion of each prompt
+        TRUNCATED: any(each.finish_reason == "length" for each in group),
+        UNSCORED: len(totals) < size,
+        REPEATED: size > 2 and _most_frequent(group)[1] * 2 >= size,
+        DROPPED: group[0].dropped,
+        SUSPECT: bool(suspicions(group)),
+    }
+    return sum(mark for mark, holds in found.items() if holds)
+
+
+def _totals(group: Group) -> list[float]:
+    """The total rewards of the completions that have one."""
+    return [each.total for each in group if each.total is not None]
 
 
 def suspicions(group: Group) -> list[str]:
@@ -114,33 +98,23 @@ def suspicions(group: Group) -> list[str]:
     Each needs at least half of the completions, in a group of at least three. A group that repeats a right text is
     solved, and not suspected.
     """
-    size = len(group.rollouts)
+    size = len(group)
     if size < 3:
         return []
     reasons = []
-    empty = sum(_form_without_content(each.rewards) for each in group.rollouts)
+    empty = sum(_form_without_content(each.rewards) for each in group)
     if empty * 2 >= size:
         reasons.append(f"{empty} of {size} completions keep the form and have nothing right")
     text, count = _most_frequent(group)
-    content = [value for each in group.rollouts if each.completion.strip() == text for value in _content(each.rewards)]
+    content = [value for each in group if each.completion.strip() == text for value in _content(each.rewards)]
     if count * 2 >= size and content and fmean(content) < HALF_RIGHT:
         reasons.append(f"{count} of {size} completions are the same text, which is not right")
     return reasons
 
 
-@cache
-def is_form(name: str) -> bool:
-    """Whether a reward judges the form of a completion, by its name. All others judge the content.
-
-    Example:
-        >>> is_form("strict_format"), is_form("accuracy")
-        (True, False)
-    """
-    return any(word in name.casefold() for word in FORM)
-
-
 def _content(rewards: Mapping[str, float | None]) -> list[float]:
-    return [value for name, value in rewards.items() if value is not None and not is_form(name)]
+    judges_form = lambda name: any(word in name.casefold() for word in FORM)
+    return [value for name, value in rewards.items() if value is not None and not judges_form(name)]
 
 
 def _form_without_content(rewards: Mapping[str, float | None]) -> bool:
@@ -151,27 +125,26 @@ def _form_without_content(rewards: Mapping[str, float | None]) -> bool:
 
 def _most_frequent(group: Group) -> tuple[str, int]:
     """The most frequent text, without outer white space, and its count."""
-    return Counter(each.completion.strip() for each in group.rollouts).most_common(1)[0]
+    return Counter(each.completion.strip() for each in group).most_common(1)[0]
 
 
 GroupRow = dict[str, Any]
-"""The row of a group in the index of the page, as ``row_of`` makes it, with its ``page`` and its ``place`` there."""
+"""The row of a group in the index of the page, as ``row_of`` makes it."""
 
 
 def row_of(group: Group) -> GroupRow:
     """The row of a group: its numbers, its marks, and the mean of each reward as ``parts``."""
-    head, totals = group.head, group.totals
-    names = dict.fromkeys(name for each in group.rollouts for name in each.rewards)
+    head, totals = group[0], _totals(group)
+    names = dict.fromkeys(name for each in group for name in each.rewards)
     return {
         **{"split": head.split, "step": head.step, "epoch": head.epoch},
-        **{"record": head.record_id, "where": head.where, "size": len(group.rollouts), "marks": marks(group)},
+        **{"record": head.record_id, "where": head.where, "size": len(group), "marks": marks(group)},
         **{"mean": mean(totals), "low": min(totals, default=None), "high": max(totals, default=None)},
-        "parts": {name: mean(each.rewards.get(name) for each in group.rollouts) for name in names},
+        "parts": {name: mean(each.rewards.get(name) for each in group) for name in names},
     }
 
 
 PAGE_BYTES = 300_000  # a page is closed when its text is longer
-Kept = TypeVar("Kept")
 
 Reading = Callable[[str, str], tuple[str | None, str]]
 """Returns the answer of a completion (None: no answer) and of its solution, as the reward functions read them."""
@@ -207,35 +180,42 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[li
     Raises:
         RunLogError: a line of the rollouts is none.
     """
-    groups = grouped(read_rollouts(run.folder, split=None))
-    kept = (((row_of(group), strips_of(group.rollouts)), group_as_shown(group, read)) for group in groups)
-    made = write_pages(kept, number, folder)
-    rows = [row | {"page": page, "place": place} for (row, _), page, place in made]
-    write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows))});\n")
-    newest_first = sorted((each for each, _, _ in made), key=lambda each: -each[0]["step"])
-    return rows, list(dict.fromkeys(strip for _, strips in newest_first for strip in strips))
+    rows: list[GroupRow] = []
+    strips: list[tuple[int, list[Strip]]] = []
+
+    def shown() -> Iterator[dict[str, Any]]:
+        for group in grouped(read_rollouts(run.folder, split=None)):
+            rows.append(row_of(group))
+            strips.append((-group[0].step, strips_of(group)))
+            yield group_as_shown(group, read)
+
+    places = write_pages(shown(), number, folder)
+    write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows, places))});\n")
+    newest_first = sorted(strips, key=lambda each: each[0])
+    return rows, list(dict.fromkeys(strip for _, own in newest_first for strip in own))
 
 
-def write_pages(shown: Iterable[tuple[Kept, dict[str, Any]]], number: int, folder: Path) -> list[tuple[Kept, int, int]]:
+def write_pages(shown: Iterable[dict[str, Any]], number: int, folder: Path) -> dict[str, list[int]]:
     """Write objects as pages of ``PAGE_BYTES`` or a little more, and remove further pages of an earlier report.
 
     Args:
-        shown: what is kept of each item, and the object that the page shows. One page is in memory at a time.
+        shown: the objects. One page is in memory at a time.
         number: of the run in the report.
 
     Returns:
-        What is kept, with the number of its page and its place there, from 0.
+        For each object the number of its ``page``, and its ``place`` there, from 0.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    kept: list[tuple[Kept, int, int]] = []
+    places: dict[str, list[int]] = {"page": [], "place": []}
     page, texts = 0, list[str]()
 
     def write() -> None:
         body = ",\n".join(texts)
         write_script(folder / f"page-{page}.js", f"report.page({number}, {page}, [\n{body}\n]);\n")
 
-    for each, value in shown:
-        kept.append((each, page, len(texts)))
+    for value in shown:
+        places["page"].append(page)
+        places["place"].append(len(texts))
         texts.append(as_json(value))
         if sum(map(len, texts)) > PAGE_BYTES:
             write()
@@ -246,10 +226,10 @@ def write_pages(shown: Iterable[tuple[Kept, dict[str, Any]]], number: int, folde
     for old in folder.glob("page-*.js"):
         if int(old.stem.removeprefix("page-")) >= page:
             old.unlink()
-    return kept
+    return places
 
 
-def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
+def index(rows: Sequence[GroupRow], places: Mapping[str, list[int]]) -> dict[str, Any]:
     """The index of all groups for filters and jumps: columns of numbers, and the texts that they number.
 
     ``records`` has ``[id, place, number of the data set]``.
@@ -258,17 +238,18 @@ def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
     splits, datasets = _numbered(row["split"] for row in rows), _numbered(sets.values())
     records = _numbered((row["record"], row["where"]) for row in rows)
     rewards = list(dict.fromkeys(name for row in rows for name in row["parts"]))
-    columns = {name: [row[name] for row in rows] for name in ("page", "place", "step", "epoch", "size", "marks")} | {
-        name: finite([row[name] for row in rows]) for name in ("mean", "low", "high")
-    }
     return {
         "splits": list(splits),
         "datasets": list(datasets),
         "rewards": rewards,
         "records": [[record, where, datasets[sets[where]]] for record, where in records],
-        "columns": columns
-        | {"split": [splits[row["split"]] for row in rows]}
-        | {"record": [records[row["record"], row["where"]] for row in rows]},
+        "columns": {
+            **places,
+            **{name: [row[name] for row in rows] for name in ("step", "epoch", "size", "marks")},
+            **{name: finite([row[name] for row in rows]) for name in ("mean", "low", "high")},
+            "split": [splits[row["split"]] for row in rows],
+            "record": [records[row["record"], row["where"]] for row in rows],
+        },
         "parts": {name: finite([row["parts"].get(name) for row in rows]) for name in rewards},
     }
 
@@ -280,8 +261,7 @@ def _numbered(items: Iterable[Any]) -> dict[Any, int]:
 
 def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
     """The page's object of a group: the fields that its completions share, then each completion."""
-    head = group.head
-    names = list(dict.fromkeys(name for each in group.rollouts for name in each.rewards))
+    head, names = group[0], list(dict.fromkeys(name for each in group for name in each.rewards))
     return {
         "split": head.split,
         "step": head.step,
@@ -296,7 +276,7 @@ def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
         "evidence": head.evidence,
         "suspicions": suspicions(group),
         "rewards": names,
-        "rows": [completion_as_shown(each, each.solution, each.advantage, names, read) for each in group.rollouts],
+        "rows": [completion_as_shown(each, each.solution, each.advantage, names, read) for each in group],
     }
 
 
@@ -347,7 +327,7 @@ def turns_as_shown(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     ]
 
 
-def strips_of(completions: Sequence[Rollout] | Sequence[EvaluationSample]) -> list[Strip]:
+def strips_of(completions: Group | Sequence[EvaluationSample]) -> list[Strip]:
     """The strips of the clips and images of one prompt, and of all looks of its completions."""
     head = completions[0]
     looks = [clip for each in completions for turn in each.turns for call in turn.calls for clip in call.clips]

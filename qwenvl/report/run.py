@@ -256,8 +256,6 @@ BY_WORD = {
 }
 UNITS = (("reward/", "reward"), ("time/", "seconds"), ("loss", "loss"))  # by prefix
 UNIT_ENDINGS = (("_per_second", "per second"), ("_runtime", "seconds"), ("_s", "seconds"), ("_frac", "share"))
-OF_EVALUATION = "eval_"  # prefix of its metrics
-PACE = ("_runtime", "_per_second")  # suffixes of its speed metrics
 AT_THE_END = ("train_", "total_flos")  # prefixes of the Trainer's own line at the end of training
 NOT_CURVES = {"step", "epoch", "num_input_tokens_seen", WHOLE_STEP}
 
@@ -276,8 +274,8 @@ def shown(metric: str) -> Shown:
     units = [unit for end, unit in UNIT_ENDINGS if metric.endswith(end)]
     units += [unit for start, unit in UNITS if metric.startswith(start)]
     section = BY_WORD.get(word, "stable")
-    if metric.startswith(OF_EVALUATION):
-        section = "fast" if metric.endswith(PACE) else "learning"
+    if metric.startswith("eval_"):
+        section = "fast" if metric.endswith(("_runtime", "_per_second")) else "learning"
     return Shown(section, title, (*units, "value")[0])
 
 
@@ -291,7 +289,11 @@ def charts(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
     sections["learning"] = _evaluations(runs)
     for metric in _curves(runs):
         how = shown(metric)
-        curves = [curve for number, run in enumerate(runs) if (curve := _curve(number, run, metric))]
+        curves: list[dict[str, Any]] = []
+        for number, run in enumerate(runs):
+            if found := run.values(metric):
+                steps, values, each = thinned([step for step, _ in found], [value for _, value in found])
+                curves.append({"run": number, "steps": steps, "values": finite(values), "each": each})
         moves = any(value != curve["values"][0] for curve in curves for value in curve["values"])
         main = metric in ALWAYS or (moves and (metric in SHOWN or metric.startswith("reward/")))
         chart = {"metric": metric, "title": how.title, "unit": how.unit, "help": how.help, "main": main}
@@ -315,14 +317,6 @@ def _curves(runs: Sequence[Run]) -> list[str]:
 def is_phase(metric: str) -> bool:
     """Whether a metric is the seconds of one phase of a step."""
     return metric.startswith(PHASE) and metric.endswith("_s") and metric != WHOLE_STEP
-
-
-def _curve(number: int, run: Run, metric: str) -> dict[str, Any] | None:
-    found = run.values(metric)
-    if not found:
-        return None
-    steps, values, each = thinned([step for step, _ in found], [value for _, value in found])
-    return {"run": number, "steps": steps, "values": finite(values), "each": each}
 
 
 def _evaluations(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -1,22 +1,35 @@
-"""Writes the folder of a report. The same runs give the same files, byte for byte."""
+"""The folder of a report: pages, ``summary.json``, warnings. The same runs give the same files, byte for byte."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
+import math
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice, zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from qwenvl.report.findings import summary
-from qwenvl.report.pages import Reading, Strip, as_json, write_groups, write_script
-from qwenvl.report.run import SECTIONS, Run, charts, clocks, differing_settings, phases
+from qwenvl.health import Finding, findings
+from qwenvl.report.pages import (
+    DROPPED,
+    EQUAL,
+    SUSPECT,
+    TRUNCATED,
+    GroupRow,
+    Reading,
+    Strip,
+    as_json,
+    write_groups,
+    write_script,
+)
+from qwenvl.report.run import SECTIONS, Run, charts, clocks, differing_settings, finite, is_phase, phases, trend
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,20 +51,9 @@ class ReportError(ValueError):
     """A report can't be written where it should be."""
 
 
-@dataclass(frozen=True)
-class Picture:
-    """The file of a strip.
-
-    Attributes:
-        columns, rows: of pictures in the file.
-        ratio: width of a picture divided by its height.
-        problem: the reason why there is no file, else empty.
-    """
-
-    columns: int = 0
-    rows: int = 0
-    ratio: float = 1.0
-    problem: str = ""
+Picture = dict[str, Any]
+"""The file of a strip: its ``columns`` and ``rows`` of pictures, and the ``ratio`` of width and height of one of them.
+Without a file: ``problem``, the reason."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +146,7 @@ def require_report_folder(folder: Path) -> None:
 
 def write_pictures(folder: Path, pictures: Mapping[str, Picture]) -> None:
     """Write the list of strips in the folder ``pictures``, by their keys, with the reasons why others are missing."""
-    listed = {
-        key: {"problem": each.problem}
-        if each.problem
-        else {"columns": each.columns, "rows": each.rows, "ratio": round(each.ratio, 4)}
-        for key, each in sorted(pictures.items())
-    }
-    write_script(folder / "data" / "pictures.js", f"report.pictures({as_json(listed)});\n")
+    write_script(folder / "data" / "pictures.js", f"report.pictures({as_json(dict(sorted(pictures.items())))});\n")
 
 
 def facts_of(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
@@ -213,3 +209,114 @@ def data_url(picture: Image) -> str:
     data = io.BytesIO()
     picture.save(data, "JPEG", quality=90)
     return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
+
+
+# ---- warnings of a run with their remedies, and the facts of ``summary.json``
+
+MOST_SUSPECT = 0.2  # share of groups in which reward hacking is suspected
+COUNTED = {
+    "data/bad_samples": Finding(
+        "left_out",
+        "samples were left out because they could not be read",
+        "qwenvl data check names each with its reason",
+    ),
+    "nonfinite/skipped_steps": Finding(
+        "skipped_steps",
+        "steps changed no weight because their loss or gradients were not finite",
+        "the folder nonfinite of the run says what they were made of",
+    ),
+}
+"""Metrics whose sum should be 0, each with its finding."""
+
+
+def warnings(run: Run, rows: Sequence[GroupRow]) -> list[Finding]:
+    """All warnings of a run: of the rules by which the run itself warns, at its last row, and those of the report.
+
+    Args:
+        rows: the groups of the run.
+    """
+    unfit = (
+        Finding("not_finite", f"{metric} is {value} at step {step}", "lower --learning_rate or --max_grad_norm")
+        for metric in ("loss", "grad_norm", "kl")
+        for step, value in run.values(metric)
+        if not math.isfinite(value)
+    )
+    own = list(_of_the_report(run, rows))
+    falls = any(each.code == "reward_falls" for each in own)
+    ruled = [each for each in findings(run.history(), ended=True) if not (falls and each.code == "reward_flat")]
+    return [*islice(unfit, 1), *ruled, *own]
+
+
+def _of_the_report(run: Run, rows: Sequence[GroupRow]) -> Iterator[Finding]:
+    moved = trend([value for _, value in run.values("reward/total")])
+    if moved is not None and moved.verdict == "falls":
+        message = f"the reward fell from {moved.first:.3g} to {moved.last:.3g} (± {moved.ci95:.2g})"
+        yield Finding("reward_falls", message, "lower --learning_rate, or raise --grpo_beta")
+    for name, points in run.evaluations().items():
+        best, last = max(points, key=lambda each: each["reward"]), points[-1]
+        known = best["ci95"] is not None and last["ci95"] is not None
+        if known and last["reward"] + last["ci95"] < best["reward"] - best["ci95"]:
+            was = f"was {best['reward']:.3g} at step {best['step']}"
+            message = f"{name} is {last['reward']:.3g} at step {last['step']} and {was}"
+            yield Finding("evaluation_worse", message, f"take the checkpoint of step {best['step']}, or stop earlier")
+            break
+    for metric, finding in COUNTED.items():
+        if count := sum(value for _, value in run.values(metric)):
+            yield replace(finding, message=f"{count:.0f} {finding.message}")
+    trained = sorted((row for row in rows if row["split"] == "train"), key=lambda row: row["step"])
+    last_rows = trained[-max(1, len(trained) // 5) :]
+    share = fmean(bool(row["marks"] & SUSPECT) for row in last_rows) if last_rows else 0.0
+    if share > MOST_SUSPECT:
+        message = f"reward hacking is suspected in {share:.0%} of the last {len(last_rows)} groups"
+        yield Finding("suspected_hacking", message, "read them in the browser of groups, and weigh the format less")
+
+
+COUNTED_MARKS = {"equal": EQUAL, "truncated": TRUNCATED, "suspected": SUSPECT}
+TRENDS = (
+    *("reward/total", "reward/std", "group/zero_std_frac", "kl", "entropy", "grad_norm"),
+    *("completion/length_mean", "completion/truncated_frac", "target/loss"),
+)
+
+
+def summary(runs: Sequence[Run], rows: Sequence[Sequence[GroupRow]]) -> dict[str, Any]:
+    """The content of ``summary.json``. ``docs/evaluation.md`` explains each name.
+
+    Args:
+        rows: the groups of each run.
+    """
+    each = [run_summary(run, groups) for run, groups in zip(runs, rows, strict=True)]
+    return {"runs": each, "differing_settings": differing_settings(runs)}
+
+
+def run_summary(run: Run, rows: Sequence[GroupRow]) -> dict[str, Any]:
+    """The part of ``summary.json`` about one run."""
+    sampled = [row for row in rows if row["split"] == "train"]
+    trained = [row for row in sampled if not row["marks"] & DROPPED]
+    names = [*TRENDS[:1], *(name for name in run.metrics() if name.startswith("reward/")), *TRENDS]
+    phases = {name: fmean(value for _, value in run.values(name)) for name in run.metrics() if is_phase(name)}
+    return {
+        "run": run.name,
+        "steps": run.steps,
+        "finished": run.finished,
+        "evaluations": {
+            name: {"first": points[0], "last": points[-1], "best": max(points, key=lambda each: each["reward"])}
+            for name, points in run.evaluations().items()
+        },
+        "trends": {name: _trend(run, name) for name in dict.fromkeys(names) if run.values(name)},
+        "warnings": [{k: v for k, v in asdict(each).items() if k != "flags"} for each in warnings(run, rows)],
+        "groups": {
+            "trained": len(trained),
+            "dropped": len(sampled) - len(trained),
+            "completions": sum(row["size"] for row in trained),
+            **{name: sum(bool(row["marks"] & mark) for row in trained) for name, mark in COUNTED_MARKS.items()},
+        },
+        "seconds_per_step": {name: finite([value])[0] for name, value in phases.items()},
+    }
+
+
+def _trend(run: Run, metric: str) -> dict[str, Any] | None:
+    found = trend([value for _, value in run.values(metric)])
+    if found is None:
+        return None
+    *numbers, verdict = found
+    return dict(zip(found._fields, [*finite(numbers), verdict], strict=True))

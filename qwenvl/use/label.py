@@ -26,7 +26,7 @@ from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.failure import counted
 from qwenvl.files import written_whole
 from qwenvl.option import parse_row
-from qwenvl.report.labels import write_labels
+from qwenvl.report.evaluation import write_labels
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.functions.text import answer_of
 from qwenvl.rewards.resolve import DEFAULT_WEIGHTS

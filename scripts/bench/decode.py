@@ -35,13 +35,8 @@ Read = Callable[[str, list[int]], np.ndarray]
 """A path and rising frame numbers to F x H x W x 3 pictures."""
 
 
-@dataclass(frozen=True)
-class BenchClip:
-    """A clip: frame i of ``frame_count`` bears the number ``first + i``."""
-
-    path: Path
-    frame_count: int
-    first: int = 0
+BenchClip = tuple[str, int, int]
+"""The path of a clip, its number of frames, and the number that the first of them bears."""
 
 
 def make_clips(folder: Path) -> dict[str, BenchClip]:
@@ -70,7 +65,7 @@ def make_clips(folder: Path) -> dict[str, BenchClip]:
                 copy_from(whole, path.with_stem("cut.done"), first / 25)
                 whole = path.with_stem("cut.done")
             whole.replace(path)
-        clips[name] = BenchClip(path, count, first)
+        clips[name] = str(path), count, first
     return clips
 
 
@@ -181,8 +176,7 @@ def read_in_turn(clip: BenchClip, children: dict[str, Child | None], options: ar
                 continue
             try:
                 child = children[name] = children[name] or Child("scripts.bench.decode:load", name)
-                message = str(clip.path), clip.frame_count, clip.first, options.frames
-                cpu, wall, reading.right = child.ask(message, options.timeout)
+                cpu, wall, reading.right = child.ask((*clip, options.frames), options.timeout)
             except ChildError as error:
                 reading.failed = str(error).splitlines()[0].removeprefix("scripts.bench.decode:load: ")[:80]
                 children[name] = children[name] if isinstance(error, ChildFailed) else None

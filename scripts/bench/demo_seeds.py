@@ -13,11 +13,12 @@ foreign clips, or without its look and with a look at another second.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from qwenvl.demo.run import Demo, LookDemo, finished, run_demo
+from qwenvl.demo.run import MARK, Demo, LookDemo, run_demo
 from qwenvl.model.families import FAMILIES
 from qwenvl.runlog import AS_IT_IS, read_evaluation
 
@@ -41,13 +42,15 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     kind = LookDemo if args.look else Demo
     folder = (args.output_dir / ("look" if args.look else "")).resolve()
-    demos = [kind.of(folder / f"seed-{seed}", seed, args.steps, family=args.family) for seed in args.seeds]
+    name = f"{args.family or 'default'}-{args.steps or 'default'}"
+    demos = [kind(folder / name / f"seed-{seed}", seed, args.steps or 0, family=args.family) for seed in args.seeds]
     lines, unclear = [], []
     for seed, demo in zip(args.seeds, demos, strict=True):
-        if finished(demo) is None:
+        mark = demo.folder / MARK
+        if not (mark.is_file() and "minutes" in mark.read_text()):
             run_demo(demo)
         scores = scores_of(demo)
-        lines.append(line(seed, scores, finished(demo)["minutes"]))
+        lines.append(line(seed, scores, json.loads(mark.read_text())["minutes"]))
         if not clear(demo, *scores):
             unclear.append(seed)
     print("\n" + "\n".join([*heading(demos[0]), *lines]))

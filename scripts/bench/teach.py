@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def rewards_of(demo: Demo, name: str) -> dict[int, float]:
     folder = demo.folder / name.replace(" ", "-")
     if not (demo.model / "model.safetensors").is_file():
         demo.folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(demo.data, ignore_errors=True)
         whole = replace(demo.clip_settings, dropped=0, unthinking=0, warmup_pairs=15)  # right answers: what is missing
         make_clips(demo.data, whole)  # in a demo is the answer's second step, here it is frames
         show_more(demo.data / "warmup.jsonl")

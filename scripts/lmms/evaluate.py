@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with told_to_the_user(COMMAND):
         model, facts, protocol = prepared(own, flags)
-        folder = Path(own.output_dir or folder_for(own))
+        name = re.sub(r"[^\w.+-]+", "-", f"lmms-{Path(own.model).name}-on-{own.tasks}")[:120]
+        folder = Path(own.output_dir or f"runs/evaluate/{name}")
         if folder.is_dir() and any(folder.iterdir()):
             raise FileExistsError(f"--output_dir {folder}: holds something already; give a folder that is new or empty")
         began, started = now(), time.perf_counter()
@@ -191,11 +192,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__
-
-
-def folder_for(own: argparse.Namespace) -> str:
-    """A folder named after model and tasks."""
-    return "runs/evaluate/" + re.sub(r"[^\w.+-]+", "-", f"lmms-{Path(own.model).name}-on-{own.tasks}")[:120]
 
 
 def now() -> str:

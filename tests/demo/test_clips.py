@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 
 from qwenvl.data.dataset import load_dataset
-from qwenvl.demo.clips import PAIRS, ClipSettings, make_clips, solution
+from qwenvl.demo.clips import (
+    OVERVIEW,
+    PAIRS,
+    RATE,
+    SECONDS,
+    ClipSettings,
+    LongClipSettings,
+    Minute,
+    make_clips,
+    make_long_clips,
+    solution,
+)
 
 SETTINGS = ClipSettings(seed=3, train=30, heldout=6, warmup=400)
 
@@ -60,18 +71,11 @@ def test_same_seed_same_data_other_seed_other_data(tmp_path, data):
     assert (tmp_path / "a/clips/train-0001.mp4").read_bytes() == (data / "clips/train-0001.mp4").read_bytes()
 
 
-def test_data_is_made_once_and_a_folder_of_something_else_is_left_alone(tmp_path):
-    folder, few = tmp_path / "data", ClipSettings(train=2, heldout=1, warmup=2)
-    make_clips(folder, few, processes=1)
-    before = (folder / "clips/train-0000.mp4").stat().st_mtime_ns
-    make_clips(folder, few, processes=1)
-    assert (folder / "clips/train-0000.mp4").stat().st_mtime_ns == before
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.txt").write_text("years of work")
-    for other, settings in ((tmp_path / "other", few), (folder, replace(few, train=3))):
-        with pytest.raises(FileExistsError, match="not the demo's data with these settings; choose another folder"):
-            make_clips(other, settings, processes=1)
-    assert (tmp_path / "other" / "thesis.txt").read_text() == "years of work"
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match="expected an empty folder; choose another one"):
+        make_clips(tmp_path, SETTINGS, processes=1)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
 def test_warmup_targets_are_incomplete_as_often_as_the_settings_say(data):
@@ -86,3 +90,50 @@ def test_warmup_targets_are_incomplete_as_often_as_the_settings_say(data):
     for row, target in zip(rows, targets, strict=True):
         assert {*numbers(target)} <= {*shown[row["video"]]}
         assert target.endswith(solution(numbers(target))), "each number stands before the name of its step"
+
+
+# ---- the demo that looks: what overview and look can see, and what the warm-up is taught
+
+
+@pytest.fixture(scope="module")
+def long_data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("long") / "data"
+    make_long_clips(folder, LongClipSettings(train=2, heldout=1, sight=7), processes=1)
+    return folder
+
+
+def records(data, name):
+    return json.loads((data / f"{name}.json").read_text())
+
+
+def test_no_frame_of_the_overview_shows_a_step(long_data):
+    overview = {round(t) // RATE for t in np.linspace(0, SECONDS * RATE - 1, OVERVIEW)}
+    for record in records(long_data, "train") + records(long_data, "heldout"):
+        ((start, end),) = record["evidence"]
+        assert end == start + 1 and start not in overview and f"from {start} to {end}?" in str(record)
+
+
+def test_a_second_shows_its_step_and_those_around_it_nothing():
+    minute = Minute("m", (7,), (4,), (0,))
+    frames = np.stack(list(minute.draw())).astype(int)
+    assert len(frames) == SECONDS * RATE
+    moved = np.abs(frames - frames[0]).max((1, 2, 3)) > 0
+    assert moved.nonzero()[0].tolist() == [28, 29, 30, 31]
+
+
+def test_a_look_decodes_its_own_second_alone(long_data):
+    with av.open(str(long_data / "clips" / "train-0000.mp4")) as container:
+        keys = [float(packet.pts * packet.time_base) for packet in container.demux(video=0) if packet.is_keyframe]
+    assert keys == list(range(SECONDS))
+
+
+def test_the_warm_up_looks_in_three_of_eight_targets_and_always_answers_right(long_data):
+    right = {each["id"]: each for each in records(long_data, "train")}
+    calls = records(long_data, "calls")
+    assert len(right) == 12 and len(calls) == 96
+    assert sum("evidence" in each for each in calls) == 36
+    for each in calls:
+        record = right[each["id"].rpartition("-")[0]]
+        assert each["conversations"] == record["conversations"]
+        assert each.get("evidence", record["evidence"]) == record["evidence"]
+    assert len(records(long_data, "sight")) == 7 and len(records(long_data, "heldout")) == 3

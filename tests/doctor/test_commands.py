@@ -5,8 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from qwenvl.doctor.commands import main
-from qwenvl.doctor.preview_command import main as preview
+from qwenvl.doctor.commands import main, preview
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from qwenvl.config.command_line import parse_args
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.doctor.commands import main
-from qwenvl.doctor.from_folder import StepList
+from qwenvl.doctor.from_folder import answer_in, numbered, read_steps
 
 CLIPS = ["2_insert_fan/c1.mp4", "2_insert_fan/c2.MOV", "2_insert_fan/c10.mp4", "10_close-lid/c3.mkv"]
-STEPS = StepList(("take the lid", "insert the fan, both sides", "fasten 10 mm screw", "pick-up"))
+STEPS = ("take the lid", "insert the fan, both sides", "fasten 10 mm screw", "pick-up")
 
 
 @pytest.fixture
@@ -47,21 +47,6 @@ def records(path: str = "clips/records.json"):
     return load_dataset(path).records
 
 
-def test_folders_are_the_answers_and_the_steps(folder, capsys):
-    out = run(capsys, "clips", "--answers", "folders")
-    found = records()
-    assert [record.id for record in found] == CLIPS, "numbers in names count by their value"
-    assert [Path(record.videos[0]) for record in found] == [folder / "clips" / name for name in CLIPS]
-    assert [record.solution for record in found] == ["<answer>(1) insert fan</answer>"] * 3 + [
-        "<answer>(2) close lid</answer>"
-    ]
-    [prompt] = {record.messages[0].text for record in found}
-    assert prompt.startswith("<video>\n")
-    assert "\n(1) insert fan\n(2) close lid\n" in prompt
-    assert "<think> </think>" in prompt and "<answer>(number) step" in prompt
-    assert "1 without an answer, left out:\n    loose.mp4" in out
-
-
 def test_a_table_is_written_filled_in_and_read(folder, capsys):
     assert "wrote 5 clips to labels.csv" in run(capsys, "clips", "--write-labels", "labels.csv")
     lines = Path("labels.csv").read_text().splitlines()
@@ -69,8 +54,12 @@ def test_a_table_is_written_filled_in_and_read(folder, capsys):
     answers = {CLIPS[0]: "1 2", CLIPS[1]: "insert fan; close lid", CLIPS[2]: "(2) Close Lid", CLIPS[3]: ""}
     rows = [f"{clip};{answer and chr(34) + answer + chr(34)};A7" for clip, answer in answers.items()]
     Path("labels.csv").write_text("\ufeffClip;Answer;Station\n" + "\n".join(rows), encoding="utf-8")
-    run(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt", "--question", "Which of {steps}\nhere?")
+    question = ("--question", "Which of {steps}\nhere?")
+    out = run(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt", *question)
+    assert "2 without an answer, left out:\n    10_close-lid/c3.mkv\n    loose.mp4" in out
     found = records()
+    assert [record.id for record in found] == CLIPS[:3], "numbers in names count by their value"
+    assert [Path(record.videos[0]) for record in found] == [folder / "clips" / name for name in CLIPS[:3]]
     both = "<answer>(1) insert fan (2) close lid</answer>"
     assert [record.solution for record in found] == [both, both, "<answer>(2) close lid</answer>"]
     assert found[0].fields["Station"] == "A7"
@@ -123,7 +112,10 @@ def test_held_out_clips_are_others_and_stay_the_same(folder, capsys):
 
 
 def test_the_next_commands_are_understood(folder, capsys):
-    out = run(capsys, "clips", "--answers", "folders", "--split", "0.3", "--out", "my data/r.json")
+    Path("labels.csv").write_text("clip,answer\n" + "".join(f"{name},1\n" for name in CLIPS))
+    table = ("--answers", "labels.csv", "--steps", "steps.txt")
+    out = run(capsys, "clips", *table, "--split", "0.3", "--out", "my data/r.json")
+    assert "<think> </think>" in out and "<answer>(number) step" in out
     check, preview, train = (shlex.split(line) for line in out.partition("next:\n")[2].strip().splitlines())
     assert (check[:3], preview[:2]) == (["qwenvl", "data", "check"], ["qwenvl", "preview"])
     assert main(check[2:]) == 0
@@ -135,31 +127,26 @@ def test_the_next_commands_are_understood(folder, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["nowhere", "--answers", "folders"], "nowhere: expected a folder of clips"),
+        (["nowhere", "--answers", "labels.csv"], "nowhere: expected a folder of clips"),
         (["clips"], "one of the arguments --answers --write-labels is required"),
-        (["empty", "--answers", "folders"], "no clips; expected files that end in"),
-        (["clips/2_insert_fan", "--answers", "folders"], "expected one folder for each answer"),
+        (["empty", "--answers", "labels.csv"], "no clips; expected files that end in"),
+        (["clips", "--answers", "folders"], "expected a .csv or .tsv file with the columns clip and answer; --write-l"),
         (["clips", "--answers", "none.csv"], "none.csv"),
         (["clips", "--answers", "labels.csv"], "give --steps"),
         (["clips", "--answers", "labels.csv", "--question", "{steps}?"], "give --steps"),
-        (
-            ["clips", "--answers", "folders", "--steps", "other.txt"],
-            "2_insert_fan/: '2 insert fan' is no step: expected a number from 1 to 2",
-        ),
         (["clips", "--answers", "bad.csv"], "bad.csv:2: expected the columns clip and answer, and a clip"),
         (["clips", "--answers", "taken.csv"], "taken.csv:2: the column 'video' has another meaning"),
         (["clips", "--answers", "empty.csv", "--question", "?"], "no clip has an answer"),
-        (["clips", "--answers", "folders", "--split", "1"], "--split must be above 0 and below 1"),
+        (["clips", "--answers", "labels.csv", "--question", "?", "--split", "1"], "--split must be above 0"),
         (["clips", "--write-labels", "new.csv", "--out", "a.json"], "--out has no effect with --write-labels"),
         (["clips", "--write-labels", "labels.csv"], "labels.csv: is there already"),
-        (["clips", "--answers", "folders", "--out", "labels.csv"], "ends in .json"),
-        (["clips", "--answers", "folders", "--out", "there.json"], "pass --overwrite"),
+        (["clips", "--answers", "labels.csv", "--question", "?", "--out", "labels.csv"], "ends in .json"),
+        (["clips", "--answers", "labels.csv", "--question", "?", "--out", "there.json"], "pass --overwrite"),
     ],
 )
 def test_what_is_refused(argv, message, folder, capsys):
     Path("empty").mkdir()
     Path("there.json").write_text("[]")
-    Path("other.txt").write_text("take it\nleave it")
     Path("labels.csv").write_text("clip,answer\nc1,1\n")
     Path("bad.csv").write_text("file,label\nc1,1\n")
     Path("taken.csv").write_text("clip,answer,video\nc1,1,2\n")
@@ -184,7 +171,7 @@ def test_what_is_refused(argv, message, folder, capsys):
     ],
 )
 def test_answers_come_out_in_one_form(written, numbers):
-    assert STEPS.answer(written) == " ".join(f"({n}) {STEPS.names[n - 1]}" for n in numbers)
+    assert answer_in(STEPS, written) == " ".join(f"({n}) {STEPS[n - 1]}" for n in numbers)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +185,7 @@ def test_answers_come_out_in_one_form(written, numbers):
 )
 def test_what_is_no_step_is_refused(written, message):
     with pytest.raises(ValueError, match=message):
-        STEPS.answer(written)
+        answer_in(STEPS, written)
 
 
 def test_files_of_steps(tmp_path):
@@ -209,7 +196,7 @@ def test_files_of_steps(tmp_path):
         "\ufeff1: take the lid\n(2)insert the fan",
     ):
         path.write_text(text, encoding="utf-8")
-        assert str(StepList.read(path)) == "(1) take the lid\n(2) insert the fan"
+        assert numbered(read_steps(path)) == "(1) take the lid\n(2) insert the fan"
 
 
 @pytest.mark.parametrize(
@@ -225,4 +212,4 @@ def test_files_of_steps(tmp_path):
 def test_bad_files_of_steps(text, message, tmp_path):
     (tmp_path / "steps.txt").write_text(text)
     with pytest.raises(RecordError, match=message):
-        StepList.read(tmp_path / "steps.txt")
+        read_steps(tmp_path / "steps.txt")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qwenvl.doctor.preview_command import main
+from qwenvl.doctor.commands import preview as main
 
 
 def page_of(tmp_path, *argv):

@@ -34,10 +34,3 @@ def test_list_shows_every_function_with_its_range(capsys, monkeypatch):
 def test_try_scores_by_hand(capsys, arguments, shown):
     assert main(["try", *arguments]) == 0
     assert shown in capsys.readouterr().out
-
-
-def test_try_with_a_plugin(tmp_path, capsys):
-    path = tmp_path / "mine.py"
-    path.write_text("def f(completions, log_metric):\n    log_metric('seen', 2)\n    return [3.5]\n")
-    assert main(["try", f"{path}:f", "--completion", "x"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["f: 3.5", "reward/f/seen: 2"]

@@ -1,6 +1,5 @@
 """The page of an evaluation: its tables, and each record with the answers of all models side by side."""
 
-import json
 import re
 
 import pytest
@@ -203,39 +202,28 @@ def test_the_models_answers_stand_side_by_side(opened):
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.parametrize(
-    ("jump", "ids"),
-    [
-        ("gained", ["clip-0", "clip-2"]),
-        ("blind_blank", ["clip-2", "clip-1"]),  # it is as good with grey frames
-        ("unread", ["clip-2"]),
-    ],
-)
-def test_jumps(opened, jump, ids):
+def test_jumps_filters_and_keys(opened):
     page = opened()
-    page.run(f"document.querySelector('[data-jump={jump}]').click()")
-    page.wait(f"JSON.stringify({IDS}) === {json.dumps(json.dumps(ids, separators=(',', ':')))}")
-    page.wait(f"{CHOSEN} === '{ids[0]}'")
-
-
-def test_filters_and_keys(opened):
+    shown = f"{IDS}.join()"
+    # with grey frames it is as good on two records
+    for jump, ids in (("gained", "clip-0,clip-2"), ("blind_blank", "clip-2,clip-1"), ("unread", "clip-2")):
+        page.run(f"document.querySelector('[data-jump={jump}]').click()")
+        page.wait(f"{shown} === '{ids}'")
     page = opened()
-    assert (
-        page.run("document.querySelector('#list li:nth-child(3) .signs').textContent")
-        == "no answeras good with grey frames"
-    )
+    signs = page.run("document.querySelector('#list li:nth-child(3) .signs').textContent")
+    assert signs == "no answeras good with grey frames"
     page.run("document.querySelector('[data-sort=tuned]').click()")
-    page.wait(f"JSON.stringify({IDS}) === '{json.dumps(['clip-1', 'clip-0', 'clip-2'], separators=(',', ':'))}'")
+    page.wait(f"{shown} === 'clip-1,clip-0,clip-2'")
     page.run("report.list.change({sort: ''})")
     for name, value, ids in (
-        ("record", "IP-1", ["clip-1"]),
-        ("q", "do not KNOW", ["clip-2"]),
-        ("data", "1", ["clip-2"]),
+        ("record", "IP-1", "clip-1"),
+        ("q", "do not KNOW", "clip-2"),
+        ("data", "1", "clip-2"),
     ):
         page.run(f"document.querySelector('#filter-{name}').value = '{value}'")
         for kind in ("input", "change"):
             page.run(f"document.querySelector('#filter-{name}').dispatchEvent(new Event('{kind}'))")
-        page.wait(f"JSON.stringify({IDS}) === '{json.dumps(ids)}'")
+        page.wait(f"{shown} === '{ids}'")
         page.run("report.list.change({data: '', record: '', q: ''})")
         page.wait(f"{IDS}.length === 3")
     page.press("j")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from qwenvl.health import findings, history_of
-from qwenvl.report.findings import warnings
 from qwenvl.report.pages import grouped, row_of
 from qwenvl.report.run import Run
+from qwenvl.report.write import warnings
 from tests.report.runs import group
 
 STEPS = range(1, 61)
@@ -65,11 +65,6 @@ def test_the_report_warns_in_the_words_of_the_run():
     rows = run_of(**columns).rows
     assert [found] == list(findings(history_of(rows, prompts=24))) and "the last 1440 groups" in found.message
     assert "--filter_groups" in found.advice
-
-
-def test_all_groups_of_a_short_run_count():
-    [found] = warnings(run_of(steps=range(1, 2), equal=[1.0], reward=[0.0]), [])
-    assert found.code == "equal_rewards"
 
 
 def test_a_reward_that_falls_is_not_called_flat_as_well():

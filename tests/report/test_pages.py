@@ -13,10 +13,8 @@ from qwenvl.report.pages import (
     SUSPECT,
     TRUNCATED,
     UNSCORED,
-    Group,
     dataset_of,
     grouped,
-    is_form,
     marks,
     suspicions,
 )
@@ -25,7 +23,7 @@ from tests.report.runs import ROLLOUTS, group, rollout
 
 def test_rows_of_one_prompt_make_a_group():
     found = list(grouped(ROLLOUTS))
-    assert [(each.head.split, each.head.step, each.head.record_id, len(each.rollouts)) for each in found] == [
+    assert [(each[0].split, each[0].step, each[0].record_id, len(each)) for each in found] == [
         ("eval", 0, "held", 1),
         ("train", 1, "17", 4),
         ("train", 1, "18", 4),
@@ -36,7 +34,7 @@ def test_rows_of_one_prompt_make_a_group():
 
 
 def test_a_record_drawn_twice_in_a_step_makes_two_groups():
-    assert [len(each.rollouts) for each in grouped([*group([0.0, 1.0]), *group([1.0, 1.0])])] == [2, 2]
+    assert [len(each) for each in grouped([*group([0.0, 1.0]), *group([1.0, 1.0])])] == [2, 2]
 
 
 def test_the_data_set_is_the_file_of_the_record():
@@ -45,18 +43,18 @@ def test_the_data_set_is_the_file_of_the_record():
 
 
 def test_marks_are_added_up():
-    assert marks(Group(tuple(group([0.5, 0.5, 0.5])))) == EQUAL
-    assert marks(Group(tuple(group([0.5, 1.0, 0.5])))) == 0
+    assert marks(group([0.5, 0.5, 0.5])) == EQUAL
+    assert marks(group([0.5, 1.0, 0.5])) == 0
     cut = [rollout(finish_reason="length", sample=0), rollout(sample=1, total=None)]
-    assert marks(Group(tuple(cut))) == EQUAL | TRUNCATED | UNSCORED
+    assert marks(cut) == EQUAL | TRUNCATED | UNSCORED
     right = group([1.0, 1.0, 0.5, 0.5], ["same"] * 2 + ["other", "more"])
-    assert marks(Group(tuple(right))) == REPEATED
-    assert marks(Group((rollout(),))) == 0, "an evaluation has one completion of each prompt"
+    assert marks(right) == REPEATED
+    assert marks([rollout()]) == 0, "an evaluation has one completion of each prompt"
     for totals, equal in (([0.5, 0.5 + 2e-7], 1), ([0.5, None], 1), ([None, None], 1), ([0.5, 0.51], 0)):  # as the log
-        made = Group(tuple(rollout(sample=n, completion=str(n), total=total) for n, total in enumerate(totals)))
+        made = [rollout(sample=n, completion=str(n), total=total) for n, total in enumerate(totals)]
         logged = equal_groups(torch.tensor([math.nan if each is None else each for each in totals]), 2).item()
         assert marks(made) & EQUAL == equal == logged
-    assert marks(Group(tuple(group([0.5, 0.5], dropped=True)))) == EQUAL | DROPPED
+    assert marks(group([0.5, 0.5], dropped=True)) == EQUAL | DROPPED
 
 
 @pytest.mark.parametrize(
@@ -74,15 +72,10 @@ def test_marks_are_added_up():
     ],
 )
 def test_suspicion_asks_for_half_of_a_group(totals, texts, reasons):
-    made = Group(tuple(group(totals, texts)))
+    made = group(totals, texts)
     assert suspicions(made) == reasons and bool(marks(made) & SUSPECT) == bool(reasons)
 
 
 def test_without_a_reward_for_the_form_nothing_is_hollow():
     rows = [rollout(sample=n, completion=str(n), rewards={"accuracy": 0.0}, total=0.0) for n in range(4)]
-    assert suspicions(Group(tuple(rows))) == []
-
-
-def test_rewards_of_form_are_told_by_their_names():
-    names = ["format", "strict_format", "length_window", "repetition", "accuracy", "boxes_iou"]
-    assert [is_form(name) for name in names] == [True, True, True, True, False, False]
+    assert suspicions(rows) == []

@@ -23,7 +23,7 @@ def test_frames_stand_row_by_row(clip, tmp_path):
     strip = Strip(clip, indices)
     made = make_pictures([strip], tmp_path / "pictures", most=1)[strip.key]
     height = WIDTH // 2
-    assert (made.columns, made.rows, made.ratio, made.problem) == (COLUMNS, 2, 2.0, "")
+    assert made == {"columns": COLUMNS, "rows": 2, "ratio": 2.0}
     with Image.open(tmp_path / "pictures" / f"{strip.key}.jpg") as sheet:
         pixels = np.asarray(sheet.convert("RGB")).astype(int)
     assert pixels.shape == (2 * height, COLUMNS * WIDTH, 3)
@@ -55,7 +55,7 @@ def test_why_there_is_no_picture(clip, tmp_path):
         Strip("https://example.org/a.mp4", (0,)),
         Strip(str(tmp_path / "text.mp4"), (0,)),
     ]
-    problems = [each.problem for each in make_pictures(strips, tmp_path / "pictures", most=9).values()]
+    problems = [each["problem"] for each in make_pictures(strips, tmp_path / "pictures", most=9).values()]
     assert problems[0] == "the file is gone" and "has fewer frames" in problems[1] and "fetches nothing" in problems[2]
     assert problems[3] and str(tmp_path) not in problems[3]
 
@@ -64,7 +64,7 @@ def test_an_image_is_one_picture(tmp_path):
     Image.new("RGB", (40, 80), "red").save(tmp_path / "red.png")
     strip = Strip(str(tmp_path / "red.png"))
     made = make_pictures([strip], tmp_path / "pictures", most=1)[strip.key]
-    assert (made.columns, made.rows, made.ratio) == (1, 1, 0.5)
+    assert made == {"columns": 1, "rows": 1, "ratio": 0.5}
 
 
 def test_the_command_makes_them_and_a_later_one_keeps_them(clip, make_run, capsys):

@@ -117,14 +117,6 @@ def test_dropped_groups_and_those_of_other_processes_are_counted(make_run, tmp_p
     assert (groups["trained"], groups["dropped"], groups["equal"], groups["completions"]) == (2, 1, 0, 4)
 
 
-def test_a_warm_up_shows_its_loss(make_run, tmp_path):
-    metrics = [(n, {"loss": 2.0 - n, "target/loss": 2.0 - n}) for n in (1, 2)]
-    written = make_report([make_run(rollouts=[], metrics=metrics)], tmp_path / "out")
-    trend = written.summary["runs"][0]["trends"]["target/loss"]
-    assert (trend["first"], trend["last"], trend["verdict"]) == (1.0, 0.0, "short")
-    assert "loss of the warm-up" in (written.folder / "index.html").read_text()
-
-
 def test_two_runs_are_laid_over_each_other(make_run, tmp_path):
     first = make_run("first", eval_steps=10)
     second = make_run("second", learning_rate=5e-6, metrics=[(1, {"loss": 0.0, "reward/total": 0.5})], finished=0)
@@ -190,16 +182,6 @@ def test_what_is_no_run_and_what_is_no_report(tmp_path, make_run, capsys):
     assert re.fullmatch(
         r"qwenvl report: /proc/report\S*: .*; give another folder with --out\n", capsys.readouterr().err
     )
-
-
-def test_numbers_that_are_not_finite_are_told_and_not_drawn(make_run):
-    run = make_run(metrics=[(1, {"loss": 1.0, "kl": 0.1}), (2, {"loss": float("nan"), "kl": float("inf")})])
-    folder = make_report([run], run / "report").folder
-    [curves] = told(folder / "data" / "curves.js")
-    [loss] = [each for each in curves["sections"]["stable"] if each["metric"] == "loss"]
-    assert loss["curves"][0]["values"] == [1, None]
-    [warning] = json.loads((folder / "summary.json").read_text())["runs"][0]["warnings"]
-    assert (warning["code"], warning["message"]) == ("not_finite", "loss is nan at step 2")
 
 
 def test_three_runs_share_a_table(make_run, tmp_path):

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoProcessor
 
 from qwenvl.doctor.commands import main as data_command
-from qwenvl.doctor.preview_command import main as preview_command
+from qwenvl.doctor.commands import preview as preview_command
 from qwenvl.evaluate.protocol import model_facts, trained_otherwise
 from qwenvl.evaluate.respondent import collator_of
 from qwenvl.evaluate.settings import config_for, model_source

@@ -20,8 +20,8 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.failure import beginning, counted
 from qwenvl.health import RULES, Finding
 from qwenvl.model.loading import MisfitError, load_processor, load_without_weights, part_of, unwrap
-from qwenvl.report.findings import warnings
 from qwenvl.report.run import read_runs, trend
+from qwenvl.report.write import warnings
 from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError, read_metrics
 from qwenvl.tools.functions import schemas_of

@@ -67,7 +67,5 @@ def test_the_command_looks_strictly(source, tmp_path, capsys):
     assert main(shown) == 1
     assert "bad: damaged media (1)" in capsys.readouterr().out
     assert main([*shown, "--decode_check", "fast"]) == 0
-    assert main([*shown, "--all_frames"]) == 2
-    assert "no --all_frames any more; `ffmpeg -v error" in capsys.readouterr().err
     with pytest.raises(ValueError, match="decode_check has no effect without --video_backend auto or pyav"):
         SampleOptions(decode_check="strict", video_backend="decord")

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from qwenvl.health import Finding
-from qwenvl.report.findings import summary
 from qwenvl.report.run import read_runs
+from qwenvl.report.write import summary
 from qwenvl.runlog import RunLog
 from qwenvl.train.run.command import findings_of, next_steps, run_summary
 
