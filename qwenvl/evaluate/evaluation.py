@@ -153,7 +153,7 @@ class Evaluation:
     def _ask(self, model: PreparedModel, blocks: Sequence[Sequence[tuple[str, int]]]) -> list[dict[str, Any]]:
         """Sample the blocks, each completion written as it comes. Returns the records that were left out."""
         name, config, left_out = model.facts["name"], model.config, []
-        blocks = [[*own] for block in blocks for _, own in groupby(block, key=itemgetter(0))]  # each of one control
+        blocks = [[*own] for block in blocks for _, own in groupby(block, key=itemgetter(0))]  # one control in each
         samples = QuestionSamples(model.dataset, self.questions, config.seed)
         asked, collector = build_respondent(config, model.collator, self.rubric)
         collector = replace(collector, process=0)  # so that draws do not depend on the process

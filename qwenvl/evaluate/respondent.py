@@ -31,7 +31,7 @@ from qwenvl.train.meter import Meter
 from qwenvl.types import TOTAL, BadSample, PromptBatch, Record
 
 SECONDS_BETWEEN_LINES = 10.0
-Item, Key = TypeVar("Item"), TypeVar("Key")
+Item = TypeVar("Item")
 
 
 def build_respondent(
@@ -84,11 +84,11 @@ def loader_of(dataset: Dataset, keys: Sequence[Any], collator: GRPOCollator, con
 
 
 def in_blocks(
-    collector: Collector, dataset: Dataset, blocks: Sequence[list[Key]], collator: GRPOCollator, samples: int, name=""
-) -> Iterator[tuple[list[Key], list[BadSample], Iterator[list[PromptBatch]]]]:
+    collector: Collector, data: Dataset, blocks: Sequence[Sequence[Any]], collator: GRPOCollator, samples: int, name=""
+) -> Iterator[tuple[Sequence[Any], list[BadSample], Iterator[list[PromptBatch]]]]:
     """Each block of keys, its records that cannot be read, and its prompts in batches that are sampled together."""
     config, keys, new_tokens = collector.args, [*chain.from_iterable(blocks)], samples * collector.params.max_new_tokens
-    loader = loader_of(dataset, keys, collator, config)
+    loader = loader_of(data, keys, collator, config)
     prompts = with_progress((inputs["prompts"] for inputs in loader), len(keys), name)
     for block in blocks:
         batches: list[PromptBatch] = [*islice(prompts, len(block))]
