@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from itertools import chain, groupby, islice
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
@@ -21,7 +21,7 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
 from qwenvl.evaluate.questions import Questions, QuestionSamples, toolbox_under
-from qwenvl.evaluate.respondent import build_respondent, collator_of, loader_of, pass_reward, with_progress
+from qwenvl.evaluate.respondent import build_respondent, collator_of, in_blocks, pass_reward
 from qwenvl.evaluate.results import as_json, results_of
 from qwenvl.evaluate.settings import Request
 from qwenvl.rewards import Rubric
@@ -40,7 +40,6 @@ from qwenvl.runlog import (
 )
 from qwenvl.train.data_sets import build_dataset
 from qwenvl.train.display.console import say
-from qwenvl.train.evaluation import in_budget
 from qwenvl.train.journal import rollout_rows
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
@@ -154,26 +153,20 @@ class Evaluation:
     def _ask(self, model: PreparedModel, blocks: Sequence[Sequence[tuple[str, int]]]) -> list[dict[str, Any]]:
         """Sample the blocks, each completion written as it comes. Returns the records that were left out."""
         name, config, left_out = model.facts["name"], model.config, []
-        keys = [*chain.from_iterable(blocks)]
+        blocks = [[*own] for block in blocks for _, own in groupby(block, key=itemgetter(0))]  # one control in each
         samples = QuestionSamples(model.dataset, self.questions, config.seed)
-        loader = loader_of(samples, keys, model.collator, config)
         asked, collector = build_respondent(config, model.collator, self.rubric)
         collector = replace(collector, process=0)  # so that draws do not depend on the process
         count = self.request.options.samples
-        new_tokens = count * collector.params.max_new_tokens
-        prompts = with_progress((inputs["prompts"] for inputs in loader), len(keys), name)
-        for control, own in chain.from_iterable(groupby(block, key=itemgetter(0)) for block in blocks):
-            batches = list(islice(prompts, len(list(own))))
-            for bad in (bad for batch in batches for bad in batch.bad):
-                where = {"doc_id": bad.record.index, "where": bad.record.where, "error": bad.error}
+        for [(control, _), *_], bad, batches in in_blocks(collector, samples, blocks, model.collator, count, name):
+            for each in bad:
+                where = {"doc_id": each.record.index, "where": each.record.where, "error": each.error}
                 left_out.append({"model": name, "control": control, **where})
             if collector.toolbox is not None:
                 collector = replace(collector, toolbox=toolbox_under(control, collector.toolbox, config.seed))
-            whole = [batch for batch in batches if len(batch)]
-            for together in in_budget(whole, new_tokens=new_tokens, budget=config.rollout_token_budget):
+            for together in batches:
                 for batch, answer in zip(together, collector.answer(asked, together, count), strict=True):
                     self.log.log(self._rows(name, control, batch, *answer))
-        next(prompts, None)  # ends the bar
         return left_out
 
     def _rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
@@ -24,9 +25,10 @@ from qwenvl.tools.functions import schemas_of
 from qwenvl.train.assemble import build_collector, loaded_model
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.display.console import shows_bars
+from qwenvl.train.evaluation import in_budget
 from qwenvl.train.fast_paths import build_paths
 from qwenvl.train.meter import Meter
-from qwenvl.types import TOTAL, Record
+from qwenvl.types import TOTAL, BadSample, PromptBatch, Record
 
 SECONDS_BETWEEN_LINES = 10.0
 Item = TypeVar("Item")
@@ -79,6 +81,20 @@ def loader_of(dataset: Dataset, keys: Sequence[Any], collator: GRPOCollator, con
         num_workers=config.dataloader_num_workers,
         prefetch_factor=config.dataloader_prefetch_factor,
     )
+
+
+def in_blocks(
+    collector: Collector, data: Dataset, blocks: Sequence[Sequence[Any]], collator: GRPOCollator, samples: int, name=""
+) -> Iterator[tuple[Sequence[Any], list[BadSample], Iterator[list[PromptBatch]]]]:
+    """Each block of keys, its records that cannot be read, and its prompts in batches that are sampled together."""
+    config, keys, new_tokens = collector.args, [*chain.from_iterable(blocks)], samples * collector.params.max_new_tokens
+    loader = loader_of(data, keys, collator, config)
+    prompts = with_progress((inputs["prompts"] for inputs in loader), len(keys), name)
+    for block in blocks:
+        batches: list[PromptBatch] = [*islice(prompts, len(block))]
+        bad = [each for batch in batches for each in batch.bad]
+        yield block, bad, in_budget(filter(len, batches), new_tokens=new_tokens, budget=config.rollout_token_budget)
+    next(prompts, None)  # ends the bar
 
 
 def pass_reward(rubric: Rubric, options: PassOptions) -> str:

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from qwenvl.doctor.convert import row_of
 from qwenvl.doctor.report import add_pictures
 from qwenvl.evaluate.protocol import differing, model_facts
 from qwenvl.evaluate.questions import BLOCK
-from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of, loader_of, with_progress
+from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of, in_blocks
 from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.failure import counted
 from qwenvl.files import written_whole
@@ -33,7 +32,6 @@ from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import SHAPING, TABLE, reading
 from qwenvl.runlog import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
 from qwenvl.train.display.console import say
-from qwenvl.train.evaluation import in_budget
 from qwenvl.types import Message, PromptBatch, Record, RolloutBatch
 from qwenvl.use.options import UseRequest
 
@@ -101,22 +99,18 @@ class Labels:
     def _answered(self, records: Sequence[Record], blocks: Sequence[list[int]]) -> Iterator[dict[int, dict[str, Any]]]:
         """The rows of each block, by the numbers of their records."""
         config, size = self.config, self.request.options.samples
-        numbers = [n for block in blocks for n in block]
-        loader = loader_of(dataset_of(records, config, self.collator), numbers, self.collator, config)
+        dataset = dataset_of(records, config, self.collator)
         model, collector = build_respondent(config, self.collator, build_rubric())
         collector = replace(collector, process=0)  # so that draws do not depend on the process
-        new_tokens = size * collector.params.max_new_tokens
-        prompts = with_progress((inputs["prompts"] for inputs in loader), len(numbers))
-        for block in blocks:
-            started, batches = time.perf_counter(), [*islice(prompts, len(block))]
-            rows = {bad.record.index: {"error": bad.error} for batch in batches for bad in batch.bad}
-            whole = [batch for batch in batches if len(batch)]
-            for together in in_budget(whole, new_tokens=new_tokens, budget=config.rollout_token_budget):
+        started = time.perf_counter()
+        for block, bad, batches in in_blocks(collector, dataset, blocks, self.collator, size):
+            rows = {each.record.index: {"error": each.error} for each in bad}
+            for together in batches:
                 for batch, rollout in zip(together, collector.complete(model, together, size), strict=True):
                     rows[batch.records[0].index] = label_of(batch, rollout, self.reward)
             seconds = round((time.perf_counter() - started) / len(block), 3)
             yield {n: {**rows[n], "seconds": seconds} for n in block}
-        next(prompts, None)  # ends the bar
+            started = time.perf_counter()
 
     def finish(self) -> str:
         """Write the page if it is requested, and return a summary: "" in all processes but the first.

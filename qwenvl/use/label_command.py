@@ -47,11 +47,9 @@ def label_request(argv: Sequence[str]) -> UseRequest:
 def _run(request: UseRequest) -> str:
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.runlog import RunLogError
-    from qwenvl.train.display.console import settle_output
     from qwenvl.train.run.lock import locked
     from qwenvl.use.label import Labels
 
-    settle_output()
     with told_to_the_user("qwenvl label", (ValueError, OSError, ImportError, RunLogError)):
         questions = questions_of(request)
         folder = Path(request.options.output).with_suffix("")

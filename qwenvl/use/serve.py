@@ -440,7 +440,7 @@ def check(request: UseRequest) -> str:
                 pairs = zip(values, given, strict=True)
                 gaps += [abs(value - each.logprob) for value, each in pairs]
     except openai.OpenAIError as error:
-        raise ValueError(f"--check {url}: {error}") from None
+        raise ValueError(f"--check {url}: {str(error)[:300]}") from None
     alike, compared = same_answers, "the server gives no log-probs: only lengths of prompts and answers are compared"
     if gaps:
         largest, mean = max(gaps), sum(gaps) / len(gaps)

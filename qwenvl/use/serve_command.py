@@ -35,10 +35,8 @@ def serve_request(argv: Sequence[str]) -> UseRequest:
 def _run(request: UseRequest) -> str:
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.files import require
-    from qwenvl.train.display.console import settle_output
     from qwenvl.use.serve import ChatServer, build_app, check
 
-    settle_output()
     options = request.options
     with told_to_the_user("qwenvl serve", (ValueError, OSError, ImportError)):
         if options.check is not None:
