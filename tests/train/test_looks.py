@@ -84,19 +84,16 @@ def test_a_run_with_looks(make_trainer, calls_first, sop_data, tmp_path, sharing
 def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, calls_first, tmp_path, more):
     """Of rollouts that are given, since draws depend on what is sampled together."""
     steps = []
-    for batch, accumulation in ((4, 1), (2, 2), (1, 4)):
+    for batch, accumulation in ((4, 1), (1, 4)):
         grouping = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
         trainer = make_trainer(**LOOKS | grouping | more, output_dir=str(tmp_path / f"{batch}"), grpo_beta=0.1)
         steps.append(caught_gradients(trainer))
         trainer.train()
-    whole, *others = ([*each] for each in steps)
-    for other in others:
-        torch.testing.assert_close(other, whole, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(steps[1], steps[0], rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("iterations", [1, 2])
-def test_a_killed_and_resumed_run_is_the_same_run(whole_and_resumed, calls_first, iterations):
-    settings = {**LOOKS, "max_steps": 4, "num_iterations": iterations, "save_strategy": "steps", "save_steps": 2}
+def test_a_killed_and_resumed_run_is_the_same_run(whole_and_resumed, calls_first):
+    settings = {**LOOKS, "max_steps": 4, "num_iterations": 2, "save_strategy": "steps", "save_steps": 2}
     whole, resumed = whole_and_resumed(killed=3, resumed_from=2, **settings)
     assert logged(whole, times=False) == logged(resumed, times=False) and len(logged(whole)) == 4
     rows = [[without_seconds(row) for row in read_rollouts(each.args.output_dir)] for each in (whole, resumed)]

@@ -86,7 +86,6 @@ def begin(args: GRPOConfig, requested: str | bool | None = None, adapter: bool |
             raise ValueError(f"--{name} has no effect with --resume_from_checkpoint: leave one of the two out")
     require_same_tuning(checkpoint, args.lora_enable if adapter is None else adapter)
     require_resumable(checkpoint, args)
-    warn_of_changes(checkpoint, args)
     return Beginning(checkpoint, _finished(read_state(checkpoint)["global_step"], args))
 
 
@@ -127,7 +126,7 @@ def shared_settings(args: Any) -> dict[str, Any]:
 
 
 def require_resumable(checkpoint: str | Path, args: GRPOConfig) -> None:
-    """Refuse settings that a run resumed from ``checkpoint`` can't take.
+    """Refuse settings that a run resumed from ``checkpoint`` can't take. Warn in one line of all others that differ.
 
     Raises:
         SettingsError: naming each of them, with its value then and now.
@@ -148,18 +147,14 @@ def require_resumable(checkpoint: str | Path, args: GRPOConfig) -> None:
             + "\n  ".join(lines)
             + "\nset them as they were, or begin a new run with the checkpoint's weights: --start_from_weights"
         )
-
-
-def warn_of_changes(checkpoint: str | Path, args: GRPOConfig) -> None:
-    """Warn in one line of all settings that differ from those in ``run.json`` beside a checkpoint."""
     try:
         before = read_config(Path(checkpoint).resolve().parent)["config"]
     except RunLogError:
         return
-    now = plain(args.to_dict())
-    names = sorted((now.keys() & before.keys()) - _OF_THE_COMMAND)
-    if changed := [f"--{name} {before[name]} -> {now[name]}" for name in names if before[name] != now[name]]:
-        logger.warning(f"resumed with other settings than those of {checkpoint}: {', '.join(changed)}")
+    after = plain(args.to_dict())
+    both = sorted((after.keys() & before.keys()) - _OF_THE_COMMAND)
+    if others := [f"--{name} {before[name]} -> {after[name]}" for name in both if before[name] != after[name]]:
+        logger.warning(f"resumed with other settings than those of {checkpoint}: {', '.join(others)}")
 
 
 class Resumed(TrainerCallback):
