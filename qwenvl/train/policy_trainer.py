@@ -28,10 +28,9 @@ from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.tools.functions import schemas_of
-from qwenvl.train.assemble import build_policy, build_reference
+from qwenvl.train.assemble import build_dataset, build_policy, build_reference, build_sampler
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
-from qwenvl.train.data_sets import build_dataset, build_sampler
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.display.progress import display_closed
@@ -184,9 +183,13 @@ class PolicyTrainer(Trainer):
         if beginning.finished and checkpoint is None:
             raise FileExistsError(beginning.finished)
         begun = 0 if checkpoint is None else read_state(checkpoint)["global_step"]
-        folder = locked(self.args.output_dir, self.args.process_index)
-        with folder, display_closed(self), self.sampling(), interruptible(self) as stop:
-            output = super().train(checkpoint, *args, **kwargs)
+        folder, evaluates = locked(self.args.output_dir, self.args.process_index), self.args.eval_on_start
+        self.args.eval_on_start = evaluates and not begun  # a resumed run's start was evaluated when it began
+        try:
+            with folder, display_closed(self), self.sampling(), interruptible(self) as stop:
+                output = super().train(checkpoint, *args, **kwargs)
+        finally:
+            self.args.eval_on_start = evaluates
         self.steps_trained = output.global_step - begun
         if stop.stopped_by is not None:
             self.accelerator.end_training()

@@ -158,7 +158,7 @@ def require_resumable(checkpoint: str | Path, args: GRPOConfig) -> None:
 
 
 class Resumed(TrainerCallback):
-    """Makes a resumed run continue as its checkpoint's run would have: its settings and its end.
+    """Makes a resumed run end as its checkpoint's run would have.
 
     Each checkpoint has the settings that both must share.
 
@@ -168,11 +168,9 @@ class Resumed(TrainerCallback):
 
     def __init__(self) -> None:
         self._ended = False
-        self._evaluates_on_start = False
 
     def on_train_begin(self, args, state, control, **kwargs):
         """A run that is finished stops at once."""
-        self._evaluates_on_start = args.eval_on_start
         self._ended = state.global_step >= state.max_steps
         if state.global_step % args.num_iterations and not self._ended:
             raise SettingsError(
@@ -180,8 +178,6 @@ class Resumed(TrainerCallback):
                 f"{args.num_iterations}: it lacks the completions of the next step; resume from one "
                 f"whose step is a multiple of {args.num_iterations}"
             )
-        if state.global_step:
-            args.eval_on_start = False  # the run's start was evaluated when it began
         # As the Trainer stores the state of callbacks. Each checkpoint has the state's entries.
         state.stateful_callbacks["Resumed"] = {"args": {}, "attributes": {"shared": shared_settings(args)}}
         if self._ended:
@@ -190,10 +186,6 @@ class Resumed(TrainerCallback):
                 f"the run is finished: the checkpoint is of step {state.global_step} of {state.max_steps}, nothing is "
                 "left to train; more --max_steps or --num_train_epochs continue from it"
             )
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        """The setting is as the user set it again."""
-        args.eval_on_start = self._evaluates_on_start
 
     def on_epoch_end(self, args, state, control, **kwargs):
         """A finished run neither evaluates nor saves a second time."""
