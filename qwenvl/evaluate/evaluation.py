@@ -38,7 +38,7 @@ from qwenvl.runlog import (
     read_evaluation,
     read_samples,
 )
-from qwenvl.train.data_sets import build_dataset
+from qwenvl.train.assemble import build_dataset
 from qwenvl.train.display.console import say
 from qwenvl.train.journal import rollout_rows
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch

@@ -44,9 +44,8 @@ from qwenvl.rewards import RewardError, Rubric
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import AS_IT_IS, Rollout, RunLog
-from qwenvl.train.assemble import build_rewards, dataset_view
+from qwenvl.train.assemble import build_dataset, build_rewards, build_sampler, dataset_view
 from qwenvl.train.collect.collector import Collector, require_finite
-from qwenvl.train.data_sets import build_dataset, build_sampler
 from qwenvl.train.evaluation import in_budget
 from qwenvl.train.journal import rollout_rows
 from qwenvl.train.run.lock import NAME

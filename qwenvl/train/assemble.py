@@ -1,4 +1,4 @@
-"""From settings to the components of a trainer: policy, rewards, collector, reference."""
+"""From settings to the components of a trainer: records and their order, policy, rewards, collector, reference."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.utils.data import Dataset
 from transformers import ProcessorMixin, set_seed
 from transformers.integrations import is_fsdp_enabled
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import GRPODataset, load_dataset
+from qwenvl.data.errors import RecordError
+from qwenvl.data.options import SampleOptions
+from qwenvl.data.order import EpochSampler, Part, RepeatedSteps
+from qwenvl.data.prompt_length import LengthEstimate
+from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.records.presets import how_read
+from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.data.views import View, reads_completions, unchanged, view_named
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import InputBuilder
@@ -43,12 +52,115 @@ from qwenvl.rewards import Rubric, build_rubric
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import TemporalContrast
-from qwenvl.train.display.console import say, settle_output
+from qwenvl.train.display.console import say, say_once, settle_output
 from qwenvl.train.fast_paths import Paths, likelihood_of
 from qwenvl.train.meter import Meter
 from qwenvl.train.teacher import Teacher
 
 logger = logging.getLogger(__name__)
+
+
+def build_dataset(
+    dataset: Any,
+    args: GRPOConfig,
+    checker: Any,
+    collator: GRPOCollator,
+    *,
+    training: bool,
+    name: str | None = None,
+) -> Any:
+    """The data set that ``dataset`` names or holds, every record checked by the rewards or targets of the run.
+
+    Args:
+        dataset: what ``dataset_use`` takes, or rows that ``given_rows`` takes. A data set of samples is checked and
+            returned as it is, None gives None. For evaluation also several of them by name.
+        checker: has ``check_record``, which says why a record is of no use to the run, or None.
+        collator: of the run. It says how large clips become, and what length their frames are fitted to.
+        name: what rows are called that have no file.
+
+    Returns:
+        A ``Dataset``, a dict of them for several, or None.
+
+    Raises:
+        RecordError: naming the first record that the run can't learn from.
+        TypeError: something else.
+        ValueError: a flag that has no effect on this data set.
+    """
+    if dataset is None:
+        return None
+    name = name or ("train_dataset" if training else "eval_dataset")
+    if isinstance(dataset, dict) and not training:
+        build = partial(build_dataset, args=args, checker=checker, collator=collator)
+        return {key: build(each, training=False, name=f"{name}.{key}") for key, each in dataset.items()}
+    rows = not isinstance(dataset, GRPODataset) and (
+        isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
+    )
+    if not rows:  # samples
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
+        if args.fit_frames and getattr(dataset, "fit_to", None) is None:
+            raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler, fit_to")
+        for record in getattr(dataset, "records", ()):
+            if problem := checker.check_record(record):
+                raise RecordError(f"{record.where}: {problem}")
+    else:
+        named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
+        say_once(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
+        dataset = load_dataset(
+            dataset,
+            SampleOptions.of(args),
+            name=name,
+            catalog_path=args.dataset_catalog,
+            **vars(ReadOptions.of(args)),
+            check_record=checker.check_record,
+            seed=args.seed,
+            training=training,
+            ruler=collator.ruler,
+            fit_to=collator.options.fit_to,
+        )
+        for part in dataset.parts:
+            if part.read_as is not None:
+                say_once(how_read(part.name, part.read_as))
+    if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
+        raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
+    return dataset
+
+
+def build_sampler(
+    dataset: Dataset,
+    args: GRPOConfig,
+    batch_size: int,
+    collator: GRPOCollator,
+) -> EpochSampler | RepeatedSteps:
+    """The order in which training draws from a data set.
+
+    Args:
+        batch_size: prompts of a micro-batch in one process.
+
+    Raises:
+        ValueError: a strategy that this data set can't be ordered by, or several steps on each of its samples.
+    """
+    processes = 1 if args.accelerator_config.split_batches else args.world_size
+    step = batch_size * args.gradient_accumulation_steps * processes
+    grouping = None
+    if args.train_sampling_strategy == "group_by_length":
+        if not isinstance(dataset, GRPODataset):
+            raise ValueError("--train_sampling_strategy group_by_length: it can't measure this data set")
+        estimate = LengthEstimate(dataset.records, dataset.rule, collator.ruler, collator.options.fit_to)
+        grouping = step, estimate
+    sampler = EpochSampler(
+        getattr(dataset, "parts", None) or [Part("", len(dataset))],
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        shuffle=args.train_sampling_strategy != "sequential",
+        grouping=grouping,
+    )
+    if args.num_iterations > 1 and not isinstance(dataset, GRPODataset):
+        raise ValueError("--num_iterations above 1 needs a GRPODataset, as load_dataset makes it")
+    # Several processes would draw an epoch's first records again to have as many each in its last step.
+    shared = args.world_size > 1 and not args.dataloader_drop_last and isinstance(dataset, GRPODataset)
+    if args.num_iterations == 1 and not shared:
+        return sampler
+    return RepeatedSteps(sampler, step, args.num_iterations)
 
 
 def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_config=None) -> nn.Module:

@@ -7,20 +7,18 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from accelerate.utils import gather_object
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 from transformers.integrations import get_available_reporting_integrations, integration_utils
-from transformers.trainer_callback import CallbackHandler, ExportableState, ProgressCallback
+from transformers.trainer_callback import ProgressCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.errors import RecordError
 from qwenvl.failure import visible
-from qwenvl.grpo.loss import Objective, StepCounts
 from qwenvl.health import findings, history_of
 from qwenvl.model.loading import unwrap
 from qwenvl.model.reference import Reference
@@ -31,7 +29,6 @@ from qwenvl.train.display.board import LiveBoard
 from qwenvl.train.display.console import say, shows_bars
 from qwenvl.train.display.progress import ProgressLines
 from qwenvl.train.journal import Journal, rollout_rows
-from qwenvl.train.run.lock import hold, release
 from qwenvl.train.run.resume import Resumed
 
 logger = logging.getLogger(__name__)
@@ -64,19 +61,17 @@ def name_run(args: GRPOConfig) -> None:
 
 
 class RunFolder(TrainerCallback):
-    """Locks the run folder and writes log entries to it. At the end it lists the samples that were left out.
+    """Writes log entries to the run folder. At the end it lists the samples that were left out.
 
     Raises:
-        RunFolderError: when training begins, if another run holds the folder.
         RecordError: when training ends, if no sample was left.
     """
 
     def __init__(self, journal: Journal):
-        self._journal, self._locked = journal, False
+        self._journal = journal
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Settings and versions. A resumed run writes the rows after its checkpoint anew."""
-        self._locked = hold(args.output_dir, args.process_index)
         self._journal.begin(state.global_step)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -86,8 +81,6 @@ class RunFolder(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         """Every sample that was left out, once."""
-        if self._locked:
-            release(args.output_dir)
         bad = self._journal.bad_samples
         if bad:
             lines = "\n  ".join(sample.error for sample in bad.values())
@@ -147,64 +140,23 @@ COEFFICIENT_STEP = 0.005
 """The change of the weight each time completions are sampled."""
 
 
-class EntropyTarget(TrainerCallback, ExportableState):
-    """Moves the weight of the entropy bonus towards a target entropy (Skywork-OR1, arXiv:2505.22312, section 4.1).
+def entropy_weight(args: GRPOConfig, entropy: float | None, state: TrainerState) -> float:
+    """The weight of the entropy bonus of a step, with ``entropy_target`` (Skywork-OR1, arXiv:2505.22312, section 4.1).
 
     Each time completions are sampled it compares their mean entropy e with the target. The bonus has its weight c where
     e <= target, and none where e is above. Then c grows by a step, or shrinks by one and never below 0.
 
-    The mean is that of all processes, so that c is the same on each of them.
-
-    Example:
-        >>> control = EntropyTarget(target=0.5, step=0.25, first=1.0)
-        >>> [control.weight_for(entropy) for entropy in (0.4, 0.6, 0.5)], control.coefficient
-        ([1.0, 0.0, 1.0], 1.25)
+    Args:
+        entropy: of all processes, so that c is the same on each of them. None, without any token: no bonus, c stays.
+        state: has c, as checkpoints then do.
     """
-
-    def __init__(self, target: float, step: float, first: float):
-        self._target, self._step, self._first = target, step, first
-        self.coefficient = first
-
-    @classmethod
-    def of(cls, args: GRPOConfig) -> EntropyTarget | None:
-        """By the flags. None without ``--entropy_target``."""
-        if args.entropy_target is None:
-            return None
-        return cls(args.entropy_target, COEFFICIENT_STEP, args.entropy_coef)
-
-    def weight_for(self, entropy: float | None) -> float:
-        """The weight of the bonus for a step whose completions have this entropy. The next step's moves.
-
-        Without any token, an entropy of None, the bonus is nothing and the weight stays.
-        """
-        if entropy is None:
-            return 0.0
-        low, now = entropy <= self._target, self.coefficient
-        self.coefficient = now + self._step if low else max(0.0, now - self._step)
-        return now if low else 0.0
-
-    def state(self) -> dict[str, Any]:
-        """The part of a checkpoint."""
-        made = {"target": self._target, "step": self._step, "first": self._first}
-        return {"args": made, "attributes": {"coefficient": self.coefficient}}
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        """A resumed run continues with the weight of its checkpoint."""
-        kept = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
-        if kept is not None:
-            self.coefficient = kept["attributes"]["coefficient"]
-        state.stateful_callbacks[type(self).__name__] = self.state()
-
-
-def with_entropy_coef(objective: Objective, callbacks: CallbackHandler, counts: StepCounts) -> Objective:
-    """The objective with the entropy bonus of a new step, if one of the callbacks is an ``EntropyTarget``.
-
-    The callback is looked up at each step: a resumed run may have replaced it.
-    """
-    for callback in callbacks.callbacks:
-        if isinstance(callback, EntropyTarget):
-            objective = replace(objective, entropy_coef=callback.weight_for(counts.entropy))
-    return objective
+    made = {"args": {}, "attributes": {"coefficient": args.entropy_coef}}
+    kept = state.stateful_callbacks.setdefault("EntropyTarget", made)["attributes"]
+    if entropy is None:
+        return 0.0
+    low, now = entropy <= args.entropy_target, kept["coefficient"]
+    kept["coefficient"] = now + COEFFICIENT_STEP if low else max(0.0, now - COEFFICIENT_STEP)
+    return now if low else 0.0
 
 
 LONGEST_TEXT = 240  # characters of a text
@@ -233,12 +185,12 @@ class ShownCompletions(TrainerCallback):
     """Prints the group of a step with the widest spread of rewards, in the first step of this process and each n-th.
 
     Args:
-        journal: has the experiences of the step.
+        trainer: a ``GRPOTrainer``, which has the experiences of the step.
         every: n.
     """
 
-    def __init__(self, journal: Journal, every: int):
-        self._journal, self._every = journal, every
+    def __init__(self, trainer: Any, every: int):
+        self._trainer, self._every = trainer, every
         self._first = True
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -249,8 +201,8 @@ class ShownCompletions(TrainerCallback):
         """One group of the first process, if it is time."""
         if state.is_world_process_zero and (self._first or state.global_step % self._every == 0):
             rows: list[Rollout] = []
-            for each in (trained.experience for trained in self._journal.trained_on):
-                if each is not None and len(each.batch):
+            for each in self._trainer.step.experiences:
+                if len(each.batch):
                     own = (each.batch, each.rollout, each.rewards, each.advantages.tolist())
                     rows += rollout_rows(state.global_step, "train", *own)
             groups = [rows[n : n + args.grpo_sample_size] for n in range(0, len(rows), args.grpo_sample_size)]
@@ -283,12 +235,10 @@ def install_callbacks(trainer: Any, journal: Journal) -> None:
         if every is None:
             every = LIVE_COMPLETIONS_EVERY if display == "rich" else 0
         if every:
-            trainer.add_callback(ShownCompletions(journal, every))
-        trainer.add_callback((LiveBoard if display == "rich" else ProgressLines)(trainer.doing))
+            trainer.add_callback(ShownCompletions(trainer, every))
+        trainer.add_callback((LiveBoard if display == "rich" else ProgressLines)(trainer.meter))
     trainer.add_callback(HealthWarnings())
     trainer.add_callback(Resumed())
-    if (target := EntropyTarget.of(trainer.args)) is not None:
-        trainer.add_callback(target)
     trainer.add_callback(trainer.finite_steps)
     if trainer.reference is not None and trainer.args.sync_ref_model:
         trainer.add_callback(ReferenceSync(trainer.reference))

@@ -26,7 +26,7 @@ from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood, tokens_wit
 from qwenvl.model.sharding import sharded_modules
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.train.assemble import build_collector, build_rewards, build_teacher, dataset_view, distills_alone
-from qwenvl.train.callbacks import with_entropy_coef
+from qwenvl.train.callbacks import entropy_weight
 from qwenvl.train.collect.ahead import StepsAhead
 from qwenvl.train.collect.filtering import Refill
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
@@ -190,8 +190,9 @@ class GRPOTrainer(PolicyTrainer):
             with self.collector.ready(self.model, self.model_wrapped, self.version):
                 experiences = self.collector.collect(self.model, batches, self.state)
             self.step = Step.of(experiences, self.args, self.meter.wait)
-            if self.is_in_train:
-                self.objective = with_entropy_coef(self.objective, self.callback_handler, self.step.counts)
+            if self.is_in_train and self.args.entropy_target is not None:
+                weight = entropy_weight(self.args, self.step.counts.entropy, self.state)
+                self.objective = replace(self.objective, entropy_coef=weight)
             for experience in experiences:
                 self.journal.collected(self.state.global_step + 1, experience)
         return self.step

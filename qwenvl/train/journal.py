@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -41,23 +41,6 @@ def launch_facts() -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class TrainedOn:
-    """A micro-batch and its loss, as it is reported where a number is not finite.
-
-    Attributes:
-        batch: its prompts.
-        loss: its share of the loss of the step. It may be NaN or infinite.
-        metrics: of the loss, by name.
-        experience: of the completions. None in a warm-up.
-    """
-
-    batch: PromptBatch
-    loss: float
-    metrics: dict[str, float]
-    experience: Experience | None = None
-
-
 class Journal:
     """Turns experiences, losses and evaluations into the meter's metrics and the run folder's rows."""
 
@@ -69,7 +52,8 @@ class Journal:
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
         self.bad_samples: dict[str, BadSample] = {}
         self.drawn_for_training = Counter(used=0, left_out=0)
-        self.trained_on: list[TrainedOn] = []  # in the present optimizer step
+        # Prompts, loss and its metrics of each micro-batch of the present step. A loss may be NaN or infinite.
+        self.trained_on: list[tuple[PromptBatch, float, dict[str, float]]] = []
         self._args = args
         self._decoder, self._ruler = getattr(dataset, "decoder", None), getattr(dataset, "ruler", None)
         parts = getattr(dataset, "parts", ())
@@ -106,7 +90,7 @@ class Journal:
 
     def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:
         """Metrics of the loss of a micro-batch. On fresh completions the ratio is 1 by definition, and not logged."""
-        self.trained_on.append(TrainedOn(experience.batch, output.loss.item(), output.metrics, experience))
+        self.trained_on.append((experience.batch, output.loss.item(), output.metrics))
         tokens = int(experience.loss_mask.sum())
         for name, value in output.metrics.items():
             if name.startswith("loss/"):

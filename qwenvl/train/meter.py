@@ -1,4 +1,4 @@
-"""Metrics between two log entries, over micro-batches, steps and processes; the peak of memory; the current phase."""
+"""Metrics between two log entries, over micro-batches, steps and processes; the current phase; the peak of memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
@@ -18,10 +17,7 @@ BY_PROCESS = {"time/wait_s"}  # logged for each process: the others wait for the
 
 
 class Meter:
-    """Means, maxima and sums by name since the last ``flush``.
-
-    Attributes:
-        started: how often any clock was started. It only grows.
+    """Means, maxima and sums by name since the last ``flush``, and the current phase of the process.
 
     Example:
         >>> meter = Meter()
@@ -31,12 +27,17 @@ class Meter:
         0.2
     """
 
-    def __init__(self, device: torch.device | str = "cpu"):
-        """``device``: timings wait for its queued work."""
+    def __init__(self, device: torch.device | str = "cpu", drawing: Drawing | None = None):
+        """
+        Args:
+            device: timings wait for its queued work.
+            drawing: progress of the local engine. None: other processes sample.
+        """
         self._device = torch.device(device)
+        self.drawing = drawing
         self._started: dict[str, float] = {}
         self._running: list[str] = []
-        self.started = 0
+        self._clocks = 0  # started so far
         self._reset()
 
     def _reset(self) -> None:
@@ -65,11 +66,24 @@ class Meter:
         """One optimizer step begins. Times are logged per step."""
         self._steps += 1
 
-    @property
-    def running(self) -> str | None:
-        """The running clock that was started last. Thread-safe to read."""
+    def phase(self) -> str:
+        """What this process is doing, with the progress of sampling where that is known. Thread-safe.
+
+        Example:
+            >>> meter = Meter()
+            >>> with meter.time("time/logp_s"):
+            ...     meter.phase()
+            'log-probs'
+        """
         running = tuple(self._running)
-        return running[-1] if running else None
+        if not running:
+            return "between phases"
+        far = "" if self.drawing is None else self.drawing.words()
+        return ", ".join(part for part in (phase_name(running[-1]), far) if part)
+
+    def beat(self) -> tuple[int, int]:
+        """A value that changes with progress: a phase that begins, a token that is sampled. Thread-safe."""
+        return self._clocks, 0 if self.drawing is None else self.drawing.drawn
 
     def start(self, name: str) -> None:
         """The clock of ``name`` runs until ``stop``."""
@@ -130,7 +144,7 @@ class Meter:
     def _runs(self, name: str) -> None:
         if name not in self._started:
             self._running.append(name)
-        self.started += 1
+        self._clocks += 1
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -172,35 +186,3 @@ def phase_name(clock: str) -> str:
     """
     short = clock.removeprefix("time/").removesuffix("_s")
     return PHASES.get(short, short.replace("_", " "))
-
-
-@dataclass(frozen=True)
-class Doing:
-    """What this process is doing. Thread-safe to read.
-
-    Attributes:
-        meter: whose clocks run.
-        drawing: progress of the local engine. None: other processes sample.
-    """
-
-    meter: Meter
-    drawing: Drawing | None = None
-
-    def words(self) -> str:
-        """The phase, with its progress where that is known.
-
-        Example:
-            >>> meter = Meter()
-            >>> with meter.time("time/logp_s"):
-            ...     Doing(meter).words()
-            'log-probs'
-        """
-        clock = self.meter.running
-        if clock is None:
-            return "between phases"
-        far = "" if self.drawing is None else self.drawing.words()
-        return ", ".join(part for part in (phase_name(clock), far) if part)
-
-    def beat(self) -> tuple[int, int]:
-        """A value that changes with progress: a phase that begins, a token that is sampled."""
-        return self.meter.started, 0 if self.drawing is None else self.drawing.drawn

@@ -28,16 +28,15 @@ from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.tools.functions import schemas_of
-from qwenvl.train.assemble import build_policy, build_reference
+from qwenvl.train.assemble import build_dataset, build_policy, build_reference, build_sampler
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
-from qwenvl.train.data_sets import build_dataset, build_sampler
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.display.progress import display_closed
 from qwenvl.train.fast_paths import build_paths, likelihood_of
 from qwenvl.train.journal import Journal
-from qwenvl.train.meter import Doing, Meter, peak_memory
+from qwenvl.train.meter import Meter, peak_memory
 from qwenvl.train.run.checkpoints import (
     explained_misfit,
     is_sealed,
@@ -48,6 +47,7 @@ from qwenvl.train.run.checkpoints import (
 )
 from qwenvl.train.run.finite_steps import FiniteSteps
 from qwenvl.train.run.interruptions import begin_worker, interruptible, kill_workers
+from qwenvl.train.run.lock import locked
 from qwenvl.train.run.resume import Beginning, begin
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class PolicyTrainer(Trainer):
         with_reference: keep a reference, the policy as it is before training or the model that the flags name.
 
     Attributes:
-        doing: the current phase of this process.
+        meter: metrics since the last log entry, and the current phase of this process.
         eval_metric: the metric that an evaluation logs in any case.
         trained_by: the method, for the model card.
         paths: which computations the policy takes.
@@ -139,9 +139,8 @@ class PolicyTrainer(Trainer):
         self.reference = build_reference(args, policy, processor, self.paths, rounded_to) if with_reference else None
         if args.start_from_weights is not None:
             start_from_weights(policy, args.start_from_weights)
-        self.meter = Meter(args.device)
         engine = self.paths.engine
-        self.doing = Doing(self.meter, engine.drawing if isinstance(engine, LocalEngine) else None)
+        self.meter = Meter(args.device, engine.drawing if isinstance(engine, LocalEngine) else None)
         self.journal = Journal(args, self.meter, self.train_dataset)
         self.finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
         install_callbacks(self, self.journal)
@@ -171,6 +170,7 @@ class PolicyTrainer(Trainer):
 
         Raises:
             FileExistsError: a new run would mix with checkpoints of an earlier one, or replace its model.
+            RunFolderError: another run holds the folder, or it can't be written.
             FileNotFoundError: there is no such checkpoint, or it lacks its optimizer or its schedule.
             ValueError: a file of it is cut short, the settings differ, or its weights do not fit the model.
             SystemExit: with status 0, where a signal ended training and a checkpoint was saved (``save_on_signal``).
@@ -183,8 +183,13 @@ class PolicyTrainer(Trainer):
         if beginning.finished and checkpoint is None:
             raise FileExistsError(beginning.finished)
         begun = 0 if checkpoint is None else read_state(checkpoint)["global_step"]
-        with display_closed(self), self.sampling(), interruptible(self) as stop:
-            output = super().train(checkpoint, *args, **kwargs)
+        folder, evaluates = locked(self.args.output_dir, self.args.process_index), self.args.eval_on_start
+        self.args.eval_on_start = evaluates and not begun  # a resumed run's start was evaluated when it began
+        try:
+            with folder, display_closed(self), self.sampling(), interruptible(self) as stop:
+                output = super().train(checkpoint, *args, **kwargs)
+        finally:
+            self.args.eval_on_start = evaluates
         self.steps_trained = output.global_step - begun
         if stop.stopped_by is not None:
             self.accelerator.end_training()

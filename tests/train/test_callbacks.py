@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from qwenvl.runlog import read_metrics
-from qwenvl.train.callbacks import HealthWarnings, require_trackers
+from qwenvl.train.callbacks import HealthWarnings, entropy_weight, require_trackers
 
 
 def args_of(tmp_path=None, **settings):
@@ -58,6 +58,18 @@ def test_a_resumed_run_goes_on_with_the_history_of_its_folder(tmp_path, caplog):
 def test_a_tracker_that_is_not_installed_is_refused():
     with pytest.raises(ImportError, match="--report_to comet_ml: its package is not installed; pip install comet_ml"):
         require_trackers(["comet_ml", "tensorboard", "azure_ml"])
+
+
+def test_the_weight_of_the_entropy_bonus_by_hand(monkeypatch):
+    """It acts at or below the target, and grows then; above it shrinks, and never below 0."""
+    monkeypatch.setattr("qwenvl.train.callbacks.COEFFICIENT_STEP", 0.25)
+    args, state = SimpleNamespace(entropy_target=0.5, entropy_coef=0.5), SimpleNamespace(stateful_callbacks={})
+    entropies = [0.4, 0.6, 0.5, None, 0.9, 0.9, 0.9, 0.9, 0.1, 0.1]
+    weights = [0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.25]
+    after = [0.75, 0.5, 0.75, 0.75, 0.5, 0.25, 0.0, 0.0, 0.25, 0.5]
+    for entropy, weight, left in zip(entropies, weights, after, strict=True):
+        assert entropy_weight(args, entropy, state) == weight
+        assert state.stateful_callbacks["EntropyTarget"]["attributes"]["coefficient"] == left
 
 
 @pytest.fixture(scope="module")

@@ -36,8 +36,7 @@ def settings_in(folder: Path) -> dict:
     return yaml.safe_load(blocks(folder / "README.md", "yaml")[0])
 
 
-@pytest.fixture
-def evaluated_run(make_trainer, sop_data, tmp_path):
+def test_it_says_what_the_run_was_and_what_came_of_it(make_trainer, sop_data, tmp_path):
     """A run of two steps on the tiny model, with evaluations before and after it and a checkpoint after each step."""
     (tmp_path / "private").touch()
     trainer = make_trainer(
@@ -52,21 +51,17 @@ def evaluated_run(make_trainer, sop_data, tmp_path):
     )
     trainer.train()
     trainer.save_model()
-    return trainer
-
-
-def test_it_says_what_the_run_was_and_what_came_of_it(evaluated_run, tmp_path, sop_data):
     run = tmp_path / "run"
     card = (run / "README.md").read_text()
     data = ModelCard.load(run / "README.md").data
-    base = evaluated_run.prompt_settings.base_model
+    base = trainer.prompt_settings.base_model
     assert f"Trained from `{base}` by GRPO with qwenvl: 2 optimizer steps, each of 1 prompt with 3 compl" in card
     assert "- Reward of a completion: 1 x `letters`." in card
     assert "- What learned: the language model, the merger." in card
     shown = settings_in(run)
     assert shown["grpo_beta"] == 0.2 and shown["base_interval"] == 0.5 and shown["learning_rate"] == 1e-3
     assert "dataset_catalog" not in shown and "private" not in card
-    rows = {row["step"]: row for row in evaluated_run.state.log_history if "eval_total_reward" in row}
+    rows = {row["step"]: row for row in trainer.state.log_history if "eval_total_reward" in row}
     assert sorted(rows) == [0, 1, 2]
     for step in (0, 2):
         mean, half = (rows[step][name] for name in ("eval_letters_reward", "eval_letters_reward_ci95"))

@@ -24,28 +24,7 @@ SETTINGS = {
     "save_strategy": "no",
     "use_cpu": True,
 }
-LOGGED = (
-    "loss",
-    "grad_norm",
-    "learning_rate",
-    "reward/total",
-    "reward/std",
-    "reward/format",
-    "reward/accuracy",
-    "kl",
-    "group/zero_std_frac",
-    "completion/length_mean",
-    "completion/length_max",
-    "completion/truncated_frac",
-    "prompt/tokens",
-    "prompt/frames",
-    "memory/peak_gb",
-    "time/data_wait_s",
-    "time/sample_s",
-    "time/reward_s",
-    "time/logp_s",
-    "time/backward_s",
-)
+LOGGED = ("loss", "learning_rate", "reward/accuracy", "kl", "prompt/frames", "memory/peak_gb", "time/data_wait_s")
 
 
 def flags(processes: int = 1, **settings) -> list[str]:

@@ -71,20 +71,17 @@ def test_an_adapter_of_another_library_takes_the_processor_of_its_base(tiny_chec
     assert AutoProcessor.from_pretrained(tmp_path / "whole").chat_template
 
 
-@pytest.mark.parametrize(
-    ("adapter", "out", "message"),
-    [
-        ("run", "run", r"--out .*run: holds something already; give a folder that is new or empty"),
-        ("none", "new", r"none: no adapter in it \(adapter_config.json\); expected the folder of a finished run with"),
-        ("torn", "new", "adapter_model.safetensors: cut short"),
-    ],
-)
-def test_what_is_refused(adapter_run, tmp_path, capsys, adapter, out, message):
+def test_what_is_refused(adapter_run, tmp_path, capsys):
     shutil.copytree(tmp_path / "run" / "checkpoint-1", tmp_path / "torn")
     weights = tmp_path / "torn" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    with pytest.raises(SystemExit) as ended:
-        qwenvl(["merge", str(tmp_path / adapter), "--out", str(tmp_path / out)])
-    told = capsys.readouterr().err.strip().splitlines()[-1]
-    assert ended.value.code == 2 and re.match("qwenvl merge: .*" + message, told), told
-    assert not (tmp_path / "new").exists()
+    for adapter, out, message in (
+        ("run", "run", r"--out .*run: holds something already; give a folder that is new or empty"),
+        ("none", "new", r"none: no adapter in it \(adapter_config.json\); expected the folder of a finished run with"),
+        ("torn", "new", "adapter_model.safetensors: cut short"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            qwenvl(["merge", str(tmp_path / adapter), "--out", str(tmp_path / out)])
+        told = capsys.readouterr().err.strip().splitlines()[-1]
+        assert ended.value.code == 2 and re.match("qwenvl merge: .*" + message, told), told
+        assert not (tmp_path / "new").exists()

@@ -102,10 +102,15 @@ def test_the_second_loss_by_hand(make_trainer):
 
 
 def test_a_run_killed_between_the_two_steps_goes_on_as_it_would_have(whole_and_resumed):
+    """All completions have an entropy below the target: each time the weight of the bonus grows by 0.005."""
     common = {"max_steps": 8, "num_iterations": 2, "save_strategy": "steps", "save_steps": 2, **RAGGED}
-    whole, resumed = whole_and_resumed(killed=5, resumed_from=4, **common)
-    assert logged(whole, times=False) == logged(resumed, times=False) and len(logged(whole)) == 8
-    assert drawn_in(whole) == drawn_in(resumed)
+    whole, resumed = whole_and_resumed(killed=5, resumed_from=4, entropy_coef=0.1, entropy_target=100.0, **common)
+    rows = logged(whole, times=False)
+    assert rows == logged(resumed, times=False) and drawn_in(whole) == drawn_in(resumed)
+    weights = [0.1, 0.1, 0.105, 0.105, 0.11, 0.11, 0.115, 0.115]
+    assert [row["entropy_coef"] for row in rows] == pytest.approx(weights, rel=1e-12)
+    for row in rows:
+        assert row["loss/entropy"] == pytest.approx(-row["entropy_coef"] * row["entropy"], rel=1e-5)
 
 
 def test_what_could_not_be_resumed_is_refused(make_trainer, tmp_path):

@@ -88,16 +88,6 @@ def test_linear_layers_that_are_kept_in_bfloat16_give_the_numbers_of_autocast(
     assert numbers[0] == numbers[1] and len(numbers[0]) == 2
 
 
-def test_a_copy_of_the_policy_each_step_leaves_no_kl(make_trainer, tmp_path):
-    """Mixed with a share of 1 after each step, the reference is the policy that the next step begins with."""
-    settings = {"learning_rate": 1e-2, "max_steps": 3}
-    make_trainer(output_dir=str(tmp_path / "still"), **settings).train()
-    always = {"sync_ref_model": True, "ref_model_mixup_alpha": 1.0, "ref_model_sync_steps": 1}
-    make_trainer(output_dir=str(tmp_path / "moving"), **always, **settings).train()
-    assert min(kl(tmp_path / "still")[1:]) > 1e-4
-    assert max(kl(tmp_path / "moving")) < 1e-9
-
-
 def test_a_killed_run_goes_on_with_the_reference_that_it_had(whole_and_resumed, tmp_path):
     """The run dies after a mixing that its checkpoint does not have, and after one that it has."""
     common = {"save_strategy": "steps", "save_steps": 1, "max_steps": 5, "learning_rate": 1e-2, **SYNC}

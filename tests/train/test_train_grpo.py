@@ -94,15 +94,6 @@ def test_a_reward_of_ones_own_that_fails_is_told_without_a_traceback(body, said,
     assert re.search(f"qwenvl train: (reward \"mine\"|record '.*'):? {said}", told) and "Traceback" not in told
 
 
-@pytest.mark.parametrize("when", [[], ["--eval_strategy=steps", "--eval_steps=1"]])
-def test_the_trained_model_is_evaluated_once(when, flags, tmp_path):
-    settings = ["--dataset_use=example%20", "--eval_dataset_use=example%20", "--generation_max_length=2"]
-    main([*flags, *settings, *when, "--save_strategy=no", "--disable_tqdm=True"])
-    evaluations = [row for row in read_metrics(tmp_path / "out") if "eval_total_reward" in row]
-    assert [row["step"] for row in evaluations] == [1]
-    assert len(list(read_rollouts(tmp_path / "out", split="eval"))) == 1
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -141,11 +132,12 @@ def test_a_resumed_command_reads_its_checkpoint_once(flags, monkeypatch):
     assert compared == [False, True]  # of the checkpoint, and of the one that was then saved
 
 
-SKIP = ["--on_nonfinite", "skip"]
-
-
-def test_the_command_ends_with_a_summary_that_names_the_next_one(flags, tmp_path, capfd, caplog):
-    main([*flags, "--dataset_use=example%20", "--eval_dataset_use=example%20", "--generation_max_length=2", *SKIP])
+@pytest.mark.parametrize("when", [[], ["--eval_strategy=steps", "--eval_steps=1"]])
+def test_the_command_ends_with_an_evaluation_and_a_summary(when, flags, tmp_path, capfd, caplog):
+    more = ["--on_nonfinite", "skip", "--save_strategy=no", *when]
+    main([*flags, "--dataset_use=example%20", "--eval_dataset_use=example%20", "--generation_max_length=2", *more])
+    assert [row["step"] for row in read_metrics(tmp_path / "out") if "eval_total_reward" in row] == [1]
+    assert len(list(read_rollouts(tmp_path / "out", split="eval"))) == 1
     lines = capfd.readouterr().err.splitlines()
     summary = lines[lines.index(f"{tmp_path}/out: 1 step") :]
     assert [line.split()[0] for line in summary[1:]] == ["reward", "eval", "warnings", "look", "next", "qwenvl"]

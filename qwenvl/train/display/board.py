@@ -25,7 +25,7 @@ from qwenvl.report.run import is_phase
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.console import evaluated, evaluation_lines, with_interval
 from qwenvl.train.display.progress import Progress
-from qwenvl.train.meter import Doing, peak_memory, phase_name
+from qwenvl.train.meter import Meter, peak_memory, phase_name
 
 TITLES = {
     **{"reward/total": "reward", "target/loss": "loss", "group/zero_std_frac": "equal groups", "kl": "KL"},
@@ -48,8 +48,8 @@ class LiveBoard(Progress):
     ``Progress`` during a step.
     """
 
-    def __init__(self, doing: Doing, clock: Callable[[], float] = time.monotonic, every: float | None = 1.0):
-        super().__init__(doing, clock, every)
+    def __init__(self, meter: Meter, clock: Callable[[], float] = time.monotonic, every: float | None = 1.0):
+        super().__init__(meter, clock, every)
         self._live: Live | None = None
         self._moved: list[tuple[logging.StreamHandler, Any]] = []  # log handlers, and their own streams
         self._series: dict[str, list[float]] = {}  # the values of each shown metric

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback
 
 from qwenvl.train.display.console import evaluation_lines, say
-from qwenvl.train.meter import Doing
+from qwenvl.train.meter import Meter
 
 SHOWN = (
     *(("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"), ("target/loss", "loss")),
@@ -42,13 +42,13 @@ class Progress(TrainerCallback):
     nothing, so that no fork inherits a lock of the terminal.
 
     Args:
-        doing: the phase.
+        meter: has the current phase.
         clock: gives the time, in seconds.
         every: seconds. None: there is no thread, and others call ``tick``.
     """
 
-    def __init__(self, doing: Doing, clock: Callable[[], float] = time.monotonic, every: float | None = 1.0):
-        self._doing, self._clock, self._every = doing, clock, every
+    def __init__(self, meter: Meter, clock: Callable[[], float] = time.monotonic, every: float | None = 1.0):
+        self._meter, self._clock, self._every = meter, clock, every
         self._lock = threading.Lock()  # held while the thread draws
         self._over = threading.Event()
         self._step: tuple[int, int, float] | None = None  # the current one: its number, of how many, when it began
@@ -92,7 +92,7 @@ class Progress(TrainerCallback):
         with self._lock:
             if self._step is not None:
                 step, steps, began = self._step
-                self.within_step(step, steps, self._clock() - began, self._doing.words())
+                self.within_step(step, steps, self._clock() - began, self._meter.phase())
 
     def within_step(self, step: int, steps: int, seconds: float, doing: str) -> None:
         """Show the phase of a step that has taken these seconds so far."""
@@ -113,8 +113,8 @@ class ProgressLines(Progress):
     A step that takes longer than a minute has one more line each minute.
     """
 
-    def __init__(self, doing: Doing, clock: Callable[[], float] = time.monotonic, every: float | None = 1.0):
-        super().__init__(doing, clock, every)
+    def __init__(self, meter: Meter, clock: Callable[[], float] = time.monotonic, every: float | None = 1.0):
+        super().__init__(meter, clock, every)
         self._latest: dict[str, str] = {}  # not every step samples: see num_iterations
         self._printed = -math.inf  # when
         self._printed_phase = -math.inf  # when, during a step

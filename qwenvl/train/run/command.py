@@ -25,9 +25,8 @@ from qwenvl.report.write import warnings
 from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError, read_metrics
 from qwenvl.tools.functions import schemas_of
-from qwenvl.train.assemble import build_policy, build_rewards, weight_dtype
+from qwenvl.train.assemble import build_dataset, build_policy, build_rewards, weight_dtype
 from qwenvl.train.callbacks import require_trackers
-from qwenvl.train.data_sets import build_dataset
 from qwenvl.train.display.console import evaluated, say, with_interval
 from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.grpo_trainer import GRPOTrainer

@@ -62,10 +62,10 @@ class FiniteSteps(TrainerCallback):
         rank = f" of process {args.process_index}" if args.world_size > 1 else ""
         micro_batches = self._journal.trained_on
         own = []
-        for n, each in enumerate(micro_batches, 1):
-            if not math.isfinite(each.loss):
-                terms = ", ".join(f"{name} {value}" for name, value in each.metrics.items() if not math.isfinite(value))
-                records = ", ".join(record.where for record in each.batch.records)
+        for n, (batch, loss, metrics) in enumerate(micro_batches, 1):
+            if not math.isfinite(loss):
+                terms = ", ".join(f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value))
+                records = ", ".join(record.where for record in batch.records)
                 own.append(f"the loss of micro-batch {n} of {len(micro_batches)}{rank} ({terms}; {records})")
         if bad:
             own.append(f"the gradient of parameter {bad[0][0]}" + (f" and {len(bad) - 1} others" if bad[1:] else ""))

@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.failure import has_failed, told_before
 from qwenvl.rollout.engine import EngineLostError
-from qwenvl.train.meter import Doing
+from qwenvl.train.meter import Meter
 from qwenvl.train.run.signals import SIGNALS, end_fork, note_signal, prepare_forks
 
 SECONDS_FOR_EACH = 0.5  # that a process has to write the stacks of its threads
@@ -41,7 +41,7 @@ def interruptible(trainer: Any) -> Iterator[StopOnSignal]:
     Raises:
         EngineLostError: all engines died; raised in every process.
     """
-    stop, stall = StopOnSignal(trainer.args), StallWatch(trainer.args, trainer.doing)
+    stop, stall = StopOnSignal(trainer.args), StallWatch(trainer.args, trainer.meter)
     added = (stop, stall)
     for each in added:
         trainer.add_callback(each)
@@ -150,11 +150,11 @@ class StallWatch(TrainerCallback):
     handled in C: a thread that hangs with Python's lock is reported too.
 
     Args:
-        doing: phases that begin and tokens that are sampled are progress too.
+        meter: phases that begin and tokens that are sampled are progress too.
     """
 
-    def __init__(self, args: GRPOConfig, doing: Doing):
-        self._doing, self._beat = doing, doing.beat()
+    def __init__(self, args: GRPOConfig, meter: Meter):
+        self._meter, self._beat = meter, meter.beat()
         self._limit = 60 * args.stall_timeout
         self._process = args.process_index
         self._launched = args.world_size > 1 and "TORCHELASTIC_ERROR_FILE" in os.environ  # who ends the others
@@ -185,7 +185,7 @@ class StallWatch(TrainerCallback):
 
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(min(1.0, self._limit / 4)):
-            if (beat := self._doing.beat()) != self._beat:
+            if (beat := self._meter.beat()) != self._beat:
                 self._beat = beat
                 self._progress()
             if time.monotonic() - self._last >= self._limit:
@@ -194,7 +194,7 @@ class StallWatch(TrainerCallback):
     def _end(self) -> NoReturn:
         said = (
             f"no progress for {self._limit / 60:g} minutes (--stall_timeout) since step {self._step} "
-            f"({self._doing.words()}): process {self._process} ends"
+            f"({self._meter.phase()}): process {self._process} ends"
         )
         siblings = psutil.Process(os.getppid()).children() if self._launched else []
         if told_before(said) is not None:  # another process reports, and this one too

@@ -13,12 +13,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
 logger = logging.getLogger(__name__)
 
 NAME = ".lock"
-_held: dict[Path, TextIO] = {}
+_held: set[Path] = set()
 
 
 class RunFolderError(OSError):
@@ -27,30 +26,20 @@ class RunFolderError(OSError):
 
 @contextmanager
 def locked(folder: str | Path, rank: int = 0) -> Iterator[None]:
-    """Hold the lock of a run folder within. See ``hold``."""
-    taken = hold(folder, rank)
-    try:
-        yield
-    finally:
-        if taken:
-            release(folder)
+    """Hold the lock of a run folder within. The operating system frees it when the process dies.
 
-
-def hold(folder: str | Path, rank: int = 0) -> bool:
-    """Take the lock of a run folder for this process. The operating system frees it when the process dies.
+    Where the process holds it already, as a command does for its trainer, this does nothing.
 
     Args:
         rank: of this process in its run. Only rank 0 takes the lock, for all of them.
-
-    Returns:
-        False where the process holds it already, as a command does for its trainer.
 
     Raises:
         RunFolderError: another process holds it, or the folder can't be created or written.
     """
     path = Path(folder).resolve() / NAME
     if rank != 0 or path in _held:
-        return False
+        yield
+        return
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,13 +67,10 @@ def hold(folder: str | Path, rank: int = 0) -> bool:
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()
-    _held[path] = file
-    return True
-
-
-def release(folder: str | Path) -> None:
-    """Release the lock, if this process holds it."""
-    path = Path(folder).resolve() / NAME
-    if path in _held:
+    _held.add(path)
+    try:
+        yield
+    finally:
+        _held.remove(path)
         path.unlink(missing_ok=True)
-        _held.pop(path).close()
+        file.close()

@@ -86,7 +86,6 @@ def begin(args: GRPOConfig, requested: str | bool | None = None, adapter: bool |
             raise ValueError(f"--{name} has no effect with --resume_from_checkpoint: leave one of the two out")
     require_same_tuning(checkpoint, args.lora_enable if adapter is None else adapter)
     require_resumable(checkpoint, args)
-    warn_of_changes(checkpoint, args)
     return Beginning(checkpoint, _finished(read_state(checkpoint)["global_step"], args))
 
 
@@ -127,7 +126,7 @@ def shared_settings(args: Any) -> dict[str, Any]:
 
 
 def require_resumable(checkpoint: str | Path, args: GRPOConfig) -> None:
-    """Refuse settings that a run resumed from ``checkpoint`` can't take.
+    """Refuse settings that a run resumed from ``checkpoint`` can't take. Warn in one line of all others that differ.
 
     Raises:
         SettingsError: naming each of them, with its value then and now.
@@ -148,22 +147,18 @@ def require_resumable(checkpoint: str | Path, args: GRPOConfig) -> None:
             + "\n  ".join(lines)
             + "\nset them as they were, or begin a new run with the checkpoint's weights: --start_from_weights"
         )
-
-
-def warn_of_changes(checkpoint: str | Path, args: GRPOConfig) -> None:
-    """Warn in one line of all settings that differ from those in ``run.json`` beside a checkpoint."""
     try:
         before = read_config(Path(checkpoint).resolve().parent)["config"]
     except RunLogError:
         return
-    now = plain(args.to_dict())
-    names = sorted((now.keys() & before.keys()) - _OF_THE_COMMAND)
-    if changed := [f"--{name} {before[name]} -> {now[name]}" for name in names if before[name] != now[name]]:
-        logger.warning(f"resumed with other settings than those of {checkpoint}: {', '.join(changed)}")
+    after = plain(args.to_dict())
+    both = sorted((after.keys() & before.keys()) - _OF_THE_COMMAND)
+    if others := [f"--{name} {before[name]} -> {after[name]}" for name in both if before[name] != after[name]]:
+        logger.warning(f"resumed with other settings than those of {checkpoint}: {', '.join(others)}")
 
 
 class Resumed(TrainerCallback):
-    """Makes a resumed run continue as its checkpoint's run would have: its settings and its end.
+    """Makes a resumed run end as its checkpoint's run would have.
 
     Each checkpoint has the settings that both must share.
 
@@ -173,11 +168,9 @@ class Resumed(TrainerCallback):
 
     def __init__(self) -> None:
         self._ended = False
-        self._evaluates_on_start = False
 
     def on_train_begin(self, args, state, control, **kwargs):
         """A run that is finished stops at once."""
-        self._evaluates_on_start = args.eval_on_start
         self._ended = state.global_step >= state.max_steps
         if state.global_step % args.num_iterations and not self._ended:
             raise SettingsError(
@@ -185,8 +178,6 @@ class Resumed(TrainerCallback):
                 f"{args.num_iterations}: it lacks the completions of the next step; resume from one "
                 f"whose step is a multiple of {args.num_iterations}"
             )
-        if state.global_step:
-            args.eval_on_start = False  # the run's start was evaluated when it began
         # As the Trainer stores the state of callbacks. Each checkpoint has the state's entries.
         state.stateful_callbacks["Resumed"] = {"args": {}, "attributes": {"shared": shared_settings(args)}}
         if self._ended:
@@ -195,10 +186,6 @@ class Resumed(TrainerCallback):
                 f"the run is finished: the checkpoint is of step {state.global_step} of {state.max_steps}, nothing is "
                 "left to train; more --max_steps or --num_train_epochs continue from it"
             )
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        """The setting is as the user set it again."""
-        args.eval_on_start = self._evaluates_on_start
 
     def on_epoch_end(self, args, state, control, **kwargs):
         """A finished run neither evaluates nor saves a second time."""

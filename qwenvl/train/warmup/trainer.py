@@ -26,7 +26,6 @@ from qwenvl.model.vision_tower import features_or_pixels
 from qwenvl.rollout.turns import GrowingCompletion
 from qwenvl.train.card import describe_model
 from qwenvl.train.display.console import say
-from qwenvl.train.journal import TrainedOn
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.warmup.targets import TargetCollator, narrowed, targets_of
 from qwenvl.types import PromptBatch
@@ -83,7 +82,7 @@ class WarmupTrainer(PolicyTrainer):
                 prompts = self.encoded(model, inputs["prompts"])
             loss = -self.target_logprobs(model, inputs, prompts).sum()
         nats, lengths = loss.item(), [length for length in inputs["target_mask"].sum(1).tolist() if length]
-        self.journal.trained_on.append(TrainedOn(inputs["prompts"], nats, {"target/loss": nats}))
+        self.journal.trained_on.append((inputs["prompts"], nats, {"target/loss": nats}))
         self.journal.seen(inputs["prompts"])
         for length in lengths:
             self.meter.mean("target/tokens", length)

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from transformers import TrainerCallback
 
 from qwenvl.train.display.board import LiveBoard, sparkline
-from qwenvl.train.meter import Doing, Meter
+from qwenvl.train.meter import Meter
 from tests.train.display.terminal import Terminal, on_screen, state_of
 
 LOGS = {
@@ -41,7 +41,7 @@ def terminal_of(monkeypatch):
 
 
 def live(clock=None) -> LiveBoard:
-    return LiveBoard(Doing(Meter()), clock=lambda: 0.0 if clock is None else clock.now, every=None)
+    return LiveBoard(Meter(), clock=lambda: 0.0 if clock is None else clock.now, every=None)
 
 
 @pytest.mark.parametrize("width", [80, 120])

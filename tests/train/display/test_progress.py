@@ -12,7 +12,7 @@ import pytest
 from qwenvl.rollout.engine import Drawing
 from qwenvl.train.callbacks import display_of
 from qwenvl.train.display.progress import Progress, ProgressLines
-from qwenvl.train.meter import Doing, Meter
+from qwenvl.train.meter import Meter
 from tests.train.display.terminal import state_of
 
 
@@ -23,7 +23,7 @@ def clock():
 
 @pytest.fixture
 def lines(clock):
-    return ProgressLines(Doing(Meter()), clock=lambda: clock.now, every=None)
+    return ProgressLines(Meter(), clock=lambda: clock.now, every=None)
 
 
 def test_lines_come_at_the_first_step_at_the_last_and_every_few_seconds(lines, clock, capsys):
@@ -93,15 +93,15 @@ def test_a_run_tells_each_minute_what_its_step_is_at(make_trainer, clock, capsys
         rollout_token_budget=1,
         max_steps=1,
     )
-    lines = ProgressLines(trainer.doing, clock=lambda: clock.now, every=None)
+    lines = ProgressLines(trainer.meter, clock=lambda: clock.now, every=None)
     trainer.add_callback(lines)
     head = trainer.model.get_output_embeddings()
 
     def passes(module, args, output):
-        if trainer.meter.running == "time/logp_s":
+        if trainer.meter.phase() == "log-probs":
             a_minute_passes()
             output.register_hook(a_minute_passes)
-        elif trainer.doing.drawing.tokens == 2:
+        elif trainer.meter.drawing.tokens == 2:
             a_minute_passes()
 
     head.register_forward_hook(passes)
@@ -125,7 +125,7 @@ def test_the_thread_looks_within_steps_alone(clock):
             seen.append((step, steps, seconds, doing))
             looked.set()
 
-    display, state = Display(Doing(Meter()), clock=lambda: clock.now, every=0.001), state_of()
+    display, state = Display(Meter(), clock=lambda: clock.now, every=0.001), state_of()
     display.on_train_begin(None, state, None)
     display.tick()
     assert not seen
@@ -139,21 +139,21 @@ def test_the_thread_looks_within_steps_alone(clock):
 
 
 def test_what_goes_on_is_told_by_the_innermost_clock_and_by_the_draw():
-    meter, drawing = Meter(), Drawing()
-    doing = Doing(meter, drawing)
-    before = doing.beat()
+    drawing = Drawing()
+    meter = Meter(drawing=drawing)
+    before = meter.beat()
     with meter.time("time/contrast_s"), meter.wait("time/wait_s"):
-        assert doing.words() == "wait"
+        assert meter.phase() == "wait"
     with meter.time("time/sample_s"):
         drawing.begin([0, 1], 2, 1024)
         drawing.token()
-        assert doing.words() == "sampling, token 1 of at most 1,024"
-        middle = doing.beat()
+        assert meter.phase() == "sampling, token 1 of at most 1,024"
+        middle = meter.beat()
         drawing.token()
-        assert before != middle != doing.beat()
+        assert before != middle != meter.beat()
         drawing.end()
-        assert doing.words() == "sampling"
-    assert doing.words() == "between phases"
+        assert meter.phase() == "sampling"
+    assert meter.phase() == "between phases"
 
 
 @pytest.mark.parametrize(

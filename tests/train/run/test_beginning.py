@@ -50,28 +50,19 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_finished_run_is_left_as_it_is(command, tmp_path):
-    command("--save_steps=1")
-    assert read_config(tmp_path / "out")["finished"] == 2
-    before = contents(tmp_path / "out")
-    status, line = command("--save_steps=1", "--resume_from_checkpoint=True")
-    assert status == 0
-    assert line.startswith(f"qwenvl train: finished already: {tmp_path}/out holds the model of step 2, and nothing")
-    assert contents(tmp_path / "out") == before
-    command("--save_steps=1", "--resume_from_checkpoint=True", "--max_steps=3")  # more is asked for
-    assert read_config(tmp_path / "out")["finished"] == 3
-    assert [row["step"] for row in read_metrics(tmp_path / "out") if "loss" in row] == [1, 2, 3]
-
-
 def test_resume_auto_is_one_command_for_a_queue(command, tmp_path):
     out = tmp_path / "out"
     auto = ["--resume=auto", "--save_steps=1", "--save_total_limit=3"]
     assert command(*auto)[0] == 0  # there is nothing yet: the run begins
     assert read_config(out)["finished"] == 2
-    status, line = command(*auto)
-    assert status == 0 and line.startswith("qwenvl train: finished already: ")
+    before = contents(out)
+    for again in (auto, ["--save_steps=1", "--resume_from_checkpoint=True"]):
+        status, line = command(*again)
+        assert status == 0 and contents(out) == before
+        assert line.startswith(f"qwenvl train: finished already: {out} holds the model of step 2, and nothing")
     # It goes on from the newest whole checkpoint, and says why it passes over a newer one.
-    command(*auto, "--max_steps=3")
+    command("--save_steps=1", "--resume_from_checkpoint=True", "--max_steps=3")
+    assert read_config(out)["finished"] == 3
     (out / "checkpoint-3" / "optimizer.pt").unlink()
     with caught_warnings("qwenvl.train.run.checkpoints") as warnings:
         command(*auto, "--max_steps=4")
@@ -175,7 +166,7 @@ def test_weights_alone_are_not_resumed_but_started_from(command, tmp_path):
 
 
 def test_a_folder_in_use_is_left_alone(command, tmp_path):
-    holder = "import sys; from qwenvl.train.run.lock import hold; hold(sys.argv[1]); print(); sys.stdin.read()"
+    holder = "import sys; from qwenvl.train.run.lock import locked\nwith locked(sys.argv[1]): print(); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", holder, str(tmp_path / "out")], **pipes) as other:
         other.stdout.readline()

@@ -10,7 +10,6 @@ from torch import nn
 from transformers import TrainerCallback
 
 from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.journal import TrainedOn
 from qwenvl.train.meter import Meter
 from qwenvl.train.run.finite_steps import FiniteSteps, nonfinite
 from tests.train.conftest import turns
@@ -92,23 +91,27 @@ def test_a_step_that_is_left_out_changes_nothing(make_trainer, tmp_path, caplog,
     assert "The step was left out, 1 in a row of at most 3" in caplog.text
 
 
-def test_the_fourth_in_a_row_ends_the_run(make_trainer):
-    trainer = make_trainer(on_nonfinite="skip", max_steps=20)
-    spoil_losses(trainer, {1, 3, 4, 5, 7, 8, 9, 10}, micro_batch=1)
-    with pytest.raises(FloatingPointError, match=r"^step 10: .*3 steps in a row were left out before it"):
-        trainer.train()
+def finite_steps(**settings) -> tuple[FiniteSteps, SimpleNamespace, Meter]:
+    """The check of a run on one process, with its journal and its meter."""
+    defaults = {"on_nonfinite": "skip", "process_index": 0, "world_size": 1, "num_iterations": 1, "fp16": False}
+    args = SimpleNamespace(**defaults | {"learning_rate": 0.1, "max_grad_norm": 1.0} | settings)
+    journal, meter = SimpleNamespace(trained_on=[]), Meter()
+    return FiniteSteps(args, journal, meter, accelerator=None), journal, meter
 
 
-def test_steps_on_the_same_completions_count_as_one_in_a_row(make_trainer):
-    """They fail together where the completions are what fails."""
-    trainer = make_trainer(on_nonfinite="skip", max_steps=20, num_iterations=5)
-    spoil_losses(trainer, set(range(1, 21)), micro_batch=1)
-    with pytest.raises(FloatingPointError, match=r"^step 16: "):
-        trainer.train()
+@pytest.mark.parametrize(
+    ("iterations", "bad", "ends"), [(1, {1, 3, 4, 5, 7, 8, 9, 10}, 10), (5, set(range(1, 21)), 16)]
+)
+def test_the_fourth_in_a_row_ends_the_run(iterations, bad, ends):
+    """Steps on the same completions count as one: they fail together where the completions are what fails."""
+    (steps, journal, _), model, batch = finite_steps(num_iterations=iterations), nn.Linear(2, 1), step_stand_in().batch
+    with pytest.raises(FloatingPointError, match=rf"^step {ends}: .*3 steps in a row were left out before it"):
+        for step in range(1, 21):
+            journal.trained_on = [(batch, math.nan if step in bad else 0.5, {"loss/policy": math.nan})]
+            steps.check(model, step)
 
 
-@pytest.mark.parametrize("shared_prefix", ["auto", "off"])
-@pytest.mark.parametrize("in_sampling", [False, True])
+@pytest.mark.parametrize(("shared_prefix", "in_sampling"), [("auto", True), ("off", False)])
 def test_log_probs_that_are_not_finite_end_a_run(shared_prefix, in_sampling, make_trainer):
     trainer = make_trainer(gradient_accumulation_steps=2, shared_prefix=shared_prefix)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
@@ -125,13 +128,9 @@ def test_log_probs_that_are_not_finite_end_a_run(shared_prefix, in_sampling, mak
             trainer.collector.complete(trainer.model, [trainer.data_collator([trainer.train_dataset[0]])["prompts"]], 2)
 
 
-def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps(tmp_path):
+def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps():
     """Its steps are not counted. Of one whose loss is not finite, the gradients become what it leaves out by itself."""
-    args = SimpleNamespace(fp16=True, on_nonfinite="skip", process_index=0, world_size=1, num_iterations=1)
-    args.output_dir, args.seed, args.learning_rate = str(tmp_path), 0, 0.1
-    journal, meter, model = SimpleNamespace(trained_on=[]), Meter(), nn.Linear(2, 1)
-    steps = FiniteSteps(args, journal, meter, accelerator=None)
-    stand_in = step_stand_in()
+    (steps, journal, meter), model, stand_in = finite_steps(fp16=True), nn.Linear(2, 1), step_stand_in()
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
 
     def step(number: int, gradient: float, loss: float) -> float:
@@ -139,7 +138,7 @@ def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps(tmp_path):
         before = model.weight.detach().clone()
         optimizer.zero_grad()
         scaler.scale((model.weight * gradient).sum() + model.bias.sum()).backward()
-        journal.trained_on = [TrainedOn(stand_in.batch, loss, {})]
+        journal.trained_on = [(stand_in.batch, loss, {})]
         steps.check(model, number)
         scaler.step(optimizer)
         scaler.update()
