@@ -7,14 +7,14 @@ import pytest
 
 PATH = Path(__file__).parents[1] / "scripts" / "house.py"
 AT_MOST = {  # lower a number when a change makes it smaller
-    "lines of qwenvl": 35_148,
-    "lines of tests": 27_805,
-    "lines of scripts": 4_181,
-    "words of README and docs": 32_461,
+    "lines of qwenvl": 34_429,
+    "lines of tests": 27_393,
+    "lines of scripts": 3_984,
+    "words of README and docs": 32_054,
     "own flags of qwenvl train": 107,
-    "files of qwenvl": 192,
-    "modules with one importer": 28,
-    "classes": 280,
+    "files of qwenvl": 187,
+    "modules with one importer": 26,
+    "classes": 267,
     "levels of inheritance": 2,
 }
 

@@ -52,7 +52,7 @@ from qwenvl.rewards import Rubric, build_rubric
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import TemporalContrast
-from qwenvl.train.display.console import say, say_once, settle_output
+from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.fast_paths import Paths, likelihood_of
 from qwenvl.train.meter import Meter
 from qwenvl.train.teacher import Teacher
@@ -105,7 +105,7 @@ def build_dataset(
                 raise RecordError(f"{record.where}: {problem}")
     else:
         named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
-        say_once(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
+        say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
         dataset = load_dataset(
             dataset,
             SampleOptions.of(args),
@@ -120,7 +120,7 @@ def build_dataset(
         )
         for part in dataset.parts:
             if part.read_as is not None:
-                say_once(how_read(part.name, part.read_as))
+                say(how_read(part.name, part.read_as))
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
     return dataset

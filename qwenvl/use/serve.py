@@ -437,8 +437,9 @@ def check(request: UseRequest) -> str:
                 tokens = torch.tensor([ids], device=config.device)
                 with torch.no_grad(), collector.autocast():
                     [values] = likelihood(model, inputs, tokens, tokens >= 0).logprobs.tolist()
-                pairs = zip(values, given, strict=True)
-                gaps += [abs(value - each.logprob) for value, each in pairs]
+                gap = [abs(value - each.logprob) for value, each in zip(values, given, strict=True)]
+                lines[-1] += f", log-probs within {max(gap):.2g}"
+                gaps += gap
     except openai.OpenAIError as error:
         raise ValueError(f"--check {url}: {str(error)[:300]}") from None
     alike, compared = same_answers, "the server gives no log-probs: only lengths of prompts and answers are compared"

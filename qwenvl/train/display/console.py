@@ -9,19 +9,12 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 
 
 def say(line: str) -> None:
     """Print one line on standard error at once, in the first process of a run alone."""
     if os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr, flush=True)
-
-
-@cache
-def say_once(line: str) -> None:
-    """``say``, but a line that a process has already said is not repeated: records are read for each model."""
-    say(line)
 
 
 @contextmanager
