@@ -1,4 +1,9 @@
-"""Packaging. Ranges begin with the oldest versions that the tests were run with."""
+"""Packaging. Ranges begin with the oldest versions that the tests were run with.
+
+They end below the next minor version where the package overrides private methods of a library or reads its internals
+(`qwenvl/versions.py` lists them). The exact versions that the tests of the README ran with are in
+`scripts/constraints.txt`.
+"""
 
 import shutil
 from pathlib import Path
@@ -19,13 +24,13 @@ class BuildWithExample(build_py):
 
 
 # What some functions of the reward table are computed with.
-REWARDS = ["math-verify>=0.9", "rapidfuzz>=3.9", "jiwer>=4", "rouge-score>=0.1.2", "scipy>=1.11"]
+REWARDS = ["math-verify>=0.9", "rapidfuzz>=3.10", "jiwer>=4", "rouge-score>=0.1.2", "scipy>=1.14"]
 
 # What data sets in parquet, saved to disk or on the hub are read with.
-FORMATS = ["datasets>=4"]
+FORMATS = ["datasets>=5.2"]
 
 # What the reward judge asks a server with.
-JUDGE = ["openai>=1.50"]
+JUDGE = ["openai>=2"]
 
 # What qwenvl serve answers requests with.
 SERVE = ["fastapi>=0.115", "uvicorn>=0.34"]
@@ -33,7 +38,11 @@ SERVE = ["fastapi>=0.115", "uvicorn>=0.34"]
 # What --report_to shows runs in, on the machine itself. Who uses wandb or mlflow has it.
 TRACKERS = ["tensorboard>=2.20", "trackio>=0.43"]
 
-DEEPSPEED = ["deepspeed>=0.19"]
+DEEPSPEED = ["deepspeed>=0.19,<0.20"]
+
+# What --video_backend decord decodes with. No default: it gives other frames, or hangs, on clips that PyAV reads. Its
+# wheels are of one architecture.
+DECORD = ["decord>=0.6.0; platform_machine == 'x86_64'"]
 
 # What scripts/train_grpo_ray.py starts workers with. Not in dev: it is 250 MB, and its tests are skipped without it.
 RAY = ["ray[default,train]>=2.60"]
@@ -59,27 +68,27 @@ setup(
     packages=find_packages(include=["qwenvl", "qwenvl.*"]),
     package_data={"qwenvl": ["py.typed", "doctor/*.html", "report/*.html", "report/app/*", "train/*.jinja"]},
     install_requires=[
-        "torch>=2.13",
-        "torchvision>=0.28",
-        "transformers>=5.17,<6",
-        "tokenizers>=0.22",
+        "torch>=2.13,<2.16",
+        "torchvision>=0.28,<0.31",
+        "transformers>=5.17,<5.25",
+        "tokenizers>=0.23.1",
         "safetensors>=0.8",
         "tqdm>=4.67",
-        "accelerate>=1.15,<2",
-        "psutil>=5",  # which accelerate needs too
-        "huggingface_hub>=1.3",
-        "peft>=0.21",
+        "accelerate>=1.15,<1.16",
+        "psutil>=6",  # which accelerate needs too
+        "huggingface_hub>=1.31",
+        "peft>=0.21,<0.22",
         "qwen-vl-utils>=0.0.14",
-        "decord>=0.6.0; platform_machine == 'x86_64'",
         "av>=17",
         "pillow>=12",
-        "pyyaml>=6",
+        "pyyaml>=6.0.2",
         "numpy>=2.2",
         "jinja2>=3.1",
         "rich>=13.9",
     ],
     extras_require={
         "deepspeed": DEEPSPEED,
+        "decord": DECORD,
         "ray": RAY,
         "flash-attn": ["flash-attn>=2.7"],
         "qlora": ["bitsandbytes>=0.49"],
@@ -89,11 +98,24 @@ setup(
         "formats": FORMATS,
         "docs": DOCS,
         "trackers": TRACKERS,
-        "bench": ["trl>=1.16"],
+        "bench": ["trl>=1.16; python_version >= '3.11'"],
         "dev": [
-            *(*DEEPSPEED, *REWARDS, *JUDGE, *SERVE, *FORMATS, *TRACKERS, *DOCS),
-            *("hypothesis>=6.100", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.9", "mypy>=2.4"),
-            *("setuptools>=70.1", "markdown-it-py>=3"),  # the second reads pages as GitHub does
+            *DEEPSPEED,
+            *DECORD,
+            *REWARDS,
+            *JUDGE,
+            *SERVE,
+            *FORMATS,
+            *TRACKERS,
+            *DOCS,
+            "hypothesis>=6.150",
+            "pytest>=9",
+            "pytest-timeout>=2.4",
+            "pytest-xdist>=3.8",
+            "ruff>=0.17",
+            "mypy>=2.4",
+            "setuptools>=77",
+            "markdown-it-py>=3",  # reads pages as GitHub does
         ],
     },
     entry_points={"console_scripts": ["qwenvl=qwenvl.cli:main"]},

@@ -1,7 +1,12 @@
 # Sourced by demo.sh and test.sh: `set_up EXTRAS` leaves in $BIN the programs of an environment that has the package.
 #
 # An active virtual environment is used; otherwise `.venv` in the repository, made where it is missing. The package is
-# installed when setup.py or EXTRAS have changed since the last time. pip's own variables (PIP_INDEX_URL, ...) apply.
+# installed when setup.py, EXTRAS or the exact versions have changed since the last time. pip's own variables
+# (PIP_INDEX_URL, ...) apply.
+#
+# What is installed has the exact versions of scripts/constraints.txt, so that it is what was tested. Only an active
+# environment that has PyTorch keeps its own versions, as long as they are within the ranges of setup.py: its PyTorch
+# was chosen for a machine.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -39,34 +44,72 @@ active_environment() { # the folder of the virtual or conda environment that is 
 }
 
 set_up() { # set_up EXTRAS: "" or "dev"
-    local extras="$1" env python stamp state
+    local extras="$1" env stamp state
     env="$(active_environment)"
     if [[ -n "$env" ]]; then
         fits "$env/bin/python" ||
             die "the active environment $env has $("$env/bin/python" --version 2>&1); Python 3.10 to 3.13 is needed."
     else
         env="$ROOT/.venv"
-        if ! fits "$env/bin/python"; then
-            python="$(find_python)" || exit 1
-            echo "making a virtual environment in $env with $("$python" --version)"
-            "$python" -m venv --clear "$env" || die "could not make $env"
-        fi
+        make_environment "$env"
     fi
     BIN="$env/bin"
     stamp="$env/.qwenvl-installed"
-    state="$ROOT $(cksum <"$ROOT/setup.py")"
+    state="$ROOT $(cat "$ROOT/setup.py" "$ROOT/scripts/constraints.txt" | cksum)"
     # What "dev" installs includes what "" does.
     if ! grep -qsxF -e "$state dev" -e "$state $extras" "$stamp"; then
-        install_package "$extras"
+        if [[ "$env" != "$ROOT/.venv" ]] && has_torch; then
+            install_package -e "$(with_extras "$extras")"
+        else
+            install_package -c "$ROOT/scripts/constraints.txt" -e "$(with_extras "$extras")"
+        fi
         echo "$state $extras" >"$stamp"
     fi
 }
 
-install_package() { # install_package EXTRAS
-    local target="$ROOT${1:+[$1]}" log started=$SECONDS
+set_up_oldest() { # an environment of its own with the lower bounds of setup.py and what tests need
+    local bounds
+    make_environment "$ROOT/.venv-oldest"
+    BIN="$ROOT/.venv-oldest/bin"
+    install_package setuptools packaging # what scripts/requirements.py reads setup.py with
+    bounds="$(mktemp)"
+    "$BIN/python" "$ROOT/scripts/requirements.py" oldest >"$bounds" || die "could not read the lower bounds of setup.py"
+    install_package -c "$bounds" -e "$(with_extras dev)"
+    rm -f "$bounds"
+}
+
+set_up_newest() { # an environment of its own with the newest releases, those beyond the upper bounds of setup.py too
+    local names
+    make_environment "$ROOT/.venv-newest"
+    BIN="$ROOT/.venv-newest/bin"
+    install_package --upgrade --upgrade-strategy eager -e "$(with_extras dev)"
+    names="$("$BIN/python" "$ROOT/scripts/requirements.py" newest)" || die "could not read the upper bounds of setup.py"
+    # pip warns of the bounds that it passes, and goes on.
+    # shellcheck disable=SC2086
+    install_package --upgrade $names
+}
+
+make_environment() { # make_environment FOLDER: where there is none
+    local env="$1" python
+    fits "$env/bin/python" && return
+    python="$(find_python)" || exit 1
+    echo "making a virtual environment in $env with $("$python" --version)"
+    "$python" -m venv --clear "$env" || die "could not make $env"
+}
+
+has_torch() {
+    "$BIN/python" -c 'import sys, importlib.util as find; sys.exit(find.find_spec("torch") is None)' >/dev/null 2>&1
+}
+
+with_extras() { # with_extras EXTRAS: the package as pip takes it
+    echo "$ROOT${1:+[$1]}"
+}
+
+install_package() { # install_package ARGUMENTS OF pip install
+    local log started=$SECONDS
     log="$(mktemp)"
     echo "installing the package and what it needs; with PyTorch that can take some minutes"
-    if ! "$BIN/python" -m pip install --disable-pip-version-check -e "$target" >"$log" 2>&1; then
+    if ! "$BIN/python" -m pip install --disable-pip-version-check "$@" >"$log" 2>&1; then
         tail -n 20 "$log" >&2
         die "the installation failed; the whole log is in $log"
     fi

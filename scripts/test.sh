@@ -5,10 +5,19 @@
 #   bash scripts/test.sh --slow -x      # all, stop at the first failure
 #   bash scripts/test.sh tests/grpo     # paths are those of the repository
 #   bash scripts/test.sh --vllm         # only those with real vLLM, whose environment is made first (some minutes, once)
+#   bash scripts/test.sh --newest       # in an environment of its own, with the newest release of every library
+#   bash scripts/test.sh --oldest       # in an environment of its own, with the lower bounds of setup.py
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 
-set_up dev
+case "${1-}" in
+--newest | --oldest)
+    "set_up_${1#--}"
+    shift
+    "$BIN/python" -m pip list --format freeze | grep -iE '^(torch|torchvision|transformers|accelerate|peft|deepspeed)='
+    ;;
+*) set_up dev ;;
+esac
 cd "$ROOT"
 if [[ "${1-}" == --vllm ]]; then
     # Tests have a cache folder of their own, so the place of the environment is given by name.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import MethodType, SimpleNamespace
+from importlib import import_module
+from types import MethodType
 
 import torch
 from safetensors.torch import load_file
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import part_of
@@ -25,7 +27,16 @@ def _features_as_given(self, hidden_states, grid_thw, **kwargs):
     """In the place of the vision tower. Each row stands as often as patches are merged, since grids count patches."""
     rows = hidden_states[:: self.spatial_merge_unit]
     main, *deepstack = rows.split(self.out_width, dim=-1)
-    return SimpleNamespace(last_hidden_state=main, pooler_output=main, deepstack_features=deepstack)
+    output = {"last_hidden_state": main, "pooler_output": main}
+    if deepstack:
+        output["deepstack_features"] = deepstack
+    return vision_output_type(self)(**output)
+
+
+def vision_output_type(visual) -> type:
+    """The type that the vision tower of the installed transformers returns. Deepstack has a type of its own."""
+    module = import_module(type(visual).__module__)
+    return getattr(module, "BaseModelOutputWithDeepstackFeatures", BaseModelOutputWithPooling)
 
 
 class ModelEngine:

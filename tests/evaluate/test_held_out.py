@@ -75,7 +75,7 @@ def test_three_models_under_all_controls(models, tmp_path, capsys, never_at_full
 def test_servers_give_the_same_greedy_answers(tiny_checkpoint, fake, tmp_path, capsys, monkeypatch):
     """A server begins with other weights, and gets those of the model."""
     server, words = fake(initializer_range=0.1), [str(tiny_checkpoint(initializer_range=0.1)), "example", *SETTINGS]
-    flags = ["--rollout_engine", "vllm_server", "--vllm_server", server.address]
+    flags = ["--rollout_engine", "vllm_server", "--vllm_server", server.address, "--vllm_patience", "20"]
     for name, more in (("local", []), ("served", flags)):
         assert main([*words, *more, "--limit", "2", "--output_dir", str(tmp_path / name)]) == 0
     local, served = (read_samples(tmp_path / name) for name in ("local", "served"))

@@ -107,7 +107,7 @@ def test_prompts_that_no_server_survives(scene):
 
 def test_what_was_asked_ahead_is_lost_with_its_server(tiny_pair, scene, random_prompts, fake):
     """A thread has no weights to give: the error comes at once, and who has some may ask again."""
-    (one,), engine, _ = scene(1, patience=3600.0)
+    (one,), engine, _ = scene(1, patience=20.0)
     model, _ = tiny_pair(initializer_range=0.1)
     ahead = engine.request(model, [random_prompts(model, ["t"])], 2, WAYS["sampled"], 3)
     one.version, one.boot = 0, "another"

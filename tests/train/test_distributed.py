@@ -107,7 +107,7 @@ def launch_ranks(target: str, processes: int, *arguments) -> None:
         running = {rank.sentinel: rank for rank in ranks}
         failed = False
         while running and not failed:
-            ended = wait(running, timeout=1800)
+            ended = wait(running, timeout=150)
             failed = not ended or any(running.pop(sentinel).exitcode for sentinel in ended)
         for rank in ranks:
             rank.kill()  # those that wait for one that failed
@@ -404,6 +404,7 @@ def test_servers_are_given_whole_weights(tiny_checkpoint, three_records, fake, t
     servers, output = [fake(initializer_range=0.1) for _ in range(2)], tmp_path / "out"
     flags = {"rollout_engine": "vllm_server", "gradient_accumulation_steps": 2, "check_parity": "every", "lora_r": 4}
     flags |= {**ENGINES[engine], **RECIPES[recipe], "max_steps": 3, "eval_dataset_use": three_records}
+    flags["vllm_patience"] = 20.0
     arguments = [
         f"--{name}={value}" for name, value in {**COMMON, **flags}.items() if name != "lora_r" or "lora" in recipe
     ]
@@ -429,6 +430,7 @@ def test_servers_sample_ahead_for_processes_that_split_the_model(
     servers = [fake(initializer_range=0.1) for _ in range(2)]
     start = tiny_checkpoint(initializer_range=0.1)
     flags = COMMON | ENGINES[engine] | {"rollout_engine": "vllm_server", "async_rollouts": 1, "max_steps": 4}
+    flags["vllm_patience"] = 20.0
     flags |= {"per_device_train_batch_size": 1, "num_train_epochs": 2, "logging_steps": 1, "learning_rate": 1e-3}
     arguments = [f"--{name}={value}" for name, value in flags.items()]
     arguments += ["--vllm_server", *(each.address for each in servers)]

@@ -50,7 +50,7 @@ def test_the_advantages_of_tokens_by_hand(make_trainer, sop_data, fake, served):
     settings = {**SEES_MORE, "distill_weight": 0.7, "distill_kl": "sampled(clip=0.1)"}
     if served:
         server = fake(initializer_range=0.1)
-        settings |= {"rollout_engine": "vllm_server", "vllm_server": [server.address]}
+        settings |= {"rollout_engine": "vllm_server", "vllm_server": [server.address], "vllm_patience": 20.0}
     trainer = make_trainer(**settings, per_device_train_batch_size=4, dataset_use=str(sop_data))
     inputs = next(iter(trainer.get_train_dataloader()))
     trainer.compute_loss(trainer.model, inputs)

@@ -86,7 +86,10 @@ def resolve_backend(backend: str) -> str:
     if backend != "decord":
         return "pyav"
     if find_spec("decord") is None:
-        raise ImportError("video_backend decord: not installed; `pip install decord`, or use `auto`")
+        raise ImportError(
+            "--video_backend decord: the package decord is not installed: pip install 'qwenvl[decord]', or use "
+            "--video_backend auto"
+        )
     logger.warning(
         "video_backend decord: clips cut without re-encoding come out with wrong frames or hang; those are refused or "
         "killed here and count as bad. `auto` reads them"

@@ -76,7 +76,7 @@ def test_a_server_that_was_started_again_is_given_the_weights_of_now(
     """
     first, started = fake(initializer_range=0.1), []
     first.faults = [lambda answer: answer, "die"]
-    trainer = make_looking(**{**settings([first], **AHEAD | more), "vllm_patience": 60.0})
+    trainer = make_looking(**{**settings([first], **AHEAD | more), "vllm_patience": 20.0})
 
     def start_again():
         while not started:

@@ -56,7 +56,7 @@ def test_a_run_with_parity_at_every_step(make_trainer, fake, sop_data, recipe):
 def test_a_server_that_dies_and_comes_back(make_trainer, fake):
     """It has the starting weights. It is given the policy's, and its first batch is compared."""
     first = fake(initializer_range=0.1)
-    trainer = make_trainer(**settings([first], vllm_patience=30.0), max_steps=3)
+    trainer = make_trainer(**settings([first], vllm_patience=20.0), max_steps=3)
     started = []
 
     def die_in_step_two(answer):

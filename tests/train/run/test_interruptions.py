@@ -191,7 +191,7 @@ def test_an_error_ends_the_command_while_its_workers_live(reward, status, start,
     flags = [f"--reward_funcs={tmp_path}/own.py:{reward}", "--dataloader_num_workers=1", "--save_strategy=steps"]
     with start(*flags, "--save_steps=1", out=tmp_path / "out") as process:
         try:
-            _, said = process.communicate(timeout=200)
+            _, said = process.communicate(timeout=150)
         finally:
             process.kill()
     assert process.returncode == status, said

@@ -56,7 +56,7 @@ def launched(tmp_path):
             time.sleep(0.02)
         if number is not None:
             os.kill(process.pid, number)
-        process.join(600)
+        process.join(150)
         return process.exitcode, log.read_text()
 
     return run
@@ -116,7 +116,7 @@ def test_a_run_that_lost_a_process_goes_on_and_ends_as_one_that_did_not(tiny_che
         for each in processes:
             each.start()
         for each in processes:
-            each.join(600)
+            each.join(150)
         return [each.exitcode for each in processes]
 
     lost, whole = tmp_path / "lost", tmp_path / "whole"
@@ -151,7 +151,7 @@ def test_one_process_that_ends_ends_the_others_and_is_told_once(how, tiny_checkp
         processes.append(context.Process(target=ranks.command, args=(environment, str(tmp_path / str(rank)), words)))
         processes[-1].start()
     for process in processes:
-        process.join(600)
+        process.join(150)
     said = [(tmp_path / str(rank)).read_text() for rank in (0, 1)]
     (line,) = [each for text in said for each in text.splitlines() if re.match("qwenvl train: (?!loading)", each)]
     codes = [process.exitcode for process in processes]
