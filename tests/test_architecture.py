@@ -29,6 +29,7 @@ FLOORS = {
     "failure": 0,
     "child": 0,
     "health": 0,
+    "versions": 0,
     "rewards": 1,
     "grpo": 1,
     "plan": 1,
@@ -53,7 +54,7 @@ DOORS_TO_ASIDE = {"report": (6, ""), "vllm_server": (4, "wire")}  # from which f
 OF_ANOTHER_ENVIRONMENT = {"vllm_server": {"vllm"}}  # what a room has where it runs
 FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for
-STANDARD_LIBRARY_ONLY = {"types", "runlog", "option", "child", "files", "health", "cli"}
+STANDARD_LIBRARY_ONLY = {"types", "runlog", "option", "child", "files", "health", "versions", "cli"}
 STANDARD_LIBRARY_ONLY |= {"failure", "plan"}
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml"}  # where it is not the distribution's name
 

@@ -34,7 +34,7 @@ PAGES = [
 ]
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#[^)]*)?\)")
-WITHOUT_CHECK = {"cd", "ffmpeg", "git", "source", "export", "tensorboard", "mkdocs"}  # the last: tests/test_site.py
+WITHOUT_CHECK = {"cd", "ffmpeg", "git", "source", "export", "tensorboard", "uv", "mkdocs"}  # the last: tests/test_site.py
 
 
 def text_of(page: Path) -> str:

@@ -16,6 +16,10 @@ from qwenvl.model.families import MERGERS, family_of
 from qwenvl.model.options import LoraOptions, Part, TuneOptions
 from qwenvl.model.weight_files import has_weights, require_folder, weights_problem
 from qwenvl.option import did_you_mean
+from qwenvl.versions import warn_of_untested_versions
+
+# Whatever computes with a model imports this module, and nothing that only reads files or shows help does.
+warn_of_untested_versions()
 
 UNPACKED_EXPERTS = (
     "--load_in_4bit cannot be used on a mixture of experts: it packs linear layers, and experts, which are most of the "

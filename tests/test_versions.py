@@ -1,0 +1,121 @@
+"""What is installed is what was tested: ranges, exact versions, and the internals of libraries that are used."""
+
+from __future__ import annotations
+
+import logging
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from qwenvl import versions
+from qwenvl.versions import INTERNALS, TESTED, untested, warn_of_untested_versions
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+
+
+def declared() -> list[Requirement]:
+    """The requirements of the installed package, those of its extra `dev` too."""
+    return [Requirement(text) for text in metadata.requires("qwenvl")]
+
+
+def constraints() -> list[Requirement]:
+    lines = (ROOT / "scripts" / "constraints.txt").read_text().splitlines()
+    return [Requirement(line) for line in lines if not line.startswith("#")]
+
+
+def applies(requirement: Requirement, python: str) -> bool:
+    place = {"python_version": python, "python_full_version": f"{python}.5", "platform_machine": "x86_64"}
+    place |= {"extra": "dev", "sys_platform": "linux"}
+    return requirement.marker is None or requirement.marker.evaluate(place)
+
+
+def test_every_internal_that_is_used_is_there():
+    """The message names what a new release of a library has removed, and the files that use it."""
+    missing = []
+    for internal in INTERNALS:
+        if find_spec(internal.module.split(".")[0]) is None:
+            continue  # vLLM has an environment of its own, DeepSpeed is optional
+        try:
+            internal.find()
+        except (ImportError, AttributeError):
+            missing.append(f"{internal.module}.{internal.name}, used in {', '.join(internal.used_in)}")
+    assert missing == []
+
+
+def test_every_internal_is_used_where_the_list_says():
+    for internal in INTERNALS:
+        attribute = internal.name.split(".")[-1]
+        for file in internal.used_in:
+            assert attribute in (ROOT / "qwenvl" / file).read_text(), f"{file} has no {attribute}: qwenvl/versions.py"
+
+
+def test_every_private_hook_of_the_trainer_that_is_overridden_is_listed():
+    from transformers import Trainer
+
+    from qwenvl import GRPOTrainer, WarmupTrainer
+
+    listed = {internal.name.removeprefix("Trainer.") for internal in INTERNALS}
+    ours = [kind for trainer in (GRPOTrainer, WarmupTrainer) for kind in trainer.__mro__ if kind.__module__ < "r"]
+    overridden = {name for kind in ours for name in vars(kind) if name.startswith("_") and not name.startswith("__")}
+    assert {name for name in overridden if hasattr(Trainer, name)} - listed == set()
+
+
+@pytest.mark.parametrize("tested", TESTED, ids=lambda tested: tested.library)
+def test_the_tested_versions_are_the_range_of_setup_py(tested):
+    [specifier] = {each.specifier for each in declared() if each.name == tested.library}
+    major, minor = map(int, tested.newest.split("."))
+    assert {str(each) for each in specifier} == {f">={tested.oldest}", f"<{major}.{minor + 1}"}
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_each_python_has_an_exact_version_of_every_requirement_within_its_range(python):
+    exact = {}
+    for requirement in constraints():
+        if applies(requirement, python):
+            [pin] = requirement.specifier
+            assert pin.operator == "=="
+            exact[requirement.name.lower().replace("_", "-")] = Version(pin.version)
+    needed = [each for each in declared() if applies(each, python)]
+    assert len(needed) > 30
+    for requirement in needed:
+        version = exact.get(requirement.name.lower().replace("_", "-"))
+        assert version is not None, f"scripts/constraints.txt has no {requirement.name} for Python {python}"
+        assert version in requirement.specifier, f"{requirement} against {version}, Python {python}"
+
+
+@pytest.mark.parametrize(
+    ("library", "version", "found"),
+    [
+        ("transformers", "5.17.0", None),
+        ("transformers", "5.24.3", None),
+        ("torch", "2.14.1+cpu", None),
+        ("transformers", "5.16.9", "5.16"),
+        ("transformers", "5.26.0.dev0", "5.26"),
+        ("peft", "1.0.0", "1.0"),
+        ("numpy", "99.0", None),
+    ],
+)
+def test_a_version_outside_of_the_tested_range_has_a_sentence(library, version, found):
+    sentence = untested(library, version)
+    assert (sentence is None) == (found is None)
+    if found is not None:
+        assert f"tested with {library} " in sentence and f"this is {found}:" in sentence
+
+
+def test_an_untested_version_is_said_once_and_by_the_first_process_alone(monkeypatch, caplog):
+    monkeypatch.setattr(metadata, "version", lambda name: "5.26.1" if name == "transformers" else _missing(name))
+    with caplog.at_level(logging.WARNING, versions.__name__):
+        warn_of_untested_versions()
+        monkeypatch.setenv("RANK", "1")
+        warn_of_untested_versions()
+    [record] = caplog.records
+    assert "transformers 5.17 to 5.24; this is 5.26" in record.getMessage()
+
+
+def _missing(name: str) -> str:
+    raise metadata.PackageNotFoundError(name)
