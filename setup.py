@@ -114,7 +114,7 @@ setup(
             "pytest-xdist>=3.8",
             "ruff>=0.17",
             "mypy>=2.4",
-            "setuptools>=77",
+            "setuptools>=77.0.3",
             "markdown-it-py>=3",  # reads pages as GitHub does
         ],
     },

@@ -34,7 +34,8 @@ PAGES = [
 ]
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#[^)]*)?\)")
-WITHOUT_CHECK = {"cd", "ffmpeg", "git", "source", "export", "tensorboard", "uv", "mkdocs"}  # the last: tests/test_site.py
+# mkdocs: tests/test_site.py runs it.
+WITHOUT_CHECK = {"cd", "ffmpeg", "git", "source", "export", "tensorboard", "uv", "mkdocs"}
 
 
 def text_of(page: Path) -> str:
