@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.utils import HfDeepSpeedConfig
 from transformers import get_scheduler
 
 from qwenvl.config.flags import FLAG_GROUPS
@@ -284,7 +285,7 @@ def test_deepspeed_without_a_launcher_is_told_of_one(make, monkeypatch):
 
 def test_layers_are_gathered_by_themselves_where_weights_are_split(monkeypatch):
     zero2, zero3 = (
-        SimpleNamespace(hf_ds_config=SimpleNamespace(is_zero3=lambda is3=is3: is3)) for is3 in (False, True)
+        SimpleNamespace(hf_ds_config=HfDeepSpeedConfig({"zero_optimization": {"stage": stage}})) for stage in (2, 3)
     )
     for zero, fsdp, accelerate, refused in (
         (None, None, "false", True),

@@ -10,6 +10,7 @@ import sqlite3
 from types import SimpleNamespace
 
 import pytest
+from transformers import TrainerState
 
 from qwenvl.runlog import read_metrics
 from qwenvl.train.callbacks import HealthWarnings, entropy_weight, require_trackers
@@ -22,7 +23,7 @@ def args_of(tmp_path=None, **settings):
 
 
 def state_of(step: int):
-    return SimpleNamespace(global_step=step, is_world_process_zero=True)
+    return TrainerState(global_step=step, is_world_process_zero=True)
 
 
 def watched(args, rows, step=0) -> None:
@@ -63,7 +64,7 @@ def test_a_tracker_that_is_not_installed_is_refused():
 def test_the_weight_of_the_entropy_bonus_by_hand(monkeypatch):
     """It acts at or below the target, and grows then; above it shrinks, and never below 0."""
     monkeypatch.setattr("qwenvl.train.callbacks.COEFFICIENT_STEP", 0.25)
-    args, state = SimpleNamespace(entropy_target=0.5, entropy_coef=0.5), SimpleNamespace(stateful_callbacks={})
+    args, state = SimpleNamespace(entropy_target=0.5, entropy_coef=0.5), TrainerState()
     entropies = [0.4, 0.6, 0.5, None, 0.9, 0.9, 0.9, 0.9, 0.1, 0.1]
     weights = [0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.25]
     after = [0.75, 0.5, 0.75, 0.75, 0.5, 0.25, 0.0, 0.0, 0.25, 0.5]

@@ -3,12 +3,11 @@
 import re
 from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
-from huggingface_hub import HfApi, ModelCard
+from huggingface_hub import HfApi, ModelCard, RepoUrl
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from qwenvl.data.saved_processor import PromptSettings
@@ -110,7 +109,7 @@ def test_a_push_to_the_hub_has_our_card(make_trainer, tmp_path, monkeypatch):
         return done
 
     def create(*hub, **kwargs):
-        return SimpleNamespace(repo_id="org/sop")
+        return RepoUrl("https://huggingface.co/org/sop")
 
     monkeypatch.setattr(HfApi, "create_repo", create)
     monkeypatch.setattr(HfApi, "upload_folder", upload)

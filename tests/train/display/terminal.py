@@ -2,7 +2,8 @@
 
 import io
 import re
-from types import SimpleNamespace
+
+from transformers import TrainerState
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|.", re.DOTALL)
 
@@ -35,6 +36,6 @@ def on_screen(written: str) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def state_of(step: int = 0, steps: int = 4) -> SimpleNamespace:
-    """A ``TrainerState`` as displays read it."""
-    return SimpleNamespace(is_world_process_zero=True, max_steps=steps, global_step=step)
+def state_of(step: int = 0, steps: int = 4) -> TrainerState:
+    """The state of a run at a step, of the first process."""
+    return TrainerState(is_world_process_zero=True, max_steps=steps, global_step=step)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.cells import cell_len
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl
 
 from qwenvl.train.display.board import LiveBoard, sparkline
 from qwenvl.train.meter import Meter
@@ -23,7 +23,8 @@ LOGS = {
 
 
 ARGS = SimpleNamespace(output_dir="runs/sop", device="cpu")
-NO_ENTRY, ENTRY = SimpleNamespace(should_log=False), SimpleNamespace(should_log=True)
+NO_ENTRY = TrainerControl(should_log=False)
+ENTRY = TrainerControl(should_log=True)
 
 
 @pytest.fixture

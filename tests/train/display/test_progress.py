@@ -8,6 +8,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from transformers import TrainerControl
 
 from qwenvl.rollout.engine import Drawing
 from qwenvl.train.callbacks import display_of
@@ -27,7 +28,7 @@ def lines(clock):
 
 
 def test_lines_come_at_the_first_step_at_the_last_and_every_few_seconds(lines, clock, capsys):
-    state, control = state_of(0, 8), SimpleNamespace(should_log=True)
+    state, control = state_of(0, 8), TrainerControl(should_log=True)
     lines.on_train_begin(None, state, control)
     for step in range(1, 9):
         clock.now += 2
