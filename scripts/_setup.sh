@@ -16,12 +16,12 @@ die() {
 }
 
 fits() { # fits PYTHON: is it a version that the package supports?
-    "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
 }
 
 find_python() {
     local name without=""
-    for name in python3.12 python3.11 python3.13 python3.10 python3; do
+    for name in python3.12 python3.11 python3.13 python3; do
         if fits "$name" && "$name" -c 'import venv, ensurepip' >/dev/null 2>&1; then
             echo "$name"
             return
@@ -31,7 +31,7 @@ find_python() {
     [[ -z "$without" ]] ||
         die "$("$without" --version) cannot make virtual environments: its venv or ensurepip module is missing." \
             "Install it (on Debian and Ubuntu: apt install python3-venv) or activate an environment of your own."
-    die "no Python 3.10 to 3.13 found; python3 is $(python3 --version 2>/dev/null || echo missing)." \
+    die "no Python 3.11 to 3.13 found; python3 is $(python3 --version 2>/dev/null || echo missing)." \
         "Install one of these, or activate a virtual environment that has it."
 }
 
@@ -48,7 +48,7 @@ set_up() { # set_up EXTRAS: "" or "dev"
     env="$(active_environment)"
     if [[ -n "$env" ]]; then
         fits "$env/bin/python" ||
-            die "the active environment $env has $("$env/bin/python" --version 2>&1); Python 3.10 to 3.13 is needed."
+            die "the active environment $env has $("$env/bin/python" --version 2>&1); Python 3.11 to 3.13 is needed."
     else
         env="$ROOT/.venv"
         make_environment "$env"

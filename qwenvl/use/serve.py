@@ -161,7 +161,7 @@ class ChatServer:
                 while not isinstance(event, RolloutBatch):
                     try:
                         event = await asyncio.wait_for(pending.events.get(), SECONDS_BETWEEN_LOOKS)
-                    except asyncio.TimeoutError:
+                    except TimeoutError:
                         event = ApiError(499, "the client is gone") if await is_gone() else None
                         if time.monotonic() > until:
                             event = ApiError(504, f"no answer within {self.limits.max_seconds:g} s (--max_seconds)")
