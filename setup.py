@@ -79,7 +79,7 @@ setup(
         "huggingface_hub>=1.31",
         "peft>=0.21,<0.22",
         "qwen-vl-utils>=0.0.14",
-        "av>=18",  # which says in which order fields are shown
+        "av>=18.1",  # which says in which order fields are shown
         "pillow>=12",
         "pyyaml>=6.0.2",
         "numpy>=2.2",
@@ -108,11 +108,11 @@ setup(
             *FORMATS,
             *TRACKERS,
             *DOCS,
-            "hypothesis>=6.150",
-            "pytest>=9",
+            "hypothesis>=6.170",
+            "pytest>=9.2",
             "pytest-timeout>=2.4",
             "pytest-xdist>=3.8",
-            "ruff>=0.17",
+            "ruff>=0.17.6",
             "mypy>=2.4",
             "setuptools>=77.0.3",
             "markdown-it-py>=3",  # reads pages as GitHub does
