@@ -27,7 +27,7 @@ from qwenvl.data.media.resize import BICUBIC, check_size, read_resized, resize, 
 from qwenvl.data.media.source import check_media_exist
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
-from qwenvl.data.prompt_length import Ruler
+from qwenvl.data.prompt_length import Ruler, image_sizes_of
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import RecordFile, spot_checked
@@ -155,19 +155,26 @@ class GRPODataset(Dataset):
         ruler = self.ruler
         assert ruler is not None  # it counts the tokens
         timelines, sizes = [], []
+        metas = record.clip_meta
         for number in range(len(record.videos)):
             with self.open(record, number) as clip:
                 check_size(record.videos[number], clip.size)
                 timelines.append(Timeline(clip.frame_times, clip.duration))
-                sizes.append(ruler.frame_size(clip.size, record.clip_meta[number]))
-        stills = [ruler.image_size((image.shape[-2], image.shape[-1])) for image in images]
+                sizes.append(clip.size)
+        heights_and_widths = [(image.shape[-2], image.shape[-1]) for image in images]
+        stills = list(map(ruler.image_size, heights_and_widths, image_sizes_of(record, len(images))))
 
         def times_with(most: int | None) -> list[list[float]]:
             plans = [self.rule.plan(record, n, epoch, line, most) for n, line in enumerate(timelines)]
             return [[line.times[i] for i in plan.indices] for plan, line in zip(plans, timelines, strict=True)]
 
         def tokens(most: int | None) -> int:
-            return ruler.length(chat, list(zip(times_with(most), sizes, strict=True)), stills).tokens
+            # The size depends on the number of frames where they share the row's total_pixels.
+            clips = [
+                (times, ruler.frame_size(size, meta, len(times)))
+                for times, size, meta in zip(times_with(most), sizes, metas, strict=True)
+            ]
+            return ruler.length(chat, clips, stills).tokens
 
         if tokens(None) <= longest:
             return None, None
@@ -182,8 +189,9 @@ class GRPODataset(Dataset):
             plan = plan_of(Timeline(clip.frame_times, clip.duration))
             decoded_size = None
             if (ruler := self.ruler) is not None:
+                shown = len(plan.indices)
                 frames, decoded_size = read_resized(
-                    clip, plan.indices, lambda size: ruler.frame_size(size, meta), ruler
+                    clip, plan.indices, lambda size: ruler.frame_size(size, meta, shown), ruler
                 )
             else:
                 frames = clip.read(plan.indices)
@@ -210,6 +218,7 @@ class GRPODataset(Dataset):
             memory_gb=options.decode_memory_gb,
             strict=options.decode_check == "strict",
             frames_fps=meta.frames_fps,
+            frame_times=meta.frame_times,
         )
 
 

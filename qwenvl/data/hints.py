@@ -33,10 +33,13 @@ def size_hints(media: MediaSizes, options: PromptOptions, processor: Any = None)
         bounds = options.video_min_frame_pixels, options.video_max_frame_pixels
         named = "clips", "--video_max_frame_pixels", "a pair of frames"
         clips = zip(media.clips, media.metas, strict=True)
-        found += [_size_hint(size, factor, bounds, *named) for size, meta in clips if not (meta and meta.max_pixels)]
+        by_flags = [size for size, meta in clips if meta is None or not (meta.max_pixels or meta.size)]
+        found += [_size_hint(size, factor, bounds, *named) for size in by_flags]
     if options.max_pixels == PromptOptions.max_pixels:
         bounds = options.min_pixels, options.max_pixels
-        found += [_size_hint(size, factor, bounds, "images", "--max_pixels", "an image") for size in media.images]
+        stated = media.image_sizes or (None,) * len(media.images)
+        images = [size for size, own in zip(media.images, stated, strict=True) if own is None]
+        found += [_size_hint(size, factor, bounds, "images", "--max_pixels", "an image") for size in images]
     return list(dict.fromkeys(hint for hint in found if hint))
 
 
@@ -58,7 +61,7 @@ def clip_lengths(infos: Iterable[FrameInfo], metas: Iterable[ClipMeta | None]) -
     return [
         (info.times[-1] - info.times[0], info.indices[-1] - info.indices[0] + 1)
         for info, meta in zip(infos, metas, strict=True)
-        if meta is None or not (meta.min_frames or meta.max_frames or meta.video_fps)
+        if meta is None or not (meta.min_frames or meta.max_frames or meta.video_fps or meta.count)
     ]
 
 

@@ -21,7 +21,7 @@ from qwenvl.data.frames import uniform_indices
 from qwenvl.data.hints import clip_lengths, few_frames
 from qwenvl.data.media.resize import resize
 from qwenvl.data.options import PromptOptions, SampleOptions
-from qwenvl.data.prompt_length import MediaSizes, Ruler
+from qwenvl.data.prompt_length import MediaSizes, Ruler, image_sizes_of
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.flags import hints_by, make_collator, record_files
 from qwenvl.failure import counted
@@ -140,8 +140,8 @@ def _section(
             section["tokens"] = batch.input_ids.shape[1]
             section["prompt"] = folded_prompt(batch.input_ids[0].tolist(), collator.processor)
     section["clips"] = [_clip(clip) for clip in sample.videos]
-    for image in sample.images:
-        size = ruler.image_size(tuple(image.shape[-2:]))
+    for image, wanted in zip(sample.images, image_sizes_of(record, len(sample.images)), strict=True):
+        size = ruler.image_size(tuple(image.shape[-2:]), wanted)
         picture = resize(image, size, ruler.processor.image_processor)
         section["images"].append(_picture(picture, "image", _sizes(image.shape[-2:], size)))
     return section

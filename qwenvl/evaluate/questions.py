@@ -128,10 +128,11 @@ class Questions:
         record = self.records[number]
         if control == OTHER:
             other = self.records[self.partners[number]]
-            return replace(record, videos=other.videos, images=other.images, clip_meta=other.clip_meta)
+            seen = {name: getattr(other, name) for name in ("videos", "images", "clip_meta", "image_sizes")}
+            return replace(record, **seen)
         if control == TEXT_ONLY:
             messages = tuple(Message(message.role, _TAG.sub("", message.text)) for message in record.messages)
-            return replace(record, messages=messages, videos=(), images=(), clip_meta=())
+            return replace(record, messages=messages, videos=(), images=(), clip_meta=(), image_sizes=())
         if control in (AS_IT_IS, *PIXEL_CONTROLS, *LOOK_CONTROLS):
             return record
         view = view_named(control)

@@ -74,7 +74,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 class FrameFolder(Clip):
-    """A clip made of image files: frame i is shown at i / ``fps`` seconds.
+    """A clip made of image files: frame i is shown at i / ``fps`` seconds, or at the i-th of ``times``.
 
     The frames of a folder are ordered by the numbers in their names, 2 before 10. Those of a list keep its order.
 
@@ -82,10 +82,11 @@ class FrameFolder(Clip):
         files: the path of each frame.
 
     Raises:
-        BadMediaError: there are no images. ``parts`` raises it for a bad image, and where sizes differ.
+        BadMediaError: there are no images, or ``times`` has another length. ``parts`` raises it for a bad image, and
+            where sizes differ.
     """
 
-    def __init__(self, path: str, fps: float | None = None) -> None:
+    def __init__(self, path: str, fps: float | None = None, times: Sequence[float] | None = None) -> None:
         self.path = path
         listed = frame_list(path)
         self.files = listed if listed is not None else _images_of(Path(path))
@@ -94,6 +95,13 @@ class FrameFolder(Clip):
         fps = fps or DEFAULT_FRAMES_FPS
         self.frame_times = tuple(i / fps for i in range(len(self.files)))
         self.duration = len(self.files) / fps
+        if times is not None:
+            if len(times) != len(self.files):
+                message = f"frame_times has {len(times)} times for {len(self.files)} frames; expected one for each"
+                raise BadMediaError(path, message, "meta and clip disagree")
+            self.frame_times = tuple(times)
+            if len(times) > 1:  # the last frame lasts as long as the mean one, as in a file
+                self.duration = (times[-1] - times[0]) * len(times) / (len(times) - 1)
 
     @property
     def size(self) -> tuple[int, int]:  # type: ignore[override]

@@ -15,15 +15,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from qwenvl.data.errors import RecordError, kind_of
-from qwenvl.types import ClipMeta, Message, Role
+from qwenvl.data.records.frame_settings import (
+    ROW_KEYS,
+    ClipSettings,
+    Settings,
+    part_settings,
+    row_notes,
+    row_settings,
+)
+from qwenvl.types import Hint, Message, Role
 
+_KINDS = ("video", "image")
 MAIN_KEYS = "`conversations`, `messages` or `prompt`"
 MEDIA_TAG = re.compile(r"<(video|image)>")
 # Text that spells these out would be tokenized as media or as the end of a turn.
@@ -34,19 +40,10 @@ CONTROL_TOKENS = (
 # The roles by the names of the speakers, in the words of all trainers.
 _ROLES: dict[str, Role] = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"}
 _ROLES |= {"assistant": "assistant", "bot": "assistant", "model": "assistant"}
-# Keys of a row that mean the same for all its videos as in ``meta``.
-_SECONDS, _RATES = ("video_start", "video_end"), ("video_fps", "frames_fps")
-_ROW_META = (*_SECONDS, *_RATES)
-_FRAME_BOUNDS = ("min_frames", "max_frames")
-_PIXEL_BOUNDS = ("min_pixels", "max_pixels")
-# Keys of a typed video part, by the key of `meta` that means the same.
-_PART_META = {"fps": "video_fps", "raw_fps": "frames_fps", "video_start": "video_start", "video_end": "video_end"}
-_PART_META |= {key: key for key in (*_FRAME_BOUNDS, *_PIXEL_BOUNDS)}
-META_KEYS = ("frame_cnts", *_FRAME_BOUNDS, "dynamic_sample", *_RATES, *_SECONDS, *_PIXEL_BOUNDS)
-_NEAR = 0.85  # how like a known key another must be to be taken for a slip of the pen: frame_counts is 0.91
 # Columns that may hold lists or objects; in files without types these are written as JSON.
 _NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
 _NESTED_COLUMNS |= {"options", "choices", "candidates"}
+_NUMBER_COLUMNS = ROW_KEYS - {"frame_cnts", "frame_times", "dynamic_sample"}
 
 
 @dataclass
@@ -57,7 +54,10 @@ class Draft:
         messages: the prompt, whose last turn is the user's.
         solution: the text that the rewards compare with.
         videos, images: (place in the row, medium as written) in the order of the tags.
-        metas: for each video what the row says of it, as written.
+        metas: for each video its ``meta``, as written.
+        clip_settings, image_settings: for each video and image what is said of it elsewhere.
+        tag_settings: for each tag of the prompt, by its kind, what the typed part says that it stands for.
+        notes: what was noticed while the row was read.
         numbered: the row's id is that of its clip, which several rows share: the record is numbered.
     """
 
@@ -66,6 +66,10 @@ class Draft:
     videos: list[tuple[str, Any]] = field(default_factory=list)
     images: list[tuple[str, Any]] = field(default_factory=list)
     metas: list[Any] = field(default_factory=list)
+    clip_settings: list[ClipSettings] = field(default_factory=list)
+    image_settings: list[ClipSettings] = field(default_factory=list)
+    tag_settings: dict[str, list[Settings]] = field(default_factory=lambda: {"video": [], "image": []})
+    notes: list[Hint] = field(default_factory=list)
     numbered: bool = False
 
 
@@ -93,17 +97,50 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
     _check_prompt(draft.messages, place)
     if isinstance(system := row.get("system"), str) and system.strip() and draft.messages[0].role != "system":
         draft.messages.insert(0, Message("system", _checked_text(system, f"{where}.system")))
-    videos, images = (_media(row, key, where) for key in ("video", "image"))
+    beside = {kind: [_unpacked(*each, kind, draft.notes) for each in _media(row, kind, where)] for kind in _KINDS}
+    videos = [medium.placed for medium in beside["video"]]
+    images = [medium.placed for medium in beside["image"]]
     if not draft.videos and not draft.images:
         draft.videos, draft.images = videos, images
     elif videos or images:
         raise RecordError(f"{where}: media are given in the parts of the messages and beside them; expected one")
     _place_tags(draft, where, in_front=key != "conversations")
-    parts_meta, draft.metas = draft.metas, _metas(row, len(draft.videos), where)
-    for i, own in enumerate(parts_meta):
-        if isinstance(draft.metas[i], dict | None):  # anything else is an error, reported when it is parsed
-            draft.metas[i] = (draft.metas[i] or {}) | own or None
+    draft.metas = _metas(row, len(draft.videos), where)
+    draft.clip_settings = _settings_of(row, "video", len(draft.videos), beside["video"], draft, where)
+    draft.image_settings = _settings_of(row, "image", len(draft.images), beside["image"], draft, where)
+    if draft.videos:
+        draft.notes += row_notes(row)
     return draft
+
+
+class _Medium(NamedTuple):
+    """A medium beside the turns: its place and what is written there, and the settings of an object that holds it."""
+
+    placed: tuple[str, Any]
+    settings: Settings
+
+
+def _unpacked(place: str, medium: Any, kind: str, notes: list[Hint]) -> _Medium:
+    """A medium, taken out of an object such as verl's ``{"video": "a.mp4", "fps": 2}``."""
+    if not isinstance(medium, dict):
+        return _Medium((place, medium), {})
+    settings = part_settings(medium, kind, place, notes)
+    if medium.get(kind) is None:  # bytes or a path, which the media are read from as they are
+        return _Medium((place, medium), settings)
+    return _Medium((f"{place}.{kind}", medium[kind]), settings)
+
+
+def _settings_of(
+    row: dict[str, Any], kind: str, count: int, beside: list[_Medium], draft: Draft, where: str
+) -> list[ClipSettings]:
+    """What a row says of each of its clips or images, outside of ``meta``."""
+    of_row = row_settings(row, kind, count, where)
+    said = [ClipSettings(row=settings) for settings in of_row]
+    for each, medium in zip(said, beside, strict=False):  # no media stand beside the turns where parts hold them
+        each.part |= medium.settings
+    for each, settings in zip(said, draft.tag_settings[kind], strict=False):  # a prompt may be without tags
+        each.part |= settings
+    return said
 
 
 def with_types(row: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +154,7 @@ def with_types(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cell(name: str, text: str) -> Any:
-    kinds = (int, float) if name in _ROW_META else (list, dict) if name in _NESTED_COLUMNS else ()
+    kinds = (int, float) if name in _NUMBER_COLUMNS else (list, dict) if name in _NESTED_COLUMNS else ()
     try:
         value = json.loads(text) if kinds else text
     except ValueError:  # a path, most often
@@ -133,6 +170,9 @@ def _message(turn: Any, place: str, draft: Draft) -> Message:
     speaker, content = turn.get(speaker_key), turn.get(text_key)
     if not isinstance(speaker, str) or speaker not in _ROLES:
         raise RecordError(f"{place}.{speaker_key}: expected one of {', '.join(_ROLES)}, got {kind_of(speaker)}")
+    if isinstance(content, str):
+        for tag in MEDIA_TAG.findall(content):
+            draft.tag_settings[tag].append({})
     if isinstance(content, list):
         content = "".join(_part(part, f"{place}.{text_key}[{i}]", draft) for i, part in enumerate(content))
     return Message(_ROLES[speaker], _checked_text(content, f"{place}.{text_key}"))
@@ -147,11 +187,15 @@ def _part(part: Any, place: str, draft: Draft) -> str:
             raise RecordError(f"{place}.text: typed parts name media by {{'type': 'video'}}, not by a tag in the text")
         return text
     if kind == "video":
+        settings = part_settings(part, "video", place, draft.notes)
         if part.get("video") is not None:
-            draft.videos.append((f"{place}.video", part["video"]))
-            draft.metas.append({known: part[key] for key, known in _PART_META.items() if part.get(key) is not None})
+            inner = _unpacked(f"{place}.video", part["video"], "video", draft.notes)
+            draft.videos.append(inner.placed)
+            settings = inner.settings | settings
+        draft.tag_settings["video"].append(settings)
         return "<video>"
     if kind in ("image", "image_url"):
+        draft.tag_settings["image"].append(part_settings(part, "image", place, draft.notes))
         medium = part.get(kind)
         if isinstance(medium, dict) and "url" in medium:
             medium = medium["url"]
@@ -248,15 +292,14 @@ def _media(row: dict[str, Any], key: str, where: str) -> list[tuple[str, Any]]:
 
 
 def _metas(row: dict[str, Any], n_videos: int, where: str) -> list[Any]:
-    """What the row says of each video.
+    """The ``meta`` of each video, None where it has none.
 
-    ``meta`` describes the only video, or is a list with an entry for each. ``_ROW_META`` keys of the row describe all
-    videos. Without videos ``meta`` is a key like others and may hold anything.
+    ``meta`` describes the only video, or is a list with an entry for each. Without videos it is a key like others and
+    may hold anything.
     """
     if not n_videos:
         return []
     meta = row.get("meta")
-    shared = {name: row[name] for name in _ROW_META if row.get(name) is not None}
     if not isinstance(meta, list):
         if meta is not None and n_videos != 1:
             raise RecordError(
@@ -265,66 +308,4 @@ def _metas(row: dict[str, Any], n_videos: int, where: str) -> list[Any]:
         meta = [meta] * n_videos
     if len(meta) != n_videos:
         raise RecordError(f"{where}.meta: expected one entry per video ({n_videos}), got {len(meta)}")
-    return [(shared | (one or {})) or None if isinstance(one, dict | None) else one for one in meta]
-
-
-def parse_meta(meta: Any, where: str) -> ClipMeta:
-    """The ``meta`` of one clip. Keys that are not known here are left to the reward functions.
-
-    Raises:
-        RecordError: a value is not of its form, two of them contradict each other, or a key is nearly a known one.
-    """
-    if not isinstance(meta, dict):
-        raise RecordError(f"{where}: expected an object with some of {', '.join(META_KEYS)}, got {kind_of(meta)}")
-    for key in unknown_meta_keys(meta):
-        if meant := _meant(str(key)):
-            raise RecordError(
-                f"{where}: the key {str(key)[:80]!r} is not known; did you mean {meant!r}? A key of your own needs a "
-                "name that is less like it"
-            )
-    if not isinstance(dynamic := meta.get("dynamic_sample"), bool | None):
-        raise RecordError(f"{where}.dynamic_sample: expected true or false, got {kind_of(dynamic)}")
-    values: dict[str, Any] = {}
-    for keys, form, allowed, kind in _NUMBERS:
-        for key in keys:
-            if (value := meta.get(key)) is not None:
-                if not _is_number(value) or not allowed(value):
-                    raise RecordError(f"{where}.{key}: expected {form}, got {kind_of(value)}")
-                values[key] = kind(value)
-    for low, high in (_FRAME_BOUNDS, _PIXEL_BOUNDS, _SECONDS):
-        if low in values and high in values and values[low] > values[high]:
-            raise RecordError(f"{where}: expected {low} <= {high}, got {values[low]} and {values[high]}")
-    counts = meta.get("frame_cnts")
-    if counts is not None:
-        if not isinstance(counts, list) or not counts or not all(_is_number(n) and 0 < n < 1e9 for n in counts):
-            raise RecordError(f"{where}.frame_cnts: expected a list of numbers above 0, got {kind_of(counts)}")
-        if values.keys() & set(_SECONDS):
-            message = "frame_cnts speak of the whole clip; expected no video_start and video_end beside"
-            raise RecordError(f"{where}: {message}")
-        counts = tuple(map(float, counts))
-    return ClipMeta(counts, dynamic_sample=bool(dynamic), **values)
-
-
-# Keys of ``meta`` that hold a number, what is expected there, whether a number is that, and its type in the record.
-_NUMBERS: tuple[tuple[tuple[str, ...], str, Callable[[float], bool], type], ...] = (
-    (_FRAME_BOUNDS, "a whole number of frames of at least 1", lambda n: 1 <= n < 1e12 and n == int(n), int),
-    (_PIXEL_BOUNDS, "a whole number of pixels of at least 1", lambda n: 1 <= n < 1e12 and n == int(n), int),
-    (_SECONDS, "a number of at least 0", lambda n: 0 <= n < 1e9, float),
-    (_RATES, "a number above 0", lambda n: 0 < n < 1e9, float),
-)
-
-
-def unknown_meta_keys(meta: Mapping[str, Any]) -> list[str]:
-    """The keys of a clip's ``meta`` that have no meaning here."""
-    return [key for key in meta if key not in META_KEYS]
-
-
-@lru_cache(maxsize=1000)
-def _meant(key: str) -> str | None:
-    """The known key that another is nearly, in any case and with any sign between the words."""
-    plain = re.sub(r"(?<=[a-z])(?=[A-Z])|[\s.-]+", "_", key).lower()
-    return next(iter(get_close_matches(plain, META_KEYS, n=1, cutoff=_NEAR)), None)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return [None if one == {} else one for one in meta]

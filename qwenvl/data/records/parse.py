@@ -11,11 +11,19 @@ from string import ascii_uppercase
 from typing import Any
 
 from qwenvl.data.errors import RecordError, kind_of
-from qwenvl.data.media.source import media_path
-from qwenvl.data.records.forms import MAIN_KEYS, META_KEYS, draft_of, parse_meta, unknown_meta_keys, with_types
+from qwenvl.data.media.source import FRAME_LIST_SUFFIX, media_path
+from qwenvl.data.records.forms import MAIN_KEYS, Draft, draft_of, with_types
+from qwenvl.data.records.frame_settings import (
+    META_KEYS,
+    advice_on_meta,
+    clip_meta,
+    image_size,
+    meta_settings,
+    unknown_meta_keys,
+)
 from qwenvl.data.records.presets import OPTION_KEYS, OURS, PRESETS, check_name, guessed, our_row
 from qwenvl.files import plain_file
-from qwenvl.types import Hint, Message, Record
+from qwenvl.types import ClipMeta, Hint, Message, Record
 
 RecordCheck = Callable[[Record], "str | None"]
 """Returns a sentence that says why the rewards can't score a record, or None if they can."""
@@ -147,10 +155,11 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         tuple(media_path(medium, place, media_root, allow_outside=outside) for place, medium in listed)
         for listed in (draft.videos, draft.images)
     )
-    metas = (
-        None if meta is None else parse_meta(meta, f"{where}.meta{f'[{i}]' if len(draft.metas) > 1 else ''}")
-        for i, meta in enumerate(draft.metas)
-    )
+    metas = _clip_metas(draft, videos, where)
+    sizes = tuple(image_size(said, where) for said in draft.image_settings)
+    noticed = [*draft.notes]
+    for said in (*draft.clip_settings, *draft.image_settings):
+        noticed += said.notes
     own_id = None if draft.numbered else value.get("id")
     if own_id is not None and (isinstance(own_id, bool) or not isinstance(own_id, int | str) or own_id == ""):
         raise RecordError(f"{where}.id: expected a string or a whole number, got {kind_of(own_id)}")
@@ -160,10 +169,31 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         solution=draft.solution,
         videos=videos,
         images=images,
-        clip_meta=tuple(metas),
+        clip_meta=metas,
         fields=value | {"solution": draft.solution} if "solution" in value else value,
         where=where,
+        image_sizes=sizes if any(sizes) else (),
+        notes=tuple(dict.fromkeys(noticed)),
     )
+
+
+def _clip_metas(draft: Draft, videos: tuple[str, ...], where: str) -> tuple[ClipMeta | None, ...]:
+    """What the row says of each clip.
+
+    Args:
+        videos: the paths of the clips.
+    """
+    metas: list[ClipMeta | None] = []
+    for i, (meta, said, path) in enumerate(zip(draft.metas, draft.clip_settings, videos, strict=True)):
+        place = f"{where}.meta[{i}]" if len(draft.metas) > 1 else f"{where}.meta"
+        settings = None if meta is None else meta_settings(meta, place)
+        if settings is None and not (said.part or said.row):
+            metas.append(None)
+            continue
+        # A look at the disk only where something is said of the clip: files of millions of rows are read row by row.
+        listed = path.endswith(FRAME_LIST_SUFFIX) or os.path.isdir(path)
+        metas.append(clip_meta(settings, said, listed, where))
+    return tuple(metas)
 
 
 def format_of(rows: Rows, options: ReadOptions) -> str:
@@ -202,14 +232,15 @@ def _with_ending(clip: Any, media_root: Path) -> Any:
 
 
 def record_hints(record: Record) -> Iterator[Hint]:
-    """What in a record has no effect: unknown keys of ``meta``, and options that the prompt does not show."""
+    """What in a record has no effect: frame settings, unknown keys of ``meta``, options that no prompt shows."""
+    yield from record.notes
     meta = record.fields.get("meta") if record.videos else None
     metas = [each for each in (meta if isinstance(meta, list) else [meta]) if isinstance(each, dict)]
     if unknown := sorted({str(key)[:80] for each in metas for key in unknown_meta_keys(each)}):
         yield Hint(
             "unknown key in meta",
             f"meta has {', '.join(unknown)}, which change no frames and are left to the rewards; known are "
-            f"{', '.join(META_KEYS)}",
+            f"{', '.join(META_KEYS)}{advice_on_meta(unknown)}",
         )
     if hidden := _hidden_options(record.fields, "\n".join(message.text for message in record.messages)):
         advice = "write them into the user turn"
