@@ -20,6 +20,7 @@ from qwenvl.data.errors import BadMediaError, RecordError, place_of
 from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
+from qwenvl.data.records.frame_settings import settings_read
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.record_file import RecordFile
@@ -70,6 +71,7 @@ class CheckedRecord:
     lowered: str  # the frames that were left out so that the prompt fits, in words
     hints: tuple[Hint, ...]
     lengths: tuple[tuple[float, int], ...]  # ``clip_lengths`` of its clips
+    settings: tuple[str, ...]  # names of the frame settings of its row that were read
 
 
 @dataclass
@@ -103,6 +105,7 @@ class CheckReport:
             "fitted_prompts": warned[LOWERED],
             "rescaled_clips": sum(each.rescaled for each in fine),
             "read_as": self.read_as,
+            "frame_settings": dict(Counter(name for each in fine for name in each.settings).most_common()),
             "advice": list(dict.fromkeys(ADVICE[p["kind"]] for p in self.problems if p["kind"] in ADVICE)),
             "problems": self.problems,
             "warnings": self.warnings,
@@ -238,6 +241,7 @@ def _check_one(
             return {"kind": "too long", "message": batch.bad[0].error}
         tokens = batch.input_ids.shape[1]
     infos = [clip.info for clip in sample.videos]
+    said = (*record.clip_meta, *record.image_sizes)
     fewer = [f"{after} of {before} frames" for before, after in sample.fitted or () if after < before]
     return CheckedRecord(
         where,
@@ -249,6 +253,7 @@ def _check_one(
         lowered=", ".join(fewer),
         hints=tuple(look_for(record, MediaSizes.of(sample))) if look_for else (),
         lengths=tuple(clip_lengths(infos, record.clip_meta)),
+        settings=tuple(dict.fromkeys(name for meta in said for name in settings_read(meta))),
     )
 
 
@@ -278,6 +283,9 @@ def render(report: CheckReport, name: str) -> str:
         if numbers[title]:
             shown = (f"{name} {value:{',.4g' if value < 1000 else ',.0f'}}" for name, value in numbers[title].items())
             lines.append(f"  {title.replace('_', ' ')}: {', '.join(shown)}")
+    if read := numbers["frame_settings"]:
+        told = ", ".join(f"{name} of {counted(count, 'record')}" for name, count in read.items())
+        lines.append(f"  frame settings read: {told}")
     if common := report.solutions.most_common(1):
         text, count = common[0]
         lines.append(f"  {len(report.solutions):,} solutions, {count:,} times {beginning(visible(text))}")

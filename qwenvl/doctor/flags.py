@@ -56,13 +56,14 @@ def make_collator(args: argparse.Namespace, tools: Sequence[dict[str, Any]] = ()
 
 def hints_by(args: argparse.Namespace, collator: GRPOCollator | None) -> Callable[[Record, MediaSizes], list[Hint]]:
     """A function that returns the hints about a record, given the sizes of its media."""
-    from qwenvl.data.hints import size_hints
+    from qwenvl.data.hints import setting_hints, size_hints
 
     processor = collator and collator.processor
     options = PromptOptions.of(args, on_long_prompt="error")
     return lambda record, media: [
         *record_hints(record),
         *size_hints(media, options, processor),
+        *setting_hints(media, processor),
     ]
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
@@ -237,7 +237,7 @@ def row_settings(row: Mapping[str, Any], kind: str, count: int, where: str) -> l
 
 def row_notes(row: Mapping[str, Any]) -> Iterable[Hint]:
     """Hints about keys beside the turns of a row with clips that look like settings and are none."""
-    named = sorted(key for key in _SPAN_NAMES if row.get(key) is not None)
+    named = [key for key in _SPAN_NAMES if row.get(key) is not None]  # the start first
     if named:
         columns = ",".join(f"{key}={_SPAN_NAMES[key]}" for key in named)
         yield Hint(
@@ -411,9 +411,23 @@ def clip_meta(meta: Settings | None, said: ClipSettings, listed: bool, place: st
     for low, high in (FRAME_BOUNDS, PIXEL_BOUNDS, SPAN):
         _check_order(own, low, high, place)
     _check_whole_clip(own, place)
+    if _uneven(own.get("frame_times", ())):
+        _note(
+            said,
+            "frame_times are uneven: Qwen3-VL and Qwen3.5 read the time of each pair of frames, Qwen2.5-VL only their "
+            "mean distance, and Qwen2-VL none",
+        )
     frame_counts = own.pop("frame_cnts", None)
     made = ClipMeta(frame_counts, count=count, size=size, **own)
     return None if meta is None and made == ClipMeta() else made
+
+
+def _uneven(times: Sequence[float]) -> bool:
+    """Whether some frames are more than a tenth further apart, or closer, than the mean ones."""
+    if len(times) < 3:
+        return False
+    mean = (times[-1] - times[0]) / (len(times) - 1)
+    return any(abs(after - before - mean) > 0.1 * mean for before, after in pairwise(times))
 
 
 def _note_differences(meta: Settings, said: ClipSettings) -> None:
@@ -560,3 +574,33 @@ def _library_size(settings: Settings, said: ClipSettings, place: str) -> Library
     if sides and without:
         _note(said, f"{' and '.join(without)} beside resized_height and resized_width change nothing")
     return LibrarySize(**settings)
+
+
+# ---- what was read, for people
+
+
+def settings_read(meta: ClipMeta | LibraryCount | LibrarySize | None) -> Settings:
+    """The settings of a clip or image by the names that rows have for them, for previews and reports.
+
+    Example:
+        >>> settings_read(ClipMeta(video_start=1.5, count=LibraryCount(nframes=16)))
+        {'video_start': 1.5, 'nframes': 16}
+    """
+    if meta is None:
+        return {}
+    read: Settings = {}
+    for name, value in vars(meta).items():
+        if value is None or value is False or name in ("listed", "beside_turns"):
+            continue
+        if isinstance(value, LibraryCount | LibrarySize):
+            read |= settings_read(value)
+        else:
+            read["frame_cnts" if name == "frame_counts" else name] = value
+    return read
+
+
+def in_words(settings: Settings) -> str:
+    """Settings in a line: ``nframes 16, video_start 1.5``. Lists are named without their values."""
+    return ", ".join(
+        name if isinstance(value, tuple | bool) else f"{name} {value:.10g}" for name, value in settings.items()
+    )

@@ -11,7 +11,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from qwenvl.data.errors import RecordError, kind_of
-from qwenvl.data.media.source import FRAME_LIST_SUFFIX, media_path
+from qwenvl.data.media.source import FRAME_LIST_SUFFIX, frame_list, media_path
 from qwenvl.data.records.forms import MAIN_KEYS, Draft, draft_of, with_types
 from qwenvl.data.records.frame_settings import (
     META_KEYS,
@@ -192,8 +192,21 @@ def _clip_metas(draft: Draft, videos: tuple[str, ...], where: str) -> tuple[Clip
             continue
         # A look at the disk only where something is said of the clip: files of millions of rows are read row by row.
         listed = path.endswith(FRAME_LIST_SUFFIX) or os.path.isdir(path)
-        metas.append(clip_meta(settings, said, listed, where))
+        made = clip_meta(settings, said, listed, where)
+        _check_frame_times(made, path, where)
+        metas.append(made)
     return tuple(metas)
+
+
+def _check_frame_times(meta: ClipMeta | None, path: str, where: str) -> None:
+    """Raise RecordError where a list of frames has another number of times. A folder is counted when it is opened."""
+    if meta is None or meta.frame_times is None:
+        return
+    frames = frame_list(path)
+    if frames is not None and len(frames) != len(meta.frame_times):
+        raise RecordError(
+            f"{where}: frame_times has {len(meta.frame_times)} times for {len(frames)} frames; expected one for each"
+        )
 
 
 def format_of(rows: Rows, options: ReadOptions) -> str:

@@ -95,7 +95,8 @@ class TestMessages:
         assert draft.messages == [Message("user", "<video>Then <image> which?")]
         assert draft.videos == [("d[0].messages[0].content[0].video", "a.mp4")]
         assert draft.images == [("d[0].messages[0].content[2].image_url", "b.png")]
-        assert draft.metas == [{"video_fps": 2, "max_frames": 6, "min_frames": 2, "video_start": 1.5}]
+        assert draft.metas == [{"max_frames": 9, "min_frames": 2}]
+        assert draft.clip_settings[0].part == {"fps": 2, "max_frames": 6, "video_start": 1.5}
 
     def test_typed_parts_may_leave_the_media_to_the_columns(self):
         content = [{"type": "image"}, {"type": "text", "text": "?"}]
