@@ -179,7 +179,12 @@ class GRPODataset(Dataset):
         if tokens(None) <= longest:
             return None, None
         free = [len(times) for times in times_with(None)]
-        most = max(1, bisect_right(range(1, max(free) + 1), longest, key=tokens))
+        counts = range(1, max(free) + 1)
+        if any(meta is not None and meta.size is not None and meta.size.total_pixels is not None for meta in metas):
+            # Fewer frames become larger there, so that a prompt of more frames may be the shorter one: try each.
+            most = next((count for count in reversed(counts) if tokens(count) <= longest), 1)
+        else:
+            most = max(1, bisect_right(counts, longest, key=tokens))
         return most, tuple(zip(free, map(len, times_with(most)), strict=True))
 
     def load_clip(self, record: Record, number: int, plan_of: Callable[[Timeline], FramePlan]) -> VideoClip:

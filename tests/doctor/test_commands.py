@@ -75,6 +75,23 @@ def test_check_finds_everything_and_harms_nothing_else(folder, capsys):
         assert place in messages
 
 
+def test_check_counts_the_frame_settings_that_it_read(make_clip, write_rows, make_row, capsys):
+    make_clip("a.mp4", 60)
+    rows = [
+        make_row(prompt="<video>1", video="a.mp4", fps=2),
+        make_row(prompt="<video>2", video="a.mp4", nframes=16, meta={"video_start": 1}),
+        make_row(prompt="<video>3", video=["a.mp4"], fps=1),
+        make_row(prompt="<video>4", video="a.mp4", start=1, end=3),
+    ]
+    path = write_rows(rows)
+    report = json.loads(run(capsys, "check", path, "--json")[1])
+    assert report["frame_settings"] == {"fps": 2, "video_start": 1, "nframes": 1}
+    assert report["frames_per_clip"] == {"min": 4, "median": 12, "p95": 16, "max": 16}
+    out = run(capsys, "check", path)[1]
+    assert "frame settings read: fps of 2 records, video_start of 1 record, nframes of 1 record" in out
+    assert "start and end beside the turns bound no frames" in out
+
+
 def test_write_clean_gives_a_data_set_that_passes(folder, capsys):
     code, out = run(capsys, "check", folder / "data.jsonl", "--write-clean", folder / "clean.json")
     assert code == 1 and all(each in out for each in ("10 records, 2 good, 8 bad", "bad: cut short (1)", "what to do"))

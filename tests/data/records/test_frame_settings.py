@@ -9,6 +9,7 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.data.prompt_length import Ruler
 from qwenvl.data.records.forms import with_types
 from qwenvl.data.records.parse import ReadOptions, Row, parse_row, record_hints
+from qwenvl.data.views import frames as frames_view
 from qwenvl.types import ClipMeta, LibraryCount, LibrarySize
 
 
@@ -397,3 +398,11 @@ def test_seconds_of_another_number_of_frames_or_of_a_file_are_refused(frames, ma
     assert "frame_times are for a folder or list of frames" in dataset[1].error
     with pytest.raises(RecordError, match=r"frame_times has 2 times for 3 frames"):
         load_dataset([beside(FRAMES, meta={"frame_times": [0, 1]})])
+
+
+def test_a_view_with_a_number_of_frames_comes_before_the_row(make_clip, write_rows):
+    make_clip("a.mp4", 60)
+    dataset = load_dataset(str(write_rows([in_part("a.mp4", nframes=4, video_start=1)])), training=False)
+    seen = frames_view(dataset.record(0), 12)
+    info = dataset.load(seen).videos[0].info
+    assert (len(info.indices), info.times[0]) == (12, 1.0)
