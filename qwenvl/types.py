@@ -47,7 +47,7 @@ class LibraryCount:
         fps: frames per second of the clip.
         min_frames, max_frames: bounds on the number that ``fps`` gives.
         listed: the clip is a list or folder of frames. All of them are taken where nothing else is said.
-        beside_turns: ``fps`` stands beside the turns, where it may also be a note about the file.
+        beside_turns: ``nframes`` or ``fps`` stands beside the turns, where it may also be a note about the file.
     """
 
     nframes: int | None = None

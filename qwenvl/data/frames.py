@@ -69,8 +69,9 @@ class FrameRule:
         """
         meta, options = record.clip_meta[number] or ClipMeta(), self.options
         if meta.count is not None:
-            rate = rate_of(len(timeline.times), timeline.duration)
-            meta = replace(meta, count=without_note(meta.count, rate))
+            frame_count = len(timeline.times)
+            rate = rate_of(frame_count, timeline.duration)
+            meta = replace(meta, count=without_note(meta.count, frame_count, rate))
         of_record = meta.count, meta.min_frames, meta.max_frames, meta.video_fps
         if (counts := options.counts) and not any(of_record):
             count = stable_random(self.seed, record.id, "frame_counts").choice(counts)

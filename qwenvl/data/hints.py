@@ -68,6 +68,17 @@ def setting_hints(media: MediaSizes, processor: Any = None) -> list[Hint]:
                     f"multiples of {factor}, and a picture has at least 4 vision tokens",
                 )
             )
+    for meta, info in zip(media.metas, media.infos, strict=False):
+        count = meta and meta.count
+        if count and count.beside_turns and count.nframes is not None and len(info.indices) < count.nframes - 1:
+            found.append(
+                Hint(
+                    "frame settings",
+                    "nframes beside the turns is the number of all frames of the clip: it is taken for a note about "
+                    "the file and changes nothing; in a typed part it takes all frames; --columns nframes=NAME renames "
+                    "it",
+                )
+            )
     return list(dict.fromkeys(found))
 
 

@@ -19,6 +19,8 @@ Size = tuple[int, int]
 CAMERA_RATE = 10.0
 """Frames per second from which a rate is that of a camera: models of this family are shown a few."""
 NEARLY_ALL = 0.98
+MANY_FRAMES = 64
+"""A number above which all frames of a clip at a camera's rate are more than anybody asks for."""
 
 
 class Wanted(NamedTuple):
@@ -80,22 +82,22 @@ def rate_of(frame_count: int, duration: float) -> float:
     return float(f"{frame_count / duration:.6g}") if duration > 0 else 1.0
 
 
-def without_note(count: LibraryCount, rate: float) -> LibraryCount | None:
-    """The settings without an ``fps`` beside the turns that is the rate of the file, or None if nothing else is left.
+def without_note(count: LibraryCount, frame_count: int, rate: float) -> LibraryCount | None:
+    """The settings without those beside the turns that tell of the file, or None if nothing else is left.
 
-    Tables of many data sets have the frame rate of each file in a column of this name. As a setting it would take every
-    frame. Who wants them all sets ``nframes``, ``max_frames``, or ``fps`` in a typed part.
+    Tables of many data sets have the frame rate and the number of frames of each file in columns of these names. As
+    settings they would take every frame. Who wants them all sets ``max_frames``, or writes them into a typed part.
+
+    Args:
+        frame_count, rate: of the whole clip.
     """
-    is_note = (
-        count.beside_turns
-        and count.fps is not None
-        and count.max_frames is None
-        and count.fps >= CAMERA_RATE
-        and count.fps >= NEARLY_ALL * rate
-    )
-    if not is_note:
+    if not count.beside_turns or count.max_frames is not None or rate < CAMERA_RATE:
         return count
-    others = replace(count, fps=None, beside_turns=False)
+    is_rate = count.fps is not None and count.fps >= NEARLY_ALL * rate
+    is_number = count.nframes is not None and count.nframes >= max(NEARLY_ALL * frame_count, MANY_FRAMES)
+    if not (is_rate or is_number):
+        return count
+    others = replace(count, fps=None, nframes=None, beside_turns=False)
     return None if others == LibraryCount() else others
 
 

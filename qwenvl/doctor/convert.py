@@ -142,7 +142,8 @@ def _clip_settings(meta: ClipMeta | None) -> _Row:
     if settings.pop("listed", False) and meta.frames_fps is not None:
         settings["sample_fps"] = meta.frames_fps
     if settings.pop("beside_turns", False):
-        del settings["fps"]  # it stays beside the turns, with the other fields of the row
+        for key in ("nframes", "fps"):  # it stays beside the turns, with the other fields of the row
+            settings.pop(key, None)
     return settings
 
 

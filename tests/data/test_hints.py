@@ -1,7 +1,7 @@
 from qwenvl.data.hints import few_frames, setting_hints, size_hints
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import MediaSizes
-from qwenvl.types import ClipMeta, FrameInfo, LibrarySize
+from qwenvl.types import ClipMeta, FrameInfo, LibraryCount, LibrarySize
 
 LARGE = (720, 1280)
 
@@ -57,3 +57,12 @@ def test_sizes_of_rows_that_become_others_are_told():
     assert message.startswith("max_pixels 1000000 of a frame is lowered to 602112, as in qwen_vl_utils")
     assert setting_hints(of_clip._replace(metas=(ClipMeta(size=LibrarySize(max_pixels=602112)),))) == []
     assert size_hints(of_clip, PromptOptions()) == [], "the row says how large its frames are"
+
+
+def test_a_number_of_frames_that_was_taken_for_a_note_is_told():
+    info = FrameInfo("a.mp4", (0, 600, 1200, 1799), (0.0, 20.0, 40.0, 60.0))
+    meta = ClipMeta(count=LibraryCount(nframes=1800, beside_turns=True))
+    ((_, message),) = setting_hints(MediaSizes((LARGE,), (meta,), (), (info,)))
+    assert "--columns nframes=NAME" in message
+    shown = ClipMeta(count=LibraryCount(nframes=5, beside_turns=True))  # 4 by the package's rule
+    assert setting_hints(MediaSizes((LARGE,), (shown,), (), (info,))) == []

@@ -67,6 +67,8 @@ def test_more_frames_than_there_are_name_the_key_and_both_numbers():
     with pytest.raises(BadMediaError, match="nframes 16, but there are 12 frames") as caught:
         planned({"nframes": 16}, 12, 10.0, {})
     assert caught.value.kind == "meta and clip disagree"
+    short = planned({"nframes": 16}, 16, 10.0, {}, beside_turns=True)
+    assert len(short.indices) == 16, "so few are wanted"
 
 
 def test_a_single_frame_is_shown_twice_where_the_package_ends_with_an_error():
@@ -123,9 +125,13 @@ def test_all_frames_of_a_list_are_shown_where_nothing_bounds_them(settings, opti
         ({"fps": 30, "max_frames": 12}, 30.0, 12),
         ({"fps": 10}, 30.0, 600),
         ({"fps": 2}, 2.0, 120),  # no camera has two frames a second
+        ({"nframes": 1801}, 30.0, 8),  # the number of its frames, off by one
+        ({"nframes": 1800, "min_frames": 2}, 30.0, 120),
+        ({"nframes": 900}, 30.0, 900),
+        ({"nframes": 120}, 2.0, 120),
     ],
 )
-def test_fps_beside_the_turns_that_is_the_rate_of_the_file_is_a_note_about_it(settings, rate, frames):
+def test_rate_and_number_of_the_file_beside_the_turns_are_notes_about_it(settings, rate, frames):
     options = FrameOptions(base_interval=2.0)
     plan = planned(settings, round(60 * rate), rate, {}, options, beside_turns=True)
     assert len(plan.indices) == frames

@@ -114,6 +114,14 @@ _USUAL_NAMES = {
     "video_total_pixels": "total_pixels",
     "image_max_pixels": "max_pixels",
     "image_min_pixels": "min_pixels",
+    "start_sec": "video_start",
+    "start_seconds": "video_start",
+    "start_timestamp": "video_start",
+    "clip_start": "video_start",
+    "end_sec": "video_end",
+    "end_seconds": "video_end",
+    "end_timestamp": "video_end",
+    "clip_end": "video_end",
     "times": "frame_times",
     "timestamps": "frame_times",
     "frame_timestamps": "frame_times",
@@ -247,6 +255,8 @@ def row_notes(row: Mapping[str, Any]) -> Iterable[Hint]:
         )
     for key, name in _USUAL_NAMES.items():
         if row.get(key) is not None and name not in row:
+            if name == "frame_times" and not _holds_a_list(row):
+                continue  # of a file they are the answer, most often
             advice = "meta.frame_times" if name == "frame_times" else name
             yield Hint("setting by another name", f"{key} beside the turns changes no frames; {advice} is the key here")
     rate = row.get("fps")
@@ -256,6 +266,12 @@ def row_notes(row: Mapping[str, Any]) -> Iterable[Hint]:
             "fps beside the turns is as high as a camera's: for clips of at most this rate it is taken for a note "
             "about the file and changes nothing; in a typed part it takes all frames; --columns fps=NAME renames it",
         )
+
+
+def _holds_a_list(row: Mapping[str, Any]) -> bool:
+    """Whether a clip beside the turns is a list of frames."""
+    media = row.get("videos") if row.get("videos") is not None else row.get("video")
+    return isinstance(media, list) and any(isinstance(medium, list) for medium in media)
 
 
 def _checked(key: str, value: Any, place: str, advice: str = "") -> Any:
@@ -530,7 +546,7 @@ def _settle_count(own: Settings, said: ClipSettings, listed: bool, sampled: bool
         raise RecordError(f"{place}.max_frames: expected {_PAIRS.expected}, as frames come in pairs, got 1")
     for key in (*FRAME_BOUNDS, "video_fps"):
         own.pop(key, None)
-    beside_turns = rate is rates[2] and "fps" in rate and not listed
+    beside_turns = bool(rate) and rate is rates[2] and not listed
     return LibraryCount(**rate, **bounds, listed=listed, beside_turns=beside_turns)
 
 

@@ -49,7 +49,6 @@ class TestPlaces:
     @pytest.mark.parametrize(
         ("settings", "meta"),
         [
-            ({"nframes": 16}, ClipMeta(count=LibraryCount(nframes=16))),
             ({"min_frames": 4, "max_frames": 9.0}, ClipMeta(count=LibraryCount(min_frames=4, max_frames=9))),
             ({"max_pixels": 784}, ClipMeta(size=LibrarySize(max_pixels=784))),
             ({"total_pixels": 1e6, "min_pixels": 5}, ClipMeta(size=LibrarySize(min_pixels=5, total_pixels=1e6))),
@@ -58,7 +57,10 @@ class TestPlaces:
                 ClipMeta(size=LibrarySize(resized_height=28, resized_width=56)),
             ),
             ({"video_start": 1, "video_end": 2.5}, ClipMeta(video_start=1.0, video_end=2.5)),
-            ({"nframes": "16", "max_pixels": " 784"}, ClipMeta(count=LibraryCount(16), size=LibrarySize(None, 784))),
+            (
+                {"max_frames": "16", "max_pixels": " 784"},
+                ClipMeta(count=LibraryCount(max_frames=16), size=LibrarySize(None, 784)),
+            ),
             # words that the package does not have are ours everywhere
             ({"video_fps": 0.5}, ClipMeta(video_fps=0.5)),
             (
@@ -80,6 +82,8 @@ class TestPlaces:
         assert not hints(record)
 
     def test_fps_beside_the_turns_may_be_a_note_and_elsewhere_is_none(self, parsed):
+        assert parsed(in_part(nframes="16")).clip_meta == (ClipMeta(count=LibraryCount(16)),)
+        assert parsed(beside(nframes="16")).clip_meta == (ClipMeta(count=LibraryCount(16, beside_turns=True)),)
         assert parsed(in_part(fps=2)).clip_meta == (ClipMeta(count=LibraryCount(fps=2.0)),)
         assert parsed(in_object(fps=2)).clip_meta == (ClipMeta(count=LibraryCount(fps=2.0)),)
         assert parsed(beside(fps=2)).clip_meta == (ClipMeta(count=LibraryCount(fps=2.0, beside_turns=True)),)
@@ -95,9 +99,9 @@ class TestPlaces:
 
     def test_settings_beside_the_turns_hold_for_all_media_or_are_a_list(self, parsed):
         row = {"prompt": "<video><image><video>", "videos": ["a.mp4", "b.mp4"], "images": ["c.png"], "solution": "x"}
-        record = parsed(row | {"nframes": [4, None], "max_pixels": 784})
+        record = parsed(row | {"max_frames": [4, None], "max_pixels": 784})
         size = LibrarySize(max_pixels=784)
-        assert record.clip_meta == (ClipMeta(count=LibraryCount(4), size=size), ClipMeta(size=size))
+        assert record.clip_meta == (ClipMeta(count=LibraryCount(max_frames=4), size=size), ClipMeta(size=size))
         assert record.image_sizes == (size,)
         with pytest.raises(RecordError, match=r"d\[0\].nframes: .* 2 videos"):
             parsed(row | {"nframes": [4]})
@@ -123,7 +127,7 @@ class TestPlaces:
     def test_tables_without_types(self, parsed):
         cells = {"nframes": "4", "video": "a.mp4", "max_pixels": "", "frame_cnts": "[3, 4]", "dynamic_sample": "False"}
         row = with_types({"prompt": "<video>?", "solution": "x", **cells})
-        assert parsed(row).clip_meta == (ClipMeta((3.0, 4.0), count=LibraryCount(4)),)
+        assert parsed(row).clip_meta == (ClipMeta((3.0, 4.0), count=LibraryCount(4, beside_turns=True)),)
 
     def test_a_row_of_text_alone_keeps_its_keys(self, parsed):
         record = parsed({"prompt": "Which fps?", "solution": "x", "fps": "unknown", "start": 3})
@@ -324,6 +328,10 @@ def test_keys_of_a_part_that_are_not_known(parsed, place):
 def test_usual_names_beside_the_turns_are_hinted_at(parsed):
     assert "num_frames beside the turns changes no frames; nframes is the key" in hints(parsed(beside(num_frames=4)))[0]
     assert not hints(parsed(beside(num_frames=40, nframes=4))), "a note about the file beside the setting"
+    assert "meta.frame_times is the key here" in hints(parsed(beside(FRAMES, timestamps=[0, 1, 2])))[0]
+    assert not hints(parsed(beside(timestamps=[[0, 1]]))), "of a file they are the answer"
+    with pytest.raises(RecordError, match="the key 'start_sec' is not known; did you mean 'video_start'"):
+        parsed(in_part(start_sec=1))
 
 
 def test_what_to_write_in_meta_in_place_of_the_package_s_words(parsed):
