@@ -50,9 +50,11 @@ def frames_by_library(count: LibraryCount, frame_count: int, rate: float, option
         try:
             frames = smart_nframes({"nframes": count.nframes}, total_frames=frame_count, video_fps=rate)
         except ValueError:
+            note = "; --columns nframes=NAME renames a note about the file" if count.beside_turns else ""
             raise ValueError(
                 f"nframes {count.nframes}, but there are {frame_count} frames to choose from; expected at most that "
-                "many. `--columns nframes=NAME` renames the key if it is a note about the file"
+                "many: lower it, or set min_frames and max_frames of `meta` to it, which take all frames of a shorter "
+                f"clip{note}"
             ) from None
         return Wanted(frames, least=frames)
     if frame_count < FRAME_FACTOR:  # the package refuses a single frame; it is shown twice here, as in any clip

@@ -43,8 +43,8 @@ ADVICE = {
     "media path": "Media paths start at the media root: that of the catalog, else the annotation's folder.",
     "missing media": "Put the files under the media root, or leave the rows out with --write-clean.",
     **dict.fromkeys(("empty media", "cut short", "not a video", "unreadable media", "damaged media"), _FILES),
-    "meta and clip disagree": "frame_cnts must sum to the clip's frames, and video_start lie within its seconds: were "
-    "the clips cut or re-encoded after it?",
+    "meta and clip disagree": "frame_cnts must sum to the clip's frames, nframes be at most these, and video_start lie "
+    "within its seconds: were the clips cut or re-encoded after it?",
     "solution": "The rewards of this check can't score these solutions: mend them, or name other rewards.",
     "duplicate id": "Give each record its own id, or none.",
     "too long": "Raise --max_prompt_length, or show less: --fit_frames where needed, --video_max_frames and the like "
