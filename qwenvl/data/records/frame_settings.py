@@ -91,6 +91,8 @@ ROW_KEYS = frozenset((*_COUNT, *_SIZE, *SPAN, *_LIST_RATES, *_OURS))
 IMAGE_KEYS = frozenset((*PIXEL_BOUNDS, *_SIDES))
 """Keys that are read of an image: in its part or object, and beside the turns of a row with images."""
 
+_SORTED_ROW_KEYS = tuple(sorted(ROW_KEYS))
+
 PART_KEYS = ROW_KEYS | _SPAN_NAMES.keys()
 """Keys that are read in a typed part or object that holds a clip."""
 
@@ -141,6 +143,11 @@ _IN_META = {
     "end_time": "video_end is where frames end",
 }
 _NEAR = 0.85  # how like a known key another must be to be taken for a slip of the pen: frame_counts is 0.91
+
+
+def keys_read(clips: bool, images: bool) -> frozenset[str]:
+    """The keys beside the turns that are read as frame settings of a row with clips, or with images."""
+    return (ROW_KEYS if clips else frozenset()) | (IMAGE_KEYS if images else frozenset())
 
 
 def usual_name(key: str) -> str | None:
@@ -232,7 +239,8 @@ def row_settings(row: Mapping[str, Any], kind: str, count: int, where: str) -> l
         if value is None or value == "" or not count:
             continue
         place = f"{where}.{key}"
-        is_list = isinstance(value, list) and (key not in _LISTS or count > 1)
+        is_nested = isinstance(value, list) and bool(value) and isinstance(value[0], list | None)
+        is_list = isinstance(value, list) and (key not in _LISTS or count > 1 or is_nested)
         if key in _LISTS and count > 1 and not (is_list and all(isinstance(one, list | None) for one in value)):
             raise RecordError(f"{place}: the row has {count} clips; expected a list with one list for each")
         if is_list and len(value) != count:
@@ -253,19 +261,32 @@ def row_notes(row: Mapping[str, Any]) -> Iterable[Hint]:
             f"{' and '.join(named)} beside the turns bound no frames, as they may be the answer; --columns {columns} "
             "where they are the part of the clip to show",
         )
-    for key, name in _USUAL_NAMES.items():
-        if row.get(key) is not None and name not in row:
-            if name == "frame_times" and not _holds_a_list(row):
-                continue  # of a file they are the answer, most often
-            advice = "meta.frame_times" if name == "frame_times" else name
-            yield Hint("setting by another name", f"{key} beside the turns changes no frames; {advice} is the key here")
+    for key, value in row.items():
+        name = None if value is None or key in PART_KEYS else _setting_meant(key, value)
+        if name is None or row.get(name) is not None:
+            continue
+        if name == "frame_times" and not _holds_a_list(row):
+            continue  # of a file they are the answer, most often
+        advice = "meta.frame_times" if name == "frame_times" else name
+        yield Hint("setting by another name", f"{key} beside the turns changes no frames; {advice} is the key here")
     rate = row.get("fps")
-    if _is_number(rate) and rate >= CAMERA_RATE and row.get("max_frames") is None:
+    if _is_number(rate) and rate >= CAMERA_RATE and row.get("max_frames") is None and not _holds_a_list(row):
         yield Hint(
             "fps like a camera's",
             "fps beside the turns is as high as a camera's: for clips of at most this rate it is taken for a note "
             "about the file and changes nothing; in a typed part it takes all frames; --columns fps=NAME renames it",
         )
+
+
+def _setting_meant(key: str, value: Any) -> str | None:
+    """The setting that a key beside the turns is nearly, or that it stands for in other programs.
+
+    Only of values that a setting may have: a text or a list of paths is no slip of the pen.
+    """
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, int | float) for one in values):
+        return None
+    return usual_name(key) or _near_miss(key, _SORTED_ROW_KEYS)
 
 
 def _holds_a_list(row: Mapping[str, Any]) -> bool:
@@ -286,8 +307,9 @@ def _checked(key: str, value: Any, place: str, advice: str = "") -> Any:
             raise RecordError(f"{place}: expected true or false, got {kind_of(value)}{advice}")
         return flag
     if isinstance(value, str):
+        clock = _CLOCK.fullmatch(value.strip()) if key in SPAN else None
         try:
-            value = json.loads(value)
+            value = json.loads(value) if clock is None else _seconds_of(clock)
         except ValueError:
             raise RecordError(f"{place}: expected {_expected(key)}, got {kind_of(value)}{advice}") from None
     if key == "frame_cnts":
@@ -298,6 +320,15 @@ def _checked(key: str, value: Any, place: str, advice: str = "") -> Any:
     if not _is_number(value) or not number.allowed(value):
         raise RecordError(f"{place}: expected {number.expected}, got {kind_of(value)}{advice}")
     return number.kind(value)
+
+
+_CLOCK = re.compile(r"(?:([0-9]+):)?([0-9]{1,2}):([0-9]{1,2}(?:\.[0-9]+)?)")
+
+
+def _seconds_of(clock: re.Match[str]) -> float:
+    """Seconds of a time such as ``00:01:02.5`` or ``1:02.5``."""
+    hours, minutes, seconds = clock.groups(default="0")
+    return 3600 * int(hours) + 60 * int(minutes) + float(seconds)
 
 
 def _expected(key: str) -> str:

@@ -8,6 +8,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.prompt_length import Ruler
 from qwenvl.data.records.forms import with_types
+from qwenvl.data.records.frame_settings import keys_read
 from qwenvl.data.records.parse import ReadOptions, Row, parse_row, record_hints
 from qwenvl.data.views import frames as frames_view
 from qwenvl.types import ClipMeta, LibraryCount, LibrarySize
@@ -244,6 +245,9 @@ class TestListsOfFrames:
         assert "Qwen2.5-VL only their mean distance" in hints(record)[0]
         assert not hints(parsed(place(FRAMES, frame_times=[10, 12, 14.1]))), "even but for a tenth"
 
+    def test_the_seconds_of_a_list_within_a_list(self, parsed):
+        assert parsed(beside(FRAMES, frame_times=[[0, 2, 4]])).clip_meta == (ClipMeta(frame_times=(0.0, 2.0, 4.0)),)
+
     @pytest.mark.parametrize(
         ("times", "message"),
         [
@@ -332,6 +336,42 @@ def test_usual_names_beside_the_turns_are_hinted_at(parsed):
     assert not hints(parsed(beside(timestamps=[[0, 1]]))), "of a file they are the answer"
     with pytest.raises(RecordError, match="the key 'start_sec' is not known; did you mean 'video_start'"):
         parsed(in_part(start_sec=1))
+
+
+def test_rows_of_a_preset_have_settings_too(parsed):
+    row = {"question": "What?", "answer": "x", "video": {"video": "a.mp4", "fps": 1}, "max_pixels": 784}
+    record = parsed(row, format="question-answer")
+    assert record.clip_meta == (ClipMeta(count=LibraryCount(fps=1.0), size=LibrarySize(max_pixels=784)),)
+
+
+def test_parts_of_a_table_have_every_key(parsed):
+    part = {"type": "video", "video": "a.mp4", "text": None, "image": None, "nframes": 4, "fps": None}
+    text = {"type": "text", "video": None, "text": "?", "image": None, "nframes": None, "fps": None}
+    record = parsed({"messages": [{"role": "user", "content": [part, text]}], "solution": "x"})
+    assert record.clip_meta == (ClipMeta(count=LibraryCount(4)),) and not hints(record)
+
+
+def test_near_misses_beside_the_turns_are_hinted_at_where_their_values_are_numbers(parsed):
+    for key, meant in (("max_frame", "max_frames"), ("FPS", "fps"), ("maxPixels", "max_pixels")):
+        assert f"{key} beside the turns changes no frames; {meant} is the key" in hints(parsed(beside(**{key: 4})))[0]
+    assert not hints(parsed(beside(max_frame="the last one", frame=3, frames=["1.png"])))
+    assert not hints(parsed({"prompt": "?", "solution": "x", "max_frame": 4})), "there is no clip"
+
+
+def test_the_keys_that_are_read_of_a_row():
+    assert {"fps", "max_pixels", "frame_times"} <= keys_read(clips=True, images=False)
+    assert keys_read(clips=False, images=True) == {"min_pixels", "max_pixels", "resized_height", "resized_width"}
+    assert not keys_read(clips=False, images=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("00:01:02.5", 62.5), ("1:02", 62.0), ("1:00:00", 3600.0), ("7.25", 7.25)]
+)
+@pytest.mark.parametrize("place", PLACES)
+def test_seconds_as_a_clock_shows_them(parsed, place, text, seconds):
+    assert parsed(place(video_start=text)).clip_meta == (ClipMeta(video_start=seconds),)
+    with pytest.raises(RecordError, match="video_end: expected a number of at least 0, got string"):
+        parsed(place(video_end="1:2:3:4"))
 
 
 def test_what_to_write_in_meta_in_place_of_the_package_s_words(parsed):
