@@ -20,7 +20,7 @@ from qwenvl.data.errors import BadMediaError, RecordError, place_of
 from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
-from qwenvl.data.records.frame_settings import settings_read
+from qwenvl.data.records.clip_settings import settings_read
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.record_file import RecordFile

@@ -22,7 +22,7 @@ from qwenvl.data.hints import clip_lengths, few_frames
 from qwenvl.data.media.resize import resize
 from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.data.prompt_length import MediaSizes, Ruler, image_sizes_of
-from qwenvl.data.records.frame_settings import in_words, settings_read
+from qwenvl.data.records.clip_settings import in_words, settings_read
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.flags import hints_by, make_collator, record_files
 from qwenvl.failure import counted

@@ -12,15 +12,9 @@ from typing import Any
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.media.source import FRAME_LIST_SUFFIX, frame_list, media_path
+from qwenvl.data.records.clip_settings import clip_meta, image_size
 from qwenvl.data.records.forms import MAIN_KEYS, Draft, draft_of, with_types
-from qwenvl.data.records.frame_settings import (
-    META_KEYS,
-    advice_on_meta,
-    clip_meta,
-    image_size,
-    meta_settings,
-    unknown_meta_keys,
-)
+from qwenvl.data.records.frame_settings import META_KEYS, advice_on_meta, meta_settings, unknown_meta_keys
 from qwenvl.data.records.presets import OPTION_KEYS, OURS, PRESETS, check_name, guessed, our_row
 from qwenvl.files import plain_file
 from qwenvl.types import ClipMeta, Hint, Message, Record
