@@ -121,7 +121,7 @@ class Record:
         dataset: name of its data set, where it was drawn from several.
         index: its number among all records that are drawn from.
         image_sizes: one entry per image, None where the record does not say its size. Empty: none has an entry.
-        notes: what was noticed while the row was read.
+        hints: what was noticed while the row was read.
     """
 
     id: str
@@ -135,7 +135,7 @@ class Record:
     dataset: str = ""
     index: int = 0
     image_sizes: tuple[LibrarySize | None, ...] = ()
-    notes: tuple[Hint, ...] = ()
+    hints: tuple[Hint, ...] = ()
 
 
 class Hint(NamedTuple):

@@ -167,7 +167,7 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         fields=value | {"solution": draft.solution} if "solution" in value else value,
         where=where,
         image_sizes=sizes if any(sizes) else (),
-        notes=tuple(dict.fromkeys(noticed)),
+        hints=tuple(dict.fromkeys(noticed)),
     )
 
 
@@ -240,7 +240,7 @@ def _with_ending(clip: Any, media_root: Path) -> Any:
 
 def record_hints(record: Record) -> Iterator[Hint]:
     """What in a record has no effect: frame settings, unknown keys of ``meta``, options that no prompt shows."""
-    yield from record.notes
+    yield from record.hints
     meta = record.fields.get("meta") if record.videos else None
     metas = [each for each in (meta if isinstance(meta, list) else [meta]) if isinstance(each, dict)]
     if unknown := sorted({str(key)[:80] for each in metas for key in unknown_meta_keys(each)}):
