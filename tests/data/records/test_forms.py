@@ -168,7 +168,7 @@ def turns(text):
         ({"messages": [{"role": "user", "content": PARTS}], "solution": "x", "images": ["c.png"]}, "expected one"),
         ({"prompt": "a", "solution": b"x"}, "d[0].solution: expected text or what JSON can hold"),
         (turns("no tag") | {"video": "a.mp4"}, "the prompt has 0 <video> tags but `video` names 1 files"),
-        ({"prompt": "<image><image>", "images": ["a"], "solution": "x"}, "the prompt has 2 <image> tags but `image`"),
+        ({"prompt": "<image><image>", "images": ["a"], "solution": "x"}, "the prompt has 2 <image> tags but `images`"),
         (turns("<video><video>") | {"video": ["a", "b"], "meta": {}}, "expected a list, one entry for each of 2"),
         (turns("<video>") | {"video": 7}, ".video: expected a path, got number 7"),
     ],
