@@ -77,6 +77,9 @@ class Record:
         where: file and place, ``data/sop.json[17]`` or ``data/sop.jsonl:18``. Every error about the row begins with it.
         dataset: name of its data set, where it was drawn from several.
         index: its number among all records that are drawn from.
+        unread: keys of the row that hold something, and that its form does not read. Rewards may.
+        hints: what was changed when the row was read.
+        problem: why the row can't be read, where bad rows are left out. Such a record only stands in the row's place.
     """
 
     id: str
@@ -89,6 +92,9 @@ class Record:
     where: str
     dataset: str = ""
     index: int = 0
+    unread: tuple[str, ...] = ()
+    hints: tuple[Hint, ...] = ()
+    problem: str = ""
 
 
 class Hint(NamedTuple):

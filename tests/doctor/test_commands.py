@@ -106,9 +106,8 @@ def test_what_would_be_lowered_to_fit(make_clip, write_rows, make_row, tiny_chec
     )
     report = json.loads(out)
     assert (code, report["fitted_prompts"], report["prompt_tokens"]["max"]) == (0, 1, longest - 3 * 16)
-    assert report["warnings"] == [
-        {"kind": "fewer frames to fit", "message": f"{path}[0] (id clip): 10 of 16 frames"},
-    ]
+    assert report["warnings"][0] == {"kind": "fewer frames to fit", "message": f"{path}[0] (id clip): 10 of 16 frames"}
+    assert [each["kind"] for each in report["warnings"][1:]] == ["no question", "text alone"]
     assert "--fit_frames has no effect without" in refused(capsys, "check", path, "--fit_frames")
     assert "without --max_prompt_length" in refused(capsys, "check", path, "--fit_frames", *flags)
 
@@ -117,7 +116,7 @@ def test_repeated_questions_are_worth_a_look(write_rows, make_row, capsys):
     path = write_rows([make_row(), make_row(), make_row(solution="(2) b")])
     code, out = run(capsys, "check", path, "--json")
     assert code == 0
-    first, second = json.loads(out)["warnings"]
+    first, second, _ = json.loads(out)["warnings"]
     assert first["message"].endswith("data.json[1] asks the same as " + f"{path}[0] and has the same solution")
     assert "but has another solution" in second["message"]
 

@@ -38,6 +38,10 @@ from qwenvl.types import ClipMeta, Message, Role
 
 MAIN_KEYS = "`conversations`, `messages` or `prompt`"
 MEDIA_TAG = re.compile(r"<(video|image)>")
+# Tags of media as others spell them: <image1>, <image 2>, <IMAGE>, <video_1>, <img>, <|image|>, <ImageHere>.
+NEARLY_A_TAG = re.compile(
+    r"<(?!(?:video|image)>)\|?(?:video|image|img|vid)[\s_-]?(?:\d+|here|placeholder|token|pad)?\|?>", re.IGNORECASE
+)
 # What other libraries fill in from other columns, and a model here would see as text.
 PLACEHOLDERS = ("<ref-object>", "<bbox>", "<audio>")
 # Text that spells these out would be tokenized as media or as the end of a turn.

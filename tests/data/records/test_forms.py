@@ -219,7 +219,7 @@ def hints(row, **options):
 
 def test_keys_of_meta_without_a_meaning_are_hinted_at():
     metas = [{"fps": 25, "max_frames": 4}, {"note": "x", "fps": 5}]
-    ((kind, message),) = hints(turns("<video><video>") | {"video": ["a.mp4", "b.mp4"], "meta": metas})
+    ((kind, message),) = hints(turns("<video><video>Which?") | {"video": ["a.mp4", "b.mp4"], "meta": metas})
     assert kind == "unknown key in meta"
     assert message.startswith(
         "meta has fps, note, which change no frames and are left to the rewards; known are frame_c"

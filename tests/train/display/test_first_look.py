@@ -12,7 +12,7 @@ def test_what_is_worth_a_look_is_said_once_with_how_often(write_rows, make_row, 
     rows.append(make_row(prompt="<video>Which?", video="gone.mp4"))
     dataset = load_dataset(str(path := write_rows(rows)), on_bad_sample="skip")
     capsys.readouterr()
-    first_look(dataset)
+    first_look(dataset, ())
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("worth a look: meta has fps")
     assert line.endswith(f"(3 of 4 records looked at, the first is {path}[0])")
