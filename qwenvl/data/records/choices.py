@@ -127,13 +127,15 @@ def list_in(text: str, key: str) -> Any:
         pass
     try:
         # NumPy prints no commas. Python would join such texts to one, so the commas are put in.
-        tokens = list(tokenize.generate_tokens(io.StringIO(text.strip()).readline))
+        ends = (tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
+        tokens = [
+            token for token in tokenize.generate_tokens(io.StringIO(text.strip()).readline) if token.type not in ends
+        ]
         pieces = []
         for before, token in zip([None, *tokens], tokens, strict=False):
             if before is not None and before.type == token.type == tokenize.STRING:
                 pieces.append(",")
-            if token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER):
-                pieces.append(token.string)
+            pieces.append(token.string)
         value = ast.literal_eval(" ".join(pieces))
     except (ValueError, SyntaxError, tokenize.TokenError):
         value = None
@@ -214,18 +216,18 @@ def chosen(answer: Any, options: Options, key: str = "answer", first_number: int
     same = _same_text(text, texts)
     if len(same) == 1:
         return same[0]
-    found = _LETTER_ALONE.fullmatch(text) or _LETTERED.match(text)
-    if found and (letter := found[1].upper()) in texts:
-        others = _same_text(text[found.end() :], texts) if found.end() < len(text) else []
-        if others and letter not in others:
-            raise ValueError(f"{key}: {text!r} names option {letter}, and has the text of option {others[0]}")
-        return letter
     several = [each.strip("().") for each in re.split(r"[\s,;&/]+", text) if each not in ("", "and")]
     several = [each.upper() if len(each) == 1 else each for each in several]
     if len(several) == 1 and list(text) == sorted(set(text)) and text.isupper():  # AC, and not the word "be"
         several = list(text)
     if len(several) > 1 and set(several) <= texts.keys():
         return ", ".join(several)
+    found = _LETTER_ALONE.fullmatch(text) or _LETTERED.match(text)
+    if found and (letter := found[1].upper()) in texts:
+        others = _same_text(text[found.end() :], texts) if found.end() < len(text) else []
+        if others and letter not in others:
+            raise ValueError(f"{key}: {text!r} names option {letter}, and has the text of option {others[0]}")
+        return letter
     raise ValueError(f"{key}: {text!r} is none of the options {_shown(options)}")
 
 

@@ -40,7 +40,7 @@ MAIN_KEYS = "`conversations`, `messages` or `prompt`"
 MEDIA_TAG = re.compile(r"<(video|image)>")
 # Tags of media as others spell them: <image1>, <image 2>, <IMAGE>, <video_1>, <img>, <|image|>, <ImageHere>.
 NEARLY_A_TAG = re.compile(
-    r"<(?!(?:video|image)>)\|?(?:video|image|img|vid)[\s_-]?(?:\d+|here|placeholder|token|pad)?\|?>", re.IGNORECASE
+    r"<(?!(?-i:video|image)>)\|?(?:video|image|img|vid)[\s_-]?(?:\d+|here|placeholder|token|pad)?\|?>", re.IGNORECASE
 )
 # What other libraries fill in from other columns, and a model here would see as text.
 PLACEHOLDERS = ("<ref-object>", "<bbox>", "<audio>")
@@ -142,7 +142,7 @@ def _oldest_turns(row: dict[str, Any], where: str) -> tuple[str, list[Any]]:
     else:
         raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {_without_turns(row)}")
     text = row[question]
-    if question == "instruction" and not is_empty(row.get("input")):
+    if question == "instruction" and isinstance(text, str) and not is_empty(row.get("input")):
         text = f"{text}\n{row['input']}"
     history = row.get("history") or []
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):

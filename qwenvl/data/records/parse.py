@@ -178,15 +178,23 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         clip_meta=tuple(metas),
         fields=value | {"solution": draft.solution} if "solution" in value else value,
         where=where,
-        unread=_unread(given, draft.unread, read) if read else draft.unread,
+        unread=tuple(_unread(given, value, draft.unread, read)) if read else draft.unread,
         hints=tuple(hints),
     )
 
 
-def _unread(given: dict[str, Any], unread: tuple[str, ...], read: set[str]) -> tuple[str, ...]:
-    """The keys of a row of others that hold something, and that neither its preset nor our form reads."""
-    dropped = [key for key in given if key in READ_KEYS and key not in read and not is_empty(given[key])]
-    return tuple([key for key in unread if key in given and key not in read] + dropped)
+def _unread(given: dict[str, Any], made: dict[str, Any], unread: Collection[str], read: set[str]) -> Iterator[str]:
+    """The keys of a row of others that hold something, and that neither its preset nor our form reads.
+
+    Args:
+        made: the row in our form. What has a meaning there is in it only where the preset says so.
+        unread: its own unread keys.
+        read: by the preset.
+    """
+    for key, value in given.items():
+        is_left = key in unread or key in READ_KEYS or key not in made
+        if is_left and key not in read and not is_empty(value):
+            yield key
 
 
 def format_of(rows: Rows, options: ReadOptions) -> str:
@@ -275,7 +283,7 @@ def unread_text(counts: Mapping[str, int], records: int) -> str:
 
 def media_hints(records: int, without: int) -> Iterator[Hint]:
     """What is said of records that have neither a clip nor a picture."""
-    if without == records:
+    if records and without == records:
         yield Hint("text alone", "no record has a clip or a picture: the model sees text alone")
     elif without:
         message = f"{without:,} of {records:,} records have neither a clip nor a picture, and the others do"

@@ -1,5 +1,7 @@
 """The forms of rows and of ``meta``: what a record takes from them, and what is wrong with a row."""
 
+from pathlib import Path
+
 import pytest
 
 from qwenvl.data.errors import RecordError
@@ -18,7 +20,7 @@ H, G = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
 
 
 def parsed(row, root="/media", **options):
-    return parse_row(Row("d[0]", "d-0", row), root, ReadOptions(**options))
+    return parse_row(Row("d[0]", "d-0", row), Path(root), ReadOptions(**options))
 
 
 class TestConversations:
