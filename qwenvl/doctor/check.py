@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
@@ -180,10 +180,7 @@ def examine(
             files.append(RecordFile(source, seed=0, options=options, check_record=check_record))
         except RecordError as error:  # the file as a whole
             report.problems.append({"kind": error.kind, "message": str(error)})
-    drawn = draws_per_epoch([Part(file.source.name, len(file), file.source.weight) for file in files])
-    report.drawn = {file.source.name: count for file, count in zip(files, drawn, strict=True)}
-    report.read_as = {file.source.name: file.read_as for file in files if file.read_as is not None}
-    report.counted = {file.source.name: file.first_number for file in files if file.first_number is not None}
+    _say_how_read(report, files)
     tokenizing = threading.Lock()  # tokenizers are not thread-safe
     ruler = collator.ruler if collator else Ruler.without_model(PromptOptions())
     fit_to = None if collator is None else collator.options.fit_to
@@ -213,14 +210,27 @@ def examine(
                 for hint in result.hints:
                     hinted[hint].append(result.where)
     report.good = ConcatDataset(map(RecordFile.subset, files, good)) if files else ()
+    _add_hints(report, hinted)
+    lengths = [length for each in report.checked for length in each.lengths]
+    report.warnings += [hint._asdict() for hint in few_frames(lengths, dataset.options)]
+    return report
+
+
+def _say_how_read(report: CheckReport, files: Sequence[RecordFile]) -> None:
+    """Add what is known of each file as a whole to a report."""
+    drawn = draws_per_epoch([Part(file.source.name, len(file), file.source.weight) for file in files])
+    report.drawn = {file.source.name: count for file, count in zip(files, drawn, strict=True)}
+    report.read_as = {file.source.name: file.read_as for file in files if file.read_as is not None}
+    report.counted = {file.source.name: file.first_number for file in files if file.first_number is not None}
+
+
+def _add_hints(report: CheckReport, hinted: Mapping[Hint, Sequence[str]]) -> None:
+    """Add hints to a report, each with the number of its records, and what is said of records without media."""
     for hint, where in hinted.items():
         message = f"{hint.message} ({counted(len(where), 'record')}, the first is {where[0]})"
         report.warnings.append({"kind": hint.kind, "message": message})
     text_alone = sum(not each.frames and not each.images for each in report.checked)
     report.warnings += [hint._asdict() for hint in media_hints(len(report.checked), text_alone)]
-    lengths = [length for each in report.checked for length in each.lengths]
-    report.warnings += [hint._asdict() for hint in few_frames(lengths, dataset.options)]
-    return report
 
 
 def _check_one(

@@ -388,7 +388,8 @@ def _video_r1(row: Values, first_number: int | None = None) -> Made:
 
 def _videomme(row: Values, first_number: int | None = None) -> Made:
     """``videoID`` names the clip."""
-    return _question_row(row, first_number, media={"videos": [_text(row, "videoID")]}, read=("videoID",))
+    name = _text(row, "videoID")
+    return _question_row(row, first_number, media={"videos": [name]}, read=("videoID",), videoID=name)
 
 
 def _mvbench(row: Values, first_number: int | None = None) -> Made:
@@ -473,10 +474,10 @@ def _span_row(row: Values, first_number: int | None = None) -> Made:
             if not _is_time(value):
                 raise ValueError(f"{key}: expected seconds, got {kind_of(value)}")
     question = f'When does the following happen in the video? "{_text(row, "sentence").strip()}"'
-    media = {"videos": [_text(row, "video_id")]}
     asked = row | {"question": question, "answer": times}
-    read = ("start", "end", "timestamp", "sentence", "video_id")
-    return _question_row(asked, kind=SPAN, media=media, read=read)
+    kept = {key: _text(row, key) for key in ("video_id", "sentence")}
+    read = ("start", "end", "timestamp", *kept)
+    return _question_row(asked, kind=SPAN, media={"videos": [kept["video_id"]]}, read=read, **kept)
 
 
 def activitynet_rows(content: Values) -> Iterator[tuple[str, Values]]:

@@ -97,4 +97,4 @@ def _questions(dataset: Any) -> set[int]:
     """Hashes of the questions and media of a data set's records."""
     records: Sequence[Record] = getattr(dataset, "records", ())
     read = records if isinstance(records, list) or len(records) <= COMPARED else spot_checked(records)
-    return {hash((record.messages, record.videos, record.images)) for record in read}
+    return {hash((record.messages, record.videos, record.images)) for record in read if not record.problem}
