@@ -13,7 +13,7 @@ from typing import Any
 
 from qwenvl.data.errors import kind_of
 
-OPTION_KEYS = ("options", "choices", "candidates")
+OPTION_KEYS = ("options", "choices", "candidates", "option")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 _LETTERED = re.compile(r"\s*[(\[]?([A-Za-z])\s*[)\].:]\s*")

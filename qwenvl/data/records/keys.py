@@ -48,7 +48,7 @@ _NOUNS = {"video", "clip", "vid", "movie", "film", "youtube", "yt", "image", "im
 _NOUNS |= {"file", "filename", "filepath", "path", "visual", "frame", *(ending[1:] for ending in _ENDINGS)}
 _QUALIFIERS = {"path", "file", "filename", "filepath", "name", "uid", "id", "url", "uri", "link", "dir", "folder"}
 _QUALIFIERS |= {"src", "source", "local", "rel", "relative", "abs", "absolute", "full", "original", "input", "raw"}
-_QUALIFIERS |= {"list"}
+_QUALIFIERS |= {"list", "idx"}
 
 
 def unread_keys(row: Mapping[str, Any], read: Collection[str] = ()) -> tuple[str, ...]:

@@ -59,7 +59,8 @@ _KINDS = {
     **dict.fromkeys(("number", "numeric", "count"), NUMBER),
     **dict.fromkeys(("open", "oe", "freeform", "free text"), WORDS),
     **dict.fromkeys(("yes no", "yesno", "binary"), YES_NO),
-    **dict.fromkeys(("tvg", "tg", "moment retrieval", "temporal localization", "video temporal grounding"), SPAN),
+    **dict.fromkeys(("tvg", "tg", "moment retrieval", "temporal localization", "temporal qa"), SPAN),
+    "video temporal grounding": SPAN,
     "actions": LABELS,
 }
 # Columns that may say the kind of an answer, in the order in which they are asked.
@@ -69,6 +70,8 @@ _PASSED = (*SYSTEM_KEYS, *FRAME_KEYS)
 _NUMBER = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)*%?")
 # The keys of an answer: as it is, and as the number of an option that counts from 0 or from 1.
 _ANSWER_KEYS = {"answer": None, "answer_index": 0, "answer_number": 1}
+# Keys by which a format is guessed, and others that stand for them.
+_INSTEAD = {"answer": {"answer_index", "answer_number"}, "video_id": {"video", "videos"}}
 _TIME = r"\[?\s*(?:\d+:)?(?:\d+:)?\d+(?:\.\d+)?\s*(?:s|sec|seconds)?"
 _SPAN = re.compile(rf"(?:from\s+)?({_TIME})\s*(?:-|\u2013|to|,|~)\s*({_TIME})\s*\]?", re.IGNORECASE)
 
@@ -96,8 +99,8 @@ class Preset:
 
     Attributes:
         summary: who writes it, in a few words.
-        keys: of a row by which it is guessed. Rows in our own forms are never passed to it. For ``answer`` its other
-            keys stand too, ``answer_index`` and ``answer_number``.
+        keys: of a row by which it is guessed. Rows in our own forms are never passed to it. ``_INSTEAD`` has keys that
+            stand for one of them.
         row: returns one of our rows. Its second argument is what whole numbers in the answers of the file count the
             options from, None where that is not known. Raises ValueError naming the key that is wrong.
         generic: it is guessed only where no other preset fits.
@@ -112,7 +115,7 @@ class Preset:
 
     def fits(self, row: Values) -> bool:
         """Whether a row has the keys of this format."""
-        return all(key in row or (key == "answer" and row.keys() & _ANSWER_KEYS.keys()) for key in self.keys)
+        return all(key in row or row.keys() & _INSTEAD.get(key, set()) for key in self.keys)
 
 
 def check_name(name: str) -> None:
@@ -243,8 +246,10 @@ def _media(row: Values) -> tuple[Values, set[str]]:
 def _given_options(row: Values) -> tuple[Options, tuple[str, ...]] | None:
     """The options of a row, and the keys that hold them: one of ``OPTION_KEYS``, or columns. None: it has none."""
     for key in OPTION_KEYS:
-        if not is_empty(row.get(key)):
-            return options_of(row[key], key), (key,)
+        given = row.get(key)
+        # A table gives open questions the letters too, each without a text.
+        if not is_empty(given) and not (isinstance(given, dict) and all(map(is_empty, given.values()))):
+            return options_of(given, key), (key,)
     return option_columns(row)
 
 
@@ -475,9 +480,29 @@ def _span_row(row: Values, first_number: int | None = None) -> Made:
                 raise ValueError(f"{key}: expected seconds, got {kind_of(value)}")
     question = f'When does the following happen in the video? "{_text(row, "sentence").strip()}"'
     asked = row | {"question": question, "answer": times}
-    kept = {key: _text(row, key) for key in ("video_id", "sentence")}
-    read = ("start", "end", "timestamp", *kept)
-    return _question_row(asked, kind=SPAN, media={"videos": [kept["video_id"]]}, read=read, **kept)
+    kept = {key: _text(row, key) for key in ("video_id", "sentence") if key == "sentence" or key in row}
+    read = ["start", "end", "timestamp", *kept]
+    media = {"videos": [kept["video_id"]]} if "video_id" in kept else None
+    if cut := _is_cut_of_a_film(row):
+        read += ["video_start", "video_end"]
+    made = _question_row(asked, kind=SPAN, media=media, read=read, **kept)
+    if cut:
+        made.hints.append(
+            Hint(
+                "times of the film",
+                "`video_start` and `video_end` lie beyond the `duration` of the clip, which was cut from a film at "
+                "these times: all of the clip is shown",
+            )
+        )
+    return made
+
+
+def _is_cut_of_a_film(row: Values) -> bool:
+    """Whether a row's bounds are those at which its clip was cut from a film, as in Time-R1."""
+    start, end, duration = (row.get(key) for key in ("video_start", "video_end", "duration"))
+    if not (_is_time(start) and _is_time(end) and _is_time(duration)):
+        return False
+    return end > duration + 1 and abs(end - start - duration) < 1
 
 
 def activitynet_rows(content: Values) -> Iterator[tuple[str, Values]]:
