@@ -169,7 +169,7 @@ def _without_turns(row: dict[str, Any]) -> str:
     if question is None:
         return (
             f"{found}; the row has no question: give each row one in a column `question`, and its answer in `answer` "
-            "(docs/data.md, Rows without a question, has the lines of Python)"
+            "(docs/public_sets.md has the lines of Python)"
         )
     if answer is None:
         return f"{found}; the row has no answer: --columns {question}=prompt,NAME=solution renames keys"
@@ -341,7 +341,7 @@ def _check_placeholders(draft: Draft, place: str) -> None:
     for text in (*(message.text for message in draft.messages), draft.solution):
         for placeholder in PLACEHOLDERS:
             if placeholder in text:
-                advice = "write the names and boxes themselves (docs/data.md has the lines of Python)"
+                advice = "write the names and boxes themselves (docs/public_sets.md has the lines of Python)"
                 if placeholder == "<audio>":
                     advice = "these models hear nothing; leave it out"
                 raise RecordError(f"{place}: {placeholder} is not filled in here; {advice}", "placeholder")

@@ -33,7 +33,7 @@ ADVICE = {
     "enable_thinking": "--chat_template_kwargs sets it for all rows",
     "tools": "--tools offers tools to all rows",
     "history": "write earlier turns into `messages`",
-    "objects": "write names and boxes into the text: docs/data.md has the lines of Python",
+    "objects": "write names and boxes into the text: docs/public_sets.md has the lines of Python",
 }
 
 Medium = Literal["video", "image"]

@@ -94,7 +94,7 @@ def _object_rows(path: Path) -> Rows | None:
     keys = ", ".join(list(content)[:3]) + (", ..." if len(content) > 3 else "")
     raise RecordError(
         f"{path}: one object with the keys {keys}, and not a list of records; write each of its entries as a record, "
-        "one object a line (docs/data.md, Files of one object, has the lines of Python)",
+        "one object a line (docs/public_sets.md has the lines of Python)",
         "JSON",
     )
 
