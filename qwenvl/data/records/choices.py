@@ -24,8 +24,10 @@ _WHOLE_NUMBER = re.compile(r"\d{1,3}(?:\.0)?")
 _OPTION_COLUMN = re.compile(r"(?:option|choice|candidate|opt|answer|ans)[ _-]?(\d{1,2}|[a-h])|a(\d{1,2})", re.I)
 # Keys of an object that is one option, in the order in which they are looked for.
 _OPTION_TEXTS = ("choice", "option", "text", "content", "value")
+# and keys of the letter or number by which it is called.
+_OPTION_NAMES = ("label", "letter", "key", "id", "choice_id", "option_id", "index", "idx")
 # Lettered options in a text, on lines of their own or one after another.
-_IN_TEXT = re.compile(r"(?:^|(?<=\s))[(\[]?([A-Za-z])[)\].:]\s+(?=\S)", re.MULTILINE)
+_IN_TEXT = re.compile(r"(?:^|(?<=\s))[(\[*]{0,3}([A-Za-z])[)\].:*]{1,3}\s+(?=\S)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ def options_of(given: Any, key: str = "options") -> Options:
     """
     if isinstance(given, str):
         given = list_in(given, key)
+    if isinstance(given, list) and (named := _by_name(given)):
+        given = named
     if isinstance(given, Mapping):
         return _named_options(given, key)
     if not isinstance(given, Sequence) or isinstance(given, bytes):
@@ -65,6 +69,16 @@ def options_of(given: Any, key: str = "options") -> Options:
     if "" in texts:
         raise ValueError(f"{key}: option {LETTERS[texts.index('')]} is empty; leave it out and mend the answer")
     return _without_names([text for text in texts if text is not None])
+
+
+def _by_name(given: list[Any]) -> dict[str, Any]:
+    """The options of a list of objects by what each is called. Empty where they are called nothing, or the same."""
+    names = []
+    for each in given:
+        found = [each[key] for key in _OPTION_NAMES if key in each] if isinstance(each, Mapping) else []
+        names.append(str(found[0]) if found and isinstance(found[0], int | str) else "")
+    distinct = all(re.fullmatch(r"[A-Za-z]|\d{1,2}", name) for name in names) and len(set(names)) == len(names)
+    return dict(zip(names, given, strict=True)) if distinct else {}
 
 
 def _named_options(given: Mapping[Any, Any], key: str) -> Options:
@@ -81,7 +95,7 @@ def _named_options(given: Mapping[Any, Any], key: str) -> Options:
         return Options(letters, tuple(map(int, ends)))
     if not all(len(end) == 1 and end.upper() in LETTERS for end in ends):
         raise ValueError(f"{key}: expected options by letter or number, got {kind_of(given)}")
-    return Options({end.upper(): str(text) for end, text in zip(ends, listed, strict=True)})
+    return Options({end.upper(): str(text) for end, text in sorted(zip(ends, listed, strict=True))})
 
 
 def _without_names(texts: list[str]) -> Options:
@@ -192,6 +206,11 @@ def options_in(question: str) -> Options | None:
 
 
 # ---- answers
+
+
+def is_letter(answer: Any) -> bool:
+    """Whether an answer is the letter of an option and nothing else."""
+    return isinstance(answer, str) and bool(_LETTER_ALONE.fullmatch(bare(answer, "answer") if answer.strip() else ""))
 
 
 def chosen(answer: Any, options: Options, key: str = "answer", first_number: int | None = None) -> str:

@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from qwenvl.data.errors import RecordError, kind_of
+from qwenvl.data.records.choices import OPTION_KEYS
 from qwenvl.data.records.keys import (
     FRAME_KEYS,
     OLDEST_FORMS,
@@ -32,6 +33,8 @@ from qwenvl.data.records.keys import (
     Medium,
     found_medium,
     is_empty,
+    is_named_like_a_medium,
+    medium_in,
     unread_keys,
 )
 from qwenvl.types import ClipMeta, Message, Role
@@ -157,6 +160,8 @@ def _oldest_turns(row: dict[str, Any], where: str) -> tuple[str, list[Any]]:
 # Keys that hold a question or an answer in files of others, in the order in which they are looked for.
 _QUESTIONS = ("question", "problem", "query", "instruction", "input", "text", "sentence", "caption")
 _ANSWERS = ("answer", "solution", "label", "response", "output", "ground_truth", "target", "caption")
+_TIMES = ("timestamp", "timestamps", "relevant_windows", "windows", "span", "spans", "segment", "segments")
+_ANSWERS += ("correct_answer", "correctAnswer", "correct", "gt", "gold", "answer_idx", "answer_id")
 
 
 def _without_turns(row: dict[str, Any]) -> str:
@@ -165,15 +170,25 @@ def _without_turns(row: dict[str, Any]) -> str:
         return kind_of(row)
     found = f"the keys {', '.join(str(key)[:40] for key in row)}"
     question = next((key for key in _QUESTIONS if key in row), None)
+    times = next((key for key in _TIMES if key in row), None)
+    if question is not None and times is not None:
+        clip = next((key for key in row if is_named_like_a_medium(key)), "NAME")
+        renamed = ((clip, "video_id"), (question, "sentence"), (times, "timestamp"))
+        columns = ",".join(f"{name}={meant}" for name, meant in renamed if name != meant)
+        return f"{found}; for spans of time: --columns {columns}"
     answer = next((key for key in _ANSWERS if key in row and key != question), None)
     if question is None:
         return (
             f"{found}; the row has no question: give each row one in a column `question`, and its answer in `answer` "
             "(docs/public_sets.md has the lines of Python)"
         )
-    if answer is None:
-        return f"{found}; the row has no answer: --columns {question}=prompt,NAME=solution renames keys"
-    return f"{found}; --columns {question}=prompt,{answer}=solution renames keys"
+    # A question with options goes through a preset, which writes them into the prompt.
+    with_options = any(key in row for key in OPTION_KEYS)
+    known = ("question", "answer") if with_options else ("prompt", "solution")
+    renamed = zip((question, answer or "NAME"), known, strict=True)
+    columns = ",".join(f"{name}={meant}" for name, meant in renamed if name != meant)
+    lacks = "" if answer else "the row has no answer: "
+    return f"{found}; {lacks}--columns {columns} renames keys"
 
 
 def _completion(row: dict[str, Any], where: str) -> list[Any]:
@@ -282,13 +297,22 @@ def _part(part: Any, place: str, draft: Draft) -> str:
     if kind in ("video", "video_url", "image", "image_url"):
         medium: Medium = "video" if kind.startswith("video") else "image"
         value = _medium_of({"type": kind} | part, medium)
-        if value is not None:
+        if value is None:
+            _check_no_other_medium(part, medium, place)
+        else:
             key = next(key for key in (medium, f"{medium}_url", "path", "url") if part.get(key) is not None)
             (draft.videos if medium == "video" else draft.images).append((f"{place}.{key}", value))
             if medium == "video":
                 draft.metas.append(_part_meta(part))
         return f"<{medium}>"
     raise RecordError(f"{place}: expected a part of type text, image or video, got {kind_of(part)}")
+
+
+def _check_no_other_medium(part: dict[str, Any], medium: Medium, place: str) -> None:
+    """Check that a part that leaves its medium to the columns names none under a key that is not read."""
+    for key, value in part.items():
+        if medium_in(value) or (key != "type" and is_named_like_a_medium(key) and isinstance(value, str)):
+            raise RecordError(f"{place}.{key}: the medium of a part is named by `{medium}`, `path` or `url`; rename it")
 
 
 def _checked_text(text: Any, place: str) -> str:

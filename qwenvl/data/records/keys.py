@@ -43,6 +43,9 @@ CLIP_ENDINGS = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".mpg", ".mpeg"
 PICTURE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 _ENDINGS: dict[str, Medium] = {**dict.fromkeys(CLIP_ENDINGS, "video"), **dict.fromkeys(PICTURE_ENDINGS, "image")}
 
+_OTHER_ENDINGS = {".txt", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".html", ".pdf", ".md", ".py", ".srt", ".vtt"}
+_OTHER_ENDINGS |= {".wav", ".mp3", ".npy", ".npz", ".pt", ".pkl", ".h5", ".parquet"}
+
 # A key is named like a medium if it is one of the nouns, or a noun with qualifiers: video_path, clip_uid, rel_img_file.
 _NOUNS = {"video", "clip", "vid", "movie", "film", "youtube", "yt", "image", "img", "picture", "photo", "pic", "media"}
 _NOUNS |= {"file", "filename", "filepath", "path", "visual", "frame", *(ending[1:] for ending in _ENDINGS)}
@@ -143,8 +146,9 @@ def found_medium(row: Mapping[str, Any], unread: Collection[str], where: str) ->
     Raises:
         RecordError: a key seems to name a medium, and its meaning is not certain.
     """
-    named = [key for key in unread if is_named_like_a_medium(key) and isinstance(row[key], str | bytes | list | dict)]
-    certain = [key for key in named if medium_in(row[key])]
+    named = [key for key in unread if is_named_like_a_medium(key) and _may_be_a_medium(row[key])]
+    # Frames may be a clip or pictures, and nothing tells.
+    certain = [key for key in named if medium_in(row[key]) and "frame" not in key.lower()]
     if certain and all(row[key] == row[certain[0]] for key in certain):
         medium = medium_in(row[certain[0]])
         assert medium is not None
@@ -164,9 +168,21 @@ def found_medium(row: Mapping[str, Any], unread: Collection[str], where: str) ->
     return None
 
 
+def _may_be_a_medium(value: Any) -> bool:
+    """Whether the value of a key that is named like a medium may be one: notes.txt is none."""
+    if not isinstance(value, str):
+        return isinstance(value, bytes | list | dict)
+    ending = PurePosixPath(value.strip()).suffix.lower()
+    return ending not in _OTHER_ENDINGS
+
+
 def _seems_a_medium(place: str, value: Any) -> str:
     medium = medium_in(value) or ("image" if re.search("im(age|g)|pic|photo", place) else "video")
-    if re.fullmatch(r"\w+", place):
+    if isinstance(value, str) and value.startswith(("http://", "https://")):
+        advice = f"download it, and name the copy in `{medium}`"
+    elif "frame" in place.lower():
+        advice = f"--columns {place}=video reads a list of pictures as one clip, --columns {place}=images as pictures"
+    elif re.fullmatch(r"\w+", place):
         advice = f"--columns {place}={medium} says so (an id without its ending is searched on the disk)"
     else:
         advice = f"copy it to a key `{medium}` of the row"

@@ -21,6 +21,7 @@ from qwenvl.data.records.choices import (
     Options,
     bare,
     chosen,
+    is_letter,
     option_columns,
     options_in,
     options_of,
@@ -257,13 +258,16 @@ def _kind_of_answer(answer: Any, question: str) -> str:
     """The kind of an answer to a question without options."""
     if isinstance(answer, bool):
         return YES_NO
+    asks_for_times = re.search(r"\bwhen\b|\btimes?\b|seconds|timestamp|moment", question, re.IGNORECASE)
+    if isinstance(answer, list) and _times(answer) and asks_for_times:
+        return SPAN
     text = str(answer).strip()
     if _NUMBER.fullmatch(text):
         return NUMBER
     if text.casefold().strip(".") in ("yes", "no"):
         return YES_NO
     # Two times are a span where the question asks for times: "3-5" may be a score or a range as well.
-    if _SPAN.fullmatch(text) and re.search(r"\bwhen\b|\btimes?\b|seconds|timestamp|moment", question, re.IGNORECASE):
+    if isinstance(answer, str) and _SPAN.fullmatch(text) and asks_for_times:
         return SPAN
     return WORDS
 
@@ -311,6 +315,8 @@ def _question_row(
         given = given[0]
     found = _given_options(row) if kind is None else None
     options, option_keys = found or (_options_in(prompt, given), ())
+    if options and isinstance(given, str) and given in option_keys and len(option_keys) > 1:  # the name of a column
+        given = list(options.texts)[option_keys.index(given)]
     said, said_by = _kind_said(row, given) if kind is None else (kind, set[str]())
     own_kind = row.get("problem_type")
     if kind is None:
@@ -319,7 +325,7 @@ def _question_row(
         kind = CHOICE if options else own_kind or _kind_of_answer(given, prompt)
     if own_kind and options and kind == CHOICE and said_by != {"problem_type"}:
         more["source_problem_type"] = own_kind  # somebody's own name for a kind of question
-    if options and kind == CHOICE and not _shows(prompt, options):
+    if found is not None and options and kind == CHOICE and not _shows(prompt, options):
         prompt = "\n".join([prompt, *(f"{letter}. {text}" for letter, text in options.texts.items())])
 
     # Columns that are read, and that rewards may want as well.
@@ -345,7 +351,7 @@ def _question_row(
 def _options_in(question: str, answer: Any) -> Options | None:
     """The options that a question's own text holds, where its answer is one of them."""
     options = options_in(question)
-    if options is None or whole_number(answer) is not None:  # a number that is none of them is an error
+    if options is None or whole_number(answer) is not None or is_letter(answer):  # which is an error if it is none
         return options
     with suppress(ValueError):
         chosen(answer, options)
@@ -433,7 +439,7 @@ def _spans(times: Sequence[tuple[float, float]], duration: Any, made: Made) -> s
     Raises:
         ValueError: a span is empty, or begins after the clip ends.
     """
-    length = float(duration) if isinstance(duration, str) and _NUMBER.fullmatch(duration) else duration
+    length = _seconds(duration)
     length = length if isinstance(length, int | float) and length > 0 else None
     texts = []
     for first, last in sorted(times):
@@ -469,7 +475,9 @@ def span_hints(record: Record, clips: Sequence[FrameInfo]) -> Iterator[Hint]:
 
 def _span_row(row: Values, first_number: int | None = None) -> Made:
     """A record that asks when a sentence happens: from ``start`` to ``end``, or in ``timestamp``, which holds both."""
-    times: Any = row.get("timestamp", [row.get("start"), row.get("end")])
+    times: Any = row.get("timestamp", [_seconds(row.get("start")), _seconds(row.get("end"))])
+    if isinstance(times, str):  # in a cell of CSV
+        times = [list(span) for span in spans_in(times)]
     if not isinstance(times, list) or not times or (not isinstance(times[0], list) and len(times) != 2):
         raise ValueError(f"timestamps: expected start and end, got {kind_of(times)}")
     for pair in times if isinstance(times[0], list) else [times]:
@@ -480,7 +488,7 @@ def _span_row(row: Values, first_number: int | None = None) -> Made:
                 raise ValueError(f"{key}: expected seconds, got {kind_of(value)}")
     question = f'When does the following happen in the video? "{_text(row, "sentence").strip()}"'
     asked = row | {"question": question, "answer": times}
-    kept = {key: _text(row, key) for key in ("video_id", "sentence") if key == "sentence" or key in row}
+    kept: Values = {key: _text(row, key) for key in ("video_id", "sentence") if key == "sentence" or key in row}
     read = ["start", "end", "timestamp", *kept]
     media = {"videos": [kept["video_id"]]} if "video_id" in kept else None
     if cut := _is_cut_of_a_film(row):
@@ -495,6 +503,11 @@ def _span_row(row: Values, first_number: int | None = None) -> Made:
             )
         )
     return made
+
+
+def _seconds(value: Any) -> Any:
+    """The number in a cell of CSV. Anything else as it is."""
+    return float(value) if isinstance(value, str) and re.fullmatch(r"\d+(?:\.\d+)?", value.strip()) else value
 
 
 def _is_cut_of_a_film(row: Values) -> bool:

@@ -36,6 +36,8 @@ def gold(row, **options):
         (["0) left", "1) right"], {"A": "left", "B": "right"}),
         (["1.5 m", "2.5 m"], {"A": "1.5 m", "B": "2.5 m"}),
         ([1, 2.5], {"A": "1", "B": "2.5"}),
+        ([{"id": "B", "text": "right"}, {"id": "A", "text": "left"}], {"A": "left", "B": "right"}),
+        ([{"label": "A", "text": "left"}, {"label": "B", "text": "right"}], {"A": "left", "B": "right"}),
         (["left", "right", "", None, float("nan")], {"A": "left", "B": "right"}),
         ({"a": "left", "b": "right"}, {"A": "left", "B": "right"}),
         ({"0": "left", "1": "right"}, {"A": "left", "B": "right"}),
@@ -185,6 +187,7 @@ def test_a_file_that_counts_both_ways_is_refused(tmp_path):
         ({"choice_1": "left", "choice_2": "right", "choice_3": ""}, "right", "B", "B. right"),
         ({"answer0": "left", "answer1": "right"}, 0, "A", "A. left"),
         ({"opt1": "left", "opt2": "right"}, "right", "B", "B. right"),
+        ({"a0": "left", "a1": "right"}, "a1", "B", "B. right"),
     ],
 )
 def test_options_in_columns(columns, answer, letter, shown):
@@ -214,6 +217,7 @@ def test_columns_that_are_no_options():
         ("How many?\nA. 2\nB. 3", 3, "B"),
         ("How many?\nA. 2\nB. 3", "2", "A"),
         ("Where?\n[A] left\n[B] right", "A", "A"),
+        ("Where?\n**A.** left\n**B.** right", "A", "A"),
     ],
 )
 def test_options_in_the_question_make_it_multiple_choice(question, answer, letter):
@@ -221,6 +225,11 @@ def test_options_in_the_question_make_it_multiple_choice(question, answer, lette
     assert (record.solution, record.fields["problem_type"]) == (f"<answer>{letter}</answer>", "multiple choice")
     assert record.messages[-1].text.startswith(f"<video>{question}\nFirst think"), "the options are not written twice"
     assert "the letter of the right option" in record.messages[-1].text
+
+
+def test_a_letter_that_the_options_in_the_question_lack_is_refused():
+    with pytest.raises(RecordError, match="'C' is none of the options"):
+        parsed(COLUMNS | {"question": "Where?\nA. left\nB. right", "answer": "C"})
 
 
 def test_a_question_without_options_is_none():
@@ -261,6 +270,7 @@ def test_a_kind_of_its_author_beside_options_is_kept():
         ({"answer": "from 3 to 5 s", "type": "temporal grounding"}, "temporal grounding", "3 to 5"),
         ({"answer": "3-5", "question": "What was the score?"}, "free-form", "3-5"),
         ({"answer": "red", "question_type": "count"}, "free-form", "red"),
+        ({"answer": [[1, 2], [4, 6]], "question": "When?"}, "temporal grounding", "1 to 2, 4 to 6"),
     ],
 )
 def test_the_kind_of_an_answer(row, kind, text):
@@ -296,6 +306,7 @@ def span(**more):
         ([3.2, 8.9], "6.0", "3.2 to 6", ["a span beyond the clip"]),
         ([3.2, 8.9], "short", "3.2 to 8.9", []),
         ([0, 6], 6, "0 to 6", []),
+        ("[3.2, 8.9]", "6.0", "3.2 to 6", ["a span beyond the clip"]),
     ],
 )
 def test_spans_are_within_the_clip_and_in_order(timestamp, duration, text, kinds):
@@ -303,7 +314,7 @@ def test_spans_are_within_the_clip_and_in_order(timestamp, duration, text, kinds
     assert record.solution == f"<answer>{text}</answer>"
     assert [hint.kind for hint in record_hints(record)] == kinds
     assert record.fields.get("duration") == duration, "rewards get it"
-    several = isinstance(timestamp[0], list)
+    several = isinstance(timestamp, list) and isinstance(timestamp[0], list)
     assert ("of every time that it happens" in record.messages[-1].text) == several
 
 
@@ -316,6 +327,7 @@ def test_spans_are_within_the_clip_and_in_order(timestamp, duration, text, kinds
         ([], "expected start and end"),
         ([[1, 2], [3]], "expected start and end"),
         ([1, "2"], "end: expected seconds"),
+        ("soon", "expected start and end"),
     ],
 )
 def test_spans_that_are_refused(timestamp, message):

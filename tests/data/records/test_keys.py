@@ -79,6 +79,8 @@ def test_the_same_medium_under_two_names_is_one():
         ({"video_url": "https://youtu.be/abc"}, "d[0].video_url: seems to name a clip"),
         ({"frames_dir": "frames/0001"}, "d[0].frames_dir: seems to name a clip"),
         ({"clip": b"ftyp"}, "d[0].clip: seems to name a clip"),
+        ({"frames": ["1.jpg", "2.jpg"]}, "--columns frames=video reads a list of pictures as one clip"),
+        ({"url": "https://a.org/b.mp4"}, "download it"),
     ],
 )
 def test_a_key_that_seems_to_name_a_medium_is_refused_by_name(more, message):
@@ -97,7 +99,7 @@ def test_the_columns_that_the_refusal_names_lead_to_the_clip(tmp_path):
 
 def test_a_row_of_text_alone_stays_one():
     row = {"prompt": "Use 3, 7, 8 to make 80.", "nums": [3, 7, 8], "target": 80, "video_length": "short"}
-    record = parsed(row | {"image": None, "videos": [], "clip_score": 0.8})
+    record = parsed(row | {"image": None, "videos": [], "clip_score": 0.8, "file": "notes.txt"})
     assert (record.videos, record.images) == ((), ())
 
 

@@ -117,6 +117,8 @@ def test_history_beside_turns_is_reported_with_advice():
         ({"caption": "It falls.", "video": "c.mp4"}, "the row has no answer: --columns caption=prompt,NAME=solution"),
         ({"problem": "What?", "target": "x"}, "--columns problem=prompt,target=solution renames keys"),
         ({"text": "What?", "label": "x"}, "--columns text=prompt,label=solution renames keys"),
+        ({"question": "?", "options": ["a", "b"], "gt": "a"}, "--columns gt=answer renames keys"),
+        ({"vid": "a", "query": "?", "relevant_windows": []}, "--columns vid=video_id,query=sentence,relevant_windows="),
     ],
 )
 def test_a_row_of_no_form_is_refused_with_its_own_keys(row, message):
@@ -163,6 +165,12 @@ def test_a_typed_part_holds_its_picture_under_any_key_of_the_processors(part):
     content = [part, {"text": "Which colour?"}]
     record = parsed({"messages": [{"role": "user", "content": content}], "solution": "x"})
     assert (record.messages[0].text, record.images) == ("<image>Which colour?", ("/media/a.png",))
+
+
+@pytest.mark.parametrize("key", ["video_path", "file", "clip", "source"])
+def test_a_part_whose_medium_has_another_key_is_refused_by_it(key):
+    row = {"messages": [{"role": "user", "content": [{"type": "video", key: "c.mp4"}]}], "solution": "x"}
+    assert f"d[0].messages[0].content[0].{key}: the medium of a part is named by `video`" in refused(row)
 
 
 def test_an_object_in_the_place_of_a_clip_keeps_its_settings():
