@@ -25,10 +25,13 @@ from typing import Any, Literal
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records.choices import OPTION_KEYS
 from qwenvl.data.records.keys import (
+    ANSWERING_KEYS,
+    ASKING_KEYS,
     FRAME_KEYS,
     OLDEST_FORMS,
     PICTURE_ENDINGS,
     SYSTEM_KEYS,
+    TIME_KEYS,
     TURN_KEYS,
     Medium,
     found_medium,
@@ -102,16 +105,17 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
     read: set[str] = set()
     key = next((key for key in TURN_KEYS if key in row), None)
     if key is None:
-        key, turns = _oldest_turns(row, where)
-        read.update(row.keys() & {name for form in OLDEST_FORMS for name in form} | {"input", "history"})
+        form, turns = _oldest_turns(row, where)
+        key = form[0]
+        read.update((*form, "input" if key == "instruction" else "", "history"))
     else:
         turns = row[key]
     place = f"{where}.{key}"
     if isinstance(turns, str) and key != "conversations":
         turns = [{"role": "user", "content": turns}]
     if not isinstance(turns, list) or not turns:
-        form = "{'from': ..., 'value': ...} or {'role': ..., 'content': ...}"
-        raise RecordError(f"{place}: expected a list of turns {form}, got {kind_of(turns)}")
+        wanted = "{'from': ..., 'value': ...} or {'role': ..., 'content': ...}"
+        raise RecordError(f"{place}: expected a list of turns {wanted}, got {kind_of(turns)}")
     turns = [*turns, *_completion(row, where)]
     draft = Draft()
     draft.messages = [_message(turn, f"{place}[{i}]", draft) for i, turn in enumerate(turns)]
@@ -133,17 +137,16 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
     return draft
 
 
-def _oldest_turns(row: dict[str, Any], where: str) -> tuple[str, list[Any]]:
-    """The key of the question, and the turns, of a row of LLaMA-Factory's or ms-swift's oldest form.
+def _oldest_turns(row: dict[str, Any], where: str) -> tuple[tuple[str, str], list[Any]]:
+    """The keys of question and answer, and the turns, of a row of LLaMA-Factory's or ms-swift's oldest form.
 
     Raises:
         RecordError: the row has no such form, nor any other.
     """
-    for question, answer in OLDEST_FORMS:
-        if question in row and answer in row:
-            break
-    else:
+    form = next((form for form in OLDEST_FORMS if row.keys() >= set(form)), None)
+    if form is None:
         raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {_without_turns(row)}")
+    question, answer = form
     text = row[question]
     if question == "instruction" and isinstance(text, str) and not is_empty(row.get("input")):
         text = f"{text}\n{row['input']}"
@@ -154,14 +157,7 @@ def _oldest_turns(row: dict[str, Any], where: str) -> tuple[str, list[Any]]:
     for asked, answered in (*history, (text, row[answer])):
         turns.append({"role": "user", "content": asked})
         turns.append({"role": "assistant", "content": answered})
-    return question, turns
-
-
-# Keys that hold a question or an answer in files of others, in the order in which they are looked for.
-_QUESTIONS = ("question", "problem", "query", "instruction", "input", "text", "sentence", "caption")
-_ANSWERS = ("answer", "solution", "label", "response", "output", "ground_truth", "target", "caption")
-_TIMES = ("timestamp", "timestamps", "relevant_windows", "windows", "span", "spans", "segment", "segments")
-_ANSWERS += ("correct_answer", "correctAnswer", "correct", "gt", "gold", "answer_idx", "answer_id")
+    return form, turns
 
 
 def _without_turns(row: dict[str, Any]) -> str:
@@ -169,14 +165,13 @@ def _without_turns(row: dict[str, Any]) -> str:
     if not row:
         return kind_of(row)
     found = f"the keys {', '.join(str(key)[:40] for key in row)}"
-    question = next((key for key in _QUESTIONS if key in row), None)
-    times = next((key for key in _TIMES if key in row), None)
+    question = next((key for key in ASKING_KEYS if key in row), None)
+    times = next((key for key in TIME_KEYS if key in row), None)
     if question is not None and times is not None:
         clip = next((key for key in row if is_named_like_a_medium(key)), "NAME")
-        renamed = ((clip, "video_id"), (question, "sentence"), (times, "timestamp"))
-        columns = ",".join(f"{name}={meant}" for name, meant in renamed if name != meant)
+        columns = _columns({clip: "video_id", question: "sentence", times: "timestamp"})
         return f"{found}; for spans of time: --columns {columns}"
-    answer = next((key for key in _ANSWERS if key in row and key != question), None)
+    answer = next((key for key in ANSWERING_KEYS if key in row and key != question), None)
     if question is None:
         return (
             f"{found}; the row has no question: give each row one in a column `question`, and its answer in `answer` "
@@ -184,11 +179,14 @@ def _without_turns(row: dict[str, Any]) -> str:
         )
     # A question with options goes through a preset, which writes them into the prompt.
     with_options = any(key in row for key in OPTION_KEYS)
-    known = ("question", "answer") if with_options else ("prompt", "solution")
-    renamed = zip((question, answer or "NAME"), known, strict=True)
-    columns = ",".join(f"{name}={meant}" for name, meant in renamed if name != meant)
+    asked, answered = ("question", "answer") if with_options else ("prompt", "solution")
     lacks = "" if answer else "the row has no answer: "
-    return f"{found}; {lacks}--columns {columns} renames keys"
+    return f"{found}; {lacks}--columns {_columns({question: asked, answer or 'NAME': answered})} renames keys"
+
+
+def _columns(renamed: dict[str, str]) -> str:
+    """What ``--columns`` takes to rename keys."""
+    return ",".join(f"{name}={meant}" for name, meant in renamed.items() if name != meant)
 
 
 def _completion(row: dict[str, Any], where: str) -> list[Any]:

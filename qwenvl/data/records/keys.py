@@ -27,6 +27,14 @@ FIELDS_OF_A_RUN = frozenset(("reward", "thinking", "evidence"))
 # The key of the question and of the answer in the oldest forms of other trainers, beside a `history` of earlier turns.
 OLDEST_FORMS = (("instruction", "output"), ("query", "response"))
 
+# Keys that ask, answer or hold times in files of others, in the order in which the advice of an error looks for them.
+ASKING_KEYS = ("question", "problem", "query", "instruction", "input", "text", "sentence", "caption")
+ANSWERING_KEYS = (
+    *("answer", "solution", "label", "response", "output", "ground_truth", "target", "caption"),
+    *("correct_answer", "correctAnswer", "correct", "gt", "gold", "answer_idx", "answer_id"),
+)
+TIME_KEYS = ("timestamp", "timestamps", "relevant_windows", "windows", "span", "spans", "segment", "segments")
+
 # What to do about unread keys that mean something in other libraries.
 ADVICE = {
     "chat_template_kwargs": "--chat_template_kwargs sets it for all rows",
