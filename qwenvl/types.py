@@ -121,7 +121,9 @@ class Record:
         dataset: name of its data set, where it was drawn from several.
         index: its number among all records that are drawn from.
         image_sizes: one entry per image, None where the record does not say its size. Empty: none has an entry.
-        hints: what was noticed while the row was read.
+        unread: keys of the row that hold something, and that its form does not read. Rewards may.
+        hints: what was changed or noticed while the row was read.
+        problem: why the row can't be read, where bad rows are left out. Such a record only stands in the row's place.
     """
 
     id: str
@@ -134,8 +136,10 @@ class Record:
     where: str
     dataset: str = ""
     index: int = 0
-    image_sizes: tuple[LibrarySize | None, ...] = ()
+    unread: tuple[str, ...] = ()
     hints: tuple[Hint, ...] = ()
+    problem: str = ""
+    image_sizes: tuple[LibrarySize | None, ...] = ()
 
 
 class Hint(NamedTuple):

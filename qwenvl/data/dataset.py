@@ -105,6 +105,8 @@ class GRPODataset(Dataset):
 
     def sample(self, record: Record, epoch: int = 0) -> Sample | BadSample:
         """The sample of a record, or why there is none where ``on_bad_sample`` allows it."""
+        if record.problem:
+            return BadSample(record, record.problem)
         try:
             sample = self.load(record, epoch)
             if self.view is None:
@@ -120,7 +122,8 @@ class GRPODataset(Dataset):
     def narrowed(self, keep: Callable[[Record], bool]) -> GRPODataset:
         """The same data set of the records that ``keep`` says True of. A part that none are left of is left out."""
         starts = [0, *self._ends]
-        kept = [[i for i in range(*bounds) if keep(self.records[i])] for bounds in pairwise(starts)]
+        stays = lambda record: bool(record.problem) or keep(record)  # a bad row is counted when it is drawn
+        kept = [[i for i in range(*bounds) if stays(self.records[i])] for bounds in pairwise(starts)]
         parts = [replace(part, size=len(own)) for part, own in zip(self.parts, kept, strict=True) if own]
         records = [self.records[i] for own in kept for i in own]
         narrowed = copy(self)
@@ -313,9 +316,16 @@ def load_dataset(
     elif (rows := given_rows(dataset_use, name)) is None:
         raise TypeError(f"{name}: {EXPECTED}, got {type(dataset_use).__name__}")
     for source in sources:
-        file = RecordFile(source, seed=seed, options=reading, check_record=check_record, rows=rows)
+        file = RecordFile(
+            source,
+            seed=seed,
+            options=reading,
+            check_record=check_record,
+            rows=rows,
+            skip=more.get("on_bad_sample", options.on_bad_sample if options else "error") == "skip",
+        )
         read.append(file.load())
-        parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as))
+        parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as, file.first_number))
     dataset = GRPODataset(read[0] if len(read) == 1 else ConcatDataset(read), options, parts=parts, seed=seed, **more)
     if dataset.options.on_bad_sample == "error":
         for records in read:

@@ -14,6 +14,7 @@ from typing import Any
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.media.source import frame_list, media_cache
+from qwenvl.data.records.keys import FRAME_KEYS, SYSTEM_KEYS
 from qwenvl.doctor.flags import add_dataset_flags, record_files
 from qwenvl.failure import counted
 from qwenvl.files import written_whole
@@ -21,7 +22,7 @@ from qwenvl.types import ClipMeta, LibraryCount, LibrarySize, Record
 
 # Keys of a row that a record is made of. Other keys are copied as they are.
 OWN_KEYS = {"id", "conversations", "messages", "prompt", "video", "videos", "image", "images", "meta", "solution"}
-OWN_KEYS |= {"completion", "video_start", "video_end", "video_fps", "frames_fps"}
+OWN_KEYS |= {"completion", *FRAME_KEYS, *SYSTEM_KEYS}
 OWN_KEYS |= {"frame_cnts", "dynamic_sample", "frame_times"}
 _SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt"}
 

@@ -221,9 +221,9 @@ def clusters_of(records: Mapping[int, Record], by: str | None = None) -> dict[in
     """
     if by is not None:
         for record in records.values():
-            if by not in record.fields:
+            if by not in record.fields and not record.problem:
                 raise RecordError(
                     f"{record.where}: no field {by!r}, which --cluster_by names; it has {', '.join(record.fields)}"
                 )
-        return {number: str(record.fields[by]) for number, record in records.items()}
+        return {number: str(record.fields.get(by)) for number, record in records.items()}
     return clusters_by({n: [*record.videos, *record.images] or [record.where] for n, record in records.items()})

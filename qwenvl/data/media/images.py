@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 MAX_IMAGE_PIXELS = 50_000_000  # a small file may unfold to gigabytes; cameras stay below this
 DEFAULT_FRAMES_FPS = 2.0  # what the model authors' own tools assume
+ANIMATED = ("GIF", "WEBP", "PNG")  # formats of pictures that may move
 FRAME_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
 
 def load_image(path: str) -> Tensor:
     """Read an image: 3 x H x W, uint8.
 
-    It is turned as its EXIF data says. Transparent parts show white. Of several frames it is the first.
+    It is turned as its EXIF data says. Transparent parts show white. Of several pages it is the first.
 
     Raises:
-        BadMediaError: the file is not an image, is damaged or cut short, or has more than 50 million pixels.
+        BadMediaError: the file is not an image, is damaged or cut short, is an animation, or has more than 50 million
+            pixels.
     """
     import torch
 
@@ -40,6 +42,11 @@ def load_image(path: str) -> Tensor:
                 raise BadMediaError(
                     path, f"{width} x {height} pixels; expected at most {MAX_IMAGE_PIXELS:,}: make the image smaller"
                 )
+            # The further pictures of a photo (MPO) or of a scan (TIFF) are no frames that follow each other.
+            if image.format in ANIMATED and getattr(image, "n_frames", 1) > 1:
+                count = getattr(image, "n_frames", 1)
+                advice = "name it as a clip, under `video`" if image.format == "GIF" else "make a clip of it"
+                raise BadMediaError(path, f"an animation of {count} frames in the place of a picture: {advice}")
             upright = _to_rgb(ImageOps.exif_transpose(image))
     except UnidentifiedImageError:
         raise BadMediaError(path, "not an image of a known format") from None

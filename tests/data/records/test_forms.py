@@ -1,5 +1,7 @@
 """The forms of rows and of ``meta``: what a record takes from them, and what is wrong with a row."""
 
+from pathlib import Path
+
 import pytest
 
 from qwenvl.data.errors import RecordError
@@ -18,7 +20,7 @@ H, G = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
 
 
 def parsed(row, root="/media", **options):
-    return parse_row(Row("d[0]", "d-0", row), root, ReadOptions(**options))
+    return parse_row(Row("d[0]", "d-0", row), Path(root), ReadOptions(**options))
 
 
 class TestConversations:
@@ -169,7 +171,7 @@ def turns(text):
         ({"messages": [{"role": "user", "content": PARTS}], "solution": "x", "images": ["c.png"]}, "expected one"),
         ({"prompt": "a", "solution": b"x"}, "d[0].solution: expected text or what JSON can hold"),
         (turns("no tag") | {"video": "a.mp4"}, "the prompt has 0 <video> tags but `video` names 1 files"),
-        ({"prompt": "<image><image>", "images": ["a"], "solution": "x"}, "the prompt has 2 <image> tags but `image`"),
+        ({"prompt": "<image><image>", "images": ["a"], "solution": "x"}, "the prompt has 2 <image> tags but `images`"),
         (turns("<video><video>") | {"video": ["a", "b"], "meta": {}}, "expected a list, one entry for each of 2"),
         (turns("<video>") | {"video": 7}, ".video: expected a path, got number 7"),
     ],
@@ -220,7 +222,7 @@ def hints(row, **options):
 
 def test_keys_of_meta_without_a_meaning_are_hinted_at():
     metas = [{"fps": 25, "max_frames": 4}, {"note": "x", "fps": 5}]
-    ((kind, message),) = hints(turns("<video><video>") | {"video": ["a.mp4", "b.mp4"], "meta": metas})
+    ((kind, message),) = hints(turns("<video><video>Which?") | {"video": ["a.mp4", "b.mp4"], "meta": metas})
     assert kind == "unknown key in meta"
     assert message.startswith(
         "meta has fps, note, which change no frames and are left to the rewards; known are frame_c"

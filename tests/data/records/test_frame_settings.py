@@ -358,6 +358,16 @@ def test_near_misses_beside_the_turns_are_hinted_at_where_their_values_are_numbe
     assert not hints(parsed({"prompt": "?", "solution": "x", "max_frame": 4})), "there is no clip"
 
 
+@pytest.mark.parametrize("format", [None, "question-answer"])
+def test_settings_that_are_read_are_no_unread_keys(parsed, format):
+    row = beside(nframes=4, max_pixels=784, dynamic_sample=False, note="x")
+    if format is not None:
+        row = {"question": "?", "answer": "x", "video": "a.mp4", "nframes": 4, "max_pixels": 784, "note": "x"}
+    assert parsed(row, format=format).unread == ("note",)
+    assert parsed({"prompt": "Which fps?", "solution": "x", "fps": 4}).unread == ("fps",)
+    assert parsed(beside("a.png", "image", max_pixels=784, fps=4)).unread == ("fps",)
+
+
 def test_the_keys_that_are_read_of_a_row():
     assert {"fps", "max_pixels", "frame_times"} <= keys_read(clips=True, images=False)
     assert keys_read(clips=False, images=True) == {"min_pixels", "max_pixels", "resized_height", "resized_width"}
