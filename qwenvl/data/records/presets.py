@@ -30,6 +30,7 @@ from qwenvl.data.records.choices import (
 from qwenvl.data.records.forms import draft_of
 from qwenvl.data.records.frame_settings import META_KEYS
 from qwenvl.data.records.keys import FRAME_KEYS, PICTURE_ENDINGS, READ_KEYS, SYSTEM_KEYS, TURN_KEYS, is_empty
+from qwenvl.data.records.spans import is_cut_of_a_film, is_time, seconds_of, spans_text, times_in
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.grounding import spans_in
 from qwenvl.rewards.functions.text import solution_of
@@ -260,7 +261,7 @@ def _kind_of_answer(answer: Any, question: str) -> str:
     if isinstance(answer, bool):
         return YES_NO
     asks_for_times = re.search(r"\bwhen\b|\btimes?\b|seconds|timestamp|moment", question, re.IGNORECASE)
-    if isinstance(answer, list) and _times(answer) and asks_for_times:
+    if isinstance(answer, list) and times_in(answer) and asks_for_times:
         return SPAN
     text = str(answer).strip()
     if _NUMBER.fullmatch(text):
@@ -277,7 +278,7 @@ def _kind_said(row: Values, answer: Any) -> tuple[str | None, set[str]]:
     """The kind of answer that a column of a row says, where the answer is of that kind, and the column's key."""
     for key in _KIND_KEYS:
         kind = _KINDS.get(" ".join(re.split(r"[\s_-]+", str(row.get(key) or "").casefold())))
-        if kind is None or (kind == SPAN and not _times(answer)) or (kind == CHOICE and key != "problem_type"):
+        if kind is None or (kind == SPAN and not times_in(answer)) or (kind == CHOICE and key != "problem_type"):
             continue
         if kind == NUMBER and not _NUMBER.fullmatch(str(answer).strip()):
             continue
@@ -338,8 +339,10 @@ def _question_row(
         made.read.add("problem_type")
     if options and kind == CHOICE:
         solution = chosen(given, options, answer, first_number)
-    elif kind == SPAN and (times := _times(given)):
-        solution = _spans(times, row.get("duration"), made)
+    elif kind == SPAN and (times := times_in(given)):
+        solution, made.hints = spans_text(times, row.get("duration"))
+        if len(times) > 1:
+            made.asked = "start and end in seconds of every time that it happens, with the word to between them,"
     elif isinstance(given, bool):
         solution = "yes" if given else "no"
     else:
@@ -416,54 +419,6 @@ def _mvbench(row: Values, first_number: int | None = None) -> Made:
 _CHARADES = re.compile(r"(\S+) ([0-9]+\.?[0-9]*) ([0-9]+\.?[0-9]*)\s?##\s?(.+)")
 
 
-def _times(given: Any) -> list[tuple[float, float]]:
-    """Start and end of each span that an answer gives: as text, as two numbers, or as a list of pairs of numbers."""
-    if isinstance(given, str):
-        return spans_in(given)
-    if not isinstance(given, list | tuple) or not given:
-        return []
-    pairs = [given] if all(_is_time(each) for each in given) else given
-    if not all(isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_is_time, pair)) for pair in pairs):
-        return []
-    return [(float(start), float(end)) for start, end in pairs]
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9
-
-
-def _spans(times: Sequence[tuple[float, float]], duration: Any, made: Made) -> str:
-    """Spans as the text of a solution, in order of their times and within the clip. Changes are hints of ``made``.
-
-    ``temporal_iou`` unites several spans: the answer is right if it names all of them.
-
-    Raises:
-        ValueError: a span is empty, or begins after the clip ends.
-    """
-    length = _seconds(duration)
-    length = length if isinstance(length, int | float) and length > 0 else None
-    texts = []
-    for first, last in sorted(times):
-        start, end = min(first, last), max(first, last)
-        if start == end:
-            raise ValueError(f"start and end: expected two times, got {start:g} twice")
-        if first > last:
-            made.hints.append(
-                Hint("a span turned round", "start and end of a span are the wrong way round, and are turned round")
-            )
-        if length is not None and start >= length:
-            raise ValueError(f"the span {start:g} to {end:g} begins after the end of the clip, `duration` {length:g}")
-        if length is not None and end > length:
-            made.hints.append(
-                Hint("a span beyond the clip", "a span ends after the clip, and is cut at its `duration`")
-            )
-            end = length
-        texts.append(f"{start:g} to {end:g}")
-    if len(texts) > 1:
-        made.asked = "start and end in seconds of every time that it happens, with the word to between them,"
-    return ", ".join(texts)
-
-
 def span_hints(record: Record, clips: Sequence[FrameInfo]) -> Iterator[Hint]:
     """Name a solution that no answer can equal: a span of it ends after the record's only clip."""
     is_span = _KINDS.get(str(record.fields.get("problem_type")).casefold().replace("-", " ")) == SPAN
@@ -476,7 +431,7 @@ def span_hints(record: Record, clips: Sequence[FrameInfo]) -> Iterator[Hint]:
 
 def _span_row(row: Values, first_number: int | None = None) -> Made:
     """A record that asks when a sentence happens: from ``start`` to ``end``, or in ``timestamp``, which holds both."""
-    times: Any = row.get("timestamp", [_seconds(row.get("start")), _seconds(row.get("end"))])
+    times: Any = row.get("timestamp", [seconds_of(row.get("start")), seconds_of(row.get("end"))])
     if isinstance(times, str):  # in a cell of CSV
         times = [list(span) for span in spans_in(times)]
     if not isinstance(times, list) or not times or (not isinstance(times[0], list) and len(times) != 2):
@@ -485,14 +440,14 @@ def _span_row(row: Values, first_number: int | None = None) -> Made:
         if not isinstance(pair, list) or len(pair) != 2:
             raise ValueError(f"timestamps: expected start and end, got {kind_of(pair)}")
         for key, value in zip(("start", "end"), pair, strict=True):
-            if not _is_time(value):
+            if not is_time(value):
                 raise ValueError(f"{key}: expected seconds, got {kind_of(value)}")
     question = f'When does the following happen in the video? "{_text(row, "sentence").strip()}"'
     asked = row | {"question": question, "answer": times}
     kept: Values = {key: _text(row, key) for key in ("video_id", "sentence") if key == "sentence" or key in row}
     read = ["start", "end", "timestamp", *kept]
     media = {"videos": [kept["video_id"]]} if "video_id" in kept else None
-    if cut := _is_cut_of_a_film(row):
+    if cut := is_cut_of_a_film(row):
         read += ["video_start", "video_end"]
     made = _question_row(asked, kind=SPAN, media=media, read=read, **kept)
     if cut:
@@ -504,19 +459,6 @@ def _span_row(row: Values, first_number: int | None = None) -> Made:
             )
         )
     return made
-
-
-def _seconds(value: Any) -> Any:
-    """The number in a cell of CSV. Anything else as it is."""
-    return float(value) if isinstance(value, str) and re.fullmatch(r"\d+(?:\.\d+)?", value.strip()) else value
-
-
-def _is_cut_of_a_film(row: Values) -> bool:
-    """Whether a row's bounds are those at which its clip was cut from a film, as in Time-R1."""
-    start, end, duration = (row.get(key) for key in ("video_start", "video_end", "duration"))
-    if not (_is_time(start) and _is_time(end) and _is_time(duration)):
-        return False
-    return end > duration + 1 and abs(end - start - duration) < 1
 
 
 def activitynet_rows(content: Values) -> Iterator[tuple[str, Values]]:
