@@ -333,8 +333,8 @@ def record_hints(record: Record) -> Iterator[Hint]:
     if unknown := sorted({str(key)[:80] for each in metas for key in unknown_meta_keys(each)}):
         yield Hint(
             "unknown key in meta",
-            f"meta has {', '.join(unknown)}, which change no frames and are left to the rewards; known are "
-            f"{', '.join(META_KEYS)}{advice_on_meta(unknown)}",
+            f"meta has {', '.join(unknown)}, which change no frames and are left to the rewards"
+            f"{advice_on_meta(unknown)}; known are {', '.join(META_KEYS)}",
         )
     if hidden := _hidden_options(record.fields, "\n".join(message.text for message in record.messages)):
         advice = "write them into the user turn"

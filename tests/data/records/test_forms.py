@@ -224,9 +224,8 @@ def test_keys_of_meta_without_a_meaning_are_hinted_at():
     metas = [{"fps": 25, "max_frames": 4}, {"note": "x", "fps": 5}]
     ((kind, message),) = hints(turns("<video><video>Which?") | {"video": ["a.mp4", "b.mp4"], "meta": metas})
     assert kind == "unknown key in meta"
-    assert message.startswith(
-        "meta has fps, note, which change no frames and are left to the rewards; known are frame_c"
-    )
+    assert message.startswith("meta has fps, note, which change no frames and are left to the rewards; fps: video_fps")
+    assert "known are frame_cnts, min_frames, max_frames" in message
     assert hints(turns("text alone") | {"meta": {"note": "x"}}) == []
 
 
