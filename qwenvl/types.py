@@ -39,8 +39,45 @@ class Message:
 
 
 @dataclass(frozen=True)
+class LibraryCount:
+    """How many frames of a clip are taken, in the words of the package ``qwen_vl_utils`` and by its rules.
+
+    Attributes:
+        nframes: this number, rounded to pairs.
+        fps: frames per second of the clip.
+        min_frames, max_frames: bounds on the number that ``fps`` gives.
+        listed: the clip is a list or folder of frames. All of them are taken where nothing else is said.
+        beside_turns: ``nframes`` or ``fps`` stands beside the turns, where it may also be a note about the file.
+    """
+
+    nframes: int | None = None
+    fps: float | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+    listed: bool = False
+    beside_turns: bool = False
+
+
+@dataclass(frozen=True)
+class LibrarySize:
+    """The size of a clip's frames or of an image, in the words of the package ``qwen_vl_utils`` and by its rules.
+
+    Attributes:
+        min_pixels, max_pixels: bounds on the pixels of a frame or image.
+        total_pixels: bound on the pixels of all frames of a clip, which its pairs of frames share.
+        resized_height, resized_width: this size, rounded to whole vision tokens. Both or none.
+    """
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    total_pixels: float | None = None
+    resized_height: int | None = None
+    resized_width: int | None = None
+
+
+@dataclass(frozen=True)
 class ClipMeta:
-    """What a record's ``meta`` says of one clip.
+    """What a record says of one clip: in ``meta``, in the part or object that holds the clip, and beside the turns.
 
     Attributes:
         frame_counts: source frames of each concatenated segment, in order, or None where the clip is not segmented.
@@ -49,6 +86,9 @@ class ClipMeta:
         video_fps: frames per second to take, in place of the flags'. frames_fps: those of a clip stored as images.
         video_start, video_end: seconds between which frames are taken.
         min_pixels, max_pixels: bounds on the pixels of a frame, in place of the flags'.
+        frame_times: seconds at which each frame of a clip stored as images is shown, rising.
+        count: the number of frames by the rules of ``qwen_vl_utils``. Bounds and rates above then have no say.
+        size: the size of frames by these rules. The bounds on pixels above then have no say.
     """
 
     frame_counts: tuple[float, ...] | None = None
@@ -61,6 +101,9 @@ class ClipMeta:
     min_pixels: int | None = None
     max_pixels: int | None = None
     frames_fps: float | None = None
+    frame_times: tuple[float, ...] | None = None
+    count: LibraryCount | None = None
+    size: LibrarySize | None = None
 
 
 @dataclass(frozen=True)
@@ -72,11 +115,15 @@ class Record:
         messages: the prompt, without the turn that holds the solution.
         solution: the last assistant turn, raw.
         videos, images: absolute media paths, in the order of their tags.
-        clip_meta: one entry per video, None where the record has no ``meta`` for it.
+        clip_meta: one entry per video, None where the record says nothing of it.
         fields: the row as it was read, unknown keys included. Reward functions get them as columns.
         where: file and place, ``data/sop.json[17]`` or ``data/sop.jsonl:18``. Every error about the row begins with it.
         dataset: name of its data set, where it was drawn from several.
         index: its number among all records that are drawn from.
+        image_sizes: one entry per image, None where the record does not say its size. Empty: none has an entry.
+        unread: keys of the row that hold something, and that its form does not read. Rewards may.
+        hints: what was changed or noticed while the row was read.
+        problem: why the row can't be read, where bad rows are left out. Such a record only stands in the row's place.
     """
 
     id: str
@@ -89,6 +136,10 @@ class Record:
     where: str
     dataset: str = ""
     index: int = 0
+    unread: tuple[str, ...] = ()
+    hints: tuple[Hint, ...] = ()
+    problem: str = ""
+    image_sizes: tuple[LibrarySize | None, ...] = ()
 
 
 class Hint(NamedTuple):

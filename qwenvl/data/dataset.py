@@ -27,7 +27,7 @@ from qwenvl.data.media.resize import BICUBIC, check_size, read_resized, resize, 
 from qwenvl.data.media.source import check_media_exist
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
-from qwenvl.data.prompt_length import Ruler
+from qwenvl.data.prompt_length import Ruler, image_sizes_of
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import RecordFile, spot_checked
@@ -105,6 +105,8 @@ class GRPODataset(Dataset):
 
     def sample(self, record: Record, epoch: int = 0) -> Sample | BadSample:
         """The sample of a record, or why there is none where ``on_bad_sample`` allows it."""
+        if record.problem:
+            return BadSample(record, record.problem)
         try:
             sample = self.load(record, epoch)
             if self.view is None:
@@ -120,7 +122,8 @@ class GRPODataset(Dataset):
     def narrowed(self, keep: Callable[[Record], bool]) -> GRPODataset:
         """The same data set of the records that ``keep`` says True of. A part that none are left of is left out."""
         starts = [0, *self._ends]
-        kept = [[i for i in range(*bounds) if keep(self.records[i])] for bounds in pairwise(starts)]
+        stays = lambda record: bool(record.problem) or keep(record)  # a bad row is counted when it is drawn
+        kept = [[i for i in range(*bounds) if stays(self.records[i])] for bounds in pairwise(starts)]
         parts = [replace(part, size=len(own)) for part, own in zip(self.parts, kept, strict=True) if own]
         records = [self.records[i] for own in kept for i in own]
         narrowed = copy(self)
@@ -155,24 +158,36 @@ class GRPODataset(Dataset):
         ruler = self.ruler
         assert ruler is not None  # it counts the tokens
         timelines, sizes = [], []
+        metas = record.clip_meta
         for number in range(len(record.videos)):
             with self.open(record, number) as clip:
                 check_size(record.videos[number], clip.size)
                 timelines.append(Timeline(clip.frame_times, clip.duration))
-                sizes.append(ruler.frame_size(clip.size, record.clip_meta[number]))
-        stills = [ruler.image_size((image.shape[-2], image.shape[-1])) for image in images]
+                sizes.append(clip.size)
+        heights_and_widths = [(image.shape[-2], image.shape[-1]) for image in images]
+        stills = list(map(ruler.image_size, heights_and_widths, image_sizes_of(record, len(images))))
 
         def times_with(most: int | None) -> list[list[float]]:
             plans = [self.rule.plan(record, n, epoch, line, most) for n, line in enumerate(timelines)]
             return [[line.times[i] for i in plan.indices] for plan, line in zip(plans, timelines, strict=True)]
 
         def tokens(most: int | None) -> int:
-            return ruler.length(chat, list(zip(times_with(most), sizes, strict=True)), stills).tokens
+            # The size depends on the number of frames where they share the row's total_pixels.
+            clips = [
+                (times, ruler.frame_size(size, meta, len(times)))
+                for times, size, meta in zip(times_with(most), sizes, metas, strict=True)
+            ]
+            return ruler.length(chat, clips, stills).tokens
 
         if tokens(None) <= longest:
             return None, None
         free = [len(times) for times in times_with(None)]
-        most = max(1, bisect_right(range(1, max(free) + 1), longest, key=tokens))
+        counts = range(1, max(free) + 1)
+        if any(meta is not None and meta.size is not None and meta.size.total_pixels is not None for meta in metas):
+            # Fewer frames become larger there, so that a prompt of more frames may be the shorter one: try each.
+            most = next((count for count in reversed(counts) if tokens(count) <= longest), 1)
+        else:
+            most = max(1, bisect_right(counts, longest, key=tokens))
         return most, tuple(zip(free, map(len, times_with(most)), strict=True))
 
     def load_clip(self, record: Record, number: int, plan_of: Callable[[Timeline], FramePlan]) -> VideoClip:
@@ -182,8 +197,9 @@ class GRPODataset(Dataset):
             plan = plan_of(Timeline(clip.frame_times, clip.duration))
             decoded_size = None
             if (ruler := self.ruler) is not None:
+                shown = len(plan.indices)
                 frames, decoded_size = read_resized(
-                    clip, plan.indices, lambda size: ruler.frame_size(size, meta), ruler
+                    clip, plan.indices, lambda size: ruler.frame_size(size, meta, shown), ruler
                 )
             else:
                 frames = clip.read(plan.indices)
@@ -210,6 +226,7 @@ class GRPODataset(Dataset):
             memory_gb=options.decode_memory_gb,
             strict=options.decode_check == "strict",
             frames_fps=meta.frames_fps,
+            frame_times=meta.frame_times,
         )
 
 
@@ -299,9 +316,16 @@ def load_dataset(
     elif (rows := given_rows(dataset_use, name)) is None:
         raise TypeError(f"{name}: {EXPECTED}, got {type(dataset_use).__name__}")
     for source in sources:
-        file = RecordFile(source, seed=seed, options=reading, check_record=check_record, rows=rows)
+        file = RecordFile(
+            source,
+            seed=seed,
+            options=reading,
+            check_record=check_record,
+            rows=rows,
+            skip=more.get("on_bad_sample", options.on_bad_sample if options else "error") == "skip",
+        )
         read.append(file.load())
-        parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as))
+        parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as, file.first_number))
     dataset = GRPODataset(read[0] if len(read) == 1 else ConcatDataset(read), options, parts=parts, seed=seed, **more)
     if dataset.options.on_bad_sample == "error":
         for records in read:

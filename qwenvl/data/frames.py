@@ -14,6 +14,7 @@ from random import Random
 from typing import NamedTuple
 
 from qwenvl.data.errors import BadMediaError
+from qwenvl.data.library_rules import frames_by_library, rate_of, without_note
 from qwenvl.data.options import FrameOptions
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import ClipMeta, Record
@@ -67,7 +68,12 @@ class FrameRule:
             BadMediaError: the clip and its ``meta`` contradict each other.
         """
         meta, options = record.clip_meta[number] or ClipMeta(), self.options
-        if (counts := options.counts) and not any((meta.min_frames, meta.max_frames, meta.video_fps)):
+        if meta.count is not None:
+            frame_count = len(timeline.times)
+            rate = rate_of(frame_count, timeline.duration)
+            meta = replace(meta, count=without_note(meta.count, frame_count, rate))
+        of_record = meta.count, meta.min_frames, meta.max_frames, meta.video_fps
+        if (counts := options.counts) and not any(of_record):
             count = stable_random(self.seed, record.id, "frame_counts").choice(counts)
             meta = replace(meta, min_frames=count, max_frames=count)
         draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
@@ -106,7 +112,8 @@ def plan_frames(
     from the first to the last. With ``meta.dynamic_sample`` each segment gives its own frames: in training (``draw``
     given) a number drawn uniformly from [min_frames, max_frames] and one random frame from each of as many equal
     stretches of the segment. In evaluation (``draw`` None) max_frames of them, uniformly spaced. Without
-    ``dynamic_sample`` the bounds of ``meta`` take the place of the options' for the whole clip.
+    ``dynamic_sample`` the bounds of ``meta`` take the place of the options' for the whole clip. With ``meta.count`` the
+    number is that of ``qwen_vl_utils``.
 
     Args:
         frame_count: frames in the clip, at least 1.
@@ -115,16 +122,22 @@ def plan_frames(
         most: at most so many frames (of each segment with ``dynamic_sample``), but never fewer than the lower bound.
 
     Raises:
-        ValueError: the segments differ from ``frame_count`` by more than two frames and more than 10 %.
+        ValueError: the segments differ from ``frame_count`` by more than two frames and more than 10 %, or the clip has
+            fewer frames than ``meta.count`` requests.
 
     Example:
         >>> plan_frames(100, 10.0, FrameOptions(base_interval=2.0)).indices  # round(10 / 2) = 5, made even
         (0, 20, 40, 59, 79, 99)
     """
     meta = meta or ClipMeta()
+    edges, rescaled = _segment_edges(frame_count, meta.frame_counts)
+    if meta.count is not None:
+        wanted = frames_by_library(meta.count, frame_count, rate_of(frame_count, duration), options)
+        limit = wanted.frames if most is None else max(most, wanted.least)
+        indices = uniform_indices(frame_count, min(wanted.frames, limit))
+        return _plan(indices, edges, meta, rescaled)
     low, high = _bounds(options, meta)
     most = high if most is None else max(most, low)
-    edges, rescaled = _segment_edges(frame_count, meta.frame_counts)
     if meta.dynamic_sample:
         indices = [
             start + offset
@@ -133,6 +146,11 @@ def plan_frames(
         ]
     else:
         indices = uniform_indices(frame_count, min(_frames_wanted(duration, options, meta, low, high), most))
+    return _plan(indices, edges, meta, rescaled)
+
+
+def _plan(indices: list[int], edges: list[int], meta: ClipMeta, rescaled: bool) -> FramePlan:
+    """The plan of these frames, made even, with the segment of each where the record names segments."""
     indices = made_even(indices)
     segments = None
     if meta.frame_counts is not None:

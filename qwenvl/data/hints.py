@@ -8,9 +8,11 @@ from typing import Any
 
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
+from qwenvl.data.frames import FRAMES_PER_PATCH
+from qwenvl.data.library_rules import frame_limit, frame_size_by_library
 from qwenvl.data.options import FrameOptions, PromptOptions
-from qwenvl.data.prompt_length import MediaSizes, Size
-from qwenvl.types import ClipMeta, FrameInfo, Hint
+from qwenvl.data.prompt_length import MediaSizes, Size, factor_of
+from qwenvl.types import ClipMeta, FrameInfo, Hint, LibrarySize
 
 DEFAULT_FACTOR = 28
 """Pixels of a side that a vision token covers, with Qwen2-VL and Qwen2.5-VL. 32 from Qwen3-VL on."""
@@ -33,11 +35,65 @@ def size_hints(media: MediaSizes, options: PromptOptions, processor: Any = None)
         bounds = options.video_min_frame_pixels, options.video_max_frame_pixels
         named = "clips", "--video_max_frame_pixels", "a pair of frames"
         clips = zip(media.clips, media.metas, strict=True)
-        found += [_size_hint(size, factor, bounds, *named) for size, meta in clips if not (meta and meta.max_pixels)]
+        by_flags = [size for size, meta in clips if meta is None or not (meta.max_pixels or meta.size)]
+        found += [_size_hint(size, factor, bounds, *named) for size in by_flags]
     if options.max_pixels == PromptOptions.max_pixels:
         bounds = options.min_pixels, options.max_pixels
-        found += [_size_hint(size, factor, bounds, "images", "--max_pixels", "an image") for size in media.images]
+        stated = media.image_sizes or (None,) * len(media.images)
+        images = [size for size, own in zip(media.images, stated, strict=True) if own is None]
+        found += [_size_hint(size, factor, bounds, "images", "--max_pixels", "an image") for size in images]
     return list(dict.fromkeys(hint for hint in found if hint))
+
+
+def setting_hints(media: MediaSizes, processor: Any = None) -> list[Hint]:
+    """Name sizes that rows ask for and ``qwen_vl_utils`` makes something else of.
+
+    Args:
+        processor: of the model. None: that of Qwen2.5-VL.
+    """
+    factor = factor_of(processor.video_processor) if processor else DEFAULT_FACTOR
+    wanted: list[tuple[LibrarySize, int]] = []
+    for meta, info in zip(media.metas, media.infos, strict=False):  # sizes alone come without infos
+        if meta is not None and meta.size is not None:
+            wanted.append((meta.size, len(info.indices)))
+    found = [hint for size, frames in wanted if (hint := _limit_hint(size, factor, frames)) is not None]
+    for size in (*(size for size, _ in wanted), *filter(None, media.image_sizes)):
+        asked = size.resized_height, size.resized_width
+        made = frame_size_by_library((1, 1), size, factor, (1, 1), FRAMES_PER_PATCH) if all(asked) else asked
+        if made != asked:
+            found.append(
+                Hint(
+                    "frame settings",
+                    f"resized_height {asked[0]} and resized_width {asked[1]} become {made[0]} and {made[1]}: sides are "
+                    f"multiples of {factor}, and a picture has at least 4 vision tokens",
+                )
+            )
+    for meta, info in zip(media.metas, media.infos, strict=False):
+        count = meta and meta.count
+        if count and count.beside_turns and count.nframes is not None and len(info.indices) < count.nframes - 1:
+            found.append(
+                Hint(
+                    "frame settings",
+                    "nframes beside the turns is the number of all frames of the clip: it is taken for a note about "
+                    "the file and changes nothing; in a typed part it takes all frames; --columns nframes=NAME renames "
+                    "it",
+                )
+            )
+    return list(dict.fromkeys(found))
+
+
+def _limit_hint(size: LibrarySize, factor: int, frames: int) -> Hint | None:
+    """A hint where ``max_pixels`` is above what the package allows a frame of a clip with so many frames."""
+    if size.max_pixels is None or size.resized_height is not None:
+        return None
+    limit = frame_limit(size, size.min_pixels or 1, factor, frames)
+    if size.max_pixels <= limit:
+        return None
+    return Hint(
+        "frame settings",
+        f"max_pixels {size.max_pixels} of a frame is lowered to {limit:.0f}, as in qwen_vl_utils: the most for "
+        f"{frames} frames of a clip; meta.max_pixels has no such limit",
+    )
 
 
 def _size_hint(size: Size, factor: int, bounds: tuple[int, int], what: str, flag: str, unit: str) -> Hint | None:
@@ -58,7 +114,7 @@ def clip_lengths(infos: Iterable[FrameInfo], metas: Iterable[ClipMeta | None]) -
     return [
         (info.times[-1] - info.times[0], info.indices[-1] - info.indices[0] + 1)
         for info, meta in zip(infos, metas, strict=True)
-        if meta is None or not (meta.min_frames or meta.max_frames or meta.video_fps)
+        if meta is None or not (meta.min_frames or meta.max_frames or meta.video_fps or meta.count)
     ]
 
 

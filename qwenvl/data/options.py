@@ -105,8 +105,8 @@ class DecodingOptions(Options):
     decode_memory_gb: float = option(8.0, "Memory that the decoder may take for one clip, in GB, above 0.", above=0)
     on_bad_sample: Literal["error", "skip"] = option(
         "error",
-        "A record whose media cannot be read. error: stop, naming file and record. skip: leave it out, count it and "
-        "list it at the end; nothing takes its place.",
+        "A row that cannot be read, or whose media cannot. error: stop, naming file and record. skip: leave it out, "
+        "count it and list it at the end; nothing takes its place.",
     )
 
 

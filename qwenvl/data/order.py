@@ -26,12 +26,14 @@ class Part:
         size: its records.
         weight: how often it is drawn from, relative to the others, or None where no part has a weight.
         read_as: the format that its rows were guessed to be in, None where they are in our own or it was named.
+        first_number: what whole numbers in its answers count the options from, where its rows tell.
     """
 
     name: str
     size: int
     weight: float | None = None
     read_as: str | None = None
+    first_number: int | None = None
 
 
 def draws_per_epoch(parts: Sequence[Part]) -> list[int]:

@@ -25,13 +25,14 @@ from transformers.video_utils import VideoMetadata
 
 from qwenvl.data.chat import chat_messages, check_template_arguments, render_prompt
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.frames import FrameRule, Timeline
+from qwenvl.data.frames import FRAMES_PER_PATCH, FrameRule, Timeline
+from qwenvl.data.library_rules import frame_size_by_library, image_size_by_library
 from qwenvl.data.media.container import frame_size, open_video
 from qwenvl.data.media.images import FrameFolder, image_size
 from qwenvl.data.media.resize import Size
 from qwenvl.data.media.source import frame_list
 from qwenvl.data.options import PromptOptions
-from qwenvl.types import ClipMeta, Record, Sample
+from qwenvl.types import ClipMeta, FrameInfo, LibrarySize, Record, Sample
 
 HEADER_SECONDS = 5.0
 MAX_FRAMES = 2_000_000  # 18 hours at 30 a second; headers that claim more are noise
@@ -49,17 +50,31 @@ class MediaSizes(NamedTuple):
 
     Attributes:
         metas: for each clip what its record says of it.
+        infos: for each clip the frames that are shown.
+        image_sizes: for each image the size that its record asks for, or None.
     """
 
     clips: tuple[Size, ...]
     metas: tuple[ClipMeta | None, ...]
     images: tuple[Size, ...]
+    infos: tuple[FrameInfo, ...] = ()
+    image_sizes: tuple[LibrarySize | None, ...] = ()
 
     @classmethod
     def of(cls, sample: Sample) -> MediaSizes:
         """Take the sizes from decoded media."""
-        clips = tuple(tuple(clip.decoded_size or clip.frames.shape[-2:]) for clip in sample.videos)
-        return cls(clips, sample.record.clip_meta, tuple(tuple(image.shape[-2:]) for image in sample.images))
+        return cls(
+            clips=tuple(tuple(clip.decoded_size or clip.frames.shape[-2:]) for clip in sample.videos),
+            metas=sample.record.clip_meta,
+            images=tuple(tuple(image.shape[-2:]) for image in sample.images),
+            infos=tuple(clip.info for clip in sample.videos),
+            image_sizes=image_sizes_of(sample.record, len(sample.images)),
+        )
+
+
+def image_sizes_of(record: Record, count: int) -> tuple[LibrarySize | None, ...]:
+    """What a record says of the size of each of its images."""
+    return record.image_sizes or (None,) * count
 
 
 @dataclass(frozen=True)
@@ -112,18 +127,35 @@ class Ruler:
         """The interpolation of frames, by its number in Pillow."""
         return self.processor.video_processor.resample
 
-    def frame_size(self, size: Size, meta: ClipMeta | None) -> Size:
-        """Return what frames of ``size`` are resized to."""
-        return _resized(size, self.processor.video_processor, _own_bounds(self.frame_bounds, meta))
+    def frame_size(self, size: Size, meta: ClipMeta | None, frames: int = FRAMES_PER_PATCH) -> Size:
+        """Return what frames of ``size`` are resized to.
 
-    def image_size(self, size: Size) -> Size:
-        """Return what an image of ``size`` is resized to."""
-        return _resized(size, self.processor.image_processor, self.image_bounds)
+        Args:
+            frames: how many of the clip are shown. They share the ``total_pixels`` of a row.
+        """
+        processor = self.processor.video_processor
+        if meta is not None and meta.size is not None:
+            return frame_size_by_library(size, meta.size, factor_of(processor), self.frame_bounds, frames)
+        return _resized(size, processor, _own_bounds(self.frame_bounds, meta))
+
+    def image_size(self, size: Size, wanted: LibrarySize | None = None) -> Size:
+        """Return what an image of ``size`` is resized to.
+
+        Args:
+            wanted: what its row says of it.
+        """
+        processor = self.processor.image_processor
+        if wanted is not None:
+            return image_size_by_library(size, wanted, factor_of(processor), self.image_bounds)
+        return _resized(size, processor, self.image_bounds)
 
     def sizes(self, media: MediaSizes) -> list[Size]:
         """Return what the frames of each clip, then each image, are resized to."""
-        clips = zip(media.clips, media.metas, strict=True)
-        return [*(self.frame_size(size, meta) for size, meta in clips), *map(self.image_size, media.images)]
+        clips = zip(media.clips, media.metas, media.infos, strict=True)
+        return [
+            *(self.frame_size(size, meta, len(info.indices)) for size, meta, info in clips),
+            *map(self.image_size, media.images, media.image_sizes),
+        ]
 
     def length(
         self, chat: list[dict[str, Any]], clips: Sequence[tuple[Sequence[float], Size]], images: Sequence[Size]
@@ -172,23 +204,32 @@ def _own_bounds(bounds: tuple[int, int], meta: ClipMeta | None) -> tuple[int, in
 def _resized(size: Size, processor: Any, bounds: tuple[int, int]) -> Size:
     """By the rule of the model's authors, here because processors disagree on what the bounds count: Qwen3-VL's takes
     them for the whole clip."""
-    factor = processor.patch_size * processor.merge_size
-    return smart_resize(*size, factor, min_pixels=bounds[0], max_pixels=bounds[1])
+    return smart_resize(*size, factor_of(processor), min_pixels=bounds[0], max_pixels=bounds[1])
+
+
+def factor_of(processor: Any) -> int:
+    """Pixels of a side that a vision token covers."""
+    return processor.patch_size * processor.merge_size
 
 
 def _tokens(height: int, width: int, processor: Any) -> int:
     """Of an image, or of a pair of frames."""
-    return height * width // (processor.patch_size * processor.merge_size) ** 2
+    return height * width // factor_of(processor) ** 2
 
 
-def read_header(path: str, frames_fps: float | None = None) -> tuple[Timeline, Size]:
+def read_header(
+    path: str, frames_fps: float | None = None, frame_times: tuple[float, ...] | None = None
+) -> tuple[Timeline, Size]:
     """When the frames of a clip are shown, and their size, by the header of the file, or of a folder or list of images.
+
+    Args:
+        frames_fps, frame_times: of a folder or list, see ``FrameFolder``.
 
     Raises:
         BadMediaError: there is none, or it does not say how long the clip is.
     """
     if os.path.isdir(path) or frame_list(path) is not None:
-        folder = FrameFolder(path, frames_fps)
+        folder = FrameFolder(path, frames_fps, frame_times)
         return Timeline(folder.frame_times, folder.duration), folder.size
     try:
         container, stream = open_video(path, HEADER_SECONDS)
@@ -231,7 +272,7 @@ class LengthEstimate:
         record = self.records[index]
         clips = [self._clip(record, number, turn) for number in range(len(record.videos))]
         images = [_image_size(path) or _square(self.ruler.image_bounds[1]) for path in record.images]
-        resized = [self.ruler.image_size(size) for size in images]
+        resized = list(map(self.ruler.image_size, images, image_sizes_of(record, len(images))))
         length = self.ruler.length(chat_messages(record), clips, resized)
         if self.most is None or length.tokens <= self.most:
             return length
@@ -240,13 +281,14 @@ class LengthEstimate:
     def _clip(self, record: Record, number: int, turn: int) -> tuple[Sequence[float], Size]:
         """Times and size of the frames that will be shown."""
         meta = record.clip_meta[number]
+        own = meta or ClipMeta()
         try:
-            timeline, size = read_header(record.videos[number], (meta or ClipMeta()).frames_fps)
+            timeline, size = read_header(record.videos[number], own.frames_fps, own.frame_times)
             plan = self.rule.plan(record, number, turn, timeline)
         except BadMediaError:
             _, most = self.rule.options.frame_bounds
             return range(most + most % 2), self.ruler.frame_size(_square(self.ruler.frame_bounds[1]), meta)
-        return [timeline.times[i] for i in plan.indices], self.ruler.frame_size(size, meta)
+        return [timeline.times[i] for i in plan.indices], self.ruler.frame_size(size, meta, len(plan.indices))
 
 
 def _image_size(path: str) -> Size | None:

@@ -29,9 +29,14 @@ def unchanged(record: Record) -> Record:
 
 def frames(record: Record, count: int | None = None) -> Record:
     """The record with ``count`` frames of each clip, 32 by default, evenly spaced over its span."""
-    own, most = (meta or ClipMeta() for meta in record.clip_meta), count or 32
-    evenly = (replace(each, min_frames=most, max_frames=most, dynamic_sample=False, video_fps=None) for each in own)
-    return replace(record, clip_meta=tuple(evenly))
+    most = count or 32
+    evenly = tuple(
+        replace(
+            meta or ClipMeta(), min_frames=most, max_frames=most, dynamic_sample=False, video_fps=None, count=None
+        )
+        for meta in record.clip_meta
+    )
+    return replace(record, clip_meta=evenly)
 
 
 def evidence(record: Record, count: int | None = None) -> Record:

@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
@@ -20,8 +20,9 @@ from qwenvl.data.errors import BadMediaError, RecordError, place_of
 from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
-from qwenvl.data.records.parse import ReadOptions, RecordCheck
-from qwenvl.data.records.presets import how_read
+from qwenvl.data.records.clip_settings import settings_read
+from qwenvl.data.records.parse import ReadOptions, RecordCheck, media_hints, unread_keys_of, unread_text
+from qwenvl.data.records.presets import how_counted, how_read, span_hints
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.convert import write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
@@ -42,8 +43,8 @@ ADVICE = {
     "media path": "Media paths start at the media root: that of the catalog, else the annotation's folder.",
     "missing media": "Put the files under the media root, or leave the rows out with --write-clean.",
     **dict.fromkeys(("empty media", "cut short", "not a video", "unreadable media", "damaged media"), _FILES),
-    "meta and clip disagree": "frame_cnts must sum to the clip's frames, and video_start lie within its seconds: were "
-    "the clips cut or re-encoded after it?",
+    "meta and clip disagree": "frame_cnts must sum to the clip's frames, nframes be at most these, and video_start lie "
+    "within its seconds: were the clips cut or re-encoded after it?",
     "solution": "The rewards of this check can't score these solutions: mend them, or name other rewards.",
     "duplicate id": "Give each record its own id, or none.",
     "too long": "Raise --max_prompt_length, or show less: --fit_frames where needed, --video_max_frames and the like "
@@ -70,6 +71,7 @@ class CheckedRecord:
     lowered: str  # the frames that were left out so that the prompt fits, in words
     hints: tuple[Hint, ...]
     lengths: tuple[tuple[float, int], ...]  # ``clip_lengths`` of its clips
+    settings: tuple[str, ...]  # names of the frame settings of its row that were read
 
 
 @dataclass
@@ -83,6 +85,8 @@ class CheckReport:
     read_as: dict[str, str] = field(default_factory=dict)  # the guessed formats, by the name of the data set
     solutions: Counter[str] = field(default_factory=Counter)  # how many good records have each
     drawn: dict[str, int] = field(default_factory=dict)  # records in an epoch, by the name of the data set
+    counted: dict[str, int] = field(default_factory=dict)  # what answers count options from, by the data set
+    unread: Counter[str] = field(default_factory=Counter)  # good records that have each key that nothing reads
 
     def summary(self) -> dict[str, Any]:
         """The report as JSON: counts, problems by kind, and quantiles over the good records."""
@@ -103,6 +107,9 @@ class CheckReport:
             "fitted_prompts": warned[LOWERED],
             "rescaled_clips": sum(each.rescaled for each in fine),
             "read_as": self.read_as,
+            "frame_settings": dict(Counter(name for each in fine for name in each.settings).most_common()),
+            "options_counted_from": self.counted,
+            "unread_keys": dict(self.unread),
             "advice": list(dict.fromkeys(ADVICE[p["kind"]] for p in self.problems if p["kind"] in ADVICE)),
             "problems": self.problems,
             "warnings": self.warnings,
@@ -134,6 +141,7 @@ def run(args: argparse.Namespace) -> int:
             sample_options=SampleOptions.of(args, on_bad_sample="error"),
             collator=collator,
             look_for=hints_by(args, collator),
+            columns=rubric.columns if rubric else (),
             jobs=args.jobs,
         )
         if args.write_clean:
@@ -150,6 +158,7 @@ def examine(
     sample_options: SampleOptions | None = None,
     collator: GRPOCollator | None = None,
     look_for: HintsOf | None = None,
+    columns: Collection[str] = (),
     jobs: int = 2,
 ) -> CheckReport:
     """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
@@ -157,6 +166,7 @@ def examine(
     Args:
         sample_options: how frames are selected and decoded. ``on_bad_sample`` must be ``error``.
         look_for: returns the hints about a record and its decoded media.
+        columns: the fields of records that the rewards name. Other keys that nothing reads are reported.
         jobs: clips decoded at the same time, each in a process of its own.
     """
     from torch.utils.data import ConcatDataset
@@ -173,9 +183,7 @@ def examine(
             files.append(RecordFile(source, seed=0, options=options, check_record=check_record))
         except RecordError as error:  # the file as a whole
             report.problems.append({"kind": error.kind, "message": str(error)})
-    drawn = draws_per_epoch([Part(file.source.name, len(file), file.source.weight) for file in files])
-    report.drawn = {file.source.name: count for file, count in zip(files, drawn, strict=True)}
-    report.read_as = {file.source.name: file.read_as for file in files if file.read_as is not None}
+    _say_how_read(report, files)
     tokenizing = threading.Lock()  # tokenizers are not thread-safe
     ruler = collator.ruler if collator else Ruler.without_model(PromptOptions())
     fit_to = None if collator is None else collator.options.fit_to
@@ -198,18 +206,34 @@ def examine(
                 good[number].append(index)
                 report.checked.append(result)
                 report.solutions[record.solution.strip()] += 1
+                report.unread += unread_keys_of([record], columns)
                 if result.lowered:
                     report.warnings.append({"kind": LOWERED, "message": f"{result.where}: {result.lowered}"})
                 report.warnings += _repeated(record, questions)
                 for hint in result.hints:
                     hinted[hint].append(result.where)
     report.good = ConcatDataset(map(RecordFile.subset, files, good)) if files else ()
-    for hint, where in hinted.items():
-        message = f"{hint.message} ({counted(len(where), 'record')}, the first is {where[0]})"
-        report.warnings.append({"kind": hint.kind, "message": message})
+    _add_hints(report, hinted)
     lengths = [length for each in report.checked for length in each.lengths]
     report.warnings += [hint._asdict() for hint in few_frames(lengths, dataset.options)]
     return report
+
+
+def _say_how_read(report: CheckReport, files: Sequence[RecordFile]) -> None:
+    """Add what is known of each file as a whole to a report."""
+    drawn = draws_per_epoch([Part(file.source.name, len(file), file.source.weight) for file in files])
+    report.drawn = {file.source.name: count for file, count in zip(files, drawn, strict=True)}
+    report.read_as = {file.source.name: file.read_as for file in files if file.read_as is not None}
+    report.counted = {file.source.name: file.first_number for file in files if file.first_number is not None}
+
+
+def _add_hints(report: CheckReport, hinted: Mapping[Hint, Sequence[str]]) -> None:
+    """Add hints to a report, each with the number of its records, and what is said of records without media."""
+    for hint, where in hinted.items():
+        message = f"{hint.message} ({counted(len(where), 'record')}, the first is {where[0]})"
+        report.warnings.append({"kind": hint.kind, "message": message})
+    text_alone = sum(not each.frames and not each.images for each in report.checked)
+    report.warnings += [hint._asdict() for hint in media_hints(len(report.checked), text_alone)]
 
 
 def _check_one(
@@ -238,6 +262,7 @@ def _check_one(
             return {"kind": "too long", "message": batch.bad[0].error}
         tokens = batch.input_ids.shape[1]
     infos = [clip.info for clip in sample.videos]
+    said = (*record.clip_meta, *record.image_sizes)
     fewer = [f"{after} of {before} frames" for before, after in sample.fitted or () if after < before]
     return CheckedRecord(
         where,
@@ -247,8 +272,9 @@ def _check_one(
         tokens=tokens,
         rescaled=sum(info.rescaled for info in infos),
         lowered=", ".join(fewer),
-        hints=tuple(look_for(record, MediaSizes.of(sample))) if look_for else (),
+        hints=(*(look_for(record, MediaSizes.of(sample)) if look_for else ()), *span_hints(record, infos)),
         lengths=tuple(clip_lengths(infos, record.clip_meta)),
+        settings=tuple(dict.fromkeys(name for meta in said for name in settings_read(meta))),
     )
 
 
@@ -274,10 +300,16 @@ def render(report: CheckReport, name: str) -> str:
         f"{counted(numbers['text_only'], 'record')} of text alone",
     ]
     lines += [f"  {how_read(*each)}" for each in report.read_as.items()]
+    lines += [f"  {how_counted(*each)}" for each in report.counted.items()]
+    if report.unread:
+        lines.append(f"  {unread_text(report.unread, len(report.checked))}")
     for title in ("frames_per_clip", "seconds_per_clip", "prompt_tokens"):
         if numbers[title]:
             shown = (f"{name} {value:{',.4g' if value < 1000 else ',.0f'}}" for name, value in numbers[title].items())
             lines.append(f"  {title.replace('_', ' ')}: {', '.join(shown)}")
+    if read := numbers["frame_settings"]:
+        told = ", ".join(f"{name} of {counted(count, 'record')}" for name, count in read.items())
+        lines.append(f"  frame settings read: {told}")
     if common := report.solutions.most_common(1):
         text, count = common[0]
         lines.append(f"  {len(report.solutions):,} solutions, {count:,} times {beginning(visible(text))}")

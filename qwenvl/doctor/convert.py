@@ -14,14 +14,16 @@ from typing import Any
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.media.source import frame_list, media_cache
+from qwenvl.data.records.keys import FRAME_KEYS, SYSTEM_KEYS
 from qwenvl.doctor.flags import add_dataset_flags, record_files
 from qwenvl.failure import counted
 from qwenvl.files import written_whole
-from qwenvl.types import ClipMeta, Record
+from qwenvl.types import ClipMeta, LibraryCount, LibrarySize, Record
 
 # Keys of a row that a record is made of. Other keys are copied as they are.
 OWN_KEYS = {"id", "conversations", "messages", "prompt", "video", "videos", "image", "images", "meta", "solution"}
-OWN_KEYS |= {"completion", "video_start", "video_end", "video_fps", "frames_fps"}
+OWN_KEYS |= {"completion", *FRAME_KEYS, *SYSTEM_KEYS}
+OWN_KEYS |= {"frame_cnts", "dynamic_sample", "frame_times"}
 _SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt"}
 
 _Row = dict[str, Any]
@@ -98,10 +100,18 @@ def row_of(record: Record, media: Callable[[str], Any]) -> _Row:
     turns = [{"from": _SPEAKERS[message.role], "value": message.text} for message in record.messages]
     row: _Row = {"id": own if isinstance(own, int) and not isinstance(own, bool) else record.id}
     row["conversations"] = [*turns, *([{"from": "gpt", "value": record.solution}] if record.solution else [])]
+    settings = {
+        "video": [_clip_settings(meta) for meta in record.clip_meta],
+        "image": [_given(size) for size in record.image_sizes] or [{}] * len(record.images),
+    }
     for key, paths in (("video", record.videos), ("image", record.images)):
         if paths:  # a single list of frames is a list in a list
-            written = [media(path) for path in paths]
-            row[key] = written[0] if len(written) == 1 and isinstance(written[0], str) else written
+            # Settings in the words of qwen_vl_utils stand in an object beside the path, which gives them this meaning.
+            written = [
+                {key: media(path), **own} if own else media(path)
+                for path, own in zip(paths, settings[key], strict=True)
+            ]
+            row[key] = written[0] if len(written) == 1 and not isinstance(written[0], list) else written
     if any(record.clip_meta):
         metas = [_meta_row(meta) for meta in record.clip_meta]
         row["meta"] = metas[0] if len(metas) == 1 else metas
@@ -117,7 +127,29 @@ def _json(value: Any) -> str:
 def _meta_row(meta: ClipMeta | None) -> _Row | None:
     if meta is None:
         return None
-    row = {name: value for name, value in vars(meta).items() if value is not None and value is not False}
+    row = _given(meta)
+    row.pop("count", None)
+    row.pop("size", None)
     if counts := row.pop("frame_counts", None):
         row = {"frame_cnts": [int(count) if count.is_integer() else count for count in counts]} | row
     return row
+
+
+def _clip_settings(meta: ClipMeta | None) -> _Row:
+    """The settings of a clip in the words of ``qwen_vl_utils``."""
+    if meta is None:
+        return {}
+    settings = _given(meta.count) | _given(meta.size)
+    if settings.pop("listed", False) and meta.frames_fps is not None:
+        settings["sample_fps"] = meta.frames_fps
+    if settings.pop("beside_turns", False):
+        for key in ("nframes", "fps"):  # it stays beside the turns, with the other fields of the row
+            settings.pop(key, None)
+    return settings
+
+
+def _given(settings: ClipMeta | LibraryCount | LibrarySize | None) -> _Row:
+    """The settings that are not at their defaults."""
+    if settings is None:
+        return {}
+    return {name: value for name, value in vars(settings).items() if value is not None and value is not False}

@@ -11,7 +11,7 @@ from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, record_hints
-from qwenvl.data.records.presets import how_read
+from qwenvl.data.records.presets import how_counted, how_read
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.types import Hint, Record
 
@@ -56,13 +56,14 @@ def make_collator(args: argparse.Namespace, tools: Sequence[dict[str, Any]] = ()
 
 def hints_by(args: argparse.Namespace, collator: GRPOCollator | None) -> Callable[[Record, MediaSizes], list[Hint]]:
     """A function that returns the hints about a record, given the sizes of its media."""
-    from qwenvl.data.hints import size_hints
+    from qwenvl.data.hints import setting_hints, size_hints
 
     processor = collator and collator.processor
     options = PromptOptions.of(args, on_long_prompt="error")
     return lambda record, media: [
         *record_hints(record),
         *size_hints(media, options, processor),
+        *setting_hints(media, processor),
     ]
 
 
@@ -74,4 +75,6 @@ def record_files(args: argparse.Namespace) -> list[RecordFile]:
     for file in files:
         if file.read_as is not None:
             print(how_read(file.source.name, file.read_as), file=sys.stderr)
+        if file.first_number is not None:
+            print(how_counted(file.source.name, file.first_number), file=sys.stderr)
     return files

@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +21,8 @@ from qwenvl.data.frames import uniform_indices
 from qwenvl.data.hints import clip_lengths, few_frames
 from qwenvl.data.media.resize import resize
 from qwenvl.data.options import PromptOptions, SampleOptions
-from qwenvl.data.prompt_length import MediaSizes, Ruler
+from qwenvl.data.prompt_length import MediaSizes, Ruler, image_sizes_of
+from qwenvl.data.records.clip_settings import in_words, settings_read
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.flags import hints_by, make_collator, record_files
 from qwenvl.failure import counted
@@ -139,11 +140,16 @@ def _section(
             section["budget"] = _budget(batch, sample, collator)
             section["tokens"] = batch.input_ids.shape[1]
             section["prompt"] = folded_prompt(batch.input_ids[0].tolist(), collator.processor)
-    section["clips"] = [_clip(clip) for clip in sample.videos]
-    for image in sample.images:
-        size = ruler.image_size(tuple(image.shape[-2:]))
+    section["clips"] = [
+        _clip(clip, settings_read(meta)) for clip, meta in zip(sample.videos, record.clip_meta, strict=True)
+    ]
+    for image, wanted in zip(sample.images, image_sizes_of(record, len(sample.images)), strict=True):
+        size = ruler.image_size(tuple(image.shape[-2:]), wanted)
         picture = resize(image, size, ruler.processor.image_processor)
-        section["images"].append(_picture(picture, "image", _sizes(image.shape[-2:], size)))
+        caption = _sizes(image.shape[-2:], size)
+        if wanted is not None:
+            caption += f", by {in_words(settings_read(wanted))}"
+        section["images"].append(_picture(picture, "image", caption))
     return section
 
 
@@ -175,8 +181,12 @@ def own_scores(record: Record, rubric: Rubric) -> str:
     return f"read as {read}; as a completion it would score {values}"
 
 
-def _clip(clip: VideoClip) -> dict[str, Any]:
-    """The file name of a clip, a line about its frames, and the frames."""
+def _clip(clip: VideoClip, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The file name of a clip, a line about its frames, and the frames.
+
+    Args:
+        settings: by which its row says how it is shown.
+    """
     info, pictures = clip.info, []
     for i, frame in enumerate(clip.frames):
         segment = None if info.segments is None else info.segments[i]
@@ -186,6 +196,8 @@ def _clip(clip: VideoClip) -> dict[str, Any]:
     sizes = _sizes(clip.decoded_size or (), clip.frames.shape[-2:])
     notes = [f"{len(pictures)} frames", f"{info.seconds_per_frame:.2f} s between frames", sizes]
     notes += ["segments rescaled to the clip"] * info.rescaled
+    if settings:
+        notes.append(f"by {in_words(dict(settings))}")
     return {"name": Path(info.path).name, "notes": ", ".join(notes), "frames": pictures}
 
 

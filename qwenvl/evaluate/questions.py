@@ -128,10 +128,11 @@ class Questions:
         record = self.records[number]
         if control == OTHER:
             other = self.records[self.partners[number]]
-            return replace(record, videos=other.videos, images=other.images, clip_meta=other.clip_meta)
+            seen = {name: getattr(other, name) for name in ("videos", "images", "clip_meta", "image_sizes")}
+            return replace(record, **seen)
         if control == TEXT_ONLY:
             messages = tuple(Message(message.role, _TAG.sub("", message.text)) for message in record.messages)
-            return replace(record, messages=messages, videos=(), images=(), clip_meta=())
+            return replace(record, messages=messages, videos=(), images=(), clip_meta=(), image_sizes=())
         if control in (AS_IT_IS, *PIXEL_CONTROLS, *LOOK_CONTROLS):
             return record
         view = view_named(control)
@@ -220,9 +221,9 @@ def clusters_of(records: Mapping[int, Record], by: str | None = None) -> dict[in
     """
     if by is not None:
         for record in records.values():
-            if by not in record.fields:
+            if by not in record.fields and not record.problem:
                 raise RecordError(
                     f"{record.where}: no field {by!r}, which --cluster_by names; it has {', '.join(record.fields)}"
                 )
-        return {number: str(record.fields[by]) for number, record in records.items()}
+        return {number: str(record.fields.get(by)) for number, record in records.items()}
     return clusters_by({n: [*record.videos, *record.images] or [record.where] for n, record in records.items()})

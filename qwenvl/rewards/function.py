@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from functools import partial
+from types import CodeType, SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 from qwenvl.option import Bounds, misfit, nearest
@@ -174,6 +175,42 @@ def arguments(function: RewardFunction, completions: list[str], columns: Mapping
             f"there are: {', '.join(sorted(given))}"
         )
     return positional, keywords
+
+
+def columns_named(function: RewardFunction) -> frozenset[str]:
+    """The columns that a function names: its parameters, and the texts in its code where it takes all columns.
+
+    Functions that it builds on are asked too.
+
+    Example:
+        >>> def near(completions, station, **columns):
+        ...     return [float(line == 7) for line in columns["line"]]
+        >>> sorted(columns_named(RewardFunction("near", near)) & {"station", "line", "shift"})
+        ['line', 'station']
+    """
+    named = set(inspect.signature(function.call).parameters)
+    named.update(_texts_in(function.call))
+    if function.check is not None:
+        named.update(_texts_in(function.check))
+    for value in function.arguments.values():
+        if isinstance(value, RewardFunction):
+            named |= columns_named(value)
+    return frozenset(named)
+
+
+def _texts_in(call: Callable[..., Any]) -> Iterator[str]:
+    """The texts that stand in the code of a function, and in that of functions within it."""
+    while isinstance(call, partial):
+        call = call.func
+    plain = inspect.unwrap(call if inspect.isroutine(call) else type(call).__call__)
+    codes = [getattr(plain, "__code__", None)]
+    while codes:
+        code = codes.pop()
+        for constant in code.co_consts if code is not None else ():
+            if isinstance(constant, str):
+                yield constant
+            elif isinstance(constant, CodeType):
+                codes.append(constant)
 
 
 def call_plain(function: RewardFunction, completions: list[str], columns: Mapping[str, Any]) -> Any:

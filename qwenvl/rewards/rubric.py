@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qwenvl.rewards.function import Completion, RewardError, RewardFunction, Unfinished, arguments
+from qwenvl.rewards.function import Completion, RewardError, RewardFunction, Unfinished, arguments, columns_named
 from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
 
@@ -151,6 +151,11 @@ class Rubric:
             if function.check and (problem := function.check(solution, fields)):
                 return f'{problem} (reward "{function.name}")'
         return None
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The fields of records that the functions name."""
+        return frozenset[str]().union(*map(columns_named, self.functions))
 
     def check_record(self, record: Record) -> str | None:
         """``check_solution`` of a record and its fields."""

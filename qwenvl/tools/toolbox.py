@@ -134,6 +134,7 @@ class Toolbox:
             videos=tuple(clip.info.path for clip in clips),
             clip_meta=record.clip_meta[:1] * len(clips),
             images=(),
+            image_sizes=(),
         )
         written = [[_written(part) for part in each] for each in answers]
         text = render_answer(self.collator.processor, written, self.collator.ruler.template_arguments)

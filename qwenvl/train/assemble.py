@@ -24,7 +24,7 @@ from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import EpochSampler, Part, RepeatedSteps
 from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.records.presets import how_read
+from qwenvl.data.records.presets import how_counted, how_read
 from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.data.views import View, reads_completions, unchanged, view_named
 from qwenvl.model.families import family_of
@@ -121,6 +121,8 @@ def build_dataset(
         for part in dataset.parts:
             if part.read_as is not None:
                 say(how_read(part.name, part.read_as))
+            if part.first_number is not None:
+                say(how_counted(part.name, part.first_number))
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
     return dataset

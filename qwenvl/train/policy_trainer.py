@@ -111,7 +111,7 @@ class PolicyTrainer(Trainer):
         build = partial(build_dataset, args=args, checker=rewards, collator=collator)
         train = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
         evaluation = build(args.eval_dataset_use if eval_dataset is None else eval_dataset, training=False)
-        first_look(train)
+        first_look(train, rewards.columns)
         policy = build_policy(source, args, peft_config) if policy is None else policy
         bare = unwrap(policy)
         self.paths = build_paths(args, policy, processor.tokenizer)

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import SHAPING, TABLE, reading
 from qwenvl.runlog import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
 from qwenvl.train.display.console import say
-from qwenvl.types import Message, PromptBatch, Record, RolloutBatch
+from qwenvl.types import ClipMeta, Message, PromptBatch, Record, RolloutBatch
 from qwenvl.use.options import UseRequest
 
 PROTOCOL = "protocol.json"
@@ -173,8 +173,18 @@ def deciding_reward(names: Sequence[Any] | None) -> str | None:
 def key_of(question: Record) -> str:
     """The identity of a question: a hash of its texts, its media and what is shown of them."""
     turns = [[message.role, message.text] for message in question.messages]
-    metas = [None if meta is None else vars(meta) for meta in question.clip_meta]
-    return hash_of([turns, question.videos, question.images, metas])
+    metas = [None if meta is None else _said(meta) for meta in question.clip_meta]
+    sizes = [None if size is None else vars(size) for size in question.image_sizes]
+    return hash_of([turns, question.videos, question.images, metas, *([sizes] if sizes else [])])
+
+
+def _said(meta: ClipMeta) -> dict[str, Any]:
+    """What is said of a clip, without the settings that folders of earlier versions do not have."""
+    values = asdict(meta)
+    for name in ("frame_times", "count", "size"):
+        if values[name] is None:
+            del values[name]
+    return values
 
 
 def label_of(batch: PromptBatch, rollout: RolloutBatch, reward: str | None) -> dict[str, Any]:

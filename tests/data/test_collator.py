@@ -113,6 +113,24 @@ class TestTime:
             "<|im_start|>user\n<0.1 seconds><|vision_start|><|vision_end|><4.5 seconds><|vision_start|><|vision_end|>"
         )
 
+    def test_uneven_times_of_a_list_of_frames(self, processor, tmp_path, make_row):
+        from PIL import Image
+
+        from qwenvl.data.dataset import load_dataset
+
+        frames = [str(tmp_path / f"{number}.png") for number in range(4)]
+        for path in frames:
+            Image.new("RGB", (56, 56)).save(path)
+        row = make_row(prompt="<video>When?", video=[frames], meta={"frame_times": [0, 3.5, 20, 41]})
+        item = load_dataset([row], allow_outside_media=True)[0]
+        batch = collate(processor, item, **FRAME_BOUNDS)
+        text = processor.tokenizer.decode(batch.input_ids[0]).replace("<|video_pad|>", "")
+        if "Qwen3" in type(processor).__name__:  # the mean time of each pair, to a tenth of a second
+            around = "<|vision_start|><|vision_end|>"
+            assert text.startswith(f"<|im_start|>user\n<1.8 seconds>{around}<30.5 seconds>{around}When?")
+        # one number for Qwen2.5-VL: 41 s are three distances, and a patch has two frames
+        assert batch.seconds_per_grid.tolist() == pytest.approx([2 * 41 / 3])
+
     def test_seconds_per_grid_are_two_frames_apart(self, processor):
         item = sample("<video><video>", [clip(times=(0.0, 0.2, 2.0, 7.0)), clip(gap=0.3)])
         batch = collate(processor, item, **FRAME_BOUNDS)

@@ -115,3 +115,27 @@ def test_time_stamps_count(show, rows):
         assert batch.input_ids.shape[1] <= limit
         _, more = show(rows, None, family=family, video_max_frames=sample.fitted[0][1] + 2)
         assert more.input_ids.shape[1] > limit, "one pair more would have been too long"
+
+
+def test_frames_that_share_their_pixels_become_larger_where_fewer_are_taken(show, make_clip, make_row):
+    make_clip("a.mp4", 50, size=(112, 112))
+    row = make_row(prompt="<video>?", video={"video": "a.mp4", "fps": 4, "total_pixels": 50_176, "min_pixels": 784})
+    words = words_of(show, [row])
+    # 20 frames of 5,017 pixels are 56 x 56, 4 tokens a pair; 14 of 7,168 are 84 x 84, 9 tokens a pair
+    (free,), batch = show([row], None)
+    assert (len(free.videos[0].info.indices), batch.input_ids.shape[1]) == (20, words + 10 * 4)
+    (sample,), batch = show([row], words + 37)
+    assert sample.fitted == ((20, 18),) and batch.input_ids.shape[1] == words + 9 * 4
+    # 16 frames are 32 tokens and 14 are 63; of fewer only 2 are below 32, which are below the row's fewest
+    (sample,), batch = show([row], words + 32)
+    assert sample.fitted == ((20, 16),) and sample.videos[0].frames.shape[-2:] == (56, 56)
+    (_,), batch = show([row], words + 31)
+    assert len(batch.bad) == 1
+
+
+def test_a_number_of_frames_of_a_row_is_kept(show, make_clip, make_row):
+    make_clip("a.mp4", 50, size=(112, 112))
+    row = make_row(prompt="<video>?", video={"video": "a.mp4", "nframes": 12})
+    words = words_of(show, [row])
+    (sample,), batch = show([row], words + 5 * 16)
+    assert len(sample.videos[0].info.indices) == 12 and len(batch.bad) == 1

@@ -1,7 +1,7 @@
-from qwenvl.data.hints import few_frames, size_hints
+from qwenvl.data.hints import few_frames, setting_hints, size_hints
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import MediaSizes
-from qwenvl.types import ClipMeta
+from qwenvl.types import ClipMeta, FrameInfo, LibraryCount, LibrarySize
 
 LARGE = (720, 1280)
 
@@ -39,3 +39,30 @@ def test_short_clips_name_the_rate_that_shows_more_frames():
     for silent in ([(60.0, 1800)], [(0.2, 5)], [(1.9, 57), (9.0, 90), (9.0, 90)]):
         assert few_frames(silent, FrameOptions()) == []
     assert few_frames(clips, FrameOptions(video_fps=5.0)) == []
+
+
+def test_sizes_of_rows_that_become_others_are_told():
+    info = FrameInfo("a.mp4", (0, 1, 2, 3), (0.0, 1.0, 2.0, 3.0))
+    fixed = LibrarySize(resized_height=28, resized_width=28)
+    of_clip = MediaSizes((LARGE,), (ClipMeta(size=fixed),), (), (info,))
+    ((kind, message),) = setting_hints(of_clip)
+    assert kind == "frame settings"
+    assert message.startswith("resized_height 28 and resized_width 28 become 56 and 56: sides are multiples of 28")
+    assert setting_hints(MediaSizes((), (), (LARGE,), (), (fixed,))) == setting_hints(of_clip)
+    exact = LibrarySize(resized_height=280, resized_width=420)
+    assert setting_hints(of_clip._replace(metas=(ClipMeta(size=exact),))) == []
+    # the package's most for a frame: 768 tokens of 28 x 28 pixels
+    high = LibrarySize(max_pixels=10**6)
+    ((_, message),) = setting_hints(of_clip._replace(metas=(ClipMeta(size=high),)))
+    assert message.startswith("max_pixels 1000000 of a frame is lowered to 602112, as in qwen_vl_utils")
+    assert setting_hints(of_clip._replace(metas=(ClipMeta(size=LibrarySize(max_pixels=602112)),))) == []
+    assert size_hints(of_clip, PromptOptions()) == [], "the row says how large its frames are"
+
+
+def test_a_number_of_frames_that_was_taken_for_a_note_is_told():
+    info = FrameInfo("a.mp4", (0, 600, 1200, 1799), (0.0, 20.0, 40.0, 60.0))
+    meta = ClipMeta(count=LibraryCount(nframes=1800, beside_turns=True))
+    ((_, message),) = setting_hints(MediaSizes((LARGE,), (meta,), (), (info,)))
+    assert "--columns nframes=NAME" in message
+    shown = ClipMeta(count=LibraryCount(nframes=5, beside_turns=True))  # 4 by the package's rule
+    assert setting_hints(MediaSizes((LARGE,), (shown,), (), (info,))) == []

@@ -88,6 +88,9 @@ def test_the_estimate_is_the_length_where_headers_are_exact(make_clip, make_row,
         make_row(prompt="<video>\nWhich?", video="a.mp4", meta=META),
         make_row(prompt="<video><image><video>", video=["b.mp4", "a.mp4"], image="c.png"),
         make_row(prompt="<video>", video="b.mp4", meta={"video_start": 1, "video_end": 3, "video_fps": 2}),
+        make_row(prompt="<video>", video={"video": "b.mp4", "fps": 2, "total_pixels": 40_000, "min_pixels": 784}),
+        make_row(prompt="<image>", image={"image": "c.png", "resized_height": 56, "resized_width": 84}),
+        make_row(prompt="<video>", video=[["c.png"] * 5], meta={"frame_times": [0, 1, 5, 6, 10]}),
     ]
     dataset = load_dataset(str(write_rows(rows)), base_interval=0.5, video_min_frames=2)
     estimate = LengthEstimate(dataset.records, dataset.rule, collator.ruler)

@@ -75,6 +75,23 @@ def test_check_finds_everything_and_harms_nothing_else(folder, capsys):
         assert place in messages
 
 
+def test_check_counts_the_frame_settings_that_it_read(make_clip, write_rows, make_row, capsys):
+    make_clip("a.mp4", 60)
+    rows = [
+        make_row(prompt="<video>1", video="a.mp4", fps=2),
+        make_row(prompt="<video>2", video="a.mp4", nframes=16, meta={"video_start": 1}),
+        make_row(prompt="<video>3", video=["a.mp4"], fps=1),
+        make_row(prompt="<video>4", video="a.mp4", start=1, end=3),
+    ]
+    path = write_rows(rows)
+    report = json.loads(run(capsys, "check", path, "--json")[1])
+    assert report["frame_settings"] == {"fps": 2, "video_start": 1, "nframes": 1}
+    assert report["frames_per_clip"] == {"min": 4, "median": 12, "p95": 16, "max": 16}
+    out = run(capsys, "check", path)[1]
+    assert "frame settings read: fps of 2 records, video_start of 1 record, nframes of 1 record" in out
+    assert "start and end beside the turns bound no frames" in out
+
+
 def test_write_clean_gives_a_data_set_that_passes(folder, capsys):
     code, out = run(capsys, "check", folder / "data.jsonl", "--write-clean", folder / "clean.json")
     assert code == 1 and all(each in out for each in ("10 records, 2 good, 8 bad", "bad: cut short (1)", "what to do"))
@@ -106,9 +123,8 @@ def test_what_would_be_lowered_to_fit(make_clip, write_rows, make_row, tiny_chec
     )
     report = json.loads(out)
     assert (code, report["fitted_prompts"], report["prompt_tokens"]["max"]) == (0, 1, longest - 3 * 16)
-    assert report["warnings"] == [
-        {"kind": "fewer frames to fit", "message": f"{path}[0] (id clip): 10 of 16 frames"},
-    ]
+    assert report["warnings"][0] == {"kind": "fewer frames to fit", "message": f"{path}[0] (id clip): 10 of 16 frames"}
+    assert [each["kind"] for each in report["warnings"][1:]] == ["no question", "text alone"]
     assert "--fit_frames has no effect without" in refused(capsys, "check", path, "--fit_frames")
     assert "without --max_prompt_length" in refused(capsys, "check", path, "--fit_frames", *flags)
 
@@ -117,7 +133,7 @@ def test_repeated_questions_are_worth_a_look(write_rows, make_row, capsys):
     path = write_rows([make_row(), make_row(), make_row(solution="(2) b")])
     code, out = run(capsys, "check", path, "--json")
     assert code == 0
-    first, second = json.loads(out)["warnings"]
+    first, second, _ = json.loads(out)["warnings"]
     assert first["message"].endswith("data.json[1] asks the same as " + f"{path}[0] and has the same solution")
     assert "but has another solution" in second["message"]
 
@@ -162,3 +178,31 @@ def test_what_is_worth_a_look_is_told_by_check_and_by_the_preview(
     page = (tmp_path / "page.html").read_text()
     assert page.count("worth a look: clips of 1280 x 720 pixels are seen at 196 x 112") == 2
     assert page.count("worth a look: the options in the columns A, B") == 1
+
+
+def test_check_names_every_key_that_nothing_reads(write_rows, make_clip, capsys):
+    make_clip("a.mp4")
+    keys = {f"key_{n}": n for n in range(9)}
+    rows = [{"question": "Which colour?", "answer": "red", "path": "a.mp4", "problem_type": "OCR", "line": 7} | keys]
+    path = write_rows(rows)
+    code, out = run(capsys, "check", path, "--reward_funcs", "by_problem_type")
+    assert code == 0
+    assert ", ".join(f"{key} (1 of 1)" for key in ("line", *keys)) in out, "all of them, on one line"
+    report = json.loads(run(capsys, "check", path, "--reward_funcs", "by_problem_type", "--json")[1])
+    assert report["unread_keys"] == dict.fromkeys(("line", *keys), 1)
+    assert (report["clips"], report["text_only"]) == (1, 0)
+
+
+def test_check_says_what_answers_count_from_and_that_spans_leave_the_clip(write_rows, make_clip, capsys):
+    make_clip("a.mp4")
+    rows = [
+        {"question": f"Where {n}?", "answer": n, "options": ["left", "right"], "video": "a.mp4"} for n in (1, 2)
+    ]
+    code, out = run(capsys, "check", write_rows(rows), "--reward_funcs", "by_problem_type")
+    assert code == 0 and "count the options from 1" in out
+    spans = [
+        {"prompt": f"<video>{n}?", "solution": f"{n} to 500", "problem_type": "temporal grounding", "video": "a.mp4"}
+        for n in (1, 2)
+    ]
+    code, out = run(capsys, "check", write_rows(spans), "--reward_funcs", "by_problem_type")
+    assert code == 0 and "a span that ends after the clip (2 records" in out

@@ -12,7 +12,7 @@ from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.convert import write_records
 
-PARTS = ("id", "messages", "solution", "videos", "images", "clip_meta")
+PARTS = ("id", "messages", "solution", "videos", "images", "clip_meta", "image_sizes")
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +38,16 @@ def records(tmp_path, write_rows, make_row):
             prompt="<video><video><image>", video=["a.mp4", "b.mp4"], image="c.png", meta=[None, {"video_fps": 2}]
         ),
         make_row(prompt="<video>", video=[["1.png", "2.png"]], meta={"frame_cnts": [1.5, 1]}),
+        make_row(prompt="<video>", video=[["1.png", "2.png"]], meta={"frame_times": [0, 3.5]}),
+        make_row(prompt="<video>", video=[{"video": ["1.png", "2.png"], "sample_fps": 1, "max_frames": 2}]),
+        make_row(prompt="<video>", video="a.mp4", fps=0.5, min_frames=2, max_pixels=784),
+        make_row(prompt="<video>", video="a.mp4", frame_cnts=[3, 4], dynamic_sample=True, max_frames=2),
+        make_row(
+            prompt="<video><video><image><image>",
+            video=[{"video": "a.mp4", "nframes": 4, "total_pixels": 9999}, "b.mp4"],
+            image=["c.png", {"image": "d.png", "resized_height": 28, "resized_width": 56}],
+            meta=[{"video_start": 1}, None],
+        ),
     ]
     return read(write_rows(rows, "a.json"))
 

@@ -37,6 +37,16 @@ def test_the_page_shows_the_frames_that_the_model_sees(
     assert "read as actions [1]; as a completion it would score format 0.3, accuracy 1.0" in page
 
 
+def test_the_page_names_the_frame_settings_of_a_row(tmp_path, make_clip, write_rows, make_row):
+    make_clip("a.mp4", 60, size=(112, 112))
+    Image.new("RGB", (112, 140)).save(tmp_path / "b.png")
+    clip = {"video": "a.mp4", "fps": 2, "video_start": 1.0}
+    image = {"image": "b.png", "resized_height": 56, "resized_width": 84}
+    page = page_of(tmp_path, write_rows([make_row(prompt="<video><image>?", video=clip, image=image)]))
+    assert "<b>a.mp4</b>: 10 frames" in page and "by video_start 1, fps 2" in page
+    assert "112 x 140 pixels, the model sees 84 x 56, by resized_height 56, resized_width 84" in page
+
+
 def test_prompts_have_their_vision_tokens_folded(
     tmp_path, make_clip, write_rows, make_row, tiny_checkpoint, never_at_full_size
 ):

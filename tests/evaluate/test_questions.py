@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from PIL import Image
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
@@ -20,6 +21,24 @@ def record(name: str, solution: str = "(1)", videos=(), images=()) -> Record:
     return Record(
         name, asked, solution, tuple(videos), tuple(images), (None,) * len(videos), {"id": name}, f"d[{name}]"
     )
+
+
+def test_images_of_another_record_come_with_their_sizes(make_row, tmp_path):
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (112, 112)).save(tmp_path / name)
+    solutions = ("<answer>(1)</answer>", "<answer>(2)</answer>")
+    images = ({"image": str(tmp_path / "a.png"), "max_pixels": 3136}, str(tmp_path / "b.png"))
+    rows = [
+        make_row(prompt="<image>?", solution=solution, image=image)
+        for solution, image in zip(solutions, images, strict=True)
+    ]
+    dataset = load_dataset(rows, allow_outside_media=True, training=False)
+    questions = Questions.of(dataset, EvaluateOptions(controls="other_clip,text_only"), seed=0)
+    own, other = (questions.record("none", number) for number in (0, 1))
+    assert own.image_sizes and not other.image_sizes
+    assert questions.record("other_clip", 0).image_sizes == other.image_sizes
+    assert questions.record("other_clip", 1).image_sizes == own.image_sizes
+    assert questions.record("text_only", 0).image_sizes == ()
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,10 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.rewards.table import TABLE, reading
+from qwenvl.runlog import hash_of
 from qwenvl.train.grpo_trainer import GRPOTrainer
-from qwenvl.use.label import deciding_reward, elected, unframed
+from qwenvl.types import ClipMeta, LibraryCount, LibrarySize, Message, Record
+from qwenvl.use.label import deciding_reward, elected, key_of, unframed
 from tests.made_clips import write_clip
 from tests.train.test_distributed import launch_ranks
 
@@ -157,6 +159,20 @@ def test_answers_are_the_same_where_the_reward_of_the_run_reads_the_same(reward,
     assert (reading(reward, one, prompt, "numerical") == reading(reward, other, prompt, "numerical")) is same
     assert deciding_reward(["format", f"{reward}(workers=1)", "yes_no"]) == (reward if reward in TABLE else "yes_no")
     assert deciding_reward(None) == "accuracy"
+
+
+def test_the_key_of_a_question_has_what_its_row_says_of_its_media():
+    asked = (Message("user", "<video>?"),)
+    key = lambda meta=None, sizes=(): key_of(
+        Record("a", asked, "", ("a.mp4",), ("b.png",), (meta,), {}, "a[0]", image_sizes=sizes)
+    )
+    metas = [None, ClipMeta(max_frames=4), ClipMeta(count=LibraryCount(4)), ClipMeta(frame_times=(0.0, 1.0))]
+    assert len({*map(key, metas), key(sizes=(LibrarySize(max_pixels=9),))}) == 5
+    # as before there were such settings, so that folders of rows go on
+    earlier = ["frame_counts", "min_frames", "max_frames", "dynamic_sample", "video_fps"]
+    earlier += ["video_start", "video_end", "min_pixels", "max_pixels", "frames_fps"]
+    meta = {**dict.fromkeys(earlier), "max_frames": 4, "dynamic_sample": False}
+    assert key(metas[1]) == hash_of([[["user", "<video>?"]], ("a.mp4",), ("b.png",), [meta]])
 
 
 def test_a_record_is_saved_as_it_was_before_its_template(tmp_path):

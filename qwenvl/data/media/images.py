@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 MAX_IMAGE_PIXELS = 50_000_000  # a small file may unfold to gigabytes; cameras stay below this
 DEFAULT_FRAMES_FPS = 2.0  # what the model authors' own tools assume
+ANIMATED = ("GIF", "WEBP", "PNG")  # formats of pictures that may move
 FRAME_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
 
 def load_image(path: str) -> Tensor:
     """Read an image: 3 x H x W, uint8.
 
-    It is turned as its EXIF data says. Transparent parts show white. Of several frames it is the first.
+    It is turned as its EXIF data says. Transparent parts show white. Of several pages it is the first.
 
     Raises:
-        BadMediaError: the file is not an image, is damaged or cut short, or has more than 50 million pixels.
+        BadMediaError: the file is not an image, is damaged or cut short, is an animation, or has more than 50 million
+            pixels.
     """
     import torch
 
@@ -40,6 +42,11 @@ def load_image(path: str) -> Tensor:
                 raise BadMediaError(
                     path, f"{width} x {height} pixels; expected at most {MAX_IMAGE_PIXELS:,}: make the image smaller"
                 )
+            # The further pictures of a photo (MPO) or of a scan (TIFF) are no frames that follow each other.
+            if image.format in ANIMATED and getattr(image, "n_frames", 1) > 1:
+                count = getattr(image, "n_frames", 1)
+                advice = "name it as a clip, under `video`" if image.format == "GIF" else "make a clip of it"
+                raise BadMediaError(path, f"an animation of {count} frames in the place of a picture: {advice}")
             upright = _to_rgb(ImageOps.exif_transpose(image))
     except UnidentifiedImageError:
         raise BadMediaError(path, "not an image of a known format") from None
@@ -74,7 +81,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 class FrameFolder(Clip):
-    """A clip made of image files: frame i is shown at i / ``fps`` seconds.
+    """A clip made of image files: frame i is shown at i / ``fps`` seconds, or at the i-th of ``times``.
 
     The frames of a folder are ordered by the numbers in their names, 2 before 10. Those of a list keep its order.
 
@@ -82,10 +89,11 @@ class FrameFolder(Clip):
         files: the path of each frame.
 
     Raises:
-        BadMediaError: there are no images. ``parts`` raises it for a bad image, and where sizes differ.
+        BadMediaError: there are no images, or ``times`` has another length. ``parts`` raises it for a bad image, and
+            where sizes differ.
     """
 
-    def __init__(self, path: str, fps: float | None = None) -> None:
+    def __init__(self, path: str, fps: float | None = None, times: Sequence[float] | None = None) -> None:
         self.path = path
         listed = frame_list(path)
         self.files = listed if listed is not None else _images_of(Path(path))
@@ -94,6 +102,13 @@ class FrameFolder(Clip):
         fps = fps or DEFAULT_FRAMES_FPS
         self.frame_times = tuple(i / fps for i in range(len(self.files)))
         self.duration = len(self.files) / fps
+        if times is not None:
+            if len(times) != len(self.files):
+                message = f"frame_times has {len(times)} times for {len(self.files)} frames; expected one for each"
+                raise BadMediaError(path, message, "meta and clip disagree")
+            self.frame_times = tuple(times)
+            if len(times) > 1:  # the last frame lasts as long as the mean one, as in a file
+                self.duration = (times[-1] - times[0]) * len(times) / (len(times) - 1)
 
     @property
     def size(self) -> tuple[int, int]:  # type: ignore[override]

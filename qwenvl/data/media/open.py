@@ -47,6 +47,7 @@ def open_clip(
     memory_gb: float = SampleOptions.decode_memory_gb,
     strict: bool = False,
     frames_fps: float | None = None,
+    frame_times: Sequence[float] | None = None,
 ) -> Clip:
     """Open a clip and index its frames.
 
@@ -57,9 +58,11 @@ def open_clip(
         memory_gb: how much memory the child may take for one clip, in GB.
         strict: also look for damage that PyAV's decoder would hide, in what is decoded and in the whole container.
         frames_fps: frames per second of a folder or list of images, which need no decoder.
+        frame_times: seconds of each of these images, in place of ``frames_fps``.
 
     Raises:
-        BadMediaError: the file is not a video, is damaged or cut short, has no pictures, or exceeds the bounds.
+        BadMediaError: the file is not a video, is damaged or cut short, has no pictures, or exceeds the bounds, or it
+            has ``frame_times`` though it is a file.
         ImportError, ValueError: decord is not installed, or has no timeout.
 
     Example:
@@ -68,7 +71,10 @@ def open_clip(
     """
     chosen = resolve_backend(backend)
     if os.path.isdir(path) or frame_list(path) is not None:
-        return FrameFolder(path, frames_fps)
+        return FrameFolder(path, frames_fps, frame_times)
+    if frame_times is not None:
+        message = "frame_times are for a folder or list of frames; this is a file, which has its own: leave them out"
+        raise BadMediaError(path, message, "meta and clip disagree")
     if timeout > 0:
         return GuardedClip(path, chosen, timeout=timeout, memory_gb=memory_gb, strict=strict)
     if chosen == "decord":

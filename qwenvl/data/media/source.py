@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from qwenvl.data.errors import BadMediaError, RecordError, kind_of
 from qwenvl.files import cache_root, written_whole
@@ -86,11 +87,18 @@ def frame_list(path: str) -> list[str] | None:
     return json.loads(Path(path).read_text())
 
 
+def _without_file_scheme(path: str) -> str:
+    """The path of a ``file://`` address, whose %20 and the like count where no file is named so."""
+    if not path.lower().startswith("file://"):
+        return path
+    plain = path[len("file://") :]
+    return plain if os.path.exists(plain) else unquote(plain)
+
+
 def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str:
+    path = _without_file_scheme(path)
     if scheme := _SCHEME.match(path):
-        advice = (
-            "write the path itself" if scheme[1].lower() == "file" else "download it, and write the path of the copy"
-        )
+        advice = "download it, and write the path of the copy"
         raise RecordError(f"{place}: {path[:200]!r}: media can't be read from {scheme[1]}://; {advice}", "media path")
     root = str(media_root)
     full = os.path.realpath(os.path.join(root, path))

@@ -9,23 +9,52 @@ The turns of a row are in its first of these keys:
 Beside them are the media (``video``, ``videos``, ``image``, ``images``), and perhaps ``solution``,
 ``reward_model.ground_truth``, ``answer``, ``completion``, ``system`` and ``meta``, which says which frames of a clip
 are taken and how large they become, for example ``{"frame_cnts": [30, 45], "max_frames": 6, "dynamic_sample": true}``.
+Rows of ``instruction`` and ``output``, or ``query`` and ``response``, are read as two turns. ``keys`` lists all keys.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from qwenvl.data.errors import RecordError, kind_of
-from qwenvl.types import ClipMeta, Message, Role
+from qwenvl.data.records.choices import OPTION_KEYS
+from qwenvl.data.records.frame_settings import (
+    ROW_KEYS,
+    ClipSettings,
+    Settings,
+    keys_read,
+    part_settings,
+    row_notes,
+    row_settings,
+)
+from qwenvl.data.records.keys import (
+    ANSWERING_KEYS,
+    ASKING_KEYS,
+    OLDEST_FORMS,
+    PICTURE_ENDINGS,
+    SYSTEM_KEYS,
+    TIME_KEYS,
+    TURN_KEYS,
+    Medium,
+    found_medium,
+    is_empty,
+    is_named_like_a_medium,
+    medium_in,
+    unread_keys,
+)
+from qwenvl.types import Hint, Message, Role
 
 MAIN_KEYS = "`conversations`, `messages` or `prompt`"
 MEDIA_TAG = re.compile(r"<(video|image)>")
+# Tags of media as others spell them: <image1>, <image 2>, <IMAGE>, <video_1>, <img>, <|image|>, <ImageHere>.
+NEARLY_A_TAG = re.compile(
+    r"<(?!(?-i:video|image)>)\|?(?:video|image|img|vid)[\s_-]?(?:\d+|here|placeholder|token|pad)?\|?>", re.IGNORECASE
+)
+# What other libraries fill in from other columns, and a model here would see as text.
+PLACEHOLDERS = ("<ref-object>", "<bbox>", "<audio>")
 # Text that spells these out would be tokenized as media or as the end of a turn.
 CONTROL_TOKENS = (
     *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
@@ -34,19 +63,10 @@ CONTROL_TOKENS = (
 # The roles by the names of the speakers, in the words of all trainers.
 _ROLES: dict[str, Role] = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"}
 _ROLES |= {"assistant": "assistant", "bot": "assistant", "model": "assistant"}
-# Keys of a row that mean the same for all its videos as in ``meta``.
-_SECONDS, _RATES = ("video_start", "video_end"), ("video_fps", "frames_fps")
-_ROW_META = (*_SECONDS, *_RATES)
-_FRAME_BOUNDS = ("min_frames", "max_frames")
-_PIXEL_BOUNDS = ("min_pixels", "max_pixels")
-# Keys of a typed video part, by the key of `meta` that means the same.
-_PART_META = {"fps": "video_fps", "raw_fps": "frames_fps", "video_start": "video_start", "video_end": "video_end"}
-_PART_META |= {key: key for key in (*_FRAME_BOUNDS, *_PIXEL_BOUNDS)}
-META_KEYS = ("frame_cnts", *_FRAME_BOUNDS, "dynamic_sample", *_RATES, *_SECONDS, *_PIXEL_BOUNDS)
-_NEAR = 0.85  # how like a known key another must be to be taken for a slip of the pen: frame_counts is 0.91
 # Columns that may hold lists or objects; in files without types these are written as JSON.
 _NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
 _NESTED_COLUMNS |= {"options", "choices", "candidates"}
+_NUMBER_COLUMNS = ROW_KEYS - {"frame_cnts", "frame_times", "dynamic_sample"}
 
 
 @dataclass
@@ -57,8 +77,13 @@ class Draft:
         messages: the prompt, whose last turn is the user's.
         solution: the text that the rewards compare with.
         videos, images: (place in the row, medium as written) in the order of the tags.
-        metas: for each video what the row says of it, as written.
+        metas: for each video its ``meta``, as written.
+        clip_settings, image_settings: for each video and image what is said of it elsewhere.
+        tag_settings: for each tag of the prompt, by its kind, what the typed part says that it stands for.
+        object_settings: for each medium beside the turns, by its kind, what the object says that holds it.
+        notes: what was noticed while the row was read.
         numbered: the row's id is that of its clip, which several rows share: the record is numbered.
+        unread: keys of the row that hold something and that nothing here reads.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -66,44 +91,171 @@ class Draft:
     videos: list[tuple[str, Any]] = field(default_factory=list)
     images: list[tuple[str, Any]] = field(default_factory=list)
     metas: list[Any] = field(default_factory=list)
+    clip_settings: list[ClipSettings] = field(default_factory=list)
+    image_settings: list[ClipSettings] = field(default_factory=list)
+    tag_settings: dict[str, list[Settings]] = field(default_factory=lambda: {"video": [], "image": []})
+    object_settings: dict[str, list[Settings]] = field(default_factory=lambda: {"video": [], "image": []})
+    notes: list[Hint] = field(default_factory=list)
     numbered: bool = False
+    unread: tuple[str, ...] = ()
 
 
 def draft_of(row: dict[str, Any], where: str) -> Draft:
-    """The draft of a row of any of the three forms.
+    """The draft of a row of any of the forms.
 
     Raises:
-        RecordError: the row has none of the main keys, or a value in it is not of its form.
+        RecordError: the row has none of the main keys, a value in it is not of its form, or a key that is not read
+            seems to name its medium.
     """
-    key = next((key for key in ("conversations", "messages", "prompt") if key in row), None)
+    read: set[str] = set()
+    key = next((key for key in TURN_KEYS if key in row), None)
     if key is None:
-        advice = "; --columns question=prompt,answer=solution renames keys" if row else ""
-        raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {kind_of(row)}{advice}")
-    place, turns = f"{where}.{key}", row[key]
+        form, turns = _oldest_turns(row, where)
+        key = form[0]
+        read.update((*form, "input" if key == "instruction" else "", "history"))
+    else:
+        turns = row[key]
+    place = f"{where}.{key}"
     if isinstance(turns, str) and key != "conversations":
         turns = [{"role": "user", "content": turns}]
     if not isinstance(turns, list) or not turns:
-        form = "{'from': ..., 'value': ...} or {'role': ..., 'content': ...}"
-        raise RecordError(f"{place}: expected a list of turns {form}, got {kind_of(turns)}")
-    if isinstance(row.get("completion"), list):
-        turns = [*turns, *row["completion"]]
+        wanted = "{'from': ..., 'value': ...} or {'role': ..., 'content': ...}"
+        raise RecordError(f"{place}: expected a list of turns {wanted}, got {kind_of(turns)}")
+    turns = [*turns, *_completion(row, where)]
     draft = Draft()
     draft.messages = [_message(turn, f"{place}[{i}]", draft) for i, turn in enumerate(turns)]
     draft.solution = _solution(row, where, draft.messages, place)
     _check_prompt(draft.messages, place)
-    if isinstance(system := row.get("system"), str) and system.strip() and draft.messages[0].role != "system":
-        draft.messages.insert(0, Message("system", _checked_text(system, f"{where}.system")))
-    videos, images = (_media(row, key, where) for key in ("video", "image"))
-    if not draft.videos and not draft.images:
-        draft.videos, draft.images = videos, images
-    elif videos or images:
-        raise RecordError(f"{where}: media are given in the parts of the messages and beside them; expected one")
+    _check_placeholders(draft, place)
+    if (system := _system(row, where)) is not None:
+        if draft.messages[0].role == "system" and draft.messages[0].text != system.text:
+            raise RecordError(f"{where}: a system turn stands in `{key}` and beside it; expected one, leave one out")
+        if draft.messages[0].role != "system":
+            draft.messages.insert(0, system)
+    _add_media(draft, row, read, where)
     _place_tags(draft, where, in_front=key != "conversations")
-    parts_meta, draft.metas = draft.metas, _metas(row, len(draft.videos), where)
-    for i, own in enumerate(parts_meta):
-        if isinstance(draft.metas[i], dict | None):  # anything else is an error, reported when it is parsed
-            draft.metas[i] = (draft.metas[i] or {}) | own or None
+    draft.metas = _metas(row, len(draft.videos), where)
+    draft.clip_settings = _settings_of(draft, row, "video", len(draft.videos), where)
+    draft.image_settings = _settings_of(draft, row, "image", len(draft.images), where)
+    if draft.videos:
+        draft.notes += row_notes(row)
+    draft.unread = unread_keys(row, read | keys_read(clips=bool(draft.videos), images=bool(draft.images)))
     return draft
+
+
+def _settings_of(draft: Draft, row: dict[str, Any], kind: str, count: int, where: str) -> list[ClipSettings]:
+    """What a row says of each of its clips or images, outside of ``meta``."""
+    of_row = row_settings(row, kind, count, where)
+    said = [ClipSettings(row=settings) for settings in of_row]
+    # There are no objects where parts hold the media, and no tags in a prompt that gets its media in front.
+    for places in (draft.object_settings[kind], draft.tag_settings[kind]):
+        for each, settings in zip(said, places, strict=False):
+            each.part |= settings
+    return said
+
+
+def _oldest_turns(row: dict[str, Any], where: str) -> tuple[tuple[str, str], list[Any]]:
+    """The keys of question and answer, and the turns, of a row of LLaMA-Factory's or ms-swift's oldest form.
+
+    Raises:
+        RecordError: the row has no such form, nor any other.
+    """
+    form = next((form for form in OLDEST_FORMS if row.keys() >= set(form)), None)
+    if form is None:
+        raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {_without_turns(row)}")
+    question, answer = form
+    text = row[question]
+    if question == "instruction" and isinstance(text, str) and not is_empty(row.get("input")):
+        text = f"{text}\n{row['input']}"
+    history = row.get("history") or []
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):
+        raise RecordError(f"{where}.history: expected pairs of a question and its answer, got {kind_of(history)}")
+    turns = []
+    for asked, answered in (*history, (text, row[answer])):
+        turns.append({"role": "user", "content": asked})
+        turns.append({"role": "assistant", "content": answered})
+    return form, turns
+
+
+def _without_turns(row: dict[str, Any]) -> str:
+    """How an error shows a row without turns, and what to do about it."""
+    if not row:
+        return kind_of(row)
+    found = f"the keys {', '.join(str(key)[:40] for key in row)}"
+    question = next((key for key in ASKING_KEYS if key in row), None)
+    times = next((key for key in TIME_KEYS if key in row), None)
+    if question is not None and times is not None:
+        clip = next((key for key in row if is_named_like_a_medium(key)), "NAME")
+        columns = _columns({clip: "video_id", question: "sentence", times: "timestamp"})
+        return f"{found}; for spans of time: --columns {columns}"
+    answer = next((key for key in ANSWERING_KEYS if key in row and key != question), None)
+    if question is None:
+        return (
+            f"{found}; the row has no question: give each row one in a column `question`, and its answer in `answer` "
+            "(docs/public_sets.md has the lines of Python)"
+        )
+    # A question with options goes through a preset, which writes them into the prompt.
+    with_options = any(key in row for key in OPTION_KEYS)
+    asked, answered = ("question", "answer") if with_options else ("prompt", "solution")
+    lacks = "" if answer else "the row has no answer: "
+    return f"{found}; {lacks}--columns {_columns({question: asked, answer or 'NAME': answered})} renames keys"
+
+
+def _columns(renamed: dict[str, str]) -> str:
+    """What ``--columns`` takes to rename keys."""
+    return ",".join(f"{name}={meant}" for name, meant in renamed.items() if name != meant)
+
+
+def _completion(row: dict[str, Any], where: str) -> list[Any]:
+    """The turns of ``completion``, which continue the prompt."""
+    completion = row.get("completion")
+    if isinstance(completion, str) and completion:
+        return [{"role": "assistant", "content": completion}]
+    if not isinstance(completion, list | str | None):
+        raise RecordError(f"{where}.completion: expected a text or a list of turns, got {kind_of(completion)}")
+    return list(completion or ())
+
+
+def _system(row: dict[str, Any], where: str) -> Message | None:
+    """The system turn that stands beside the turns of a row."""
+    keys = [key for key in SYSTEM_KEYS if not is_empty(row.get(key))]
+    if not keys:
+        return None
+    if len(keys) > 1:
+        raise RecordError(f"{where}: the system turn is given as {' and as '.join(keys)}; expected one of them")
+    place, value = f"{where}.{keys[0]}", row[keys[0]]
+    if isinstance(value, list) and len(value) == 1:  # a text, or a typed part, in a list
+        value = value[0]
+    if isinstance(value, dict) and value.keys() == {"type", "text"}:
+        value = value["text"]
+    text = _checked_text(value, place)
+    return Message("system", text) if text.strip() else None
+
+
+def _add_media(draft: Draft, row: dict[str, Any], read: set[str], where: str) -> None:
+    """Add the media that stand beside the turns. A key of another name that certainly names them is added to ``read``.
+
+    Raises:
+        RecordError: media are in the turns too, or a key that is not read seems to name one.
+    """
+    beside = Draft()
+    beside.videos = _media(row, "video", where, beside)
+    beside.images = _media(row, "image", where, beside)
+    has_none = not (beside.videos or beside.images or draft.videos or draft.images)
+    if has_none and (found := found_medium(row, unread_keys(row, read), where)) is not None:
+        key, medium = found
+        read.add(key)
+        listed = _listed(row[key], key, where, medium, beside)
+        if medium == "video":
+            beside.videos = listed
+        else:
+            beside.images = listed
+    if not draft.videos and not draft.images:
+        draft.videos, draft.images = beside.videos, beside.images
+        draft.object_settings = beside.object_settings
+        draft.notes += beside.notes
+    elif beside.videos or beside.images:
+        raise RecordError(f"{where}: media are given in the parts of the messages and beside them; expected one")
 
 
 def with_types(row: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +269,7 @@ def with_types(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cell(name: str, text: str) -> Any:
-    kinds = (int, float) if name in _ROW_META else (list, dict) if name in _NESTED_COLUMNS else ()
+    kinds = (int, float) if name in _NUMBER_COLUMNS else (list, dict) if name in _NESTED_COLUMNS else ()
     try:
         value = json.loads(text) if kinds else text
     except ValueError:  # a path, most often
@@ -133,32 +285,53 @@ def _message(turn: Any, place: str, draft: Draft) -> Message:
     speaker, content = turn.get(speaker_key), turn.get(text_key)
     if not isinstance(speaker, str) or speaker not in _ROLES:
         raise RecordError(f"{place}.{speaker_key}: expected one of {', '.join(_ROLES)}, got {kind_of(speaker)}")
+    if _ROLES[speaker] == "assistant" and _is_data(content):
+        content = json.dumps(content)  # boxes and numbers, as a `solution` of numbers is
+    if isinstance(content, str):
+        for tag in MEDIA_TAG.findall(content):
+            draft.tag_settings[tag].append({})
     if isinstance(content, list):
         content = "".join(_part(part, f"{place}.{text_key}[{i}]", draft) for i, part in enumerate(content))
     return Message(_ROLES[speaker], _checked_text(content, f"{place}.{text_key}"))
 
 
+def _is_data(content: Any) -> bool:
+    """Whether the content of a turn is a number, or lists of numbers."""
+    if isinstance(content, list):
+        return bool(content) and all(_is_data(each) for each in content)
+    return _is_number(content)
+
+
 def _part(part: Any, place: str, draft: Draft) -> str:
     """The text of a typed part, or the tag of a medium. A medium within the part is added to the draft."""
+    if isinstance(part, str):
+        part = {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text":
+    if kind is None and isinstance(part, dict):  # the older form of Qwen's own tools names no type
+        kind = next((key for key in ("text", "video", "image") if part.get(key) is not None), None)
+    if kind in ("text", "input_text"):
         text = _checked_text(part.get("text"), f"{place}.text")
         if MEDIA_TAG.search(text):
             raise RecordError(f"{place}.text: typed parts name media by {{'type': 'video'}}, not by a tag in the text")
         return text
-    if kind == "video":
-        if part.get("video") is not None:
-            draft.videos.append((f"{place}.video", part["video"]))
-            draft.metas.append({known: part[key] for key, known in _PART_META.items() if part.get(key) is not None})
-        return "<video>"
-    if kind in ("image", "image_url"):
-        medium = part.get(kind)
-        if isinstance(medium, dict) and "url" in medium:
-            medium = medium["url"]
-        if medium is not None:
-            draft.images.append((f"{place}.{kind}", medium))
-        return "<image>"
+    if kind in ("video", "video_url", "image", "image_url"):
+        medium: Medium = "video" if kind.startswith("video") else "image"
+        value = _medium_of({"type": kind} | part, medium)
+        if value is None:
+            _check_no_other_medium(part, medium, place)
+        else:
+            key = next(key for key in (medium, f"{medium}_url", "path", "url") if part.get(key) is not None)
+            (draft.videos if medium == "video" else draft.images).append((f"{place}.{key}", value))
+        draft.tag_settings[medium].append(_holder_settings(part, medium, place, draft.notes))
+        return f"<{medium}>"
     raise RecordError(f"{place}: expected a part of type text, image or video, got {kind_of(part)}")
+
+
+def _check_no_other_medium(part: dict[str, Any], medium: Medium, place: str) -> None:
+    """Check that a part that leaves its medium to the columns names none under a key that is not read."""
+    for key, value in part.items():
+        if medium_in(value) or (key != "type" and is_named_like_a_medium(key) and isinstance(value, str)):
+            raise RecordError(f"{place}.{key}: the medium of a part is named by `{medium}`, `path` or `url`; rename it")
 
 
 def _checked_text(text: Any, place: str) -> str:
@@ -206,6 +379,17 @@ def _check_prompt(messages: list[Message], place: str) -> None:
         raise RecordError(f"{place}: expected a user turn right before the solution")
 
 
+def _check_placeholders(draft: Draft, place: str) -> None:
+    """Refuse what other libraries replace by names, boxes or sound: here it would stay text, in prompt and solution."""
+    for text in (*(message.text for message in draft.messages), draft.solution):
+        for placeholder in PLACEHOLDERS:
+            if placeholder in text:
+                advice = "write the names and boxes themselves (docs/public_sets.md has the lines of Python)"
+                if placeholder == "<audio>":
+                    advice = "these models hear nothing; leave it out"
+                raise RecordError(f"{place}: {placeholder} is not filled in here; {advice}", "placeholder")
+
+
 def _place_tags(draft: Draft, where: str, in_front: bool) -> None:
     """Bring the tags of the prompt in line with its media.
 
@@ -229,34 +413,70 @@ def _place_tags(draft: Draft, where: str, in_front: bool) -> None:
         draft.numbered, tags = bool(tags), ["video"] * len(tags)
     for name, count in counts.items():
         if tags.count(name) != count:
+            listed = draft.videos if name == "video" else draft.images
+            key = re.split(r"[\[.]", listed[0][0].removeprefix(f"{where}."))[0] if listed else name
             raise RecordError(
-                f"{where}: the prompt has {tags.count(name)} <{name}> tags but `{name}` names {count} files; "
+                f"{where}: the prompt has {tags.count(name)} <{name}> tags but `{key}` names {count} files; "
                 "expected one tag for each",
                 "tags",
             )
 
 
-def _media(row: dict[str, Any], key: str, where: str) -> list[tuple[str, Any]]:
-    """Each medium with its place. A list names several media. A clip that is a list of frames is a list within it."""
-    key = key if row.get(f"{key}s") is None else f"{key}s"
-    value = row.get(key)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        return [(f"{where}.{key}", value)]
-    return [(f"{where}.{key}[{i}]", medium) for i, medium in enumerate(value)]
+def _media(row: dict[str, Any], key: Literal["video", "image"], where: str, draft: Draft) -> list[tuple[str, Any]]:
+    """Each medium that a row names under a key or its plural, with its place."""
+    name = key if row.get(f"{key}s") is None else f"{key}s"
+    return [] if row.get(name) is None else _listed(row[name], name, where, key, draft)
+
+
+def _listed(value: Any, key: str, where: str, medium: Medium, draft: Draft) -> list[tuple[str, Any]]:
+    """Each medium of a value, with its place. A list names several media. A clip of frames is a list within it.
+
+    A list of pictures as the value of clips is one clip: no picture is a clip of its own. Settings that an object
+    holds beside its medium, as verl's do, are added to the draft.
+    """
+    if medium == "video" and _is_list_of_pictures(value):
+        value = [value]
+    named = [(f"{where}.{key}", value)] if not isinstance(value, list) else []
+    if isinstance(value, list):
+        named = [(f"{where}.{key}[{i}]", each) for i, each in enumerate(value)]
+    for place, each in named:
+        draft.object_settings[medium].append(_holder_settings(each, medium, place, draft.notes))
+    return [(place, _medium_of(each, medium)) for place, each in named]
+
+
+def _is_list_of_pictures(value: Any) -> bool:
+    names = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return names and bool(value) and all(each.lower().endswith(PICTURE_ENDINGS) for each in value)
+
+
+def _medium_of(part: Any, medium: Medium) -> Any:
+    """The medium within an object: of a typed part, or of verl's ``{"video": "a.mp4", "fps": 2}``. Else the value."""
+    if not isinstance(part, dict) or "bytes" in part:
+        return part
+    for key in (medium, f"{medium}_url", "path", "url"):
+        if (value := part.get(key)) is not None:
+            return value["url"] if isinstance(value, dict) and "url" in value else value
+    return None if part.get("type") else part
+
+
+def _holder_settings(holder: Any, medium: Medium, place: str, notes: list[Hint]) -> Settings:
+    """What a typed part, or an object in the place of a medium, says of its frames. A path says nothing."""
+    if not isinstance(holder, dict):
+        return {}
+    settings = part_settings(holder, medium, place, notes)
+    inner = holder.get(medium)
+    return _holder_settings(inner, medium, f"{place}.{medium}", notes) | settings
 
 
 def _metas(row: dict[str, Any], n_videos: int, where: str) -> list[Any]:
-    """What the row says of each video.
+    """The ``meta`` of each video, None where it has none.
 
-    ``meta`` describes the only video, or is a list with an entry for each. ``_ROW_META`` keys of the row describe all
-    videos. Without videos ``meta`` is a key like others and may hold anything.
+    ``meta`` describes the only video, or is a list with an entry for each. Without videos it is a key like others and
+    may hold anything.
     """
     if not n_videos:
         return []
     meta = row.get("meta")
-    shared = {name: row[name] for name in _ROW_META if row.get(name) is not None}
     if not isinstance(meta, list):
         if meta is not None and n_videos != 1:
             raise RecordError(
@@ -265,65 +485,7 @@ def _metas(row: dict[str, Any], n_videos: int, where: str) -> list[Any]:
         meta = [meta] * n_videos
     if len(meta) != n_videos:
         raise RecordError(f"{where}.meta: expected one entry per video ({n_videos}), got {len(meta)}")
-    return [(shared | (one or {})) or None if isinstance(one, dict | None) else one for one in meta]
-
-
-def parse_meta(meta: Any, where: str) -> ClipMeta:
-    """The ``meta`` of one clip. Keys that are not known here are left to the reward functions.
-
-    Raises:
-        RecordError: a value is not of its form, two of them contradict each other, or a key is nearly a known one.
-    """
-    if not isinstance(meta, dict):
-        raise RecordError(f"{where}: expected an object with some of {', '.join(META_KEYS)}, got {kind_of(meta)}")
-    for key in unknown_meta_keys(meta):
-        if meant := _meant(str(key)):
-            raise RecordError(
-                f"{where}: the key {str(key)[:80]!r} is not known; did you mean {meant!r}? A key of your own needs a "
-                "name that is less like it"
-            )
-    if not isinstance(dynamic := meta.get("dynamic_sample"), bool | None):
-        raise RecordError(f"{where}.dynamic_sample: expected true or false, got {kind_of(dynamic)}")
-    values: dict[str, Any] = {}
-    for keys, form, allowed, kind in _NUMBERS:
-        for key in keys:
-            if (value := meta.get(key)) is not None:
-                if not _is_number(value) or not allowed(value):
-                    raise RecordError(f"{where}.{key}: expected {form}, got {kind_of(value)}")
-                values[key] = kind(value)
-    for low, high in (_FRAME_BOUNDS, _PIXEL_BOUNDS, _SECONDS):
-        if low in values and high in values and values[low] > values[high]:
-            raise RecordError(f"{where}: expected {low} <= {high}, got {values[low]} and {values[high]}")
-    counts = meta.get("frame_cnts")
-    if counts is not None:
-        if not isinstance(counts, list) or not counts or not all(_is_number(n) and 0 < n < 1e9 for n in counts):
-            raise RecordError(f"{where}.frame_cnts: expected a list of numbers above 0, got {kind_of(counts)}")
-        if values.keys() & set(_SECONDS):
-            message = "frame_cnts speak of the whole clip; expected no video_start and video_end beside"
-            raise RecordError(f"{where}: {message}")
-        counts = tuple(map(float, counts))
-    return ClipMeta(counts, dynamic_sample=bool(dynamic), **values)
-
-
-# Keys of ``meta`` that hold a number, what is expected there, whether a number is that, and its type in the record.
-_NUMBERS: tuple[tuple[tuple[str, ...], str, Callable[[float], bool], type], ...] = (
-    (_FRAME_BOUNDS, "a whole number of frames of at least 1", lambda n: 1 <= n < 1e12 and n == int(n), int),
-    (_PIXEL_BOUNDS, "a whole number of pixels of at least 1", lambda n: 1 <= n < 1e12 and n == int(n), int),
-    (_SECONDS, "a number of at least 0", lambda n: 0 <= n < 1e9, float),
-    (_RATES, "a number above 0", lambda n: 0 < n < 1e9, float),
-)
-
-
-def unknown_meta_keys(meta: Mapping[str, Any]) -> list[str]:
-    """The keys of a clip's ``meta`` that have no meaning here."""
-    return [key for key in meta if key not in META_KEYS]
-
-
-@lru_cache(maxsize=1000)
-def _meant(key: str) -> str | None:
-    """The known key that another is nearly, in any case and with any sign between the words."""
-    plain = re.sub(r"(?<=[a-z])(?=[A-Z])|[\s.-]+", "_", key).lower()
-    return next(iter(get_close_matches(plain, META_KEYS, n=1, cutoff=_NEAR)), None)
+    return [None if one == {} else one for one in meta]
 
 
 def _is_number(value: Any) -> bool:

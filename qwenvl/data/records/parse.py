@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -11,16 +13,18 @@ from string import ascii_uppercase
 from typing import Any
 
 from qwenvl.data.errors import RecordError, kind_of
-from qwenvl.data.media.source import media_path
-from qwenvl.data.records.forms import MAIN_KEYS, META_KEYS, draft_of, parse_meta, unknown_meta_keys, with_types
-from qwenvl.data.records.presets import OPTION_KEYS, OURS, PRESETS, check_name, guessed, our_row
+from qwenvl.data.media.source import FRAME_LIST_SUFFIX, frame_list, media_path
+from qwenvl.data.records.choices import OPTION_KEYS, counted_from, whole_number
+from qwenvl.data.records.clip_settings import clip_meta, image_size
+from qwenvl.data.records.forms import MAIN_KEYS, MEDIA_TAG, NEARLY_A_TAG, Draft, draft_of, with_types
+from qwenvl.data.records.frame_settings import META_KEYS, advice_on_meta, meta_settings, unknown_meta_keys
+from qwenvl.data.records.keys import ADVICE, CLIP_ENDINGS, FIELDS_OF_A_RUN, READ_KEYS, is_empty
+from qwenvl.data.records.presets import OURS, answer_and_options, check_name, guessed, has_options, our_row
 from qwenvl.files import plain_file
-from qwenvl.types import Hint, Message, Record
+from qwenvl.types import ClipMeta, Hint, Message, Record
 
 RecordCheck = Callable[[Record], "str | None"]
 """Returns a sentence that says why the rewards can't score a record, or None if they can."""
-
-_ENDINGS = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class ReadOptions:
         system: a system turn for every prompt. It replaces the prompt's own.
         format: the preset by which rows are read, ``OURS`` for rows of our own forms. None guesses it from the first
             row of a file.
+        first_number: what whole numbers in the answers of a file count the options from. None: it is not known. A
+            ``RecordFile`` finds it out.
     """
 
     allow_outside_media: bool = False
@@ -73,6 +79,7 @@ class ReadOptions:
     prompt_template: str | None = None
     system: str | None = None
     format: str | None = None
+    first_number: int | None = None
 
     def __post_init__(self) -> None:
         if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
@@ -131,26 +138,28 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
     """
     options = options or ReadOptions()
     where, value = row.where, _value(row, options)
+    given, read, hints = value, set[str](), list[Hint]()
     if options.format not in (None, OURS):
         form = "<answer>" not in (options.prompt_template or "") + (options.system or "")
-        value = our_row(options.format, value, where, form)
+        made = our_row(options.format, value, where, form, options.first_number)
+        value, read, hints = made.row, made.read, made.hints
     draft = draft_of(value, where)
     messages = draft.messages
     if options.prompt_template is not None:
         messages[-1] = Message("user", options.prompt_template.replace("{prompt}", messages[-1].text))
     if options.system is not None:
         messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
-    if options.format not in (None, OURS) and PRESETS[options.format].without_ending:
-        draft.videos = [(place, _with_ending(clip, media_root)) for place, clip in draft.videos]
+    draft.videos = [(place, _with_ending(clip, media_root)) for place, clip in draft.videos]
     outside = options.allow_outside_media
     videos, images = (
         tuple(media_path(medium, place, media_root, allow_outside=outside) for place, medium in listed)
         for listed in (draft.videos, draft.images)
     )
-    metas = (
-        None if meta is None else parse_meta(meta, f"{where}.meta{f'[{i}]' if len(draft.metas) > 1 else ''}")
-        for i, meta in enumerate(draft.metas)
-    )
+    metas = _clip_metas(draft, videos, where)
+    sizes = tuple(image_size(said, where) for said in draft.image_settings)
+    noticed = [*draft.notes]
+    for said in (*draft.clip_settings, *draft.image_settings):
+        noticed += said.notes
     own_id = None if draft.numbered else value.get("id")
     if own_id is not None and (isinstance(own_id, bool) or not isinstance(own_id, int | str) or own_id == ""):
         raise RecordError(f"{where}.id: expected a string or a whole number, got {kind_of(own_id)}")
@@ -160,10 +169,59 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         solution=draft.solution,
         videos=videos,
         images=images,
-        clip_meta=tuple(metas),
+        clip_meta=metas,
         fields=value | {"solution": draft.solution} if "solution" in value else value,
         where=where,
+        unread=tuple(_unread(given, value, draft.unread, read)) if read else draft.unread,
+        hints=tuple(dict.fromkeys([*hints, *noticed])),
+        image_sizes=sizes if any(sizes) else (),
     )
+
+
+def _clip_metas(draft: Draft, videos: tuple[str, ...], where: str) -> tuple[ClipMeta | None, ...]:
+    """What the row says of each clip.
+
+    Args:
+        videos: the paths of the clips.
+    """
+    metas: list[ClipMeta | None] = []
+    for i, (meta, said, path) in enumerate(zip(draft.metas, draft.clip_settings, videos, strict=True)):
+        place = f"{where}.meta[{i}]" if len(draft.metas) > 1 else f"{where}.meta"
+        settings = None if meta is None else meta_settings(meta, place)
+        if settings is None and not (said.part or said.row):
+            metas.append(None)
+            continue
+        # A look at the disk only where something is said of the clip: files of millions of rows are read row by row.
+        listed = path.endswith(FRAME_LIST_SUFFIX) or os.path.isdir(path)
+        made = clip_meta(settings, said, listed, where)
+        _check_frame_times(made, path, where)
+        metas.append(made)
+    return tuple(metas)
+
+
+def _check_frame_times(meta: ClipMeta | None, path: str, where: str) -> None:
+    """Raise RecordError where a list of frames has another number of times. A folder is counted when it is opened."""
+    if meta is None or meta.frame_times is None:
+        return
+    frames = frame_list(path)
+    if frames is not None and len(frames) != len(meta.frame_times):
+        raise RecordError(
+            f"{where}: frame_times has {len(meta.frame_times)} times for {len(frames)} frames; expected one for each"
+        )
+
+
+def _unread(given: dict[str, Any], made: dict[str, Any], unread: Collection[str], read: set[str]) -> Iterator[str]:
+    """The keys of a row of others that hold something, and that neither its preset nor our form reads.
+
+    Args:
+        made: the row in our form. What has a meaning there is in it only where the preset says so.
+        unread: its own unread keys.
+        read: by the preset.
+    """
+    for key, value in given.items():
+        is_left = key in unread or key in READ_KEYS or key not in made
+        if is_left and key not in read and not is_empty(value):
+            yield key
 
 
 def format_of(rows: Rows, options: ReadOptions) -> str:
@@ -178,6 +236,32 @@ def format_of(rows: Rows, options: ReadOptions) -> str:
     except RecordError:  # reported when the row is parsed
         return OURS
     return guessed(value, row.where)
+
+
+def first_number_of(rows: Rows, numbers: Iterable[int], options: ReadOptions) -> int | None:
+    """What whole numbers in the answers of a file count the options from, by ``counted_from``.
+
+    Args:
+        numbers: of the rows that are looked at.
+
+    Raises:
+        RecordError: the rows contradict each other.
+    """
+    if options.format in (None, OURS) or not has_options(options.format):
+        return None
+    found, first = [], ""
+    for number in numbers:
+        with suppress(RecordError, ValueError):  # of bad rows, reported when they are parsed
+            row = rows.row(number)
+            first = first or row.where
+            answered = answer_and_options(options.format, _value(row, options))
+            # Most files answer by letter or text, and are not kept.
+            if answered is not None and whole_number(answered[0]) is not None:
+                found.append(answered)
+    try:
+        return counted_from(found)
+    except ValueError as error:
+        raise RecordError(f"{first}: {error}") from None
 
 
 def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
@@ -195,21 +279,62 @@ def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
 
 
 def _with_ending(clip: Any, media_root: Path) -> Any:
-    """The path of a clip that is named without its ending: that of the file that is there."""
-    if not isinstance(clip, str) or Path(clip).suffix.lower() in _ENDINGS or (media_root / clip).exists():
+    """The path of a clip that is named without its ending, as by an id: that of the file that is there."""
+    if not isinstance(clip, str) or len(clip) > 1000 or "\0" in clip or Path(clip).suffix.lower() in CLIP_ENDINGS:
         return clip
-    return next((clip + ending for ending in _ENDINGS if (media_root / (clip + ending)).exists()), clip + _ENDINGS[0])
+    if os.path.exists(media_root / clip):
+        return clip
+    return next((clip + ending for ending in CLIP_ENDINGS if os.path.exists(media_root / (clip + ending))), clip)
+
+
+def unread_keys_of(records: Iterable[Record], columns: Collection[str]) -> Counter[str]:
+    """How many records have each key that nothing reads: neither their form, nor a reward, nor another part of a run.
+
+    Args:
+        columns: the fields that the rewards name.
+    """
+    known = {*columns, *FIELDS_OF_A_RUN}
+    counts: Counter[str] = Counter()
+    for record in records:
+        # A key of our forms that another one stands in for is no field that a reward asks for.
+        counts.update(key for key in record.unread if key not in known or key not in record.fields)
+    return counts
+
+
+def unread_text(counts: Mapping[str, int], records: int) -> str:
+    """The keys that nothing reads, with the number of records that have each, and what to do about some."""
+    shown = [f"{key} ({count:,} of {records:,})" for key, count in counts.items()]
+    advice = [f"; {key}: {ADVICE[key]}" for key in counts if key in ADVICE]
+    return f"keys that no reward and nothing else reads: {', '.join(shown)}{''.join(advice)}"
+
+
+def media_hints(records: int, without: int) -> Iterator[Hint]:
+    """What is said of records that have neither a clip nor a picture."""
+    if records and without == records:
+        yield Hint("text alone", "no record has a clip or a picture: the model sees text alone")
+    elif without:
+        message = f"{without:,} of {records:,} records have neither a clip nor a picture, and the others do"
+        yield Hint("text alone", message)
 
 
 def record_hints(record: Record) -> Iterator[Hint]:
-    """What in a record has no effect: unknown keys of ``meta``, and options that the prompt does not show."""
+    """What in a record is worth a look: what was changed when it was read, and what of it has no effect."""
+    yield from record.hints
+    if not MEDIA_TAG.sub("", record.messages[-1].text).strip():
+        yield Hint("no question", "the last user turn has no text beside its media: the model is asked nothing")
+    named = sorted({found.strip() for message in record.messages for found in NEARLY_A_TAG.findall(message.text)})
+    if named:
+        yield Hint(
+            "text like a tag",
+            f"the prompt has {', '.join(named)}, which is text here; <video> and <image> stand for media",
+        )
     meta = record.fields.get("meta") if record.videos else None
     metas = [each for each in (meta if isinstance(meta, list) else [meta]) if isinstance(each, dict)]
     if unknown := sorted({str(key)[:80] for each in metas for key in unknown_meta_keys(each)}):
         yield Hint(
             "unknown key in meta",
-            f"meta has {', '.join(unknown)}, which change no frames and are left to the rewards; known are "
-            f"{', '.join(META_KEYS)}",
+            f"meta has {', '.join(unknown)}, which change no frames and are left to the rewards"
+            f"{advice_on_meta(unknown)}; known are {', '.join(META_KEYS)}",
         )
     if hidden := _hidden_options(record.fields, "\n".join(message.text for message in record.messages)):
         advice = "write them into the user turn"

@@ -6,9 +6,9 @@ The prompt is in our own words: benchmarks word the request for an answer differ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from pathlib import PurePosixPath
@@ -16,8 +16,25 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from qwenvl.data.errors import RecordError, kind_of
+from qwenvl.data.records.choices import (
+    OPTION_KEYS,
+    Options,
+    bare,
+    chosen,
+    is_letter,
+    option_columns,
+    options_in,
+    options_of,
+    whole_number,
+)
 from qwenvl.data.records.forms import draft_of
+from qwenvl.data.records.frame_settings import META_KEYS
+from qwenvl.data.records.keys import FRAME_KEYS, PICTURE_ENDINGS, READ_KEYS, SYSTEM_KEYS, TURN_KEYS, is_empty
+from qwenvl.data.records.spans import is_cut_of_a_film, is_time, seconds_of, spans_text, times_in
 from qwenvl.option import did_you_mean
+from qwenvl.rewards.functions.grounding import spans_in
+from qwenvl.rewards.functions.text import solution_of
+from qwenvl.types import FrameInfo, Hint, Record
 
 Values = dict[str, Any]
 
@@ -38,14 +55,45 @@ ASKED_FOR = {
 }
 """What a prompt asks for by kind of answer. The kind is the record's field ``problem_type``, which rewards may read."""
 
-# Keys that mean something in our forms. A foreign row's values under them enter the record only on purpose.
-_OUR_KEYS = {"id", "conversations", "messages", "prompt", "solution", "reward_model", "meta"}
-_OUR_KEYS |= {"video", "videos", "image", "images", "system", "completion"}
-OPTION_KEYS = ("options", "choices", "candidates")
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_LETTERED = re.compile(r"\s*\(?([A-Z])\s*[).:]")
-_LETTER_ALONE = re.compile(r"\(?([A-Z])[).:]?")
+# Kinds of answers by the names that files give them, in small letters and without hyphens.
+_KINDS = {
+    **{name.casefold().replace("-", " "): name for name in ASKED_FOR},
+    **dict.fromkeys(("mc", "mcq", "multi choice", "multiplechoice", "multiple choice question", "choice"), CHOICE),
+    **dict.fromkeys(("number", "numeric", "count"), NUMBER),
+    **dict.fromkeys(("open", "oe", "freeform", "free text"), WORDS),
+    **dict.fromkeys(("yes no", "yesno", "binary"), YES_NO),
+    **dict.fromkeys(("tvg", "tg", "moment retrieval", "temporal localization", "temporal qa"), SPAN),
+    "video temporal grounding": SPAN,
+    "actions": LABELS,
+}
+# Columns that may say the kind of an answer, in the order in which they are asked.
+_KIND_KEYS = ("problem_type", "question_type", "task_type", "task", "type", "answer_type")
+# Keys of our own forms that mean the same in a row of a preset: its system turn, and which frames are taken.
+_PASSED = (*SYSTEM_KEYS, *FRAME_KEYS)
 _NUMBER = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)*%?")
+# The keys of an answer: as it is, and as the number of an option that counts from 0 or from 1.
+_ANSWER_KEYS = {"answer": None, "answer_index": 0, "answer_number": 1}
+# Keys by which a format is guessed, and others that stand for them.
+_INSTEAD = {"answer": {"answer_index", "answer_number"}, "video_id": {"video", "videos"}}
+_TIME = r"\[?\s*(?:\d+:)?(?:\d+:)?\d+(?:\.\d+)?\s*(?:s|sec|seconds)?"
+_SPAN = re.compile(rf"(?:from\s+)?({_TIME})\s*(?:-|\u2013|to|,|~)\s*({_TIME})\s*\]?", re.IGNORECASE)
+
+
+@dataclass
+class Made:
+    """One of our rows, made of a row of another format.
+
+    Attributes:
+        row: in the prompt form.
+        read: the keys that it was made of. The others become fields of the record.
+        hints: what was changed, and is worth a look.
+        asked: what the prompt asks for. None: by the kind of the answer.
+    """
+
+    row: Values
+    read: set[str]
+    hints: list[Hint] = field(default_factory=list)
+    asked: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,17 +102,23 @@ class Preset:
 
     Attributes:
         summary: who writes it, in a few words.
-        keys: of a row by which it is guessed. Rows in our own forms are never passed to it.
-        row: returns one of our rows, in the prompt form. Raises ValueError naming the key that is wrong.
+        keys: of a row by which it is guessed. Rows in our own forms are never passed to it. ``_INSTEAD`` has keys that
+            stand for one of them.
+        row: returns one of our rows. Its second argument is what whole numbers in the answers of the file count the
+            options from, None where that is not known. Raises ValueError naming the key that is wrong.
         generic: it is guessed only where no other preset fits.
-        without_ending: clips are named without their ending, which is looked for on the disk.
+        answer: the key of the answer that options belong to. None: the format has no options.
     """
 
     summary: str
     keys: tuple[str, ...]
-    row: Callable[[Values], Values]
+    row: Callable[[Values, int | None], Made]
     generic: bool = False
-    without_ending: bool = False
+    answer: str | None = "answer"
+
+    def fits(self, row: Values) -> bool:
+        """Whether a row has the keys of this format."""
+        return all(key in row or row.keys() & _INSTEAD.get(key, set()) for key in self.keys)
 
 
 def check_name(name: str) -> None:
@@ -87,16 +141,22 @@ def how_read(name: str, read_as: str) -> str:
     return f"{name}: read as {read_as} ({summary}); the reward that fits: by_problem_type; --format says otherwise"
 
 
+def how_counted(name: str, first_number: int) -> str:
+    """The line that reports how the answers of a data set that are whole numbers are read."""
+    return f"{name}: whole numbers in its answers count the options from {first_number}"
+
+
 def guessed(row: Values, where: str) -> str:
     """The name of the preset that a row is written by. ``OURS`` for rows of our own forms, and where no preset fits.
 
     Raises:
         RecordError: several fit.
     """
-    with suppress(RecordError):
-        draft_of(row, where)
-        return OURS
-    fitting = [name for name, preset in PRESETS.items() if row.keys() >= set(preset.keys)]
+    if row.keys() & set(TURN_KEYS):
+        with suppress(RecordError):
+            draft_of(row, where)
+            return OURS
+    fitting = [name for name, preset in PRESETS.items() if preset.fits(row)]
     special = [name for name in fitting if not PRESETS[name].generic] or fitting or [OURS]
     if len(special) > 1:
         raise RecordError(
@@ -106,34 +166,58 @@ def guessed(row: Values, where: str) -> str:
     return special[0]
 
 
-def our_row(name: str, row: Values, where: str, form: bool = True) -> Values:
-    """One of our rows, made by the preset of that name.
+def our_row(name: str, row: Values, where: str, form: bool = True, first_number: int | None = None) -> Made:
+    """One of our rows, made by the preset of that name. Keys without a meaning become fields; ``id``: ``source_id``.
 
     Args:
         form: a prompt made of a question also says in which form to answer, unless it mentions ``<answer>`` itself.
+        first_number: what whole numbers in the answers of the file count the options from. None: it is not known.
 
     Raises:
         RecordError: the row is not of this format.
     """
     try:
-        made = PRESETS[name].row(row)
+        made = PRESETS[name].row(row, first_number)
     except ValueError as error:
         raise RecordError(f"{where}: read as {name}: {error}") from None
-    if form and "<answer>" not in made["prompt"]:
-        wanted = ASKED_FOR.get(made["problem_type"], "the answer")
-        made["prompt"] += f"\nFirst think, within <think> </think>. Then give {wanted} within <answer> </answer>."
+    passed = {*_PASSED, "meta"} if _has_known_keys(row.get("meta")) else set(_PASSED)
+    others = {key: one for key, one in row.items() if key not in made.read and key not in READ_KEYS - passed}
+    if isinstance(others.get("reward"), int | float):  # of somebody's model: here the field names reward functions
+        del others["reward"]
+    if row.get("id") is not None:
+        others["source_id"] = row["id"]
+        made.read.add("id")
+    made.read |= passed
+    made.row = others | made.row
+    if form and "<answer>" not in made.row["prompt"]:
+        wanted = made.asked or ASKED_FOR.get(made.row["problem_type"], "the answer")
+        made.row["prompt"] += f"\nFirst think, within <think> </think>. Then give {wanted} within <answer> </answer>."
     return made
+
+
+def has_options(name: str) -> bool:
+    """Whether the rows of a preset may have options."""
+    return PRESETS[name].answer is not None
+
+
+def answer_and_options(name: str, row: Values) -> tuple[Any, Options] | None:
+    """The answer of a row and its options, by which ``counted_from`` finds out how a file counts. None: it has none.
+
+    Raises:
+        ValueError: the options are not of their form.
+    """
+    answer = PRESETS[name].answer
+    found = _given_options(row)
+    return None if answer is None or found is None else (row.get(answer), found[0])
 
 
 # Parts of rows
 
 
-def _other_fields(row: Values, used: Sequence[str] = ()) -> Values:
-    """The values that reward functions may want: under keys without a meaning here. ``id`` becomes ``source_id``."""
-    fields = {key: value for key, value in row.items() if key not in _OUR_KEYS and key not in used}
-    if isinstance(fields.get("reward"), int | float):  # of somebody's model: here the field names reward functions
-        del fields["reward"]
-    return fields | ({"source_id": row["id"]} if row.get("id") is not None else {})
+def _has_known_keys(meta: Any) -> bool:
+    """Whether the ``meta`` of a row of others says something of its frames, and is not theirs."""
+    entries = meta if isinstance(meta, list) else [meta]
+    return any(isinstance(each, dict) and each.keys() & set(META_KEYS) for each in entries)
 
 
 def _text(row: Values, key: str) -> str:
@@ -143,146 +227,191 @@ def _text(row: Values, key: str) -> str:
     return value
 
 
-def _media(row: Values) -> Values:
-    """The media columns of a row that are not empty, as ``videos`` and ``images``."""
+def _media(row: Values) -> tuple[Values, set[str]]:
+    """The media columns of a row that are not empty, as ``videos`` and ``images``, and their keys."""
     columns: Values = {}
+    read: set[str] = set()
     for one, several in (("video", "videos"), ("image", "images")):
-        medium = row.get(several) if row.get(several) is not None else row.get(one)
-        if medium is not None and medium != [] and medium != "":
-            columns[several] = medium if isinstance(medium, list) else [medium]
-    return columns
+        key = one if is_empty(row.get(several)) else several
+        medium = row.get(key)
+        if is_empty(medium):
+            continue
+        if isinstance(medium, int) and not isinstance(medium, bool):  # the id of a clip, in a table with types
+            medium = str(medium)
+        columns[several] = medium if isinstance(medium, list) else [medium]
+        read.add(key)
+    return columns, read
 
 
 # Questions with an answer and perhaps options
 
 
-def options_of(given: Any, key: str = "options") -> dict[str, str]:
-    """The options of a question by letter, from a list of texts, with or without letters in front, or texts by letter.
-
-    Raises:
-        ValueError: something else, or more than 26.
-
-    Example:
-        >>> options_of(["A. a cat", "B. a dog"])
-        {'A': 'a cat', 'B': 'a dog'}
-    """
-    if isinstance(given, Mapping):
-        options = {str(letter).strip().upper(): text for letter, text in given.items() if text not in (None, "")}
-    elif isinstance(given, Sequence) and not isinstance(given, str | bytes):
-        texts = [str(text) if isinstance(text, int | float) else text for text in given]
-        found = [_LETTERED.match(text) if isinstance(text, str) else None for text in texts]
-        if all(match and match[1] == letter for match, letter in zip(found, _LETTERS, strict=False)):
-            texts = [text[match.end() :] for text, match in zip(texts, found, strict=True)]
-        options = dict(zip(_LETTERS, texts, strict=False)) if len(texts) <= len(_LETTERS) else {}
-    else:
-        raise ValueError(f"{key}: expected a list of options or options by letter, got {kind_of(given)}")
-    if not 0 < len(options) <= len(_LETTERS) or not all(isinstance(text, str) for text in options.values()):
-        raise ValueError(f"{key}: expected 1 to 26 options, each a text, got {kind_of(given)}")
-    return {letter: text.strip() for letter, text in options.items()}
+def _given_options(row: Values) -> tuple[Options, tuple[str, ...]] | None:
+    """The options of a row, and the keys that hold them: one of ``OPTION_KEYS``, or columns. None: it has none."""
+    for key in OPTION_KEYS:
+        given = row.get(key)
+        # A table gives open questions the letters too, each without a text.
+        if not is_empty(given) and not (isinstance(given, dict) and all(map(is_empty, given.values()))):
+            return options_of(given, key), (key,)
+    return option_columns(row)
 
 
-def chosen(answer: Any, options: Mapping[str, str], key: str = "answer") -> str:
-    """The letter of an answer, given as letters, as the text of an option, or as its number from 0.
-
-    Raises:
-        ValueError: it is none of the options.
-
-    Example:
-        >>> cats = options_of(["a cat", "a dog"])
-        >>> chosen("(B)", cats), chosen("a dog", cats), chosen(1, cats), chosen("B. a dog", cats)
-        ('B', 'B', 'B', 'B')
-    """
-    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(options):
-        return list(options)[answer]
-    text = _bare(answer, key)
-    same = [letter for letter, option in options.items() if option.casefold() == text.casefold()]
-    if len(same) == 1:
-        return same[0]
-    found = _LETTER_ALONE.fullmatch(text) or _LETTERED.match(text)
-    if found and found[1] in options:
-        return found[1]
-    several = re.split(r"[\s,;]+", text)
-    if len(several) > 1 and set(several) <= options.keys():
-        return ", ".join(several)
-    shown = ", ".join(f"{letter}. {option}" for letter, option in options.items())
-    raise ValueError(f"{key}: {text!r} is none of the options {shown[:200]}")
-
-
-def _bare(answer: Any, key: str) -> str:
-    """An answer as text, without tags."""
-    text = str(answer) if isinstance(answer, int | float) and not isinstance(answer, bool) else answer
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{key}: expected text or a number, got {kind_of(answer)}")
-    return text.replace("<answer>", "").replace("</answer>", "").strip()
-
-
-def _kind_of_answer(answer: Any) -> str:
+def _kind_of_answer(answer: Any, question: str) -> str:
     """The kind of an answer to a question without options."""
+    if isinstance(answer, bool):
+        return YES_NO
+    asks_for_times = re.search(r"\bwhen\b|\btimes?\b|seconds|timestamp|moment", question, re.IGNORECASE)
+    if isinstance(answer, list) and times_in(answer) and asks_for_times:
+        return SPAN
     text = str(answer).strip()
     if _NUMBER.fullmatch(text):
         return NUMBER
-    return YES_NO if text.casefold().strip(".") in ("yes", "no") else WORDS
+    if text.casefold().strip(".") in ("yes", "no"):
+        return YES_NO
+    # Two times are a span where the question asks for times: "3-5" may be a score or a range as well.
+    if isinstance(answer, str) and _SPAN.fullmatch(text) and asks_for_times:
+        return SPAN
+    return WORDS
+
+
+def _kind_said(row: Values, answer: Any) -> tuple[str | None, set[str]]:
+    """The kind of answer that a column of a row says, where the answer is of that kind, and the column's key."""
+    for key in _KIND_KEYS:
+        kind = _KINDS.get(" ".join(re.split(r"[\s_-]+", str(row.get(key) or "").casefold())))
+        if kind is None or (kind == SPAN and not times_in(answer)) or (kind == CHOICE and key != "problem_type"):
+            continue
+        if kind == NUMBER and not _NUMBER.fullmatch(str(answer).strip()):
+            continue
+        return kind, {key}
+    return None, set()
 
 
 def _question_row(
     row: Values,
+    first_number: int | None = None,
     *,
     question: str = "question",
     answer: str = "answer",
     kind: str | None = None,
     media: Values | None = None,
-    used: Sequence[str] = (),
+    read: Sequence[str] = (),
     **more: Any,
-) -> Values:
+) -> Made:
     """One of our rows: the question with its options, and the answer as its solution.
 
-    Options are in one of ``OPTION_KEYS``, as a list or by letter, or in columns A, B, C, ...
+    Options are in one of ``OPTION_KEYS``, in columns, or in the text of the question itself.
 
     Args:
         question, answer: their keys in the row.
-        kind: of the answer. None: the row's ``problem_type``, or by the options and the answer.
+        kind: of the answer. None: by the options, by a column such as ``problem_type``, or by the answer.
         media: where other keys than those of ``_media`` name them.
-        used: further keys of the row that are no fields of the record.
+        read: further keys of the row that its record is made of.
         more: fields of the record.
     """
-    if media is None and not (media := _media(row)) and row.get("video_id") is not None:
-        raise ValueError("video_id: expected the path of the clip in `video`; name its column by --columns NAME=video")
     prompt = _text(row, question).strip()
-    columns = {letter: row[letter] for letter in _LETTERS[:8] if row.get(letter) not in (None, "")}
-    key = next((key for key in OPTION_KEYS if row.get(key)), None)
-    options = options_of(row[key], key) if key else options_of(columns) if columns else {}
-    if not all(re.search(rf"\b{letter}[).:] ?{re.escape(text)}", prompt) for letter, text in options.items()):
-        prompt = "\n".join([prompt, *(f"{letter}. {text}" for letter, text in options.items())])
+    if answer == "answer" and row.get(answer) is None:
+        answer = next((key for key in _ANSWER_KEYS if row.get(key) is not None), answer)
+        first_number = _ANSWER_KEYS[answer]
     given = row.get(answer)
-    kind = kind or row.get("problem_type") or (CHOICE if options else _kind_of_answer(given))
-    solution = chosen(given, options, answer) if options and kind == CHOICE else _bare(given, answer)
-    made = {"prompt": prompt, "solution": f"<answer>{solution}</answer>", "problem_type": kind}
-    fields = _other_fields(row, (question, answer, *OPTION_KEYS, *columns, *used))
-    return fields | media | made | more
+    if isinstance(given, list | tuple) and len(given) == 1:
+        given = given[0]
+    found = _given_options(row) if kind is None else None
+    options, option_keys = found or (_options_in(prompt, given), ())
+    if options and isinstance(given, str) and given in option_keys and len(option_keys) > 1:  # the name of a column
+        given = list(options.texts)[option_keys.index(given)]
+    said, said_by = _kind_said(row, given) if kind is None else (kind, set[str]())
+    own_kind = row.get("problem_type")
+    if kind is None:
+        kind = said if said and (said_by == {"problem_type"} or not options) else None
+    if kind is None:
+        kind = CHOICE if options else own_kind or _kind_of_answer(given, prompt)
+    if own_kind and options and kind == CHOICE and said_by != {"problem_type"}:
+        more["source_problem_type"] = own_kind  # somebody's own name for a kind of question
+    if found is not None and options and kind == CHOICE and not _shows(prompt, options):
+        prompt = "\n".join([prompt, *(f"{letter}. {text}" for letter, text in options.texts.items())])
+
+    # Columns that are read, and that rewards may want as well.
+    kept = [key for key in (*said_by, "duration" if kind == SPAN else "") if row.get(key) is not None]
+    more = {key: row[key] for key in kept if key != "problem_type"} | more
+    beside, media_keys = _media(row) if media is None else (media, set[str]())
+    made = Made({}, {question, answer, *option_keys, *media_keys, *kept, *read})
+    if own_kind:
+        made.read.add("problem_type")
+    if options and kind == CHOICE:
+        solution = chosen(given, options, answer, first_number)
+    elif kind == SPAN and (times := times_in(given)):
+        solution, made.hints = spans_text(times, row.get("duration"))
+        if len(times) > 1:
+            made.asked = "start and end in seconds of every time that it happens, with the word to between them,"
+    elif isinstance(given, bool):
+        solution = "yes" if given else "no"
+    else:
+        solution = bare(given, answer)
+        made.hints += _hints_about(solution, kind)
+    made.row = beside | {"prompt": prompt, "solution": f"<answer>{solution}</answer>", "problem_type": kind} | more
+    return made
 
 
-def _video_r1(row: Values) -> Values:
+def _options_in(question: str, answer: Any) -> Options | None:
+    """The options that a question's own text holds, where its answer is one of them."""
+    options = options_in(question)
+    if options is None or whole_number(answer) is not None or is_letter(answer):  # which is an error if it is none
+        return options
+    with suppress(ValueError):
+        chosen(answer, options)
+        return options
+    return None
+
+
+def _shows(prompt: str, options: Options) -> bool:
+    """Whether a prompt holds all options with their letters."""
+    return all(
+        re.search(rf"\b{letter}[).\]:]\s*{re.escape(text)}", prompt, re.IGNORECASE)
+        for letter, text in options.texts.items()
+    )
+
+
+def _hints_about(solution: str, kind: str) -> Iterator[Hint]:
+    if kind == WORDS and re.fullmatch(r"\(?[A-H][).]?", solution):
+        yield Hint(
+            "a letter without options",
+            "the answer is a letter, and the row has no options: it is scored as words; write the options into "
+            "`options` or into the question",
+        )
+    if kind == WORDS and _SPAN.fullmatch(solution):
+        yield Hint(
+            "a span as words",
+            'the answer looks like start and end in seconds, and is scored as words; "temporal grounding" in '
+            "`problem_type` makes it a span",
+        )
+
+
+def _video_r1(row: Values, first_number: int | None = None) -> Made:
     """``problem`` and a ``solution`` in tags. ``path`` is a clip or a picture."""
-    media, more = _media(row), {}
+    media, media_keys = _media(row)
+    more: Values = {}
     if row.get("path"):
         if (medium := row.get("data_type")) not in ("video", "image"):
             raise ValueError(f'data_type: expected "video" or "image", got {medium!r}')
-        media = _media({medium: row["path"]})
+        media, _ = _media({medium: row["path"]})
+        more["data_type"] = medium
     if isinstance(thought := row.get("process"), str):  # of the file for a warm start
         more["thinking"] = thought.replace("<think>", "").replace("</think>", "").strip()
-    return _question_row(row, question="problem", answer="solution", media=media, used=("path", "process"), **more)
+    read = ("path", "process", "data_type", *media_keys)
+    return _question_row(row, first_number, question="problem", answer="solution", media=media, read=read, **more)
 
 
-def _videomme(row: Values) -> Values:
+def _videomme(row: Values, first_number: int | None = None) -> Made:
     """``videoID`` names the clip."""
-    return _question_row(row, media={"videos": [_text(row, "videoID")]})
+    name = _text(row, "videoID")
+    return _question_row(row, first_number, media={"videos": [name]}, read=("videoID",), videoID=name)
 
 
-def _mvbench(row: Values) -> Values:
+def _mvbench(row: Values, first_number: int | None = None) -> Made:
     """Some tasks ask about a stretch of the clip, or have folders of frames."""
     names = {"start": "video_start", "end": "video_end", "fps": "frames_fps"}
     meta = {known: row[key] for key, known in names.items() if row.get(key) is not None}
-    return _question_row(row, used=tuple(names), **meta)
+    return _question_row(row, first_number, read=tuple(names), **meta)
 
 
 # Sentences and when they happen
@@ -290,20 +419,46 @@ def _mvbench(row: Values) -> Values:
 _CHARADES = re.compile(r"(\S+) ([0-9]+\.?[0-9]*) ([0-9]+\.?[0-9]*)\s?##\s?(.+)")
 
 
-def _span_row(row: Values) -> Values:
+def span_hints(record: Record, clips: Sequence[FrameInfo]) -> Iterator[Hint]:
+    """Name a solution that no answer can equal: a span of it ends after the record's only clip."""
+    is_span = _KINDS.get(str(record.fields.get("problem_type")).casefold().replace("-", " ")) == SPAN
+    if len(clips) != 1 or not is_span:
+        return
+    # The last frame is shown until the clip ends, which headers round.
+    if any(max(span) > clips[0].duration + 1 for span in spans_in(solution_of(record.solution))):
+        yield Hint("a span beyond the clip", "the solution has a span that ends after the clip")
+
+
+def _span_row(row: Values, first_number: int | None = None) -> Made:
     """A record that asks when a sentence happens: from ``start`` to ``end``, or in ``timestamp``, which holds both."""
-    times: Any = row.get("timestamp", [row.get("start"), row.get("end")])
-    if not isinstance(times, list) or len(times) != 2:
+    times: Any = row.get("timestamp", [seconds_of(row.get("start")), seconds_of(row.get("end"))])
+    if isinstance(times, str):  # in a cell of CSV
+        times = [list(span) for span in spans_in(times)]
+    if not isinstance(times, list) or not times or (not isinstance(times[0], list) and len(times) != 2):
         raise ValueError(f"timestamps: expected start and end, got {kind_of(times)}")
-    for key, value in zip(("start", "end"), times, strict=True):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-            raise ValueError(f"{key}: expected seconds, got {kind_of(value)}")
-    if times[0] == times[1]:
-        raise ValueError(f"start and end: expected two times, got {times[0]:g} twice")
+    for pair in times if isinstance(times[0], list) else [times]:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError(f"timestamps: expected start and end, got {kind_of(pair)}")
+        for key, value in zip(("start", "end"), pair, strict=True):
+            if not is_time(value):
+                raise ValueError(f"{key}: expected seconds, got {kind_of(value)}")
     question = f'When does the following happen in the video? "{_text(row, "sentence").strip()}"'
-    row = row | {"question": question, "answer": f"{min(times):g} to {max(times):g}"}
-    media = {"videos": [_text(row, "video_id")]}
-    return _question_row(row, kind=SPAN, media=media, used=("start", "end", "timestamp"))
+    asked = row | {"question": question, "answer": times}
+    kept: Values = {key: _text(row, key) for key in ("video_id", "sentence") if key == "sentence" or key in row}
+    read = ["start", "end", "timestamp", *kept]
+    media = {"videos": [kept["video_id"]]} if "video_id" in kept else None
+    if cut := is_cut_of_a_film(row):
+        read += ["video_start", "video_end"]
+    made = _question_row(asked, kind=SPAN, media=media, read=read, **kept)
+    if cut:
+        made.hints.append(
+            Hint(
+                "times of the film",
+                "`video_start` and `video_end` lie beyond the `duration` of the clip, which was cut from a film at "
+                "these times: all of the clip is shown",
+            )
+        )
+    return made
 
 
 def activitynet_rows(content: Values) -> Iterator[tuple[str, Values]]:
@@ -327,10 +482,10 @@ def charades_row(line: str) -> Values:
 
 # Label Studio
 
-_PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+_PICTURES = {*PICTURE_ENDINGS, ".gif"}
 
 
-def _label_studio(row: Values) -> Values:
+def _label_studio(row: Values, first_number: int | None = None) -> Made:
     """The first annotation that is not cancelled, ground truth before others, and the clip of ``data``."""
     data = row.get("data")
     if not isinstance(data, dict):
@@ -349,7 +504,7 @@ def _label_studio(row: Values) -> Values:
     path = _stored_path(texts[name])
     media = {"images" if PurePosixPath(path).suffix.lower() in _PICTURES else "videos": [path]}
     used = ("data", "annotations", "predictions", "drafts")
-    return _question_row(row | {"question": question, "answer": answer}, kind=kind, media=media, used=used)
+    return _question_row(row | {"question": question, "answer": answer}, kind=kind, media=media, read=used)
 
 
 def _annotated(result: Any) -> tuple[str, str] | None:
@@ -383,6 +538,7 @@ PRESETS: dict[str, Preset] = {
         "the training files of Video-R1 and its six files for evaluation",
         ("problem", "problem_type", "solution"),
         _video_r1,
+        answer="solution",
     ),
     "easyr1": Preset(
         "EasyR1 and trainers made of it", ("problem", "answer"), partial(_question_row, question="problem")
@@ -390,11 +546,11 @@ PRESETS: dict[str, Preset] = {
     "question-answer": Preset(
         "columns question and answer, with options or without", ("question", "answer"), _question_row, generic=True
     ),
-    "videomme": Preset("Video-MME", ("videoID", "question", "options", "answer"), _videomme, without_ending=True),
+    "videomme": Preset("Video-MME", ("videoID", "question", "options", "answer"), _videomme),
     "mvbench": Preset("the tasks of MVBench", ("video", "question", "candidates", "answer"), _mvbench),
-    "activitynet": Preset(
-        "ActivityNet Captions", ("video_id", "timestamp", "sentence"), _span_row, without_ending=True
+    "activitynet": Preset("ActivityNet Captions", ("video_id", "timestamp", "sentence"), _span_row, answer=None),
+    "charades-sta": Preset("Charades-STA", ("video_id", "start", "end", "sentence"), _span_row, answer=None),
+    "label-studio": Preset(
+        "the full export of Label Studio, JSON", ("annotations", "data"), _label_studio, answer=None
     ),
-    "charades-sta": Preset("Charades-STA", ("video_id", "start", "end", "sentence"), _span_row, without_ending=True),
-    "label-studio": Preset("the full export of Label Studio, JSON", ("annotations", "data"), _label_studio),
 }

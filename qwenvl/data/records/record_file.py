@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +13,11 @@ import numpy as np
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import DatasetSource
-from qwenvl.data.records.parse import ReadOptions, RecordCheck, Rows, format_of, parse_row
+from qwenvl.data.records.parse import ReadOptions, RecordCheck, Rows, first_number_of, format_of, parse_row
 from qwenvl.data.records.presets import OURS
 from qwenvl.data.records.sources import open_rows
 from qwenvl.data.seeds import stable_random
-from qwenvl.types import Record
+from qwenvl.types import Message, Record
 
 LOADED_BYTES = 512 * 2**20  # of a file, unpacked, up to which its records are loaded
 LOADED_RECORDS = 20_000  # and up to how many: more would take 3 kB of memory each, in each process
@@ -32,14 +32,16 @@ class RecordFile(Sequence[Record]):
     Args:
         source: names the file. ``source.percent`` of its rows are selected by ``seed``.
         check_record: called last on each record, on behalf of the rewards.
+        skip: bad rows give a record with its ``problem``, in place of an error.
         rows: the rows, where they are in no file. Then ``source`` only names them.
 
     Attributes:
         source: names the file.
         read_as: the preset by which the rows are read, where it was guessed and not named. None for our own forms.
+        first_number: what whole numbers in the answers count the options from, where rows tell.
 
     Raises:
-        RecordError: the file can't be read or has no rows. When indexed: the row is bad.
+        RecordError: the file can't be read or has no rows. When indexed: the row is bad, unless ``skip``.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class RecordFile(Sequence[Record]):
         options: ReadOptions | None = None,
         check_record: RecordCheck | None = None,
         rows: Rows | None = None,
+        skip: bool = False,
     ) -> None:
         self.source = source
         options = options or ReadOptions()
@@ -59,7 +62,11 @@ class RecordFile(Sequence[Record]):
         if not length:
             raise RecordError(f"{source.annotation_path}: no records in the file")
         guessed = named or format_of(self._rows, options)
-        self._options = replace(options, format=guessed)
+        every = length <= LOADED_RECORDS and self._rows.size <= LOADED_BYTES
+        looked_at = range(length) if every else spread(length)
+        self.first_number = first_number_of(self._rows, looked_at, replace(options, format=guessed))
+        self._options = replace(options, format=guessed, first_number=self.first_number)
+        self._skip = skip
         self.read_as = None if named or guessed == OURS else guessed
         self._media_root = Path(os.path.realpath(source.media_root))
         self._check_record = check_record
@@ -73,28 +80,50 @@ class RecordFile(Sequence[Record]):
         """All records, in a list. Of a large file: this file, of which ``SPOT_CHECKS`` records are checked.
 
         Raises:
-            RecordError: the first bad row that was read.
+            RecordError: the first bad row that was read. Where bad rows are left out: none was good.
         """
         if self._rows.size <= LOADED_BYTES and self._rows.length <= LOADED_RECORDS:
-            return [record for record in self]
-        for _ in spot_checked(self):  # none stays in memory: rows may be large
-            pass
+            records = [record for record in self]
+            _check_one_is_good(record.problem for record in records)
+            return records
+        _check_one_is_good(record.problem for record in spot_checked(self))  # none stays in memory: rows may be large
         return self
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> Record:
-        record = parse_row(self._rows.row(int(self._numbers[index])), self._media_root, self._options)
+        number = int(self._numbers[index])
+        try:
+            return self._read(number)
+        except RecordError as error:
+            if not self._skip:
+                raise
+            return self._unreadable(number, error)
+
+    def _read(self, number: int) -> Record:
+        record = parse_row(self._rows.row(number), self._media_root, self._options)
         if self._check_record is not None and (problem := self._check_record(record)):
             raise RecordError(f"{record.where}: {problem}", "solution")
         return record
 
+    def _unreadable(self, number: int, error: RecordError) -> Record:
+        """What stands in the place of a bad row."""
+        try:
+            where = self._rows.row(number).where
+        except RecordError:  # such as a line that is no JSON
+            where = f"{self.source.annotation_path}: row {number + 1}"
+        shown = (Message("user", "A row that can't be read."),)
+        return Record(f"row-{number}", shown, "", (), (), (), {}, where, problem=str(error))
+
     def __iter__(self) -> Iterator[Record]:
-        for record in self.iterate():
+        for index, record in enumerate(self.iterate()):
             if isinstance(record, RecordError):
-                raise record
-            yield record
+                if not self._skip:
+                    raise record
+                yield self._unreadable(int(self._numbers[index]), record)
+            else:
+                yield record
 
     def subset(self, indices: Sequence[int]) -> RecordFile:
         """The records with these rising indices."""
@@ -127,5 +156,22 @@ def spot_checked(records: Sequence[Record]) -> Iterator[Record]:
     Raises:
         RecordError: one of them is bad. Bad rows are seldom alone.
     """
-    gaps = min(len(records), SPOT_CHECKS) - 1
-    return (records[i * (len(records) - 1) // max(1, gaps)] for i in range(gaps + 1))
+    return (records[i] for i in spread(len(records)))
+
+
+def spread(length: int) -> list[int]:
+    """At most ``SPOT_CHECKS`` numbers below a length, spread evenly, the first and the last among them."""
+    gaps = min(length, SPOT_CHECKS) - 1
+    return [i * (length - 1) // max(1, gaps) for i in range(gaps + 1)]
+
+
+def _check_one_is_good(problems: Iterable[str]) -> None:
+    """Check that of some records one at least can be read. What is wrong with all rows is wrong with the settings.
+
+    Raises:
+        RecordError: none can. It is the first one's problem.
+    """
+    found = list(problems)  # all of them: reading raises for a bad row where bad rows are not left out
+    if found and all(found):
+        first = found[0]
+        raise RecordError(f"{first} (none of the rows that were looked at can be read)")

@@ -9,7 +9,6 @@ import io
 import json
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,29 +59,67 @@ def open_rows(source: Path | str) -> Rows:
 
 
 def _object_rows(path: Path) -> Rows | None:
-    """The rows of a ``.json`` file that is one object, ``{"data": [...]}`` or of ActivityNet. None for other files."""
-    if ".json" not in path.suffixes:
+    """The rows of a file that is one object: ``{"data": [...]}``, of ActivityNet, or a record. None for other files.
+
+    Raises:
+        RecordError: the object holds no list of records, or the file is several objects over several lines.
+    """
+    if not {".json", ".jsonl"} & set(path.suffixes):
         return None
+    with open(path, "rb") as file:
+        if not file.read(64).removeprefix(BOM).lstrip().startswith(b"{"):
+            return None
+        file.seek(0)
+        first, more = file.readline(MAX_OBJECT_BYTES), file.readline()
+        opens = first.removeprefix(BOM).strip() == b"{"  # no line of JSON lines
+        if not opens and (".json" not in path.suffixes or (more.strip() and _is_json(first.removeprefix(BOM)))):
+            return None
+        text = (first + more + file.read(MAX_OBJECT_BYTES)).removeprefix(BOM)
     try:
-        with open(path, "rb") as file:
-            if not file.read(64).removeprefix(BOM).lstrip().startswith(b"{"):
-                return None
-            file.seek(0)
-            first, more = file.readline(MAX_OBJECT_BYTES), file.readline()
-            if more.strip():
-                with suppress(ValueError, RecursionError):
-                    json.loads(first)
-                    return None  # JSON lines
-            content = json.loads((first + more + file.read(MAX_OBJECT_BYTES)).removeprefix(BOM))
-    except (ValueError, RecursionError):  # JSON lines with damage, which ``text_rows`` reports
-        return None
-    listed = content.get("data")
-    if isinstance(listed, list) and all(isinstance(row, dict) for row in listed):
-        return _listed(path, [(f" data[{i}]", row) for i, row in enumerate(listed)])
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if opens:
+            raise _no_object(path, error) from None
+        return None  # JSON lines with damage, which ``text_rows`` reports
+    lists = {key: value for key, value in content.items() if _is_list_of_objects(value)}
+    if len(lists) == 1:
+        ((key, listed),) = lists.items()
+        return _listed(path, [(f" {key}[{i}]", row) for i, row in enumerate(listed)])
     try:
         return _listed(path, [(f" {place}", row) for place, row in activitynet_rows(content)])
     except (TypeError, KeyError):
-        return None
+        pass
+    if not content or not all(isinstance(value, dict | list) for value in content.values()):
+        return _listed(path, [("1", content)]) if opens else None
+    keys = ", ".join(list(content)[:3]) + (", ..." if len(content) > 3 else "")
+    raise RecordError(
+        f"{path}: one object with the keys {keys}, and not a list of records; write each of its entries as a record, "
+        "one object a line (docs/public_sets.md has the lines of Python)",
+        "JSON",
+    )
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def _no_object(path: Path, error: ValueError | RecursionError) -> RecordError:
+    """The error about a file that begins with the line ``{`` and can't be read as one object."""
+    if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+        reason = "objects that take several lines each; expected one object a line: jq -c . IN.json > OUT.jsonl"
+    elif isinstance(error, json.JSONDecodeError):
+        reason = f"not valid JSON: {error.msg} at line {error.lineno} column {error.colno}"
+    else:
+        reason = "not valid JSON: nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return RecordError(f"{path}: {reason}", "JSON")
 
 
 def _charades_rows(path: Path) -> Rows | None:
@@ -122,13 +159,28 @@ def _loaded(load: Callable[[Any], Any], where: str, stem: str) -> Rows:
 
 def table_rows(data: Any, where: str, stem: str) -> Rows:
     """The rows of a ``datasets.Dataset``, which is on disk or in memory as Arrow tables."""
-    return Rows(len(data), data.data.nbytes, partial(_table_row, data.with_format("arrow"), where, stem))
+    labels = {name: names for name, feature in data.features.items() if (names := _label_names(feature))}
+    return Rows(len(data), data.data.nbytes, partial(_table_row, data.with_format("arrow"), labels, where, stem))
 
 
-def _table_row(data: Any, where: str, stem: str, index: int) -> Row:
-    """Tables give every row every column: one without a value counts as missing."""
+def _label_names(feature: Any) -> list[str] | None:
+    """The names of the labels of a column, or of a column of lists of labels. None: it holds something else."""
+    inner = getattr(feature, "feature", feature)  # of a list
+    return list(inner.names) if type(inner).__name__ == "ClassLabel" else None
+
+
+def _table_row(data: Any, labels: dict[str, list[str]], where: str, stem: str, index: int) -> Row:
+    """Tables give every row every column: one without a value counts as missing. Labels are stored as numbers."""
     (values,) = data[index].to_pylist()
-    return Row(f"{where}[{index}]", f"{stem}-{index}", {name: one for name, one in values.items() if one is not None})
+    named = {name: _named(one, labels[name]) if name in labels else one for name, one in values.items()}
+    return Row(f"{where}[{index}]", f"{stem}-{index}", {name: one for name, one in named.items() if one is not None})
+
+
+def _named(value: Any, names: list[str]) -> Any:
+    """The name of a label, or of each in a list. -1 stands for a row without one."""
+    if isinstance(value, list):
+        return [_named(each, names) for each in value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
 def given_rows(given: Any, name: str) -> Rows | None:

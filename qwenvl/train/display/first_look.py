@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.data.records.parse import record_hints
+from qwenvl.data.records.parse import media_hints, record_hints, unread_keys_of, unread_text
 from qwenvl.data.records.record_file import spot_checked
 from qwenvl.train.display.console import say
 from qwenvl.types import Hint, Record
@@ -17,13 +17,27 @@ from qwenvl.types import Hint, Record
 COMPARED = 10_000  # records of a file that is not in memory. Of a larger one a few are compared
 
 
-def first_look(dataset: Any) -> None:
-    """Print what ``qwenvl data check`` says of the keys of a few records of a data set."""
+def first_look(dataset: Any, columns: Collection[str] | None) -> None:
+    """Print what ``qwenvl data check`` says of the keys of a few records of a data set, of all that are in memory.
+
+    Args:
+        columns: the fields of records that the rewards name. None: a warm-up, after which others are read.
+    """
     records: Sequence[Record] = getattr(dataset, "records", ())
     if not records or os.environ.get("RANK", "0") != "0":
         return
     found: dict[Hint, list[str]] = defaultdict(list)
-    looked = list(spot_checked(records))
+    every = list(records if isinstance(records, list) else spot_checked(records))
+    bad = [record for record in every if record.problem]
+    if bad:
+        say(f"left out: {len(bad):,} of {len(every):,} rows can't be read, the first is {bad[0].problem}")
+    readable = [record for record in every if not record.problem]
+    for hint in media_hints(len(readable), sum(not record.videos and not record.images for record in readable)):
+        say(f"worth a look: {hint.message}")
+    unread = unread_keys_of(readable, columns) if columns is not None else {}
+    if unread:
+        say(f"worth a look: {unread_text(unread, len(readable))}")
+    looked = [record for record in spot_checked(records) if not record.problem]
     for record in looked:
         for hint in record_hints(record):
             found[hint].append(record.where)
@@ -83,4 +97,4 @@ def _questions(dataset: Any) -> set[int]:
     """Hashes of the questions and media of a data set's records."""
     records: Sequence[Record] = getattr(dataset, "records", ())
     read = records if isinstance(records, list) or len(records) <= COMPARED else spot_checked(records)
-    return {hash((record.messages, record.videos, record.images)) for record in read}
+    return {hash((record.messages, record.videos, record.images)) for record in read if not record.problem}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -191,6 +191,7 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
             )
         )
         more = {"one step": [prompts], "their targets": shown_targets(dataset, collator, RECORDS)}
+        columns: Collection[str] | None = targets.columns
     else:
         rubric = build_rewards(args, None, None)
         collator = GRPOCollator(processor, options, tools=schemas_of(args))
@@ -198,7 +199,8 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
         held_out = build_dataset(args.eval_dataset_use, args, rubric, collator, training=False)
         sections["rewards"] = [f"{name}: weight {of:g}" for name, of in zip(rubric.names, rubric.weights, strict=True)]
         more = {"one step": [f"{prompts}, {args.grpo_sample_size} completions each"]}
-    first_look(dataset)
+        columns = rubric.columns
+    first_look(dataset, columns)
     for warning in size_warnings(args, dataset, held_out):
         say(f"worth a look: {warning}")
     sections["parameters that learn"] = parameter_lines(policy, weight_dtype(args, args.lora_enable))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,6 +44,8 @@ class SolutionTargets:
     """
 
     template: str | None = None
+    # Fields that it reads are not told from others: the rewards of the run after it read more of them.
+    columns: ClassVar[None] = None
 
     def check_record(self, record: Record) -> str | None:
         """Why a record has no target, or None if it has one."""
@@ -123,6 +125,8 @@ class RolloutTargets:
     Raises:
         ValueError: the folder has no such completion.
     """
+
+    columns = None
 
     def __init__(self, folder: str, min_reward: float, most: int, tools: bool = False) -> None:
         self.folder = folder

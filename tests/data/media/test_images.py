@@ -71,3 +71,21 @@ def test_bad_folders(folder, tmp_path):
     Image.new("RGB", (8, 4)).save(folder / "frame_3.png")
     with pytest.raises(BadMediaError, match=r"frame_3.png: 8 x 4 pixels in a clip whose first frame has 6 x 4"):
         FrameFolder(str(folder)).read([0, 3])
+
+
+@pytest.mark.parametrize("suffix", ["gif", "webp", "png"])
+def test_an_animation_is_no_picture(suffix, tmp_path):
+    advice = "under `video`" if suffix == "gif" else "make a clip"
+    frames = [Image.new("RGB", (8, 6), (40 * k, 0, 0)) for k in range(4)]
+    path = tmp_path / f"moves.{suffix}"
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=100)
+    with pytest.raises(BadMediaError, match=rf"moves.{suffix}: an animation of 4 frames .* {advice}"):
+        load_image(str(path))
+    frames[0].save(path)
+    assert load_image(str(path)).shape == (3, 6, 8), "one that does not move is a picture"
+
+
+def test_further_pages_are_no_animation(tmp_path):
+    pages = [Image.new("RGB", (8, 6), (40 * k, 0, 0)) for k in range(2)]
+    pages[0].save(tmp_path / "scan.tiff", save_all=True, append_images=pages[1:])
+    assert load_image(str(tmp_path / "scan.tiff")).shape == (3, 6, 8)

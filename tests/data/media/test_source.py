@@ -56,12 +56,21 @@ def test_what_is_no_medium(tmp_path):
             media_path(medium, "d.image", tmp_path)
 
 
-@pytest.mark.parametrize("address", ["file:///data/a.mp4", "s3://bucket/a.mp4", "https://example.org/a.mp4"])
+@pytest.mark.parametrize("address", ["s3://bucket/a.mp4", "https://example.org/a.mp4"])
 def test_an_address_is_no_path(tmp_path, address):
     scheme = address.split(":")[0]
-    advice = "write the path itself" if scheme == "file" else "download it, and write the path of the copy"
+    advice = "download it, and write the path of the copy"
     with pytest.raises(RecordError, match=f"d.video: '{address}': media can't be read from {scheme}://; {advice}"):
         media_path(address, "d.video", tmp_path, allow_outside=True)
+
+
+def test_an_address_of_a_file_is_its_path(tmp_path):
+    (tmp_path / "a b.mp4").write_bytes(b"")
+    (tmp_path / "c%20d.mp4").write_bytes(b"")
+    assert media_path(f"file://{tmp_path}/a%20b.mp4", "d.video", tmp_path) == str(tmp_path / "a b.mp4")
+    assert media_path(f"FILE://{tmp_path}/c%20d.mp4", "d.video", tmp_path) == str(tmp_path / "c%20d.mp4")
+    with pytest.raises(RecordError, match="leads out of the media root"):
+        media_path("file:///data/a.mp4", "d.video", tmp_path)
 
 
 def test_links_of_folders_and_files_are_followed(tmp_path):

@@ -1,5 +1,7 @@
 """The forms of rows and of ``meta``: what a record takes from them, and what is wrong with a row."""
 
+from pathlib import Path
+
 import pytest
 
 from qwenvl.data.errors import RecordError
@@ -18,7 +20,7 @@ H, G = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
 
 
 def parsed(row, root="/media", **options):
-    return parse_row(Row("d[0]", "d-0", row), root, ReadOptions(**options))
+    return parse_row(Row("d[0]", "d-0", row), Path(root), ReadOptions(**options))
 
 
 class TestConversations:
@@ -95,7 +97,8 @@ class TestMessages:
         assert draft.messages == [Message("user", "<video>Then <image> which?")]
         assert draft.videos == [("d[0].messages[0].content[0].video", "a.mp4")]
         assert draft.images == [("d[0].messages[0].content[2].image_url", "b.png")]
-        assert draft.metas == [{"video_fps": 2, "max_frames": 6, "min_frames": 2, "video_start": 1.5}]
+        assert draft.metas == [{"max_frames": 9, "min_frames": 2}]
+        assert draft.clip_settings[0].part == {"fps": 2, "max_frames": 6, "video_start": 1.5}
 
     def test_typed_parts_may_leave_the_media_to_the_columns(self):
         content = [{"type": "image"}, {"type": "text", "text": "?"}]
@@ -168,7 +171,7 @@ def turns(text):
         ({"messages": [{"role": "user", "content": PARTS}], "solution": "x", "images": ["c.png"]}, "expected one"),
         ({"prompt": "a", "solution": b"x"}, "d[0].solution: expected text or what JSON can hold"),
         (turns("no tag") | {"video": "a.mp4"}, "the prompt has 0 <video> tags but `video` names 1 files"),
-        ({"prompt": "<image><image>", "images": ["a"], "solution": "x"}, "the prompt has 2 <image> tags but `image`"),
+        ({"prompt": "<image><image>", "images": ["a"], "solution": "x"}, "the prompt has 2 <image> tags but `images`"),
         (turns("<video><video>") | {"video": ["a", "b"], "meta": {}}, "expected a list, one entry for each of 2"),
         (turns("<video>") | {"video": 7}, ".video: expected a path, got number 7"),
     ],
@@ -219,11 +222,10 @@ def hints(row, **options):
 
 def test_keys_of_meta_without_a_meaning_are_hinted_at():
     metas = [{"fps": 25, "max_frames": 4}, {"note": "x", "fps": 5}]
-    ((kind, message),) = hints(turns("<video><video>") | {"video": ["a.mp4", "b.mp4"], "meta": metas})
+    ((kind, message),) = hints(turns("<video><video>Which?") | {"video": ["a.mp4", "b.mp4"], "meta": metas})
     assert kind == "unknown key in meta"
-    assert message.startswith(
-        "meta has fps, note, which change no frames and are left to the rewards; known are frame_c"
-    )
+    assert message.startswith("meta has fps, note, which change no frames and are left to the rewards; fps: video_fps")
+    assert "known are frame_cnts, min_frames, max_frames" in message
     assert hints(turns("text alone") | {"meta": {"note": "x"}}) == []
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import resolve_datasets
+from qwenvl.data.records.choices import chosen, options_of
 from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.records.presets import chosen, guessed, options_of
+from qwenvl.data.records.presets import guessed
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.rewards import build_rubric
 from tests.foreign_files import CHOICE, FILES, VIDEO_MME, write_all
@@ -69,7 +70,7 @@ def test_what_the_records_carry(files):
             {"annotations": [], "data": {"video": "a.mp4"}},
             "read as label-studio: annotations: expected one that is not",
         ),
-        ({"video_id": "1", "question": "Which?", "answer": "A"}, "video_id: expected the path of the clip in `video`"),
+        ({"video_id": "1", "question": "Which?", "answer": "A"}, "video_id: seems to name a clip or picture"),
         (
             {"problem": "?", "problem_type": "OCR", "solution": "x", "path": "a.mp4"},
             'data_type: expected "video" or "image"',
@@ -80,7 +81,7 @@ def test_what_is_wrong_with_a_row_is_named(row, message, tmp_path):
     (tmp_path / "rows.json").write_text(json.dumps([row]))
     with pytest.raises(RecordError) as caught:
         records_of(tmp_path / "rows.json")
-    assert str(caught.value).startswith(f"{tmp_path}/rows.json[0]: ") and message in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}/rows.json[0]") and message in str(caught.value)
 
 
 def test_a_row_that_several_formats_fit_is_not_guessed():
@@ -151,8 +152,8 @@ def test_a_sentence_without_its_times_is_named(name, text, message, tmp_path):
 
 
 def test_options_by_hand():
-    assert options_of(["(A) x", "(B) y"]) == {"A": "x", "B": "y"}
-    assert options_of(["A. x", "C. y"]) == {"A": "A. x", "B": "C. y"}
+    assert options_of(["(A) x", "(B) y"]).texts == {"A": "x", "B": "y"}
+    assert options_of(["A. x", "C. y"]).texts == {"A": "A. x", "B": "C. y"}
     options = options_of(["3", "1", "B"])
     assert [chosen(answer, options) for answer in ("3", 1, "B", "A", "(A) 3", "A, C")] == [
         "A",

@@ -10,12 +10,14 @@ from dataclasses import replace
 
 import pytest
 
+from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records import record_file
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.data.seeds import stable_random
+from qwenvl.types import BadSample
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +141,52 @@ def test_what_is_wrong_with_a_whole_file_shows_at_the_start(lines, write_rows, m
     cut = DatasetSource("cut", path, path.parent)
     with pytest.raises(RecordError, match=r"data.json\[1\]: not valid JSON"):
         RecordFile(cut, seed=0).load()
+
+
+BAD_LINES = [
+    '{"prompt": "a", "solution": ""}',
+    '{"prompt": ',
+    "[1]",
+    '{"prompt": "a", "solution": "1", "video": "../b.mp4"}',
+    '{"prompt": "a", "solution": "1", "path": "a.mp4", "clip": "b.mp4"}',
+    '{"question": "a"}',
+]
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["in memory", "by index"])
+@pytest.mark.parametrize("bad", BAD_LINES)
+def test_a_bad_row_is_left_out_where_bad_rows_are_skipped(bad, lazy, tmp_path, bounds):
+    bounds(2**20, 3 if lazy else 100)
+    good = json.dumps({"prompt": "a", "solution": "1"})
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([good, good, bad, good]) + "\n")
+    source = DatasetSource("a", path, tmp_path)
+    with pytest.raises(RecordError):
+        RecordFile(source, seed=0).load()
+    dataset = load_dataset(str(path), on_bad_sample="skip")
+    samples = [dataset[i] for i in range(4)]
+    assert [isinstance(sample, BadSample) for sample in samples] == [False, False, True, False]
+    assert str(path) in samples[2].error and str(path) in samples[2].record.where
+    assert samples[2].record.index == 2 and dataset.parts[0].size == 4, "nothing takes its place"
+
+
+def test_what_the_rewards_cannot_score_is_left_out_too(tmp_path, bounds):
+    bounds(2**20, 1)
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "a", "solution": str(n)}) + "\n" for n in range(3)))
+    check = lambda record: "no" if record.solution == "1" else None
+    dataset = load_dataset(str(path), on_bad_sample="skip", check_record=check)
+    assert [bool(record.problem) for record in dataset.records] == [False, True, False]
+    assert "a.jsonl:2: no" in dataset[1].error
+
+
+@pytest.mark.parametrize("most", [2, 100])
+def test_a_file_without_a_good_row_is_an_error_also_where_bad_rows_are_skipped(most, tmp_path, bounds):
+    bounds(2**20, most)
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a", "solution": "1"}\n' * 3)
+    with pytest.raises(RecordError, match=r"names 'q'.*none of the rows"):
+        load_dataset(str(path), on_bad_sample="skip", columns={"q": "prompt"})
 
 
 @pytest.mark.parametrize("nothing", ["\n \n", "", "[]"])

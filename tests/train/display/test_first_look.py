@@ -12,10 +12,32 @@ def test_what_is_worth_a_look_is_said_once_with_how_often(write_rows, make_row, 
     rows.append(make_row(prompt="<video>Which?", video="gone.mp4"))
     dataset = load_dataset(str(path := write_rows(rows)), on_bad_sample="skip")
     capsys.readouterr()
-    first_look(dataset)
+    first_look(dataset, ())
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("worth a look: meta has fps")
     assert line.endswith(f"(3 of 4 records looked at, the first is {path}[0])")
+
+
+def test_keys_that_nothing_reads_and_rows_without_media_are_said(write_rows, make_row, capsys):
+    rows = [make_row(prompt=f"<video>{n}?", video="a.mp4", level=n, line=7) for n in range(3)]
+    rows.append(make_row(prompt="Which?", solution=""))
+    dataset = load_dataset(str(write_rows(rows)), on_bad_sample="skip")
+    capsys.readouterr()
+    first_look(dataset, {"line"})
+    unreadable, unread = capsys.readouterr().err.splitlines()
+    assert unreadable.startswith("left out: 1 of 4 rows")
+    assert unread.endswith("level (3 of 3)")
+    first_look(dataset, None)
+    assert "level" not in capsys.readouterr().err, "a warm-up, after which rewards read other fields"
+
+
+def test_training_on_text_alone_is_said(write_rows, make_row, capsys):
+    rows = [make_row(prompt="1 + 1?"), make_row(prompt="<video>Which?", video="a.mp4")]
+    for chosen, said in ((rows[:1], "no record has a clip or a picture"), (rows, "1 of 2 records have neither")):
+        dataset = load_dataset(str(write_rows(chosen)), on_bad_sample="skip")
+        capsys.readouterr()
+        first_look(dataset, ())
+        assert said in capsys.readouterr().err
 
 
 class TestSizes:

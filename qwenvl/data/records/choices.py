@@ -1,0 +1,345 @@
+"""Options of questions, and the option that an answer names: by letter, by text or by number."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import tokenize
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qwenvl.data.errors import kind_of
+
+OPTION_KEYS = ("options", "choices", "candidates", "option")
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+_LETTERED = re.compile(r"\s*[(\[]?([A-Za-z])\s*[)\].:]\s*")
+_NUMBERED = re.compile(r"\s*[(\[]?(\d{1,2})\s*[)\].:](?!\d)\s*")
+_LETTER_ALONE = re.compile(r"(?:(?:option|choice|answer)[\s:]*)?[(\[]?([A-Za-z])[)\].:]*", re.IGNORECASE)
+_WHOLE_NUMBER = re.compile(r"\d{1,3}(?:\.0)?")
+# Columns that hold an option each: option1, option_b, "option 0", a0, choice2, answer3.
+_OPTION_COLUMN = re.compile(r"(?:option|choice|candidate|opt|answer|ans)[ _-]?(\d{1,2}|[a-h])|a(\d{1,2})", re.I)
+# Keys of an object that is one option, in the order in which they are looked for.
+_OPTION_TEXTS = ("choice", "option", "text", "content", "value")
+# and keys of the letter or number by which it is called.
+_OPTION_NAMES = ("label", "letter", "key", "id", "choice_id", "option_id", "index", "idx")
+# Lettered options in a text, on lines of their own or one after another.
+_IN_TEXT = re.compile(r"(?:^|(?<=\s))[(\[*]{0,3}([A-Za-z])[)\].:*]{1,3}\s+(?=\S)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a question.
+
+    Attributes:
+        texts: by letter, in order.
+        numbers: by which the source calls them, such as 1 and 2 of the columns option1 and option2. Empty: by none.
+    """
+
+    texts: dict[str, str]
+    numbers: tuple[int, ...] = ()
+
+
+def options_of(given: Any, key: str = "options") -> Options:
+    """The options of a list of texts, with or without letters in front, of texts by letter or number, or of objects.
+
+    Raises:
+        ValueError: something else, an option without a text between others, or more than 26.
+
+    Example:
+        >>> options_of(["A. a cat", "B. a dog"]).texts, options_of(["a cat", "a dog", ""]).texts
+        ({'A': 'a cat', 'B': 'a dog'}, {'A': 'a cat', 'B': 'a dog'})
+    """
+    if isinstance(given, str):
+        given = list_in(given, key)
+    if isinstance(given, list) and (named := _by_name(given)):
+        given = named
+    if isinstance(given, Mapping):
+        return _named_options(given, key)
+    if not isinstance(given, Sequence) or isinstance(given, bytes):
+        raise ValueError(f"{key}: expected a list of options or options by letter, got {kind_of(given)}")
+    texts = [_option_text(each) for each in given]
+    while texts and texts[-1] == "":  # tables with as many columns as their longest question has options
+        texts.pop()
+    if not 0 < len(texts) <= len(LETTERS) or None in texts:
+        raise ValueError(f"{key}: expected 1 to 26 options, each a text, got {kind_of(given)}")
+    if "" in texts:
+        raise ValueError(f"{key}: option {LETTERS[texts.index('')]} is empty; leave it out and mend the answer")
+    return _without_names([text for text in texts if text is not None])
+
+
+def _by_name(given: list[Any]) -> dict[str, Any]:
+    """The options of a list of objects by what each is called. Empty where they are called nothing, or the same."""
+    names = []
+    for each in given:
+        found = [each[key] for key in _OPTION_NAMES if key in each] if isinstance(each, Mapping) else []
+        names.append(str(found[0]) if found and isinstance(found[0], int | str) else "")
+    distinct = all(re.fullmatch(r"[A-Za-z]|\d{1,2}", name) for name in names) and len(set(names)) == len(names)
+    return dict(zip(names, given, strict=True)) if distinct else {}
+
+
+def _named_options(given: Mapping[Any, Any], key: str) -> Options:
+    """Options by letter, by number, or by names that end so, such as option_a. Options without a text are left out."""
+    texts = {str(name).strip(): _option_text(text) for name, text in given.items()}
+    texts = {name: text for name, text in texts.items() if text != ""}
+    names = [_OPTION_COLUMN.fullmatch(name) for name in texts]
+    ends = [(found[1] or found[2]) if found else name for name, found in zip(texts, names, strict=True)]
+    listed = list(texts.values())
+    if not texts or None in listed:
+        raise ValueError(f"{key}: expected 1 to 26 options, each a text, got {kind_of(given)}")
+    if all(end.isdigit() for end in ends):
+        letters = dict(zip(LETTERS, map(str, listed), strict=False))
+        return Options(letters, tuple(map(int, ends)))
+    if not all(len(end) == 1 and end.upper() in LETTERS for end in ends):
+        raise ValueError(f"{key}: expected options by letter or number, got {kind_of(given)}")
+    return Options({end.upper(): str(text) for end, text in sorted(zip(ends, listed, strict=True))})
+
+
+def _without_names(texts: list[str]) -> Options:
+    """Options by letter. Letters or numbers in front of all texts, in order, are taken off."""
+    lettered = [_LETTERED.match(text) for text in texts]
+    if all(found and found[1].upper() == letter for found, letter in zip(lettered, LETTERS, strict=False)):
+        return Options(dict(zip(LETTERS, _behind(texts, lettered), strict=False)))
+    numbered = [_NUMBERED.match(text) for text in texts]
+    numbers = [int(found[1]) for found in numbered if found]
+    if numbers in (list(range(len(texts))), list(range(1, len(texts) + 1))):
+        return Options(dict(zip(LETTERS, _behind(texts, numbered), strict=False)), tuple(numbers))
+    return Options(dict(zip(LETTERS, texts, strict=False)))
+
+
+def _behind(texts: Iterable[str], found: Iterable[re.Match[str] | None]) -> list[str]:
+    return [text[match.end() :] if match else text for text, match in zip(texts, found, strict=True)]
+
+
+def _option_text(given: Any) -> str | None:
+    """The text of an option, empty where it has none. None: it is no option."""
+    if isinstance(given, Mapping):
+        given = next((given[key] for key in _OPTION_TEXTS if isinstance(given.get(key), str)), given)
+    if given is None:
+        return ""
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return "" if given != given else str(given)  # tables have NaN in the place of missing texts
+    return given.strip() if isinstance(given, str) else None
+
+
+def list_in(text: str, key: str) -> Any:
+    """The list or object that a text holds as JSON, or as Python and NumPy print them into the cells of a CSV file.
+
+    Raises:
+        ValueError: it holds none.
+
+    Example:
+        >>> list_in('["a", "b"]', "options"), list_in("['a' 'b']", "options")
+        (['a', 'b'], ['a', 'b'])
+    """
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        # NumPy prints no commas. Python would join such texts to one, so the commas are put in.
+        ends = (tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
+        tokens = [
+            token for token in tokenize.generate_tokens(io.StringIO(text.strip()).readline) if token.type not in ends
+        ]
+        pieces = []
+        for before, token in zip([None, *tokens], tokens, strict=False):
+            if before is not None and before.type == token.type == tokenize.STRING:
+                pieces.append(",")
+            pieces.append(token.string)
+        value = ast.literal_eval(" ".join(pieces))
+    except (ValueError, SyntaxError, tokenize.TokenError):
+        value = None
+    if not isinstance(value, list | tuple | dict):
+        raise ValueError(f"{key}: expected a list of options, such as [\"left\", \"right\"], got {kind_of(text)}")
+    return value
+
+
+def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | None:
+    """Options in columns of their own, A, B, ... or numbered ones, and the names of the columns. None: there are none.
+
+    Raises:
+        ValueError: a column between others is empty.
+    """
+    letters = [letter for letter in LETTERS[:8] if row.get(letter) not in (None, "")]
+    if letters:
+        return options_of({letter: row[letter] for letter in letters}), tuple(letters)
+    families: dict[str, dict[str, str]] = {}
+    for column in row:
+        if found := _OPTION_COLUMN.fullmatch(column):
+            end = (found[1] or found[2]).lower()
+            families.setdefault(column[: -len(end)].lower(), {})[end] = column
+    for columns in families.values():
+        ends = list(columns)
+        first = 1 if ends[0] == "1" else 0
+        in_order = [str(first + i) for i in range(len(ends))]
+        if len(ends) < 2 or ends not in (in_order, list("abcdefgh"[: len(ends)])):
+            continue
+        options = options_of([row[column] for column in columns.values()], "/".join(columns.values()))
+        if ends == in_order and not options.numbers:
+            options = Options(options.texts, tuple(range(first, first + len(options.texts))))
+        return options, tuple(columns.values())
+    return None
+
+
+def options_in(question: str) -> Options | None:
+    """The lettered options that a question's own text holds, A and B at least. None: there are none.
+
+    Example:
+        >>> options_in("Where? (A) left (B) to the right").texts
+        {'A': 'left', 'B': 'to the right'}
+    """
+    found: list[re.Match[str]] = []
+    for match in _IN_TEXT.finditer(question):
+        if match[1].upper() == LETTERS[len(found) % len(LETTERS)]:
+            found.append(match)
+        elif match[1].upper() == "A":  # an "a" of the sentence came before the options
+            found = [match]
+    if len(found) < 2 or len({match[1].isupper() for match in found}) > 1:
+        return None
+    ends = [*(match.start() for match in found[1:]), len(question)]
+    texts = [question[match.end() : end].strip().split("\n")[0] for match, end in zip(found, ends, strict=True)]
+    return Options(dict(zip(LETTERS, texts, strict=False)))
+
+
+# ---- answers
+
+
+def is_letter(answer: Any) -> bool:
+    """Whether an answer is the letter of an option and nothing else."""
+    return isinstance(answer, str) and bool(_LETTER_ALONE.fullmatch(bare(answer, "answer") if answer.strip() else ""))
+
+
+def chosen(answer: Any, options: Options, key: str = "answer", first_number: int | None = None) -> str:
+    """The letter of an answer: given as letters, as the text of an option, or as its number.
+
+    Args:
+        first_number: what the numbers of options in the answers of the file begin with. None: it is not known.
+
+    Raises:
+        ValueError: it is none of the options, or a number that may mean several.
+
+    Example:
+        >>> cats = options_of(["a cat", "a dog"])
+        >>> chosen("(b)", cats), chosen("a dog", cats), chosen(0, cats), chosen("B. a dog", cats)
+        ('B', 'B', 'A', 'B')
+    """
+    if isinstance(answer, list | tuple) and answer:
+        return ", ".join(dict.fromkeys(chosen(each, options, key, first_number) for each in answer))
+    text, texts = bare(answer, key), options.texts
+    if (number := whole_number(text)) is not None:
+        return _numbered(number, options, key, first_number)
+    same = _same_text(text, texts)
+    if len(same) == 1:
+        return same[0]
+    several = [each.strip("().") for each in re.split(r"[\s,;&/]+", text) if each not in ("", "and")]
+    several = [each.upper() if len(each) == 1 else each for each in several]
+    if len(several) == 1 and list(text) == sorted(set(text)) and text.isupper():  # AC, and not the word "be"
+        several = list(text)
+    if len(several) > 1 and set(several) <= texts.keys():
+        return ", ".join(several)
+    found = _LETTER_ALONE.fullmatch(text) or _LETTERED.match(text)
+    if found and (letter := found[1].upper()) in texts:
+        others = _same_text(text[found.end() :], texts) if found.end() < len(text) else []
+        if others and letter not in others:
+            raise ValueError(f"{key}: {text!r} names option {letter}, and has the text of option {others[0]}")
+        return letter
+    raise ValueError(f"{key}: {text!r} is none of the options {_shown(options)}")
+
+
+def _numbered(number: int, options: Options, key: str, first_number: int | None) -> str:
+    """The letter of an answer that is a whole number: the text of an option, or the place of one in their order."""
+    letters = list(options.texts)
+    if first_number is not None:
+        place = number - first_number
+        if 0 <= place < len(letters):
+            return letters[place]
+        raise ValueError(
+            f"{key}: {number} is none of the options {_shown(options)}, which the file counts from {first_number}"
+        )
+    by_text = _same_text(str(number), options.texts)
+    by_name = [letters[options.numbers.index(number)]] if number in options.numbers else []
+    if len(by_text) == 1 and by_name in ([], by_text):
+        return by_text[0]
+    if by_text and by_name:
+        raise ValueError(
+            f"{key}: {number} is the text of option {by_text[0]} and the number of option {by_name[0]}: write a letter"
+        )
+    if by_name:
+        return by_name[0]
+    if number in (0, len(letters)):  # which only one way of counting has
+        return letters[0 if number == 0 else -1]
+    if number > len(letters):
+        raise ValueError(f"{key}: {number} is none of the options {_shown(options)}")
+    raise ValueError(
+        f"{key}: {number} may count the options from 0 or from 1, and no row tells which; --columns "
+        f"{key}=answer_index counts them from 0, --columns {key}=answer_number from 1"
+    )
+
+
+def counted_from(rows: Iterable[tuple[Any, Options]]) -> int | None:
+    """What whole numbers in the answers of a file count its options from: 0, 1, or None where no row tells.
+
+    A row tells if no option has the number as its text, and the number is 0 or the number of options, or the source
+    itself numbers the options.
+
+    Args:
+        rows: answer and options of each.
+
+    Raises:
+        ValueError: one row has 0 and another one the number of its options.
+    """
+    starts = set()
+    for answer, options in rows:
+        number = None if isinstance(answer, list) else whole_number(answer)
+        if number is None or _same_text(str(number), options.texts):
+            continue
+        if number in options.numbers:
+            starts.add(options.numbers[0])
+        elif number in (0, len(options.texts)):
+            starts.add(0 if number == 0 else 1)
+    if len(starts) > 1:
+        raise ValueError(
+            "answer: 0 in one row and the number of its options in another, so the options are counted neither from 0 "
+            "nor from 1; write the letters"
+        )
+    return starts.pop() if starts else None
+
+
+def whole_number(answer: Any) -> int | None:
+    """An answer as a whole number of at least 0. None: it is something else.
+
+    Example:
+        >>> whole_number(2), whole_number("2"), whole_number("2 cats"), whole_number(True)
+        (2, 2, None, None)
+    """
+    if isinstance(answer, bool) or not isinstance(answer, int | float | str):
+        return None
+    text = str(answer).strip()
+    return int(float(text)) if _WHOLE_NUMBER.fullmatch(text) else None
+
+
+def bare(answer: Any, key: str) -> str:
+    """An answer as text, without tags."""
+    text = str(answer) if isinstance(answer, int | float) and not isinstance(answer, bool) else answer
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{key}: expected text or a number, got {kind_of(answer)}")
+    return text.replace("<answer>", "").replace("</answer>", "").strip()
+
+
+def _same_text(text: str, texts: Mapping[str, str]) -> list[str]:
+    """The letters of the options that have a text, whatever its case, its spaces and the stop at its end."""
+    wanted = _plain(text)
+    return [letter for letter, option in texts.items() if _plain(option) == wanted]
+
+
+def _plain(text: str) -> str:
+    plain = " ".join(text.casefold().split()).rstrip(".")
+    return str(int(float(plain))) if _WHOLE_NUMBER.fullmatch(plain) else plain
+
+
+def _shown(options: Options) -> str:
+    return ", ".join(f"{letter}. {option}" for letter, option in options.texts.items())[:200]

@@ -1,0 +1,245 @@
+"""What all places of a row say together of one clip or image: which place counts, and by whose rules.
+
+The places and their words are those of ``frame_settings``. A part or object comes before ``meta``, and ``meta`` before
+the keys beside the turns. The number of frames, their size and their times are settled apart. What has no effect is
+noted, and what contradicts itself is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records.frame_settings import (
+    COUNT,
+    FRAME_BOUNDS,
+    IMAGE_KEYS,
+    LIST_RATES,
+    OURS,
+    PAIRS,
+    PIXEL_BOUNDS,
+    SIDES,
+    SIZE,
+    SPAN,
+    ClipSettings,
+    Settings,
+    check_order,
+    check_whole_clip,
+)
+from qwenvl.types import ClipMeta, Hint, LibraryCount, LibrarySize
+
+
+def clip_meta(meta: Settings | None, said: ClipSettings, listed: bool, place: str) -> ClipMeta | None:
+    """What a row says of a clip, from all places. None where it says nothing. Hints are added to ``said.notes``.
+
+    Args:
+        meta: as ``meta_settings`` returns it. None: the row has no ``meta`` for the clip.
+        listed: the clip is a list or folder of frames.
+        place: of the row, for errors.
+
+    Raises:
+        RecordError: settings contradict each other.
+    """
+    if meta is None and not (said.part or said.row):
+        return None
+    of_meta = {} if meta is None else meta
+    _note_differences(of_meta, said)
+    # Words that mean the same everywhere.
+    shared = (*SPAN, *OURS)
+    own = {key: value for key, value in said.row.items() if key in shared} | of_meta
+    own |= {key: value for key, value in said.part.items() if key in shared}
+    sampled = _settle_times(own, said, listed, place)
+    count = _settle_count(own, said, listed, sampled, place)
+    size = _settle_size(own, said, place)
+    for low, high in (FRAME_BOUNDS, PIXEL_BOUNDS, SPAN):
+        check_order(own, low, high, place)
+    check_whole_clip(own, place)
+    if _uneven(own.get("frame_times", ())):
+        _note(
+            said,
+            "frame_times are uneven: Qwen3-VL and Qwen3.5 read the time of each pair of frames, Qwen2.5-VL only their "
+            "mean distance, and Qwen2-VL none",
+        )
+    frame_counts = own.pop("frame_cnts", None)
+    made = ClipMeta(frame_counts, count=count, size=size, **own)
+    return None if meta is None and made == ClipMeta() else made
+
+
+def _uneven(times: Sequence[float]) -> bool:
+    """Whether some frames are more than a tenth further apart, or closer, than the mean ones."""
+    if len(times) < 3:
+        return False
+    mean = (times[-1] - times[0]) / (len(times) - 1)
+    return any(abs(after - before - mean) > 0.1 * mean for before, after in pairwise(times))
+
+
+def _note_differences(meta: Settings, said: ClipSettings) -> None:
+    """Note keys that have different values in two places."""
+    for key in sorted(meta.keys() & said.part.keys()):
+        if meta[key] != said.part[key]:
+            _note(said, f"{key} stands in meta and in the part or object of its clip, whose value counts")
+    for key in sorted(said.row.keys() & (meta.keys() | said.part.keys())):
+        if said.row[key] != said.part.get(key, meta.get(key)):
+            _note(said, f"{key} stands beside the turns and closer to its clip, and the value there counts")
+
+
+def _note(said: ClipSettings, message: str) -> None:
+    said.notes.append(Hint("frame settings", message))
+
+
+def _settle_times(own: Settings, said: ClipSettings, listed: bool, place: str) -> bool:
+    """When the frames of a list or folder are shown. Returns whether the row says, in the words of the package.
+
+    ``sample_fps`` is their rate. ``raw_fps`` is that of the film that they were taken from: alone it stands for their
+    rate, as the package hands it to Qwen3-VL. ``fps`` beside frames is their rate too, as in the package until 0.0.11,
+    unless another key says their rate.
+    """
+    if not listed:
+        named = [key for key in (*LIST_RATES, "frames_fps") if key in own or key in said.part or key in said.row]
+        if named:
+            _note(said, f"{' and '.join(named)} of a clip that is a file changes nothing: the file has its own times")
+        return False
+    for settings in (said.part, said.row):
+        key = next((key for key in LIST_RATES if key in settings), None)
+        timed = "frame_times" in own or "frames_fps" in own
+        if key is None and "fps" in settings and not timed:
+            own["frames_fps"] = settings.pop("fps")
+            return True
+        if key is None:
+            continue
+        if "sample_fps" in settings and "raw_fps" in settings and settings["sample_fps"] != settings["raw_fps"]:
+            _note(said, "raw_fps beside sample_fps is the rate of the film that frames come from, and changes nothing")
+        if settings is said.part and "frame_times" in own:
+            raise RecordError(f"{place}: {key} and frame_times both say when frames are shown; leave one of them out")
+        if settings is said.row and timed:
+            _note(said, f"{key} beside the turns changes nothing, as another place says when frames are shown")
+            return False
+        own["frames_fps"] = settings[key]
+        return True
+    if "frame_times" in own and "frames_fps" in own:
+        raise RecordError(f"{place}: frames_fps and frame_times both say when frames are shown; leave one of them out")
+    return False
+
+
+def _settle_count(own: Settings, said: ClipSettings, listed: bool, sampled: bool, place: str) -> LibraryCount | None:
+    """How many frames are taken. None: by our rules, with what ``own`` then says."""
+    part = {key: said.part[key] for key in COUNT if key in said.part}
+    row = {key: said.row[key] for key in COUNT if key in said.row}
+    for settings in (part, row):
+        if "nframes" in settings and "fps" in settings:
+            raise RecordError(f"{place}: nframes and fps both say how many frames are taken; leave one of them out")
+    bounds = {key: row[key] for key in FRAME_BOUNDS if key in row}
+    bounds |= {key: own[key] for key in FRAME_BOUNDS if key in own}
+    bounds |= {key: part[key] for key in FRAME_BOUNDS if key in part}
+    check_order(bounds, *FRAME_BOUNDS, place)
+    if own.get("dynamic_sample"):
+        for key in ("nframes", "fps"):
+            if key in part:
+                raise RecordError(
+                    f"{place}: {key} says how many frames of the clip are taken, and dynamic_sample draws them for "
+                    "each segment; leave one of them out"
+                )
+            if key in row:
+                _note(said, f"{key} beside the turns changes no frames where dynamic_sample draws them")
+        own |= bounds  # of each segment
+        return None
+    by_meta = own.keys() & {*FRAME_BOUNDS, "video_fps"}
+    if not part and (by_meta or not (row or sampled)):
+        for key in ("nframes", "fps"):
+            if key in row:
+                _note(said, f"{key} beside the turns changes no frames, as meta or video_fps says how many are taken")
+        own |= bounds
+        return None
+    # By the package, and each rate from the first place that has one.
+    rates: list[Settings] = [
+        {key: part[key] for key in ("nframes", "fps") if key in part},
+        {"fps": own["video_fps"]} if "video_fps" in own else {},
+        {key: row[key] for key in ("nframes", "fps") if key in row},
+    ]
+    rate: Settings = next((each for each in rates if each), {})
+    for each in rates:
+        if each and each is not rate:
+            (key,) = each
+            (better,) = rate
+            _note(said, f"{key} changes nothing, as {better} stands closer to the clip and says how many are taken")
+    if "nframes" in rate and bounds:
+        _note(said, f"{' and '.join(bounds)} beside nframes change nothing")
+    if bounds.get("max_frames", 2) < 2:
+        raise RecordError(f"{place}.max_frames: expected {PAIRS.expected}, as frames come in pairs, got 1")
+    for key in (*FRAME_BOUNDS, "video_fps"):
+        own.pop(key, None)
+    beside_turns = bool(rate) and rate is rates[2] and not listed
+    return LibraryCount(**rate, **bounds, listed=listed, beside_turns=beside_turns)
+
+
+def _settle_size(own: Settings, said: ClipSettings, place: str) -> LibrarySize | None:
+    """How large frames become. None: by our rules, with what ``own`` then says."""
+    part = {key: said.part[key] for key in SIZE if key in said.part}
+    row = {key: said.row[key] for key in SIZE if key in said.row}
+    in_meta = {key: own[key] for key in PIXEL_BOUNDS if key in own}
+    together = row | in_meta | part
+    check_order(together, *PIXEL_BOUNDS, place)
+    if not part and (in_meta or not row):
+        unused = [key for key in ("total_pixels", *SIDES) if key in row]
+        if unused:
+            _note(said, f"{' and '.join(unused)} beside the turns changes nothing, as meta bounds the pixels")
+        own |= {key: together[key] for key in PIXEL_BOUNDS if key in together}
+        return None
+    for key in PIXEL_BOUNDS:
+        own.pop(key, None)
+    return _library_size(together, said, place)
+
+
+def image_size(said: ClipSettings, place: str) -> LibrarySize | None:
+    """What a row says of the size of an image, in its part or object and beside the turns. None: nothing.
+
+    Raises:
+        RecordError: settings contradict each other.
+    """
+    together = {key: value for key, value in (said.row | said.part).items() if key in IMAGE_KEYS}
+    if not together:
+        return None
+    check_order(together, *PIXEL_BOUNDS, place)
+    return _library_size(together, said, place)
+
+
+def _library_size(settings: Settings, said: ClipSettings, place: str) -> LibrarySize:
+    sides = [key for key in SIDES if key in settings]
+    if len(sides) == 1:
+        (other,) = set(SIDES) - set(sides)
+        raise RecordError(f"{place}: {sides[0]} without {other}; expected both, or max_pixels for a size of any shape")
+    without = [key for key in settings if key not in SIDES]
+    if sides and without:
+        _note(said, f"{' and '.join(without)} beside resized_height and resized_width change nothing")
+    return LibrarySize(**settings)
+
+
+# ---- what was read, for people
+
+
+def settings_read(meta: ClipMeta | LibraryCount | LibrarySize | None) -> Settings:
+    """The settings of a clip or image by the names that rows have for them, for previews and reports.
+
+    Example:
+        >>> settings_read(ClipMeta(video_start=1.5, count=LibraryCount(nframes=16)))
+        {'video_start': 1.5, 'nframes': 16}
+    """
+    if meta is None:
+        return {}
+    read: Settings = {}
+    for name, value in vars(meta).items():
+        if value is None or value is False or name in ("listed", "beside_turns"):
+            continue
+        if isinstance(value, LibraryCount | LibrarySize):
+            read |= settings_read(value)
+        else:
+            read["frame_cnts" if name == "frame_counts" else name] = value
+    return read
+
+
+def in_words(settings: Settings) -> str:
+    """Settings in a line: ``nframes 16, video_start 1.5``. Lists are named without their values."""
+    return ", ".join(
+        name if isinstance(value, tuple | bool) else f"{name} {value:.10g}" for name, value in settings.items()
+    )

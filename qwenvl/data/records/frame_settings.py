@@ -1,0 +1,448 @@
+"""Frame settings of a row: which frames of a clip are taken, when they are shown, and how large they become.
+
+They stand in four places, and the place says what they mean:
+
+    a typed part        {"type": "video", "video": "a.mp4", "nframes": 16}
+    an object           "videos": [{"video": "a.mp4", "fps": 2, "max_frames": 32}]
+    beside the turns    {"messages": [...], "videos": ["a.mp4"], "fps": 2}
+    ``meta``            {"messages": [...], "videos": ["a.mp4"], "meta": {"video_fps": 2}}
+
+``meta`` has our words and our rules. In the other places the words are those of the package ``qwen_vl_utils``, and so
+are the rules: the same ``max_frames`` bounds another number of frames there. Words that only one side has mean the same
+everywhere. Where several places speak of a clip, a part or object comes before ``meta``, and ``meta`` before the row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+from qwenvl.data.errors import RecordError, kind_of
+from qwenvl.data.library_rules import CAMERA_RATE
+from qwenvl.types import Hint
+
+Settings = dict[str, Any]
+"""Checked values by their keys."""
+
+# ---- the keys and their values
+
+
+@dataclass(frozen=True)
+class Number:
+    """What is expected of the value of a key.
+
+    Attributes:
+        expected: in words, for errors.
+        allowed: whether a number is that.
+        kind: its type in the record.
+    """
+
+    expected: str
+    allowed: Callable[[float], bool]
+    kind: type
+
+
+_FRAMES = Number("a whole number of frames of at least 1", lambda n: 1 <= n < 1e12 and n == int(n), int)
+PAIRS = Number("a whole number of frames of at least 2", lambda n: 2 <= n < 1e12 and n == int(n), int)
+_PIXELS = Number("a whole number of pixels of at least 1", lambda n: 1 <= n < 1e12 and n == int(n), int)
+_ALL_PIXELS = Number("a number of pixels of at least 1", lambda n: 1 <= n < 1e15, float)
+_SECONDS = Number("a number of at least 0", lambda n: 0 <= n < 1e9, float)
+_RATE = Number("a number above 0", lambda n: 0 < n < 1e9, float)
+
+SPAN = ("video_start", "video_end")
+FRAME_BOUNDS = ("min_frames", "max_frames")
+PIXEL_BOUNDS = ("min_pixels", "max_pixels")
+COUNT = ("nframes", "fps", *FRAME_BOUNDS)
+SIDES = ("resized_height", "resized_width")
+SIZE = (*PIXEL_BOUNDS, "total_pixels", *SIDES)
+LIST_RATES = ("sample_fps", "raw_fps")
+# Keys of ours that the package does not have.
+OURS = ("frame_cnts", "dynamic_sample", "video_fps", "frames_fps", "frame_times")
+_LISTS = ("frame_cnts", "frame_times")
+
+META_KEYS = (
+    *("frame_cnts", *FRAME_BOUNDS, "dynamic_sample", "video_fps", "frames_fps"),
+    *(*SPAN, *PIXEL_BOUNDS, "frame_times"),
+)
+"""Keys of ``meta``."""
+
+_NUMBERS: dict[str, Number] = {
+    **dict.fromkeys(FRAME_BOUNDS, _FRAMES),
+    **dict.fromkeys((*PIXEL_BOUNDS, *SIDES), _PIXELS),
+    **dict.fromkeys(SPAN, _SECONDS),
+    **dict.fromkeys(("video_fps", "frames_fps", "fps", *LIST_RATES), _RATE),
+    "nframes": PAIRS,
+    "total_pixels": _ALL_PIXELS,
+}
+
+# Other words for the span. Beside the turns they are as often the answer of a question about times.
+_SPAN_NAMES = {"start": "video_start", "start_time": "video_start", "end": "video_end", "end_time": "video_end"}
+
+ROW_KEYS = frozenset((*COUNT, *SIZE, *SPAN, *LIST_RATES, *OURS))
+"""Keys beside the turns that are read in a row with clips."""
+
+IMAGE_KEYS = frozenset((*PIXEL_BOUNDS, *SIDES))
+"""Keys that are read of an image: in its part or object, and beside the turns of a row with images."""
+
+_SORTED_ROW_KEYS = tuple(sorted(ROW_KEYS))
+
+PART_KEYS = ROW_KEYS | _SPAN_NAMES.keys()
+"""Keys that are read in a typed part or object that holds a clip."""
+
+_HOLDERS = frozenset(("type", "text", "video", "image", "video_url", "image_url", "path", "url", "bytes"))
+
+# Names that other programs have for the settings. They are too far from ours to be found by their letters.
+_USUAL_NAMES = {
+    "num_frames": "nframes",
+    "n_frames": "nframes",
+    "num_sampled_frames": "nframes",
+    "max_num_frames": "max_frames",
+    "video_max_frames": "max_frames",
+    "video_min_frames": "min_frames",
+    "video_maxlen": "max_frames",
+    "fps_max_frames": "max_frames",
+    "fps_min_frames": "min_frames",
+    "sampling_fps": "fps",
+    "target_fps": "fps",
+    "video_max_pixels": "max_pixels",
+    "video_min_pixels": "min_pixels",
+    "video_total_pixels": "total_pixels",
+    "image_max_pixels": "max_pixels",
+    "image_min_pixels": "min_pixels",
+    "start_sec": "video_start",
+    "start_seconds": "video_start",
+    "start_timestamp": "video_start",
+    "clip_start": "video_start",
+    "end_sec": "video_end",
+    "end_seconds": "video_end",
+    "end_timestamp": "video_end",
+    "clip_end": "video_end",
+    "times": "frame_times",
+    "timestamps": "frame_times",
+    "frame_timestamps": "frame_times",
+}
+# What to write in `meta` for the words of the package, which mean nothing there.
+_IN_META = {
+    "fps": "video_fps takes so many frames per second, frames_fps is the rate of a list of frames",
+    "nframes": "min_frames and max_frames of the same number take so many frames",
+    "total_pixels": "it is read in the part or object that holds the clip, or beside the turns",
+    "sample_fps": "frames_fps is the rate of a list of frames",
+    "raw_fps": "frames_fps is the rate of a list of frames",
+    "resized_height": "it is read in the part or object that holds the clip, or beside the turns",
+    "resized_width": "it is read in the part or object that holds the clip, or beside the turns",
+    "start": "video_start is where frames begin",
+    "end": "video_end is where frames end",
+    "start_time": "video_start is where frames begin",
+    "end_time": "video_end is where frames end",
+}
+_NEAR = 0.85  # how like a known key another must be to be taken for a slip of the pen: frame_counts is 0.91
+
+
+def keys_read(clips: bool, images: bool) -> frozenset[str]:
+    """The keys beside the turns that are read as frame settings of a row with clips, or with images."""
+    return (ROW_KEYS if clips else frozenset()) | (IMAGE_KEYS if images else frozenset())
+
+
+@lru_cache(maxsize=1000)
+def usual_name(key: str) -> str | None:
+    """The setting that a key of other programs stands for: ``nframes`` for ``num_frames``. None for other keys."""
+    return _USUAL_NAMES.get(_plain(key))
+
+
+@lru_cache(maxsize=1000)
+def _near_miss(key: str, known: tuple[str, ...]) -> str | None:
+    """The known key that another is nearly, in any case and with any sign between the words."""
+    return next(iter(get_close_matches(_plain(key), known, n=1, cutoff=_NEAR)), None)
+
+
+def _plain(key: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\s.-]+", "_", key).lower()
+
+
+# ---- the places
+
+
+@dataclass
+class ClipSettings:
+    """What is said of one clip or image outside of ``meta``.
+
+    Attributes:
+        part: in its typed part or object.
+        row: beside the turns.
+        notes: what was noticed while these were read.
+    """
+
+    part: Settings = field(default_factory=dict)
+    row: Settings = field(default_factory=dict)
+    notes: list[Hint] = field(default_factory=list)
+
+
+def part_settings(holder: Mapping[str, Any], kind: str, place: str, notes: list[Hint]) -> Settings:
+    """The settings in a typed part or object that holds a medium.
+
+    Args:
+        kind: ``video`` or ``image``.
+        notes: hints are added to these.
+
+    Raises:
+        RecordError: a value is not of its form, two keys say the same, or a key is nearly a known one.
+    """
+    known = PART_KEYS if kind == "video" else IMAGE_KEYS
+    settings: Settings = {}
+    unread: list[str] = []
+    for key, value in holder.items():
+        if value is None or value == "" or key in _HOLDERS:
+            continue
+        if key not in known:
+            _refuse_near_miss(key, tuple(sorted(known)), place)
+            unread.append(str(key)[:80])
+            continue
+        name = _SPAN_NAMES.get(key, key)
+        if name in settings:
+            raise RecordError(f"{place}: {key} says again what {name} says; leave one of them out")
+        settings[name] = _checked(name, value, f"{place}.{key}")
+    if unread:
+        notes.append(
+            Hint(
+                f"unknown key of {_AN[kind]}",
+                f"{_AN[kind]} has {', '.join(sorted(unread))}, which change nothing; known are "
+                f"{', '.join(sorted(known))}",
+            )
+        )
+    return settings
+
+
+_AN = {"video": "a clip's part", "image": "an image's part"}
+
+
+def row_settings(row: Mapping[str, Any], kind: str, count: int, where: str) -> list[Settings]:
+    """The settings beside the turns, for each clip or image of a row.
+
+    A value holds for all of them, or is a list with one value for each.
+
+    Args:
+        kind: ``video`` or ``image``.
+        count: of these media.
+
+    Raises:
+        RecordError: a value is not of its form.
+    """
+    each: list[Settings] = [{} for _ in range(count)]
+    known = ROW_KEYS if kind == "video" else IMAGE_KEYS
+    given = sorted(known & row.keys()) if count else []
+    for key in given:
+        value = row[key]
+        if value is None or value == "":
+            continue
+        place = f"{where}.{key}"
+        is_nested = isinstance(value, list) and bool(value) and isinstance(value[0], list | None)
+        is_list = isinstance(value, list) and (key not in _LISTS or count > 1 or is_nested)
+        if key in _LISTS and count > 1 and not (is_list and all(isinstance(one, list | None) for one in value)):
+            raise RecordError(f"{place}: the row has {count} clips; expected a list with one list for each")
+        if is_list and len(value) != count:
+            raise RecordError(f"{place}: expected a number, or a list with one for each of {count} {kind}s")
+        for settings, one in zip(each, value if is_list else [value] * count, strict=True):
+            if one is not None:
+                settings[key] = _checked(key, one, place, advice=f"; --columns {key}=NAME renames a key of your own")
+    return each
+
+
+def row_notes(row: Mapping[str, Any]) -> Iterable[Hint]:
+    """Hints about keys beside the turns of a row with clips that look like settings and are none."""
+    named = [key for key in _SPAN_NAMES if row.get(key) is not None]  # the start first
+    if named:
+        columns = ",".join(f"{key}={_SPAN_NAMES[key]}" for key in named)
+        yield Hint(
+            "seconds beside the turns",
+            f"{' and '.join(named)} beside the turns bound no frames, as they may be the answer; --columns {columns} "
+            "where they are the part of the clip to show",
+        )
+    for key, value in row.items():
+        name = None if value is None or key in PART_KEYS else _setting_meant(key, value)
+        if name is None or row.get(name) is not None:
+            continue
+        if name == "frame_times" and not _holds_a_list(row):
+            continue  # of a file they are the answer, most often
+        advice = "meta.frame_times" if name == "frame_times" else name
+        yield Hint("setting by another name", f"{key} beside the turns changes no frames; {advice} is the key here")
+    rate = row.get("fps")
+    if _is_number(rate) and rate >= CAMERA_RATE and row.get("max_frames") is None and not _holds_a_list(row):
+        yield Hint(
+            "fps like a camera's",
+            "fps beside the turns is as high as a camera's: for clips of at most this rate it is taken for a note "
+            "about the file and changes nothing; in a typed part it takes all frames; --columns fps=NAME renames it",
+        )
+
+
+def _setting_meant(key: str, value: Any) -> str | None:
+    """The setting that a key beside the turns is nearly, or that it stands for in other programs.
+
+    Only of values that a setting may have: a text or a list of paths is no slip of the pen.
+    """
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, int | float) for one in values):
+        return None
+    return usual_name(key) or _near_miss(key, _SORTED_ROW_KEYS)
+
+
+def _holds_a_list(row: Mapping[str, Any]) -> bool:
+    """Whether a clip beside the turns is a list of frames."""
+    media = row.get("videos") if row.get("videos") is not None else row.get("video")
+    return isinstance(media, list) and any(isinstance(medium, list) for medium in media)
+
+
+def _checked(key: str, value: Any, place: str, advice: str = "") -> Any:
+    """The value of a key, with numbers read from text as the package's own examples and tables have them.
+
+    Raises:
+        RecordError: it is not of its form.
+    """
+    if key == "dynamic_sample":
+        flag = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
+        if not isinstance(flag, bool):
+            raise RecordError(f"{place}: expected true or false, got {kind_of(value)}{advice}")
+        return flag
+    if isinstance(value, str):
+        clock = _CLOCK.fullmatch(value.strip()) if key in SPAN else None
+        try:
+            value = json.loads(value) if clock is None else _seconds_of(clock)
+        except ValueError:
+            raise RecordError(f"{place}: expected {_expected(key)}, got {kind_of(value)}{advice}") from None
+    if key == "frame_cnts":
+        return _frame_counts(value, place)
+    if key == "frame_times":
+        return _frame_times(value, place)
+    number = _NUMBERS[key]
+    if not _is_number(value) or not number.allowed(value):
+        raise RecordError(f"{place}: expected {number.expected}, got {kind_of(value)}{advice}")
+    return number.kind(value)
+
+
+_CLOCK = re.compile(r"(?:([0-9]+):)?([0-9]{1,2}):([0-9]{1,2}(?:\.[0-9]+)?)")
+
+
+def _seconds_of(clock: re.Match[str]) -> float:
+    """Seconds of a time such as ``00:01:02.5`` or ``1:02.5``."""
+    hours, minutes, seconds = clock.groups(default="0")
+    return 3600 * int(hours) + 60 * int(minutes) + float(seconds)
+
+
+def _expected(key: str) -> str:
+    return "a list of numbers" if key in _LISTS else _NUMBERS[key].expected
+
+
+def _frame_counts(value: Any, place: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or not value or not all(_is_number(n) and 0 < n < 1e9 for n in value):
+        raise RecordError(f"{place}: expected a list of numbers above 0, got {kind_of(value)}")
+    return tuple(map(float, value))
+
+
+def _frame_times(value: Any, place: str) -> tuple[float, ...]:
+    """Seconds of frames.
+
+    Raises:
+        RecordError: they are no seconds, or do not rise. The message names the first that is wrong.
+    """
+    if not isinstance(value, list) or not value:
+        raise RecordError(f"{place}: expected a list with the seconds of each frame, got {kind_of(value)}")
+    for i, time in enumerate(value):
+        if not _is_number(time) or not _SECONDS.allowed(time):
+            raise RecordError(f"{place}[{i}]: expected {_SECONDS.expected}, got {kind_of(time)}")
+    for i, (before, after) in enumerate(pairwise(value), start=1):
+        if after <= before:
+            raise RecordError(f"{place}[{i}]: expected seconds that rise, got {after:g} after {before:g}")
+    return tuple(map(float, value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _refuse_near_miss(key: Any, known: tuple[str, ...], place: str) -> None:
+    """Raise RecordError for a key that is nearly a known one, or a usual name of one."""
+    meant = _near_miss(str(key), known)
+    usual = usual_name(str(key))
+    if meant is None and usual in known:
+        meant = usual
+    if meant is not None:
+        raise RecordError(
+            f"{place}: the key {str(key)[:80]!r} is not known; did you mean {meant!r}? A key of your own needs a "
+            "name that is less like it"
+        )
+
+
+# ---- ``meta``
+
+
+def meta_settings(meta: Any, place: str) -> Settings:
+    """The settings of the ``meta`` of one clip. Keys that are not known here are left to the reward functions.
+
+    Raises:
+        RecordError: a value is not of its form, or a key is nearly a known one.
+    """
+    if not isinstance(meta, dict):
+        raise RecordError(f"{place}: expected an object with some of {', '.join(META_KEYS)}, got {kind_of(meta)}")
+    for key in unknown_meta_keys(meta):
+        if meant := _near_miss(str(key), META_KEYS):
+            raise RecordError(
+                f"{place}: the key {str(key)[:80]!r} is not known; did you mean {meant!r}? A key of your own needs a "
+                "name that is less like it"
+            )
+    settings: Settings = {}
+    for key in META_KEYS:
+        value = meta.get(key)
+        if value is None:
+            continue
+        if isinstance(value, str):  # here numbers are numbers
+            expected = "true or false" if key == "dynamic_sample" else _expected(key)
+            raise RecordError(f"{place}.{key}: expected {expected}, got {kind_of(value)}")
+        settings[key] = _checked(key, value, f"{place}.{key}")
+    for low, high in (FRAME_BOUNDS, PIXEL_BOUNDS, SPAN):
+        check_order(settings, low, high, place)
+    check_whole_clip(settings, place)
+    return settings
+
+
+def check_order(settings: Mapping[str, Any], low: str, high: str, place: str) -> None:
+    """Check that a lower bound is not above its upper one.
+
+    Raises:
+        RecordError: it is.
+    """
+    if low in settings and high in settings and settings[low] > settings[high]:
+        raise RecordError(f"{place}: expected {low} <= {high}, got {settings[low]} and {settings[high]}")
+
+
+def check_whole_clip(settings: Mapping[str, Any], place: str) -> None:
+    """Check that segments of a whole clip do not stand beside a part of it.
+
+    Raises:
+        RecordError: they do.
+    """
+    if "frame_cnts" in settings and settings.keys() & set(SPAN):
+        raise RecordError(f"{place}: frame_cnts speak of the whole clip; expected no video_start and video_end beside")
+
+
+def unknown_meta_keys(meta: Mapping[str, Any]) -> list[str]:
+    """The keys of a clip's ``meta`` that have no meaning here."""
+    return [key for key in meta if key not in META_KEYS]
+
+
+def advice_on_meta(unknown: Iterable[str]) -> str:
+    """What to write in place of keys of ``meta`` that are known elsewhere. Empty for keys of the user's own."""
+    told = []
+    for key in unknown:
+        if key in _IN_META:
+            told.append(f"{key}: {_IN_META[key]}")
+        elif usual_name(key) == "frame_times":
+            told.append(f"{key}: frame_times has the seconds of each frame of a list or folder")
+        elif (name := usual_name(key)) is not None:
+            told.append(f"{key}: {name if name in META_KEYS else _IN_META[name]}")
+    return "".join(f"; {line}" for line in told)

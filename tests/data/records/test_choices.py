@@ -1,0 +1,335 @@
+"""The option that an answer names: by letter of any case, by text, or by a number whose meaning the file tells."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records.catalog import DatasetSource
+from qwenvl.data.records.choices import chosen, counted_from, option_columns, options_in, options_of
+from qwenvl.data.records.parse import ReadOptions, Row, parse_row, record_hints
+from qwenvl.data.records.presets import how_counted
+from qwenvl.data.records.record_file import RecordFile
+
+WAYS = ["left", "right", "up"]
+COLUMNS = {"question": "Where?", "video": "a.mp4"}
+
+
+def parsed(row, **options):
+    return parse_row(Row("d[0]", "d-0", row), Path("/media"), ReadOptions(format="question-answer", **options))
+
+
+def gold(row, **options):
+    return parsed(row, **options).solution.removeprefix("<answer>").removesuffix("</answer>")
+
+
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [
+        (["left", "right"], {"A": "left", "B": "right"}),
+        (["a. left", "b. right"], {"A": "left", "B": "right"}),
+        (["(A) left", "(B) right"], {"A": "left", "B": "right"}),
+        (["[a] left", "[b] right"], {"A": "left", "B": "right"}),
+        (["A: left", "B: right"], {"A": "left", "B": "right"}),
+        (["1. left", "2. right"], {"A": "left", "B": "right"}),
+        (["0) left", "1) right"], {"A": "left", "B": "right"}),
+        (["1.5 m", "2.5 m"], {"A": "1.5 m", "B": "2.5 m"}),
+        ([1, 2.5], {"A": "1", "B": "2.5"}),
+        ([{"id": "B", "text": "right"}, {"id": "A", "text": "left"}], {"A": "left", "B": "right"}),
+        ([{"label": "A", "text": "left"}, {"label": "B", "text": "right"}], {"A": "left", "B": "right"}),
+        (["left", "right", "", None, float("nan")], {"A": "left", "B": "right"}),
+        ({"a": "left", "b": "right"}, {"A": "left", "B": "right"}),
+        ({"0": "left", "1": "right"}, {"A": "left", "B": "right"}),
+        ({"option_a": "left", "option_b": "right", "option_c": None}, {"A": "left", "B": "right"}),
+        ([{"choice_id": 0, "choice": "left"}, {"choice_id": 1, "choice": "right"}], {"A": "left", "B": "right"}),
+        ('["left", "right"]', {"A": "left", "B": "right"}),
+        ("['left', 'right']", {"A": "left", "B": "right"}),
+        ("['left' 'right']", {"A": "left", "B": "right"}),
+        ("['left'\n \"it's right\"]", {"A": "left", "B": "it's right"}),
+    ],
+)
+def test_options_as_files_write_them(given, texts):
+    assert options_of(given).texts == texts
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["left", "", "up"], "option B is empty"),
+        ([], "expected 1 to 26 options"),
+        ([["left"]], "expected 1 to 26 options"),
+        ("left; right", "expected a list of options"),
+        ({"first": "left", "second": "right"}, "expected options by letter or number"),
+        (3, "expected a list of options or options by letter"),
+    ],
+)
+def test_what_are_no_options(given, message):
+    with pytest.raises(ValueError, match=message):
+        options_of(given)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("B", "b", "(b)", "b.", "B)", "[B]", "b. right", "(B) Right.", "right", " RIGHT. ", "Option B"),
+        ["B"],
+        "<answer>b</answer>",
+    ],
+)
+def test_answers_that_name_the_second_option(answer):
+    assert chosen(answer, options_of(WAYS)) == "B"
+
+
+@pytest.mark.parametrize("answer", ["A, C", "AC", ["a", "c"], "a and c", "A/C", "(A) (C)"])
+def test_several_right_options(answer):
+    assert chosen(answer, options_of(WAYS)) == "A, C"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("D", "'D' is none of the options A. left, B. right, C. up"),
+        ("be", "'be' is none of the options"),
+        ("B. left", "names option B, and has the text of option A"),
+        (7, "7 is none of the options"),
+        (1, "--columns answer=answer_index counts them from 0"),
+        (True, "expected text or a number"),
+    ],
+)
+def test_answers_that_are_refused(answer, message):
+    with pytest.raises(ValueError, match=message):
+        chosen(answer, options_of(WAYS))
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "first", "letter"),
+    [
+        ([1, 2, 3, 4], 3, None, "C"),
+        (["2", "4", "6", "8"], 2, None, "A"),
+        (["2", "4", "6", "8"], "8", None, "D"),
+        (["1.0", "2.0"], 2, None, "B"),
+        (WAYS, 0, None, "A"),
+        (WAYS, 3, None, "C"),
+        (WAYS, 1, 0, "B"),
+        (WAYS, 1, 1, "A"),
+        (WAYS, "2", 1, "B"),
+        (["2", "4", "6", "8"], 2, 0, "C"),
+        ({"1": "left", "2": "right"}, 1, None, "A"),
+        (["0. left", "1. right"], 1, None, "B"),
+    ],
+)
+def test_numbers_as_answers(options, answer, first, letter):
+    assert chosen(answer, options_of(options), first_number=first) == letter
+
+
+def test_the_text_of_one_option_and_the_number_of_another_is_refused():
+    with pytest.raises(ValueError, match="2 is the text of option A and the number of option B"):
+        chosen(2, options_of({"1": "2", "2": "1"}))
+
+
+@pytest.mark.parametrize(
+    ("rows", "first"),
+    [
+        ([(1, WAYS), (3, WAYS)], 1),
+        ([(1, WAYS), (0, WAYS)], 0),
+        ([("1", WAYS), ("3", WAYS)], 1),
+        ([(1, WAYS), (2, WAYS)], None),
+        ([(3, ["1", "2", "3"]), (0, WAYS)], 0),
+        ([("left", WAYS), ("B", WAYS)], None),
+        ([(2, {"1": "left", "2": "right", "3": "up"})], 1),
+        ([(2, ["0. left", "1. right", "2. up"])], 0),
+        ([(4, ["one", "two", "three", "four"]), (1, WAYS)], 1),
+        ([], None),
+    ],
+)
+def test_a_file_tells_what_its_answers_count_from(rows, first):
+    assert counted_from((answer, options_of(options)) for answer, options in rows) == first
+
+
+def written(tmp_path, rows):
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    return RecordFile(DatasetSource("rows", tmp_path / "rows.json", tmp_path), seed=0)
+
+
+def test_a_file_that_counts_from_one_is_read_so_and_said(tmp_path):
+    rows = [COLUMNS | {"question": f"Where {n}?", "options": WAYS, "answer": n} for n in (1, 2, 3)]
+    file = written(tmp_path, rows)
+    assert [record.solution for record in file] == [f"<answer>{letter}</answer>" for letter in "ABC"]
+    assert file.first_number == 1
+    assert how_counted("rows", 1) == "rows: whole numbers in its answers count the options from 1"
+
+
+def test_a_file_that_may_count_from_0_or_1_is_refused_unless_the_column_says_so(tmp_path):
+    rows = [COLUMNS | {"question": f"Where {n}?", "options": WAYS, "answer": n} for n in (1, 2)]
+    with pytest.raises(RecordError, match="--columns answer=answer_number from 1"):
+        list(written(tmp_path, rows))
+    assert gold(rows[0], columns={"answer": "answer_index"}) == "B"
+    assert gold(rows[0], columns={"answer": "answer_number"}) == "A"
+
+
+def test_a_file_that_counts_both_ways_is_refused(tmp_path):
+    rows = [COLUMNS | {"options": WAYS, "answer": n} for n in (0, 3)]
+    with pytest.raises(RecordError, match="neither from 0"):
+        written(tmp_path, rows)
+
+
+@pytest.mark.parametrize(
+    ("columns", "answer", "letter", "shown"),
+    [
+        ({"A": "left", "B": "right"}, "b", "B", "B. right"),
+        ({"a0": "left", "a1": "right"}, 1, "B", "B. right"),
+        ({"a0": "left", "a1": "right"}, "1", "B", "B. right"),
+        ({"option1": "left", "option2": "right"}, 1, "A", "A. left"),
+        ({"option 0": "left", "option 1": "right"}, 1, "B", "B. right"),
+        ({"option_a": "left", "option_b": "right"}, "B", "B", "B. right"),
+        ({"optionA": "left", "optionB": "right"}, "b", "B", "B. right"),
+        ({"choice_1": "left", "choice_2": "right", "choice_3": ""}, "right", "B", "B. right"),
+        ({"answer0": "left", "answer1": "right"}, 0, "A", "A. left"),
+        ({"opt1": "left", "opt2": "right"}, "right", "B", "B. right"),
+        ({"a0": "left", "a1": "right"}, "a1", "B", "B. right"),
+    ],
+)
+def test_options_in_columns(columns, answer, letter, shown):
+    record = parsed(COLUMNS | columns | {"answer": answer})
+    assert record.solution == f"<answer>{letter}</answer>"
+    assert f"\n{shown}\n" in record.messages[-1].text
+    assert record.fields["problem_type"] == "multiple choice"
+    assert record.unread == ()
+
+
+def test_columns_that_are_no_options():
+    assert option_columns({"a1": "x", "a3": "y", "option": "z", "answer": "q"}) is None
+    with pytest.raises(ValueError, match="option B is empty"):
+        option_columns({"option1": "left", "option2": "", "option3": "up"})
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "letter"),
+    [
+        ("Where does it go?\nA. left\nB. right", "<answer>B</answer>", "B"),
+        ("Where does it go?\nA. left\nB. right", "b", "B"),
+        ("Where does it go? (A) left (B) right", "(B)", "B"),
+        ("Where?\na) left\nb) right", "B", "B"),
+        ("Where?\nOptions:\nA: left\nB: right\nC: up", "up", "C"),
+        ("Where?\nA. left\nB. right", "B. right", "B"),
+        ("What is it? A. a cat B. a dog", "A", "A"),
+        ("How many?\nA. 2\nB. 3", 3, "B"),
+        ("How many?\nA. 2\nB. 3", "2", "A"),
+        ("Where?\n[A] left\n[B] right", "A", "A"),
+        ("Where?\n**A.** left\n**B.** right", "A", "A"),
+    ],
+)
+def test_options_in_the_question_make_it_multiple_choice(question, answer, letter):
+    record = parsed(COLUMNS | {"question": question, "answer": answer})
+    assert (record.solution, record.fields["problem_type"]) == (f"<answer>{letter}</answer>", "multiple choice")
+    assert record.messages[-1].text.startswith(f"<video>{question}\nFirst think"), "the options are not written twice"
+    assert "the letter of the right option" in record.messages[-1].text
+
+
+def test_a_letter_that_the_options_in_the_question_lack_is_refused():
+    with pytest.raises(RecordError, match="'C' is none of the options"):
+        parsed(COLUMNS | {"question": "Where?\nA. left\nB. right", "answer": "C"})
+
+
+def test_a_question_without_options_is_none():
+    assert options_in("What is in box A. and what in B?") is None
+    assert options_in("Where?\nB. left\nC. right") is None
+    record = parsed(COLUMNS | {"question": "Who are A. and B. here?", "answer": "two men"})
+    assert record.fields["problem_type"] == "free-form"
+
+
+def test_a_letter_without_options_is_hinted_at():
+    [hint] = record_hints(parsed(COLUMNS | {"answer": "B"}))
+    assert hint.kind == "a letter without options"
+
+
+@pytest.mark.parametrize("kind", ["multiple choice", "Multiple Choice", "multiple-choice", "MCQ", "multi-choice", "mc"])
+def test_multiple_choice_in_any_spelling(kind):
+    record = parsed(COLUMNS | {"options": WAYS, "answer": "right", "problem_type": kind})
+    assert (record.solution, record.fields["problem_type"]) == ("<answer>B</answer>", "multiple choice")
+
+
+def test_a_kind_of_its_author_beside_options_is_kept():
+    record = parsed(COLUMNS | {"options": WAYS, "answer": "right", "problem_type": "Temporal Reasoning"})
+    assert record.solution == "<answer>B</answer>"
+    assert record.fields["source_problem_type"] == "Temporal Reasoning"
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "text"),
+    [
+        ({"answer": True}, "yes or no", "yes"),
+        ({"answer": ["red"]}, "free-form", "red"),
+        ({"answer": 3}, "numerical", "3"),
+        ({"answer": "3.4-5.1", "question_type": "video temporal grounding"}, "temporal grounding", "3.4 to 5.1"),
+        ({"answer": "3.4 to 5.1", "question": "When does it start?"}, "temporal grounding", "3.4 to 5.1"),
+        ({"answer": "0:12 - 0:20", "question": "At what time does it move?"}, "temporal grounding", "12 to 20"),
+        ({"answer": [3.4, 5.1], "problem_type": "TVG"}, "temporal grounding", "3.4 to 5.1"),
+        ({"answer": [[7, 9], [1, 2]], "task_type": "moment retrieval"}, "temporal grounding", "1 to 2, 7 to 9"),
+        ({"answer": "from 3 to 5 s", "type": "temporal grounding"}, "temporal grounding", "3 to 5"),
+        ({"answer": "3-5", "question": "What was the score?"}, "free-form", "3-5"),
+        ({"answer": "red", "question_type": "count"}, "free-form", "red"),
+        ({"answer": [[1, 2], [4, 6]], "question": "When?"}, "temporal grounding", "1 to 2, 4 to 6"),
+    ],
+)
+def test_the_kind_of_an_answer(row, kind, text):
+    record = parsed(COLUMNS | row)
+    assert (record.fields["problem_type"], record.solution) == (kind, f"<answer>{text}</answer>")
+    assert "question_type" not in row or record.fields["question_type"] == row["question_type"], "rewards get it too"
+
+
+def test_words_that_look_like_a_span_are_hinted_at():
+    [hint] = record_hints(parsed(COLUMNS | {"question": "Where is it?", "answer": "3.4-5.1"}))
+    assert hint.kind == "a span as words"
+
+
+# ---- spans of time
+
+SPAN = {"video_id": "c.mp4", "sentence": "the block starts"}
+
+
+def span(**more):
+    return parse_row(Row("d[0]", "d-0", SPAN | more), Path("/media"), ReadOptions(format="activitynet"))
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "duration", "text", "kinds"),
+    [
+        ([3.2, 5.9], 6.0, "3.2 to 5.9", []),
+        ([3.2, 8.9], 6.0, "3.2 to 6", ["a span beyond the clip"]),
+        ([3.2, 8.9], None, "3.2 to 8.9", []),
+        ([5.0, 2.0], 6.0, "2 to 5", ["a span turned round"]),
+        ([9.0, 2.0], 6.0, "2 to 6", ["a span turned round", "a span beyond the clip"]),
+        ([[4, 5], [1, 2]], 6.0, "1 to 2, 4 to 5", []),
+        ([[4, 7], [1, 2]], 6.0, "1 to 2, 4 to 6", ["a span beyond the clip"]),
+        ([3.2, 8.9], "6.0", "3.2 to 6", ["a span beyond the clip"]),
+        ([3.2, 8.9], "short", "3.2 to 8.9", []),
+        ([0, 6], 6, "0 to 6", []),
+        ("[3.2, 8.9]", "6.0", "3.2 to 6", ["a span beyond the clip"]),
+    ],
+)
+def test_spans_are_within_the_clip_and_in_order(timestamp, duration, text, kinds):
+    record = span(timestamp=timestamp, duration=duration)
+    assert record.solution == f"<answer>{text}</answer>"
+    assert [hint.kind for hint in record_hints(record)] == kinds
+    assert record.fields.get("duration") == duration, "rewards get it"
+    several = isinstance(timestamp, list) and isinstance(timestamp[0], list)
+    assert ("of every time that it happens" in record.messages[-1].text) == several
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "message"),
+    [
+        ([7, 8], "begins after the end of the clip, `duration` 6"),
+        ([3, 3], "expected two times, got 3 twice"),
+        ([1, 2, 3], "expected start and end"),
+        ([], "expected start and end"),
+        ([[1, 2], [3]], "expected start and end"),
+        ([1, "2"], "end: expected seconds"),
+        ("soon", "expected start and end"),
+    ],
+)
+def test_spans_that_are_refused(timestamp, message):
+    with pytest.raises(RecordError, match=message):
+        span(timestamp=timestamp, duration=6.0)
