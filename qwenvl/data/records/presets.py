@@ -274,7 +274,17 @@ def _kind_of_answer(answer: Any, question: str) -> str:
     return WORDS
 
 
-def _kind_said(row: Values, answer: Any) -> tuple[str | None, set[str]]:
+def _kind_of(row: Values, answer: Any, question: str, options: Options | None) -> tuple[str, str]:
+    """The kind of an answer, and the column that says it, if one does."""
+    said, key = _kind_said(row, answer)
+    if said and (key == "problem_type" or not options):
+        return said, key
+    if options:
+        return CHOICE, ""
+    return row.get("problem_type") or _kind_of_answer(answer, question), ""
+
+
+def _kind_said(row: Values, answer: Any) -> tuple[str | None, str]:
     """The kind of answer that a column of a row says, where the answer is of that kind, and the column's key."""
     for key in _KIND_KEYS:
         kind = _KINDS.get(" ".join(re.split(r"[\s_-]+", str(row.get(key) or "").casefold())))
@@ -282,8 +292,8 @@ def _kind_said(row: Values, answer: Any) -> tuple[str | None, set[str]]:
             continue
         if kind == NUMBER and not _NUMBER.fullmatch(str(answer).strip()):
             continue
-        return kind, {key}
-    return None, set()
+        return kind, key
+    return None, ""
 
 
 def _question_row(
@@ -319,19 +329,17 @@ def _question_row(
     options, option_keys = found or (_options_in(prompt, given), ())
     if options and isinstance(given, str) and given in option_keys and len(option_keys) > 1:  # the name of a column
         given = list(options.texts)[option_keys.index(given)]
-    said, said_by = _kind_said(row, given) if kind is None else (kind, set[str]())
+    said_by = ""
+    if kind is None:
+        kind, said_by = _kind_of(row, given, prompt, options)
     own_kind = row.get("problem_type")
-    if kind is None:
-        kind = said if said and (said_by == {"problem_type"} or not options) else None
-    if kind is None:
-        kind = CHOICE if options else own_kind or _kind_of_answer(given, prompt)
-    if own_kind and options and kind == CHOICE and said_by != {"problem_type"}:
+    if own_kind and options and kind == CHOICE and said_by != "problem_type":
         more["source_problem_type"] = own_kind  # somebody's own name for a kind of question
     if found is not None and options and kind == CHOICE and not _shows(prompt, options):
         prompt = "\n".join([prompt, *(f"{letter}. {text}" for letter, text in options.texts.items())])
 
     # Columns that are read, and that rewards may want as well.
-    kept = [key for key in (*said_by, "duration" if kind == SPAN else "") if row.get(key) is not None]
+    kept = [key for key in (said_by, "duration" if kind == SPAN else "") if row.get(key) is not None]
     more = {key: row[key] for key in kept if key != "problem_type"} | more
     beside, media_keys = _media(row) if media is None else (media, set[str]())
     made = Made({}, {question, answer, *option_keys, *media_keys, *kept, *read})
@@ -355,12 +363,14 @@ def _question_row(
 def _options_in(question: str, answer: Any) -> Options | None:
     """The options that a question's own text holds, where its answer is one of them."""
     options = options_in(question)
-    if options is None or whole_number(answer) is not None or is_letter(answer):  # which is an error if it is none
-        return options
+    if options is None:
+        return None
     with suppress(ValueError):
         chosen(answer, options)
         return options
-    return None
+    # Lines of options leave no other answer than one of them. "Part A. or part B." within a sentence may be none.
+    on_lines = all(re.search(rf"(?mi)^\W*{letter}\W", question) for letter in options.texts)
+    return options if on_lines and (whole_number(answer) is not None or is_letter(answer)) else None
 
 
 def _shows(prompt: str, options: Options) -> bool:

@@ -232,6 +232,12 @@ def test_a_letter_that_the_options_in_the_question_lack_is_refused():
         parsed(COLUMNS | {"question": "Where?\nA. left\nB. right", "answer": "C"})
 
 
+def test_letters_within_a_sentence_are_no_options_of_another_answer():
+    question = "Between part A. and part B. of the clip, how many screws are fastened?"
+    assert gold(COLUMNS | {"question": question, "answer": 7}) == "7"
+    assert gold(COLUMNS | {"question": question, "answer": "C"}) == "C"
+
+
 def test_a_question_without_options_is_none():
     assert options_in("What is in box A. and what in B?") is None
     assert options_in("Where?\nB. left\nC. right") is None
