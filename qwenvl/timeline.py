@@ -42,7 +42,8 @@ _BARE_NUMBER = re.compile(
     r"(?:step\s{0,4})?#?\s{0,4}([0-9]{1,9})(?![0-9])(?:\s{0,4}[.):,-](?![0-9])(.*)|\s(.*))?", re.IGNORECASE
 )
 _FLAT_OBJECT = re.compile(r"\{[^{}]*\}")
-_AROUND_NAMES = " \t.,:|*\"'`()[]<>=-\u2010\u2011\u2012\u2013\u2014\u2022"
+_EMPTY_BRACKETS = re.compile(r"\(\s{0,4}\)|\[\s{0,4}\]|<\s{0,4}>")
+_AROUND_NAMES = " \t.,:|*\"'`=-\u2010\u2011\u2012\u2013\u2014\u2022"
 _STEP_KEYS = ("step", "name", "label", "action")
 
 
@@ -80,13 +81,13 @@ def timeline_in(text: str, listed: Mapping[str, int] | None = None) -> list[Time
 
     Args:
         text: an answer, or what a solution says.
-        listed: numbers of the steps by name, in lower case, with single spaces. A name of the list has its number.
+        listed: numbers of the steps by name. A name of the list has its number.
 
     Example:
         >>> [(span.start, span.end, span.step) for span in timeline_in("(2) from 0:03 to 0:07.5; 8-9 s take the lid")]
         [(3.0, 7.5, 2), (8.0, 9.0, 'take the lid')]
     """
-    listed = listed or {}
+    listed = {plain_name(name): number for name, number in (listed or {}).items()}
     objects = _FLAT_OBJECT.findall(text)
     if objects:
         found = [_from_object(each, listed) for each in objects]
@@ -156,27 +157,30 @@ def seconds_of(value: Any) -> float | None:
     return float(value) if 0 <= value < LONGEST_TIME else None
 
 
-def named_step(text: str, listed: Mapping[str, int] | None = None) -> tuple[int | None, str]:
+def named_step(text: str, listed: Mapping[str, int]) -> tuple[int | None, str]:
     """The number and the name of a step in a text such as ``(2) insert the fan``, ``2``, ``step 2`` or a name alone.
 
     None and an empty name where the text has neither, or several numbers in brackets.
 
+    Args:
+        listed: numbers of the steps by name, as ``plain_name`` writes it.
+
     Example:
-        >>> named_step("(2) Insert the fan"), named_step("step 3: screw"), named_step("10 mm screw", {"10 mm screw": 1})
-        ((2, 'insert the fan'), (3, 'screw'), (1, '10 mm screw'))
+        >>> named_step("(2) Insert the fan", {}), named_step("step 3: screw", {})
+        ((2, 'insert the fan'), (3, 'screw'))
     """
-    name = _plain(text)
-    if listed and name in listed:  # a name may begin with a number of its own
+    name = plain_name(text)
+    if name in listed:  # a name may begin with a number of its own
         return listed[name], name
     numbers = {int(number) for number in _NUMBER.findall(text)}
     if len(numbers) > 1:
         return None, ""
     if numbers:
-        return numbers.pop(), _plain(_NUMBER.sub(" ", text))
+        return numbers.pop(), plain_name(_NUMBER.sub(" ", text))
     bare = _BARE_NUMBER.fullmatch(name)
     if bare is None:
         return None, name
-    return int(bare[1]), _plain(bare[2] or bare[3] or "")
+    return int(bare[1]), plain_name(bare[2] or bare[3] or "")
 
 
 def _entries(text: str) -> Iterator[str]:
@@ -193,7 +197,9 @@ def _from_entry(entry: str, listed: Mapping[str, int]) -> TimedStep | None:
     found = ranges[0]
     # Three groups for each of the two times, in either of the two forms of a range.
     times = found.groups()[:6] if found[3] is not None else found.groups()[6:]
-    number, name = named_step(entry[: found.start()] + " " + entry[found.end() :], listed)
+    # Of "(0.0-3.5) insert the fan" the brackets are left.
+    without_range = _EMPTY_BRACKETS.sub(" ", entry[: found.start()] + " " + entry[found.end() :])
+    number, name = named_step(without_range, listed)
     return _span(_in_seconds(*times[:3]), _in_seconds(*times[3:]), number, name)
 
 
@@ -231,6 +237,6 @@ def _in_seconds(first: str | None, second: str | None, seconds: str) -> float:
     return 3600 * hours + 60 * minutes + float(seconds)
 
 
-def _plain(name: str) -> str:
-    """A name as prompts' lists are compared: lower case, single spaces, no signs around it."""
+def plain_name(name: str) -> str:
+    """A name as it is compared: lower case, single spaces, no signs around it."""
     return " ".join(name.casefold().split()).strip(_AROUND_NAMES)

@@ -15,6 +15,7 @@ READ = [
     ("[0, 3.5] (2) insert the fan", FAN),
     ("* step 2: insert the fan (0.0\N{EN DASH}3.5)", FAN),
     ("2. 0.0-3.5 insert the fan", FAN),
+    ("(0.0-3.5) (2) insert the fan", FAN),
     ("- 0.0 s to 3.5 s | 2 | insert the fan", FAN),
     ("0-3.5 2", [(0.0, 3.5, 2, "")]),
     ("2: 0-3.5", [(0.0, 3.5, 2, "")]),
@@ -54,10 +55,10 @@ def test_what_cannot_be_read_is_no_span(text):
 
 
 def test_names_of_the_list_have_its_numbers():
-    listed = {"insert the fan": 1, "10 mm screw": 2}
-    text = "0-1 Insert the fan.; 1-2 10 mm screw; 2-3 (3) insert the fan; 3-4 insert a fan"
+    listed = {"insert the fan (left)": 1, "10 mm screw": 2}
+    text = "0-1 Insert the fan (left).; 1-2 10 mm screw; 2-3 (3) insert the fan (left); 3-4 insert a fan"
     assert [span.step for span in timeline_in(text, listed)] == [1, 2, 3, "insert a fan"]
-    assert named_step("10 mm screw") == (10, "mm screw"), "without a list it is a number and a name"
+    assert named_step("10 mm screw", {}) == (10, "mm screw"), "without a list it is a number and a name"
 
 
 def test_spans_are_written_in_one_form_which_is_read_again():

@@ -7,8 +7,9 @@ The turns of a row are in its first of these keys:
     prompt          a text, or messages
 
 Beside them are the media (``video``, ``videos``, ``image``, ``images``), and perhaps ``solution``,
-``reward_model.ground_truth``, ``answer``, ``completion``, ``system`` and ``meta``, which says which frames of a clip
-are taken and how large they become, for example ``{"frame_cnts": [30, 45], "max_frames": 6, "dynamic_sample": true}``.
+``reward_model.ground_truth``, ``answer``, ``timeline``, ``completion``, ``system`` and ``meta``, which says which
+frames of a clip are taken and how large they become, for example
+``{"frame_cnts": [30, 45], "max_frames": 6, "dynamic_sample": true}``.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ META_KEYS = ("frame_cnts", *_FRAME_BOUNDS, "dynamic_sample", *_RATES, *_SECONDS,
 _NEAR = 0.85  # how like a known key another must be to be taken for a slip of the pen: frame_counts is 0.91
 # Columns that may hold lists or objects; in files without types these are written as JSON.
 _NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
-_NESTED_COLUMNS |= {"options", "choices", "candidates"}
+_NESTED_COLUMNS |= {"options", "choices", "candidates", "timeline"}
 
 
 @dataclass

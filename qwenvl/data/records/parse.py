@@ -14,6 +14,7 @@ from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.media.source import media_path
 from qwenvl.data.records.forms import MAIN_KEYS, META_KEYS, draft_of, parse_meta, unknown_meta_keys, with_types
 from qwenvl.data.records.presets import OPTION_KEYS, OURS, PRESETS, check_name, guessed, our_row
+from qwenvl.data.records.timelines import with_timeline
 from qwenvl.files import plain_file
 from qwenvl.types import Hint, Message, Record
 
@@ -140,6 +141,7 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         messages[-1] = Message("user", options.prompt_template.replace("{prompt}", messages[-1].text))
     if options.system is not None:
         messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
+    solution = with_timeline(value, draft.solution, messages[-1].text, where)
     if options.format not in (None, OURS) and PRESETS[options.format].without_ending:
         draft.videos = [(place, _with_ending(clip, media_root)) for place, clip in draft.videos]
     outside = options.allow_outside_media
@@ -157,11 +159,11 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
     return Record(
         id=row.default_id if own_id is None else str(own_id),
         messages=tuple(messages),
-        solution=draft.solution,
+        solution=solution,
         videos=videos,
         images=images,
         clip_meta=tuple(metas),
-        fields=value | {"solution": draft.solution} if "solution" in value else value,
+        fields=value | {"solution": solution} if "solution" in value else value,
         where=where,
     )
 
