@@ -124,12 +124,13 @@ def step_named(value: Any, listed: Mapping[int, str]) -> tuple[int | None, str]:
         raise ValueError(f"step: expected one number or a name, got {kind_of(value)}")
     if not listed:
         return number, " ".join(text.split()) if number is None else name
-    if number not in listed or plain_name(listed[number]) != (name or plain_name(listed[number])):
+    own_name = None if number is None else listed.get(number)
+    if own_name is None or name not in ("", plain_name(own_name)):
         raise ValueError(
             f"{kind_of(value)} is no step: expected a number of the list, {min(listed)} to {max(listed)}, one of its "
             f"names, or both that agree{did_you_mean(name, numbers)}"
         )
-    return number, listed[number]
+    return number, own_name
 
 
 def numbers_of(listed: Mapping[int, str]) -> dict[str, int]:

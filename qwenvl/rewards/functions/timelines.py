@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from qwenvl.files import require
 from qwenvl.rewards.function import Argument
 from qwenvl.rewards.functions.actions import list_of
 from qwenvl.rewards.functions.text import pairs, unreadable
@@ -189,11 +188,31 @@ def edit_of(named: Spans, true: Spans) -> float:
     """The segmental edit score. 0 where one of the two is empty."""
     if not named or not true:
         return 0.0
-    levenshtein = require("rapidfuzz.distance", "rewards").Levenshtein
-    # Numbers of our own: to rapidfuzz the text "a" is equal to the number 97.
+    distance = edit_distance([span.step for span in named], [span.step for span in true])
+    return 1 - distance / max(len(named), len(true))
+
+
+def edit_distance(one: Sequence[int | str], other: Sequence[int | str]) -> int:
+    """Insertions, deletions and substitutions that make one sequence of the other (Levenshtein).
+
+    Example:
+        >>> edit_distance([1, 2, 3], [1, 3, 3, 4])
+        2
+    """
+    import numpy as np
+
     numbers: dict[int | str, int] = {}
-    sequences = [[numbers.setdefault(span.step, len(numbers)) for span in spans] for spans in (named, true)]
-    return levenshtein.normalized_similarity(*sequences)
+    columns = np.array([numbers.setdefault(step, len(numbers)) for step in other], dtype=int)
+    place = np.arange(len(other) + 1)
+    # distances[j]: between the steps of ``one`` so far and the first j of ``other``.
+    distances: np.ndarray = place
+    for count, step in enumerate(one, start=1):
+        deleted = distances[1:] + 1
+        replaced = distances[:-1] + (columns != numbers.get(step, -1))
+        without_insertions = np.concatenate([[count], np.minimum(deleted, replaced)])
+        # An insertion adds 1 to the distance on its left, so that the running minimum of distance - place decides.
+        distances = np.minimum.accumulate(without_insertions - place) + place
+    return int(distances[-1])
 
 
 def frames_right(named: Spans, true: Spans, duration: float | None, fps: float) -> float:
