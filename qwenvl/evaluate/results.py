@@ -172,17 +172,18 @@ def _timelines(prompts: Sequence[Answers]) -> _Row | None:
     """The measures of timelines over the records that are about one. None without such a record."""
     read = []
     for each in prompts:
-        own = [answer for row in each.rows if (answer := read_answer(row)) is not None]
+        answers = [read_answer(row) for row in each.rows]
+        own = [answer for answer in answers if answer is not None]
         if own:
             read.append(replace(each, rows=own))
     if not read:
         return None
-    answers = [answer for each in read for answer in each.rows]
+    everything = [answer for each in read for answer in each.rows]
     return {
         "records": len(read),
         "scores": {name: mean_over(read, measure) for name, measure in MEASURES.items()},
-        "steps": step_rows(answers),
-        "confusions": confusion_rows(answers),
+        "steps": step_rows(everything),
+        "confusions": confusion_rows(everything),
     }
 
 

@@ -205,9 +205,9 @@ def edit_distance(one: Sequence[int | str], other: Sequence[int | str]) -> int:
     columns = np.array([numbers.setdefault(step, len(numbers)) for step in other], dtype=int)
     place = np.arange(len(other) + 1)
     # distances[j]: between the steps of ``one`` so far and the first j of ``other``.
-    distances: np.ndarray = place
+    distances = place
     for count, step in enumerate(one, start=1):
-        deleted = distances[1:] + 1
+        deleted: np.ndarray = distances[1:] + 1
         replaced = distances[:-1] + (columns != numbers.get(step, -1))
         without_insertions = np.concatenate([[count], np.minimum(deleted, replaced)])
         # An insertion adds 1 to the distance on its left, so that the running minimum of distance - place decides.
