@@ -23,6 +23,7 @@ from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.record_file import RecordFile
+from qwenvl.data.timeline_hints import TimelineTimes, beyond_the_clip, fineness, short_spans, timeline_times
 from qwenvl.doctor.convert import write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
 from qwenvl.failure import beginning, counted, visible
@@ -70,6 +71,7 @@ class CheckedRecord:
     lowered: str  # the frames that were left out so that the prompt fits, in words
     hints: tuple[Hint, ...]
     lengths: tuple[tuple[float, int], ...]  # ``clip_lengths`` of its clips
+    timeline: TimelineTimes | None = None
 
 
 @dataclass
@@ -83,6 +85,11 @@ class CheckReport:
     read_as: dict[str, str] = field(default_factory=dict)  # the guessed formats, by the name of the data set
     solutions: Counter[str] = field(default_factory=Counter)  # how many good records have each
     drawn: dict[str, int] = field(default_factory=dict)  # records in an epoch, by the name of the data set
+
+    @property
+    def timelines(self) -> list[TimelineTimes]:
+        """Of the good records with a timeline."""
+        return [each.timeline for each in self.checked if each.timeline is not None]
 
     def summary(self) -> dict[str, Any]:
         """The report as JSON: counts, problems by kind, and quantiles over the good records."""
@@ -209,6 +216,7 @@ def examine(
         report.warnings.append({"kind": hint.kind, "message": message})
     lengths = [length for each in report.checked for length in each.lengths]
     report.warnings += [hint._asdict() for hint in few_frames(lengths, dataset.options)]
+    report.warnings += [hint._asdict() for hint in short_spans(report.timelines)]
     return report
 
 
@@ -247,8 +255,9 @@ def _check_one(
         tokens=tokens,
         rescaled=sum(info.rescaled for info in infos),
         lowered=", ".join(fewer),
-        hints=tuple(look_for(record, MediaSizes.of(sample))) if look_for else (),
+        hints=(*(look_for(record, MediaSizes.of(sample)) if look_for else ()), *beyond_the_clip(record, infos)),
         lengths=tuple(clip_lengths(infos, record.clip_meta)),
+        timeline=timeline_times(record, infos),
     )
 
 
@@ -284,6 +293,8 @@ def render(report: CheckReport, name: str) -> str:
     if len(report.drawn) > 1:
         drawn = ", ".join(f"{count:,} of {name}" for name, count in report.drawn.items())
         lines.append(f"  drawn in an epoch: {drawn}")
+    if report.timelines:
+        lines.append(f"  {fineness(report.timelines)}")
     if numbers["rescaled_clips"]:
         lines.append(f"  {numbers['rescaled_clips']:,} clips differ a little from their frame_cnts, which are rescaled")
     for title, listed in (("bad", report.problems), ("worth a look", report.warnings)):

@@ -64,6 +64,7 @@ def test_the_next_commands_score_timelines(folder, capsys):
     check, _, train = (shlex.split(line) for line in out.partition("next:\n")[2].strip().splitlines())
     assert main(check[2:]) == 0
     parsed = parse_args(train[2:])
+    assert "timelines: the shortest span has 1.00 s; frames are up to" in capsys.readouterr().out
     assert parsed.reward_funcs == ["format", "timeline_iou", "segment_f1"] and parsed.eval_dataset_use
 
 
