@@ -104,10 +104,12 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
             missing = [name for name in ("clip", "step", *edges) if name not in cells]
             if missing:
                 raise RecordError(f"{row.where}: expected clip, step, start and end, got none for {missing[0]}")
-            start, end = cells[edges[0]], cells[edges[1]]
+            start: str | int = cells[edges[0]]
+            end: str | int = cells[edges[1]]
             in_frames = edges == FRAMES
             if in_frames:
-                start, end = _whole(start, edges[0], row.where), _whole(end, edges[1], row.where) + 1
+                start = _whole(cells[edges[0]], edges[0], row.where)
+                end = _whole(cells[edges[1]], edges[1], row.where) + 1  # the last frame is included
             more = {name: cell for name, cell in cells.items() if name not in _KNOWN}
             yield LabelledSpan(row.where, cells["clip"], cells["step"], start, end, in_frames, more)
         except RecordError as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from qwenvl.failure import counted
 from qwenvl.rewards.functions.actions import action_numbers, list_in
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.functions.timelines import edit_of, f1_at, frames_right, matches, overlaps, read_pair
@@ -230,7 +231,8 @@ def procedure_lines(found: Mapping[str, Any], shown: int, lists_all: str) -> Ite
         both = sum(row in true for row in flagged)
         yield (
             f"{found['file']}, {len(steps)} steps: {model} finds deviations in {len(flagged):,} of {len(rows):,} "
-            f"records. The solutions have {len(true):,}: {both:,} found, {len(flagged) - both:,} false alarms."
+            f"records. The solutions have {len(true):,}: {both:,} found, "
+            f"{counted(len(flagged) - both, 'false alarm')}."
         )
         for row in flagged[:shown]:
             yield f"  {row['record_id']}: {deviation_text(row['answer'], steps)}"
@@ -240,6 +242,8 @@ def procedure_lines(found: Mapping[str, Any], shown: int, lists_all: str) -> Ite
 
 def deviation_text(row: Mapping[str, Sequence[Any]], steps: Sequence[str]) -> str:
     """Deviations in words: ``(4) close the lid is missing; (5) fasten is out of order``."""
+    if len(row["missing"]) == len(steps) and not row["unknown"]:
+        return "no step is named"
     ends = {"missing": "is missing", "out_of_order": "is out of order", "unknown": "is no step of the procedure"}
     parts = []
     for key, words in ends.items():

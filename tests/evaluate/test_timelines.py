@@ -97,20 +97,23 @@ def test_the_clips_that_deviate_from_a_procedure_are_listed():
         answered(1, "0-1 (2)\n1-2 (1)\n2-3 (3)", whole),
         answered(2, "0-1 fan; 1-2 lid; 2-3 wave", "<answer>0-1 (1) fan\n1-2 (3) lid</answer>"),
         answered(3, "(1) fan (3) lid", "(1) (2) (3)"),  # without times
+        answered(4, "", whole),
         answered(1, "", whole, control="blank"),
     ]
     found = procedure_rows(rows, STEPS)
-    assert [row["doc_id"] for row in found] == [0, 1, 2, 3]
+    assert [row["doc_id"] for row in found] == [0, 1, 2, 3, 4]
     assert [row["answer"] for row in found] == [
         {"missing": [], "out_of_order": [], "unknown": []},
         {"missing": [], "out_of_order": [2], "unknown": []},
         {"missing": [2], "out_of_order": [], "unknown": ["wave"]},
         {"missing": [2], "out_of_order": [], "unknown": []},
+        {"missing": [1, 2, 3], "out_of_order": [], "unknown": []},
     ]
-    assert [any(row["solution"].values()) for row in found] == [False, False, True, False]
+    assert [any(row["solution"].values()) for row in found] == [False, False, True, False, False]
     text = table(evaluation(rows, procedure={"file": "steps.txt", "steps": STEPS, "clips": found}), "runs/e")
-    assert "deviations in 3 of 4 records. The solutions have 1: 1 found, 2 false alarms." in text
+    assert "deviations in 4 of 5 records. The solutions have 1: 1 found, 3 false alarms." in text
     assert "  r1: (2) screw is out of order\n" in text
+    assert "  r4: no step is named\n" in text
     assert "  r2: (2) screw is missing; wave is no step of the procedure\n" in text
 
 
