@@ -20,7 +20,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.records.parse import parse_columns, text_or_file
 from qwenvl.data.records.text import text_rows
 from qwenvl.data.seeds import stable_random
-from qwenvl.doctor import spans
+from qwenvl.doctor import span_exports, spans
 from qwenvl.doctor.convert import OWN_KEYS, write_records
 from qwenvl.failure import counted
 from qwenvl.files import plain_file, written_whole
@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CSV",
         help="a table with the columns clip and answer, .csv (commas or semicolons) or .tsv; or a row for each span, "
         "with the columns clip, step, start and end (seconds) or start_frame and end_frame; or a folder with a label "
-        "file for each clip (NAME.txt)",
+        "file for each clip (NAME.txt); or an export of Label Studio (.json) or ELAN (.eaf)",
     )
     answers.add_argument("--write-labels", metavar="CSV", help="write a table of the clips to be filled in, and end")
     parser.add_argument(
@@ -179,7 +179,8 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     """The labels of the table or folder that ``--answers`` names."""
     path, columns = Path(args.answers), parse_columns(args.columns or "")
     named = _named(clips)
-    if not spans.has_spans(path, columns):
+    is_export = path.suffix in span_exports.SUFFIXES
+    if not is_export and not spans.has_spans(path, columns):
         for name in ("label_fps", "background"):
             if getattr(args, name) is not None:
                 raise ValueError(f"--{name} has no effect: {path} has answers and no spans; leave it out")
@@ -188,9 +189,19 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     if args.label_fps is not None and not 0 < args.label_fps < 10_000:
         raise ValueError(f"--label_fps must be above 0, got {args.label_fps:g}")
     background = spans.BACKGROUND if args.background is None else args.background.split(",")
-    labelled = [*(spans.folder_spans(path, clips) if path.is_dir() else spans.table_spans(path, columns))]
+    if columns and (is_export or path.is_dir()):
+        raise ValueError(f"--columns has no effect: {path} is no table; leave it out")
+    if is_export:
+        labelled = [*span_exports.exported_spans(path)]
+    elif path.is_dir():
+        labelled = [*spans.folder_spans(path, clips)]
+        for file in sorted(path.glob("*.eaf")):
+            labelled += span_exports.elan_spans(file)
+    else:
+        labelled = [*spans.table_spans(path, columns)]
     if not labelled:
-        raise RecordError(f"{path}: no label of a clip in it; expected files such as {Path(clips[0]).stem}.txt")
+        expected = f"; expected files such as {Path(clips[0]).stem}.txt" if path.is_dir() else ""
+        raise RecordError(f"{path}: no label of a clip in it{expected}")
     listed = spans.steps_in(labelled, background) if steps is None else steps
     reader = spans.SpanReader(
         root=root,

@@ -270,8 +270,10 @@ class FrameTimes:
         """The seconds at which a frame begins. The one after the last begins at the end of the clip.
 
         Raises:
-            ValueError: the clip has fewer frames.
+            ValueError: the clip has fewer frames, or the frame is before the first.
         """
+        if frame < 0:
+            raise ValueError("a span begins before the first frame of the clip")
         if self.label_fps is not None:
             return frame / self.label_fps
         if frame < len(self.times):

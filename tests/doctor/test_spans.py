@@ -1,5 +1,6 @@
 """Labels with times: a table with several rows per clip, and folders of label files, made to records."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -134,6 +135,52 @@ def test_every_bad_span_is_named(folder, capsys):
     assert not Path("clips/records.json").exists()
 
 
+def test_exports_of_label_studio(folder, capsys):
+    frames = {"ranges": [{"start": 6, "end": 15}], "timelinelabels": ["insert fan"]}
+    seconds = {"start": 1.5, "end": 3, "channel": 0, "labels": ["close lid"]}
+    results = [
+        [{"type": "timelinelabels", "value": frames}, {"type": "choices", "value": {"choices": ["good"]}}],
+        [{"type": "labels", "value": seconds}],
+    ]
+    clips = ["/data/upload/1/0a1b2c3d-a.mp4", "/data/local-files/?d=station/b.mp4"]
+    tasks = [
+        {"data": {"video": clip}, "annotations": [{"was_cancelled": True, "result": []}, {"result": result}]}
+        for clip, result in zip(clips, results, strict=True)
+    ]
+    Path("export.json").write_text(json.dumps(tasks))
+    run(capsys, "--answers", "export.json", "--steps", "steps.txt")
+    assert solutions() == ["0.5-1.5 (1) insert fan", "1.5-3.0 (2) close lid"]
+    run(capsys, "--answers", "export.json", "--steps", "steps.txt", "--label_fps", "5", "--overwrite")
+    assert solutions()[0] == "1.0-3.0 (1) insert fan"
+
+
+def test_an_export_of_another_kind_is_refused(folder, capsys):
+    for text, message in (("{", "not valid JSON"), ("{}", "list of tasks"), ('[{"data": 3}]', r"export.json[0]: ")):
+        Path("export.json").write_text(text)
+        assert message in refused(capsys, "--answers", "export.json", "--steps", "steps.txt")
+
+
+EAF = """<?xml version="1.0" encoding="UTF-8"?><ANNOTATION_DOCUMENT>
+<HEADER TIME_UNITS="milliseconds"><MEDIA_DESCRIPTOR MEDIA_URL="file:///home/me/a.mp4" MIME_TYPE="video/mp4"/></HEADER>
+<TIME_ORDER><TIME_SLOT TIME_SLOT_ID="t1" TIME_VALUE="0"/><TIME_SLOT TIME_SLOT_ID="t2" TIME_VALUE="1250"/>
+<TIME_SLOT TIME_SLOT_ID="t3"/></TIME_ORDER>
+<TIER TIER_ID="steps"><ANNOTATION><ALIGNABLE_ANNOTATION ANNOTATION_ID="a1" TIME_SLOT_REF1="t1" TIME_SLOT_REF2="t2">
+<ANNOTATION_VALUE>insert fan</ANNOTATION_VALUE></ALIGNABLE_ANNOTATION></ANNOTATION></TIER></ANNOTATION_DOCUMENT>"""
+
+
+def test_files_of_elan(folder, capsys):
+    Path("x.eaf").write_text(EAF)
+    run(capsys, "--answers", "x.eaf", "--steps", "steps.txt")
+    assert solutions() == ["0.0-1.25 (1) insert fan"]
+    Path("labels").mkdir()
+    Path("labels/one.eaf").write_text(EAF)
+    Path("labels/b.txt").write_text("close_lid\n" * 30)
+    run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite")
+    assert solutions() == ["0.0-1.25 (1) insert fan", "0.0-3.0 (2) close lid"]
+    Path("x.eaf").write_text(EAF.replace('REF2="t2"', 'REF2="t3"'))
+    assert "x.eaf[a1]: expected two time slots" in refused(capsys, "--answers", "x.eaf", "--steps", "steps.txt")
+
+
 @pytest.mark.parametrize(
     ("files", "argv", "message"),
     [
@@ -148,6 +195,7 @@ def test_every_bad_span_is_named(folder, capsys):
         ({"s.csv/x.txt": "lid\n"}, [], "no label of a clip in it; expected files such as a.txt"),
         ({"s.csv/a.txt": "lid\n\nlid\n"}, [], "a.txt:2: expected a label for each frame"),
         ({"s.csv/a.txt": "1-5 lid\nlid\n"}, [], "a.txt:2: expected a span like that of line 1"),
+        ({"s.csv/a.txt": "0-5 lid\n"}, [], "a.txt:1: a span begins before the first frame"),
         ({"s.csv/a.txt": "lid\n" * 40}, [], "a.txt:1: frame 40 is beyond the clip"),
     ],
 )
