@@ -27,7 +27,7 @@ Threshold = Annotated[
 FrameRate = Annotated[float, Argument("Frames at which the labels are compared.", "per second", above=0, most=1000)]
 ExtraShare = Annotated[
     float,
-    Argument("What is subtracted if all spans of the answer are extra, in proportion if some are.", least=0, most=1),
+    Argument("Weight of the share of spans beyond the solution's number.", least=0, most=1),
 ]
 
 check_timeline = partial(
@@ -109,12 +109,13 @@ def timeline_iou(
     solution: list[str],
     prompts: list[Any] | None = None,
     *,
-    extra: ExtraShare = 0.5,
+    extra: ExtraShare = 1.0,
     **columns: Any,
 ) -> list[float]:
-    """Mean over the solution's spans of the best intersection over union with a span of the same step.
+    """Mean over the solution's spans of the best intersection over union with a span of the same step, less extra ones.
 
-    ``extra`` times the share of the answer's spans that are the best of no span is subtracted, not below 0. The value
+    Of an answer with n spans where the solution has m < n, ``extra`` * (n - m) / n is subtracted, not below 0: many
+    guesses must not pay. A span at the wrong place is no extra one, its step only has no overlap. The value
     grows with every edge that gets nearer; that of ``segment_f1`` jumps at its threshold.
     """
     return [best_iou(named, true, extra) for named, true in timelines(completions, solution, prompts)]
@@ -263,11 +264,9 @@ def best_iou(named: Spans, true: Spans, extra: float) -> float:
     """The mean of the best overlaps minus a share for extra spans, not below 0."""
     if not named or not true:
         return 0.0
-    quality = overlaps(named, true)
-    best = quality.max(axis=0)
-    used = {place for place, value in zip(quality.argmax(axis=0).tolist(), best.tolist(), strict=True) if value > 0}
-    unused = 1 - len(used) / len(named)
-    return max(0.0, float(best.mean()) - extra * unused)
+    best = overlaps(named, true).max(axis=0)
+    beyond = max(0, len(named) - len(true)) / len(named)
+    return max(0.0, float(best.mean()) - extra * beyond)
 
 
 def _starts(spans: Spans) -> dict[tuple[int | str, int], float]:

@@ -68,11 +68,12 @@ BY_HAND = {  # answer, solution, value
         ("0-4 (1); 4-7 (2)", TWO, (1 + 3 / 4) / 2),
         ("0-4 (1); 4-6 (2)", TWO, (1 + 2 / 4) / 2),
         ("0-4 (1)", TWO, 1 / 2),
-        ("0-4 (1); 4-8 (2); 8-9 (3); 9-10 (4)", TWO, 1 - 0.5 * 2 / 4),
-        ("0-4 (1); 4-8 (3)", TWO, 1 / 2 - 0.5 / 2),
+        ("0-4 (1); 4-8 (2); 8-9 (3); 9-10 (4)", TWO, 1 - 2 / 4),  # two of four are beyond the two
+        ("0-4 (1); 4-8 (3)", TWO, 1 / 2),
+        ("0-4 (1); 9-10 (2)", TWO, 1 / 2),
         ("8-9 (3)", TWO, 0),
     ],
-    "timeline_iou(extra=0)": [("0-4 (1); 4-8 (3)", TWO, 1 / 2)],
+    "timeline_iou(extra=0.5)": [("0-4 (1); 4-8 (2); 8-9 (3); 9-10 (4)", TWO, 1 - 0.5 * 2 / 4)],
 }
 
 
@@ -212,3 +213,9 @@ def test_the_measures_agree_with_their_definitions_on_frames(seed):
 def test_a_nearer_edge_has_a_larger_value():
     values = [value_of("timeline_iou", f"0-4 (1); {start}-8 (2)", TWO) for start in (7, 6, 5, 4.5, 4)]
     assert values == sorted(set(values))
+
+
+def test_many_guesses_do_not_pay():
+    guesses = "\n".join(f"{start}-{start + 0.9} ({step})" for start in range(10) for step in (1, 2))
+    for name in ("timeline_iou", "segment_f1", "edit_score", "frame_accuracy"):
+        assert value_of(name, guesses, TWO, duration=10.0) <= 0.2, name
