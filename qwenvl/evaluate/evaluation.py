@@ -26,7 +26,7 @@ from qwenvl.evaluate.questions import Questions, QuestionSamples, toolbox_under
 from qwenvl.evaluate.respondent import build_respondent, collator_of, in_blocks, pass_reward
 from qwenvl.evaluate.results import as_json, results_of
 from qwenvl.evaluate.settings import Request
-from qwenvl.evaluate.timelines import procedure_rows
+from qwenvl.evaluate.timelines import check_procedure, procedure_rows
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.functions.text import answer_of
 from qwenvl.runlog import (
@@ -84,6 +84,9 @@ class Evaluation:
                 self.questions = Questions.of(dataset, request.options, config.seed, tools=bool(config.tools))
             facts = model_facts(source, config, collator, self.questions)
             self.models.append(PreparedModel(facts, config, collator, dataset))
+        if self.steps is not None:
+            solutions = (self.questions.record(AS_IT_IS, number).solution for number in self.questions.records)
+            check_procedure(solutions, self.steps, str(procedure))
         self.found: dict[str, Any] = as_json(
             {
                 "command": shlex.join(["qwenvl", "evaluate", *request.argv]),

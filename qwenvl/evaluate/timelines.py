@@ -192,9 +192,29 @@ def sequence_of(text: str, listed: Mapping[str, int]) -> list[int | str]:
     return [span.step for span in spans] if spans else list(action_numbers(text))
 
 
+def check_procedure(solutions: Iterable[str], steps: Sequence[str], file: str) -> None:
+    """Check that at least one solution names a step of a procedure.
+
+    Raises:
+        ValueError: none does, so that answers cannot be compared with it.
+    """
+    listed = _numbers_of(steps)
+    for solution in solutions:
+        if any(isinstance(step, int) and step <= len(steps) for step in sequence_of(solution_of(solution), listed)):
+            return
+    raise ValueError(
+        f"--procedure {file}: no solution names one of its {len(steps)} steps; expected timelines, or numbers such as "
+        "(2), in the solutions"
+    )
+
+
+def _numbers_of(steps: Sequence[str]) -> dict[str, int]:
+    return {plain_name(name): number for number, name in enumerate(steps, start=1)}
+
+
 def procedure_rows(samples: Iterable[EvaluationSample], steps: Sequence[str]) -> list[Row]:
     """Where the first answer of each record as it is deviates from a procedure, and where its solution does."""
-    listed = {plain_name(name): number for number, name in enumerate(steps, start=1)}
+    listed = _numbers_of(steps)
     rows = []
     for sample in samples:
         if sample.control != AS_IT_IS or sample.sample:

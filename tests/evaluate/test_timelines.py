@@ -5,7 +5,7 @@ import random
 import pytest
 
 from qwenvl.evaluate.results import results_of, table
-from qwenvl.evaluate.timelines import deviations, procedure_rows
+from qwenvl.evaluate.timelines import check_procedure, deviations, procedure_rows
 from qwenvl.types import FrameInfo
 from tests.evaluate.made import sample
 
@@ -139,3 +139,11 @@ def test_the_fewest_steps_are_found_by_trying_all(seed):
         kept = [step for place, step in enumerate(sequence) if chosen >> place & 1]
         longest = max(longest, len(kept) if kept == sorted(kept) else 0)
     assert len(deviations(sequence, 5).out_of_order) == len(sequence) - longest
+
+
+def test_a_procedure_that_no_solution_names_is_refused():
+    for solution in ("<answer>0-1 (3) lid</answer>", "(1)", "0-1 fan"):
+        check_procedure(["B", solution], STEPS, "steps.txt")
+    for solutions in ([], ["B"], ["(4)"], ["0-1 wave"]):
+        with pytest.raises(ValueError, match=r"--procedure steps\.txt"):
+            check_procedure(solutions, STEPS, "steps.txt")
