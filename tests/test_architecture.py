@@ -30,6 +30,7 @@ FLOORS = {
     "child": 0,
     "health": 0,
     "versions": 0,
+    "timeline": 0,
     "rewards": 1,
     "grpo": 1,
     "plan": 1,
@@ -47,7 +48,7 @@ FLOORS = {
     "__main__": 9,
 }
 ASIDE = {  # rooms beside the stairs, and all that each may import
-    "report": {"report", "runlog", "files", "health", "types"},
+    "report": {"report", "runlog", "files", "health", "timeline", "types"},
     "vllm_server": {"vllm_server", "files", "types"},
 }
 DOORS_TO_ASIDE = {"report": (6, ""), "vllm_server": (4, "wire")}  # from which floor, and to what of the room
@@ -55,7 +56,7 @@ OF_ANOTHER_ENVIRONMENT = {"vllm_server": {"vllm"}}  # what a room has where it r
 FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for
 STANDARD_LIBRARY_ONLY = {"types", "runlog", "option", "child", "files", "health", "versions", "cli"}
-STANDARD_LIBRARY_ONLY |= {"failure", "plan"}
+STANDARD_LIBRARY_ONLY |= {"failure", "plan", "timeline"}
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml"}  # where it is not the distribution's name
 
 MOST_LINES_OF_A_FILE = 600

@@ -16,6 +16,7 @@ RECORDS = {  # the answer of a record, and the fields that its rewards read
     "grounding": ("2 to 5", {"duration": 8}),
     "mixed": ("3 + 7", {"nums": [3, 7], "target": 10, "reward": ["strict_format", "countdown"]}),
     "procedure": ("(2) insert the fan (3) fasten the screw", {}),
+    "timeline": ("0.0-3.5 (2) insert the fan\n3.5-7.0 (3) fasten the screw", {}),
     "video_choice": ("B", {}),
 }
 

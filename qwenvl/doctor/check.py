@@ -24,6 +24,7 @@ from qwenvl.data.records.clip_settings import settings_read
 from qwenvl.data.records.parse import ReadOptions, RecordCheck, media_hints, unread_keys_of, unread_text
 from qwenvl.data.records.presets import how_counted, how_read, span_hints
 from qwenvl.data.records.record_file import RecordFile
+from qwenvl.data.timeline_hints import TimelineTimes, beyond_the_clip, fineness, short_spans, timeline_times
 from qwenvl.doctor.convert import write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
 from qwenvl.failure import beginning, counted, visible
@@ -72,6 +73,7 @@ class CheckedRecord:
     hints: tuple[Hint, ...]
     lengths: tuple[tuple[float, int], ...]  # ``clip_lengths`` of its clips
     settings: tuple[str, ...]  # names of the frame settings of its row that were read
+    timeline: TimelineTimes | None = None
 
 
 @dataclass
@@ -87,6 +89,11 @@ class CheckReport:
     drawn: dict[str, int] = field(default_factory=dict)  # records in an epoch, by the name of the data set
     counted: dict[str, int] = field(default_factory=dict)  # what answers count options from, by the data set
     unread: Counter[str] = field(default_factory=Counter)  # good records that have each key that nothing reads
+
+    @property
+    def timelines(self) -> list[TimelineTimes]:
+        """Of the good records with a timeline."""
+        return [each.timeline for each in self.checked if each.timeline is not None]
 
     def summary(self) -> dict[str, Any]:
         """The report as JSON: counts, problems by kind, and quantiles over the good records."""
@@ -216,6 +223,7 @@ def examine(
     _add_hints(report, hinted)
     lengths = [length for each in report.checked for length in each.lengths]
     report.warnings += [hint._asdict() for hint in few_frames(lengths, dataset.options)]
+    report.warnings += [hint._asdict() for hint in short_spans(report.timelines)]
     return report
 
 
@@ -272,9 +280,14 @@ def _check_one(
         tokens=tokens,
         rescaled=sum(info.rescaled for info in infos),
         lowered=", ".join(fewer),
-        hints=(*(look_for(record, MediaSizes.of(sample)) if look_for else ()), *span_hints(record, infos)),
+        hints=(
+            *(look_for(record, MediaSizes.of(sample)) if look_for else ()),
+            *span_hints(record, infos),
+            *beyond_the_clip(record, infos),
+        ),
         lengths=tuple(clip_lengths(infos, record.clip_meta)),
         settings=tuple(dict.fromkeys(name for meta in said for name in settings_read(meta))),
+        timeline=timeline_times(record, infos),
     )
 
 
@@ -316,6 +329,8 @@ def render(report: CheckReport, name: str) -> str:
     if len(report.drawn) > 1:
         drawn = ", ".join(f"{count:,} of {name}" for name, count in report.drawn.items())
         lines.append(f"  drawn in an epoch: {drawn}")
+    if report.timelines:
+        lines.append(f"  {fineness(report.timelines)}")
     if numbers["rescaled_clips"]:
         lines.append(f"  {numbers['rescaled_clips']:,} clips differ a little from their frame_cnts, which are rescaled")
     for title, listed in (("bad", report.problems), ("worth a look", report.warnings)):

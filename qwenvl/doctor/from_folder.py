@@ -1,6 +1,7 @@
 """``qwenvl data from-folder``: writes the records of a folder of clips, a list of steps and a table of answers.
 
-Answers come out in one form: ``<answer>(2) insert the fan (3) fasten the screw</answer>``.
+Answers come out in one form: ``<answer>(2) insert the fan (3) fasten the screw</answer>``. Of a table of spans they
+are timelines, ``0.0-3.5 (2) insert the fan``, a span a line.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import csv
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.parse import text_or_file
+from qwenvl.data.records.parse import parse_columns, text_or_file
 from qwenvl.data.records.text import text_rows
 from qwenvl.data.seeds import stable_random
+from qwenvl.doctor import span_exports, spans
 from qwenvl.doctor.convert import OWN_KEYS, write_records
 from qwenvl.failure import counted
 from qwenvl.files import plain_file, written_whole
@@ -34,6 +38,14 @@ STEPS_FORM = (
     "First think about what the video shows, within <think> </think>. Then name the steps within <answer> </answer>, "
     "each with its number: <answer>(number) step (number) step</answer>."
 )
+TIMELINE_QUESTION = (
+    "The video shows an operator at work. Which of these steps does the operator perform, and from when to when?"
+)
+TIMELINE_FORM = (
+    "First think about what the video shows, within <think> </think>. Then write, within <answer> </answer>, a line "
+    "for each time that a step is performed, with its start and end in seconds: "
+    "<answer>start-end (number) step</answer>."
+)
 # fmt: off
 VIDEO_SUFFIXES = (
     ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts", ".flv", ".wmv", ".asf",
@@ -47,8 +59,27 @@ _NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
 _BRACKETED = re.compile(r"(?=\(\s*[0-9]{1,9}\s*\))")
 
 
-Label = tuple[str, dict[str, str]]
+Label = tuple[str, dict[str, Any]]
 """The answer of a clip, without tags, and the other columns of the table."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the labels say.
+
+    Attributes:
+        by_clip: the label of each clip that has one.
+        steps: of the procedure, None without a list.
+        timelines: the answers are timelines.
+        counted: what is counted in the summary, with its number.
+        left_out: labels that are no steps, with their number.
+    """
+
+    by_clip: dict[str, Label]
+    steps: Steps | None
+    timelines: bool
+    counted: Mapping[str, int]
+    left_out: Mapping[str, int]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,9 +97,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answers.add_argument(
         "--answers",
         metavar="CSV",
-        help="a table with the columns clip and answer, .csv (commas or semicolons) or .tsv",
+        help="a table with the columns clip and answer, .csv (commas or semicolons) or .tsv; or a row for each span, "
+        "with the columns clip, step, start and end (seconds) or start_frame and end_frame; or a folder with a label "
+        "file for each clip (NAME.txt); or an export of Label Studio (.json) or ELAN (.eaf)",
     )
     answers.add_argument("--write-labels", metavar="CSV", help="write a table of the clips to be filled in, and end")
+    parser.add_argument(
+        "--columns", metavar="NAME=KNOWN,...", help='names of the table by known ones: "Behavior=step,Start (s)=start"'
+    )
+    parser.add_argument(
+        "--label_fps", type=float, metavar="FPS", help="frames per second that labels in frames count (the clip's own)"
+    )
+    parser.add_argument(
+        "--background",
+        metavar="LABELS",
+        help=f"labels of spans that are no steps, separated by commas ({','.join(spans.BACKGROUND)})",
+    )
     parser.add_argument("--out", metavar="JSON", help="the file of records (DIR/records.json)")
     parser.add_argument(
         "--split", type=float, metavar="SHARE", help="share of the clips held out: a second file of them"
@@ -81,7 +125,8 @@ def run(args: argparse.Namespace) -> int:
     root = Path(args.folder)
     clips = find_clips(root)
     if args.write_labels is not None:
-        if unused := [name for name in ("question", "steps", "out", "split") if getattr(args, name) is not None]:
+        others = ("question", "steps", "columns", "label_fps", "background", "out", "split")
+        if unused := [name for name in others if getattr(args, name) is not None]:
             raise ValueError(f"--{unused[0]} has no effect with --write-labels: leave it out")
         path = Path(args.write_labels)
         if path.exists():
@@ -91,13 +136,16 @@ def run(args: argparse.Namespace) -> int:
         print(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
         return 0
     steps = read_steps(Path(args.steps)) if args.steps is not None else None
-    labels = _from_table(Path(args.answers), clips, steps)
+    found = _labels(args, root, clips, steps)
+    labels = found.by_clip
     if not labels:
-        raise RecordError(f"{args.answers}: no clip has an answer; expected the columns clip and answer")
-    question = _prompt(text_or_file(args.question), steps)
+        raise RecordError(
+            f"{args.answers}: no clip has an answer; expected the columns clip and answer, or clip, step, start and end"
+        )
+    question = _prompt(text_or_file(args.question), found.steps, found.timelines)
     out, held_out = _targets(args)
     held = _held_out(labels, args.split) if held_out else set()
-    print(_summary(root, clips, labels))
+    print(_summary(root, clips, found))
     messages, path_of = (Message("user", question),), lambda clip: str((root / clip).resolve())
     records = [
         Record(clip, messages, f"<answer>{answer}</answer>", (path_of(clip),), (), (None,), dict(fields), clip)
@@ -109,30 +157,107 @@ def run(args: argparse.Namespace) -> int:
     inside = all(Path(path).is_relative_to(beside) for record in records for path in record.videos)
     flag = "" if inside else " --allow_outside_media"
     data, name = shlex.quote(str(out)), shlex.quote(f"runs/{out.absolute().parent.name}")
+    check_rewards = " --reward_funcs timeline_iou segment_f1" if found.timelines else ""
+    train_rewards = f" --reward_funcs format{check_rewards.removeprefix(' --reward_funcs')}" if found.timelines else ""
     evaluated = f" --eval_dataset_use {shlex.quote(str(held_out))} --eval_strategy epoch" if held_out else ""
     for title, text in (
         ("\neach prompt:", question),
         ("the first solution:", f"<answer>{next(iter(labels.values()))[0]}</answer>"),
         (
             "\nnext:",
-            f"qwenvl data check {data}{flag}\n"
+            f"qwenvl data check {data}{check_rewards}{flag}\n"
             f"qwenvl preview {data} --n 8{flag}\n"
-            f"qwenvl train --model_name_or_path {_MODEL} --dataset_use {data}{evaluated} --output_dir {name}{flag}",
+            f"qwenvl train --model_name_or_path {_MODEL} --dataset_use {data}{evaluated}{train_rewards} "
+            f"--output_dir {name}{flag}",
         ),
     ):
         print("\n".join([title, *(f"  {line}" for line in text.splitlines())]))
     return 0
 
 
-def _prompt(question: str | None, steps: Steps | None) -> str:
+def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: Steps | None) -> Labels:
+    """The labels of the table or folder that ``--answers`` names."""
+    path, columns = Path(args.answers), parse_columns(args.columns or "")
+    named = _named(clips)
+    is_export = path.suffix in span_exports.SUFFIXES
+    if not is_export and not spans.has_spans(path, columns):
+        for name in ("label_fps", "background"):
+            if getattr(args, name) is not None:
+                raise ValueError(f"--{name} has no effect: {path} has answers and no spans; leave it out")
+        by_clip = _from_table(path, clips, steps, columns)
+        return Labels(by_clip, steps, False, Counter(answer for answer, _ in by_clip.values()), {})
+    if args.label_fps is not None and not 0 < args.label_fps < 10_000:
+        raise ValueError(f"--label_fps must be above 0, got {args.label_fps:g}")
+    background = spans.BACKGROUND if args.background is None else args.background.split(",")
+    if columns and (is_export or path.is_dir()):
+        raise ValueError(f"--columns has no effect: {path} is no table; leave it out")
+    if is_export:
+        labelled = [*span_exports.exported_spans(path)]
+    elif path.is_dir():
+        labelled = [*spans.folder_spans(path, clips)]
+        for file in sorted(path.glob("*.eaf")):
+            labelled += span_exports.elan_spans(file)
+    else:
+        labelled = [*spans.table_spans(path, columns)]
+    if not labelled:
+        expected = f"; expected files such as {Path(clips[0]).stem}.txt" if path.is_dir() else ""
+        raise RecordError(f"{path}: no label of a clip in it{expected}")
+    listed = spans.steps_in(labelled, background) if steps is None else steps
+    reader = spans.SpanReader(
+        root=root,
+        number_of=lambda label: _listed_number(listed, label),
+        clip_of=lambda name: _clip_of(name, named),
+        names=listed,
+        background=frozenset(label.strip().casefold() for label in background),
+        label_fps=args.label_fps,
+    )
+    timelines = reader.timelines(iter(labelled))
+    counts: Counter[str] = Counter()
+    for timeline in timelines.values():
+        counts.update(f"({span.number}) {span.name}" for span in timeline.spans)
+        if reserved := _reserved(timeline.more, {"timeline", "duration"}):
+            raise RecordError(f"{path}: the column {reserved!r} has another meaning in records; rename it")
+    # In the order of the folder, whatever that of the labels is.
+    by_clip = {clip: (timelines[clip].answer, timelines[clip].fields()) for clip in clips if clip in timelines}
+    return Labels(by_clip, listed, True, counts, reader.left_out)
+
+
+def _reserved(columns: Mapping[str, Any], more: Collection[str] = ()) -> str | None:
+    """The first of some columns whose name means something else in records, such as ``more``."""
+    return min(OWN_KEYS.union({"question", "reward_model"}, more).intersection(columns), default=None)
+
+
+def _listed_number(steps: Steps, label: str) -> int:
+    """The number of the step that a label names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    number = _number(steps, label)
+    if number is None:
+        raise ValueError(_no_step(steps, label))
+    return number
+
+
+def _no_step(steps: Steps, item: str) -> str:
+    """That an item of an answer is no step."""
+    return (
+        f"{item.strip(' ,;|')!r} is no step: expected a number from 1 to {len(steps)}, a name of the "
+        f"list, or both that agree{did_you_mean(_plain(item), map(_plain, steps))}"
+    )
+
+
+def _prompt(question: str | None, steps: Steps | None, timelines: bool = False) -> str:
     """The prompt of every record: a clip, the question, the steps, and how to answer."""
     if steps is None and (question is None or STEPS in question):
         raise ValueError("give --steps, a file with a step a line, or a --question without {steps}")
-    text = (QUESTION if question is None else question).strip()
+    default = TIMELINE_QUESTION if timelines else QUESTION
+    text = (default if question is None else question).strip()
     if steps is not None:
         text = text.replace(STEPS, numbered(steps)) if STEPS in text else f"{text}\n{numbered(steps)}"
     if "<answer>" not in text:
-        text += "\n" + (STEPS_FORM if steps is not None else FORM)
+        form = TIMELINE_FORM if timelines else STEPS_FORM if steps is not None else FORM
+        text += "\n" + form
     return text if "<video>" in text else "<video>\n" + text
 
 
@@ -150,13 +275,17 @@ def _targets(args: argparse.Namespace) -> tuple[Path, Path | None]:
     return out, held_out
 
 
-def _summary(root: Path, clips: Sequence[str], labels: dict[str, Label]) -> str:
+def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
     """The clips and answers that were found."""
     lines = [f"{root}: {counted(len(clips), 'clip')}"]
-    if missing := [clip for clip in clips if clip not in labels]:
+    if missing := [clip for clip in clips if clip not in found.by_clip]:
         lines += [f"  {len(missing):,} without an answer, left out:", *_beginning(missing, "    ")]
-    counts = Counter(answer for answer, _ in labels.values()).most_common()
-    lines += ["  the answers:", *_beginning([f"{count:>6,}  {answer}" for answer, count in counts], "    ")]
+    counts = Counter(found.counted).most_common()
+    title = "  the spans:" if found.timelines else "  the answers:"
+    lines += [title, *_beginning([f"{count:>6,}  {answer}" for answer, count in counts], "    ")]
+    if found.left_out:
+        labels = ", ".join(f"{label} ({count:,})" for label, count in found.left_out.items())
+        lines.append(f"  spans that are no step (--background): {labels}")
     return "\n".join(lines)
 
 
@@ -258,10 +387,7 @@ def answer_in(steps: Steps, text: str) -> str:
     numbers = []
     for item in items:
         if (number := _number(steps, item)) is None:
-            raise ValueError(
-                f"{item.strip(' ,;|')!r} is no step: expected a number from 1 to {len(steps)}, a name of the "
-                f"list, or both that agree{did_you_mean(_plain(item), map(_plain, steps))}"
-            )
+            raise ValueError(_no_step(steps, item))
         numbers.append(number)
     return " ".join(f"({number}) {steps[number - 1]}" for number in numbers)
 
@@ -282,7 +408,9 @@ def _plain(name: str) -> str:
     return normalized(re.sub(r"[\s_-]+", " ", name).strip(" ,;|"))
 
 
-def _from_table(path: Path, clips: Sequence[str], steps: Steps | None) -> dict[str, Label]:
+def _from_table(
+    path: Path, clips: Sequence[str], steps: Steps | None, columns: Mapping[str, str]
+) -> dict[str, Label]:
     """The labels of a CSV file with the columns ``clip`` and ``answer``. Other columns become fields of the records.
 
     A clip with an empty answer has no label. The error lists all lines that are wrong.
@@ -295,21 +423,19 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None) -> dict[s
     problems: list[str] = []
     found: dict[str, Label] = {}
     line_of: dict[str, str] = {}
-    named: dict[str, list[str]] = {}  # by path from the folder, file name and stem
-    for clip in clips:
-        for name in {clip, str(Path(clip).with_suffix("")), Path(clip).name, Path(clip).stem}:
-            named.setdefault(name, []).append(clip)
+    named = _named(clips)
     for number in range(rows.length):
         try:
             row = rows.row(number)
             cells = {name.strip(): cell.strip() for name, cell in row.content.items() if name.strip() and cell.strip()}
+            cells = {columns.get(name, name): cell for name, cell in cells.items()}
             cells = {name.casefold() if name.casefold() in ("clip", "answer") else name: cells[name] for name in cells}
             if not cells:
                 continue
             if "clip" not in cells:
                 raise ValueError(f"expected the columns clip and answer, and a clip, got {', '.join(cells)}")
-            if reserved := sorted((OWN_KEYS | {"question", "reward_model"}) & set(cells)):
-                raise ValueError(f"the column {reserved[0]!r} has another meaning in records; rename it")
+            if reserved := _reserved(cells):
+                raise ValueError(f"the column {reserved!r} has another meaning in records; rename it")
             clip = _clip_of(cells.pop("clip"), named)
             if line_of.setdefault(clip, row.where) != row.where:
                 raise ValueError(f"{clip} is at {line_of[clip]} too; a clip has one answer")
@@ -324,6 +450,15 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None) -> dict[s
         what = f"{counted(len(problems), 'line')} of the table can't be used:"
         raise RecordError("\n".join([what, *_beginning(problems)]), "solution")
     return {clip: found[clip] for clip in clips if clip in found}
+
+
+def _named(clips: Sequence[str]) -> dict[str, list[str]]:
+    """The clips by their path from the folder, with and without its ending, by file name and by stem."""
+    named: dict[str, list[str]] = {}
+    for clip in clips:
+        for name in {clip, str(Path(clip).with_suffix("")), Path(clip).name, Path(clip).stem}:
+            named.setdefault(name, []).append(clip)
+    return named
 
 
 def _clip_of(cell: str, named: dict[str, list[str]]) -> str:

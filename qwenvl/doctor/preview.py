@@ -24,6 +24,7 @@ from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.data.prompt_length import MediaSizes, Ruler, image_sizes_of
 from qwenvl.data.records.clip_settings import in_words, settings_read
 from qwenvl.data.records.record_file import RecordFile
+from qwenvl.data.timeline_hints import TimelineTimes, beyond_the_clip, fineness, short_spans, timeline_times
 from qwenvl.doctor.flags import hints_by, make_collator, record_files
 from qwenvl.failure import counted
 from qwenvl.report.write import data_url, render
@@ -61,6 +62,7 @@ def page_of(args: argparse.Namespace) -> str:
     look_for = hints_by(args, collator)
     shown: list[dict[str, Any]] = []
     lengths: list[tuple[float, int]] = []
+    timelines: list[TimelineTimes] = []
     good = 0
     for row in rows:
         if isinstance(row, RecordError):
@@ -71,8 +73,11 @@ def page_of(args: argparse.Namespace) -> str:
         good += 1
         hints = []
         if isinstance(sample, Sample):
-            hints = look_for(row, MediaSizes.of(sample))
-            lengths += clip_lengths([clip.info for clip in sample.videos], row.clip_meta)
+            infos = [clip.info for clip in sample.videos]
+            hints = [*look_for(row, MediaSizes.of(sample)), *beyond_the_clip(row, infos)]
+            lengths += clip_lengths(infos, row.clip_meta)
+            times = timeline_times(row, infos)
+            timelines += [] if times is None else [times]
         section = _section(row, sample, collator, rubric, ruler)
         if toolbox is not None and "look" in toolbox.tools and isinstance(sample, Sample) and sample.videos:
             section["look"] = _look(sample, toolbox)
@@ -82,8 +87,8 @@ def page_of(args: argparse.Namespace) -> str:
     return render(
         Path(__file__).with_name("preview.html"),
         title=f"{args.dataset}: {len(shown)} of {counted(total, 'record')}, frames of epoch {args.epoch}",
-        summary=_summary(shown, collator),
-        hints=[hint.message for hint in few_frames(lengths, dataset.options)],
+        summary="; ".join(filter(None, [_summary(shown, collator), fineness(timelines)])),
+        hints=[hint.message for hint in (*few_frames(lengths, dataset.options), *short_spans(timelines))],
         rows=shown,
         shared={text: n for text, n in turns.items() if n > 1},
     )

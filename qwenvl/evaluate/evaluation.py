@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object, wait_for_everyone
@@ -19,11 +20,13 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
+from qwenvl.doctor.from_folder import read_steps
 from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
 from qwenvl.evaluate.questions import Questions, QuestionSamples, toolbox_under
 from qwenvl.evaluate.respondent import build_respondent, collator_of, in_blocks, pass_reward
 from qwenvl.evaluate.results import as_json, results_of
 from qwenvl.evaluate.settings import Request
+from qwenvl.evaluate.timelines import check_procedure, procedure_rows
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.functions.text import answer_of
 from qwenvl.runlog import (
@@ -67,6 +70,8 @@ class Evaluation:
 
     def __init__(self, request: Request, rubric: Rubric) -> None:
         self.request, self.rubric = request, rubric
+        procedure = request.options.procedure
+        self.steps = None if procedure is None else read_steps(Path(procedure))
         pass_by = pass_reward(rubric, request.options)
         self.models: list[PreparedModel] = []
         for source in request.models:
@@ -79,6 +84,9 @@ class Evaluation:
                 self.questions = Questions.of(dataset, request.options, config.seed, tools=bool(config.tools))
             facts = model_facts(source, config, collator, self.questions)
             self.models.append(PreparedModel(facts, config, collator, dataset))
+        if self.steps is not None:
+            solutions = (self.questions.record(AS_IT_IS, number).solution for number in self.questions.records)
+            check_procedure(solutions, self.steps, str(procedure))
         self.found: dict[str, Any] = as_json(
             {
                 "command": shlex.join(["qwenvl", "evaluate", *request.argv]),
@@ -90,6 +98,7 @@ class Evaluation:
                 "left_out": [],  # of the models that are done
                 "seconds": {},  # by model, earlier sittings included
                 "ended": None,
+                "procedure": None,
                 **{name: [] for name in ("numbers", "drops", "differences")},
             }
         )
@@ -214,6 +223,9 @@ class Evaluation:
         ordered = [replace(samples[key], cluster=questions.clusters[key.doc_id]) for key in keys]
         passes = found["protocol"]["passes"]
         found |= results_of(ordered, names, questions.controls, passes["by"], passes["at"])
+        if self.steps is not None:
+            clips = procedure_rows(ordered, self.steps)
+            found["procedure"] = {"file": options.procedure, "steps": [*self.steps], "clips": clips}
         found["ended"] = _now()
         log.join(ordered)
         log.write(found)

@@ -9,9 +9,18 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from qwenvl.evaluate.timelines import (
+    MEASURES,
+    confusion_rows,
+    procedure_lines,
+    read_answer,
+    step_rows,
+    step_text,
+)
+from qwenvl.failure import counted
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import CUT_OFF_SHARE, SAME_REWARD
 from qwenvl.rewards.functions.looking import answered_calls, looks_iou
@@ -120,6 +129,7 @@ def _numbers(model: str, control: str, found: _Records, pass_by: str) -> _Row:
         "prompt_tokens": sum(each.prompt_tokens for each in prompts) / len(prompts),
         "fitted": sum(each.rows[0].fitted is not None for each in prompts),
         "looks": _looks(prompts, rows, pass_by),
+        "timelines": _timelines(prompts),
     }
 
 
@@ -155,6 +165,25 @@ def _looks(prompts: Sequence[Answers], rows: Sequence[EvaluationSample], pass_by
         "without_look": mean_over(prompts, lambda row: None if looked(row) else reward(row)),
         "evidence_iou": mean_over(prompts, lambda row: looks_iou(row.turns, row.evidence) if row.evidence else None),
         "refused": {"mean": sum(call.error is not None for call in calls) / len(calls)} if calls else None,
+    }
+
+
+def _timelines(prompts: Sequence[Answers]) -> _Row | None:
+    """The measures of timelines over the records that are about one. None without such a record."""
+    read = []
+    for each in prompts:
+        answers = [read_answer(row) for row in each.rows]
+        own = [answer for answer in answers if answer is not None]
+        if own:
+            read.append(replace(each, rows=own))
+    if not read:
+        return None
+    everything = [answer for each in read for answer in each.rows]
+    return {
+        "records": len(read),
+        "scores": {name: mean_over(read, measure) for name, measure in MEASURES.items()},
+        "steps": step_rows(everything),
+        "confusions": confusion_rows(everything),
     }
 
 
@@ -294,6 +323,8 @@ def as_json(value: Any) -> Any:
 # ---- as lines of text
 
 SHOWN = 3  # records that were left out
+DEVIATIONS_SHOWN = 20  # records that deviate from a procedure, of each model
+CONFUSIONS_SHOWN = 5
 _GAP = "   "
 
 
@@ -310,6 +341,9 @@ def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
         _notes(found),
         _controls(found),
         _looks_shown(found),
+        _timelines_shown(found),
+        *_steps_shown(found),
+        procedure_lines(found["procedure"], DEVIATIONS_SHOWN, NUMBERS) if found.get("procedure") else (),
         _differences(found),
         [
             f"{each['name']}: was trained with --{name} {there}, and is evaluated with {here}"
@@ -422,6 +456,42 @@ def _looks_shown(found: dict[str, Any]) -> Iterator[str]:
             looked = f"{looks['looked']['mean']:.1%}", f"{looks['calls']:.2f}"
             rows.append([each["model"], control, *looked, *means, refused])
     yield from _aligned(rows) if len(rows) > 1 else ()
+
+
+def _timelines_shown(found: dict[str, Any]) -> Iterator[str]:
+    """The measures of timelines, a line for each model and control."""
+    rows = [["Timelines", "", "F1@10", "F1@25", "F1@50", "edit", "frame accuracy", "records"]]
+    for each in found["numbers"]:
+        if timelines := each.get("timelines"):  # earlier versions wrote none
+            control = "" if each["control"] == AS_IT_IS else each["control"]
+            means = [interval_text(timelines["scores"][name]) for name in MEASURES]
+            rows.append([each["model"], control, *means, f"{timelines['records']:,}"])
+    yield from _aligned(rows) if len(rows) > 1 else ()
+
+
+def _steps_shown(found: dict[str, Any]) -> Iterator[list[str]]:
+    """For each model its steps and what is confused with what."""
+    for each in found["numbers"]:
+        timelines = each.get("timelines")
+        if not timelines or each["control"] != AS_IT_IS:
+            continue
+        names = {row["step"]: step_text(row["step"], row["name"]) for row in timelines["steps"]}
+        rows = [[f"Steps, {each['model']}", "spans", "found", "start off by", "end off by"]]
+        for row in timelines["steps"]:
+            errors = ["-" if row[edge] is None else f"{row[edge]:.2f} s" for edge in ("start_error", "end_error")]
+            rows.append([names[row["step"]], f"{row['spans']:,}", f"{row['recall']:.1%}", *errors])
+        confused = [_confusion(row, names) for row in timelines["confusions"][:CONFUSIONS_SHOWN]]
+        yield [*_aligned(rows), *confused]
+
+
+def _confusion(row: dict[str, Any], names: Mapping[int | str, str]) -> str:
+    times = counted(row["count"], "time")
+    shown = {key: names.get(row[key], step_text(row[key])) for key in ("step", "named") if row[key] is not None}
+    if row["named"] is None:
+        return f"{times} {shown['step']} is missing"
+    if row["step"] is None:
+        return f"{times} {shown['named']} is named where it is not"
+    return f"{times} {shown['step']} is taken for {shown['named']}"
 
 
 def _differences(found: dict[str, Any]) -> Iterator[str]:

@@ -95,6 +95,12 @@ class EvaluateOptions(PassOptions):
         "Intervals are drawn over its values.",
         unset="records that share a clip or image belong together",
     )
+    procedure: str | None = option(
+        None,
+        "A file with the steps of a procedure in their order, one a line: list the records in whose answers a step is "
+        "missing, out of order or not of the procedure.",
+        unset="no such list",
+    )
     output_dir: str | None = option(
         None,
         "Folder for evaluation.json, the numbers and the protocol, and samples.jsonl, every completion with its "

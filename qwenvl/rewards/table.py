@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwenvl.rewards.function import arguments_of
-from qwenvl.rewards.functions import actions, answers, grounding, looking, maths, models, shaping
+from qwenvl.rewards.functions import actions, answers, grounding, looking, maths, models, shaping, timelines
 from qwenvl.rewards.functions.text import normalized
 
 KINDS: dict[str, str] = {  # the function of each kind of problem
@@ -142,6 +142,11 @@ TABLE: dict[str, Entry] = {
     "ocr": Entry(answers.ocr, 0, 1, answers.check_text),
     "rouge": Entry(answers.rouge, 0, 1, answers.check_text),
     "temporal_iou": Entry(grounding.temporal_iou, 0, 1, grounding.check_spans),
+    "segment_f1": Entry(timelines.segment_f1, 0, 1, timelines.check_timeline),
+    "edit_score": Entry(timelines.edit_score, 0, 1, timelines.check_timeline),
+    "frame_accuracy": Entry(timelines.frame_accuracy, 0, 1, timelines.check_timeline),
+    "step_order": Entry(timelines.step_order, 0, 1, timelines.check_timeline),
+    "timeline_iou": Entry(timelines.timeline_iou, 0, 1, timelines.check_timeline),
     "evidence_iou": Entry(looking.evidence_iou, 0, 1, looking.check_evidence),
     "looked_and_right": Entry(looking.looked_and_right, 0, 0.1),
     "box_iou": Entry(grounding.box_iou, 0, 1, grounding.check_boxes),
@@ -156,6 +161,9 @@ BY_FLAG: dict[str, Entry] = {
     "reward_model": Entry(models.RewardModel, -math.inf, math.inf, remote=True),
     "temporal_contrast": Entry(grounding.temporal_contrast, 0, 0.3, remote=True),
 }
+
+TIMELINES = ("segment_f1", "edit_score", "frame_accuracy", "step_order", "timeline_iou")
+"""Functions of the table that read answers as timelines."""
 
 READERS: dict[str, Callable[[str], Any]] = {  # what two answers are compared by. Others: their normalized texts
     "multiple_choice": answers.letters,
@@ -177,6 +185,9 @@ def reading(name: str | None, answer: str, prompt: Any = None, problem_type: Any
     if name == "accuracy":
         found = actions.named_actions(answer, actions.list_of(prompt))
         found = found if found[0] else frozenset(actions.action_phrases(answer))
+    if name in TIMELINES:
+        spans = timelines.merged(timelines.timeline_in(answer, actions.list_of(prompt)))
+        found = [(span.step, span.start, span.end) for span in spans]
     return normalized(answer) if found is None or found in (set(), []) else found
 
 

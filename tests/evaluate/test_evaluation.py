@@ -78,8 +78,13 @@ def test_it_continues_and_refuses_other_settings(words, tiny_checkpoint, tmp_pat
     assert numbers(cut) == numbers(Path(whole))
     # With nothing left to ask, other numbers are computed from the same samples.
     out, before = ["--controls", "blank", "--output_dir", str(cut)], read_evaluation(cut)["numbers"][0]
-    assert main([*words, "--pass_at", "100", "--cluster_by", "id", *out]) == 0
+    before_procedure = read_evaluation(cut)["procedure"]
+    (tmp_path / "steps.txt").write_text("take\nturn\n")
+    procedure = ["--procedure", str(tmp_path / "steps.txt")]
+    assert main([*words, "--pass_at", "100", "--cluster_by", "id", *procedure, *out]) == 0
     after = read_evaluation(cut)
+    assert before_procedure is None and [row["doc_id"] for row in after["procedure"]["clips"]] == [*range(6)]
+    assert after["procedure"]["clips"][0]["solution"] == {"missing": [2], "out_of_order": [], "unknown": []}
     assert not (tmp_path / "asked").exists() and after["protocol"]["passes"]["at"] == 100
     assert after["numbers"][0]["scores"]["passes"]["mean"] == 0 < before["scores"]["passes"]["mean"]
     assert {each.cluster for each in read_samples(cut).values()} == {"clip", *(f"text-{n}" for n in range(5))}

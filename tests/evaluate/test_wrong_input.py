@@ -29,6 +29,7 @@ from tests.made_clips import write_clip
         ("evaluate MODEL example --strata colour", 2, "unknown flag strata; use docs/evaluation.md"),
         ("evaluate MODEL example --cluster_by colour", 1, r"no field 'colour'.*; it has "),
         ("evaluate MODEL example --output_dir MODEL", 2, "holds files that no evaluation wrote"),
+        ("evaluate MODEL example --procedure none.txt", 2, "none.txt: no such file"),
         ("try MODEL", 2, "expected MODEL, clips or images, and a question in quotes"),
         ("try MODEL 17.mp4", 2, "expected MODEL, clips or images, and a question in quotes"),
         ("try MODEL 18.mp4 Which?", 2, "18.mp4: no such file; expected a clip or an image"),

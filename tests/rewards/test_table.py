@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qwenvl.rewards.function import call_plain
 from qwenvl.rewards.resolve import resolve
-from qwenvl.rewards.table import SHAPING, TABLE
+from qwenvl.rewards.table import SHAPING, TABLE, TIMELINES
 
 # A solution that each function can compare with; those not named take "(1) ...".
 SOLUTIONS = {
@@ -21,6 +21,7 @@ SOLUTIONS = {
     "by_problem_type": "B",
     "yes_no": "yes",
     "temporal_iou": "3 to 8",
+    **dict.fromkeys(TIMELINES, "0.0-3.5 (2) insert the fan\n3.5-8.0 (3) fasten the screw"),
     "box_iou": "[10, 10, 50, 60], [0, 0, 5, 5]",
     "box_giou": "[10, 10, 50, 60], [0, 0, 5, 5]",
 }
@@ -39,6 +40,7 @@ PIECES = st.sampled_from(
     [
         *("<think>", "</think>", "<answer>", "</answer>", "(1)", "(99999999999)", "1+2+3", "9**9", "=6", "B.", "A, C"),
         *("yes", "3:20 to 0:80", "[1,2,3,4]", "(5,6),(7,8)", r"\frac{1}{0}", "$", r"\boxed{", "1e99", "-0", "\x00"),
+        *("0-3.5 (2)", ";", "0:01 to 7 s step 3", '{"step": 2, "start": 0, "end": NaN}', "-3-5 (2)", "9999999-1 (2)"),
         *("\u202eاب", "😀", "\n", " ", "看", "\ud83d", "NaN", "inf", "__import__('os')"),
         *("（１）", "Ｂ", "²", "\u0301" * 40),
     ]
@@ -60,6 +62,11 @@ LARGE = {
     "answer of numbers": "<answer>" + "(1) 2, 3:4 " * 890 + "</answer>",
     "answer of brackets": "<answer>" + "[(" * 4_900 + "</answer>",
     "answer of boxes": "<answer>" + "[1, 2, 30, 40]" * 700 + "</answer>",
+    "answer of spans": "<answer>" + "0-1 2\n" * 1_650 + "</answer>",
+    "answer of spans of many steps": "<answer>" + "".join(f"{n}-{n + 1} {n}\n" for n in range(720)) + "</answer>",
+    "answer of objects": "<answer>" + '{"step":2,"start":1,"end":9}' * 350 + "</answer>",
+    "answer of 100,000 spans": "<answer>" + "0-1 (2)\n" * 100_000 + "</answer>",
+    "answer of halves of spans": "<answer>" + "0- " * 3_300 + "</answer>",
     "answer of words": "<answer>" + "left right " * 900 + "</answer>",
     "answer too long": "<answer>" + "(1)" * (MEGABYTE // 3) + "</answer>",
     "chinese": "<answer>" + "看见" * 4_900 + "</answer>" + "看" * 300_000,

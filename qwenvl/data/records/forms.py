@@ -7,9 +7,10 @@ The turns of a row are in its first of these keys:
     prompt          a text, or messages
 
 Beside them are the media (``video``, ``videos``, ``image``, ``images``), and perhaps ``solution``,
-``reward_model.ground_truth``, ``answer``, ``completion``, ``system`` and ``meta``, which says which frames of a clip
-are taken and how large they become, for example ``{"frame_cnts": [30, 45], "max_frames": 6, "dynamic_sample": true}``.
-Rows of ``instruction`` and ``output``, or ``query`` and ``response``, are read as two turns. ``keys`` lists all keys.
+``reward_model.ground_truth``, ``answer``, ``timeline``, ``completion``, ``system`` and ``meta``, which says which
+frames of a clip are taken and how large they become, for example
+``{"frame_cnts": [30, 45], "max_frames": 6, "dynamic_sample": true}``. Rows of ``instruction`` and ``output``, or
+``query`` and ``response``, are read as two turns. ``keys`` lists all keys.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _ROLES: dict[str, Role] = {"system": "system", "human": "user", "user": "user", 
 _ROLES |= {"assistant": "assistant", "bot": "assistant", "model": "assistant"}
 # Columns that may hold lists or objects; in files without types these are written as JSON.
 _NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
-_NESTED_COLUMNS |= {"options", "choices", "candidates"}
+_NESTED_COLUMNS |= {"options", "choices", "candidates", "timeline"}
 _NUMBER_COLUMNS = ROW_KEYS - {"frame_cnts", "frame_times", "dynamic_sample"}
 
 

@@ -16,7 +16,7 @@ from qwenvl.data.errors import RecordError, kind_of
 # Keys of our own forms. Of the turns, the first that a row has is read.
 TURN_KEYS = ("conversations", "messages", "prompt")
 MEDIA_KEYS = ("video", "videos", "image", "images")
-SOLUTION_KEYS = ("solution", "reward_model", "answer", "completion")
+SOLUTION_KEYS = ("solution", "reward_model", "answer", "completion", "timeline")
 SYSTEM_KEYS = ("system", "system_prompt", "system_message")
 # Settings of the frames of all clips of a row, which mean the same as in ``meta``.
 FRAME_KEYS = ("video_start", "video_end", "video_fps", "frames_fps")

@@ -20,6 +20,7 @@ from qwenvl.data.records.forms import MAIN_KEYS, MEDIA_TAG, NEARLY_A_TAG, Draft,
 from qwenvl.data.records.frame_settings import META_KEYS, advice_on_meta, meta_settings, unknown_meta_keys
 from qwenvl.data.records.keys import ADVICE, CLIP_ENDINGS, FIELDS_OF_A_RUN, READ_KEYS, is_empty
 from qwenvl.data.records.presets import OURS, answer_and_options, check_name, guessed, has_options, our_row
+from qwenvl.data.records.timelines import with_timeline
 from qwenvl.files import plain_file
 from qwenvl.types import ClipMeta, Hint, Message, Record
 
@@ -149,6 +150,7 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         messages[-1] = Message("user", options.prompt_template.replace("{prompt}", messages[-1].text))
     if options.system is not None:
         messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
+    solution = with_timeline(value, draft.solution, messages[-1].text, where)
     draft.videos = [(place, _with_ending(clip, media_root)) for place, clip in draft.videos]
     outside = options.allow_outside_media
     videos, images = (
@@ -166,11 +168,11 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
     return Record(
         id=row.default_id if own_id is None else str(own_id),
         messages=tuple(messages),
-        solution=draft.solution,
+        solution=solution,
         videos=videos,
         images=images,
         clip_meta=metas,
-        fields=value | {"solution": draft.solution} if "solution" in value else value,
+        fields=value | {"solution": solution} if "solution" in value else value,
         where=where,
         unread=tuple(_unread(given, value, draft.unread, read)) if read else draft.unread,
         hints=tuple(dict.fromkeys([*hints, *noticed])),

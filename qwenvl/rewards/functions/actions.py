@@ -95,14 +95,21 @@ def list_of(prompt: Sequence[Mapping[str, Any]] | None) -> dict[str, int]:
         is ambiguous: a number or a name occurs twice, a number has no name, or a line holds two numbers.
     """
     asked = [message["content"] for message in prompt or () if message.get("role") == "user"]
-    return _list_in(asked[-1]) if asked and isinstance(asked[-1], str) else {}
+    return list_in(asked[-1]) if asked and isinstance(asked[-1], str) else {}
+
+
+def list_in(text: str) -> dict[str, int]:
+    """The numbers of the actions by name that a user turn lists."""
+    return {normalized(name): number for number, name in names_in(text).items()}
 
 
 @lru_cache(maxsize=256)
-def _list_in(text: str) -> dict[str, int]:
+def names_in(text: str) -> dict[int, str]:
+    """The names of the actions as a user turn lists them, by number. Empty where the list is ambiguous."""
     found = [match for line in unified(text).splitlines() if (match := _LINE.match(line))]
-    names = {normalized(match[2]): int(match[1]) for match in found}
-    whole = all(names) and len(names) == len(set(names.values())) == len(found) > 1
+    names = {int(match[1]): " ".join(match[2].split()) for match in found}
+    different = {normalized(name) for name in names.values()}
+    whole = all(different) and len(different) == len(names) == len(found) > 1
     return names if whole and not any(_NUMBER.search(match[2]) for match in found) else {}
 
 

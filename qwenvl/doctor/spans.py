@@ -1,0 +1,342 @@
+"""Labels of ``qwenvl data from-folder`` that say when a step happens: tables of spans, and folders of label files."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwenvl.data.errors import BadMediaError, RecordError
+from qwenvl.data.options import SampleOptions
+from qwenvl.data.records.text import text_rows
+from qwenvl.data.records.timelines import span_between
+from qwenvl.failure import counted
+from qwenvl.files import plain_file
+from qwenvl.timeline import TimedStep, plain_name, time_text, written_timeline
+
+if TYPE_CHECKING:
+    from qwenvl.data.media.reader import Clip
+
+BACKGROUND = ("SIL", "background", "action_start", "action_end")
+"""Labels of the public sets of action segmentation where nothing happens."""
+
+SECONDS, FRAMES = ("start", "end"), ("start_frame", "end_frame")
+_KNOWN = {"clip", "step", *SECONDS, *FRAMES}
+# "1-30 SIL": first and last frame from 1, as Breakfast has it. "0.0 3.5 take": seconds, as Audacity has it.
+_FRAME_LINE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})[\s,]+(\S.*)")
+_TIME_LINE = re.compile(r"([0-9]{1,9}(?:\.[0-9]+)?)[\s,]+([0-9]{1,9}(?:\.[0-9]+)?)[\s,]+(\S.*)")
+
+
+@dataclass(frozen=True)
+class LabelledSpan:
+    """One span as a file has it.
+
+    Attributes:
+        where: file and line.
+        clip: as the file names it.
+        step: number or name, as the file names it.
+        start, end: seconds, or with ``in_frames`` the first frame and the frame after the last, from 0.
+        more: the other columns of the row.
+    """
+
+    where: str
+    clip: str
+    step: str
+    start: Any
+    end: Any
+    in_frames: bool = False
+    more: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClipTimeline:
+    """The timeline of a clip, with the steps' numbers, and the fields of its record."""
+
+    spans: list[TimedStep]
+    duration: float
+    more: Mapping[str, str]
+
+    @property
+    def answer(self) -> str:
+        """The answer of the record, without tags."""
+        return written_timeline(self.spans)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the record: timeline, seconds of the clip, and the other columns."""
+        rows = [{"step": span.number, "start": span.start, "end": span.end} for span in self.spans]
+        return {**self.more, "timeline": rows, "duration": self.duration}
+
+
+def has_spans(path: Path, columns: Mapping[str, str]) -> bool:
+    """Whether labels are spans: files in a folder, or a table with start and end and without answers."""
+    if path.is_dir():
+        return True
+    if path.suffix not in (".csv", ".tsv"):
+        return False
+    names: set[str] = set()
+    rows = text_rows(plain_file(path))
+    for number in range(rows.length):
+        try:
+            names.update(_cells(rows.row(number).content, columns))
+        except RecordError:  # reported when the row is read
+            continue
+    return "answer" not in names and (names.issuperset(SECONDS) or names.issuperset(FRAMES))
+
+
+def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan | RecordError]:
+    """The spans of a table with the columns clip, step, start and end, or start_frame and end_frame.
+
+    Args:
+        columns: from names in the file to these names.
+    """
+    rows = text_rows(plain_file(path))
+    for number in range(rows.length):
+        try:
+            row = rows.row(number)
+            cells = _cells(row.content, columns)
+            if not cells:
+                continue
+            edges = SECONDS if cells.keys() & set(SECONDS) else FRAMES
+            missing = [name for name in ("clip", "step", *edges) if name not in cells]
+            if missing:
+                raise RecordError(f"{row.where}: expected clip, step, start and end, got none for {missing[0]}")
+            start: str | int = cells[edges[0]]
+            end: str | int = cells[edges[1]]
+            in_frames = edges == FRAMES
+            if in_frames:
+                start = _whole(cells[edges[0]], edges[0], row.where)
+                end = _whole(cells[edges[1]], edges[1], row.where) + 1  # the last frame is included
+            more = {name: cell for name, cell in cells.items() if name not in _KNOWN}
+            yield LabelledSpan(row.where, cells["clip"], cells["step"], start, end, in_frames, more)
+        except RecordError as error:
+            yield error
+
+
+def folder_spans(folder: Path, clips: Sequence[str]) -> Iterator[LabelledSpan | RecordError]:
+    """The spans of a folder of label files, ``NAME.txt`` for the clip ``NAME.mp4``.
+
+    A file has a label for each frame, one a line, or lines ``first-last label`` in frames from 1, or lines
+    ``start end label`` in seconds.
+    """
+    for clip in clips:
+        candidates = (folder / Path(clip).with_suffix(".txt"), folder / f"{Path(clip).stem}.txt")
+        path = next((each for each in candidates if each.is_file()), None)
+        if path is None:
+            continue
+        lines = plain_file(path).read_text("utf-8-sig").splitlines()
+        lines = [line.strip() for line in lines]
+        while lines and not lines[-1]:
+            lines.pop()
+        yield from _file_spans(path, clip, lines)
+
+
+def _file_spans(path: Path, clip: str, lines: Sequence[str]) -> Iterator[LabelledSpan | RecordError]:
+    """The spans of one label file. Its first line decides on the form of all."""
+    first = lines[0] if lines else ""
+    if _FRAME_LINE.fullmatch(first) or _TIME_LINE.fullmatch(first):
+        form = _FRAME_LINE if _FRAME_LINE.fullmatch(first) else _TIME_LINE
+        for number, line in enumerate(lines, start=1):
+            found = form.fullmatch(line)
+            if found is None:
+                yield RecordError(f"{path}:{number}: expected a span like that of line 1, {first!r}, got {line!r}")
+            elif form is _FRAME_LINE:
+                start, end = int(found[1]) - 1, int(found[2])
+                yield LabelledSpan(f"{path}:{number}", clip, found[3], start, end, in_frames=True)
+            else:
+                yield LabelledSpan(f"{path}:{number}", clip, found[3], found[1], found[2])
+        return
+    frame = 0
+    for label, run in groupby(lines):
+        length = len(list(run))
+        where = f"{path}:{frame + 1}"
+        if label:
+            yield LabelledSpan(where, clip, label, frame, frame + length, in_frames=True)
+        else:
+            yield RecordError(f"{where}: expected a label for each frame, got an empty line")
+        frame += length
+
+
+# ---- from spans to timelines
+
+
+@dataclass
+class SpanReader:
+    """Makes the timelines of clips from labelled spans.
+
+    Attributes:
+        root: folder of the clips.
+        number_of: the number of a step that a label names. Raises ValueError where it is none.
+        clip_of: the clip that a label names. Raises ValueError where there is none.
+        names: of the steps. Step n is the one at n - 1.
+        background: labels that are no steps, in lower case.
+        label_fps: frames per second that labels in frames count. None: those of the clip.
+        left_out: how many spans each background label had.
+    """
+
+    root: Path
+    number_of: Callable[[str], int]
+    clip_of: Callable[[str], str]
+    names: Sequence[str]
+    background: frozenset[str] = frozenset(label.casefold() for label in BACKGROUND)
+    label_fps: float | None = None
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def timelines(self, labelled: Iterator[LabelledSpan | RecordError]) -> dict[str, ClipTimeline]:
+        """The timelines by clip.
+
+        Raises:
+            RecordError: it lists all spans that are wrong, with file and line.
+        """
+        problems: list[str] = []
+        by_clip: dict[str, list[LabelledSpan]] = {}
+        for each in labelled:
+            if isinstance(each, RecordError):
+                problems.append(str(each))
+                continue
+            try:
+                by_clip.setdefault(self.clip_of(each.clip), []).append(each)
+            except ValueError as error:
+                problems.append(f"{each.where}: {error}")
+        found = {}
+        for clip, spans in by_clip.items():
+            timeline = self._timeline(clip, spans, problems)
+            if timeline is not None:
+                found[clip] = timeline
+        if problems:
+            lines = "".join(f"\n  {problem}" for problem in problems[:MOST_PROBLEMS])
+            more = len(problems) - MOST_PROBLEMS
+            ending = f"\n  ... and {more:,} more" if more > 0 else ""
+            raise RecordError(f"{counted(len(problems), 'span')} can't be used:{lines}{ending}", "solution")
+        return found
+
+    def _timeline(self, clip: str, labelled: Sequence[LabelledSpan], problems: list[str]) -> ClipTimeline | None:
+        """The timeline of one clip. None where it has no step. Problems are added to the list."""
+        from qwenvl.data.media.open import open_clip  # loads the decoder, which other tables do without
+
+        try:
+            with open_clip(str(self.root / clip), timeout=SampleOptions.decode_timeout) as opened:
+                times = FrameTimes.of(opened, self.label_fps)
+        except BadMediaError as error:
+            problems.append(f"{labelled[0].where}: {error}")
+            return None
+        spans = []
+        more: dict[str, str] = {}
+        for each in labelled:
+            if each.step.casefold() in self.background:
+                self.left_out[each.step] += 1
+                continue
+            try:
+                number = self.number_of(each.step)
+                start, end = each.start, each.end
+                if each.in_frames:
+                    start, end = times.at(start), times.at(end)
+                start, end = span_between(start, end, times.duration)
+                _add_columns(more, each.more)
+            except ValueError as error:
+                problems.append(f"{each.where}: {error}")
+                continue
+            spans.append(TimedStep(start, end, number, self.names[number - 1]))
+        spans.sort(key=lambda span: (span.start, span.end))
+        return ClipTimeline(spans, round(times.duration, 3), more) if spans else None
+
+
+MOST_PROBLEMS = 10
+
+
+@dataclass(frozen=True)
+class FrameTimes:
+    """When the frames that labels count are shown.
+
+    Attributes:
+        times: seconds of each frame of the clip.
+        duration: of the clip, in seconds.
+        label_fps: frames per second of the labels. None: they count the clip's own.
+    """
+
+    times: Sequence[float]
+    duration: float
+    label_fps: float | None = None
+
+    @classmethod
+    def of(cls, clip: Clip, label_fps: float | None) -> FrameTimes:
+        """The times of an open clip."""
+        return cls(clip.frame_times, max(clip.duration, clip.frame_times[-1]), label_fps)
+
+    def at(self, frame: int) -> float:
+        """The seconds at which a frame begins. The one after the last begins at the end of the clip.
+
+        Raises:
+            ValueError: the clip has fewer frames, or the frame is before the first.
+        """
+        if frame < 0:
+            raise ValueError("a span begins before the first frame of the clip")
+        if self.label_fps is not None:
+            return frame / self.label_fps
+        if frame < len(self.times):
+            return self.times[frame]
+        # Labels of public sets are often a frame or two longer than what decoders show.
+        if frame <= len(self.times) + SPARE_FRAMES:
+            return self.duration
+        raise ValueError(
+            f"frame {frame:,} is beyond the clip, which has {len(self.times):,} in {time_text(self.duration)} s; "
+            "--label_fps says how many frames of the labels are a second"
+        )
+
+
+SPARE_FRAMES = 2
+
+
+def steps_in(labelled: Sequence[LabelledSpan | RecordError], background: Sequence[str]) -> list[str]:
+    """The names of the labels, in the order of their first spans, for labels without a file of steps.
+
+    Raises:
+        RecordError: a label is a number, or holds signs that have a meaning in answers.
+    """
+    without = {label.casefold() for label in background}
+    names: dict[str, str] = {}
+    for each in labelled:
+        if isinstance(each, RecordError) or each.step.casefold() in without:
+            continue
+        name = " ".join(each.step.replace("_", " ").split())
+        if re.fullmatch(r"\(?[0-9]+\)?", name):
+            raise RecordError(f"{each.where}: {each.step!r} is a number; give the names of the steps by --steps FILE")
+        if re.search(r"[<;]|\(\s*[0-9]+\s*\)", name):
+            raise RecordError(f"{each.where}: {each.step!r}: (number), < and ; have a meaning in answers; rename it")
+        names.setdefault(plain_name(name.replace("-", " ")), name)
+    return [*names.values()]
+
+
+def _cells(content: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, str]:
+    """The cells of a row that are not empty, by the names that are known here, these in any case."""
+    cells = {}
+    for name, cell in content.items():
+        name, cell = name.strip(), cell.strip()
+        name = columns.get(name, name)
+        known = name.casefold().replace(" ", "_")
+        if name and cell:
+            cells[known if known in _KNOWN | {"answer"} else name] = cell
+    return cells
+
+
+def _whole(text: str, name: str, where: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise RecordError(f"{where}: {name}: expected the number of a frame, from 0, got {text!r}")
+    return int(text)
+
+
+def _add_columns(found: dict[str, str], more: Mapping[str, str]) -> None:
+    """Add the other columns of a row to those of its clip.
+
+    Raises:
+        ValueError: they differ between the rows of the clip, which has one record.
+    """
+    for name, cell in more.items():
+        if found.setdefault(name, cell) != cell:
+            raise ValueError(
+                f"the column {name!r} is {cell!r} here and {found[name]!r} on an earlier line of the clip, which "
+                "becomes one record; remove the column"
+            )

@@ -1,0 +1,242 @@
+"""Timelines: several named spans of time as a text, read tolerantly and written in one form.
+
+The written form has one span a line, start and end in seconds, the number of the step and its name:
+
+    0.0-3.5 (2) insert the fan
+    3.5-7.25 (3) fasten the screw
+
+Rewards, records, evaluation and pages read timelines here, and so agree on what a text says. Everything takes linear
+time, whatever a model writes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+LONGEST_TIME = 1e7
+"""Seconds that a time must stay below, a hundred days. Larger numbers are no times."""
+
+_SECONDS = r"(?:(?:([0-9]{1,3}):)?([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,9})?)"
+_UNIT = r"(?:\s{0,4}(?:s|secs?|seconds?)\b)?"
+_TIME = re.compile(_SECONDS + _UNIT, re.IGNORECASE)
+# Times may stand in angle or square brackets, as Qwen3-VL shows them in its prompts: <3.5 seconds>.
+_BRACKETED_TIME = rf"[<\[]?\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}}[>\]]?"
+_DASH = r"(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~\u301c]|\.{2,3})"
+_RANGE = re.compile(
+    # Not in a word, behind a sign, or the second half of a number such as 1.5 or 1,5.
+    r"(?<![\w.:-])(?<![0-9],)(?:from\s{1,4})?"
+    rf"(?:{_BRACKETED_TIME}\s{{0,4}}(?:{_DASH}|to\b|until\b|till\b)\s{{0,4}}{_BRACKETED_TIME}"
+    rf"|\[\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}},\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}}\])"
+    # Not the first half of a longer number, and not followed by a third time: 2-3-7 has two readings.
+    rf"(?!\w|[:.,][0-9]|\s{{0,4}}{_DASH}\s{{0,4}}[0-9])",
+    re.IGNORECASE,
+)
+_THIRD_TIME = re.compile(rf"[0-9]\s{{0,4}}{_DASH}\s{{0,4}}\Z")
+_NUMBER = re.compile(r"\(\s{0,4}([0-9]{1,9})\s{0,4}\)")
+# "2", "step 2", "#2", "2: insert the fan" and "2 insert the fan", but not "2.5 mm screw".
+_BARE_NUMBER = re.compile(
+    r"(?:step\s{0,4})?#?\s{0,4}([0-9]{1,9})(?![0-9])(?:\s{0,4}[.):,-](?![0-9])(.*)|\s(.*))?", re.IGNORECASE
+)
+_FLAT_OBJECT = re.compile(r"\{[^{}]*\}")
+_EMPTY_BRACKETS = re.compile(r"\(\s{0,4}\)|\[\s{0,4}\]|<\s{0,4}>")
+_AROUND_NAMES = " \t.,:|*\"'`=-\u2010\u2011\u2012\u2013\u2014\u2022"
+_STEP_KEYS = ("step", "name", "label", "action")
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """One span of a timeline.
+
+    Attributes:
+        start, end: in seconds, 0 <= start < end.
+        number: of the step in the procedure's list. None where neither the text nor the list says it.
+        name: of the step, in lower case. Empty where the text has the number alone.
+    """
+
+    start: float
+    end: float
+    number: int | None = None
+    name: str = ""
+
+    @property
+    def step(self) -> int | str:
+        """The number of the step, or its name where there is no number."""
+        return self.name if self.number is None else self.number
+
+    @property
+    def seconds(self) -> float:
+        """The length of the span."""
+        return self.end - self.start
+
+
+def timeline_in(text: str, listed: Mapping[str, int] | None = None) -> list[TimedStep]:
+    """The spans of a text, ordered by start. What cannot be read as a span is none.
+
+    An entry is a line, or what is between semicolons, with one range of times and a number or a name. An entry with
+    several ranges is divided at its commas. A text with JSON objects is read by these alone.
+
+    Args:
+        text: an answer, or what a solution says.
+        listed: numbers of the steps by name. A name of the list has its number.
+
+    Example:
+        >>> [(span.start, span.end, span.step) for span in timeline_in("(2) from 0:03 to 0:07.5; 8-9 s take the lid")]
+        [(3.0, 7.5, 2), (8.0, 9.0, 'take the lid')]
+    """
+    listed = {plain_name(name): number for name, number in (listed or {}).items()}
+    objects = _FLAT_OBJECT.findall(text)
+    if objects:
+        found = [_from_object(each, listed) for each in objects]
+    else:
+        found = [_from_entry(each, listed) for each in _entries(text)]
+    spans = [span for span in found if span is not None]
+    # By start and then by end, and otherwise in the order of the text.
+    return sorted(spans, key=lambda span: (span.start, span.end))
+
+
+def written_timeline(spans: Iterable[TimedStep]) -> str:
+    """Spans in the one written form, a line for each, ordered by start.
+
+    Example:
+        >>> written_timeline([TimedStep(3.5, 7, 3), TimedStep(0, 3.5, 2, "insert the fan")])
+        '0.0-3.5 (2) insert the fan\\n3.5-7.0 (3)'
+    """
+    lines = []
+    for span in sorted(spans, key=lambda span: (span.start, span.end)):
+        number = "" if span.number is None else f"({span.number})"
+        lines.append(" ".join(filter(None, [f"{time_text(span.start)}-{time_text(span.end)}", number, span.name])))
+    return "\n".join(lines)
+
+
+def time_text(seconds: float) -> str:
+    """Seconds with one to three decimals: ``3.0``, ``7.25``."""
+    whole, _, decimals = f"{seconds:.3f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0') or '0'}"
+
+
+def merged(spans: Iterable[TimedStep]) -> list[TimedStep]:
+    """The same spans, those of one step that touch or overlap joined to one, ordered by start.
+
+    The measures of action segmentation see a timeline so: where two neighbouring frames have the same label, they
+    belong to the same segment.
+
+    Example:
+        >>> merged([TimedStep(0, 2, 1), TimedStep(2, 3, 1), TimedStep(5, 6, 1)])
+        [TimedStep(start=0, end=3, number=1, name=''), TimedStep(start=5, end=6, number=1, name='')]
+    """
+    result: list[TimedStep] = []
+    newest: dict[int | str, int] = {}  # the place in ``result`` of the last span of each step
+    for span in sorted(spans, key=lambda span: (span.start, span.end)):
+        place = newest.get(span.step)
+        if place is not None and span.start <= result[place].end:
+            result[place] = replace(result[place], end=max(result[place].end, span.end))
+        else:
+            newest[span.step] = len(result)
+            result.append(span)
+    return result
+
+
+def seconds_of(value: Any) -> float | None:
+    """A time in seconds: a number, or a text such as ``7.5``, ``7.5 s``, ``0:07.5`` and ``00:00:07.5``.
+
+    None for everything else: not finite, negative, or too large.
+
+    Example:
+        >>> seconds_of("1:02.5"), seconds_of(-1), seconds_of("soon")
+        (62.5, None, None)
+    """
+    if isinstance(value, str):
+        match = _TIME.fullmatch(value.strip())
+        value = None if match is None else _in_seconds(match[1], match[2], match[3])
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value < LONGEST_TIME else None
+
+
+def named_step(text: str, listed: Mapping[str, int]) -> tuple[int | None, str]:
+    """The number and the name of a step in a text such as ``(2) insert the fan``, ``2``, ``step 2`` or a name alone.
+
+    None and an empty name where the text has neither, or several numbers in brackets.
+
+    Args:
+        listed: numbers of the steps by name, as ``plain_name`` writes it.
+
+    Example:
+        >>> named_step("(2) Insert the fan", {}), named_step("step 3: screw", {})
+        ((2, 'insert the fan'), (3, 'screw'))
+    """
+    name = plain_name(text)
+    if name in listed:  # a name may begin with a number of its own
+        return listed[name], name
+    numbers = {int(number) for number in _NUMBER.findall(text)}
+    if len(numbers) > 1:
+        return None, ""
+    if numbers:
+        return numbers.pop(), plain_name(_NUMBER.sub(" ", text))
+    bare = _BARE_NUMBER.fullmatch(name)
+    if bare is None:
+        return None, name
+    return int(bare[1]), plain_name(bare[2] or bare[3] or "")
+
+
+def _entries(text: str) -> Iterator[str]:
+    for entry in re.split(r"[;\n]", text):
+        several = len(_RANGE.findall(entry)) > 1
+        yield from entry.split(",") if several else [entry]
+
+
+def _from_entry(entry: str, listed: Mapping[str, int]) -> TimedStep | None:
+    """The span of an entry that has exactly one range of times."""
+    ranges = list(_RANGE.finditer(entry))
+    if len(ranges) != 1 or _THIRD_TIME.search(entry, max(0, ranges[0].start() - 10), ranges[0].start()):
+        return None
+    found = ranges[0]
+    # Three groups for each of the two times, in either of the two forms of a range.
+    times = found.groups()[:6] if found[3] is not None else found.groups()[6:]
+    # Of "(0.0-3.5) insert the fan" the brackets are left.
+    without_range = _EMPTY_BRACKETS.sub(" ", entry[: found.start()] + " " + entry[found.end() :])
+    number, name = named_step(without_range, listed)
+    return _span(_in_seconds(*times[:3]), _in_seconds(*times[3:]), number, name)
+
+
+def _from_object(text: str, listed: Mapping[str, int]) -> TimedStep | None:
+    """The span of a JSON object with ``start``, ``end`` and ``step``."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    # Any of the keys may hold the number, the name or both.
+    texts = [_step_text(row[key]) for key in _STEP_KEYS if key in row]
+    number, name = named_step(" ".join(texts), listed)
+    return _span(seconds_of(row.get("start")), seconds_of(row.get("end")), number, name)
+
+
+def _step_text(value: Any) -> str:
+    """What a JSON value says of a step. Empty where it is neither a text nor a whole number."""
+    if isinstance(value, str):
+        return value
+    is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9
+    return f"({value})" if is_number else ""
+
+
+def _span(start: float | None, end: float | None, number: int | None, name: str) -> TimedStep | None:
+    """A span, or None where its times are no span or it names no step."""
+    if start is None or end is None or not start < end < LONGEST_TIME or (number is None and not name):
+        return None
+    return TimedStep(start, end, number, name)
+
+
+def _in_seconds(first: str | None, second: str | None, seconds: str) -> float:
+    """Hours, minutes and seconds, of which the former may be missing."""
+    hours = int(first or 0)
+    minutes = int(second or 0)
+    return 3600 * hours + 60 * minutes + float(seconds)
+
+
+def plain_name(name: str) -> str:
+    """A name as it is compared: lower case, single spaces, no signs around it."""
+    return " ".join(name.casefold().split()).strip(_AROUND_NAMES)

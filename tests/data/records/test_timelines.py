@@ -1,0 +1,79 @@
+"""The field ``timeline``: the solution that it makes, and what is wrong with one."""
+
+import json
+
+import pytest
+
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records.parse import ReadOptions, Row, parse_row
+from qwenvl.data.records.sources import open_rows
+
+LIST = "Which steps, when?\n(1) Insert the fan\n(2) Fasten the screw"
+SPANS = [{"step": 2, "start": 3.5, "end": 7.25}, {"step": "insert the Fan", "start": 0, "end": "0:03.5"}]
+SOLUTION = "<answer>0.0-3.5 (1) Insert the fan\n3.5-7.25 (2) Fasten the screw</answer>"
+
+
+def parsed(prompt=LIST, options=None, **row):
+    return parse_row(Row("d.json[4]", "d-4", {"prompt": prompt, "video": "a.mp4", **row}), "/media", options)
+
+
+def test_the_field_makes_the_solution_in_the_words_of_the_list():
+    record = parsed(timeline=SPANS)
+    assert record.solution == SOLUTION
+    assert record.fields["timeline"] == SPANS
+
+
+def test_the_list_may_be_in_the_template():
+    template = "{prompt}\n(1) Insert the fan\n(2) Fasten the screw"
+    assert parsed("Which?", ReadOptions(prompt_template=template), timeline=SPANS).solution == SOLUTION
+
+
+def test_without_a_list_steps_are_as_the_label_says():
+    spans = [*SPANS, {"step": "(3) lid", "start": 8, "end": 9}]
+    expected = "0.0-3.5 insert the Fan\n3.5-7.25 (2)\n8.0-9.0 (3) lid"
+    assert parsed("Which?", timeline=spans).solution == f"<answer>{expected}</answer>"
+
+
+def test_a_table_has_it_as_json(tmp_path):
+    quoted = json.dumps(SPANS).replace('"', '""')
+    (tmp_path / "d.csv").write_text(f'prompt,video,timeline\n"{LIST}",a.mp4,"{quoted}"\n')
+    assert parse_row(open_rows(str(tmp_path / "d.csv")).row(0), tmp_path).solution == SOLUTION
+
+
+def test_another_solution_has_the_same_spans_or_none():
+    assert parsed(timeline=SPANS, solution=SOLUTION).solution == SOLUTION
+    named = "3.5-7.25 (2); 0-3.5 insert the fan"
+    assert parsed(timeline=SPANS, solution=named).solution == named, "the spans are the same"
+    assert parsed(timeline=SPANS, solution="(1) (2)").solution == "(1) (2)", "the answer to another question"
+    assert parsed(timeline="a key of one's own", solution="yes").solution == "yes"
+    with pytest.raises(RecordError, match=r"d\.json\[4\].*timeline"):
+        parsed(timeline=SPANS, solution="<answer>0-3.5 (1)</answer>")
+
+
+@pytest.mark.parametrize(
+    ("timeline", "place"),
+    [
+        *(([], r"\.timeline: .*\[\]"), ("0-3 (1)", r"\.timeline: .*0-3"), ([3], r"timeline\[0\]: .*number 3")),
+        ([SPANS[0], {"step": 1, "start": 0}], r"timeline\[1\]"),
+        *(([{"step": 1, "start": bad, "end": 5}], r"timeline\[0\]: start: .*") for bad in (-1, None, "soon", 1e9)),
+        ([{"step": 1, "start": 5, "end": 5}], r"timeline\[0\]: .*5\.0 to 5\.0 s is empty"),
+        ([{"step": 1, "start": 5, "end": 4}], r"timeline\[0\]: .*5\.0 to 4\.0 s ends before"),
+        ([{"step": 1, "start": 5, "end": 12.2}], r"timeline\[0\]: .*12\.2 s .*12\.0 s"),
+        *(([{"step": bad, "start": 0, "end": 5}], r"timeline\[0\]: .*1 to 2") for bad in (3, "(2) insert the fan")),
+        ([{"step": "insert the fun", "start": 0, "end": 5}], r"timeline\[0\]: .*did you mean insert the fan"),
+        *(([{"step": bad, "start": 0, "end": 5}], r"timeline\[0\]: step: ") for bad in (None, "", 1.5, "(1) (2)")),
+    ],
+)
+def test_what_is_no_timeline_is_refused_with_its_place(timeline, place):
+    with pytest.raises(RecordError, match=r"d\.json\[4\].*" + place):
+        parsed(timeline=timeline, duration=12.0)
+
+
+def test_a_span_may_exceed_the_clip_by_a_rounding():
+    assert parsed(timeline=[{"step": 1, "start": 5, "end": 12.05}], duration=12.0).solution
+
+
+def test_a_name_that_could_not_be_read_again_is_refused():
+    for name in ("hold; turn", "turn 3-4"):
+        with pytest.raises(RecordError, match=r"d\.json\[4\]\.timeline"):
+            parsed("Which?", timeline=[{"step": name, "start": 0, "end": 5}])

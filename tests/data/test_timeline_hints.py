@@ -1,0 +1,35 @@
+"""How fine the times of a timeline can be with the frames that are shown."""
+
+from qwenvl.data.records.parse import Row, parse_row
+from qwenvl.data.timeline_hints import TimelineTimes, beyond_the_clip, fineness, short_spans, timeline_times
+from qwenvl.types import FrameInfo
+
+CLIP = FrameInfo("a.mp4", (0, 10, 20, 30), (0.0, 1.0, 2.0, 3.0), seconds_per_frame=1.0, duration=3.1)
+
+
+def record(**row):
+    return parse_row(Row("d[0]", "d-0", {"prompt": "Which, when?", "video": "a.mp4", **row}), "/media")
+
+
+def test_the_shortest_span_and_the_distance_of_frames():
+    spans = [{"step": 1, "start": 0, "end": 1.5}, {"step": 2, "start": 2, "end": 3}]
+    assert timeline_times(record(timeline=spans), [CLIP]) == TimelineTimes(shortest=1.0, distance=1.0)
+    assert timeline_times(record(solution="0-1.5 (1)"), [CLIP]) == TimelineTimes(shortest=1.5, distance=1.0)
+    for other in ("(1) (2)", "from 0-2 somebody waves", "3 to 8"):
+        assert timeline_times(record(solution=other), [CLIP]) is None, other
+    assert timeline_times(record(solution="0-1.5 (1)"), [CLIP, CLIP]) is None, "of which clip are the times?"
+
+
+def test_spans_below_two_frames_are_hinted_at_with_a_rate():
+    long, short = TimelineTimes(2.0, 1.0), TimelineTimes(0.4, 0.5)
+    assert short_spans([]) == short_spans([long]) == []
+    [hint] = short_spans([long, short])
+    assert "1 of 2 timelines" in hint.message and "0.40 s" in hint.message and "--video_fps 5" in hint.message
+    assert "0.40 s; frames are up to 1.00 s apart" in fineness([long, short]) and "every 2.00 s" in fineness([long])
+    assert fineness([]) == ""
+
+
+def test_a_span_behind_the_end_of_the_clip_is_hinted_at():
+    assert beyond_the_clip(record(solution="0-3.2 (1)"), [CLIP]) == [], "people round"
+    [hint] = beyond_the_clip(record(solution="0-3.3 (1)"), [CLIP])
+    assert "after the clip" in hint.message

@@ -1,0 +1,84 @@
+"""What is read as a timeline, what is not, and the form that timelines are written in."""
+
+import pytest
+
+from qwenvl.timeline import TimedStep, merged, named_step, seconds_of, timeline_in, written_timeline
+
+FAN = [(0.0, 3.5, 2, "insert the fan")]
+READ = [
+    ("0.0-3.5 (2) insert the fan", FAN),
+    ("0 - 3.5 s: (2) Insert  the fan.", FAN),
+    ("(2) insert the fan: 0:00-0:03.5", FAN),
+    ("(2) insert the fan, from 0 to 3.5 seconds", FAN),
+    ("00:00:00 --> 00:00:03.5 (2) insert the fan", FAN),
+    ("<0.0 seconds> - <3.5 seconds> (2) insert the fan", FAN),
+    ("[0, 3.5] (2) insert the fan", FAN),
+    ("* step 2: insert the fan (0.0\N{EN DASH}3.5)", FAN),
+    ("2. 0.0-3.5 insert the fan", FAN),
+    ("(0.0-3.5) (2) insert the fan", FAN),
+    ("- 0.0 s to 3.5 s | 2 | insert the fan", FAN),
+    ("0-3.5 2", [(0.0, 3.5, 2, "")]),
+    ("2: 0-3.5", [(0.0, 3.5, 2, "")]),
+    ("1:02:03-1:02:04.25 #7", [(3723.0, 3724.25, 7, "")]),
+    ("4-6 (1); 0-3 (2)\n1-2 (1)", [(0.0, 3.0, 2, ""), (1.0, 2.0, 1, ""), (4.0, 6.0, 1, "")]),  # they may overlap
+    ("0-3 (1) a, 3-5 (2) b, c", [(0.0, 3.0, 1, "a"), (3.0, 5.0, 2, "b")]),
+    ("0-3 (1) hold, and turn", [(0.0, 3.0, 1, "hold, and turn")]),  # one range: the comma is of the name
+    ("0-3 fan cable", [(0.0, 3.0, None, "fan cable")]),
+    ("0-3 2.5 mm screw", [(0.0, 3.0, None, "2.5 mm screw")]),
+    ('```json\n[{"step": 2, "start": 3, "end": 7}]\n```', [(3.0, 7.0, 2, "")]),
+    ('{"timeline": [{"step": "(2) fan", "start": "0:03", "end": "7 s"}]}', [(3.0, 7.0, 2, "fan")]),
+    ('{"step": 3, "label": "Fan", "start": 1, "end": 2}\n5-6 (1)', [(1.0, 2.0, 3, "fan")]),  # objects alone count
+]
+
+
+@pytest.mark.parametrize(("text", "spans"), READ)
+def test_entries_are_read_in_many_forms(text, spans):
+    assert [(span.start, span.end, span.number, span.name) for span in timeline_in(text)] == spans
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "(2) insert the fan", "0.0-3.5", "3 (2)"),  # no times, no step, one time
+        *("7-3 (1)", "3-3 (1)"),  # reversed and empty
+        *("-3-5 (1)", "3 - -5 (1)", "1e5-2e5 (1)", "NaN-3 (1)", "0-inf (1)", "12345678-12345679 (1)"),
+        *("3,5-7 (1)", "3-7,5 (1)", "00:00:03,005 --> 00:00:07,000 (1)"),  # decimal commas
+        *("2-3-7", "2 - 3 - 7"),  # which of the three is the step?
+        *("0-3 (1) (2)", "3 and 7 (1)"),
+        *('{"step": 2, "start": 3, "end": NaN}', '{"step": 2, "start": -3, "end": 5}', '{"start": 3, "end": 5}'),
+        *('{"step": true, "start": 3, "end": 5}', '{"step": 2, "start": 1e400, "end": 5}', "{}", "{" * 5_000),
+        '{"step": 2, "start": 3, "end": ' + "9" * 5_000 + "}",
+    ],
+)
+def test_what_cannot_be_read_is_no_span(text):
+    assert timeline_in(text) == []
+
+
+def test_names_of_the_list_have_its_numbers():
+    listed = {"insert the fan (left)": 1, "10 mm screw": 2}
+    text = "0-1 Insert the fan (left).; 1-2 10 mm screw; 2-3 (3) insert the fan (left); 3-4 insert a fan"
+    assert [span.step for span in timeline_in(text, listed)] == [1, 2, 3, "insert a fan"]
+    assert named_step("10 mm screw", {}) == (10, "mm screw"), "without a list it is a number and a name"
+
+
+def test_spans_are_written_in_one_form_which_is_read_again():
+    spans = [TimedStep(3.5, 7.25, 3), TimedStep(0, 3.5, 2, "insert the fan"), TimedStep(8, 9.0625, None, "lid")]
+    text = written_timeline(spans)
+    assert text == "0.0-3.5 (2) insert the fan\n3.5-7.25 (3)\n8.0-9.062 lid"
+    assert written_timeline(timeline_in(text)) == text
+
+
+def test_spans_of_a_step_that_touch_or_overlap_are_one():
+    spans = [TimedStep(0, 2, 1), TimedStep(1, 3, 2), TimedStep(2, 4, 1), TimedStep(3.5, 5, 1), TimedStep(6, 7, 1)]
+    assert merged(reversed(spans)) == [TimedStep(0, 5, 1), TimedStep(1, 3, 2), TimedStep(6, 7, 1)]
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        *((3, 3.0), (2.5, 2.5), ("2.5", 2.5), ("2.5 s", 2.5), ("0:07.5", 7.5), ("1:00:07", 3607.0)),
+        *((-1, None), (True, None), (None, None), (float("nan"), None), (10**400, None), ("3 m", None), ("", None)),
+    ],
+)
+def test_times(value, seconds):
+    assert seconds_of(value) == seconds
