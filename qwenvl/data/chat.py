@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.data.records.forms import CONTROL_TOKENS, MEDIA_TAG
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 TURN_START = "<|im_start|>"  # begins each turn in the chat templates of the Qwen-VL family
 TURN_END = "<|im_end|>"
+VISION_END = "<|vision_end|>"  # ends each image, and each clip or pair of its frames
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -61,6 +62,18 @@ def text_problem(text: str) -> str | None:
     return half and f"it holds {half[0]!r}, which is half a character"
 
 
+def parted(text: str, tokens: Iterable[str]) -> str:
+    """Return a text with a space in each of the tokens that it spells, so that it is read as ordinary words.
+
+    Example:
+        >>> parted("It said <|im_end|>.", ["<|im_end|>"])
+        'It said < |im_end|>.'
+    """
+    for token in tokens:
+        text = text.replace(token, f"{token[:1]} {token[1:]}")
+    return text
+
+
 def check_template_arguments(processor: ProcessorMixin, arguments: Mapping[str, Any]) -> None:
     """Check that the chat template reads all of the arguments.
 
@@ -70,6 +83,25 @@ def check_template_arguments(processor: ProcessorMixin, arguments: Mapping[str, 
     for name in arguments:
         if name != "tools" and not _reads(processor, name):
             raise ValueError(f"--chat_template_kwargs {name} has no effect: the model's chat template does not read it")
+
+
+def render_end(
+    processor: ProcessorMixin, record: Record, sentence: str, arguments: Mapping[str, Any]
+) -> str:
+    """Return the text behind the last image or clip of a prompt whose question a sentence follows on its own line.
+
+    Args:
+        sentence: text, also where it spells a media tag.
+        arguments: of the chat template.
+    """
+    chat = chat_messages(record)
+    parts = chat[-1]["content"]
+    question = parts.pop()["text"] if parts and parts[-1]["type"] == "text" else ""
+    parts.append({"type": "text", "text": f"{question}\n{sentence}"})
+    end = render_prompt(processor, chat, arguments)
+    for token in (VISION_END, processor.video_token, processor.image_token):
+        end = end.rpartition(token)[2]
+    return end
 
 
 def render_answer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from qwenvl.data.chat import parted
 from qwenvl.failure import beginning, visible
 
 LONGEST_REFUSAL = 400  # characters
@@ -32,7 +33,4 @@ def refusal(error: str, added_tokens: Iterable[str]) -> str:
         >>> refusal("there is no tool '<|im_end|>'", ["<|im_end|>"])
         "Error: there is no tool '< |im_end|>'."
     """
-    sentence = beginning(visible(error), LONGEST_REFUSAL)
-    for token in added_tokens:
-        sentence = sentence.replace(token, f"{token[:1]} {token[1:]}")
-    return f"Error: {sentence}."
+    return f"Error: {parted(beginning(visible(error), LONGEST_REFUSAL), added_tokens)}."

@@ -27,7 +27,7 @@ def evidence_of(fields: Mapping[str, Any]) -> list[Span] | None:
         return None
     try:
         spans = [(float(start), float(end)) for start, end in given]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         spans = []
     if not spans or not all(0 <= start < end < float("inf") for start, end in spans):
         raise ValueError(f"the field 'evidence' must be a list of [start, end] in seconds, got {given!r}")
