@@ -74,9 +74,13 @@ def test_full_memory_names_the_flags_that_help(tmp_path):
         "CUDA error: out of memory",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'",
+        "NCCL error in: ProcessGroupNCCL.cpp:2\nLast error:\nFailed to CUDA calloc async 608 bytes",
+        "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 'out of memory'",
     ):
         assert explanation(RuntimeError(words), tmp_path).startswith(f"GPU memory is full: {words[:30]}")
     assert explanation(MemoryError(), tmp_path).startswith("memory is full: MemoryError. ")
+    assert explanation(RuntimeError("NCCL error in: NCCLUtils.cpp:94, invalid usage"), tmp_path) is None
 
 
 def test_a_worker_of_the_data_loader_that_is_killed(tmp_path):
