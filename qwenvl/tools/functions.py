@@ -268,6 +268,8 @@ def schemas_of(flags: Any) -> list[dict[str, Any]]:
 
 def _resolved(each: str | Tool | Callable[..., Any]) -> list[Tool]:
     if not isinstance(each, str):
+        if not callable(each):
+            raise ValueError(f"--tools: expected names, functions or tools, got {each!r}")
         return [each if isinstance(each, Tool) else tool(each)]
     if each in _OWN:
         return [_OWN[each]]

@@ -412,6 +412,12 @@ def test_tools_that_do_not_exist_are_refused(world):
             world(tools=(name,))
 
 
+@pytest.mark.parametrize("given", [3, None])
+def test_other_things_than_tools_are_refused(given):
+    with pytest.raises(ValueError, match="--tools: expected names, functions or tools"):
+        resolve_tools([given])
+
+
 def test_schemas_come_from_annotations_and_docstrings():
     [schema] = [tool.schema["function"] for tool in resolve_tools(["look"]).values()]
     number = {"type": "number", "description": "the span, in seconds."}

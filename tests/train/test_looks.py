@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from qwenvl.demo.tiny import make_processor
+from qwenvl.own_code import OwnCodeError
 from qwenvl.rollout import ahead, local, shared_sampling
 from qwenvl.runlog import read_rollouts
 from qwenvl.train import fast_paths
@@ -116,6 +117,23 @@ def test_a_killed_and_resumed_run_is_the_same_run(whole_and_resumed, calls_first
     assert_same_run(whole, resumed)
     if more is TWICE:
         assert encoded.count([1]) == 3 * 6, "each of three runs encodes the look at each of six clips once"
+
+
+@pytest.mark.parametrize("more", [{}, {"async_rollouts": 2, "max_steps": 4}], ids=["in turn", "ahead"])
+def test_an_own_tool_that_fails_ends_the_run_in_one_line(make_trainer, calls_first, tmp_path, monkeypatch, more):
+    plugin = tmp_path / "own_tools.py"
+    plugin.write_text(
+        "from qwenvl import tool\n@tool\ndef look(start: float, end: float):\n"
+        "    '''Look.\n\n    Args:\n        start, end: seconds.\n    '''\n    return 1 / (end - start - 1)\n"
+    )
+    if more:
+        with_copying_engine(monkeypatch)
+    trainer = make_trainer(**{**LOOKS, "tools": [f"{plugin}:look"], **more})
+    with pytest.raises(OwnCodeError) as failed:
+        trainer.train()
+    message = str(failed.value)
+    assert message.startswith(f"--tools {plugin}:look, called for ") and "sop.json" in message
+    assert message.endswith("ZeroDivisionError: float division by zero (own_tools.py, line 9)")
 
 
 def assert_same_run(one, other):
