@@ -21,6 +21,7 @@ from qwenvl.own_code import named_errors
 from qwenvl.rewards.functions.looking import evidence_of
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.resolve import load_file
+from qwenvl.rewards.rubric import own
 from qwenvl.types import ClipMeta, Record
 
 View = Callable[..., Any]
@@ -104,7 +105,7 @@ def seen_by(view: View, record: Record) -> Record:
         except ValueError as error:
             raise RecordError(f"{record.where}: {error}") from None
     with named_errors(_place(view, record)):
-        seen = view(record)
+        seen = view(_copied(record))
         if not isinstance(seen, Record):
             raise TypeError(f"it returned {type(seen).__name__}; expected a record")
         for message in seen.messages:
@@ -126,7 +127,7 @@ def sentence_of(view: View, record: Record, completion: str, rewards: Mapping[st
         OwnCodeError: the view is a function of the user, and fails or gives no sentence.
     """
     with named_errors(_place(view, record)):
-        sentence = view(record, parted(completion, CONTROL_TOKENS), rewards)
+        sentence = view(_copied(record), parted(completion, CONTROL_TOKENS), rewards)
         if not isinstance(sentence, str) or not sentence.strip():
             got = "an empty text" if isinstance(sentence, str) else type(sentence).__name__
             raise TypeError(f"it returned {got}; expected a sentence")
@@ -146,6 +147,11 @@ def changed_by(view: View, records: Iterable[Record]) -> tuple[int, int]:
         if changed and not _is_built_in(view):
             break
     return changed, looked
+
+
+def _copied(record: Record) -> Record:
+    """The record for a function of the user, which may change the lists in it that rewards read."""
+    return replace(record, fields=own(record.fields))
 
 
 def _is_built_in(view: View) -> bool:

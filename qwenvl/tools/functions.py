@@ -28,6 +28,11 @@ from qwenvl.tools.options import BUILT_IN, ToolOptions
 from qwenvl.types import ClipMeta, Record, VideoClip
 
 _SEVERAL = re.compile(r"^(\s+)(\w+(?:, \w+)+): (.*(?:\n\1\s+.*)*)$", re.MULTILINE)
+_NOT_BY_NAME = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+)
 THOUSANDTHS = 1000
 """What a box is written in: thousandths of the width and of the height, as Qwen-VL writes places in pictures."""
 
@@ -209,6 +214,11 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     described.__name__, described.__doc__ = function.__name__, _SEVERAL.sub(each, inspect.getdoc(function) or "")
     described.__annotations__ = {name: kind for name, kind in get_type_hints(function).items() if name not in hidden}
     whole = inspect.signature(function)
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"tool {function.__name__}: expected a plain function, not an async one")
+    for name, parameter in whole.parameters.items():
+        if parameter.kind in _NOT_BY_NAME and name not in hidden:
+            raise TypeError(f"tool {function.__name__}: arguments are given by name, and {parameter} takes none")
     shown = [parameter for name, parameter in whole.parameters.items() if name not in hidden]
     described.__signature__ = whole.replace(parameters=shown)
     try:

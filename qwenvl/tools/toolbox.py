@@ -24,6 +24,7 @@ from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.own_code import named_errors
+from qwenvl.rewards.rubric import own
 from qwenvl.tools.calls import Call, calls_in
 from qwenvl.tools.errors import ToolError, quoted, refusal
 from qwenvl.tools.functions import Still, Tool, Video, resolve_tools
@@ -99,6 +100,9 @@ class Toolbox:
         Raises:
             ToolError: it cannot answer.
         """
+        if not tool.is_built_in:  # which may change what it gets, and other completions have the same record
+            record = replace(record, fields=own(record.fields))
+            arguments = own(dict(arguments))
         if "video" in signature(tool.function).parameters:
             if not record.videos:
                 raise ToolError("there is no video")
@@ -131,8 +135,8 @@ class Toolbox:
                 made = kind()
                 made.reset(**record.fields)
                 environments[kind] = made
-            own = () if kind is None else (environments[kind],)
-            parts = parts_of(tool.function(*own, **arguments))
+            positional = () if kind is None else (environments[kind],)
+            parts = parts_of(tool.function(*positional, **arguments))
             check_parts(parts)
         return parts
 
@@ -156,7 +160,7 @@ class Toolbox:
         seen = replace(
             record,
             videos=tuple(clip.info.path for clip in clips),
-            clip_meta=record.clip_meta[:1] * len(clips),
+            clip_meta=(record.clip_meta[:1] or (None,)) * len(clips),  # a tool may have clips of its own
             images=(),
         )
         written = [[_written(part) for part in each] for each in answers]

@@ -30,6 +30,7 @@ from dataclasses import replace
 import torch
 from qwenvl import tool, Video
 from qwenvl.tools.functions import Still, ToolError
+from qwenvl.types import FrameInfo, VideoClip
 
 @tool
 def halves(video: Video, time: float):
@@ -103,6 +104,26 @@ def odd(video: Video):
     """Fail."""
     clip = video.frames(0, 1)
     return replace(clip, frames=clip.frames[:1])
+
+@tool
+def other():
+    """Show a clip of its own."""
+    return VideoClip(torch.zeros(2, 3, 64, 64, dtype=torch.uint8), FrameInfo("own.mp4", (0, 1), (0.0, 0.5)))
+
+class Steps:
+    def reset(self, steps=(), **fields):
+        self.steps = steps
+
+    def take(self, names: list[str]):
+        """Take steps.
+
+        Args:
+            names: of them.
+        """
+        for name in names:
+            self.steps.remove(name)
+        names *= 2
+        return f"left: {', '.join(self.steps)}, taken: {', '.join(names)}"
 
 @tool
 def refuses():
@@ -295,6 +316,23 @@ def test_own_tools_are_executed_for_each_record_of_a_clip(world):
     assert "the field is 5" in got[0] and "the field is 8" in got[1]
 
 
+def test_own_tools_get_copies_of_the_record_and_of_their_arguments(world):
+    made = world(tools=("trl:own.py:Steps",))
+    made.record.fields["steps"] = ["a", "b"]
+    call = JSON_CALL.format("take", '{"names": ["b"]}') + END
+    got = made.answer(call, call)
+    assert all("left: a, taken: b, b" in got[row] for row in (0, 1))
+    assert made.record.fields["steps"] == ["a", "b"]
+    assert made.conversations.each[0].calls[0][0].arguments == {"names": ["b"]}
+
+
+def test_an_own_tool_may_show_frames_for_a_record_without_a_clip(world):
+    made = world(tools=("own.py:other",))
+    made.conversations.each[0].record = replace(made.record, videos=(), clip_meta=())
+    got = made.answer(JSON_CALL.format("other", "{}") + END)
+    assert got["inputs"].videos_per_prompt == [1]
+
+
 BROKEN = {
     "raises": "ZeroDivisionError: division by zero (own.py, line",
     "exits": "SystemExit: 3",
@@ -430,6 +468,24 @@ def test_schemas_come_from_annotations_and_docstrings():
     untyped.__doc__ = "Text."
     with pytest.raises(TypeError, match="tool <lambda>: Argument x is missing a type hint"):
         resolve_tools([untyped])
+
+
+async def later(amount: int):
+    """Do something."""
+
+
+def positional(amount: int, /):
+    """Do something."""
+
+
+def several(**amounts: int):
+    """Do something."""
+
+
+@pytest.mark.parametrize("function", [later, positional, several])
+def test_functions_that_no_call_can_name_the_arguments_of_are_refused(function):
+    with pytest.raises(TypeError, match=f"tool {function.__name__}: "):
+        resolve_tools([function])
 
 
 PLAIN = """{% for each in messages %}<|im_start|>{{ each.role }}
