@@ -90,8 +90,8 @@ def _converted(value: Any, schema: Schema) -> Any:
 
 def _first_of(value: Any, schemas: Sequence[Schema]) -> Any:
     """A value in the first type that it is of, or else can be converted to."""
-    exact = [each for each in schemas if isinstance(value, _OF_PYTHON.get(str(each.get("type")), object))]
-    for schema in [*exact, *schemas]:
+    is_exact = lambda schema: isinstance(value, _OF_PYTHON.get(str(schema.get("type")), object))
+    for schema in sorted(schemas, key=is_exact, reverse=True):
         try:
             return _converted(value, schema)
         except (TypeError, ValueError):

@@ -33,4 +33,4 @@ def refusal(error: str, added_tokens: Iterable[str]) -> str:
         >>> refusal("there is no tool '<|im_end|>'", ["<|im_end|>"])
         "Error: there is no tool '< |im_end|>'."
     """
-    return f"Error: {parted(beginning(visible(error), LONGEST_REFUSAL), added_tokens)}."
+    return f"Error: {parted(beginning(visible(error[: 2 * LONGEST_REFUSAL]), LONGEST_REFUSAL), added_tokens)}."
