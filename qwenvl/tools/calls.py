@@ -12,7 +12,7 @@ DEEPEST = 32
 # Without "<" in names: a name that never ends is not searched to the end of the text from each of its beginnings.
 _FUNCTION = re.compile(r"<function=([^<>\s]+)>")
 _PARAMETER = re.compile(r"<parameter=([^<>\s]+)>")
-_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 _MOST_DIGITS = 20  # with a sign; what has more does not fit into 64 bits
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
