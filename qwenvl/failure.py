@@ -13,6 +13,7 @@ from pathlib import Path
 
 NAME = "first-error.txt"
 _FULL_GPU = ("CUDA out of memory", "CUDA error: out of memory", "BLAS_STATUS_ALLOC_FAILED", "DNN_STATUS_ALLOC_FAILED")
+_FULL_FOR_NCCL = ("out of memory", "Failed to CUDA malloc", "Failed to CUDA calloc")  # it passes on what CUDA says
 _FULL_HOST = ("can't allocate memory", "Cannot allocate memory", "not enough memory", "std::bad_alloc")
 LONGEST_LINE = 1000  # characters
 _NO_WIDTH = re.compile("[\u200b-\u200f\u202a-\u202e\ufeff]")  # they only change their neighbours
@@ -20,9 +21,11 @@ _NO_WIDTH = re.compile("[\u200b-\u200f\u202a-\u202e\ufeff]")  # they only change
 
 def full_memory(error: BaseException) -> str | None:
     """``GPU memory`` or ``memory`` if an error says that it is full, else None. Errors of workers are text alone."""
-    if isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in _FULL_GPU):
+    text = str(error) if isinstance(error, RuntimeError | OSError) else ""
+    of_nccl = "nccl" in text.lower() and any(words in text for words in _FULL_FOR_NCCL)
+    if of_nccl or any(words in text for words in _FULL_GPU):
         return "GPU memory"
-    full = isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in _FULL_HOST)
+    full = any(words in text for words in _FULL_HOST)
     return "memory" if full or isinstance(error, MemoryError) else None
 
 

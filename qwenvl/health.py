@@ -249,7 +249,8 @@ def history_of(rows: Sequence[Mapping[str, float]], prompts: int, iterations: in
     """The entries of lines of ``metrics.jsonl`` of optimizer steps.
 
     Args:
-        prompts: of a step that samples, over all processes.
+        prompts: of a step that samples, over all processes, for rows without ``group/count``. A step has fewer where
+            the data set is smaller.
         iterations: steps on the same completions.
 
     Example:
@@ -260,7 +261,8 @@ def history_of(rows: Sequence[Mapping[str, float]], prompts: int, iterations: in
     for row in rows:
         step = int(row["step"])
         sampled = sum(each % iterations == 0 for each in range(before, step))
-        entries.append(LogEntry(step, step - before, sampled * prompts, row))
+        groups = int(row.get("group/count", sampled * prompts))
+        entries.append(LogEntry(step, step - before, groups, row))
         before = step
     return entries
 

@@ -2,7 +2,7 @@
 
 A run:
 
-    run.json               the settings, and the versions of packages
+    run.json               the settings, and the versions of packages. Of a resumed run also those of earlier starts
     metrics.jsonl          one object per line: ``step`` and numbers
     rollouts/rank-0.jsonl  one completion per line, a file for each process
 
@@ -135,15 +135,35 @@ class RunLog:
         self._rollouts = self.folder / "rollouts" / f"rank-{rank}.jsonl"
         self._earlier: dict[Path, int] = {}  # bytes of a file before this process wrote to it
 
-    def write_config(self, config: Mapping[str, Any], launch: Mapping[str, str] | None = None) -> None:
-        """Write the settings of the run, in the place of those of an earlier start.
+    def write_config(
+        self, config: Mapping[str, Any], launch: Mapping[str, str] | None = None, resumed_at: int = 0
+    ) -> None:
+        """Write the settings of the run. Those of earlier starts stay in ``earlier_starts``, the oldest first.
 
         Args:
             launch: ``command``, ``started`` and ``hardware`` of the newest start.
+            resumed_at: the finished steps at which it begins. 0: a new run, which has no earlier starts.
         """
-        if self.rank == 0:
-            content = {"config": config, "versions": installed_versions()} | ({"launch": launch} if launch else {})
-            write_json(self.folder / "run.json", content)
+        if self.rank != 0:
+            return
+        content: dict[str, Any] = {"config": config, "versions": installed_versions()}
+        if launch:
+            content["launch"] = launch
+        if resumed_at:
+            content["resumed_at"] = resumed_at
+            content["earlier_starts"] = self._earlier_starts(plain(config))
+        write_json(self.folder / "run.json", content)
+
+    def _earlier_starts(self, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What ``run.json`` says of the starts so far. Of the settings of each, those that the next start changed."""
+        try:
+            written = read_config(self.folder)
+        except RunLogError:  # a folder to which only checkpoints were copied
+            return []
+        before = written.get("config", {})
+        changed = {name: value for name, value in before.items() if config.get(name) != value}
+        kept = {name: written[name] for name in ("launch", "resumed_at", "versions") if name in written}
+        return [*written.get("earlier_starts", []), {**kept, "changed_settings": changed}]
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line of numbers to ``metrics.jsonl``. NaN and infinity are written as words and read back."""
@@ -204,7 +224,7 @@ class RunLog:
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """``{"config": ..., "versions": ...}``, ``"trained": step`` once training has ended, and
-    ``"finished": step`` once the model is saved.
+    ``"finished": step`` once the model is saved. Of a resumed run also ``resumed_at`` and ``earlier_starts``.
 
     Raises:
         RunLogError: there is none, or it is not JSON.

@@ -26,7 +26,8 @@ FLOORS = {
     "runlog": 0,
     "option": 0,
     "yaml_text": 0,
-    "failure": 0,
+    "failure": -1,
+    "own_code": 0,
     "child": 0,
     "health": 0,
     "versions": 0,
@@ -56,7 +57,7 @@ OF_ANOTHER_ENVIRONMENT = {"vllm_server": {"vllm"}}  # what a room has where it r
 FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for
 STANDARD_LIBRARY_ONLY = {"types", "runlog", "option", "child", "files", "health", "versions", "cli"}
-STANDARD_LIBRARY_ONLY |= {"failure", "plan", "timeline"}
+STANDARD_LIBRARY_ONLY |= {"failure", "own_code", "plan", "timeline"}
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml"}  # where it is not the distribution's name
 
 MOST_LINES_OF_A_FILE = 600

@@ -161,3 +161,9 @@ def test_rows_of_steps_become_entries_with_their_groups():
     found = history_of(rows, prompts=6, iterations=2)
     assert [(each.step, each.steps, each.groups) for each in found] == [(1, 1, 6), (4, 3, 6), (5, 1, 6)]
     assert [each.values for each in found] == rows
+
+
+def test_the_groups_that_were_sampled_are_counted_where_the_row_has_them():
+    """A data set of 16 records in a step of 100,000 prompts, trained on twice."""
+    rows = [{"step": 1, "group/count": 16.0}, {"step": 2, "group/count": 0.0}, {"step": 4, "group/count": 16.0}]
+    assert [each.groups for each in history_of(rows, prompts=100_000, iterations=2)] == [16, 0, 16]

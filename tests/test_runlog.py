@@ -72,6 +72,23 @@ def test_a_line_that_a_crash_cut_is_dropped_by_reader_and_next_writer(tmp_path):
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.4}]
 
 
+def test_a_resumed_run_keeps_the_settings_of_each_start(tmp_path):
+    """Of each start those that the next one changed, so that all of them can be told."""
+    log = RunLog(tmp_path)
+    log.write_config({"loss_type": "grpo", "lr": 1e-6, "seed": 1}, {"started": "monday"})
+    log.finish(4, saved=False)
+    log.write_config({"loss_type": "dapo", "lr": 1e-6, "seed": 1}, {"started": "tuesday"}, resumed_at=4)
+    log.write_config({"loss_type": "dapo", "lr": 1e-5, "seed": 1}, {"started": "friday"}, resumed_at=8)
+    written = read_config(tmp_path)
+    assert written["config"] == {"loss_type": "dapo", "lr": 1e-5, "seed": 1} and written["resumed_at"] == 8
+    first, second = written["earlier_starts"]
+    assert first["launch"] == {"started": "monday"} and first["changed_settings"] == {"loss_type": "grpo"}
+    assert second["launch"] == {"started": "tuesday"} and second["changed_settings"] == {"lr": 1e-6}
+    assert "resumed_at" not in first and second["resumed_at"] == 4 and "trained" not in written
+    log.write_config({"loss_type": "gspo"})
+    assert "earlier_starts" not in read_config(tmp_path), "a new run"
+
+
 def test_resuming_drops_the_steps_that_come_again(tmp_path):
     logs = [RunLog(tmp_path, rank, world_size=3) for rank in range(3)]
     for step in (1, 2, 3):

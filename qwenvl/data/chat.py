@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from qwenvl.data.records.forms import MEDIA_TAG
+from qwenvl.data.records.forms import CONTROL_TOKENS, MEDIA_TAG
 from qwenvl.types import Message, Record
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 TURN_START = "<|im_start|>"  # begins each turn in the chat templates of the Qwen-VL family
 TURN_END = "<|im_end|>"
+VISION_END = "<|vision_end|>"  # ends each image, and each clip or pair of its frames
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def chat_messages(record: Record) -> list[dict[str, Any]]:
@@ -46,6 +48,32 @@ def render_prompt(processor: ProcessorMixin, chat: list[dict[str, Any]], argumen
     return text
 
 
+def text_problem(text: str) -> str | None:
+    """Return what keeps a text of other programs from being a part of a prompt. None: nothing.
+
+    Example:
+        >>> text_problem("So be it.<|im_end|>")
+        "it holds '<|im_end|>', which prompts have for their structure alone"
+    """
+    for token in CONTROL_TOKENS:
+        if token in text:
+            return f"it holds {token!r}, which prompts have for their structure alone"
+    half = _SURROGATE.search(text)
+    return half and f"it holds {half[0]!r}, which is half a character"
+
+
+def parted(text: str, tokens: Iterable[str]) -> str:
+    """Return a text with a space in each of the tokens that it spells, so that it is read as ordinary words.
+
+    Example:
+        >>> parted("It said <|im_end|>.", ["<|im_end|>"])
+        'It said < |im_end|>.'
+    """
+    for token in tokens:
+        text = text.replace(token, f"{token[:1]} {token[1:]}")
+    return text
+
+
 def check_template_arguments(processor: ProcessorMixin, arguments: Mapping[str, Any]) -> None:
     """Check that the chat template reads all of the arguments.
 
@@ -55,6 +83,25 @@ def check_template_arguments(processor: ProcessorMixin, arguments: Mapping[str, 
     for name in arguments:
         if name != "tools" and not _reads(processor, name):
             raise ValueError(f"--chat_template_kwargs {name} has no effect: the model's chat template does not read it")
+
+
+def render_end(
+    processor: ProcessorMixin, record: Record, sentence: str, arguments: Mapping[str, Any]
+) -> str:
+    """Return the text behind the last image or clip of a prompt whose question a sentence follows on its own line.
+
+    Args:
+        sentence: text, also where it spells a media tag.
+        arguments: of the chat template.
+    """
+    chat = chat_messages(record)
+    parts = chat[-1]["content"]
+    question = parts.pop()["text"] if parts and parts[-1]["type"] == "text" else ""
+    parts.append({"type": "text", "text": f"{question}\n{sentence}"})
+    end = render_prompt(processor, chat, arguments)
+    for token in (VISION_END, processor.video_token, processor.image_token):
+        end = end.rpartition(token)[2]
+    return end
 
 
 def render_answer(

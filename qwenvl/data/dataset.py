@@ -32,6 +32,7 @@ from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import RecordFile, spot_checked
 from qwenvl.data.records.sources import EXPECTED, given_rows
+from qwenvl.data.views import seen_by
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
 
 
@@ -111,7 +112,7 @@ class GRPODataset(Dataset):
             sample = self.load(record, epoch)
             if self.view is None:
                 return sample
-            seen = self.view(record)
+            seen = seen_by(self.view, record)
             return replace(sample, teacher=sample if seen == record else self.load(seen, epoch))
         except BadMediaError as error:
             message = f"{place_of(record)}: {error}"

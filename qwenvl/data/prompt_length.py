@@ -166,6 +166,16 @@ class Ruler:
             clips: for each the times of its frames, an even number, and their size when resized.
             images: sizes when resized.
         """
+        return self.length_of(self.text(chat), clips, images)
+
+    def length_of(
+        self, text: str, clips: Sequence[tuple[Sequence[float], Size]], images: Sequence[Size]
+    ) -> PromptLength:
+        """Return how many tokens a rendered text has, which holds one token for each image and clip.
+
+        Args:
+            clips, images: see ``length``.
+        """
         video, image = self.processor.video_processor, self.processor.image_processor
         vision, replaced, pieces = 0, len(images), []
         for times, (height, width) in clips:
@@ -174,7 +184,7 @@ class Ruler:
             replaced += pairs
             pieces.append(self._clip_text(times, pairs))
         vision += sum(_tokens(height, width, image) for height, width in images)
-        text, *rest = self.text(chat).split(self.processor.video_token)
+        text, *rest = text.split(self.processor.video_token)
         text += "".join(piece + after for piece, after in zip(pieces, rest, strict=True))
         return PromptLength(len(self.processor.tokenizer(text)["input_ids"]) + vision - replaced, vision)
 

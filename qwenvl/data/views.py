@@ -6,17 +6,22 @@ A row of ``VIEWS`` is a plain function ``f(record, **arguments) -> record``, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
+from qwenvl.data.chat import parted, text_problem
+from qwenvl.data.errors import RecordError, place_of
+from qwenvl.data.records.forms import CONTROL_TOKENS, MEDIA_TAG
 from qwenvl.grpo.options import TeacherOptions
 from qwenvl.option import row_of
+from qwenvl.own_code import named_errors
 from qwenvl.rewards.functions.looking import evidence_of
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.resolve import load_file
+from qwenvl.rewards.rubric import own
 from qwenvl.types import ClipMeta, Record
 
 View = Callable[..., Any]
@@ -50,9 +55,12 @@ def evidence(record: Record, count: int | None = None) -> Record:
 
 
 def solution(record: Record) -> Record:
-    """The record with its solution in a sentence behind the question (arXiv:2601.18734)."""
+    """The record with its solution in a sentence behind the question (arXiv:2601.18734). Without one: as it is."""
+    right = solution_of(record.solution)
+    if not right:
+        return record
     *before, question = record.messages  # the prompt ends with a user turn
-    answered = replace(question, text=f"{question.text}\nThe right answer is: {solution_of(record.solution)}")
+    answered = replace(question, text=f"{question.text}\nThe right answer is: {right}")
     return replace(record, messages=(*before, answered))
 
 
@@ -63,6 +71,10 @@ def feedback(record: Record, completion: str, rewards: Mapping[str, float | None
 
 
 VIEWS: Mapping[str, View] = {"frames": frames, "evidence": evidence, "solution": solution, "feedback": feedback}
+
+
+SHOWN = {"frames": "a clip", "evidence": "a clip with `evidence`", "solution": "a solution"}
+"""What a record needs for each view that reads no completion."""
 
 
 def view_named(text: str | None) -> View:
@@ -83,3 +95,80 @@ def view_named(text: str | None) -> View:
 def reads_completions(view: View) -> bool:
     """Whether a view makes a sentence for each completion: it has a second argument without a default."""
     return sum(each.default is Parameter.empty for each in signature(view).parameters.values()) > 1
+
+
+def seen_by(view: View, record: Record) -> Record:
+    """A record as a view shows it.
+
+    Raises:
+        RecordError: the field of the record that the view reads is not of its form.
+        OwnCodeError: the view is a function of the user, and fails or gives no record.
+    """
+    if _is_built_in(view):
+        try:
+            return view(record)
+        except ValueError as error:
+            raise RecordError(f"{record.where}: {error}") from None
+    with named_errors(_place(view, record)):
+        seen = view(_copied(record))
+        if not isinstance(seen, Record):
+            raise TypeError(f"it returned {type(seen).__name__}; expected a record")
+        for message in seen.messages:
+            _check_text(message.text)
+        tags = [tag for message in seen.messages for tag in MEDIA_TAG.findall(message.text)]
+        found = (tags.count("video"), tags.count("image"), len(seen.clip_meta))
+        if found != (len(seen.videos), len(seen.images), len(seen.videos)):
+            raise ValueError("the tags <video> and <image> or the `clip_meta` of its record do not fit its media")
+    return seen
+
+
+def sentence_of(view: View, record: Record, completion: str, rewards: Mapping[str, float | None]) -> str:
+    """What a view says of a completion.
+
+    Args:
+        completion: its text. Control tokens that it spells are parted by a space: the view may quote it.
+
+    Raises:
+        OwnCodeError: the view is a function of the user, and fails or gives no sentence.
+    """
+    with named_errors(_place(view, record)):
+        sentence = view(_copied(record), parted(completion, CONTROL_TOKENS), rewards)
+        if not isinstance(sentence, str) or not sentence.strip():
+            got = "an empty text" if isinstance(sentence, str) else type(sentence).__name__
+            raise TypeError(f"it returned {got}; expected a sentence")
+        _check_text(sentence)
+    return sentence
+
+
+def changed_by(view: View, records: Iterable[Record]) -> tuple[int, int]:
+    """The number of records that a view shows more of, and of those that were looked at.
+
+    A function of the user may be slow: the look ends at the first record that it changes.
+    """
+    changed = looked = 0
+    for record in records:
+        looked += 1
+        changed += seen_by(view, record) != record
+        if changed and not _is_built_in(view):
+            break
+    return changed, looked
+
+
+def _copied(record: Record) -> Record:
+    """The record for a function of the user, which may change the lists in it that rewards read."""
+    return replace(record, fields=own(record.fields))
+
+
+def _is_built_in(view: View) -> bool:
+    return view is unchanged or getattr(view, "func", view) in VIEWS.values()
+
+
+def _place(view: View, record: Record) -> str:
+    name = getattr(getattr(view, "func", view), "__name__", type(view).__name__)
+    return f"--teacher_sees {name}, called for {place_of(record)}"
+
+
+def _check_text(text: str) -> None:
+    problem = text_problem(text)
+    if problem:
+        raise ValueError(f"it returned a text that is no part of a prompt: {problem}")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.failure import tell, tells_errors_once
+from qwenvl.own_code import OwnCodeError
 from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError
 from qwenvl.train.display.console import ends_at_ctrl_c, say
@@ -61,7 +62,7 @@ def run_command(
         from qwenvl.train.run.lock import RunFolderError
 
         settle_output()
-        known = (*DATA_ERRORS, RewardError, RunLogError, RunFolderError)
+        known = (*DATA_ERRORS, RewardError, OwnCodeError, RunLogError, RunFolderError)
         with told_in_one_line(command, None), told_to_the_user(command, known):
             with redirect_stdout(sys.stderr):
                 try:

@@ -44,7 +44,7 @@ from qwenvl.rewards import RewardError, Rubric
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import AS_IT_IS, Rollout, RunLog
-from qwenvl.train.assemble import build_dataset, build_rewards, build_sampler, dataset_view
+from qwenvl.train.assemble import build_dataset, build_rewards, build_sampler, check_view, dataset_view
 from qwenvl.train.collect.collector import Collector, require_finite
 from qwenvl.train.evaluation import in_budget
 from qwenvl.train.journal import rollout_rows
@@ -187,6 +187,8 @@ def _first_prompts(
     """The data set, and the keys of the first records that training would draw, each once."""
     dataset = build_dataset(config.dataset_use, config, rubric, collator, training=True)
     dataset.view = dataset_view(config)
+    if dataset.view is not None:
+        check_view(config, dataset.view, dataset.records)
     keys: dict[int, tuple[int, int]] = {}
     for key in build_sampler(dataset, config, 1, collator):
         if key is not None:

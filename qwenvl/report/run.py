@@ -208,6 +208,7 @@ SHOWN = {
     "reward/max": Shown("learning", "best reward", "reward", "the highest of any completion"),
     "reward/std": Shown("learning", "reward spread within groups", "standard deviation", "what there is to learn from"),
     "group/zero_std_frac": Shown("learning", "groups with equal rewards", "share of groups", "at 1 nothing is learned"),
+    "group/count": Shown("data", "groups of an entry", "groups", "over all processes"),
     "group/unique_frac": Shown("learning", "different completions", "share of a group", "near 0 nothing new is tried"),
     "look/looked_frac": Shown("learning", "completions that look", "share of completions", "at 0 the tools are idle"),
     "look/calls": Shown("learning", "looks of a completion", "calls"),

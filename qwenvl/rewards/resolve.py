@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -82,6 +82,9 @@ def build_rubric(
     """
     if isinstance(reward_funcs, (str, RewardFunction)) or callable(reward_funcs):
         reward_funcs = [reward_funcs]
+    elif isinstance(reward_funcs, (Mapping, Set)) or not isinstance(reward_funcs, Iterable | None):
+        got = type(reward_funcs).__name__
+        raise RewardError(f"reward_funcs: expected a name, a function or a list of these, got {got}")
     if reward_models and reward_funcs is None:
         reward_funcs = ()
     named = {"format": format_reward_weight, "accuracy": accuracy_reward_weight}
@@ -98,7 +101,11 @@ def build_rubric(
     for place, path in enumerate(reward_models, start=1):
         name = "reward_model" if len(reward_models) == 1 else f"reward_model_{place}"
         functions.append(RewardFunction(name, RewardModel(path)))
-    weights = [1.0] * len(functions) if reward_weights is None else reward_weights
+    try:
+        weights = [1.0] * len(functions) if reward_weights is None else [float(each) for each in reward_weights]
+    except (TypeError, ValueError):
+        expected = "a list of numbers, one for each reward function"
+        raise RewardError(f"reward_weights: expected {expected}, got {reward_weights!r}") from None
     return Rubric(functions, weights, on_error=on_error)
 
 

@@ -6,15 +6,13 @@ import asyncio
 import copy
 import logging
 import math
-import sysconfig
 import threading
-import traceback
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from qwenvl.own_code import ends_forks, raised_at
 from qwenvl.rewards.function import Completion, RewardError, RewardFunction, Unfinished, arguments, columns_named
 from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
@@ -28,8 +26,6 @@ Values = list[float | None]
 SKIP_LIMIT, SKIP_WINDOW, SKIP_LEAST = 0.05, 1000, 100
 _PLAIN = frozenset((str, bytes, int, float, complex, bool, type(None)))
 LARGEST = 1e30  # a weighted sum of several such values is finite in float32
-
-_NOT_OF_USERS = ("<", str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")))
 
 NO_SOLUTION = "expected a `solution`, `reward_model.ground_truth`, or a last assistant turn that holds it"
 TAKEN = ("total", "std", "max", "temporal_contrast")
@@ -201,7 +197,9 @@ class Rubric:
 
             def finish() -> list[Any]:
                 try:
-                    return _one_per_row(function.name, len(rows), result())
+                    with ends_forks():
+                        values = result()
+                    return _one_per_row(function.name, len(rows), values)
                 except RewardError:
                     raise
                 except (Exception, SystemExit) as error:
@@ -268,7 +266,7 @@ def _as_number(value: Any) -> tuple[float | None, str | None]:
     if isinstance(value, Unfinished):
         return None, str(value)
     if isinstance(value, BaseException):
-        return None, f"{type(value).__name__}: {value}{_raised_at(value)}"
+        return None, f"{type(value).__name__}: {value}{raised_at(value)}"
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except Exception:  # other objects, arrays of several numbers, integers beyond all floats
@@ -277,13 +275,6 @@ def _as_number(value: Any) -> tuple[float | None, str | None]:
         got = f"{number:g}" if isinstance(value, float) else f"a value of type {type(value).__name__}"
         return None, f"expected a number between -{LARGEST:g} and {LARGEST:g}, or None, got {got}"
     return number, None
-
-
-def _raised_at(error: BaseException) -> str:
-    """`` (my_rewards.py, line 8)``: the last line of a user's own code that an error went through. Or nothing."""
-    places = traceback.extract_tb(error.__traceback__)
-    own = [place for place in places if not place.filename.startswith(_NOT_OF_USERS)]
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def _one_per_row(name: str, rows: int, values: Any) -> list[Any]:
@@ -300,7 +291,8 @@ def _one_per_row(name: str, rows: int, values: Any) -> list[Any]:
 
 async def _awaited(begin: Callable[[], Any]) -> Any:
     try:
-        return await begin()
+        with ends_forks():  # one that left here would wait for the tasks of an event loop that it does not run
+            return await begin()
     except SystemExit as error:  # it would end the event loop
         raise RuntimeError(f"it called sys.exit({error.code!r})") from error
 

@@ -18,19 +18,23 @@ from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
 from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.errors import place_of
 from qwenvl.data.frames import FramePlan, Timeline, made_even, uniform_indices
-from qwenvl.data.media.resize import resize
+from qwenvl.data.media.resize import MAX_ASPECT_RATIO, resize
 from qwenvl.rewards.resolve import load_file
+from qwenvl.tools.arguments import typed_arguments
+from qwenvl.tools.errors import ToolError
 from qwenvl.tools.options import BUILT_IN, ToolOptions
 from qwenvl.types import ClipMeta, Record, VideoClip
 
 _SEVERAL = re.compile(r"^(\s+)(\w+(?:, \w+)+): (.*(?:\n\1\s+.*)*)$", re.MULTILINE)
+_NOT_BY_NAME = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+)
 THOUSANDTHS = 1000
 """What a box is written in: thousandths of the width and of the height, as Qwen-VL writes places in pictures."""
-
-
-class ToolError(ValueError):
-    """A call that cannot be answered. The model reads the message, and goes on."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,24 @@ class Still:
         Raises:
             ToolError: they bound no part of the picture.
         """
+        box = f"the box {x1:g}, {y1:g}, {x2:g}, {y2:g}"
         if not (0 <= x1 < x2 <= THOUSANDTHS and 0 <= y1 < y2 <= THOUSANDTHS):
-            raise ToolError(f"the box {x1:g}, {y1:g}, {x2:g}, {y2:g} is empty or not within 0 to {THOUSANDTHS}")
+            raise ToolError(f"{box} is empty or not within 0 to {THOUSANDTHS}")
         height, width = self.pixels.shape[1:]
-        left, top = int(x1 * width / THOUSANDTHS), int(y1 * height / THOUSANDTHS)
-        right, bottom = math.ceil(x2 * width / THOUSANDTHS), math.ceil(y2 * height / THOUSANDTHS)
+        left, right = _bounds(x1, x2, width)
+        top, bottom = _bounds(y1, y2, height)
         part = self.pixels[:, top:bottom, left:right]
         scale = math.sqrt(height * width / (part.shape[1] * part.shape[2]))
         size = max(1, round(part.shape[1] * scale)), max(1, round(part.shape[2] * scale))
+        if max(size) > MAX_ASPECT_RATIO * min(size):
+            raise ToolError(f"{box} is too thin: one side may be at most {MAX_ASPECT_RATIO} times as long as the other")
         return replace(self, pixels=resize(part, size, self))
+
+
+def _bounds(low: float, high: float, pixels: int) -> tuple[int, int]:
+    """The first pixel of an interval in thousandths, and the one behind its last. Rounding leaves at least one."""
+    first = min(int(low * pixels / THOUSANDTHS), pixels - 1)
+    return first, max(math.ceil(high * pixels / THOUSANDTHS), first + 1)
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,8 @@ class Video:
         def plan(timeline: Timeline) -> FramePlan:
             first, stop = self._span(timeline, start, end)
             most, fps = self.options.look_frames, self.options.look_fps
-            wanted = most if fps is None else min(max(round((end - start) * fps), 1), most)
+            # At most ``most`` before it is rounded: a span may be longer than any integer.
+            wanted = most if fps is None else max(round(min((end - start) * fps, most)), 1)
             return FramePlan(tuple(made_even([first + index for index in uniform_indices(stop - first, wanted)])))
 
         return self.dataset.load_clip(self.record, 0, plan)
@@ -116,13 +130,15 @@ class Video:
         times = timeline.times
         earliest = meta.video_start or 0.0
         latest = max(timeline.duration, times[-1]) if meta.video_end is None else meta.video_end
-        if start > end:
+        if not start <= end:
             raise ToolError(f"start {start:g} is after end {end:g}")
         if end < earliest or start > latest:
             raise ToolError(f"{start:g} to {end:g} is not in the video, which goes from {earliest:g} to {latest:.3g}")
-        if self.elsewhere:  # half of the clip away
-            length, start = end - start, earliest + (start - earliest + (latest - earliest) / 2) % (latest - earliest)
-            start = min(start, latest - length)
+        whole = latest - earliest
+        if self.elsewhere and whole > 0:  # half of the clip away
+            length = min(end - start, whole)
+            moved = earliest + (start - earliest + whole / 2) % whole
+            start = min(moved, latest - length)
             end = start + length
         stop = bisect_right(times, min(end, latest))
         first = min(bisect_left(times, max(start, earliest)), max(stop - 1, 0))
@@ -136,12 +152,23 @@ class Tool:
     Attributes:
         schema: of its name and arguments, as chat templates take it.
         environment: the class of which each completion has an object, whose method this is. None: a plain function.
+        source: as ``--tools`` names it. Empty for one that a script has given.
     """
 
     name: str
     function: Callable[..., Any]
     schema: dict[str, Any]
     environment: type | None = None
+    source: str = ""
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it is a tool of this library: a function of the clip and its arguments, and of nothing else."""
+        return _OWN.get(self.name) is self
+
+    def place(self, record: Record) -> str:
+        """The tool and a record, with which errors of the tool begin."""
+        return f"--tools {self.source or self.name}, called for {place_of(record)}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -152,29 +179,7 @@ class Tool:
         Raises:
             ToolError: for the model to read.
         """
-        parameters = self.schema["function"]["parameters"]
-        if missing := [name for name in parameters.get("required", ()) if name not in arguments]:
-            raise ToolError(f"{self.name} lacks {', '.join(missing)}")
-        known = parameters["properties"]
-        if unknown := sorted(arguments.keys() - known.keys()):
-            raise ToolError(f"{self.name} takes {', '.join(known)}, and no {unknown[0][:40]!r}")
-        return {name: _typed(name, value, known[name].get("type")) for name, value in arguments.items()}
-
-
-def _typed(name: str, value: Any, kind: Any) -> Any:
-    try:
-        if kind == "string":
-            return str(value)
-        if kind == "boolean":
-            return {"true": True, "false": False}[str(value).lower()]
-        if kind not in ("number", "integer"):
-            return value
-        number = float(value)
-        if not math.isfinite(number) or (kind == "integer" and number != int(number)):
-            raise ValueError
-        return int(number) if kind == "integer" else number
-    except (KeyError, TypeError, ValueError):
-        raise ToolError(f"{name} must be of type {kind}, got {str(value)[:40]!r}") from None
+        return typed_arguments(self.name, self.schema["function"]["parameters"], arguments)
 
 
 def tool(function: Callable[..., Any]) -> Tool:
@@ -209,6 +214,11 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     described.__name__, described.__doc__ = function.__name__, _SEVERAL.sub(each, inspect.getdoc(function) or "")
     described.__annotations__ = {name: kind for name, kind in get_type_hints(function).items() if name not in hidden}
     whole = inspect.signature(function)
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"tool {function.__name__}: expected a plain function, not an async one")
+    for name, parameter in whole.parameters.items():
+        if parameter.kind in _NOT_BY_NAME and name not in hidden:
+            raise TypeError(f"tool {function.__name__}: arguments are given by name, and {parameter} takes none")
     shown = [parameter for name, parameter in whole.parameters.items() if name not in hidden]
     described.__signature__ = whole.replace(parameters=shown)
     try:
@@ -268,6 +278,8 @@ def schemas_of(flags: Any) -> list[dict[str, Any]]:
 
 def _resolved(each: str | Tool | Callable[..., Any]) -> list[Tool]:
     if not isinstance(each, str):
+        if not callable(each):
+            raise ValueError(f"--tools: expected names, functions or tools, got {each!r}")
         return [each if isinstance(each, Tool) else tool(each)]
     if each in _OWN:
         return [_OWN[each]]
@@ -276,9 +288,11 @@ def _resolved(each: str | Tool | Callable[..., Any]) -> list[Tool]:
     if made is None:
         raise ValueError(f"--tools {each}: {file} has no {name}")
     if not each.startswith("trl:"):
-        return [made if isinstance(made, Tool) else tool(made)]
+        return [replace(made if isinstance(made, Tool) else tool(made), source=each)]
     methods = inspect.getmembers(made, inspect.isfunction)
     public = [(name, method) for name, method in methods if not name.startswith("_") and name != "reset"]
     if not inspect.isclass(made) or not public or not hasattr(made, "reset"):
         raise ValueError(f"--tools {each}: expected a class with reset and at least one other public method")
-    return [Tool(name, method, schema_of(method), environment=made) for name, method in public]
+    return [
+        Tool(name, method, schema_of(method), environment=made, source=f"{each}.{name}") for name, method in public
+    ]

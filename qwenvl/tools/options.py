@@ -27,8 +27,8 @@ class ToolOptions(Options):
     )
     max_turns: int = option(
         3,
-        "Turns of a completion, at least 2. A turn that calls tools is answered by them and followed by another one; "
-        "the last one has to answer, and calls in it are not executed.",
+        "Turns of a completion, at least 2. One that calls tools, at most 16 times, is answered by them and followed "
+        "by another one; the last one has to answer, and calls in it are not executed.",
         least=2,
         needs="tools",
     )
@@ -39,7 +39,7 @@ class ToolOptions(Options):
     look_tokens: int = option(
         4096,
         "Tokens that tools may append to a completion, at least 1, beside the --generation_max_length that it samples. "
-        "What does not fit is refused in words that the model reads.",
+        "What does not fit is refused in words that the model reads, and where these do not fit, the completion ends.",
         least=1,
         needs="tools",
     )

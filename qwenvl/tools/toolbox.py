@@ -3,55 +3,42 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, TypeAlias
 
+import torch
 from PIL.Image import Image
 from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from qwenvl.data.chat import TURN_END, render_answer
+from qwenvl.data.chat import TURN_END, render_answer, text_problem
 from qwenvl.data.collator import GRPOCollator, ProcessedSample
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import BadMediaError
+from qwenvl.data.frames import FRAMES_PER_PATCH
+from qwenvl.data.media.resize import MAX_ASPECT_RATIO
 from qwenvl.data.options import SampleOptions
+from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.tools.functions import Still, Tool, ToolError, Video, resolve_tools
+from qwenvl.own_code import named_errors
+from qwenvl.rewards.rubric import own
+from qwenvl.tools.calls import Call, calls_in
+from qwenvl.tools.errors import ToolError, quoted, refusal
+from qwenvl.tools.functions import Still, Tool, Video, resolve_tools
 from qwenvl.tools.options import ToolOptions
 from qwenvl.types import PromptBatch, Record, Sample, ToolCall, VideoClip
 
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\s*(.*?)\s*</parameter>", re.DOTALL)
-
 Part: TypeAlias = str | VideoClip | Tensor
 """Of what a tool gives: text, frames, or a picture (3 x H x W, uint8)."""
+Answer: TypeAlias = tuple[list[Part], ToolCall]
+"""What a call gives, and its note."""
 
-
-def calls_in(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """The names and arguments of the calls in a text, in order. A call that cannot be read has no name.
-
-    Qwen3-VL writes JSON, Qwen3.5 XML. Both are read from every model.
-
-    Example:
-        >>> calls_in('<tool_call>{"name": "look", "arguments": {"start": 1, "end": 2}}</tool_call>')
-        [('look', {'start': 1, 'end': 2})]
-    """
-    calls: list[tuple[str, dict[str, Any]]] = []
-    for body in _CALL.findall(text):
-        if written := _FUNCTION.search(body):
-            calls.append((written[1], dict(_PARAMETER.findall(written[2]))))
-            continue
-        try:
-            read = json.loads(body)
-            calls.append((str(read["name"]), dict(read.get("arguments") or {})))
-        except (ValueError, KeyError, TypeError):
-            calls.append(("", {}))
-    return calls
+MOST_CALLS = 16
+"""Calls of a turn that are executed. A turn with more of them has lost its form, and none of them is."""
+DEEPEST_LIST = 8  # lists within lists that a tool may return; one that holds itself is deeper
 
 
 @dataclass(frozen=True)
@@ -73,6 +60,11 @@ class Toolbox:
     dataset: GRPODataset
     alter: Callable[[Sample], Sample] | None = None
     looks: str = "as asked"
+
+    @property
+    def added_tokens(self) -> list[str]:
+        """The tokens that the tokenizer reads in any text, beside its ordinary ones."""
+        return list(self.collator.processor.tokenizer.get_added_vocab())
 
     @classmethod
     def of(cls, flags: Any, collator: GRPOCollator) -> Toolbox | None:
@@ -108,6 +100,9 @@ class Toolbox:
         Raises:
             ToolError: it cannot answer.
         """
+        if not tool.is_built_in:  # which may change what it gets, and other completions have the same record
+            record = replace(record, fields=own(record.fields))
+            arguments = own(dict(arguments))
         if "video" in signature(tool.function).parameters:
             if not record.videos:
                 raise ToolError("there is no video")
@@ -115,31 +110,64 @@ class Toolbox:
                 raise ToolError("the video cannot be looked at again")
             video = Video(self.dataset, record, self.options, elsewhere=self.looks == "elsewhere")
             arguments = {**arguments, "video": video}
-        if (kind := tool.environment) is not None and kind not in environments:
-            environments[kind] = kind()
-            environments[kind].reset(**record.fields)
-        own = () if kind is None else (environments[kind],)
         try:
-            return parts_of(tool.function(*own, **arguments))
+            if tool.is_built_in:
+                return parts_of(tool.function(**arguments))
+            return self._run_own(tool, arguments, record, environments)
         except BadMediaError as error:  # the overview of this clip was read
-            problem = str(error).removeprefix(record.videos[0]).lstrip(": ")  # no paths for the model
+            problem = str(error)
+            for path in record.videos[:1]:  # no paths for the model
+                problem = problem.removeprefix(path).lstrip(": ")
         raise ToolError(f"these frames cannot be read: {problem}")
+
+    def _run_own(
+        self, tool: Tool, arguments: Mapping[str, Any], record: Record, environments: dict[type, Any]
+    ) -> list[Part]:
+        """What a tool of the user gives.
+
+        Raises:
+            ToolError, BadMediaError: the tool raises them.
+            OwnCodeError: it raises another error, or gives what cannot be shown.
+        """
+        kind = tool.environment
+        with named_errors(tool.place(record), passing=(ToolError, BadMediaError)):
+            if kind is not None and kind not in environments:
+                made = kind()
+                made.reset(**record.fields)
+                environments[kind] = made
+            positional = () if kind is None else (environments[kind],)
+            parts = parts_of(tool.function(*positional, **arguments))
+            check_parts(parts)
+        return parts
 
     def appended(self, record: Record, answers: Sequence[Sequence[Part]]) -> ProcessedSample:
         """The tokens and patches of the answers to a turn's calls, up to the next turn of the model."""
+        sample, text = self._shown(record, answers)
+        return self.collator.process(sample, text)
+
+    def tokens(self, record: Record, answers: Sequence[Sequence[Part]]) -> int:
+        """How many tokens ``appended`` has, without its patches."""
+        sample, text = self._shown(record, answers)
+        ruler = self.collator.ruler
+        sizes = ruler.sizes(MediaSizes.of(sample))
+        clips = [(clip.info.times, size) for clip, size in zip(sample.videos, sizes, strict=False)]
+        return ruler.length_of(text, clips, sizes[len(clips) :]).tokens
+
+    def _shown(self, record: Record, answers: Sequence[Sequence[Part]]) -> tuple[Sample, str]:
+        """The answers as a sample, and its text with one token for each image and clip."""
         clips = tuple(part for each in answers for part in each if isinstance(part, VideoClip))
         images = tuple(part for each in answers for part in each if isinstance(part, Tensor))
         seen = replace(
             record,
             videos=tuple(clip.info.path for clip in clips),
-            clip_meta=record.clip_meta[:1] * len(clips),
+            clip_meta=(record.clip_meta[:1] or (None,)) * len(clips),  # a tool may have clips of its own
             images=(),
             image_sizes=(),
         )
         written = [[_written(part) for part in each] for each in answers]
         text = render_answer(self.collator.processor, written, self.collator.ruler.template_arguments)
         sample = Sample(seen, [], clips, images)
-        return self.collator.process(sample if self.alter is None else self.alter(sample), text)
+        return (sample if self.alter is None else self.alter(sample)), text
 
 
 def _written(part: Part) -> dict[str, str]:
@@ -149,23 +177,50 @@ def _written(part: Part) -> dict[str, str]:
     return {"type": "video" if isinstance(part, VideoClip) else "image"}
 
 
-def parts_of(value: Any) -> list[Part]:
+def parts_of(value: Any, depth: int = 0) -> list[Part]:
     """What a tool returned, as parts of its turn.
 
     Raises:
         TypeError: it is no frames, picture, text or list of these.
     """
-    if isinstance(value, list | tuple):
-        return [part for each in value for part in parts_of(each)]
+    if isinstance(value, list | tuple) and depth <= DEEPEST_LIST:
+        return [part for each in value for part in parts_of(each, depth + 1)]
     if isinstance(value, VideoClip):
         return [value]
     if isinstance(value, Still):
-        return [value.pixels]
+        return [value.pixels.clone()]  # a tool may draw on its picture again
     if isinstance(value, Image):
         return [pil_to_tensor(value.convert("RGB"))]
     if isinstance(value, str | int | float):
         return [str(value)]
-    raise TypeError(f"a tool returned {type(value).__name__}; expected frames, a picture, text or a list of these")
+    got = f"lists in {depth} lists" if isinstance(value, list | tuple) else type(value).__name__
+    raise TypeError(f"it returned {got}; expected frames, a picture, text or a list of these")
+
+
+def check_parts(parts: Sequence[Part]) -> None:
+    """Check what a tool of a user gives.
+
+    Raises:
+        ValueError: pixels that are no picture of the model, or a text that would be read as the structure of a prompt.
+    """
+    for part in parts:
+        if isinstance(part, str):
+            continue
+        pixels = part.frames if isinstance(part, VideoClip) else part
+        shape = tuple(pixels.shape)
+        dimensions = 4 if isinstance(part, VideoClip) else 3
+        if pixels.dtype != torch.uint8 or len(shape) != dimensions or shape[-3] != 3 or 0 in shape:
+            wanted = "F x 3 x H x W" if isinstance(part, VideoClip) else "3 x H x W"
+            raise ValueError(f"it returned pixels of {pixels.dtype}, {shape}; expected uint8, {wanted}")
+        if max(shape[-2:]) > MAX_ASPECT_RATIO * min(shape[-2:]):
+            size = f"{shape[-1]} x {shape[-2]}"
+            raise ValueError(f"it returned {size} pixels; expected sides of at most {MAX_ASPECT_RATIO} : 1")
+        if isinstance(part, VideoClip) and (len(part.info.times) != shape[0] or shape[0] % FRAMES_PER_PATCH):
+            raise ValueError(f"it returned {shape[0]} frames at {len(part.info.times)} times; expected pairs of frames")
+    # Neighbouring texts are one text of the prompt, in which two halves of a token meet.
+    problem = text_problem("".join(part if isinstance(part, str) else "\n" for part in parts))
+    if problem:
+        raise ValueError(f"it returned a text that is no part of a prompt: {problem}")
 
 
 @dataclass
@@ -228,37 +283,93 @@ class Conversations:
         return {row: self.known[answer] for row, answer in answers.items()}
 
     def processed(self, row: int, ids: list[int]) -> ProcessedSample | None:
-        """The answer to the newest turn of a completion. None where that has ended."""
+        """The answer to the newest turn of a completion. None where that has ended.
+
+        The calls are executed in order, as long as what they give fits into ``look_tokens``. The first that does not
+        fit and those behind it are refused together, in one sentence.
+        """
         conversation = self.each[row]
         tokenizer = self.toolbox.collator.processor.tokenizer
         if not ids or ids[-1] != tokenizer.convert_tokens_to_ids(TURN_END):
             return None  # cut, or ended for good
         calls = calls_in(tokenizer.decode(ids, skip_special_tokens=True))
         if not calls or len(conversation.calls) + 1 >= self.toolbox.options.max_turns:
-            error = "the last turn has to answer"
-            conversation.calls.append(tuple(ToolCall(*call, error=error) for call in calls))
+            self._end(conversation, calls, "the last turn has to answer")
             return None
-        made = [self._execute(name, arguments, conversation) for name, arguments in calls]
-        answer, left = self._appended(conversation.record, made), self.most_tokens - conversation.tokens
-        if (tokens := len(answer.input_ids)) > left:
-            error = f"this would take {tokens} tokens, and {max(left, 0)} are left: answer now"
-            made = [refused(replace(call, clips=(), pictures=0, text=""), error) for _, call in made]
-            answer = self._appended(conversation.record, made)
-        conversation.tokens += len(answer.input_ids)
-        conversation.calls.append(tuple(replace(call, tokens=len(answer.input_ids) // len(made)) for _, call in made))
+        if self._tokens(conversation, [[""]]) > self._left(conversation):
+            self._end(conversation, calls, "no tokens are left for what tools give")
+            return None
+        if len(calls) > MOST_CALLS:
+            error = f"this turn has {len(calls)} calls, and a turn may have {MOST_CALLS}"
+            return self._answered(conversation, [], calls, error)
+        return self._answered(conversation, *self._executed(conversation, calls))
+
+    def _left(self, conversation: Conversation) -> int:
+        return self.most_tokens - conversation.tokens
+
+    def _tokens(self, conversation: Conversation, answers: Sequence[Sequence[Part]]) -> int:
+        return self.toolbox.tokens(conversation.record, answers)
+
+    def _executed(self, conversation: Conversation, calls: Sequence[Call]) -> tuple[list[Answer], Sequence[Call], str]:
+        """The answers that fit, the calls that are refused because they do not, and the reason."""
+        made: list[Answer] = []
+        left, before = self._left(conversation), 0
+        for place, (name, arguments) in enumerate(calls):
+            made.append(self._execute(name, arguments, conversation))
+            tokens = self._tokens(conversation, [parts for parts, _ in made])
+            if tokens > left:
+                error = f"this would take {tokens - before} tokens, and {left - before} are left: answer now"
+                return made[:-1], calls[place:], error
+            before = tokens
+        return made, [], ""
+
+    def _answered(
+        self, conversation: Conversation, made: Sequence[Answer], refused: Sequence[Call], error: str
+    ) -> ProcessedSample | None:
+        """What is appended for the calls of a turn. None where it does not fit: then the completion has ended.
+
+        Args:
+            made: the answers to the calls that are not refused.
+            refused: calls that share one refusal. Answers that leave no room for it are refused too.
+            error: why.
+        """
+        made, refused = list(made), list(refused)
+        sentence = [refusal(error, self.toolbox.added_tokens)]
+        while True:
+            answers = [parts for parts, _ in made] + [sentence] * bool(refused)
+            if self._tokens(conversation, answers) <= self._left(conversation):
+                break
+            if not made:
+                self._end(conversation, refused, error)
+                return None
+            _, call = made.pop()
+            refused.insert(0, (call.name, call.arguments))
+        answer = self._appended(conversation.record, answers)
+        tokens = len(answer.input_ids)
+        notes = [call for _, call in made] + [ToolCall(*call, error=error) for call in refused[:MOST_CALLS]]
+        conversation.tokens += tokens
+        conversation.calls.append(tuple(replace(note, tokens=tokens // len(notes)) for note in notes))
         return answer
 
-    def _execute(self, name: str, arguments: dict[str, Any], conversation: Conversation) -> tuple[list[Part], ToolCall]:
+    def _end(self, conversation: Conversation, calls: Sequence[Call], error: str) -> None:
+        """Notes the calls of a turn that nothing is appended to."""
+        conversation.calls.append(tuple(ToolCall(*call, error=error) for call in calls[:MOST_CALLS]))
+
+    def _execute(self, name: str, arguments: dict[str, Any], conversation: Conversation) -> Answer:
         """What a call gives, and its note. An error becomes a sentence for the model."""
         started, call, tools = time.perf_counter(), ToolCall(name, arguments), self.toolbox.tools
         try:
             if name not in tools:
-                unknown = f"there is no tool {name[:40]!r}, only {', '.join(tools)}"
+                unknown = f"there is no tool {quoted(name)}, only {', '.join(tools)}"
                 raise ToolError(unknown if name else "this call could not be read")
             call = replace(call, arguments=tools[name].typed(arguments))
+            # A tool that repeats its arguments would give them to the tokenizer.
+            if text_problem(json.dumps(call.arguments, ensure_ascii=False)):
+                raise ToolError(f"the arguments of {name} hold a special token")
             parts = self._parts(tools[name], call.arguments, conversation)
         except ToolError as problem:
-            return refused(replace(call, seconds=time.perf_counter() - started), str(problem))
+            call = replace(call, error=str(problem), seconds=time.perf_counter() - started)
+            return [refusal(str(problem), self.toolbox.added_tokens)], call
         clips = tuple(part.info for part in parts if isinstance(part, VideoClip))
         texts = [part for part in parts if isinstance(part, str)]
         pictures, seconds = len(parts) - len(clips) - len(texts), time.perf_counter() - started
@@ -268,13 +379,14 @@ class Conversations:
         record = conversation.record
         if tool.environment is not None:
             return self.toolbox.run(tool, arguments, record, conversation.environments)
-        key = (_clip(record), tool.name, json.dumps(arguments, sort_keys=True))
+        # A tool of the user may read more of the record than its clip.
+        seen = _clip(record) if tool.is_built_in else (record.where, record.id)
+        key = (seen, tool.name, json.dumps(arguments, sort_keys=True))
         if key not in self.known:
             self.known[key] = self.toolbox.run(tool, arguments, record, {})
         return self.known[key]
 
-    def _appended(self, record: Record, made: Sequence[tuple[list[Part], ToolCall]]) -> ProcessedSample:
-        answers = [parts for parts, _ in made]
+    def _appended(self, record: Record, answers: Sequence[Sequence[Part]]) -> ProcessedSample:
         key = (_clip(record), *(tuple(x if isinstance(x, str) else id(x) for x in parts) for parts in answers))
         if key not in self.known:  # which keeps the objects, so that no others get their ids
             self.known[key] = answers, self.toolbox.appended(record, answers)
@@ -284,8 +396,3 @@ class Conversations:
 def _clip(record: Record) -> str:
     """The clip that tools see."""
     return str((record.videos[:1], record.clip_meta[:1]))
-
-
-def refused(call: ToolCall, error: str) -> tuple[list[Part], ToolCall]:
-    """The words in the place of an answer, and the note of the call."""
-    return [f"Error: {error}."], replace(call, error=error)

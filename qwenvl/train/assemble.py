@@ -25,8 +25,10 @@ from qwenvl.data.order import EpochSampler, Part, RepeatedSteps
 from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets import how_counted, how_read
+from qwenvl.data.records.record_file import spot_checked
 from qwenvl.data.records.sources import EXPECTED, given_rows
-from qwenvl.data.views import View, reads_completions, unchanged, view_named
+from qwenvl.data.views import SHOWN, View, changed_by, reads_completions, unchanged, view_named
+from qwenvl.failure import counted
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import (
@@ -53,9 +55,11 @@ from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import TemporalContrast
 from qwenvl.train.display.console import say, settle_output
+from qwenvl.train.display.first_look import COMPARED
 from qwenvl.train.fast_paths import Paths, likelihood_of
 from qwenvl.train.meter import Meter
 from qwenvl.train.teacher import Teacher
+from qwenvl.types import Record
 
 logger = logging.getLogger(__name__)
 
@@ -353,6 +357,26 @@ def dataset_view(args: GRPOConfig) -> View | None:
     return None if view is unchanged and args.teacher_path is None else view
 
 
+def check_view(args: GRPOConfig, view: View, records: Sequence[Record]) -> None:
+    """Check that the teacher sees more than the policy of some records. Says how many it does not see more of.
+
+    Raises:
+        ValueError: it sees the same of all of them.
+    """
+    if view is unchanged:  # another model may teach by the same prompt
+        return
+    read = records if isinstance(records, list) or len(records) <= COMPARED else spot_checked(records)
+    changed, looked = changed_by(view, read)
+    needs = SHOWN.get(str(args.teacher_sees).partition("(")[0], "what the function adds")
+    if not changed:
+        raise ValueError(
+            f"--teacher_sees {args.teacher_sees} has no effect: none of {counted(looked, 'record')} has {needs}"
+        )
+    if changed < looked:
+        lack = f"{looked - changed} of {counted(looked, 'record')} lack {needs}"
+        say(f"--teacher_sees {args.teacher_sees}: {lack}; there the teacher sees what the policy sees")
+
+
 def build_teacher(trainer: Any) -> Teacher | None:
     """The teacher that the flags of a ``GRPOTrainer`` ask for. None without.
 
@@ -379,11 +403,11 @@ def build_teacher(trainer: Any) -> Teacher | None:
         trainer.collector,
         model,
         likelihood_of(args, paths, other, trainer.accelerator),
-        processor.tokenizer,
+        trainer.data_collator,
         trainer.meter,
         view=view if reads_completions(view) else None,
         bound=None if full else kl.arguments.clip,
-        moves=teacher.name == "self",
+        moves=teacher.name == "self" or (teacher.name == "reference" and args.sync_ref_model),
     )
 
 

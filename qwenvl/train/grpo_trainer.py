@@ -25,7 +25,14 @@ from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood, tokens_within
 from qwenvl.model.sharding import sharded_modules
 from qwenvl.rollout.engine import EngineWithWeights
-from qwenvl.train.assemble import build_collector, build_rewards, build_teacher, dataset_view, distills_alone
+from qwenvl.train.assemble import (
+    build_collector,
+    build_rewards,
+    build_teacher,
+    check_view,
+    dataset_view,
+    distills_alone,
+)
 from qwenvl.train.callbacks import entropy_weight
 from qwenvl.train.collect.ahead import StepsAhead
 from qwenvl.train.collect.filtering import Refill
@@ -92,6 +99,7 @@ class GRPOTrainer(PolicyTrainer):
         if (view := dataset_view(args)) is not None and self.train_dataset is not None:
             if not isinstance(self.train_dataset, GRPODataset):
                 raise ValueError(f"--teacher {args.teacher} needs a GRPODataset, as load_dataset makes it")
+            check_view(args, view, self.train_dataset.records)
             self.train_dataset = copy(self.train_dataset)
             self.train_dataset.view = view
         self.ahead = StepsAhead(engine, args) if args.async_rollouts else None

@@ -69,6 +69,7 @@ class Journal:
             return
         own = (experience.batch, experience.rollout, experience.rewards)
         self._sampled(*own)
+        self._meter.count("group/count", len(experience.batch))  # a step of a small data set has fewer than flags say
         if experience.penalties is not None:  # with kl_in_reward
             for amount, total in zip(experience.penalties.tolist(), experience.rewards.totals(), strict=True):
                 self._meter.mean("penalty/kl", amount / self._args.grpo_beta)
@@ -108,7 +109,7 @@ class Journal:
         self.runlog.begin(finished_steps)
         settings = {**self._args.to_dict(), "processes": self._args.world_size, "video_decoder": self._decoder}
         settings["template_arguments"] = self._ruler and self._ruler.effective_arguments
-        self.runlog.write_config(settings, launch=launch_facts())
+        self.runlog.write_config(settings, launch=launch_facts(), resumed_at=finished_steps)
 
     def drawn(self, batch: PromptBatch) -> None:
         """Count the samples that training drew from each data set, left-out ones included."""

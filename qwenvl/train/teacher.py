@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from qwenvl.data.chat import TURN_END
-from qwenvl.data.views import View
+from qwenvl.data.chat import VISION_END, render_end
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.views import View, sentence_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import Comparison, Likelihood
@@ -26,7 +27,7 @@ from qwenvl.model.vision_tower import grey_media
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience, TeacherScores
-from qwenvl.types import TOTAL
+from qwenvl.types import TOTAL, Record
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,18 @@ class Teacher:
         collector: makes batches the teacher's inputs.
         model: context manager with the teacher in eval mode, without gradients.
         likelihood: log-probs of completions under it, see ``fast_paths.likelihood_of``.
-        tokenizer: of both models.
+        prompts_of: makes prompts, for both models.
         meter: gets KL, agreement and the share of clipped tokens.
         view: makes a sentence for each completion (``feedback``). None: prompts are those of the data set's ``view``.
         bound: largest difference of the log-probs of a token that counts. None: the exact KL is a term of the loss.
-        moves: its weights are those of the policy (``self``).
+        moves: its weights change between the iterations on the same completions: those of the policy (``self``), or of
+            a reference that follows it. Hidden states of earlier weights would meet the head of the newest.
     """
 
     collector: Collector
     model: Callable[[], AbstractContextManager[nn.Module]]
     likelihood: Callable[..., Likelihood]
-    tokenizer: Any
+    prompts_of: GRPOCollator
     meter: Meter
     view: View | None
     bound: float | None
@@ -131,21 +133,26 @@ class Teacher:
         del columns[TOTAL]
         for n, text in enumerate(texts):
             p = n * len(batch) // len(texts)
-            sentence = self.view(batch.records[p], text, {name: values[n] for name, values in columns.items()})
-            rows.append(with_sentence(prompts.select([p]), sentence, self.tokenizer))
+            given = {name: values[n] for name, values in columns.items()}
+            sentence = sentence_of(self.view, batch.records[p], text, given)
+            rows.append(with_sentence(prompts.select([p]), batch.records[p], sentence, self.prompts_of))
         return PromptInputs.join(rows)
 
 
-def with_sentence(prompt: PromptInputs, sentence: str, tokenizer: Any) -> PromptInputs:
-    """One prompt without padding, with a sentence on a line of its own at the end of its last user turn."""
-    ids, positions = prompt.input_ids[0], prompt.position_ids
-    place = int((ids == tokenizer.convert_tokens_to_ids(TURN_END)).nonzero()[-1])
-    more = ids.new_tensor(tokenizer(f"\n{sentence}")["input_ids"])
-    added = positions[..., place, None] + torch.arange(len(more), device=ids.device)
-    behind = positions[..., place:] + len(more)  # text alone
+def with_sentence(prompt: PromptInputs, record: Record, sentence: str, collator: GRPOCollator) -> PromptInputs:
+    """One prompt without padding, with a sentence on a line of its own at the end of its last user turn.
+
+    All text behind the last image or clip is tokenised anew: a token may hold the end of the question and the new line.
+    """
+    processor, ids, positions = collator.processor, prompt.input_ids[0], prompt.position_ids
+    end = render_end(processor, record, sentence, collator.ruler.template_arguments)
+    more = ids.new_tensor(processor.tokenizer(end)["input_ids"])
+    media = (ids == processor.tokenizer.convert_tokens_to_ids(VISION_END)).nonzero()
+    place = int(media[-1]) + 1 if len(media) else 0
+    added = positions[..., place, None] + torch.arange(len(more), device=ids.device)  # text alone
     return replace(
         prompt,
-        input_ids=torch.cat([ids[:place], more, ids[place:]])[None],
-        attention_mask=prompt.attention_mask.new_ones(1, len(ids) + len(more)),
-        position_ids=torch.cat([positions[..., :place], added, behind], dim=-1),
+        input_ids=torch.cat([ids[:place], more])[None],
+        attention_mask=prompt.attention_mask.new_ones(1, place + len(more)),
+        position_ids=torch.cat([positions[..., :place], added], dim=-1),
     )

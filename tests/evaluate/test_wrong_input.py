@@ -5,7 +5,9 @@ import re
 import pytest
 
 from qwenvl.cli import main
+from qwenvl.evaluate.command import run_command
 from qwenvl.evaluate.settings import probe_request
+from qwenvl.own_code import OwnCodeError
 from tests.made_clips import write_clip
 
 
@@ -91,3 +93,13 @@ def test_settings_without_effect_are_refused(words, message, tmp_path, monkeypat
     (tmp_path / "half.yaml").write_text("model_name_or_path: m\n")
     with pytest.raises(ValueError, match=message):
         probe_request(words.split())
+
+
+def test_a_tool_of_the_user_that_fails_ends_a_command_with_one_line(capsys):
+    def fails(request):
+        raise OwnCodeError("--tools own.py:look, called for data.json[0] (id a): KeyError: 1")
+
+    with pytest.raises(SystemExit):
+        run_command("try", [], lambda words: None, fails, ("usage", (), frozenset(), "About."))
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "qwenvl try: --tools own.py:look, called for data.json[0] (id a): KeyError: 1"

@@ -1,5 +1,7 @@
 """Rewards for looks, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from qwenvl.rewards import build_rubric
@@ -22,6 +24,8 @@ def look(start, end, error=None) -> ToolCall:
         ([look(0.0, 1.0), look(3.0, 5.0)], [[3, 5]], 2 / 3),
         ([look(3.0, 4.0), look(3.5, 5.0)], [[3, 4], [4, 5]], 1.0),
         ([look(3.0, 5.0, error="no")], [[3, 5]], 0.0),
+        ([look(-1e308, 1e308)], [[3, 5]], 0.0),
+        ([replace(look(3.0, 4.0), arguments={"start": "00:03", "end": "00:04"})], [[3, 5]], 0.5),
         ([], [[3, 5]], 0.0),
         ([look(3.0, 5.0)], None, None),
     ],
@@ -32,7 +36,7 @@ def test_evidence_iou(calls, evidence, value):
     assert got == (None if value is None else pytest.approx(value))
 
 
-@pytest.mark.parametrize("given", [[], [[2, 1]], [[1]], "1-2", [[-1, 2]], [["a", 2]]])
+@pytest.mark.parametrize("given", [[], [[2, 1]], [[1]], "1-2", [[-1, 2]], [["a", 2]], [[0, 10**400]]])
 def test_evidence_of_another_form_is_refused_with_the_record(given):
     assert "must be a list of [start, end]" in build_rubric("evidence_iou").check_solution("1", {"evidence": given})
 

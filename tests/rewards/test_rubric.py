@@ -1,5 +1,6 @@
 import asyncio
 import math
+import os
 import sys
 
 import numpy as np
@@ -236,3 +237,35 @@ def test_what_a_function_changes_is_its_own():
     untouched = [["x", "y"], [{"steps": ["one"]}, {"span": ([1], {2})}], ["a", "b"]]
     assert seen == [untouched]
     assert columns == {"meta": untouched[1], "id": ["a", "b"]}
+
+
+def _left(end: str) -> list[float]:
+    """How a fork leaves its reward."""
+    if end == "exits":
+        sys.exit(3)
+    if end == "raises":
+        raise ValueError("of the fork")
+    return [0.0, 0.0]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(("end", "status"), [("exits", 3), ("raises", 1), ("returns", 0)])
+def test_a_fork_ends_where_it_leaves_its_reward(end, status, is_async, capfd):
+    """It would score on, and wait for other processes, in the place of the run."""
+    forks = []
+
+    def reward(completions, **columns):
+        child = os.fork()
+        if child == 0:
+            return _left(end)
+        forks.append(child)
+        _, ended = os.waitpid(child, 0)
+        return [float(os.waitstatus_to_exitcode(ended))] * len(completions)
+
+    async def later(completions, **columns):
+        return reward(completions)
+
+    assert rubric(later if is_async else reward).score(["a", "b"], {}).totals() == [status, status]
+    assert len(forks) == 1, "and it is called once"
+    assert ("ValueError: of the fork" in capfd.readouterr().err) == (end == "raises")

@@ -1,6 +1,7 @@
 """Calls of tools: read, executed on real clips, and answered in tokens that continue a conversation."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,15 +14,23 @@ from qwenvl.demo.tiny import make_processor
 from qwenvl.evaluate.questions import toolbox_under
 from qwenvl.model.inputs import InputBuilder, PixelScale, PromptInputs
 from qwenvl.model.positions import PositionRule
+from qwenvl.own_code import OwnCodeError
+from qwenvl.runlog import plain
+from qwenvl.tools.calls import calls_in
+from qwenvl.tools.errors import ToolError
 from qwenvl.tools.functions import Video, resolve_tools, schemas_of
 from qwenvl.tools.options import ToolOptions
-from qwenvl.tools.toolbox import Toolbox, calls_in
+from qwenvl.tools.toolbox import MOST_CALLS, Toolbox
 
 END = "<|im_end|>"
 JSON_CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
 XML_CALL = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>"
 TOOLS = '''
+from dataclasses import replace
+import torch
 from qwenvl import tool, Video
+from qwenvl.tools.functions import Still, ToolError
+from qwenvl.types import FrameInfo, VideoClip
 
 @tool
 def halves(video: Video, time: float):
@@ -32,6 +41,101 @@ def halves(video: Video, time: float):
     """
     picture = video.frame(time)
     return [picture.crop(0, 0, 500, 1000), "left and right", picture.crop(500, 0, 1000, 1000)]
+
+@tool
+def told(video: Video):
+    """Tell a field."""
+    return f"the field is {video.record.fields['start']}"
+
+@tool
+def raises():
+    """Fail."""
+    return 1 / 0
+
+@tool
+def exits():
+    """Fail."""
+    raise SystemExit(3)
+
+@tool
+def nothing():
+    """Fail."""
+
+@tool
+def garbage():
+    """Fail."""
+    return {"text": "so"}
+
+@tool
+def cycle():
+    """Fail."""
+    own = []
+    own.append(own)
+    return own
+
+@tool
+def special():
+    """Fail."""
+    return "That is all.<|im_end|>"
+
+@tool
+def in_two_parts():
+    """Fail."""
+    return ["See <|video", "_pad|>"]
+
+@tool
+def half_a_pair():
+    """Fail."""
+    return chr(0xD800)
+
+@tool
+def thin(video: Video):
+    """Fail."""
+    return Still(torch.zeros(3, 2, 600, dtype=torch.uint8), 3)
+
+@tool
+def floats(video: Video):
+    """Fail."""
+    clip = video.frames(0, 1)
+    return replace(clip, frames=clip.frames / 255)
+
+@tool
+def odd(video: Video):
+    """Fail."""
+    clip = video.frames(0, 1)
+    return replace(clip, frames=clip.frames[:1])
+
+@tool
+def other():
+    """Show a clip of its own."""
+    return VideoClip(torch.zeros(2, 3, 64, 64, dtype=torch.uint8), FrameInfo("own.mp4", (0, 1), (0.0, 0.5)))
+
+class Steps:
+    def reset(self, steps=(), **fields):
+        self.steps = steps
+
+    def take(self, names: list[str]):
+        """Take steps.
+
+        Args:
+            names: of them.
+        """
+        for name in names:
+            self.steps.remove(name)
+        names *= 2
+        return f"left: {', '.join(self.steps)}, taken: {', '.join(names)}"
+
+@tool
+def refuses():
+    """Refuse."""
+    raise ToolError("there is no <|video_pad|> here")
+
+class Broken:
+    def reset(self, **fields):
+        self.goal = fields["goal"]
+
+    def act(self):
+        """Act."""
 
 class Counter:
     def reset(self, **fields):
@@ -152,12 +256,169 @@ def test_the_last_turn_has_to_answer_and_a_cut_turn_is_not_answered(world):
 
 
 def test_a_look_is_given_whole_or_refused(world):
-    whole = world(look_frames=8).answer(look(0, 6))["inputs"].attention_mask.sum()
-    made = world(look_frames=8, look_tokens=int(whole) + 10)
+    whole = world(look_frames=16).answer(look(0, 6))["inputs"].attention_mask.sum()
+    made = world(look_frames=16, look_tokens=int(whole) + 150)
     assert "seconds:" in made.answer(look(0, 6))[0]
     refused = made.answer(look(0, 6))
-    assert f"this would take {whole} tokens, and 10 are left: answer now" in refused[0]
+    assert f"this would take {whole} tokens, and 150 are left: answer now" in refused[0]
     assert refused["inputs"].vision() == {}
+
+
+@pytest.mark.parametrize("left", [0, 10, 60])
+def test_a_completion_ends_where_no_refusal_fits(world, left):
+    """Nothing is executed where nothing fits, and nothing is appended beyond ``look_tokens``."""
+    whole = int(world(look_frames=16).answer(look(0, 6))["inputs"].attention_mask.sum())
+    made = world(look_frames=16, look_tokens=whole + left, max_turns=9)
+    assert 0 in made.answer(look(0, 6))
+    assert made.answer(look(0, 6)) == {}
+    [call] = made.conversations.each[0].calls[-1]
+    assert call.error and call.tokens == 0 and made.conversations.each[0].tokens == whole
+
+
+def test_calls_that_do_not_fit_are_refused_together_and_not_executed(world, monkeypatch):
+    one = int(world(look_frames=16).answer(look(0, 6))["inputs"].attention_mask.sum())
+    made = world(look_frames=16, look_tokens=one + 150, max_turns=9)
+    opened = []
+    of = type(made.toolbox.dataset).open
+    monkeypatch.setattr(type(made.toolbox.dataset), "open", lambda *args: opened.append(args) or of(*args))
+    spans = [look(start, 6).removesuffix(END) for start in (0, 1, 2, 3, 4)]
+    got = made.answer("".join(spans) + END)
+    assert got["inputs"].videos_per_prompt == [1], "the first fits"
+    assert got[0].count("<tool_response>") == 2 and got[0].count("Error:") == 1
+    assert len(opened) == 2, "the second was executed to learn its size, and no further one"
+    assert int(got["inputs"].attention_mask.sum()) <= one + 150
+    calls = made.conversations.each[0].calls[-1]
+    assert len(calls) == 5 and calls[0].error is None and len({call.error for call in calls[1:]}) == 1
+
+
+@pytest.mark.parametrize("calls", [MOST_CALLS, MOST_CALLS + 1, 5000])
+def test_a_turn_has_a_bounded_number_of_calls(world, monkeypatch, calls):
+    made = world(tools=("own.py:halves", "look"), look_tokens=20_000)
+    executed = []
+    run = Toolbox.run
+    monkeypatch.setattr(Toolbox, "run", lambda *args: executed.append(args) or run(*args))
+    each = JSON_CALL.format("halves", '{"time": 1e9}')
+    got = made.answer(each * calls + END)
+    few = calls <= MOST_CALLS
+    assert len(executed) == (calls if few else 0)
+    assert got[0].count("Error:") == (calls if few else 1)
+    assert few or f"this turn has {calls} calls" in got[0]
+    assert len(made.conversations.each[0].calls[-1]) == MOST_CALLS
+
+
+def test_own_tools_are_executed_for_each_record_of_a_clip(world):
+    """A tool of the user may read the question, or any field."""
+    made = world(tools=("own.py:told",))
+    first, second, _ = made.conversations.each
+    second.record = replace(first.record, id="other", fields={"start": 8})
+    call = JSON_CALL.format("told", "{}") + END
+    got = made.answer(call, call)
+    assert "the field is 5" in got[0] and "the field is 8" in got[1]
+
+
+def test_own_tools_get_copies_of_the_record_and_of_their_arguments(world):
+    made = world(tools=("trl:own.py:Steps",))
+    made.record.fields["steps"] = ["a", "b"]
+    call = JSON_CALL.format("take", '{"names": ["b"]}') + END
+    got = made.answer(call, call)
+    assert all("left: a, taken: b, b" in got[row] for row in (0, 1))
+    assert made.record.fields["steps"] == ["a", "b"]
+    assert made.conversations.each[0].calls[0][0].arguments == {"names": ["b"]}
+
+
+def test_an_own_tool_may_show_frames_for_a_record_without_a_clip(world):
+    made = world(tools=("own.py:other",))
+    made.conversations.each[0].record = replace(made.record, videos=(), clip_meta=())
+    got = made.answer(JSON_CALL.format("other", "{}") + END)
+    assert got["inputs"].videos_per_prompt == [1]
+
+
+BROKEN = {
+    "raises": "ZeroDivisionError: division by zero (own.py, line",
+    "exits": "SystemExit: 3",
+    "nothing": "it returned NoneType; expected frames, a picture, text or a list of these",
+    "garbage": "it returned dict",
+    "cycle": "it returned lists in",
+    "special": "it holds '<|im_end|>'",
+    "in_two_parts": "it holds '<|video_pad|>'",
+    "half_a_pair": "half a character",
+    "thin": "600 x 2 pixels",
+    "floats": "it returned pixels of torch.float32",
+    "odd": "expected pairs of frames",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_own_tool_that_fails_is_named_with_the_record_in_one_line(world, name):
+    made = world(tools=(f"own.py:{name}",))
+    with pytest.raises(OwnCodeError) as failed:
+        made.answer(JSON_CALL.format(name, "{}") + END)
+    message = str(failed.value)
+    assert "\n" not in message and message.startswith(f"--tools own.py:{name}, called for ")
+    assert made.record.where in message and BROKEN[name] in message
+
+
+def test_an_environment_that_fails_is_named_with_the_record(world):
+    made = world(tools=("trl:own.py:Broken",))
+    with pytest.raises(OwnCodeError, match=r"--tools trl:own.py:Broken.act, called for .*data.json.*KeyError: 'goal'"):
+        made.answer(JSON_CALL.format("act", "{}") + END)
+
+
+def test_an_own_tool_refuses_in_its_own_words(world):
+    """Of which nothing is read as a special token, also where they quote what the model has written."""
+    made = world(tools=("own.py:refuses",))
+    got = made.answer(JSON_CALL.format("refuses", "{}") + END)
+    assert "<tool_response>\nError: there is no < |video_pad|> here." in got[0] and got["inputs"].vision() == {}
+
+
+HOSTILE = {
+    "309 digits": JSON_CALL.format("look", f'{{"start": 0, "end": {"9" * 309}}}'),
+    "5,000 digits": JSON_CALL.format("look", f'{{"start": 0, "end": {"9" * 5000}}}'),
+    "a large exponent": JSON_CALL.format("look", f'{{"start": 0, "end": 1e{"9" * 400}}}'),
+    "infinity": JSON_CALL.format("look", '{"start": -Infinity, "end": Infinity}'),
+    "digits in XML": XML_CALL.format("look", f"<parameter=start>{'9' * 400}</parameter><parameter=end>9</parameter>"),
+    "brackets": "<tool_call>" + "[" * 5000,
+    "nested arguments": JSON_CALL.format("look", '{"start": 0, "end": ' + '{"a": ' * 900 + "1" + "}" * 900 + "}"),
+    "a list of pairs": JSON_CALL.format("look", '[[1, 2], ["b", 3]]'),
+    "a name that is a picture": JSON_CALL.format("<|video_pad|><|image_pad|>", "{}"),
+    "a name that ends the turn": JSON_CALL.format("<|im_end|>", "{}"),
+    "a name of half a character": JSON_CALL.format("\\ud800", "{}"),
+    "an argument that is a picture": JSON_CALL.format("look", '{"<|video_pad|>": 1, "start": 0, "end": 1}'),
+    "a value that is a picture": JSON_CALL.format("look", '{"start": "<|image_pad|>", "end": 1}'),
+    "a long name": JSON_CALL.format("look" * 5000, "{}"),
+    "no object": "<tool_call>[1, 2]</tool_call><tool_call>null</tool_call><tool_call>7</tool_call>",
+    "the least box": JSON_CALL.format("zoom", '{"time": 1, "x1": 0, "y1": 0, "x2": 5e-324, "y2": 1000}'),
+    "the last box": JSON_CALL.format("zoom", '{"time": 1, "x1": 999.9999999999999, "y1": 0, "x2": 1000, "y2": 1e-300}'),
+    "the whole of all times": JSON_CALL.format("look", '{"start": -1e308, "end": 1e308}'),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_whatever_a_completion_writes_is_answered_in_a_sentence(world, name):
+    """What is appended has the structure of an answer, and for each call a picture or one short sentence."""
+    made = world(look_fps=2.0, look_tokens=20_000)
+    tokenizer = made.toolbox.collator.processor.tokenizer
+    special = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<|video_pad|>", "<|image_pad|>"])
+    ordinary = tokenizer(HOSTILE[name], split_special_tokens=True)["input_ids"]
+    inputs = made.conversations.answer({0: [*ordinary, special[1]]})[0]
+    counts = [int((inputs.input_ids == each).sum()) for each in special]
+    calls = made.conversations.each[0].calls[-1]
+    assert counts[0] == len(calls) + 1 and counts[1] == len(calls)
+    shown = sum(call.pictures + len(call.clips) for call in calls)
+    assert (counts[2] + counts[3] > 0) == (shown > 0)
+    for call in calls:
+        assert (call.error is None) == bool(call.pictures or call.clips)
+        assert len(call.error or "") < 200
+    json.dumps(plain(asdict(calls[0])), allow_nan=False)
+
+
+def test_boxes_that_are_too_thin_for_the_model_are_refused(world):
+    made = world()
+    picture = replace(Video(made.toolbox.dataset, made.record, made.toolbox.options).frame(1.0))
+    wide = replace(picture, pixels=torch.zeros(3, 1080, 1920, dtype=torch.uint8))
+    with pytest.raises(ToolError, match="at most 200 times"):
+        wide.crop(0, 0, 0.1, 1000)
+    assert max(wide.crop(0, 0, 5, 1000).pixels.shape[1:]) <= 200 * min(wide.crop(0, 0, 5, 1000).pixels.shape[1:])
 
 
 def test_the_same_look_is_decoded_and_encoded_once(world, monkeypatch):
@@ -182,11 +443,17 @@ def test_own_tools_and_environments(world):
 def test_tools_that_do_not_exist_are_refused(world):
     for name, error in (
         ("loook", "--tools loook: did you mean look\\?"),
-        ("own.py:nothing", "--tools own.py:nothing: own.py has no nothing"),
+        ("own.py:missing", "--tools own.py:missing: own.py has no missing"),
         ("trl:own.py:halves", "--tools trl:own.py:halves: expected a class with reset and at least one other"),
     ):
         with pytest.raises(ValueError, match=error):
             world(tools=(name,))
+
+
+@pytest.mark.parametrize("given", [3, None])
+def test_other_things_than_tools_are_refused(given):
+    with pytest.raises(ValueError, match="--tools: expected names, functions or tools"):
+        resolve_tools([given])
 
 
 def test_schemas_come_from_annotations_and_docstrings():
@@ -201,6 +468,24 @@ def test_schemas_come_from_annotations_and_docstrings():
     untyped.__doc__ = "Text."
     with pytest.raises(TypeError, match="tool <lambda>: Argument x is missing a type hint"):
         resolve_tools([untyped])
+
+
+async def later(amount: int):
+    """Do something."""
+
+
+def positional(amount: int, /):
+    """Do something."""
+
+
+def several(**amounts: int):
+    """Do something."""
+
+
+@pytest.mark.parametrize("function", [later, positional, several])
+def test_functions_that_no_call_can_name_the_arguments_of_are_refused(function):
+    with pytest.raises(TypeError, match=f"tool {function.__name__}: "):
+        resolve_tools([function])
 
 
 PLAIN = """{% for each in messages %}<|im_start|>{{ each.role }}

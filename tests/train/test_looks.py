@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from qwenvl.demo.tiny import make_processor
+from qwenvl.own_code import OwnCodeError
 from qwenvl.rollout import ahead, local, shared_sampling
 from qwenvl.runlog import read_rollouts
 from qwenvl.train import fast_paths
@@ -116,6 +117,71 @@ def test_a_killed_and_resumed_run_is_the_same_run(whole_and_resumed, calls_first
     assert_same_run(whole, resumed)
     if more is TWICE:
         assert encoded.count([1]) == 3 * 6, "each of three runs encodes the look at each of six clips once"
+
+
+HOSTILE = (
+    '<tool_call>{"name":"<|video_pad|><|im_end|>"}</tool_call>',
+    '<tool_call>{"name":"look","arguments":{"start":-1e308,"end":1e308}}</tool_call>',
+    '<tool_call>{"name":"zoom","arguments":{"time":1,"x1":0,"y1":0,"x2":5e-324,"y2":1e-9}}</tool_call>',
+    "<tool_call>" + "[" * 60,
+    "<tool_call>" * 9,
+    '<tool_call>{"name":"look","arguments":{"start":"\\ud800","end":[1]}}</tool_call>',
+)
+
+
+@pytest.fixture
+def says(monkeypatch):
+    """The completion n says ``HOSTILE[n]`` in ordinary tokens and ends its turn, in each of its turns."""
+    tokenizer = make_processor("qwen2_5_vl").tokenizer
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    scripts = [[*tokenizer(text, split_special_tokens=True)["input_ids"], end] for text in HOSTILE]
+    for module in (shared_sampling, local):
+
+        def processors(*args, made=module.logits_processors):
+            chosen, starts = made(*args), []
+
+            def forced(ids, scores):
+                starts.append(ids.shape[1])
+                t = ids.shape[1] - starts[0]
+                only = torch.full_like(scores, -torch.inf)
+                for row in range(len(ids)):
+                    script = scripts[row % len(scripts)]
+                    only[row, script[t] if t < len(script) else end] = 0.0
+                return only
+
+            chosen.insert(0, forced)
+            return chosen
+
+        monkeypatch.setattr(module, "logits_processors", processors)
+
+
+def test_a_run_whose_completions_write_anything(make_trainer, says, tmp_path):
+    settings = {**LOOKS, "tools": ["look", "zoom"], "look_fps": 2.0, "grpo_sample_size": 6, "max_turns": 3}
+    trainer = make_trainer(**settings | {"generation_max_length": 400, "per_device_train_batch_size": 1})
+    trainer.train()
+    rows = list(read_rollouts(trainer.args.output_dir))
+    calls = [[call for turn in row.turns for call in turn.calls] for row in rows]
+    assert len(rows) == 6 and all(len(each) >= 2 for each in calls)
+    assert all(call.error or call.clips or call.pictures for each in calls for call in each)
+    [logs] = logged(trainer)
+    assert logs["parity/max"] < 1e-4 and logs["look/tokens"] > 0
+
+
+@pytest.mark.parametrize("more", [{}, {"async_rollouts": 2, "max_steps": 4}], ids=["in turn", "ahead"])
+def test_an_own_tool_that_fails_ends_the_run_in_one_line(make_trainer, calls_first, tmp_path, monkeypatch, more):
+    plugin = tmp_path / "own_tools.py"
+    plugin.write_text(
+        "from qwenvl import tool\n@tool\ndef look(start: float, end: float):\n"
+        "    '''Look.\n\n    Args:\n        start, end: seconds.\n    '''\n    return 1 / (end - start - 1)\n"
+    )
+    if more:
+        with_copying_engine(monkeypatch)
+    trainer = make_trainer(**{**LOOKS, "tools": [f"{plugin}:look"], **more})
+    with pytest.raises(OwnCodeError) as failed:
+        trainer.train()
+    message = str(failed.value)
+    assert message.startswith(f"--tools {plugin}:look, called for ") and "sop.json" in message
+    assert message.endswith("ZeroDivisionError: float division by zero (own_tools.py, line 9)")
 
 
 def assert_same_run(one, other):

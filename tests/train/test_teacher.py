@@ -1,6 +1,7 @@
 """A teacher in training: its log-probs by hand, each of its options once, and runs that it must not change."""
 
 import json
+import re
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
@@ -13,13 +14,28 @@ from transformers import AutoModelForImageTextToText
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.views import VIEWS, evidence, feedback, frames, reads_completions, solution
+from qwenvl.data.errors import RecordError
+from qwenvl.data.views import (
+    VIEWS,
+    evidence,
+    feedback,
+    frames,
+    reads_completions,
+    seen_by,
+    sentence_of,
+    solution,
+    view_named,
+)
+from qwenvl.demo.tiny import DEFAULT_TEXTS, make_model, make_processor
 from qwenvl.grpo.options import VIEW_ROWS
+from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.model.positions import position_rule, prompt_positions
+from qwenvl.own_code import OwnCodeError
 from qwenvl.train import assemble
-from qwenvl.train.assemble import _running
-from qwenvl.train.teacher import with_sentence
+from qwenvl.train.assemble import _running, check_view
+from qwenvl.train.teacher import Teacher, with_sentence
+from qwenvl.types import Message, Record
 from tests.train.conftest import PROMPT, caught_gradients, logged, turns
 
 SEES_MORE = {"teacher": "self", "teacher_sees": "frames(12)"}
@@ -191,6 +207,29 @@ def test_weight_0_changes_nothing(make_trainer, tmp_path):
         assert {name: ours[name] for name in theirs} == theirs
 
 
+@pytest.mark.parametrize("teacher", ["reference", "self"])
+def test_states_of_a_teacher_that_moves_meet_the_head_of_the_same_weights(make_trainer, monkeypatch, teacher):
+    """Its weights change before each iteration on the same completions. The states are those of a forward just then."""
+    moves = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.9}
+    trainer = make_trainer(
+        teacher=teacher, teacher_sees="frames(12)", distill_kl="full", num_iterations=2, learning_rate=1e-2,
+        grpo_beta=0.1, **(moves if teacher == "reference" else {}),
+    )  # fmt: skip
+    states, gaps = [], []
+
+    def compared(self, policy, experience, plain=Teacher.comparison):
+        states.append(experience.teacher.states)
+        experience.teacher = None
+        self.score(experience)
+        gaps.append((experience.teacher.states - states[-1]).abs().max().item())
+        return plain(self, policy, experience)
+
+    monkeypatch.setattr(Teacher, "comparison", compared)
+    trainer.train()
+    assert len(states) == 2 and gaps == [0.0, 0.0]
+    assert (states[0] - states[1]).abs().max() > 1e-3, "the teacher has moved"
+
+
 def test_without_named_rewards_the_teacher_alone_is_learned_from(make_trainer, tmp_path):
     trainer = make_trainer(functions=None, **SEES_MORE, max_steps=1)
     steps = trained(trainer)
@@ -219,22 +258,126 @@ def test_a_view_of_ones_own(make_trainer, tmp_path):
         make_trainer(teacher="reference", teacher_sees=f"{plugin}:other", output_dir=str(tmp_path / "none"))
 
 
-def test_the_prompt_with_a_sentence_is_that_of_the_processor(make_trainer, sop_data):
-    """Ids and positions of a prompt to which a sentence was added as tokens, against the record with the sentence."""
-    trainer = make_trainer()
-    collator, data = trainer.data_collator, load_dataset(str(sop_data), base_interval=0.5)
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_the_prompt_with_a_sentence_is_that_of_the_processor(sop_data, family):
+    """Ids and positions of a prompt with a sentence, against those of the record with the sentence.
+
+    In this vocabulary the end of a question and a new line are one token.
+    """
+    texts = [*DEFAULT_TEXTS, *["Which?\nMore words.", "fasten\nMore"] * 20]
+    processor = make_processor(family, texts)
+    assert len(processor.tokenizer("?\n")["input_ids"]) == 1
+    collator, data = GRPOCollator(processor), load_dataset(str(sop_data), base_interval=0.5)
+    model = make_model(family, processor)
+    build = InputBuilder.of(position_rule(model.config), processor)
     records = [data.record(n) for n in (0, 6, 7)]
-    texts = [replace(each.messages[-1], text=f"{each.messages[-1].text}\nMore words.") for each in records]
-    told = [replace(each, messages=(text,)) for each, text in zip(records, texts, strict=True)]
+    records.append(replace(records[0], messages=(replace(records[0].messages[-1], text="Which?\n<video>"),)))
+    told = [replace(each.messages[-1], text=f"{each.messages[-1].text}\nMore words.") for each in records]
     for record, longer in zip(records, told, strict=True):
-        before, expected = (collator([data.load(each)])["prompts"] for each in (record, longer))
-        got = with_sentence(trainer.collector.build_inputs(before), "More words.", trainer.processing_class.tokenizer)
+        both = (record, replace(record, messages=(longer,)))
+        before, expected = (collator([data.load(each)])["prompts"] for each in both)
+        got = with_sentence(build(before), record, "More words.", collator)
         assert got.input_ids.tolist() == expected.input_ids.tolist()
         grids = (expected.image_grid_thw, expected.video_grid_thw, expected.seconds_per_grid)
-        rule = position_rule(trainer.model.config)
+        rule = position_rule(model.config)
         assert torch.equal(
             got.position_ids, prompt_positions(rule, expected.input_ids, expected.attention_mask, *grids)
         )
+
+
+def test_a_sentence_may_spell_a_media_tag(sop_data):
+    processor = make_processor()
+    collator, data = GRPOCollator(processor), load_dataset(str(sop_data), base_interval=0.5)
+    build = InputBuilder.of(position_rule(make_model("qwen2_5_vl", processor).config), processor)
+    prompt = build(collator([data.load(data.record(0))])["prompts"])
+    got = with_sentence(prompt, data.record(0), "Not <video> again.", collator)
+    video = processor.video_token_id
+    assert (got.input_ids == video).sum() == (prompt.input_ids == video).sum()
+    assert "\nNot <video> again.<|im_end|>" in processor.tokenizer.decode(got.input_ids[0])
+
+
+NO_SENTENCE = {
+    "returns None": (lambda record, completion, rewards: None, "it returned NoneType; expected a sentence"),
+    "returns blanks": (lambda record, completion, rewards: " \n", "it returned an empty text; expected a sentence"),
+    "returns a list": (lambda record, completion, rewards: ["so"], "it returned list; expected a sentence"),
+    "ends the turn": (lambda record, completion, rewards: "So.<|im_end|>", "it holds '<|im_end|>'"),
+    "raises": (lambda record, completion, rewards: 1 / 0, "ZeroDivisionError: division by zero (test_teacher.py, line"),
+}
+
+
+@pytest.mark.parametrize("name", NO_SENTENCE)
+def test_a_feedback_that_fails_is_named_with_the_record_in_one_line(evident_data, name):
+    view, problem = NO_SENTENCE[name]
+    record = load_dataset(str(evident_data)).record(0)
+    with pytest.raises(OwnCodeError) as failed:
+        sentence_of(view, record, "an answer", {})
+    message = str(failed.value)
+    assert message.startswith("--teacher_sees <lambda>, called for ") and record.where in message
+    assert problem in message and "\n" not in message
+
+
+def test_a_feedback_may_quote_what_a_completion_spells(evident_data):
+    record = load_dataset(str(evident_data)).record(0)
+    quote = lambda record, completion, rewards: f"You said {completion}"
+    assert sentence_of(quote, record, "<|im_end|><|video_pad|>", {}) == "You said < |im_end|>< |video_pad|>"
+
+
+NO_RECORD = {
+    "returns None": (lambda record: None, "it returned NoneType; expected a record"),
+    "adds a tag": (lambda record: with_text(record, "<video><video> Which?"), "do not fit its media"),
+    "ends the turn": (lambda record: with_text(record, "<video> Which?<|im_end|>"), "it holds '<|im_end|>'"),
+    "raises": (lambda record: {}[1], "KeyError: 1 (test_teacher.py, line"),
+}
+
+
+def with_text(record, text):
+    return replace(record, messages=(replace(record.messages[-1], text=text),))
+
+
+@pytest.mark.parametrize("name", NO_RECORD)
+def test_a_view_that_fails_is_named_with_the_record_in_one_line(evident_data, name):
+    view, problem = NO_RECORD[name]
+    record = load_dataset(str(evident_data)).record(0)
+    with pytest.raises(OwnCodeError) as failed:
+        seen_by(view, record)
+    assert record.where in str(failed.value) and problem in str(failed.value) and "\n" not in str(failed.value)
+
+
+@pytest.mark.parametrize("sees", ["evidence", "evidence(4)", "solution", "frames(4)"])
+def test_a_teacher_with_nothing_to_teach_is_refused(sees):
+    records = [Record("a", (Message("user", "Which?"),), " ", (), (), (), {}, "data.json[0]")]
+    args = SimpleNamespace(teacher_sees=sees)
+    with pytest.raises(ValueError, match=f"--teacher_sees {re.escape(sees)} has no effect: none of 1 record has"):
+        check_view(args, view_named(sees), records)
+
+
+def test_records_that_a_teacher_sees_no_more_of_are_counted(evident_data, capsys):
+    records = load_dataset(str(evident_data)).records
+    check_view(SimpleNamespace(teacher_sees="solution"), view_named("solution"), records)
+    assert capsys.readouterr().err == ""
+    check_view(SimpleNamespace(teacher_sees="evidence"), view_named("evidence"), records)
+    assert "--teacher_sees evidence: 2 of 5 records lack a clip with `evidence`" in capsys.readouterr().err
+
+
+def test_a_view_of_ones_own_is_asked_until_it_changes_a_record(evident_data):
+    asked = []
+
+    def second(record):
+        asked.append(record)
+        return record if len(asked) < 2 else with_text(record, record.messages[-1].text + " Hm?")
+
+    args = SimpleNamespace(teacher_sees="file.py:second")
+    records = load_dataset(str(evident_data)).records
+    check_view(args, second, records)
+    assert len(asked) == 2
+    with pytest.raises(ValueError, match=r"--teacher_sees file\.py:second has no effect: none of 5 records"):
+        check_view(args, lambda record: record, records)
+
+
+def test_a_field_that_a_view_cannot_read_is_named(evident_data):
+    record = replace(load_dataset(str(evident_data)).record(0), fields={"evidence": [[3, "so"]]})
+    with pytest.raises(RecordError, match="'evidence' must be a list"):
+        seen_by(evidence, record)
 
 
 def test_views_of_a_record(evident_data):

@@ -27,7 +27,7 @@ def evidence_of(fields: Mapping[str, Any]) -> list[Span] | None:
         return None
     try:
         spans = [(float(start), float(end)) for start, end in given]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         spans = []
     if not spans or not all(0 <= start < end < float("inf") for start, end in spans):
         raise ValueError(f"the field 'evidence' must be a list of [start, end] in seconds, got {given!r}")
@@ -73,9 +73,11 @@ def evidence_iou(
 
 
 def _span_of(call: ToolCall) -> Span:
-    """The span that a call asked for, else that of the frames it was shown."""
-    if {"start", "end"} <= call.arguments.keys():
-        return float(call.arguments["start"]), float(call.arguments["end"])
+    """The span that a call asked for in seconds, else that of the frames it was shown."""
+    start, end = (call.arguments.get(name) for name in ("start", "end"))
+    # A tool of the user may have texts of these names, such as "00:12".
+    if isinstance(start, int | float) and isinstance(end, int | float):
+        return float(start), float(end)
     return call.clips[0].times[0], call.clips[-1].times[-1]
 
 

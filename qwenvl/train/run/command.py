@@ -20,6 +20,7 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.failure import beginning, counted
 from qwenvl.health import RULES, Finding
 from qwenvl.model.loading import MisfitError, load_processor, load_without_weights, part_of, unwrap
+from qwenvl.own_code import OwnCodeError
 from qwenvl.report.run import read_runs, trend
 from qwenvl.report.write import warnings
 from qwenvl.rewards import RewardError
@@ -71,7 +72,8 @@ def run(command: str, args: GRPOConfig, dry: str, callbacks: Sequence[TrainerCal
                 say("\n  ".join(["the first target:", *shown]))
             else:
                 trainer = GRPOTrainer(args=args, callbacks=list(callbacks))
-        with told_to_the_user(command, (*DATA_ERRORS, RewardError, SettingsError, MisfitError, RunLogError)):
+        of_users = (*DATA_ERRORS, RewardError, OwnCodeError, SettingsError, MisfitError, RunLogError)
+        with told_to_the_user(command, of_users):
             trainer.train(beginning)
             if trainer.eval_dataset is not None and not evaluated_last(trainer):
                 trainer.evaluate()

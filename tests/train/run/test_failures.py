@@ -13,8 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.own_code import OwnCodeError
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.run.checkpoints import seal
+from qwenvl.train.run.command import run
 from qwenvl.train.run.failures import explanation, told_in_one_line
 from qwenvl.train.train_grpo import main
 
@@ -74,9 +77,28 @@ def test_full_memory_names_the_flags_that_help(tmp_path):
         "CUDA error: out of memory",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'",
+        "NCCL error in: ProcessGroupNCCL.cpp:2\nLast error:\nFailed to CUDA calloc async 608 bytes",
+        "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 'out of memory'",
     ):
         assert explanation(RuntimeError(words), tmp_path).startswith(f"GPU memory is full: {words[:30]}")
     assert explanation(MemoryError(), tmp_path).startswith("memory is full: MemoryError. ")
+    assert explanation(RuntimeError("NCCL error in: NCCLUtils.cpp:94, invalid usage"), tmp_path) is None
+
+
+def test_a_tool_of_the_user_that_fails_ends_a_run_with_one_line(tmp_path, monkeypatch, capsys):
+    class Trainer:
+        def __init__(self, **settings):
+            pass
+
+        def train(self, beginning):
+            raise OwnCodeError("--tools own.py:look, called for data.json[0] (id a): KeyError: 1")
+
+    monkeypatch.setattr("qwenvl.train.run.command.GRPOTrainer", Trainer)
+    with pytest.raises(SystemExit):
+        run("qwenvl train", GRPOConfig(str(tmp_path / "run"), use_cpu=True, report_to="none"), dry="")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "qwenvl train: --tools own.py:look, called for data.json[0] (id a): KeyError: 1"
 
 
 def test_a_worker_of_the_data_loader_that_is_killed(tmp_path):

@@ -1,0 +1,94 @@
+"""Calls of functions that users bring: tools, views, rewards. Their errors in one line, and the ends of their forks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from qwenvl.failure import beginning, full_memory, visible
+
+_NOT_OF_USERS = ("<", str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")))
+
+
+class OwnCodeError(ValueError):
+    """A function of the user failed, or gave what is of no use. The message names the function and the record."""
+
+
+@contextmanager
+def named_errors(place: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raise the errors of a user's function as one line. Forks of this process that leave the block end there.
+
+    Full memory is no fault of the function and passes, and so do errors that are one line already.
+
+    Args:
+        place: the function and the record, with which the line begins.
+        passing: further errors that pass.
+
+    Raises:
+        OwnCodeError: the block raised an error, or called ``sys.exit``.
+
+    Example:
+        >>> with named_errors("--tools my_tools.py:half, record 7"):
+        ...     1 / 0
+        Traceback (most recent call last):
+        ...
+        qwenvl.own_code.OwnCodeError: --tools my_tools.py:half, record 7: ZeroDivisionError: division by zero
+    """
+    try:
+        with ends_forks():
+            yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, (OwnCodeError, *passing)) or full_memory(error):
+            raise
+        raise OwnCodeError(f"{place}: {described(error)}") from error
+
+
+@contextmanager
+def ends_forks() -> Iterator[None]:
+    """End a fork of this process that leaves the block, with the status of a script that ends there.
+
+    A user's function may call ``os.fork``, and its fork raise an error, call ``sys.exit`` or return. Such a fork would
+    go on as a second run, with the first one's files and in the place of its process.
+    """
+    process = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != process:
+            _end_fork(error)
+        raise
+    if os.getpid() != process:
+        _end_fork(None)
+
+
+def _end_fork(error: BaseException | None) -> None:
+    status: object = 0
+    if isinstance(error, SystemExit):
+        status = error.code or 0
+    elif error is not None:
+        traceback.print_exception(error)
+        status = 1
+    if not isinstance(status, int):  # sys.exit("a message")
+        print(status, file=sys.stderr)
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status & 0xFF)
+
+
+def described(error: BaseException) -> str:
+    """An error in one line: its kind, its text, and the line of the user's code."""
+    text = beginning(visible(str(error)), 300)
+    return f"{type(error).__name__}: {text}{raised_at(error)}" if text else f"{type(error).__name__}{raised_at(error)}"
+
+
+def raised_at(error: BaseException) -> str:
+    """`` (my_rewards.py, line 8)``: the last line of a user's own code that an error went through. Or nothing."""
+    places = traceback.extract_tb(error.__traceback__)
+    own = [place for place in places if not place.filename.startswith(_NOT_OF_USERS)]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

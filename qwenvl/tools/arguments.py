@@ -1,0 +1,136 @@
+"""The arguments of a call in the types that the schema of its tool declares.
+
+A completion may write anything in the place of a number or a list. A tool gets what it declares, or is not called.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qwenvl.tools.calls import read_json
+from qwenvl.tools.errors import ToolError, quoted
+
+LARGEST_INTEGER = 2**63 - 1  # what arrays and other languages hold
+_DIGITS = re.compile(r"\s*[+-]?\d{1,19}\s*", re.ASCII)
+_OF_PYTHON = {"string": str, "boolean": bool, "integer": int, "number": float, "array": list, "object": dict}
+
+Schema = Mapping[str, Any]
+
+
+def typed_arguments(tool: str, parameters: Schema, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call in their types.
+
+    Args:
+        tool: its name.
+        parameters: of the schema of the tool.
+
+    Raises:
+        ToolError: one is missing, unknown, or not of its type.
+    """
+    missing = [name for name in parameters.get("required", ()) if name not in arguments]
+    if missing:
+        raise ToolError(f"{tool} lacks {', '.join(missing)}")
+    known = parameters["properties"]
+    unknown = sorted(arguments.keys() - known.keys())
+    if unknown:
+        raise ToolError(f"{tool} takes {', '.join(known)}, and no {quoted(unknown[0])}")
+    return {name: _typed(name, value, known[name]) for name, value in arguments.items()}
+
+
+def _typed(name: str, value: Any, schema: Schema) -> Any:
+    try:
+        made = _converted(value, schema)
+    except (TypeError, ValueError):
+        raise ToolError(f"{name} must be of type {_kind(schema)}, got {quoted(value)}") from None
+    allowed = schema.get("enum")
+    if allowed is not None and made is not None and str(made) not in map(str, allowed):
+        raise ToolError(f"{name} must be one of {', '.join(map(str, allowed))}, got {quoted(value)}")
+    return made
+
+
+def _kind(schema: Schema) -> str:
+    kinds = [_kind(each) for each in schema["anyOf"]] if "anyOf" in schema else schema.get("type", "JSON")
+    return kinds if isinstance(kinds, str) else " or ".join(kinds)
+
+
+def _converted(value: Any, schema: Schema) -> Any:
+    """A value of JSON, or a text, in the type of a schema.
+
+    Raises:
+        TypeError, ValueError: it is of another type.
+    """
+    if value is None and schema.get("nullable"):
+        return None
+    if "anyOf" in schema:
+        return _first_of(value, schema["anyOf"])
+    kind = schema.get("type")
+    if kind is None:  # of any type
+        json.dumps(value, allow_nan=False)
+        return value
+    if not isinstance(kind, str):
+        return _first_of(value, [{"type": each} for each in kind])
+    if kind == "string":
+        return str(value)
+    if kind == "boolean":
+        return _boolean(value)
+    if kind == "number":
+        return _number(value)
+    if kind == "integer":
+        return _integer(value)
+    if isinstance(value, str):  # calls in XML have texts alone
+        value = read_json(value)
+    if kind == "array":
+        return _array(value, schema)
+    return _object(value, schema)
+
+
+def _first_of(value: Any, schemas: Sequence[Schema]) -> Any:
+    """A value in the first type that it is of, or else can be converted to."""
+    is_exact = lambda schema: isinstance(value, _OF_PYTHON.get(str(schema.get("type")), object))
+    for schema in sorted(schemas, key=is_exact, reverse=True):
+        try:
+            return _converted(value, schema)
+        except (TypeError, ValueError):
+            continue
+    raise ValueError
+
+
+def _boolean(value: Any) -> bool:
+    word = str(value).lower()
+    if word not in ("true", "false"):
+        raise ValueError
+    return word == "true"
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _integer(value: Any) -> int:
+    # Not by way of a float, which holds 53 bits.
+    exact = isinstance(value, int) or (isinstance(value, str) and _DIGITS.fullmatch(value))
+    number = int(value) if exact else _number(value)
+    if number != int(number) or abs(number) > LARGEST_INTEGER:
+        raise ValueError
+    return int(number)
+
+
+def _array(value: Any, schema: Schema) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError
+    if "prefixItems" in schema:
+        return [_converted(each, own) for each, own in zip(value, schema["prefixItems"], strict=True)]
+    return [_converted(each, schema.get("items", {})) for each in value]
+
+
+def _object(value: Any, schema: Schema) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError
+    return {name: _converted(each, schema.get("additionalProperties", {})) for name, each in value.items()}
