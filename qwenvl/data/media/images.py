@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.reader import PART_BYTES, Clip
-from qwenvl.data.media.source import check_regular_file, frame_list
+from qwenvl.data.media.source import FRAME_SUFFIXES, check_regular_file, frame_list
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_IMAGE_PIXELS = 50_000_000  # a small file may unfold to gigabytes; cameras stay below this
 DEFAULT_FRAMES_FPS = 2.0  # what the model authors' own tools assume
-FRAME_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+# Pillow knows many more, and opens some by other programs: of an EPS it would start Ghostscript on the file's bytes.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", *(["AVIF"] if features.check("avif") else []))
 
 
 def load_image(path: str) -> Tensor:
@@ -34,7 +35,7 @@ def load_image(path: str) -> Tensor:
 
     check_regular_file(path)
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
             if width * height > MAX_IMAGE_PIXELS:
                 raise BadMediaError(
@@ -42,7 +43,7 @@ def load_image(path: str) -> Tensor:
                 )
             upright = _to_rgb(ImageOps.exif_transpose(image))
     except UnidentifiedImageError:
-        raise BadMediaError(path, "not an image of a known format") from None
+        raise BadMediaError(path, f"not an image of a known format ({', '.join(FORMATS)})") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if isinstance(error, BadMediaError):
             raise
@@ -58,7 +59,7 @@ def image_size(path: str) -> tuple[int, int]:
     """
     check_regular_file(path)
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             return image.height, image.width
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BadMediaError(path, f"not an image of a known format: {error}") from None
