@@ -13,13 +13,13 @@ import time
 import numpy as np
 import openai
 import pytest
-import uvicorn
 from PIL import Image
 
 from qwenvl.cli import main as qwenvl
 from qwenvl.demo.clips import encode
-from qwenvl.use.serve import ChatServer, build_app
+from qwenvl.use.serve import ChatServer
 from qwenvl.use.serve_command import serve_request
+from qwenvl.use.web import web_of
 from tests.made_clips import write_clip
 
 QUESTION = "Which steps? (1) pick (2) insert"
@@ -50,7 +50,7 @@ class Running:
         own.listen(256)  # so that a client may come before the server accepts
         self.port = own.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/v1"
-        self._web = uvicorn.Server(uvicorn.Config(build_app(self.server), log_level="warning", lifespan="on"))
+        self._web = web_of(self.server)
         self._thread = threading.Thread(target=self._web.run, kwargs={"sockets": [own]})
         self._thread.start()
         self.client = openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=120)
@@ -184,7 +184,7 @@ def test_broken_requests_say_what_is_wrong(running, content, more, status, messa
 
 def raw(running, method: str, path: str, body: bytes = b"") -> tuple[int, dict]:
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
-    connection.request(method, path, body)
+    connection.request(method, path, body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
     found = answer.status, json.loads(answer.read())
     connection.close()
@@ -241,7 +241,7 @@ def test_places_are_limited_and_a_client_that_stops_frees_its_own(running, monke
     monkeypatch.setattr(running.server, "_sampled", slowly)
     stopped = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
     body = {"messages": [{"role": "user", "content": QUESTION}]}
-    stopped.request("POST", "/v1/chat/completions", json.dumps(body))
+    stopped.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     assert begun.wait(60)
     with pytest.raises(openai.RateLimitError, match="1 requests wait already"):
         running.ask(QUESTION)
@@ -278,6 +278,7 @@ def test_media_are_fetched_where_that_is_allowed(running, made, monkeypatch):
             pass
 
     monkeypatch.setattr(running.server.limits, "allow_http", True)
+    monkeypatch.setattr(running.server.limits, "allow_private_http", True)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files) as files:
         threading.Thread(target=files.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{files.server_port}"
@@ -348,15 +349,15 @@ def test_check_of_a_server(running, made, records, capsys, monkeypatch):
     largest = float(re.fullmatch(r"log-probs of \d+ tokens differ by (\S+) at most and by \S+ on average", lines[4])[1])
     assert largest < 1e-4
     with monkeypatch.context() as patch:
-        patch.setattr("qwenvl.use.serve.logprobs_of", lambda *_: {})
+        patch.setattr("qwenvl.use.web.logprobs_of", lambda *_: {})
         lines = checked(made, made / "good.json", running.url, capsys)
         assert lines[4].startswith("the server gives no log-probs") and lines[5] == "as trained, but for rounding"
     # Other frames of the same size and number: all of them are white noise.
     noise = np.random.default_rng(0).integers(0, 2, (40, 120, 160, 1)).repeat(3, -1) * 255
     encode(made / "other.mp4", noise.astype(np.uint8), 10, options={})
-    path = running.server._path
+    path = running.server.reader.path_of
     with monkeypatch.context() as patch:
-        patch.setattr(running.server, "_path", lambda *each: path(*each) and str(made / "other.mp4"))
+        patch.setattr(running.server.reader, "path_of", lambda *each: path(*each) and str(made / "other.mp4"))
         lines = checked(made, made / "video.json", running.url, capsys)
     assert lines[-1].startswith("NOT as trained: look at which frames are taken")
 

@@ -61,6 +61,8 @@ def image_size(path: str) -> tuple[int, int]:
     try:
         with Image.open(path, formats=FORMATS) as image:
             return image.height, image.width
+    except UnidentifiedImageError:  # whose text names the path once more
+        raise BadMediaError(path, f"not an image of a known format ({', '.join(FORMATS)})") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BadMediaError(path, f"not an image of a known format: {error}") from None
 
