@@ -105,13 +105,15 @@ class Parsed:
         return any(str(_url(part)).startswith(("http://", "https://")) for part in self.parts)
 
 
-def _kind(part: Any) -> Any:
-    return part.get("type") if isinstance(part, dict) else None
+def _kind(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _url(part: Any) -> Any:
     """What a part names its medium by, in both forms that clients write."""
-    medium = part.get(_kind(part)) if _kind(part) in MEDIA else None
+    kind = _kind(part)
+    medium = part.get(kind) if kind in MEDIA else None
     return medium.get("url") if isinstance(medium, dict) else medium
 
 
@@ -249,7 +251,7 @@ class RequestReader:
             if kind == "text":
                 found.append({"type": "text", "text": part.get("text")})
                 continue
-            if not isinstance(kind, str) or kind not in MEDIA:
+            if kind not in MEDIA:
                 shown = beginning(repr(kind))
                 raise ApiError(400, f"messages: expected parts of type text, video_url or image_url, got {shown}")
             if media.count >= self.limits.max_media:

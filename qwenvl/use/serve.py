@@ -295,10 +295,11 @@ class ChatServer:
         except MemoryError:
             raise ApiError(500, "there is not enough memory for the media of this request") from None
         params = options.params(self.collector.params)
-        tokens = batch.input_ids.shape[1] + params.max_new_tokens
-        if tokens > self.reader.positions:
-            message = f"the prompt has {batch.input_ids.shape[1]:,} tokens, which with max_tokens "
-            message += f"{params.max_new_tokens:,} exceed the {self.reader.positions:,} positions of the model"
+        prompt, toolbox = batch.input_ids.shape[1], self.collector.toolbox
+        looks = 0 if toolbox is None else toolbox.options.look_tokens
+        if prompt + params.max_new_tokens + looks > self.reader.positions:
+            message = f"the prompt has {prompt:,} tokens, which with max_tokens {params.max_new_tokens:,} exceed the "
+            message += f"{self.reader.positions:,} positions of the model"
             raise ApiError(400, message, "context_length_exceeded")
         return Pending(batch, options, params, patience)
 

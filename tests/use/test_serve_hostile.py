@@ -1,0 +1,602 @@
+"""``qwenvl serve`` among hostile clients: pages of other sites, requests that hold everything, slow connections."""
+
+import base64
+import http.client
+import io
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+
+import openai
+import pytest
+from PIL import Image
+
+from qwenvl.evaluate.settings import parse_words
+from qwenvl.use import web
+from qwenvl.use.fetch import fetch, is_public
+from qwenvl.use.options import ServeOptions
+from qwenvl.use.serve import StopWatch
+from qwenvl.use.serve_command import _run
+from tests.use.running import CHAT, JSON, QUESTION, Running, data_url, image, raw, video
+
+ASK = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}).encode()
+
+
+def ask(content, **more) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": content}], **more}).encode()
+
+
+# ---- who may ask
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({}, 415),
+        ({**JSON, "Host": "rebound.example"}, 403),
+        ({**JSON, "Host": "rebound.example:8000"}, 403),
+        ({**JSON, "Host": "localhost.example"}, 403),
+        ({**JSON, "Host": "user@rebound.example"}, 403),
+        ({**JSON, "Host": ""}, 403),
+        ({**JSON, "Origin": "https://elsewhere.example"}, 403),
+        ({**JSON, "Origin": "null"}, 403),
+        ({**JSON, "Host": "localhost:1", "Origin": "http://localhost:2"}, 403),
+        ({**JSON, "Host": "localhost:1", "Origin": "http://localhost:1"}, 200),
+        ({**JSON, "Host": "192.168.7.7"}, 200),  # no page can have bound an address to another
+        ({"Content-Type": "application/json; charset=utf-8", "Host": "[::1]:80"}, 200),
+    ],
+)
+def test_pages_of_other_sites_get_no_answer(running, headers, status):
+    found, answer = raw(running, "POST", CHAT, ASK, headers)
+    assert found == status and ("choices" in answer) is (status == 200)
+
+
+def test_no_page_is_allowed_by_cors(running):
+    asks = {"Origin": "http://x.example", "Access-Control-Request-Method": "POST"}
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+    connection.request("OPTIONS", CHAT, headers=asks)
+    answer = connection.getresponse()
+    assert answer.status == 403 and not [name for name in answer.headers if name.lower().startswith("access-control")]
+    connection.close()
+
+
+def options_of(*words: str) -> ServeOptions:
+    return parse_words(words, ServeOptions)[1]
+
+
+def test_hosts_by_name():
+    gate = web.Gate(None, options_of("--allowed_hosts", "GPU-7", "--host", "box.local"))
+    assert [gate._is_ours(host) for host in ("gpu-7:80", "Box.local", "localhost", "gpu-8", "[", "a b")] == [
+        *(True, True, True),
+        *(False, False, False),
+    ]
+
+
+@pytest.fixture(scope="module")
+def locked(made_media):
+    """A server with a key and few places."""
+    os.environ["QWENVL_API_KEY"] = "of-the-environment"  # which the flag replaces
+    try:
+        server = Running(made_media, "--max_waiting", "5", "--api_key", "open-sesame", "--allow_http", send_buffer=4096)
+    finally:
+        del os.environ["QWENVL_API_KEY"]
+    server.client = server.client.with_options(api_key="open-sesame")
+    yield server
+    server.end()
+
+
+KEY = {**JSON, "Authorization": "Bearer open-sesame"}
+
+
+def test_a_key(locked):
+    assert locked.ask("Hi", max_tokens=2).choices
+    other = locked.client.with_options(api_key="none")
+    with pytest.raises(openai.AuthenticationError):
+        other.models.list()
+    for wrong in ("open-sesame", "Bearer", "Bearer open-sesam", "Bearer \xe9", "Basic open-sesame"):
+        assert raw(locked, "POST", CHAT, ASK, {**JSON, "Authorization": wrong})[0] == 401
+    assert raw(locked, "GET", "/health")[0] == 200  # without a key: it tells nothing of requests
+
+
+def test_a_key_of_the_environment(monkeypatch):
+    monkeypatch.setenv("QWENVL_API_KEY", "of-the-environment")
+    assert options_of().key == "of-the-environment" and options_of("--api_key", "x").key == "x"
+    monkeypatch.setenv("QWENVL_API_KEY", "two words")
+    with pytest.raises(ValueError, match="QWENVL_API_KEY"):
+        options_of()
+
+
+# ---- what a request can ask for
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"seed": int("9" * 4000)},
+        {"seed": -(2**63) - 1},
+        {"temperature": 1e-308},
+        {"temperature": float("nan")},
+        {"top_p": float("inf")},
+        {"temperature": 10**400},
+        {"stop": [str(n) for n in range(2000)]},
+        {"stop": "x" * 5000},
+        {"stop": ["\ud800"]},
+        {"model": "\ud800"},
+        {"\ud800": 1},
+        {"model": "x" * 10**5},
+        {"y" * 10**5: 1},
+        {"max_tokens": 10**30},
+        {"n": True},
+        {"n": "1"},
+        {"tools": [{"deep": json.loads("[" * 900 + "]" * 900)}]},
+    ],
+)
+def test_mistakes_of_clients_are_theirs(running, more):
+    status, answer = raw(running, "POST", CHAT, ask("Hi", **more))
+    assert status in (400, 404), answer
+    assert len(answer["error"]["message"]) <= 2000, answer
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("\ud800", [{"type": "text", "text": "\udfff"}], [video("file:///\ud800")], {"a": 1}, 7, [None], [[]]),
+        *([{"type": {"a": 1}}], [{"type": ["video_url"]}], [{"type": "text"}], [{"type": "text", "text": 7}]),
+        *([video("data:video/mp4;base64,%%%")], [video("file:///%00")], [video("\0")], [video("a" * 5000)]),
+        *([{"type": "video_url", "video_url": 7}], [{"type": "image_url", "image_url": {"url": {"url": "x"}}}]),
+        [{"type": "text", "text": "a"}] * 20_000,
+    ],
+)
+def test_contents_that_are_none(running, content):
+    status, answer = raw(running, "POST", CHAT, ask(content))
+    assert status == 400 and answer["error"]["type"] == "invalid_request_error", answer
+    assert running.is_idle()
+
+
+def test_a_body_of_many_values_is_not_parsed(running, monkeypatch):
+    parsed = SimpleNamespace(loads=lambda *_, **__: pytest.fail("it was parsed"))
+    monkeypatch.setattr("qwenvl.use.chat_request.json", parsed)
+    status, answer = raw(running, "POST", CHAT, b"[" + b"[]," * 220_000 + b"0]")
+    assert status == 400 and "200,000" in answer["error"]["message"]
+
+
+def test_a_prompt_has_to_fit_the_positions_of_the_model(running, monkeypatch):
+    tokens = running.ask(QUESTION, max_tokens=4).usage.prompt_tokens
+    monkeypatch.setattr(running.server.reader, "positions", tokens + 4)
+    assert running.ask(QUESTION, max_tokens=4).usage.prompt_tokens == tokens
+    with pytest.raises(openai.BadRequestError, match=str(tokens)) as raised:
+        running.ask(QUESTION, max_tokens=5)
+    assert raised.value.code == "context_length_exceeded"
+    monkeypatch.setattr(running.server.collator, "process", lambda *_: pytest.fail("it was tokenized"))
+    with pytest.raises(openai.BadRequestError, match="characters"):
+        running.ask("x" * (16 * (tokens + 4) + 1))
+
+
+def test_stop_strings_end_an_answer_without_a_look_at_the_vocabulary(running, monkeypatch):
+    monkeypatch.setattr("qwenvl.rollout.local.StopStrings", lambda *_: pytest.fail("the vocabulary was looked at"))
+    whole = running.ask(QUESTION, logprobs=True).choices[0]
+    pieces = [each.token for each in whole.logprobs.content]
+    decode = running.server.collator.processor.tokenizer.decode
+    texts = [decode(whole.token_ids[:n], skip_special_tokens=True) for n in range(len(pieces) + 1)]
+    new = [n for n in range(1, len(pieces)) if pieces[n].isprintable() and pieces[n] not in texts[n]]
+    place = next(n for n in new if pieces[n] in texts[n + 1])
+    counted = running.server.collector.engine.drawing.drawn
+    ended = running.ask(QUESTION, stop=["nowhere", pieces[place]], logprobs=True)
+    [choice] = ended.choices
+    assert choice.message.content == whole.message.content.partition(pieces[place])[0]
+    assert choice.finish_reason == "stop" and ended.usage.completion_tokens == place + 1
+    assert choice.token_ids == whole.token_ids[: place + 1] and len(choice.logprobs.content) == place + 1
+    assert running.server.collector.engine.drawing.drawn - counted == place + 1  # nothing is sampled behind it
+    streamed = [*running.ask(QUESTION, stop=[pieces[place]], stream=True)]
+    assert "".join(each.choices[0].delta.content for each in streamed) == choice.message.content
+
+
+def test_a_stop_string_that_lies_in_many_tokens():
+    decode = lambda ids: bytes(ids).decode("utf-8", "replace")
+    text = "aaä</answer>b".encode()
+    watch = StopWatch(("</answer>", "é"), decode)
+    assert next(n for n, byte in enumerate(text) if watch.ends_at(byte)) == text.index(b">")
+
+
+# ---- what a request can hold
+
+
+def held_until(free, begun=None) -> None:
+    if begun is not None:
+        begun.set()
+    assert free.wait(60)
+
+
+def layers_of(running):
+    return running.server.model.model.language_model.layers
+
+
+def test_a_forward_that_nobody_waits_for_ends_between_two_layers(running, monkeypatch):
+    begun, free, later = threading.Event(), threading.Event(), []
+    first, *_, last = layers_of(running)
+    holds = first.register_forward_pre_hook(lambda *_: held_until(free, begun))
+    counts = last.register_forward_pre_hook(lambda *_: later.append(begun.is_set()))
+    monkeypatch.setattr(running.server.limits, "max_seconds", 0.3)
+    with pytest.raises(openai.APIStatusError) as raised:
+        running.ask(QUESTION)
+    assert raised.value.status_code == 504 and begun.is_set()
+    holds.remove()
+    free.set()
+    monkeypatch.setattr(running.server.limits, "max_seconds", 60.0)
+    assert running.ask(QUESTION, max_tokens=1).choices
+    counts.remove()
+    assert len(later) == 1  # the forward of the second request alone
+
+
+class Dripping:
+    """A server that answers with a byte now and then, and says when it was asked."""
+
+    def __init__(self, answer: bytes, pause: float = 0.05) -> None:
+        self.asked = 0
+        self._answer, self._pause = answer, pause
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._drip, args=[client], daemon=True).start()
+
+    def _drip(self, client: socket.socket) -> None:
+        with client:
+            client.recv(2**16)
+            self.asked += 1
+            for byte in self._answer:
+                try:
+                    client.sendall(bytes([byte]))
+                except OSError:
+                    return
+                time.sleep(self._pause)
+
+
+@pytest.fixture
+def fetching(running, monkeypatch):
+    monkeypatch.setattr(running.server.limits, "allow_http", True)
+    monkeypatch.setattr(running.server.limits, "allow_private_http", True)
+    return running
+
+
+def test_slow_downloads_hold_no_other_request_and_end(fetching, monkeypatch):
+    monkeypatch.setattr("qwenvl.use.chat_request.FETCH_SECONDS", 3.0)
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000) as server:
+        statuses: list[int] = []
+        body = ask([video(f"{server.address}/x.mp4")])
+        waiting = [
+            threading.Thread(target=lambda: statuses.append(raw(fetching, "POST", CHAT, body)[0])) for _ in range(8)
+        ]
+        for each in waiting:
+            each.start()
+        while server.asked < 8:
+            time.sleep(0.01)
+        assert fetching.ask(video("one.mp4"), QUESTION, max_tokens=2).choices and not statuses
+        for each in waiting:
+            each.join()
+    assert statuses == [400] * 8 and fetching.is_idle()
+
+
+def test_media_of_a_request_live_as_long_as_it(running, made_media, tmp_path, monkeypatch):
+    monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
+    (made_media / "media/whole.frames.json").write_text("[]")
+    png = base64.b64encode((made_media / "media/part.png").read_bytes()).decode()
+    clip = data_url(made_media / "media/one.mp4")
+    parts = [{"type": "image", "image": medium} for medium in (png, {"bytes": png})]
+    parts.append({"type": "video", "video": clip})
+    for hostile in (
+        *([part, {"type": "text", "text": "?"}] for part in parts),
+        [video(clip), image("data:image/png;base64,AAAA"), {"type": "text", "text": "?"}],
+        [image(png), {"type": "text", "text": "?"}],
+        [image(f"file://data:image/png;base64,{png}"), {"type": "text", "text": "?"}],
+    ):
+        assert raw(running, "POST", CHAT, ask(hostile))[0] == 400
+        turn = {"from": "human", "value": hostile}
+        assert raw(running, "POST", CHAT, json.dumps({"messages": [turn]}).encode())[0] == 400
+    assert running.ask(video(clip), QUESTION, max_tokens=2).choices and running.is_idle()
+    assert not (tmp_path / "cache").exists() and not [*running.server._folder.iterdir()]
+
+
+def test_turns_in_other_forms_name_no_files_of_the_machine(running, made_media):
+    part = {"type": "image", "image": str(made_media / "media/part.png")}
+    for turn in (
+        {"from": "human", "value": [part]},
+        {"from": "human", "value": [part], "role": "user", "content": "x"},
+        {"role": "user", "content": [{**part, "type": "image"}]},
+        {"role": "user", "content": [{"type": "text", "text": "<image>"}], "image": part["image"]},
+    ):
+        status, answer = raw(running, "POST", CHAT, json.dumps({"messages": [turn]}).encode())
+        shown = answer.get("usage", {}).get("prompt_tokens", 0)
+        assert status == 400 or shown == running.ask("x").usage.prompt_tokens, answer
+    body = {"messages": [{"role": "user", "content": "?"}], "image": part["image"]}
+    assert raw(running, "POST", CHAT, json.dumps(body).encode())[0] == 400
+
+
+def test_an_eps_starts_no_program(running, monkeypatch):
+    monkeypatch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
+    monkeypatch.setattr("subprocess.Popen", lambda *words, **_: pytest.fail(f"a program was started: {words}"))
+    data = io.BytesIO()
+    Image.new("RGB", (20, 20), "red").save(data, "EPS")
+    url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    assert raw(running, "POST", CHAT, ask([image(url)]))[0] == 400
+
+
+def test_images_of_a_request_together_have_a_bound(running, tmp_path):
+    data = io.BytesIO()
+    Image.new("1", (7000, 5000)).save(data, "PNG")  # 35 million pixels in a few kilobytes
+    url = image(f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}")
+    status, answer = raw(running, "POST", CHAT, ask([url, url]))
+    assert status == 400 and "70,000,000" in answer["error"]["message"]
+
+
+# ---- other machines, and files below the root
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        *(("8.8.8.8", True), ("2001:4860:4860::8888", True), ("127.0.0.1", False), ("0.0.0.0", False)),
+        *(("10.0.0.1", False), ("172.16.0.1", False), ("192.168.1.1", False), ("169.254.169.254", False)),
+        *(("100.64.0.1", False), ("224.0.0.1", False), ("255.255.255.255", False), ("::1", False), ("::", False)),
+        *(("fe80::1%eth0", False), ("fc00::1", False), ("::ffff:10.0.0.1", False), ("2002:7f00:1::", False)),
+        *(("64:ff9b::7f00:1", False), ("64:ff9b::808:808", True)),
+    ],
+)
+def test_addresses_of_the_internet(address, public):
+    assert is_public(address) is public
+
+
+def test_private_addresses_are_fetched_only_where_that_is_allowed(locked):
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabcde", 0.0) as server:
+        port = server.address.rpartition(":")[2]
+        for host in ("127.0.0.1", "localhost", "0.0.0.0", "2130706433", "[::ffff:127.0.0.1]", "127.1"):
+            status, answer = raw(locked, "POST", CHAT, ask([video(f"http://{host}:{port}/x.mp4")]), KEY)
+            assert status == 400 and "--allow_private_http" in answer["error"]["message"], (host, answer)
+        assert not server.asked
+    with pytest.raises(ValueError, match="allow_private_http"):
+        options_of("--allow_private_http")
+
+
+def test_the_address_that_was_checked_is_the_one_that_is_asked(monkeypatch):
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", 0.0) as server:
+        port = int(server.address.rpartition(":")[2])
+        answers = iter([[(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]])
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: next(answers))  # asked for once
+        found = fetch(f"http://rebound.example:{port}/", most_bytes=9, seconds=9, allow_private=True)
+        assert found == b"hi" and server.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        (b"HTTP/1.1 302 S3CRET\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n", "not http or https"),
+        (b"HTTP/1.1 302 S3CRET\r\nLocation: ftp://127.0.0.1/\r\nContent-Length: 0\r\n\r\n", "not http or https"),
+        (b"HTTP/1.1 302 S3CRET\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", "redirected more than 5 times"),
+        (b"HTTP/1.1 500 S3CRET\r\nContent-Length: 6\r\n\r\nS3CRET", "status 500"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nS3CRET", "medium 0: not a video"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 60\r\n\r\nS3CRET", "the connection ended"),
+        (b"SSH-2.0-S3CRET\r\n", "does not answer as HTTP"),
+    ],
+)
+def test_what_other_machines_say_is_not_quoted(fetching, answer, shown):
+    with Dripping(answer, 0.0) as server:
+        status, found = raw(fetching, "POST", CHAT, ask([video(f"{server.address}/x")]))
+    assert status == 400 and shown in found["error"]["message"] and "S3CRET" not in str(found), found
+
+
+def test_refusals_do_not_tell_the_root_or_what_is_in_files(running, made_media):
+    root = made_media / "media"
+    (root / "words.mp4").write_text("S3CRET words")
+    (root / "words.png").write_text("S3CRET words")
+    (root / "broken.png").write_bytes((root / "part.png").read_bytes()[:60])
+    (root / "frames").mkdir(exist_ok=True)
+    Image.new("RGB", (90, 60)).save(made_media / "outside.png")
+    link = root / "frames" / "1.png"
+    link.unlink(missing_ok=True)
+    link.symlink_to(made_media / "outside.png")
+    (root / "empty").mkdir(exist_ok=True)
+    names = ("words.mp4", "words.png", "none.mp4", "../secret.txt", "link.mp4", "frames", "empty", ".", "/etc/passwd")
+    for url in names:
+        for part in (video(url), image(url), video(f"file://{root}/{url}")):
+            status, answer = raw(running, "POST", CHAT, ask([part]))
+            message = answer["error"]["message"].replace(part[part["type"]]["url"], "")
+            assert status == 400 and str(made_media) not in message and "S3CRET" not in message, (url, message)
+    status, answer = raw(running, "POST", CHAT, ask([image("broken.png")]))
+    assert answer["error"]["message"].startswith("broken.png: damaged image")
+
+
+# ---- connections
+
+
+def connected(running) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", running.port), timeout=30)
+
+
+def head(length: int | None, **more: str) -> bytes:
+    lines = {"Host": "localhost", "Content-Type": "application/json", **more}
+    lines |= {} if length is None else {"Content-Length": str(length)}
+    return f"POST {CHAT} HTTP/1.1\r\n".encode() + "".join(f"{k}: {v}\r\n" for k, v in lines.items()).encode() + b"\r\n"
+
+
+def status_of(client: socket.socket) -> int:
+    answer = http.client.HTTPResponse(client)
+    answer.begin()
+    answer.read()
+    return answer.status
+
+
+def test_a_body_takes_a_place_and_has_to_come_in_time(running, monkeypatch):
+    monkeypatch.setattr(running.server.limits, "max_waiting", 1)
+    with connected(running) as slow:
+        slow.sendall(head(len(ASK)) + ASK[:10])
+        while not running.server.active:
+            time.sleep(0.01)
+        assert raw(running, "POST", CHAT, ASK)[0] == 429
+        slow.sendall(ASK[10:])
+        assert status_of(slow) == 200
+        monkeypatch.setattr(web, "SECONDS_BETWEEN_LOOKS", 0.1)
+        slow.sendall(head(len(ASK)) + ASK[:10])
+        assert status_of(slow) == 408
+    assert running.is_idle()
+
+
+def test_the_time_of_a_request_begins_with_its_body(running, monkeypatch):
+    monkeypatch.setattr(running.server.limits, "max_seconds", 0.2)
+    with connected(running) as slow:
+        slow.sendall(head(len(ASK)) + ASK[:10])
+        assert status_of(slow) == 504
+    assert running.is_idle()
+
+
+def test_bodies_have_a_length_and_a_bound(running, monkeypatch):
+    with connected(running) as client:
+        client.sendall(head(None, **{"Transfer-Encoding": "chunked"}) + b"1\r\n{\r\n")
+        assert status_of(client) == 411
+    for length in (10**6 + 1, 10**20, "9" * 400):
+        with connected(running) as client:
+            client.sendall(head(length))
+            assert status_of(client) in (400, 413)
+    monkeypatch.setattr("qwenvl.use.serve.MOST_BODIES", 100)
+    assert raw(running, "POST", CHAT, ask("x" * 100))[0] == 429
+    assert running.is_idle() and running.server._bodies == 0
+
+
+def test_a_connection_without_a_head_is_closed(running, monkeypatch):
+    monkeypatch.setattr(web.ConnectionInTime, "seconds", 0.1)
+    for beginning in (b"", b"POST /v1", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "):
+        with connected(running) as client:
+            client.sendall(beginning)
+            assert client.recv(10) == b""
+    with connected(running) as client:  # nor the second one of a connection
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert status_of(client) == 200
+        client.sendall(b"GET /health HT")
+        with suppress(ConnectionResetError):
+            assert client.recv(10) == b""
+
+
+def test_a_head_has_a_bound(running):
+    with connected(running) as client, suppress(ConnectionResetError, BrokenPipeError):  # it does not read on
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000)
+        assert status_of(client) == 400
+
+
+def test_many_connections_keep_nobody_out(locked):
+    waiting = [connected(locked) for _ in range(5 + web.IDLE_CONNECTIONS + 40)]
+    for each in waiting[::2]:
+        each.sendall(b"GET /hea")
+    assert locked.ask("Hi", max_tokens=2).choices
+    assert raw(locked, "GET", "/health")[0] == 200
+    for each in waiting:
+        each.close()
+
+
+def test_who_does_not_read_the_answer_is_left(locked, monkeypatch):
+    monkeypatch.setattr(web.ConnectionInTime, "seconds", 0.1)
+    for more in ({}, {"stream": True, "logprobs": False}):
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", locked.port))
+            # An answer that the buffers do not hold.
+            body = ask(QUESTION, n=64, temperature=1, **{"logprobs": True, **more})
+            client.sendall(head(len(body), Authorization="Bearer open-sesame") + body)
+            while not locked.server.active:
+                time.sleep(0.01)
+            while locked.connections():
+                time.sleep(0.01)
+    assert locked.is_idle()
+
+
+def test_it_ends_within_seconds_whatever_clients_do(made_media):
+    server = Running(made_media, "--allow_http", "--allow_private_http")
+    free = threading.Event()
+    hold = layers_of(server)[0].register_forward_pre_hook(lambda *_: held_until(free))
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000) as slow:
+        body = ask([video(f"{slow.address}/x.mp4")])
+        clients = [connected(server) for _ in range(4)]
+        clients[0].sendall(b"GET /hea")
+        clients[1].sendall(head(100) + b"{")
+        clients[2].sendall(head(len(body)) + body)
+        clients[3].sendall(head(len(ASK)) + ASK)
+        while server.server.active < 3 or not slow.asked:
+            time.sleep(0.01)
+        began = time.monotonic()
+        server.end()
+        assert time.monotonic() - began < 10 and not server.server._folder.exists()
+        for each in clients:
+            each.close()
+        free.set()
+        hold.remove()
+
+
+def test_a_port_in_use_is_found_before_a_model_is_loaded(running, monkeypatch, capsys):
+    monkeypatch.setattr("qwenvl.use.serve.ChatServer", lambda *_: pytest.fail("the model was loaded"))
+    request = SimpleNamespace(options=options_of("--port", str(running.port)))
+    with pytest.raises(SystemExit) as ended:
+        _run(request)
+    assert ended.value.code == 2 and f"--port {running.port}" in capsys.readouterr().err
+
+
+def test_a_clip_is_decoded_within_what_is_left_of_the_time(running, monkeypatch):
+    seen = []
+    opened = running.server._dataset.__class__.__mro__[1].open
+
+    def noted(dataset, record, number):
+        seen.append(dataset.options.decode_timeout)
+        return opened(dataset, record, number)
+
+    monkeypatch.setattr("qwenvl.data.dataset.GRPODataset.open", noted)
+    monkeypatch.setattr(running.server.limits, "max_seconds", 20.0)
+    assert running.ask(video("one.mp4"), QUESTION, max_tokens=1).choices
+    assert seen and all(0 < each <= 20 for each in seen)
+
+
+def test_memory_that_prompts_wait_in_has_a_bound(running, monkeypatch):
+    monkeypatch.setattr("qwenvl.use.serve.MOST_PIXELS", 0)
+    begun, free = threading.Event(), threading.Event()
+    sampled = running.server._sampled
+    monkeypatch.setattr(running.server, "_sampled", lambda *given: (begun.set(), free.wait(60), sampled(*given))[2])
+    loaded = []
+    monkeypatch.setattr("qwenvl.use.serve.DatasetInTime.load", noting(loaded, type(running.server._dataset).load))
+    asked = [threading.Thread(target=running.ask, args=[video("one.mp4"), QUESTION]) for _ in range(3)]
+    asked[0].start()
+    assert begun.wait(60)
+    asked[1].start()
+    while len(running.server._waiting) < 1:
+        time.sleep(0.01)
+    asked[2].start()
+    while running.server.active < 3:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert len(loaded) == 2  # the third waits for the second to be sampled
+    free.set()
+    for each in asked:
+        each.join()
+    assert len(loaded) == 3
+
+
+def noting(calls, method):
+    def noted(*given, **named):
+        calls.append(given)
+        return method(*given, **named)
+
+    return noted
