@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -46,21 +46,26 @@ class ApiError(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-@dataclass(eq=False)
 class Patience:
     """How long a request is worked on: until its time is up, or until nobody waits for the answer any more.
 
-    Attributes:
+    Args:
         seconds: in all, from the first byte of its body to the end of its answer.
-        gone: nobody waits any more.
     """
 
-    seconds: float
-    gone: bool = False
-    _until: float = field(init=False)
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+        self._ended: ApiError | None = None
 
-    def __post_init__(self) -> None:
-        self._until = time.monotonic() + self.seconds
+    @property
+    def gone(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._ended is not None
+
+    def end(self, reason: ApiError) -> None:
+        """Nobody waits any more. The first reason counts."""
+        self._ended = self._ended or reason
 
     def left(self) -> float:
         """Seconds that are left, at least 0."""
@@ -71,10 +76,10 @@ class Patience:
         Raises:
             ApiError: no time is left.
         """
-        if self.gone:
-            raise ApiError(499, "the client is gone")
+        if self._ended is not None:
+            raise self._ended
         if not self.left():
-            raise ApiError(504, f"no answer within {self.seconds:g} s (--max_seconds)")
+            raise ApiError(504, f"no answer within {self._seconds:g} s (--max_seconds)")
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
 MOST_BODIES = 2 * 2**30  # bytes of the bodies that are being received or parsed
 MOST_PIXELS = 4 * 2**30  # bytes of the prompts that wait: more are not decoded before some of these are sampled
 LONG_FORWARD = 4096  # tokens or patches: a layer takes so long that a GPU is waited for before the next one
-
 Some = TypeVar("Some")
 Read = Callable[[Callable[[int], None]], Awaitable[bytes]]
 """Receives the body of a request. It calls its argument with the bytes of each piece before it keeps them."""
@@ -122,10 +121,14 @@ class ChatServer:
             if isinstance(layer, GradientCheckpointingLayer):  # of the language model and of the vision tower
                 layer.register_forward_pre_hook(self._before_layer)
 
-    def close(self) -> None:
-        """Ends all work as soon as it can be interrupted, and deletes the media of requests."""
+    def end_requests(self) -> None:
+        """Ends all work for requests as soon as it can be interrupted."""
         for patience in self._requests:
-            patience.gone = True
+            patience.end(ApiError(503, "the server ends"))
+
+    def close(self) -> None:
+        """Ends all work, and deletes the media of requests."""
+        self.end_requests()
         for pool in (self._parsers, self._readers, self._fetchers, self._sampler):
             pool.shutdown(wait=False, cancel_futures=True)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -233,7 +236,7 @@ class ChatServer:
                     raise event
                 yield event
         finally:
-            patience.gone = True
+            patience.end(ApiError(499, "the client is gone"))
             self.active -= 1
             self._requests.discard(patience)
             shutil.rmtree(folder, ignore_errors=True)
@@ -327,7 +330,8 @@ async def _patiently(
             done, _ = await asyncio.wait({task}, timeout=min(SECONDS_BETWEEN_LOOKS, patience.left()))
             if done:
                 return task.result()
-            patience.gone = patience.gone or await is_gone()
+            if await is_gone():
+                patience.end(ApiError(499, "the client is gone"))
             patience.check()
     finally:
         task.cancel()

@@ -276,25 +276,33 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(f"--host {host} --port {port}: {error.strerror or error}; give another port or address") from None
 
 
-def web_of(server: ChatServer) -> uvicorn.Server:
-    """The web server around a model."""
-    config = uvicorn.Config(
-        build_app(server),
-        http=ConnectionInTime,
-        ws="none",
-        log_level="error",
-        lifespan="on",
-        limit_concurrency=server.limits.max_waiting + IDLE_CONNECTIONS,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=END_SECONDS,
-    )
-    return uvicorn.Server(config)
+class WebServer(uvicorn.Server):
+    """The web server around a model. When it ends, requests have a few seconds to be answered."""
+
+    def __init__(self, server: ChatServer) -> None:
+        config = uvicorn.Config(
+            build_app(server),
+            http=ConnectionInTime,
+            ws="none",
+            log_level="error",
+            lifespan="on",
+            limit_concurrency=server.limits.max_waiting + IDLE_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=END_SECONDS + 1,
+        )
+        super().__init__(config)
+        self._server = server
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn."""
+        asyncio.get_running_loop().call_later(END_SECONDS, self._server.end_requests)
+        await super().shutdown(sockets)
 
 
 def serve(server: ChatServer, listener: socket.socket) -> None:
     """Serve until Ctrl-C or SIGTERM, which end the process within seconds, whatever clients do."""
     try:
-        web_of(server).run(sockets=[listener])
+        WebServer(server).run(sockets=[listener])
     except KeyboardInterrupt:
         pass
     finally:

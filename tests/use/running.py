@@ -11,7 +11,7 @@ import openai
 
 from qwenvl.use.serve import ChatServer
 from qwenvl.use.serve_command import serve_request
-from qwenvl.use.web import web_of
+from qwenvl.use.web import WebServer
 
 QUESTION = "Which steps? (1) pick (2) insert"
 FLAGS = ("--use_cpu", "--generation_max_length", "24")
@@ -33,7 +33,7 @@ class Running:
         own.listen(256)  # so that a client may come before the server accepts
         self.port = own.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/v1"
-        self._web = web_of(self.server)
+        self._web = WebServer(self.server)
         self._thread = threading.Thread(target=self._web.run, kwargs={"sockets": [own]})
         self._thread.start()
         self.client = openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=120)
