@@ -20,9 +20,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
-from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qwenvl.use.chat_request import ApiError
