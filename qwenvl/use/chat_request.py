@@ -9,7 +9,6 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ FETCH_SECONDS = 60.0
 LONGEST_MESSAGE = 2000  # characters of an error: it may quote what the client sent
 MOST_VALUES = 200_000  # in the JSON of a request: each takes some 100 bytes of memory
 MOST_PARTS = 10_000  # turns, and parts in them
-CHARACTERS_PER_TOKEN = 16  # no text that means something has so many, and counting its tokens would take long
+CHARACTERS_PER_TOKEN = 8  # no text that means something has more, and counting its tokens would take long
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, as JSON escapes it
 
 
@@ -98,6 +97,13 @@ class Parsed:
         """The typed parts of all turns."""
         contents = (each.get("content") for each in self.messages)
         return [part for content in contents if isinstance(content, list) for part in content]
+
+    @property
+    def characters(self) -> int:
+        """The length of all texts."""
+        contents = [each.get("content") for each in self.messages]
+        texts = [*contents, *(part.get("text") for part in self.parts if isinstance(part, dict))]
+        return sum(len(text) for text in texts if isinstance(text, str))
 
     @property
     def has_media(self) -> bool:
@@ -192,12 +198,15 @@ class RequestReader:
         Raises:
             ApiError: it cannot be answered.
         """
+        most = CHARACTERS_PER_TOKEN * self.positions
+        if parsed.characters > most:
+            message = f"messages: {parsed.characters:,} characters; expected at most {most:,}, as the model has "
+            raise ApiError(400, f"{message}{self.positions:,} positions")
         media = _Media(folder, patience, room=int(self.limits.max_body_mb * 1e6))
         turns = []
         for turn in parsed.messages:
             # Nothing but these two: other forms of turns name files of this machine.
             turns.append({"role": turn.get("role"), "content": self._content(turn.get("content"), media)})
-        self._check_length(turns)
         reading = self._reading
         if any(each["role"] == "system" for each in turns):
             reading = replace(reading, system=None)
@@ -232,17 +241,6 @@ class RequestReader:
             reason = "" if error.kind == "not a video" else reason
         # A reason may quote the beginning of a file, which is not the client's to read.
         return ApiError(400, f"{name}: {reason or error.kind}")
-
-    def _check_length(self, turns: Sequence[dict[str, Any]]) -> None:
-        most = CHARACTERS_PER_TOKEN * self.positions
-        characters = 0
-        for turn in turns:
-            content = turn["content"]
-            texts = [content] if isinstance(content, str) else [part.get("text") for part in content or ()]
-            characters += sum(len(text) for text in texts if isinstance(text, str))
-        if characters > most:
-            message = f"messages: {characters:,} characters; expected at most {most:,}, as the model has "
-            raise ApiError(400, f"{message}{self.positions:,} positions")
 
     def _content(self, parts: Any, media: _Media) -> Any:
         """The content of a message as rows have it. Media before all text end in one new line, as in ``qwenvl try``."""

@@ -12,9 +12,9 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import DATA_ERRORS
 from qwenvl.data.media.reader import Clip
@@ -40,6 +41,7 @@ SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
 SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
 MOST_BODIES = 2 * 2**30  # bytes of the bodies that are being received or parsed
 MOST_PIXELS = 4 * 2**30  # bytes of the prompts that wait: more are not decoded before some of these are sampled
+LONG_TEXT = 50_000  # characters, whose tokens take a tenth of a second or more to find
 LONG_FORWARD = 4096  # tokens or patches: a layer takes so long that a GPU is waited for before the next one
 Some = TypeVar("Some")
 Read = Callable[[Callable[[int], None]], Awaitable[bytes]]
@@ -105,10 +107,11 @@ class ChatServer:
         )
         self._budget = config.rollout_token_budget
         self._collating = threading.Lock()  # tokenizers are not thread-safe
-        # Bodies and prompts of text wait for no clip, and downloads keep no other request from being read: each has a
-        # thread, as there are no more of them than requests.
+        # Bodies and prompts of text wait for no clip and for no long text. Downloads keep no other request from being
+        # read: each has a thread, as there are no more of them than requests.
         self._parsers = ThreadPoolExecutor(1, "parse")
         self._readers = ThreadPoolExecutor(READERS, "read")
+        self._long_readers = ThreadPoolExecutor(1, "read-long")
         self._fetchers = ThreadPoolExecutor(self.limits.max_waiting, "fetch")
         self._sampler = ThreadPoolExecutor(1, "sample")
         self._folder = Path(tempfile.mkdtemp(prefix="qwenvl-serve-"))
@@ -129,9 +132,14 @@ class ChatServer:
     def close(self) -> None:
         """Ends all work, and deletes the media of requests."""
         self.end_requests()
-        for pool in (self._parsers, self._readers, self._fetchers, self._sampler):
+        for pool in (self._parsers, self._readers, self._long_readers, self._fetchers, self._sampler):
             pool.shutdown(wait=False, cancel_futures=True)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    @cached_property
+    def _long_collator(self) -> GRPOCollator:
+        """For the one thread that reads long texts, so that no other waits for its tokenizer."""
+        return deepcopy(self.collator)
 
     # ---- sampling
 
@@ -278,25 +286,32 @@ class ChatServer:
         record = await _patiently(writing, patience, is_gone)
         while sum(media_bytes(each.batch) for each in self._waiting) > MOST_PIXELS:
             await _patiently(asyncio.sleep(SECONDS_BETWEEN_TRIES), patience, is_gone)
-        readers = self._readers if parsed.has_media else self._parsers
-        making = self._run(readers, self._made, record, parsed.options, folder, patience)
+        if parsed.characters > LONG_TEXT:
+            readers = self._long_readers
+        else:
+            readers = self._readers if parsed.has_media else self._parsers
+        making = self._run(readers, self._made, record, parsed, folder, patience)
         return await _patiently(making, patience, is_gone)
 
     def _run(self, pool: ThreadPoolExecutor, work: Callable[..., Some], *arguments: Any) -> Awaitable[Some]:
         return asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
 
-    def _made(self, record: Record, options: ChatOptions, folder: Path, patience: Patience) -> Pending:
+    def _made(self, record: Record, parsed: Parsed, folder: Path, patience: Patience) -> Pending:
         """A request with its prompt, made as ``qwenvl try`` makes it."""
         try:
             sample = self._dataset.within(patience).load(record)
             patience.check()
-            with self._collating:
-                batch = self.collator([sample])["prompts"]
+            if parsed.characters > LONG_TEXT:
+                batch = self._long_collator([sample])["prompts"]
+            else:
+                with self._collating:
+                    batch = self.collator([sample])["prompts"]
         except DATA_ERRORS as error:
             patience.check()  # a clip that was not decoded in time is no bad one
             raise self.reader.refusal(error, folder) from None
         except MemoryError:
             raise ApiError(500, "there is not enough memory for the media of this request") from None
+        options = parsed.options
         params = options.params(self.collector.params)
         prompt, toolbox = batch.input_ids.shape[1], self.collector.toolbox
         looks = 0 if toolbox is None else toolbox.options.look_tokens

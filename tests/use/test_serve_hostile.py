@@ -176,7 +176,7 @@ def test_a_prompt_has_to_fit_the_positions_of_the_model(running, monkeypatch):
     assert raised.value.code == "context_length_exceeded"
     monkeypatch.setattr(running.server.collator, "process", lambda *_: pytest.fail("it was tokenized"))
     with pytest.raises(openai.BadRequestError, match="characters"):
-        running.ask("x" * (16 * (tokens + 4) + 1))
+        running.ask("x" * (8 * (tokens + 4) + 1))
 
 
 def test_stop_strings_end_an_answer_without_a_look_at_the_vocabulary(running, monkeypatch):
@@ -196,6 +196,29 @@ def test_stop_strings_end_an_answer_without_a_look_at_the_vocabulary(running, mo
     assert running.server.collector.engine.drawing.drawn - counted == place + 1  # nothing is sampled behind it
     streamed = [*running.ask(QUESTION, stop=[pieces[place]], stream=True)]
     assert "".join(each.choices[0].delta.content for each in streamed) == choice.message.content
+
+
+def test_a_long_text_keeps_no_other_waiting(running, monkeypatch):
+    begun, free = threading.Event(), threading.Event()
+    monkeypatch.setattr("qwenvl.use.serve.LONG_TEXT", 2000)
+    short = running.ask(QUESTION, max_tokens=2).usage.prompt_tokens
+    collator = running.server._long_collator
+    process = type(collator).process
+
+    def slowly(self, *given):
+        if self is collator:
+            held_until(free, begun)
+        return process(self, *given)
+
+    monkeypatch.setattr(type(collator), "process", slowly)
+    found = []
+    asked = threading.Thread(target=lambda: found.append(running.ask("word " * 500, max_tokens=2).usage.prompt_tokens))
+    asked.start()
+    assert begun.wait(60)
+    assert running.ask(QUESTION, max_tokens=2).choices and running.ask(video("one.mp4"), "?", max_tokens=2).choices
+    free.set()
+    asked.join()
+    assert found[0] > short + 500
 
 
 def test_a_stop_string_that_lies_in_many_tokens():
