@@ -24,7 +24,7 @@ class Running:
 
     def __init__(self, folder, *flags: str, send_buffer: int | None = None) -> None:
         self.folder = str(folder / "model")
-        words = [self.folder, "--media_root", str(folder / "media"), *flags, *FLAGS]
+        words = [self.folder, "--media_root", str(folder / "media"), *FLAGS, *flags]
         self.server = ChatServer(serve_request(words))
         own = socket.socket()
         if send_buffer is not None:

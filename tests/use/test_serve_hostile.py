@@ -13,9 +13,11 @@ from types import SimpleNamespace
 
 import openai
 import pytest
+import torch
 from PIL import Image
 
 from qwenvl.evaluate.settings import parse_words
+from qwenvl.rollout import shared_sampling
 from qwenvl.use import web
 from qwenvl.use.fetch import fetch, is_public
 from qwenvl.use.options import ServeOptions
@@ -623,3 +625,50 @@ def noting(calls, method):
         return method(*given, **named)
 
     return noted
+
+
+# ---- tools
+
+
+CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call><|im_end|>'
+
+
+def test_a_look_at_a_clip_of_a_request(made_media, monkeypatch):
+    """The policy is made to call: its clip is there until the request ends, and a client that leaves ends its turns."""
+    server = Running(made_media, "--tools", "look", "--max_turns", "2", "--generation_max_length", "90")
+    tokens = server.server.collator.processor.tokenizer(CALL)["input_ids"]
+    made = shared_sampling.logits_processors
+
+    def processors(*given):
+        chosen, starts = made(*given), []
+
+        def forced(ids, scores):
+            starts.append(ids.shape[1])
+            place = ids.shape[1] - starts[0]
+            if place >= len(tokens):
+                return scores
+            return torch.full_like(scores, -9e9).index_fill(1, torch.tensor(tokens[place]), 0.0)
+
+        chosen.insert(0, forced)
+        return chosen
+
+    monkeypatch.setattr(shared_sampling, "logits_processors", processors)
+    sampled, looks = server.server._sampled, []
+
+    def noted(*given):
+        rollouts = sampled(*given)
+        looks.extend(call for rollout in rollouts for turns in rollout.turns for turn in turns for call in turn.calls)
+        return rollouts
+
+    monkeypatch.setattr(server.server, "_sampled", noted)
+    try:
+        answer = server.ask(video(data_url(made_media / "media/one.mp4")), QUESTION, logprobs=True)
+        assert answer.choices[0].message.content.startswith('<tool_call>{"name": "look"') and answer.usage.prompt_tokens
+        [look] = looks
+        assert look.error is None and all(0.5 <= time <= 1.5 for clip in look.clips for time in clip.times)
+        assert answer.usage.completion_tokens == len(answer.choices[0].token_ids) > len(tokens)
+        stopped = server.ask(video("one.mp4"), QUESTION, stop=["</tool_call>"])
+        assert stopped.choices[0].message.content == CALL.partition("</tool_call>")[0]
+        assert stopped.choices[0].finish_reason == "stop" and server.is_idle()
+    finally:
+        server.end()
