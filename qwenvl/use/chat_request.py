@@ -9,6 +9,7 @@ import os
 import re
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class Patience:
         self._seconds = seconds
         self._until = time.monotonic() + seconds
         self._ended: ApiError | None = None
+        self._at_end: list[Callable[[], None]] = []
 
     @property
     def gone(self) -> bool:
@@ -64,7 +66,16 @@ class Patience:
 
     def end(self, reason: ApiError) -> None:
         """Nobody waits any more. The first reason counts."""
-        self._ended = self._ended or reason
+        if self._ended is None:
+            self._ended = reason
+            for call in self._at_end:
+                call()
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Have something called when nobody waits any more, in another thread."""
+        self._at_end.append(call)
+        if self.gone:
+            call()
 
     def left(self) -> float:
         """Seconds that are left, at least 0."""
@@ -142,7 +153,8 @@ def parse_body(body: bytes, model: str, trained: SamplingParams) -> Parsed:
     if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise ApiError(400, f"expected a JSON object of at most {MOST_VALUES:,} values")
     try:
-        found = json.loads(body, parse_constant=_no_number)
+        # Of bytes Python would guess the encoding, and take lone surrogates.
+        found = json.loads(body.decode(), parse_constant=_no_number)
         if _SURROGATE.search(body):
             json.dumps(found, ensure_ascii=False).encode()
         messages = found["messages"]
@@ -292,6 +304,7 @@ class RequestReader:
                 most_bytes=media.room,
                 seconds=min(FETCH_SECONDS, media.patience.left()),
                 allow_private=self.limits.allow_private_http,
+                at_end=media.patience.at_end,
             )
             media.room -= len(data)
             target = target.with_suffix(_FETCHED)

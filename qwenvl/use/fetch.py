@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -21,7 +21,13 @@ _NAT64 = ip_network("64:ff9b::/96")  # whose last 32 bits are an IPv4 address
 _TARGET_CHARACTERS = "%/:=&?~+!$,;'@()*[]"  # that stay as they are in a path and its query
 
 
-def fetch(url: str, *, most_bytes: int, seconds: float, allow_private: bool) -> bytes:
+AtEnd = Callable[[Callable[[], None]], None]
+"""Has its argument called, in another thread, when nobody waits for the file any more."""
+
+
+def fetch(
+    url: str, *, most_bytes: int, seconds: float, allow_private: bool, at_end: AtEnd = lambda call: None
+) -> bytes:
     """The bytes behind an http or https address.
 
     Proxies of the environment are not used: the address that is connected to must be the one that was checked.
@@ -30,13 +36,14 @@ def fetch(url: str, *, most_bytes: int, seconds: float, allow_private: bool) -> 
         most_bytes: of the file.
         seconds: for everything, redirects and the slowest server included.
         allow_private: also connect to addresses of this machine and of its network.
+        at_end: has the download end early.
 
     Raises:
         ValueError: the file cannot be had. Nothing of what the server sent is in the message, but for its status.
     """
     until = time.monotonic() + seconds
     for _ in range(MOST_REDIRECTS + 1):
-        with _answer(url, until, allow_private) as answer:
+        with _answer(url, until, allow_private, at_end) as answer:
             if answer.status not in REDIRECTS:
                 return _content(answer, most_bytes, until, seconds)
             target = urljoin(url, answer.getheader("Location") or "")
@@ -47,7 +54,7 @@ def fetch(url: str, *, most_bytes: int, seconds: float, allow_private: bool) -> 
 
 
 @contextmanager
-def _answer(url: str, until: float, allow_private: bool) -> Iterator[HTTPResponse]:
+def _answer(url: str, until: float, allow_private: bool, at_end: AtEnd) -> Iterator[HTTPResponse]:
     """The answer to a GET, of which the status and the headers are read. Its connection ends with the context."""
     parts, connection = _endpoint(url)
     host = connection.host
@@ -63,6 +70,7 @@ def _answer(url: str, until: float, allow_private: bool) -> Iterator[HTTPRespons
     watchdog = threading.Timer(max(0.0, until - time.monotonic()), shut)
     watchdog.daemon = True
     watchdog.start()
+    at_end(shut)
     try:
         wire = _connected(host, connection.port, until, allow_private)
         if parts.scheme == "https":

@@ -154,8 +154,8 @@ async def body_of(request: Request, most_mb: float, count: Callable[[int], None]
         ApiError: it is too large, comes too slowly, or the request does not say how long it is.
     """
     length = request.headers.get("content-length")
-    # In pieces of a byte, a body of any size would keep this process busy for minutes.
-    if length is None or not length.isdecimal():
+    # In chunks of a byte, a body of any size would keep this process busy for minutes.
+    if length is None or not length.isdecimal() or "transfer-encoding" in request.headers:
         raise ApiError(411, "expected a body with Content-Length, and not in chunks")
     if int(length[:20]) > most_mb * 1e6:
         raise ApiError(413, f"the request is above {most_mb:g} MB (--max_body_mb)")

@@ -146,6 +146,14 @@ def test_mistakes_of_clients_are_theirs(running, more):
     assert answer["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
+def test_bodies_are_utf8_without_halves_of_characters(running, encoding):
+    body = '{"messages": [{"role": "user", "content": "\ud800"}]}'.encode(encoding, "surrogatepass")
+    assert raw(running, "POST", CHAT, body)[0] == 400
+    body = b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00"}], "max_tokens": 2}'  # a whole one
+    assert raw(running, "POST", CHAT, body)[0] == 200
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -265,6 +273,7 @@ class Dripping:
 
     def __init__(self, answer: bytes, pause: float = 0.05) -> None:
         self.asked = 0
+        self.left = threading.Event()
         self._answer, self._pause = answer, pause
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -292,6 +301,7 @@ class Dripping:
                 try:
                     client.sendall(bytes([byte]))
                 except OSError:
+                    self.left.set()
                     return
                 time.sleep(self._pause)
 
@@ -319,6 +329,17 @@ def test_slow_downloads_hold_no_other_request_and_end(fetching, monkeypatch):
         for each in waiting:
             each.join()
     assert statuses == [400] * 8 and fetching.is_idle()
+
+
+def test_a_download_ends_when_its_client_leaves(fetching):
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000) as server:
+        body = ask([video(f"{server.address}/x.mp4")])
+        with connected(fetching) as client:
+            client.sendall(head(len(body)) + body)
+            while not server.asked:
+                time.sleep(0.01)
+        assert server.left.wait(30)  # half of the time that a download may take
+    assert fetching.is_idle()
 
 
 def test_media_of_a_request_live_as_long_as_it(running, made_media, tmp_path, monkeypatch):
@@ -495,6 +516,9 @@ def test_the_time_of_a_request_begins_with_its_body(running, monkeypatch):
 def test_bodies_have_a_length_and_a_bound(running, monkeypatch):
     with connected(running) as client:
         client.sendall(head(None, **{"Transfer-Encoding": "chunked"}) + b"1\r\n{\r\n")
+        assert status_of(client) == 411
+    with connected(running) as client:  # of both the chunks would count
+        client.sendall(head(5, **{"Transfer-Encoding": "chunked"}) + b"1\r\n{\r\n")
         assert status_of(client) == 411
     for length in (10**6 + 1, 10**20, "9" * 400):
         with connected(running) as client:
