@@ -30,6 +30,7 @@ from qwenvl.data.options import SampleOptions
 from qwenvl.evaluate.respondent import build_respondent, collator_of
 from qwenvl.model.inputs import media_bytes
 from qwenvl.rewards import build_rubric
+from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.train.evaluation import in_budget
 from qwenvl.types import PromptBatch, Record, RolloutBatch, SamplingParams
@@ -204,12 +205,15 @@ class ChatServer:
         Raises:
             Abandoned: the time of all requests that are sampled is up, or their clients are gone.
         """
-        if not self._sampling or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        if not self._sampling:
             return
         hidden = arguments[0] if arguments else None
-        if isinstance(hidden, torch.Tensor) and hidden.is_cuda and hidden[..., 0].numel() > LONG_FORWARD:
-            # Else the layers would all be queued before the first one has run.
-            torch.cuda.synchronize(hidden.device)
+        if isinstance(hidden, torch.Tensor) and hidden.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                return
+            if hidden.shape[:-1].numel() > LONG_FORWARD:
+                # Else the layers would all be queued before the first one has run.
+                torch.cuda.synchronize(hidden.device)
         if not any(each.patience.left() for each in self._sampling):
             raise Abandoned
 
@@ -313,6 +317,8 @@ class ChatServer:
             raise ApiError(500, "there is not enough memory for the media of this request") from None
         options = parsed.options
         params = options.params(self.collector.params)
+        if isinstance(self.collector.engine, EngineWithWeights):  # which compares texts as well, in its own process
+            params = replace(params, stop_strings=tuple(dict.fromkeys((*params.stop_strings, *options.stops))))
         prompt, toolbox = batch.input_ids.shape[1], self.collector.toolbox
         looks = 0 if toolbox is None else toolbox.options.look_tokens
         if prompt + params.max_new_tokens + looks > self.reader.positions:

@@ -9,6 +9,8 @@ import time
 
 import openai
 
+from qwenvl.evaluate.settings import parse_words
+from qwenvl.use.options import ServeOptions
 from qwenvl.use.serve import ChatServer
 from qwenvl.use.serve_command import serve_request
 from qwenvl.use.web import WebServer
@@ -17,6 +19,7 @@ QUESTION = "Which steps? (1) pick (2) insert"
 FLAGS = ("--use_cpu", "--generation_max_length", "24")
 CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
+ASK = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}).encode()
 
 
 class Running:
@@ -78,3 +81,76 @@ def raw(running, method: str, path: str, body: bytes = b"", headers: dict | None
     found = answer.status, json.loads(answer.read())
     connection.close()
     return found
+
+
+def ask(content, **more) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": content}], **more}).encode()
+
+
+def connected(running) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", running.port), timeout=30)
+
+
+def head(length: int | None, **more: str) -> bytes:
+    lines = {"Host": "localhost", "Content-Type": "application/json", **more}
+    lines |= {} if length is None else {"Content-Length": str(length)}
+    return f"POST {CHAT} HTTP/1.1\r\n".encode() + "".join(f"{k}: {v}\r\n" for k, v in lines.items()).encode() + b"\r\n"
+
+
+def status_of(client: socket.socket) -> int:
+    answer = http.client.HTTPResponse(client)
+    answer.begin()
+    answer.read()
+    return answer.status
+
+
+def options_of(*words: str) -> ServeOptions:
+    return parse_words(words, ServeOptions)[1]
+
+
+def held_until(free, begun=None) -> None:
+    if begun is not None:
+        begun.set()
+    assert free.wait(60)
+
+
+def layers_of(running):
+    return running.server.model.model.language_model.layers
+
+
+class Dripping:
+    """A server that answers with a byte now and then, and says when it was asked."""
+
+    def __init__(self, answer: bytes, pause: float = 0.05) -> None:
+        self.asked = 0
+        self.left = threading.Event()
+        self._answer, self._pause = answer, pause
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._drip, args=[client], daemon=True).start()
+
+    def _drip(self, client: socket.socket) -> None:
+        with client:
+            client.recv(2**16)
+            self.asked += 1
+            for byte in self._answer:
+                try:
+                    client.sendall(bytes([byte]))
+                except OSError:
+                    self.left.set()
+                    return
+                time.sleep(self._pause)

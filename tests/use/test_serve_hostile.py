@@ -1,14 +1,11 @@
-"""``qwenvl serve`` among hostile clients: pages of other sites, requests that hold everything, slow connections."""
+"""``qwenvl serve`` and hostile requests: mistakes, bombs, files of others, work that never ends."""
 
 import base64
-import http.client
 import io
 import json
-import os
 import socket
 import threading
 import time
-from contextlib import suppress
 from types import SimpleNamespace
 
 import openai
@@ -16,103 +13,25 @@ import pytest
 import torch
 from PIL import Image
 
-from qwenvl.evaluate.settings import parse_words
 from qwenvl.rollout import shared_sampling
-from qwenvl.use import web
 from qwenvl.use.fetch import fetch, is_public
-from qwenvl.use.options import ServeOptions
 from qwenvl.use.serve import StopWatch
-from qwenvl.use.serve_command import _run
-from tests.use.running import CHAT, JSON, QUESTION, Running, data_url, image, raw, video
-
-ASK = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}).encode()
-
-
-def ask(content, **more) -> bytes:
-    return json.dumps({"messages": [{"role": "user", "content": content}], **more}).encode()
-
-
-# ---- who may ask
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Content-Type": "text/plain"}, 415),
-        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
-        ({}, 415),
-        ({**JSON, "Host": "rebound.example"}, 403),
-        ({**JSON, "Host": "rebound.example:8000"}, 403),
-        ({**JSON, "Host": "localhost.example"}, 403),
-        ({**JSON, "Host": "user@rebound.example"}, 403),
-        ({**JSON, "Host": ""}, 403),
-        ({**JSON, "Origin": "https://elsewhere.example"}, 403),
-        ({**JSON, "Origin": "null"}, 403),
-        ({**JSON, "Host": "localhost:1", "Origin": "http://localhost:2"}, 403),
-        ({**JSON, "Host": "localhost:1", "Origin": "http://localhost:1"}, 200),
-        ({**JSON, "Host": "192.168.7.7"}, 200),  # no page can have bound an address to another
-        ({"Content-Type": "application/json; charset=utf-8", "Host": "[::1]:80"}, 200),
-    ],
+from tests.use.running import (
+    CHAT,
+    QUESTION,
+    Dripping,
+    Running,
+    ask,
+    connected,
+    data_url,
+    head,
+    held_until,
+    image,
+    layers_of,
+    options_of,
+    raw,
+    video,
 )
-def test_pages_of_other_sites_get_no_answer(running, headers, status):
-    found, answer = raw(running, "POST", CHAT, ASK, headers)
-    assert found == status and ("choices" in answer) is (status == 200)
-
-
-def test_no_page_is_allowed_by_cors(running):
-    asks = {"Origin": "http://x.example", "Access-Control-Request-Method": "POST"}
-    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
-    connection.request("OPTIONS", CHAT, headers=asks)
-    answer = connection.getresponse()
-    assert answer.status == 403 and not [name for name in answer.headers if name.lower().startswith("access-control")]
-    connection.close()
-
-
-def options_of(*words: str) -> ServeOptions:
-    return parse_words(words, ServeOptions)[1]
-
-
-def test_hosts_by_name():
-    gate = web.Gate(None, options_of("--allowed_hosts", "GPU-7", "--host", "box.local"))
-    assert [gate._is_ours(host) for host in ("gpu-7:80", "Box.local", "localhost", "gpu-8", "[", "a b")] == [
-        *(True, True, True),
-        *(False, False, False),
-    ]
-
-
-@pytest.fixture(scope="module")
-def locked(made_media):
-    """A server with a key and few places."""
-    os.environ["QWENVL_API_KEY"] = "of-the-environment"  # which the flag replaces
-    try:
-        server = Running(made_media, "--max_waiting", "5", "--api_key", "open-sesame", "--allow_http", send_buffer=4096)
-    finally:
-        del os.environ["QWENVL_API_KEY"]
-    server.client = server.client.with_options(api_key="open-sesame")
-    yield server
-    server.end()
-
-
-KEY = {**JSON, "Authorization": "Bearer open-sesame"}
-
-
-def test_a_key(locked):
-    assert locked.ask("Hi", max_tokens=2).choices
-    other = locked.client.with_options(api_key="none")
-    with pytest.raises(openai.AuthenticationError):
-        other.models.list()
-    for wrong in ("open-sesame", "Bearer", "Bearer open-sesam", "Bearer \xe9", "Basic open-sesame"):
-        assert raw(locked, "POST", CHAT, ASK, {**JSON, "Authorization": wrong})[0] == 401
-    assert raw(locked, "GET", "/health")[0] == 200  # without a key: it tells nothing of requests
-
-
-def test_a_key_of_the_environment(monkeypatch):
-    monkeypatch.setenv("QWENVL_API_KEY", "of-the-environment")
-    assert options_of().key == "of-the-environment" and options_of("--api_key", "x").key == "x"
-    monkeypatch.setenv("QWENVL_API_KEY", "two words")
-    with pytest.raises(ValueError, match="QWENVL_API_KEY"):
-        options_of()
-
 
 # ---- what a request can ask for
 
@@ -241,16 +160,6 @@ def test_a_stop_string_that_lies_in_many_tokens():
 # ---- what a request can hold
 
 
-def held_until(free, begun=None) -> None:
-    if begun is not None:
-        begun.set()
-    assert free.wait(60)
-
-
-def layers_of(running):
-    return running.server.model.model.language_model.layers
-
-
 def test_a_forward_that_nobody_waits_for_ends_between_two_layers(running, monkeypatch):
     begun, free, later = threading.Event(), threading.Event(), []
     first, *_, last = layers_of(running)
@@ -266,44 +175,6 @@ def test_a_forward_that_nobody_waits_for_ends_between_two_layers(running, monkey
     assert running.ask(QUESTION, max_tokens=1).choices
     counts.remove()
     assert len(later) == 1  # the forward of the second request alone
-
-
-class Dripping:
-    """A server that answers with a byte now and then, and says when it was asked."""
-
-    def __init__(self, answer: bytes, pause: float = 0.05) -> None:
-        self.asked = 0
-        self.left = threading.Event()
-        self._answer, self._pause = answer, pause
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._drip, args=[client], daemon=True).start()
-
-    def _drip(self, client: socket.socket) -> None:
-        with client:
-            client.recv(2**16)
-            self.asked += 1
-            for byte in self._answer:
-                try:
-                    client.sendall(bytes([byte]))
-                except OSError:
-                    self.left.set()
-                    return
-                time.sleep(self._pause)
 
 
 @pytest.fixture
@@ -411,11 +282,12 @@ def test_addresses_of_the_internet(address, public):
     assert is_public(address) is public
 
 
-def test_private_addresses_are_fetched_only_where_that_is_allowed(locked):
+def test_private_addresses_are_fetched_only_where_that_is_allowed(running, monkeypatch):
+    monkeypatch.setattr(running.server.limits, "allow_http", True)
     with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabcde", 0.0) as server:
         port = server.address.rpartition(":")[2]
         for host in ("127.0.0.1", "localhost", "0.0.0.0", "2130706433", "[::ffff:127.0.0.1]", "127.1"):
-            status, answer = raw(locked, "POST", CHAT, ask([video(f"http://{host}:{port}/x.mp4")]), KEY)
+            status, answer = raw(running, "POST", CHAT, ask([video(f"http://{host}:{port}/x.mp4")]))
             assert status == 400 and "--allow_private_http" in answer["error"]["message"], (host, answer)
         assert not server.asked
     with pytest.raises(ValueError, match="allow_private_http"):
@@ -470,139 +342,54 @@ def test_refusals_do_not_tell_the_root_or_what_is_in_files(running, made_media):
     assert answer["error"]["message"].startswith("broken.png: damaged image")
 
 
-# ---- connections
+# ---- tools
 
 
-def connected(running) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", running.port), timeout=30)
+CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call><|im_end|>'
 
 
-def head(length: int | None, **more: str) -> bytes:
-    lines = {"Host": "localhost", "Content-Type": "application/json", **more}
-    lines |= {} if length is None else {"Content-Length": str(length)}
-    return f"POST {CHAT} HTTP/1.1\r\n".encode() + "".join(f"{k}: {v}\r\n" for k, v in lines.items()).encode() + b"\r\n"
+def test_a_look_at_a_clip_of_a_request(made_media, monkeypatch):
+    """The policy is made to call: its clip is there until the request ends, and a client that leaves ends its turns."""
+    server = Running(made_media, "--tools", "look", "--max_turns", "2", "--generation_max_length", "90")
+    tokens = server.server.collator.processor.tokenizer(CALL)["input_ids"]
+    made = shared_sampling.logits_processors
 
+    def processors(*given):
+        chosen, starts = made(*given), []
 
-def status_of(client: socket.socket) -> int:
-    answer = http.client.HTTPResponse(client)
-    answer.begin()
-    answer.read()
-    return answer.status
+        def forced(ids, scores):
+            starts.append(ids.shape[1])
+            place = ids.shape[1] - starts[0]
+            if place >= len(tokens):
+                return scores
+            return torch.full_like(scores, -9e9).index_fill(1, torch.tensor(tokens[place]), 0.0)
 
+        chosen.insert(0, forced)
+        return chosen
 
-def test_a_body_takes_a_place_and_has_to_come_in_time(running, monkeypatch):
-    monkeypatch.setattr(running.server.limits, "max_waiting", 1)
-    with connected(running) as slow:
-        slow.sendall(head(len(ASK)) + ASK[:10])
-        while not running.server.active:
-            time.sleep(0.01)
-        assert raw(running, "POST", CHAT, ASK)[0] == 429
-        slow.sendall(ASK[10:])
-        assert status_of(slow) == 200
-        monkeypatch.setattr(web, "SECONDS_BETWEEN_LOOKS", 0.1)
-        slow.sendall(head(len(ASK)) + ASK[:10])
-        assert status_of(slow) == 408
-    assert running.is_idle()
+    monkeypatch.setattr(shared_sampling, "logits_processors", processors)
+    sampled, looks = server.server._sampled, []
 
+    def noted(*given):
+        rollouts = sampled(*given)
+        looks.extend(call for rollout in rollouts for turns in rollout.turns for turn in turns for call in turn.calls)
+        return rollouts
 
-def test_the_time_of_a_request_begins_with_its_body(running, monkeypatch):
-    monkeypatch.setattr(running.server.limits, "max_seconds", 0.2)
-    with connected(running) as slow:
-        slow.sendall(head(len(ASK)) + ASK[:10])
-        assert status_of(slow) == 504
-    assert running.is_idle()
-
-
-def test_bodies_have_a_length_and_a_bound(running, monkeypatch):
-    with connected(running) as client:
-        client.sendall(head(None, **{"Transfer-Encoding": "chunked"}) + b"1\r\n{\r\n")
-        assert status_of(client) == 411
-    with connected(running) as client:  # of both the chunks would count
-        client.sendall(head(5, **{"Transfer-Encoding": "chunked"}) + b"1\r\n{\r\n")
-        assert status_of(client) == 411
-    for length in (10**6 + 1, 10**20, "9" * 400):
-        with connected(running) as client:
-            client.sendall(head(length))
-            assert status_of(client) in (400, 413)
-    monkeypatch.setattr("qwenvl.use.serve.MOST_BODIES", 100)
-    assert raw(running, "POST", CHAT, ask("x" * 100))[0] == 429
-    assert running.is_idle() and running.server._bodies == 0
-
-
-def test_a_connection_without_a_head_is_closed(running, monkeypatch):
-    monkeypatch.setattr(web.ConnectionInTime, "seconds", 0.1)
-    for beginning in (b"", b"POST /v1", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "):
-        with connected(running) as client:
-            client.sendall(beginning)
-            assert client.recv(10) == b""
-    with connected(running) as client:  # nor the second one of a connection
-        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert status_of(client) == 200
-        client.sendall(b"GET /health HT")
-        with suppress(ConnectionResetError):
-            assert client.recv(10) == b""
-
-
-def test_a_head_has_a_bound(running):
-    with connected(running) as client, suppress(ConnectionResetError, BrokenPipeError):  # it does not read on
-        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000)
-        assert status_of(client) == 400
-
-
-def test_many_connections_keep_nobody_out(locked):
-    waiting = [connected(locked) for _ in range(5 + web.IDLE_CONNECTIONS + 40)]
-    for each in waiting[::2]:
-        each.sendall(b"GET /hea")
-    assert locked.ask("Hi", max_tokens=2).choices
-    assert raw(locked, "GET", "/health")[0] == 200
-    for each in waiting:
-        each.close()
-
-
-def test_who_does_not_read_the_answer_is_left(locked, monkeypatch):
-    monkeypatch.setattr(web.ConnectionInTime, "seconds", 0.1)
-    for more in ({}, {"stream": True, "logprobs": False}):
-        with socket.socket() as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.connect(("127.0.0.1", locked.port))
-            # An answer that the buffers do not hold.
-            body = ask(QUESTION, n=64, temperature=1, **{"logprobs": True, **more})
-            client.sendall(head(len(body), Authorization="Bearer open-sesame") + body)
-            while not locked.server.active:
-                time.sleep(0.01)
-            while locked.connections():
-                time.sleep(0.01)
-    assert locked.is_idle()
-
-
-def test_it_ends_within_seconds_whatever_clients_do(made_media):
-    server = Running(made_media, "--allow_http", "--allow_private_http")
-    free = threading.Event()
-    hold = layers_of(server)[0].register_forward_pre_hook(lambda *_: held_until(free))
-    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000) as slow:
-        body = ask([video(f"{slow.address}/x.mp4")])
-        clients = [connected(server) for _ in range(4)]
-        clients[0].sendall(b"GET /hea")
-        clients[1].sendall(head(100) + b"{")
-        clients[2].sendall(head(len(body)) + body)
-        clients[3].sendall(head(len(ASK)) + ASK)
-        while server.server.active < 3 or not slow.asked:
-            time.sleep(0.01)
-        began = time.monotonic()
+    monkeypatch.setattr(server.server, "_sampled", noted)
+    try:
+        answer = server.ask(video(data_url(made_media / "media/one.mp4")), QUESTION, logprobs=True)
+        assert answer.choices[0].message.content.startswith('<tool_call>{"name": "look"') and answer.usage.prompt_tokens
+        [look] = looks
+        assert look.error is None and all(0.5 <= time <= 1.5 for clip in look.clips for time in clip.times)
+        assert answer.usage.completion_tokens == len(answer.choices[0].token_ids) > len(tokens)
+        stopped = server.ask(video("one.mp4"), QUESTION, stop=["</tool_call>"])
+        assert stopped.choices[0].message.content == CALL.partition("</tool_call>")[0]
+        assert stopped.choices[0].finish_reason == "stop" and server.is_idle()
+    finally:
         server.end()
-        assert time.monotonic() - began < 10 and not server.server._folder.exists()
-        for each in clients:
-            each.close()
-        free.set()
-        hold.remove()
 
 
-def test_a_port_in_use_is_found_before_a_model_is_loaded(running, monkeypatch, capsys):
-    monkeypatch.setattr("qwenvl.use.serve.ChatServer", lambda *_: pytest.fail("the model was loaded"))
-    request = SimpleNamespace(options=options_of("--port", str(running.port)))
-    with pytest.raises(SystemExit) as ended:
-        _run(request)
-    assert ended.value.code == 2 and f"--port {running.port}" in capsys.readouterr().err
+# ---- what reading takes
 
 
 def test_a_clip_is_decoded_within_what_is_left_of_the_time(running, monkeypatch):
@@ -649,50 +436,3 @@ def noting(calls, method):
         return method(*given, **named)
 
     return noted
-
-
-# ---- tools
-
-
-CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call><|im_end|>'
-
-
-def test_a_look_at_a_clip_of_a_request(made_media, monkeypatch):
-    """The policy is made to call: its clip is there until the request ends, and a client that leaves ends its turns."""
-    server = Running(made_media, "--tools", "look", "--max_turns", "2", "--generation_max_length", "90")
-    tokens = server.server.collator.processor.tokenizer(CALL)["input_ids"]
-    made = shared_sampling.logits_processors
-
-    def processors(*given):
-        chosen, starts = made(*given), []
-
-        def forced(ids, scores):
-            starts.append(ids.shape[1])
-            place = ids.shape[1] - starts[0]
-            if place >= len(tokens):
-                return scores
-            return torch.full_like(scores, -9e9).index_fill(1, torch.tensor(tokens[place]), 0.0)
-
-        chosen.insert(0, forced)
-        return chosen
-
-    monkeypatch.setattr(shared_sampling, "logits_processors", processors)
-    sampled, looks = server.server._sampled, []
-
-    def noted(*given):
-        rollouts = sampled(*given)
-        looks.extend(call for rollout in rollouts for turns in rollout.turns for turn in turns for call in turn.calls)
-        return rollouts
-
-    monkeypatch.setattr(server.server, "_sampled", noted)
-    try:
-        answer = server.ask(video(data_url(made_media / "media/one.mp4")), QUESTION, logprobs=True)
-        assert answer.choices[0].message.content.startswith('<tool_call>{"name": "look"') and answer.usage.prompt_tokens
-        [look] = looks
-        assert look.error is None and all(0.5 <= time <= 1.5 for clip in look.clips for time in clip.times)
-        assert answer.usage.completion_tokens == len(answer.choices[0].token_ids) > len(tokens)
-        stopped = server.ask(video("one.mp4"), QUESTION, stop=["</tool_call>"])
-        assert stopped.choices[0].message.content == CALL.partition("</tool_call>")[0]
-        assert stopped.choices[0].finish_reason == "stop" and server.is_idle()
-    finally:
-        server.end()
