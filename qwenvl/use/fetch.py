@@ -45,7 +45,7 @@ def fetch(
     for _ in range(MOST_REDIRECTS + 1):
         with _answer(url, until, allow_private, at_end) as answer:
             if answer.status not in REDIRECTS:
-                return _content(answer, most_bytes, until, seconds)
+                return _content(answer, most_bytes, until)
             target = urljoin(url, answer.getheader("Location") or "")
         if url.startswith("https:") and not target.startswith("https:"):
             raise ValueError("is redirected from https to another scheme; give the address of the file itself")
@@ -84,15 +84,8 @@ def _answer(url: str, until: float, allow_private: bool, at_end: AtEnd) -> Itera
         connection.request("GET", target, headers={"User-Agent": "qwenvl"})
         with connection.getresponse() as answer:
             yield answer
-    except (socket.gaierror, UnicodeError):
-        raise ValueError("its host is not known") from None
-    except ssl.SSLError:
-        raise ValueError("its server has no valid certificate, or does not speak TLS") from None
-    except HTTPException:
-        raise ValueError("its server does not answer as HTTP") from None
-    except OSError as error:
-        reason = "it took too long" if time.monotonic() >= until else error.strerror or "the connection ended"
-        raise ValueError(f"cannot be fetched: {reason}") from None
+    except (OSError, HTTPException, UnicodeError) as error:
+        raise ValueError(_reason(error, late=time.monotonic() >= until)) from None
     finally:
         watchdog.cancel()
         connection.close()
@@ -150,7 +143,20 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
     return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None)
 
 
-def _content(answer: HTTPResponse, most_bytes: int, until: float, seconds: float) -> bytes:
+def _reason(error: Exception, late: bool) -> str:
+    """Why a file cannot be had, without anything that its server sent."""
+    if late:
+        return "cannot be fetched: it took too long"
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return "its host is not known"
+    if isinstance(error, ssl.SSLError):
+        return "its server has no valid certificate, or does not speak TLS"
+    if isinstance(error, HTTPException):
+        return "its server does not answer as HTTP"
+    return f"cannot be fetched: {getattr(error, 'strerror', None) or 'the connection ended'}"
+
+
+def _content(answer: HTTPResponse, most_bytes: int, until: float) -> bytes:
     if answer.status != 200:
         raise ValueError(f"its server answers with status {answer.status}")
     data = bytearray()
@@ -160,6 +166,5 @@ def _content(answer: HTTPResponse, most_bytes: int, until: float, seconds: float
             raise ValueError(f"above {most_bytes / 1e6:g} MB (--max_body_mb)")
     # A connection that the watchdog has shut looks like the end of a file without a length.
     if time.monotonic() >= until or answer.length:
-        reason = f"it took more than {seconds:.0f} s" if time.monotonic() >= until else "the connection ended"
-        raise ValueError(f"cannot be fetched: {reason}")
+        raise ConnectionError
     return bytes(data)

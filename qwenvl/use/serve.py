@@ -25,6 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import DATA_ERRORS
+from qwenvl.data.media.images import MAX_IMAGE_PIXELS
 from qwenvl.data.media.reader import Clip
 from qwenvl.data.options import SampleOptions
 from qwenvl.evaluate.respondent import build_respondent, collator_of
@@ -36,6 +37,7 @@ from qwenvl.train.evaluation import in_budget
 from qwenvl.types import PromptBatch, Record, RolloutBatch, SamplingParams
 from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, parse_body
 from qwenvl.use.options import ChatOptions, UseRequest
+from qwenvl.use.pictures import PictureReader
 
 READERS = 4  # threads that decode media
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
@@ -107,6 +109,7 @@ class ChatServer:
             [], SampleOptions.of(config), training=False, ruler=self.collator.ruler, fit_to=fit_to
         )
         self._budget = config.rollout_token_budget
+        self._pictures = PictureReader(config.decode_memory_gb)
         self._collating = threading.Lock()  # tokenizers are not thread-safe
         # Bodies and prompts of text wait for no clip and for no long text. Downloads keep no other request from being
         # read: each has a thread, as there are no more of them than requests.
@@ -135,6 +138,7 @@ class ChatServer:
         self.end_requests()
         for pool in (self._parsers, self._readers, self._long_readers, self._fetchers, self._sampler):
             pool.shutdown(wait=False, cancel_futures=True)
+        self._pictures.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @cached_property
@@ -303,6 +307,7 @@ class ChatServer:
     def _made(self, record: Record, parsed: Parsed, folder: Path, patience: Patience) -> Pending:
         """A request with its prompt, made as ``qwenvl try`` makes it."""
         try:
+            record = self._with_pictures(record, folder, patience)
             sample = self._dataset.within(patience).load(record)
             patience.check()
             if parsed.characters > LONG_TEXT:
@@ -326,6 +331,18 @@ class ChatServer:
             message += f"{self.reader.positions:,} positions of the model"
             raise ApiError(400, message, "context_length_exceeded")
         return Pending(batch, options, params, patience)
+
+    def _with_pictures(self, record: Record, folder: Path, patience: Patience) -> Record:
+        """A record with its images rewritten in the folder of the request."""
+        left = MAX_IMAGE_PIXELS
+        images = []
+        for number, path in enumerate(record.images):
+            patience.check()
+            target = str(folder / f"{number}.bmp")
+            seconds = min(self._dataset.options.decode_timeout, patience.left())
+            left -= self._pictures.rewrite(path, target, left, seconds)
+            images.append(target)
+        return replace(record, images=tuple(images))
 
 
 def positions_of(model: nn.Module) -> int:

@@ -124,6 +124,7 @@ class Dripping:
     def __init__(self, answer: bytes, pause: float = 0.05) -> None:
         self.asked = 0
         self.left = threading.Event()
+        self.ended = threading.Event()
         self._answer, self._pause = answer, pause
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -153,4 +154,5 @@ class Dripping:
                 except OSError:
                     self.left.set()
                     return
-                time.sleep(self._pause)
+                if self.ended.wait(self._pause):
+                    return

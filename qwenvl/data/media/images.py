@@ -33,22 +33,30 @@ def load_image(path: str) -> Tensor:
     """
     import torch
 
+    return torch.from_numpy(np.array(upright_image(path))).permute(2, 0, 1).contiguous()
+
+
+def upright_image(path: str, most_pixels: int = MAX_IMAGE_PIXELS) -> Image.Image:
+    """The picture of ``load_image``.
+
+    Raises:
+        BadMediaError: as ``load_image`` raises it, for more than so many pixels.
+    """
     check_regular_file(path)
     try:
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
-            if width * height > MAX_IMAGE_PIXELS:
+            if width * height > most_pixels:
                 raise BadMediaError(
-                    path, f"{width} x {height} pixels; expected at most {MAX_IMAGE_PIXELS:,}: make the image smaller"
+                    path, f"{width} x {height} pixels; expected at most {most_pixels:,}: make the image smaller"
                 )
-            upright = _to_rgb(ImageOps.exif_transpose(image))
+            return _to_rgb(ImageOps.exif_transpose(image))
     except UnidentifiedImageError:
         raise BadMediaError(path, f"not an image of a known format ({', '.join(FORMATS)})") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if isinstance(error, BadMediaError):
             raise
         raise BadMediaError(path, f"damaged image: {error}") from None
-    return torch.from_numpy(np.array(upright)).permute(2, 0, 1).contiguous()
 
 
 def image_size(path: str) -> tuple[int, int]:
