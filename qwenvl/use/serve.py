@@ -16,6 +16,7 @@ from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, TypeVar
 
 import torch
@@ -39,7 +40,8 @@ from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, p
 from qwenvl.use.options import ChatOptions, UseRequest
 from qwenvl.use.pictures import PictureReader
 
-READERS = 4  # threads that decode media
+READERS = 8  # threads that decode media
+READING = 2  # times --decode_timeout, for all media of a request: a few requests must not hold all readers for long
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
 SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
 MOST_BODIES = 2 * 2**30  # bytes of the bodies that are being received or parsed
@@ -73,19 +75,21 @@ class Pending:
 class DatasetInTime(GRPODataset):
     """Decodes the clips of one request within what is left of its time."""
 
-    patience: Patience
+    seconds_left: Callable[[], float]
 
-    def within(self, patience: Patience) -> DatasetInTime:
-        """The same data set for a request."""
+    def within(self, seconds_left: Callable[[], float]) -> DatasetInTime:
+        """The same data set for a request.
+
+        Args:
+            seconds_left: says how long the next clip may take.
+        """
         own = copy(self)
-        own.patience = patience
+        own.seconds_left = seconds_left
         return own
 
     def open(self, record: Record, number: int) -> Clip:
-        self.patience.check()
         bounded = copy(self)
-        seconds = min(self.options.decode_timeout, max(0.1, self.patience.left()))
-        bounded.options = replace(self.options, decode_timeout=seconds)
+        bounded.options = replace(self.options, decode_timeout=self.seconds_left())
         return GRPODataset.open(bounded, record, number)
 
 
@@ -306,9 +310,21 @@ class ChatServer:
 
     def _made(self, record: Record, parsed: Parsed, folder: Path, patience: Patience) -> Pending:
         """A request with its prompt, made as ``qwenvl try`` makes it."""
+        timeout = self._dataset.options.decode_timeout
+        until = monotonic() + READING * timeout
+
+        def seconds_left() -> float:
+            """For the next clip or image."""
+            patience.check()
+            seconds = min(timeout, patience.left(), until - monotonic())
+            if seconds <= 0:
+                taken = f"{READING * timeout:g} s ({READING} x --decode_timeout)"
+                raise ApiError(400, f"messages: the clips and images take more than {taken} to read")
+            return seconds
+
         try:
-            record = self._with_pictures(record, folder, patience)
-            sample = self._dataset.within(patience).load(record)
+            record = self._with_pictures(record, folder, seconds_left)
+            sample = self._dataset.within(seconds_left).load(record)
             patience.check()
             if parsed.characters > LONG_TEXT:
                 batch = self._long_collator([sample])["prompts"]
@@ -332,15 +348,13 @@ class ChatServer:
             raise ApiError(400, message, "context_length_exceeded")
         return Pending(batch, options, params, patience)
 
-    def _with_pictures(self, record: Record, folder: Path, patience: Patience) -> Record:
+    def _with_pictures(self, record: Record, folder: Path, seconds_left: Callable[[], float]) -> Record:
         """A record with its images rewritten in the folder of the request."""
         left = MAX_IMAGE_PIXELS
         images = []
         for number, path in enumerate(record.images):
-            patience.check()
             target = str(folder / f"{number}.bmp")
-            seconds = min(self._dataset.options.decode_timeout, patience.left())
-            left -= self._pictures.rewrite(path, target, left, seconds)
+            left -= self._pictures.rewrite(path, target, left, seconds_left())
             images.append(target)
         return replace(record, images=tuple(images))
 

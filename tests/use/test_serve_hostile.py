@@ -299,6 +299,21 @@ def test_an_image_that_takes_for_ever_stops_no_other_request(running, monkeypatc
     assert running.ask(image("part.png"), QUESTION, max_tokens=2).choices
 
 
+def test_all_media_of_a_request_together_have_a_time(running, monkeypatch):
+    clock = SimpleNamespace(now=time.monotonic())
+    monkeypatch.setattr("qwenvl.use.serve.monotonic", lambda: clock.now)
+    timeout = running.server._dataset.options.decode_timeout
+
+    def slowly(*given):
+        clock.now += 2 * timeout
+        return 100
+
+    monkeypatch.setattr(running.server._pictures, "rewrite", slowly)
+    monkeypatch.setattr(running.server.limits, "max_seconds", 9e9)
+    status, answer = raw(running, "POST", CHAT, ask([image("part.png"), image("part.png")]))
+    assert status == 400 and f"{2 * timeout:g} s" in answer["error"]["message"], answer
+
+
 def test_a_rewritten_image_has_the_same_pixels(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
