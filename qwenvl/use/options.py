@@ -64,8 +64,9 @@ class ServeOptions(Options):
     )
     allowed_hosts: list[str] | None = option(
         None,
-        "Names under which clients may address the server, as their Host says.",
-        unset="localhost, --host and every address in numbers",
+        "Names under which clients may address the server, as their Host says, besides localhost, --host and addresses "
+        "in numbers.",
+        unset="none",
     )
     media_root: str | None = option(
         None,
