@@ -35,7 +35,7 @@ class Bounds:
         """What is wrong with option ``name``, or None: it is not finite, or out of bounds."""
         if not isinstance(value, int | float):
             return None
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):  # a large integer has no float
             return f"--{name} must be a finite number, got {value}"
         wanted = [
             (f"at least {self.least}", self.least is None or value >= self.least),

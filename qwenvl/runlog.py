@@ -388,7 +388,7 @@ def read_samples(folder: str | os.PathLike[str]) -> dict[SampleKey, EvaluationSa
 def hash_of(value: Any) -> str:
     """The SHA-256 of a text, or of a value as JSON, as lmms-eval takes it of a row."""
     text = value if isinstance(value, str) else json.dumps(plain(value), indent=2, ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()  # of names of files that are not UTF-8
 
 
 def _read_json(path: Path, of: str) -> Any:

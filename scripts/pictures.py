@@ -104,7 +104,7 @@ def shoot(page: Page, url: str, name: str, selector: str, width: int, *, parents
         return JSON.stringify({{x: b.x + scrollX, y: b.y + scrollY, width: b.width, height: b.height}}) }})()"""))
     clip = {**box, "height": min(box["height"], most), "scale": 1}
     data = page.send("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
-    picture = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB").quantize(COLORS)
+    picture = Image.open(io.BytesIO(base64.b64decode(data)), formats=["PNG"]).convert("RGB").quantize(COLORS)
     picture.save(PICTURES / f"{name}.png", optimize=True)
     if page.errors:
         sys.exit(f"{url}: {page.errors}")

@@ -30,12 +30,15 @@ class BadMediaError(ValueError):
 
     Attributes:
         kind: a few words under which a report counts it.
+        path, reason: as given. An error that a worker of a DataLoader raised has its whole text as path.
     """
 
     # One argument must do: a DataLoader rebuilds worker errors from their text alone.
     def __init__(self, path: str, reason: str = "", kind: str = "unreadable media") -> None:
         super().__init__(printable(f"{path}: {reason}" if reason else path))
         self.kind = kind
+        self.path = path
+        self.reason = reason
 
 
 @contextmanager

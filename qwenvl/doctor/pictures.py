@@ -87,6 +87,6 @@ def _grid(count: int) -> tuple[int, int]:
 
 def _picture(path: Path, strip: Strip) -> Picture:
     columns, rows = _grid(max(1, len(strip.indices)))
-    with Image.open(path) as made:
+    with Image.open(path, formats=["JPEG"]) as made:
         ratio = (made.width / columns) / (made.height / rows)
     return {"columns": columns, "rows": rows, "ratio": round(ratio, 4)}

@@ -165,7 +165,9 @@ class Strip:
     @property
     def key(self) -> str:
         """The name of its file, without ending."""
-        return hashlib.sha256(f"{self.path}\n{self.indices}".encode()).hexdigest()[:20]
+        # Names of files need not be UTF-8: Python then has lone surrogates in them.
+        text = f"{self.path}\n{self.indices}".encode("utf-8", "surrogatepass")
+        return hashlib.sha256(text).hexdigest()[:20]
 
 
 def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[list[GroupRow], list[Strip]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,7 +15,7 @@ from typing import Any
 from accelerate.utils import wait_for_everyone
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.media.source import frame_list
+from qwenvl.data.media.source import FRAME_SUFFIXES, frame_list
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.doctor.convert import row_of
 from qwenvl.doctor.report import add_pictures
@@ -32,7 +33,7 @@ from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import SHAPING, TABLE, reading
 from qwenvl.runlog import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
 from qwenvl.train.display.console import say
-from qwenvl.types import ClipMeta, Message, PromptBatch, Record, RolloutBatch
+from qwenvl.types import Message, PromptBatch, Record, RolloutBatch
 from qwenvl.use.options import UseRequest
 
 PROTOCOL = "protocol.json"
@@ -40,6 +41,8 @@ CSV: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newli
 COLUMNS = ["id", "clip", "answer", "agreement", "logprob", "frames", "times", "seconds", "error", "finish_reason"]
 COLUMNS += ["text"]
 """Of the table. The rows of ``rows-0.jsonl`` have the same names, and ``key``, ``texts``, ``votes``, ``clips``."""
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""With these a text begins that a spreadsheet runs."""
 
 
 class Labels:
@@ -58,6 +61,8 @@ class Labels:
 
     def __init__(self, request: UseRequest, questions: Sequence[Record | ValueError], folder: Path) -> None:
         self.request, self.config, self.questions, self.folder = request, request.config, questions, folder
+        # Once: a file that is replaced while the command runs belongs to the next call.
+        self._keys = [key_of(each) if isinstance(each, Record) else None for each in questions]
         self.reward = deciding_reward(self.config.reward_funcs)
         self.collator = collator_of(self.config)
         self._path = folder / f"rows-{self.config.process_index}.jsonl"
@@ -81,7 +86,7 @@ class Labels:
         Clips that could not be read are rows with the reason, and are tried again by the next call.
         """
         config, records = self.config, [each for each in self.questions if isinstance(each, Record)]
-        keys = [key_of(each) for each in records]
+        keys = [key for key in self._keys if key is not None]
         pending = [n for n, key in enumerate(keys) if self.rows.get(key, {"error": ""})["error"] is not None]
         blocks = [pending[start : start + BLOCK] for start in range(0, len(pending), BLOCK)]
         if len(pending) < len(records):
@@ -142,8 +147,8 @@ class Labels:
 
     def _rows(self) -> Iterator[tuple[Record | ValueError, dict[str, Any]]]:
         """Each question that has been asked, with its row."""
-        for question in self.questions:
-            row = self.rows.get(key_of(question)) if isinstance(question, Record) else {"error": str(question)}
+        for question, key in zip(self.questions, self._keys, strict=True):
+            row = {"error": str(question)} if key is None else self.rows.get(key)
             if row is not None:
                 yield question, row
 
@@ -161,7 +166,8 @@ class Labels:
                 if isinstance(question, Record):
                     named = {"id": question.id, "clip": " ".join((*question.videos, *question.images))}
                 times = " ".join(f"{second:.2f}" for clip in row.get("clips", ()) for second in clip["times"])
-                table.writerow({**named, **row, "times": times})
+                cells = {**named, **row, "times": times}
+                table.writerow({name: as_cell(value) for name, value in cells.items()})
 
 
 def deciding_reward(names: Sequence[Any] | None) -> str | None:
@@ -171,20 +177,46 @@ def deciding_reward(names: Sequence[Any] | None) -> str | None:
 
 
 def key_of(question: Record) -> str:
-    """The identity of a question: a hash of its texts, its media and what is shown of them."""
+    """The identity of a question: a hash of its texts, its media as they are now, and what is shown of them."""
     turns = [[message.role, message.text] for message in question.messages]
-    metas = [None if meta is None else _said(meta) for meta in question.clip_meta]
-    sizes = [None if size is None else vars(size) for size in question.image_sizes]
-    return hash_of([turns, question.videos, question.images, metas, *([sizes] if sizes else [])])
+    metas = [None if meta is None else asdict(meta) for meta in question.clip_meta]
+    sizes = [None if size is None else asdict(size) for size in question.image_sizes]
+    versions = [version_of(path) for path in (*question.videos, *question.images)]
+    return hash_of([turns, question.videos, question.images, metas, sizes, versions])
 
 
-def _said(meta: ClipMeta) -> dict[str, Any]:
-    """What is said of a clip, without the settings that folders of earlier versions do not have."""
-    values = asdict(meta)
-    for name in ("frame_times", "count", "size"):
-        if values[name] is None:
-            del values[name]
-    return values
+def version_of(path: str) -> list[Any]:
+    """What changes where a medium is replaced under its name: size and time of its files, of frames each with its name.
+
+    Empty where there is none.
+    """
+    frames = frame_list(path)
+    if frames is None and os.path.isdir(path):
+        names = (name for name in sorted(os.listdir(path)) if name.lower().endswith(FRAME_SUFFIXES))
+        frames = [os.path.join(path, name) for name in names]
+    if frames is not None:
+        return [[frame, *version_of(frame)] for frame in frames]
+    try:
+        status = os.stat(path)
+    except OSError:
+        return []
+    return [status.st_size, status.st_mtime_ns]
+
+
+def as_cell(value: Any) -> Any:
+    """A value for a table, in which a spreadsheet takes no text for a formula.
+
+    Example:
+        >>> as_cell("=1+1"), as_cell("-3.5"), as_cell("fan")
+        ("'=1+1", '-3.5', 'fan')
+    """
+    if not isinstance(value, str) or not value.startswith(FORMULAS):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def label_of(batch: PromptBatch, rollout: RolloutBatch, reward: str | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,11 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.settings import ModelSource, config_for, model_source, parse_words, reading_of, refuse_unread
+from qwenvl.failure import beginning
 from qwenvl.option import Options, option, was_set
 from qwenvl.types import SamplingParams
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
+
+KEY_VARIABLE = "QWENVL_API_KEY"
+OWNER = "qwenvl"
+"""Of the models of our own server, in its list of models."""
+MOST_STOPS = 16
+LONGEST_STOP = 200  # characters
+LEAST_TEMPERATURE = 0.01  # logits that are divided by much less overflow
 
 
 @dataclass
@@ -45,16 +54,35 @@ class LabelOptions(Options):
 class ServeOptions(Options):
     """The options of ``qwenvl serve`` itself."""
 
-    host: str = option("127.0.0.1", "Address to listen at. 0.0.0.0: all of this machine's, without any password.")
+    host: str = option("127.0.0.1", "Address to listen at. 0.0.0.0: all of this machine's.")
     port: int = option(8000, "Port to listen at, 1 to 65535.", least=1, most=65535)
+    api_key: str | None = option(
+        None,
+        "Key that requests must have as Authorization: Bearer, as OpenAI's client sends it. On a command line other "
+        f"users of the machine can read it: ${KEY_VARIABLE} is read too.",
+        unset="no key is asked for",
+    )
+    allowed_hosts: list[str] | None = option(
+        None,
+        "Names under which clients may address the server, as their Host says, besides localhost, --host and addresses "
+        "in numbers.",
+        unset="none",
+    )
     media_root: str | None = option(
         None,
         "Folder whose clips and images requests may name, as file:///PATH or as a path below it.",
         unset="requests hold their media as data URLs",
     )
-    allow_http: bool = option(False, "Fetch media from http and https addresses that requests name.")
+    allow_http: bool = option(
+        False,
+        "Fetch media from http and https addresses that requests name, within 60 seconds, if all addresses of their "
+        "host are public.",
+    )
+    allow_private_http: bool = option(
+        False, "Fetch them from this machine and its network as well.", needs="allow_http"
+    )
     max_waiting: int = option(256, "Requests that are read or wait, at least 1; others get status 429.", least=1)
-    max_body_mb: float = option(64.0, "Largest request, and largest file that is fetched, in MB, above 0.", above=0)
+    max_body_mb: float = option(64.0, "Largest request, and most that is fetched for one, in MB, above 0.", above=0)
     max_media: int = option(
         8, "Most clips and images of a request, at least 0. --video_max_frames bounds each clip.", least=0
     )
@@ -66,7 +94,15 @@ class ServeOptions(Options):
         unset="serve",
     )
 
+    @property
+    def key(self) -> str | None:
+        """The key that requests must have, if they must have one."""
+        return self.api_key or os.environ.get(KEY_VARIABLE) or None
+
     def problems(self) -> Iterator[str]:
+        for name, key in (("--api_key", self.api_key), (f"${KEY_VARIABLE}", os.environ.get(KEY_VARIABLE) or None)):
+            if key is not None and not (key.isascii() and key.isprintable() and key.strip() and " " not in key):
+                yield f"{name} must be visible ASCII characters without spaces"
         if self.check and (others := [each for each in vars(self) if each != "check" and was_set(self, each)]):
             yield f"--{others[0]} has no effect with --check, which compares and does not serve: leave it out"
 
@@ -119,7 +155,9 @@ class ChatOptions(Options):
     max_tokens: int | None = option(None, "Longest answer.", least=1)
     max_completion_tokens: int | None = option(None, "The newer name of max_tokens.", least=1)
     stop: list[str] | str | None = option(None, "Texts before which an answer ends.")
-    seed: int | None = option(None, "Of the draws: the same request has the same answer.")
+    seed: int | None = option(
+        None, "Of the draws: the same request has the same answer.", least=-(2**63), most=2**63 - 1
+    )
     stream: bool = option(False, "Send the answer as it is written.")
     logprobs: bool = option(False, "Add the log-probs of the answer's tokens, at the sampling temperature.")
 
@@ -130,7 +168,11 @@ class ChatOptions(Options):
 
     def problems(self) -> Iterator[str]:
         if not all(isinstance(each, str) and each for each in self.stops):
-            yield f"--stop must be texts of at least one character, got {self.stop!r}"
+            yield f"--stop must be texts of at least one character, got {beginning(repr(self.stop))}"
+        elif len(self.stops) > MOST_STOPS or any(len(each) > LONGEST_STOP for each in self.stops):
+            yield f"--stop must be at most {MOST_STOPS} texts of at most {LONGEST_STOP} characters"
+        if self.temperature and self.temperature < LEAST_TEMPERATURE:
+            yield f"--temperature must be 0, or at least {LEAST_TEMPERATURE:g}, got {self.temperature:g}"
         if self.stream and self.logprobs:
             yield "--logprobs are not offered with stream: leave one of them out"
 
@@ -141,5 +183,5 @@ class ChatOptions(Options):
             raise ValueError(f"max_tokens must be at most {trained.max_new_tokens} (--generation_max_length)")
         given: dict[str, Any] = {"temperature": 0.0} if self.n == 1 else {}
         given |= {each: value for each in ("temperature", "top_p") if (value := getattr(self, each)) is not None}
-        strings = tuple(dict.fromkeys((*trained.stop_strings, *self.stops)))
-        return replace(trained, **given, max_new_tokens=most, stop_strings=strings)
+        # Its own stop strings are found in its text: those of the engine are matched against the whole vocabulary.
+        return replace(trained, **given, max_new_tokens=most)

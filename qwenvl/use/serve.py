@@ -1,63 +1,60 @@
-"""The server of ``qwenvl serve``: requests of OpenAI's chat API to prompts as trained, batched as they come."""
+"""The model behind ``qwenvl serve``: requests of OpenAI's chat API, batched as they come, and their answers."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import mimetypes
-import os
+import shutil
+import tempfile
 import threading
-import time
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from itertools import islice
+from contextlib import aclosing, contextmanager
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
-from urllib.parse import unquote
-from urllib.request import urlopen
+from time import monotonic
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from qwenvl.data.chat import chat_messages
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import DATA_ERRORS
-from qwenvl.data.media.source import media_path
-from qwenvl.data.records.catalog import resolve_datasets
-from qwenvl.data.records.parse import Row, parse_row
-from qwenvl.data.records.record_file import RecordFile
-from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
-from qwenvl.files import require
-from qwenvl.model.logprobs import completion_likelihood
+from qwenvl.data.media.images import MAX_IMAGE_PIXELS
+from qwenvl.data.media.reader import Clip
+from qwenvl.data.options import SampleOptions
+from qwenvl.evaluate.respondent import build_respondent, collator_of
+from qwenvl.model.inputs import media_bytes
 from qwenvl.rewards import build_rubric
+from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.train.evaluation import in_budget
-from qwenvl.train.parity import HALF_PRECISION
 from qwenvl.types import PromptBatch, Record, RolloutBatch, SamplingParams
-from qwenvl.use.label import unframed
+from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, parse_body
 from qwenvl.use.options import ChatOptions, UseRequest
+from qwenvl.use.pictures import PictureReader
 
-MEDIA = {"video_url": "video", "image_url": "image"}
-WITHOUT_EFFECT = {"messages", "user", "metadata", "store", "service_tier", "stream_options", "return_token_ids"}
-NEUTRAL: tuple[Any, ...] = (None, 0, [], {}, "none", "auto", {"type": "text"})  # values that ask for nothing
-READERS = 4  # threads that decode media
+READERS = 8  # threads that decode media
+READING = 2  # times --decode_timeout, for all media of a request: a few requests must not hold all readers for long
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
-OWNER = "qwenvl"
-CHECKED = 5  # records
+SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
+MOST_BODIES = 2 * 2**30  # bytes of the bodies that are being received or parsed
+MOST_PIXELS = 4 * 2**30  # bytes of the prompts that wait: more are not decoded before some of these are sampled
+LONG_TEXT = 50_000  # characters, whose tokens take a tenth of a second or more to find
+LONG_FORWARD = 4096  # tokens or patches: a layer takes so long that a GPU is waited for before the next one
+Some = TypeVar("Some")
+Read = Callable[[Callable[[int], None]], Awaitable[bytes]]
+"""Receives the body of a request. It calls its argument with the bytes of each piece before it keeps them."""
 
 
-class ApiError(Exception):
-    """An answer in OpenAI's error form."""
-
-    def __init__(self, status: int, message: str, code: str | None = None) -> None:
-        super().__init__(message)
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        self.status, self.body = status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
+class Abandoned(Exception):
+    """Nobody waits any more for what is being sampled."""
 
 
 @dataclass(eq=False)
@@ -66,41 +63,100 @@ class Pending:
 
     Attributes:
         events: (choice, token) of each token where the request streams, and at the end the completions or an error.
-        gone: nobody waits for the answer any more.
     """
 
     batch: PromptBatch
     options: ChatOptions
     params: SamplingParams
+    patience: Patience
     events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
-    gone: bool = False
+
+
+class DatasetInTime(GRPODataset):
+    """Decodes the clips of one request within what is left of its time."""
+
+    seconds_left: Callable[[], float]
+
+    def within(self, seconds_left: Callable[[], float]) -> DatasetInTime:
+        """The same data set for a request.
+
+        Args:
+            seconds_left: says how long the next clip may take.
+        """
+        own = copy(self)
+        own.seconds_left = seconds_left
+        return own
+
+    def open(self, record: Record, number: int) -> Clip:
+        bounded = copy(self)
+        bounded.options = replace(self.options, decode_timeout=self.seconds_left())
+        return GRPODataset.open(bounded, record, number)
 
 
 class ChatServer:
     """A model, the requests that wait for it, and the loop that samples those with the same settings together.
 
     Attributes:
-        active: how many requests are read, wait or are sampled.
+        active: how many requests are received, read, wait or are sampled.
     """
 
     def __init__(self, request: UseRequest) -> None:
-        config, self.limits, self.active = request.config, request.options, 0
-        self.name, root = request.model.name, request.options.media_root
+        config = request.config
+        self.limits = request.options
+        self.name = request.model.name
+        self.active = 0
         self.collator = collator_of(config)
         self.model, self.collector = build_respondent(config, self.collator, build_rubric())
-        self._dataset, self._budget = dataset_of([], config, self.collator), config.rollout_token_budget
-        self._reading = replace(request.reading, format=None, columns={}, allow_outside_media=True)
-        self._root = None if root is None else Path(os.path.realpath(root))
+        self.reader = RequestReader(self.limits, request.reading, positions_of(self.model))
+        fit_to = self.collator.options.fit_to
+        self._dataset = DatasetInTime(
+            [], SampleOptions.of(config), training=False, ruler=self.collator.ruler, fit_to=fit_to
+        )
+        self._budget = config.rollout_token_budget
+        self._pictures = PictureReader(config.decode_memory_gb)
         self._collating = threading.Lock()  # tokenizers are not thread-safe
-        self._readers, self._sampler = ThreadPoolExecutor(READERS), ThreadPoolExecutor(1)
+        # Bodies and prompts of text wait for no clip and for no long text. Downloads keep no other request from being
+        # read: each has a thread, as there are no more of them than requests.
+        self._parsers = ThreadPoolExecutor(1, "parse")
+        self._readers = ThreadPoolExecutor(READERS, "read")
+        self._long_readers = ThreadPoolExecutor(1, "read-long")
+        self._fetchers = ThreadPoolExecutor(self.limits.max_waiting, "fetch")
+        self._sampler = ThreadPoolExecutor(1, "sample")
+        self._folder = Path(tempfile.mkdtemp(prefix="qwenvl-serve-"))
+        self._bodies = 0  # bytes
+        self._requests: set[Patience] = set()
         self._waiting: list[Pending] = []
+        self._sampling: Sequence[Pending] = ()
         self._arrived = asyncio.Event()
+        for layer in self.model.modules():
+            if isinstance(layer, GradientCheckpointingLayer):  # of the language model and of the vision tower
+                layer.register_forward_pre_hook(self._before_layer)
+
+    def end_requests(self) -> None:
+        """Ends all work for requests as soon as it can be interrupted."""
+        for patience in self._requests:
+            patience.end(ApiError(503, "the server ends"))
+
+    def close(self) -> None:
+        """Ends all work, and deletes the media of requests."""
+        self.end_requests()
+        for pool in (self._parsers, self._readers, self._long_readers, self._fetchers, self._sampler):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._pictures.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @cached_property
+    def _long_collator(self) -> GRPOCollator:
+        """For the one thread that reads long texts, so that no other waits for its tokenizer."""
+        return deepcopy(self.collator)
+
+    # ---- sampling
 
     async def sample_forever(self) -> None:
         """Sample what waits. An error is that of the requests that were sampled together."""
         loop = asyncio.get_running_loop()
         while True:
-            self._waiting = [each for each in self._waiting if not each.gone]
+            self._waiting = [each for each in self._waiting if not each.patience.gone]
             if not self._waiting:
                 self._arrived.clear()
                 await self._arrived.wait()
@@ -109,6 +165,8 @@ class ChatServer:
             self._waiting = [each for each in self._waiting if each not in together]
             try:
                 found: Sequence[Any] = await loop.run_in_executor(self._sampler, self._sampled, together, loop)
+            except Abandoned:
+                continue
             except Exception as error:
                 traceback.print_exc()
                 found = [ApiError(500, f"sampling failed: {type(error).__name__}: {error}")] * len(together)
@@ -126,185 +184,323 @@ class ChatServer:
 
     def _sampled(self, together: Sequence[Pending], loop: asyncio.AbstractEventLoop) -> list[RolloutBatch]:
         """The completions of each request, in the sampling thread."""
-        first, n, engine = together[0], together[0].options.n, self.collector.engine
+        n = together[0].options.n
+        decode = partial(self.collator.processor.tokenizer.decode, skip_special_tokens=True)
+        stops = [StopWatch(each.options.stops, decode) for each in together for _ in range(n)]
+        engine = self.collector.engine
 
         def watch(rows: list[int], tokens: list[int]) -> list[bool]:
+            ended = []
             for row, token in zip(rows, tokens, strict=True):
-                if (each := together[row // n]).options.stream:
-                    loop.call_soon_threadsafe(each.events.put_nowait, (row % n, token))
-            return [together[row // n].gone for row in rows]
+                request = together[row // n]
+                if request.options.stream:
+                    loop.call_soon_threadsafe(request.events.put_nowait, (row % n, token))
+                ended.append(stops[row].ends_at(token) or not request.patience.left())
+            return ended
 
         if isinstance(engine, SharedPrefixEngine) and self.collector.toolbox is None:
             engine.drawing.watch = watch
-        return self.collector.complete(self.model, [each.batch for each in together], n, first.params)
+        self._sampling = together
+        try:
+            batches = [each.batch for each in together]
+            return self.collector.complete(self.model, batches, n, together[0].params)
+        finally:
+            self._sampling = ()
 
-    async def answered(self, body: bytes, is_gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[Any]:
+    def _before_layer(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        """Ends a forward that nobody waits for, between two of its layers: a long prompt may take minutes.
+
+        Raises:
+            Abandoned: the time of all requests that are sampled is up, or their clients are gone.
+        """
+        if not self._sampling:
+            return
+        hidden = arguments[0] if arguments else None
+        if isinstance(hidden, torch.Tensor) and hidden.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                return
+            if hidden.shape[:-1].numel() > LONG_FORWARD:
+                # Else the layers would all be queued before the first one has run.
+                torch.cuda.synchronize(hidden.device)
+        if not any(each.patience.left() for each in self._sampling):
+            raise Abandoned
+
+    # ---- one request
+
+    async def answered(self, receive: Read, is_gone: Callable[[], Awaitable[bool]]) -> AsyncGenerator[Any, None]:
         """First the ``Pending`` of a request, then its events. Its place is free when the iterator ends.
 
         Args:
-            is_gone: says whether the client has left.
+            receive: its body.
+            is_gone: says whether the client has left. It is asked once the body is there.
 
         Raises:
             ApiError: the request cannot be answered.
         """
         if self.active >= self.limits.max_waiting:
             raise ApiError(429, f"{self.active} requests wait already (--max_waiting); try again later")
+        patience = Patience(self.limits.max_seconds)
         self.active += 1
-        pending, event, until = None, None, time.monotonic() + self.limits.max_seconds
-        with TemporaryDirectory(prefix="qwenvl-serve-", ignore_cleanup_errors=True) as folder:
-            try:
-                making = asyncio.get_running_loop().run_in_executor(self._readers, self._made, body, Path(folder))
-                pending = await making  # the reader of clips has a bound on its time
-                yield pending
-                self._waiting.append(pending)
-                self._arrived.set()
-                while not isinstance(event, RolloutBatch):
-                    try:
-                        event = await asyncio.wait_for(pending.events.get(), SECONDS_BETWEEN_LOOKS)
-                    except TimeoutError:
-                        event = ApiError(499, "the client is gone") if await is_gone() else None
-                        if time.monotonic() > until:
-                            event = ApiError(504, f"no answer within {self.limits.max_seconds:g} s (--max_seconds)")
-                    if isinstance(event, Exception):
-                        raise event
-                    if event is not None:
-                        yield event
-            finally:
-                self.active -= 1
-                if pending is not None:
-                    pending.gone = True
-
-    def _made(self, body: bytes, folder: Path) -> Pending:
-        """A request with its prompt, made as ``qwenvl try`` makes it."""
+        self._requests.add(patience)
+        folder = self._folder / uuid.uuid4().hex
         try:
-            messages, options = self._options(body)
-            sample = self._dataset.load(self._record(messages, options, folder))
-            with self._collating:
-                batch = self.collator([sample])["prompts"]
-            return Pending(batch, options, options.params(self.collector.params))
-        except DATA_ERRORS as error:
-            raise ApiError(400, str(error).replace(f"{folder}/", "medium ").replace(f"{self._root}/", "")) from None
+            parsed = await self._received(receive, patience, is_gone)
+            pending = await self._read(parsed, folder, patience, is_gone)
+            yield pending
+            self._waiting.append(pending)
+            self._arrived.set()
+            event = None
+            while not isinstance(event, RolloutBatch):
+                event = await _patiently(pending.events.get(), patience, is_gone)
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+        finally:
+            patience.end(ApiError(499, "the client is gone"))
+            self.active -= 1
+            self._requests.discard(patience)
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def _options(self, body: bytes) -> tuple[Any, ChatOptions]:
-        """The messages and the parameters of a request."""
+    async def _received(
+        self, receive: Read, patience: Patience, is_gone: Callable[[], Awaitable[bool]]
+    ) -> Parsed:
+        """The body of a request, parsed. Afterwards it takes no memory, but for the media that messages hold."""
+        with self._counted_bytes() as count:
+            body = await _patiently(receive(count), patience, _is_there)  # receiving itself notices who leaves
+            making = self._run(self._parsers, parse_body, body, self.name, self.collector.params)
+            return await _patiently(making, patience, is_gone)
+
+    @contextmanager
+    def _counted_bytes(self) -> Iterator[Callable[[int], None]]:
+        """Counts the bytes of a body against those of all bodies."""
+        own = 0
+
+        def count(more: int) -> None:
+            nonlocal own
+            own += more
+            self._bodies += more
+            if self._bodies > MOST_BODIES:
+                raise ApiError(429, "other requests take the memory of this one; try again later")
+
         try:
-            found = json.loads(body)
-            messages = found["messages"]
-            read = {each.name for each in fields(ChatOptions)} & found.keys()
-            for name in found.keys() - read - WITHOUT_EFFECT:
-                if found[name] not in NEUTRAL:
-                    raise ApiError(400, f"{name}: not offered by this server; leave it out", "unsupported_parameter")
-            options = ChatOptions(**{name: found[name] for name in read if found[name] is not None})
-            options.params(self.collector.params)
-        except (TypeError, KeyError, AttributeError, RecursionError):
-            raise ApiError(400, "expected a JSON object with messages") from None
-        except ValueError as error:
-            raise ApiError(400, str(error).removeprefix("--").replace("\n--", "\n")) from None
-        if options.model not in (None, self.name):
-            raise ApiError(404, f"model: {options.model!r} is not served; there is {self.name!r}", "model_not_found")
-        return messages, options
+            yield count
+        finally:
+            self._bodies -= own
 
-    def _record(self, messages: Any, options: ChatOptions, folder: Path) -> Record:
-        """The record of a request. Its media are written to the folder."""
-        if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
-            raise ApiError(400, "messages: expected a list of objects with role and content")
-        paths: list[str] = []
-        turns = [{**each, "content": self._content(each.get("content"), folder, paths)} for each in messages]
-        own_system: dict[str, Any] = {"system": None} if any(each.get("role") == "system" for each in messages) else {}
-        drawn_by = uuid.uuid4().hex if options.seed is None else f"seed {options.seed}"
-        row = Row("request", drawn_by, {"messages": turns})
-        record = parse_row(row, Path("/"), replace(self._reading, **own_system))
-        if record.solution:
-            raise ApiError(400, "messages: expected the last one to be the user's")
-        return record
-
-    def _content(self, parts: Any, folder: Path, paths: list[str]) -> Any:
-        """The content of a message as rows have it. Media before all text end in one new line, as in ``qwenvl try``.
-
-        Args:
-            paths: of the media of the request so far, to which those of this message are added.
-        """
-        if not isinstance(parts, list):
-            return parts
-        found: list[Any] = []
-        for part, after in zip(parts, [*parts[1:], {"text": "\n"}], strict=True):
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind not in MEDIA and kind != "text":
-                raise ApiError(400, f"messages: expected parts of type text, video_url or image_url, got {kind!r}")
-            if kind == "text":
-                found.append(part)
-                continue
-            url = part[kind].get("url") if isinstance(part.get(kind), dict) else part.get(kind)
-            if len(paths) >= self.limits.max_media:
-                raise ApiError(
-                    400, f"messages: expected at most {self.limits.max_media} clips and images (--max_media)"
-                )
-            try:
-                if not isinstance(url, str):
-                    raise ValueError('expected {"url": ...}')
-                paths.append(self._path(url, folder / str(len(paths))))
-            except (ValueError, OSError) as error:
-                raise ApiError(400, f"{kind} {str(url)[:80]!r}: {error}") from None
-            leading = all(each.get("text") in (None, "\n") for each in found)
-            leading &= not (isinstance(after, dict) and str(after.get("text")).startswith("\n"))
-            found += [{"type": MEDIA[kind], MEDIA[kind]: paths[-1]}, *([{"type": "text", "text": "\n"}] * leading)]
-        return found
-
-    def _path(self, url: str, target: Path) -> str:
-        """The path of a medium. One that is not a file of this machine is written to ``target``.
-
-        Raises:
-            ValueError, OSError: it may not be read, or cannot be.
-        """
-        if url.startswith(("http://", "https://")):
-            if not self.limits.allow_http:
-                raise ValueError("this server fetches nothing (--allow_http); send a data URL")
-            most = int(self.limits.max_body_mb * 1e6)
-            with urlopen(url, timeout=30) as answer:
-                data = answer.read(most + 1)
-            if len(data) > most:
-                raise ValueError(f"above {self.limits.max_body_mb:g} MB (--max_body_mb)")
-        elif url.startswith("data:"):
-            text = url.partition(";base64,")[2]
-            if not text:
-                raise ValueError("expected data:TYPE;base64,DATA")
-            data = base64.b64decode(text, validate=True)
-        elif self._root is None:
-            raise ValueError("this server reads no files (--media_root); send a data URL")
+    async def _read(
+        self, parsed: Parsed, folder: Path, patience: Patience, is_gone: Callable[[], Awaitable[bool]]
+    ) -> Pending:
+        """A request with its prompt."""
+        folder.mkdir()
+        # Media are written by the thread that parses: what waits for a reader is then on the disk.
+        writers = self._fetchers if parsed.has_addresses else self._parsers
+        writing = self._run(writers, self.reader.record, parsed, folder, patience)
+        record = await _patiently(writing, patience, is_gone)
+        while sum(media_bytes(each.batch) for each in self._waiting) > MOST_PIXELS:
+            await _patiently(asyncio.sleep(SECONDS_BETWEEN_TRIES), patience, is_gone)
+        if parsed.characters > LONG_TEXT:
+            readers = self._long_readers
         else:
-            is_address = url.startswith("file://")
-            return media_path(unquote(url.removeprefix("file://")) if is_address else url, "the path", self._root)
-        target.write_bytes(data)
-        return str(target)
+            readers = self._readers if parsed.has_media else self._parsers
+        making = self._run(readers, self._made, record, parsed, folder, patience)
+        return await _patiently(making, patience, is_gone)
+
+    def _run(self, pool: ThreadPoolExecutor, work: Callable[..., Some], *arguments: Any) -> Awaitable[Some]:
+        return asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
+
+    def _made(self, record: Record, parsed: Parsed, folder: Path, patience: Patience) -> Pending:
+        """A request with its prompt, made as ``qwenvl try`` makes it."""
+        timeout = self._dataset.options.decode_timeout
+        until = monotonic() + READING * timeout
+
+        def seconds_left() -> float:
+            """For the next clip or image."""
+            patience.check()
+            seconds = min(timeout, patience.left(), until - monotonic())
+            if seconds <= 0:
+                taken = f"{READING * timeout:g} s ({READING} x --decode_timeout)"
+                raise ApiError(400, f"messages: the clips and images take more than {taken} to read")
+            return seconds
+
+        try:
+            record = self._with_pictures(record, folder, seconds_left)
+            sample = self._dataset.within(seconds_left).load(record)
+            patience.check()
+            if parsed.characters > LONG_TEXT:
+                batch = self._long_collator([sample])["prompts"]
+            else:
+                with self._collating:
+                    batch = self.collator([sample])["prompts"]
+        except DATA_ERRORS as error:
+            patience.check()  # a clip that was not decoded in time is no bad one
+            raise self.reader.refusal(error, folder) from None
+        except MemoryError:
+            raise ApiError(500, "there is not enough memory for the media of this request") from None
+        options = parsed.options
+        params = options.params(self.collector.params)
+        if isinstance(self.collector.engine, EngineWithWeights):  # which compares texts as well, in its own process
+            params = replace(params, stop_strings=tuple(dict.fromkeys((*params.stop_strings, *options.stops))))
+        prompt, toolbox = batch.input_ids.shape[1], self.collector.toolbox
+        looks = 0 if toolbox is None else toolbox.options.look_tokens
+        if prompt + params.max_new_tokens + looks > self.reader.positions:
+            message = f"the prompt has {prompt:,} tokens, which with max_tokens {params.max_new_tokens:,} exceed the "
+            message += f"{self.reader.positions:,} positions of the model"
+            raise ApiError(400, message, "context_length_exceeded")
+        return Pending(batch, options, params, patience)
+
+    def _with_pictures(self, record: Record, folder: Path, seconds_left: Callable[[], float]) -> Record:
+        """A record with its images rewritten in the folder of the request."""
+        left = MAX_IMAGE_PIXELS
+        images = []
+        for number, path in enumerate(record.images):
+            target = str(folder / f"{number}.bmp")
+            left -= self._pictures.rewrite(path, target, left, seconds_left())
+            images.append(target)
+        return replace(record, images=tuple(images))
+
+
+def positions_of(model: nn.Module) -> int:
+    """How many tokens of a prompt and its answer a model has positions for."""
+    return int(model.config.get_text_config().max_position_embeddings)
+
+
+async def _is_there() -> bool:
+    return False
+
+
+async def _patiently(
+    work: Awaitable[Some], patience: Patience, is_gone: Callable[[], Awaitable[bool]]
+) -> Some:
+    """The result of ``work``, which is cancelled where the time of a request is up or its client has left.
+
+    Raises:
+        ApiError: it is.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while True:
+            done, _ = await asyncio.wait({task}, timeout=min(SECONDS_BETWEEN_LOOKS, patience.left()))
+            if done:
+                return task.result()
+            if await is_gone():
+                patience.end(ApiError(499, "the client is gone"))
+            patience.check()
+    finally:
+        task.cancel()
 
 
 # ---- the answers
 
 
-def texts_and_usage(pending: Pending, rollout: RolloutBatch) -> tuple[list[str], dict[str, int]]:
-    """The texts of an answer, each up to the request's own stop strings, and its tokens, end tokens included."""
-    texts = []
-    for text in rollout.texts:
-        ends = [found for stop in pending.options.stops if (found := text.find(stop)) >= 0]
-        texts.append(text[: min(ends, default=None)])
-    prompt, completion = pending.batch.input_ids.shape[1], int(rollout.completion_mask.sum())
-    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return texts, usage
+class StopWatch:
+    """Finds, token by token, where an answer contains a stop string.
+
+    A string lies within as many of the last tokens as it has bytes, and one more where it begins within a token. One
+    that special tokens interrupt is missed here, and is found when the answer is cut.
+    """
+
+    def __init__(self, stops: Sequence[str], decode: Callable[[list[int]], str]) -> None:
+        self._stops = stops
+        self._decode = decode
+        self._window = 1 + max((len(stop.encode()) for stop in stops), default=0)
+        self._last: list[int] = []
+
+    def ends_at(self, token: int) -> bool:
+        """Whether the answer contains a stop string with this token, the next one."""
+        if not self._stops:
+            return False
+        self._last = [*self._last[-self._window :], token]
+        text = self._decode(self._last)
+        return any(stop in text for stop in self._stops)
 
 
-def logprobs_of(rollout: RolloutBatch, row: int, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Answer:
+    """One of the answers to a request, up to its own stop strings.
+
+    Attributes:
+        ids: its sampled tokens, end tokens included. The last one may complete a stop string.
+        logprobs: of these. None: the engine gives none.
+    """
+
+    text: str
+    finish_reason: str
+    ids: list[int]
+    logprobs: list[float] | None
+
+
+def answers_of(pending: Pending, rollout: RolloutBatch, decode: Callable[[list[int]], str]) -> list[Answer]:
+    """The answers to a request."""
+    found = []
+    for row, (text, reason) in enumerate(zip(rollout.texts, rollout.finish_reasons, strict=True)):
+        mask = rollout.completion_mask[row]
+        ids = rollout.completion_ids[row][mask].tolist()
+        logprobs = None if rollout.logprobs is None else rollout.logprobs[row][mask].tolist()
+        ends = [place for place in map(text.find, pending.options.stops) if place >= 0]
+        if ends:
+            count = _tokens_to_stop(ids, pending.options.stops, decode)
+            text, reason = text[: min(ends)], "stop"
+            ids, logprobs = ids[:count], None if logprobs is None else logprobs[:count]
+        found.append(Answer(text, reason, ids, logprobs))
+    return found
+
+
+def _tokens_to_stop(ids: list[int], stops: Sequence[str], decode: Callable[[list[int]], str]) -> int:
+    """The smallest number of tokens whose text contains a stop string, or that of all."""
+    low, high = 1, max(1, len(ids))
+    while low < high:
+        middle = (low + high) // 2
+        text = decode(ids[:middle])
+        if any(stop in text for stop in stops):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def usage_of(pending: Pending, answers: Iterable[Answer]) -> dict[str, int]:
+    """The tokens of a request and of its answers."""
+    prompt = pending.batch.input_ids.shape[1]
+    completion = sum(len(answer.ids) for answer in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def logprobs_of(answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
     """The log-probs of an answer in OpenAI's form, and ``token_ids`` as vLLM has them."""
-    assert rollout.logprobs is not None  # every engine gives them
-    mask = rollout.completion_mask[row]
-    ids, values = rollout.completion_ids[row][mask].tolist(), rollout.logprobs[row][mask].tolist()
-    pairs = zip(ids, values, strict=True)
-    content = [{"token": decode([n]), "logprob": value, "bytes": None, "top_logprobs": []} for n, value in pairs]
-    return {"logprobs": {"content": content}, "token_ids": ids}
+    assert answer.logprobs is not None  # every engine gives them
+    content: list[dict[str, Any]] = [
+        {"token": decode([token]), "logprob": value, "bytes": None, "top_logprobs": []}
+        for token, value in zip(answer.ids, answer.logprobs, strict=True)
+    ]
+    return {"logprobs": {"content": content}, "token_ids": answer.ids}
+
+
+class _Choice:
+    """The text of an answer while it is streamed.
+
+    Attributes:
+        sent: the text so far.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self.sent = ""
+        self._decode = decode
+        self._unsent: list[int] = []
+
+    def piece(self, token: int) -> str:
+        """The text that a token completes."""
+        self._unsent.append(token)
+        text = self._decode(self._unsent)
+        if text.endswith("\ufffd"):  # half of a character
+            return ""
+        self._unsent = []
+        self.sent += text
+        return text
 
 
 async def streamed(
-    pending: Pending, events: AsyncIterator[Any], head: Mapping[str, Any], decode: Callable[[list[int]], str]
-) -> AsyncIterator[str]:
+    pending: Pending, events: AsyncGenerator[Any, None], head: Mapping[str, Any], decode: Callable[[list[int]], str]
+) -> AsyncGenerator[str, None]:
     """An answer as server-sent events: pieces of text as they come, and at the end the remaining text and the usage."""
 
     def piece(choice: int, text: str, reason: str | None = None, **more: Any) -> str:
@@ -312,157 +508,21 @@ async def streamed(
         chosen = {"index": choice, "delta": delta, "finish_reason": reason}
         return f"data: {json.dumps({**head, 'object': 'chat.completion.chunk', 'choices': [chosen], **more})}\n\n"
 
-    ids: list[list[int]] = [[] for _ in range(pending.options.n)]
-    sent = [""] * len(ids)
+    choices = [_Choice(decode) for _ in range(pending.options.n)]
     try:
-        async for each in events:
-            if isinstance(each, tuple):
-                choice, token = each
-                ids[choice].append(token)
-                text = decode(ids[choice])
-                whole = text.startswith(sent[choice]) and not text.endswith("\ufffd")  # half of a character
-                if whole and text != sent[choice] and not pending.options.stops:
-                    yield piece(choice, text[len(sent[choice]) :])
-                    sent[choice] = text
-                continue
-            texts, usage = texts_and_usage(pending, each)
-            for choice, (text, reason) in enumerate(zip(texts, each.finish_reasons, strict=True)):
-                yield piece(choice, text[len(sent[choice]) :], reason, usage=usage)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, tuple):
+                    number, token = event
+                    # Where stop strings are given, what is sent may turn out to be the beginning of one.
+                    if not pending.options.stops and (text := choices[number].piece(token)):
+                        yield piece(number, text)
+                    continue
+                answers = answers_of(pending, event, decode)
+                usage = usage_of(pending, answers)
+                for number, answer in enumerate(answers):
+                    rest = answer.text[len(choices[number].sent) :]
+                    yield piece(number, rest, answer.finish_reason, usage=usage)
     except ApiError as error:
         yield f"data: {json.dumps(error.body)}\n\n"
     yield "data: [DONE]\n\n"
-
-
-def build_app(server: ChatServer) -> Any:
-    """The ASGI application of a server."""
-    from fastapi import FastAPI
-    from fastapi.responses import JSONResponse, StreamingResponse
-
-    decode = partial(server.collator.processor.tokenizer.decode, skip_special_tokens=True)
-    model = {"id": server.name, "object": "model", "created": int(time.time()), "owned_by": OWNER}
-
-    @asynccontextmanager
-    async def lifespan(app: Any) -> AsyncIterator[None]:
-        sampling = asyncio.create_task(server.sample_forever())
-        yield
-        sampling.cancel()
-
-    async def chat(request: Any) -> Any:
-        body, most = bytearray(), server.limits.max_body_mb * 1e6
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > most:
-                raise ApiError(413, f"the request is above {server.limits.max_body_mb:g} MB (--max_body_mb)")
-        events = server.answered(bytes(body), request.is_disconnected)
-        pending = await anext(events)
-        head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": server.name}
-        if pending.options.stream:
-            return StreamingResponse(streamed(pending, events, head, decode), media_type="text/event-stream")
-        rollout = [event async for event in events][-1]
-        texts, usage = texts_and_usage(pending, rollout)
-        choices = [
-            {"index": n, "message": {"role": "assistant", "content": text}, "finish_reason": rollout.finish_reasons[n]}
-            for n, text in enumerate(texts)
-        ]
-        if pending.options.logprobs:
-            tokens = server.collator.processor.tokenizer.decode
-            choices = [each | logprobs_of(rollout, n, tokens) for n, each in enumerate(choices)]
-        return JSONResponse({**head, "object": "chat.completion", "choices": choices, "usage": usage})
-
-    async def models(request: Any) -> Any:
-        return JSONResponse({"object": "list", "data": [model]})
-
-    async def health(request: Any) -> Any:
-        return JSONResponse({"status": "ok", "requests": server.active})
-
-    async def failed(request: Any, error: Any) -> Any:
-        if not isinstance(error, ApiError):
-            error = ApiError(getattr(error, "status_code", 500), getattr(error, "detail", str(error)))
-        return JSONResponse(error.body, error.status)
-
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_route("/v1/chat/completions", chat, ["POST"])
-    app.add_route("/v1/models", models, ["GET"])
-    app.add_route("/health", health, ["GET"])
-    for kind in (404, 405, ApiError, Exception):
-        app.add_exception_handler(kind, failed)
-    return app
-
-
-# ---- the comparison with a running server
-
-
-def check(request: UseRequest) -> str:
-    """Whether the server ``--check`` shows five records as training did: a line for each, and the verdict.
-
-    Its greedy answers are compared with those here, and their log-probs with those of the same tokens here.
-
-    Raises:
-        ValueError, OSError: no record can be sent, or the server does not answer.
-    """
-    openai, config, url = require("openai", "judge"), request.config, request.options.check
-    files = (RecordFile(each, seed=0, options=request.reading) for each in resolve_datasets(request.words[0]))
-    rows = (row for file in files for row in file.iterate() if isinstance(row, Record) and not any(row.clip_meta))
-    records = [*islice((row for row in rows if all(map(os.path.isfile, (*row.videos, *row.images)))), CHECKED)]
-    if not records:
-        raise ValueError(f"{request.words[0]}: expected records whose clips and images are files, without `meta`")
-    collator = collator_of(config)
-    dataset, tokenizer = dataset_of([], config, collator), collator.processor.tokenizer
-    model, collector = build_respondent(config, collator, build_rubric())
-    likelihood = partial(completion_likelihood, temperature=1.0, logit_chunk_tokens=1024)
-    lines, gaps, same_lengths, same_answers = list[str](), list[float](), True, True
-    try:
-        client = openai.OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "none")
-        [served, *_] = client.models.list()
-        for record in records:
-            batch = collator([dataset.load(record)])["prompts"]
-            [own], [inputs] = collector.complete(model, [batch], 1), collector.encoded(model, [batch])
-            reply = client.chat.completions.create(
-                model=served.id,
-                # Our own server puts the template and the system turn around prompts.
-                messages=messages_of(unframed(record, request.reading) if served.owned_by == OWNER else record),
-                max_tokens=collector.params.max_new_tokens,
-                temperature=0,
-                logprobs=True,
-                extra_body={"return_token_ids": True},
-            )
-            choice, theirs, here = reply.choices[0], reply.usage.prompt_tokens, batch.input_ids.shape[1]
-            same = (choice.message.content or "").strip() == own.texts[0].strip()
-            same_lengths, same_answers = same_lengths and theirs == here, same_answers and same
-            named = "the same answer" if same else "another answer"
-            lines.append(f"{record.id}: {named}; {theirs:,} tokens of the prompt, {here:,} here")
-            given = (choice.logprobs and choice.logprobs.content) or []
-            ids = getattr(choice, "token_ids", None) or tokenizer.encode("".join(each.token for each in given))
-            if given and len(ids) == len(given):
-                tokens = torch.tensor([ids], device=config.device)
-                with torch.no_grad(), collector.autocast():
-                    [values] = likelihood(model, inputs, tokens, tokens >= 0).logprobs.tolist()
-                gap = [abs(value - each.logprob) for value, each in zip(values, given, strict=True)]
-                lines[-1] += f", log-probs within {max(gap):.2g}"
-                gaps += gap
-    except openai.OpenAIError as error:
-        raise ValueError(f"--check {url}: {str(error)[:300]}") from None
-    alike, compared = same_answers, "the server gives no log-probs: only lengths of prompts and answers are compared"
-    if gaps:
-        largest, mean = max(gaps), sum(gaps) / len(gaps)
-        alike = largest <= HALF_PRECISION[0] and mean <= HALF_PRECISION[1]
-        compared = f"log-probs of {len(gaps):,} tokens differ by {largest:.3g} at most and by {mean:.3g} on average"
-    causes = "which frames are taken, their times, the template's arguments, and the weights"
-    if not same_lengths:
-        causes = "the number of frames, their sizes, and the chat template"
-    verdict = "as trained, but for rounding" if alike and same_lengths else f"NOT as trained: look at {causes}"
-    return "\n".join([*lines, compared, verdict])
-
-
-def messages_of(record: Record) -> list[dict[str, Any]]:
-    """The messages of OpenAI's API, with clips and images as data URLs."""
-    paths = {"video": iter(record.videos), "image": iter(record.images)}
-
-    def sent(part: dict[str, Any]) -> dict[str, Any]:
-        if (kind := part["type"]) not in paths:
-            return part
-        path = Path(next(paths[kind]))
-        data = base64.b64encode(path.read_bytes()).decode()
-        return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{mimetypes.guess_type(path)[0]};base64,{data}"}}
-
-    return [{**turn, "content": [*map(sent, turn["content"])]} for turn in chat_messages(record)]

@@ -8,8 +8,10 @@ from qwenvl.data.options import ReadingOptions
 from qwenvl.evaluate.command import MODEL, run_command
 from qwenvl.evaluate.settings import READ_BY_TRY, names_of
 from qwenvl.rewards.options import RewardOptions
+from qwenvl.train.display.console import say
 from qwenvl.use.options import ServeOptions, UseRequest, use_request
 
+LOCAL = ("127.0.0.1", "::1", "localhost")
 READ = READ_BY_TRY - names_of(RewardOptions, ReadingOptions) | {"system", "prompt_template"}
 ABOUT = (
     "qwenvl serve MODEL [--port 8000] [--media_root DIR] [--flag of training value ...]\n"
@@ -29,20 +31,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve_request(argv: Sequence[str]) -> UseRequest:
     """The command line. See ``use_request``."""
-    return use_request(argv, ServeOptions, READ, "one MODEL, or MODEL DATA with --check,")
+    request = use_request(argv, ServeOptions, READ, "one MODEL, or MODEL DATA with --check,")
+    if request.options.check is None and not request.config.decode_timeout:
+        raise ValueError("--decode_timeout 0 lets the clip of one request stop the server: give seconds")
+    return request
 
 
 def _run(request: UseRequest) -> str:
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.files import require
-    from qwenvl.use.serve import ChatServer, build_app, check
 
     options = request.options
     with told_to_the_user("qwenvl serve", (ValueError, OSError, ImportError)):
         if options.check is not None:
+            from qwenvl.use.check_server import check
+
             return check(request)
-        uvicorn, _ = require("uvicorn", "serve"), require("fastapi", "serve")
-        server = ChatServer(request)
-        print(f"serving {server.name} at http://{options.host}:{options.port}/v1, settings {request.settings_of}")
-        uvicorn.run(build_app(server), host=options.host, port=options.port, log_level="warning")
+        require("uvicorn", "serve")
+        require("fastapi", "serve")
+        from qwenvl.use.serve import ChatServer
+        from qwenvl.use.web import listen, serve
+
+        with listen(options.host, options.port) as listener:  # before a model is loaded, which takes minutes
+            server = ChatServer(request)
+            if options.key is None and options.host not in LOCAL:
+                say(f"--host {options.host}: everybody who reaches this address may ask: --api_key keeps others out")
+            print(f"serving {server.name} at http://{options.host}:{options.port}/v1, settings {request.settings_of}")
+            serve(server, listener)
     return ""

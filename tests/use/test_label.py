@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -14,10 +15,9 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.rewards.table import TABLE, reading
-from qwenvl.runlog import hash_of
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.types import ClipMeta, LibraryCount, LibrarySize, Message, Record
-from qwenvl.use.label import deciding_reward, elected, key_of, unframed
+from qwenvl.use.label import as_cell, deciding_reward, elected, key_of, unframed, version_of
 from tests.made_clips import write_clip
 from tests.train.test_distributed import launch_ranks
 
@@ -99,6 +99,51 @@ def test_it_continues_and_refuses_other_settings(there, capsys, monkeypatch):
     assert "clips: holds other files or labels" in capsys.readouterr().err
 
 
+def test_a_clip_that_was_replaced_is_asked_about_again(there, capsys):
+    words = ["model", "clips/2.mp4", "clips/10.mp4", "--question", QUESTION, "--samples", "2"]
+    first = labelled(*words)
+    shutil.copy("clips/more/b.mp4", "clips/2.mp4")  # another clip under the same name
+    again = labelled(*words)
+    assert "continues, 1 of 2 are labelled" in capsys.readouterr().err
+    assert again[0]["times"] != first[0]["times"] and again[1] == first[1]
+
+
+def test_versions_of_media(tmp_path):
+    folder = tmp_path / "frames"
+    folder.mkdir()
+    (folder / "1.png").write_bytes(b"one")
+    (folder / "notes.txt").write_bytes(b"x")
+    first = [version_of(str(path)) for path in (folder, folder / "1.png")]
+    os.utime(folder / "1.png", ns=(0, 0))  # as where a file of the same size takes its place
+    assert [version_of(str(path)) for path in (folder, folder / "1.png")] == [[[str(folder / "1.png"), 3, 0]], [3, 0]]
+    assert first != [[[str(folder / "1.png"), 3, 0]], [3, 0]] and version_of("none") == []
+    (folder / "2.PNG").write_bytes(b"two")
+    assert len(version_of(str(folder))) == 2
+
+
+def test_names_of_files_that_are_not_utf8(there, capsys):
+    names = [os.fsdecode(b"clips/\xe4.mp4"), os.fsdecode(b"clips/\xf6.mp4")]
+    write_clip(Path(names[0]), 20, size=(160, 120))
+    write_clip(Path(names[1]), 40, size=(160, 120))
+    rows = labelled("model", *names, "clips/2.mp4", "--question", QUESTION, "--page")
+    assert "3 of 3 clips and images" in capsys.readouterr().out
+    assert [row["id"] for row in rows] == ["clips/\\udce4.mp4", "clips/\\udcf6.mp4", "clips/2.mp4"]
+    assert rows[0]["times"] != rows[1]["times"] and all(not row["error"] for row in rows)
+    text = Path("labels/data/run-0/page-0.js").read_text("utf-8")
+    shown = json.loads(text[text.index("[") : text.rindex("]") + 1])
+    assert {row["record"]["video"] for row in shown} >= {str(there / name) for name in names}
+
+
+def test_a_spreadsheet_runs_no_cell(there):
+    shutil.copy("clips/2.mp4", "clips/=1+1.mp4")
+    (there / "@broken.mp4").write_bytes(b"no clip")
+    rows = labelled("model", "clips/=1+1.mp4", "@broken.mp4", "--question", QUESTION)
+    assert [row["id"] for row in rows] == ["clips/=1+1.mp4", "'@broken.mp4"] and float(rows[0]["logprob"]) < 0
+    cells = ["=1+1", "+1", "-1", "-3.5e2", "-A1", "@SUM(A1)", "\t=1", "fan", "", None, -1.5, "+49 7"]
+    safe = ["'=1+1", "+1", "-1", "-3.5e2", "'-A1", "'@SUM(A1)", "'\t=1", "fan", "", None, -1.5, "'+49 7"]
+    assert [as_cell(cell) for cell in cells] == safe
+
+
 def test_votes_and_log_probs(there):
     rows = labelled("model", "clips/2.mp4", "clips/10.mp4", "--question", QUESTION, "--samples", "5")
     kept = [json.loads(line) for line in Path("labels/rows-0.jsonl").read_text().splitlines()]
@@ -168,11 +213,6 @@ def test_the_key_of_a_question_has_what_its_row_says_of_its_media():
     )
     metas = [None, ClipMeta(max_frames=4), ClipMeta(count=LibraryCount(4)), ClipMeta(frame_times=(0.0, 1.0))]
     assert len({*map(key, metas), key(sizes=(LibrarySize(max_pixels=9),))}) == 5
-    # as before there were such settings, so that folders of rows go on
-    earlier = ["frame_counts", "min_frames", "max_frames", "dynamic_sample", "video_fps"]
-    earlier += ["video_start", "video_end", "min_pixels", "max_pixels", "frames_fps"]
-    meta = {**dict.fromkeys(earlier), "max_frames": 4, "dynamic_sample": False}
-    assert key(metas[1]) == hash_of([[["user", "<video>?"]], ("a.mp4",), ("b.png",), [meta]])
 
 
 def test_a_record_is_saved_as_it_was_before_its_template(tmp_path):

@@ -1,106 +1,33 @@
 """``qwenvl serve`` with the official client: answers of ``qwenvl try``, streams, limits, broken requests."""
 
 import asyncio
-import base64
 import http.client
 import http.server
 import json
 import re
-import socket
 import threading
-import time
 
 import numpy as np
 import openai
 import pytest
-import uvicorn
-from PIL import Image
 
 from qwenvl.cli import main as qwenvl
 from qwenvl.demo.clips import encode
-from qwenvl.use.serve import ChatServer, build_app
-from qwenvl.use.serve_command import serve_request
-from tests.made_clips import write_clip
+from tests.use.running import FLAGS, QUESTION, data_url, image, raw, video
 
-QUESTION = "Which steps? (1) pick (2) insert"
-FLAGS = ("--use_cpu", "--generation_max_length", "24")
 MANY = 200
 
 
-@pytest.fixture(scope="module")
-def made(with_model):
-    """A folder with a model that has settings of its own, two clips and a picture."""
-    folder = with_model
-    write_clip(folder / "media/one.mp4", 40, size=(160, 120))
-    write_clip(folder / "media/two.mp4", 20, size=(120, 120))
-    Image.new("RGB", (90, 60), (200, 30, 30)).save(folder / "media/part.png")
-    (folder / "secret.txt").write_text("secret")
-    (folder / "media/link.mp4").symlink_to(folder / "secret.txt")
-    return folder
-
-
-class Running:
-    """A server in threads of this process."""
-
-    def __init__(self, folder, *flags: str) -> None:
-        words = [str(folder / "model"), "--media_root", str(folder / "media"), *flags, *FLAGS]
-        self.server = ChatServer(serve_request(words))
-        own = socket.socket()
-        own.bind(("127.0.0.1", 0))
-        own.listen(256)  # so that a client may come before the server accepts
-        self.port = own.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/v1"
-        self._web = uvicorn.Server(uvicorn.Config(build_app(self.server), log_level="warning", lifespan="on"))
-        self._thread = threading.Thread(target=self._web.run, kwargs={"sockets": [own]})
-        self._thread.start()
-        self.client = openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=120)
-
-    def ask(self, *content, **more):
-        parts = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
-        return self.client.chat.completions.create(model="model", messages=[{"role": "user", "content": parts}], **more)
-
-    def end(self) -> None:
-        self.client.close()
-        self._web.should_exit = True
-        self._thread.join()
-
-    def is_idle(self) -> bool:
-        """Whether no request is active within a minute."""
-        until = time.monotonic() + 60
-        while self.server.active and time.monotonic() < until:
-            time.sleep(0.05)
-        return not self.server.active
-
-
-@pytest.fixture(scope="module")
-def running(made):
-    server = Running(made, "--max_media", "2", "--max_body_mb", "1")
-    yield server
-    server.end()
-
-
-def video(url: str) -> dict:
-    return {"type": "video_url", "video_url": {"url": url}}
-
-
-def image(url: str) -> dict:
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def data_url(path) -> str:
-    return f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
-
-
-def tried(made, *words: str, capsys) -> dict:
+def tried(made_media, *words: str, capsys) -> dict:
     capsys.readouterr()
-    media = [str(made / "media" / word) if "." in word else word for word in words]
-    assert qwenvl(["try", str(made / "model"), *media, "--json", *FLAGS]) == 0
+    media = [str(made_media / "media" / word) if "." in word else word for word in words]
+    assert qwenvl(["try", str(made_media / "model"), *media, "--json", *FLAGS]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("words", [("one.mp4", "Which?"), ("part.png", "one.mp4", QUESTION), ("1 + 1 =",)])
-def test_an_answer_is_that_of_try(running, made, capsys, words):
-    expected = tried(made, *words, capsys=capsys)
+def test_an_answer_is_that_of_try(running, made_media, capsys, words):
+    expected = tried(made_media, *words, capsys=capsys)
     parts = [video(word) if "mp4" in word else image(word) if "png" in word else word for word in words]
     answer = running.ask(*parts)
     [wanted], [choice] = expected["answers"], answer.choices
@@ -109,8 +36,8 @@ def test_an_answer_is_that_of_try(running, made, capsys, words):
     assert answer.usage.completion_tokens == wanted["tokens"]
 
 
-def test_all_ways_to_name_a_clip_show_the_same(running, made):
-    path = made / "media/one.mp4"
+def test_all_ways_to_name_a_clip_show_the_same(running, made_media):
+    path = made_media / "media/one.mp4"
     answers = [running.ask(video(url), QUESTION) for url in ("one.mp4", path.as_uri(), str(path), data_url(path))]
     assert len({answer.choices[0].message.content for answer in answers}) == 1
     assert len({answer.usage.prompt_tokens for answer in answers}) == 1
@@ -182,15 +109,6 @@ def test_broken_requests_say_what_is_wrong(running, content, more, status, messa
     assert raised.value.body["type"] == "invalid_request_error" and running.is_idle()
 
 
-def raw(running, method: str, path: str, body: bytes = b"") -> tuple[int, dict]:
-    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
-    connection.request(method, path, body)
-    answer = connection.getresponse()
-    found = answer.status, json.loads(answer.read())
-    connection.close()
-    return found
-
-
 def test_a_body_that_is_no_request(running):
     bodies = [b"", b"{", b"7", b"\xff", b"[" * 10**5]
     for messages in ([], "x", [7], [{"role": "user"}], [{"role": "bot", "content": "x"}], [{"content": [None]}]):
@@ -241,7 +159,7 @@ def test_places_are_limited_and_a_client_that_stops_frees_its_own(running, monke
     monkeypatch.setattr(running.server, "_sampled", slowly)
     stopped = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
     body = {"messages": [{"role": "user", "content": QUESTION}]}
-    stopped.request("POST", "/v1/chat/completions", json.dumps(body))
+    stopped.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     assert begun.wait(60)
     with pytest.raises(openai.RateLimitError, match="1 requests wait already"):
         running.ask(QUESTION)
@@ -269,15 +187,16 @@ def test_time_is_limited_and_an_error_of_sampling_is_told(running, monkeypatch):
     assert running.ask(QUESTION).choices[0].message.content and running.is_idle()
 
 
-def test_media_are_fetched_where_that_is_allowed(running, made, monkeypatch):
+def test_media_are_fetched_where_that_is_allowed(running, made_media, monkeypatch):
     class Files(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *arguments):
-            super().__init__(*arguments, directory=str(made / "media"))
+            super().__init__(*arguments, directory=str(made_media / "media"))
 
         def log_message(self, *_):
             pass
 
     monkeypatch.setattr(running.server.limits, "allow_http", True)
+    monkeypatch.setattr(running.server.limits, "allow_private_http", True)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files) as files:
         threading.Thread(target=files.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{files.server_port}"
@@ -305,7 +224,7 @@ def test_log_probs_of_an_answer(running):
 
 
 @pytest.fixture(scope="module")
-def records(made):
+def records(made_media):
     """Six records, one of them with `meta`, which no request can have."""
     turns = lambda prompt: [{"from": "human", "value": prompt}, {"from": "gpt", "value": "<answer>(1)</answer>"}]
     rows = [
@@ -321,18 +240,18 @@ def records(made):
             "conversations": turns("<image>\n<video>\nWhich?"),
         },
     ]
-    (made / "records.json").write_text(json.dumps(rows))
-    return made / "records.json"
+    (made_media / "records.json").write_text(json.dumps(rows))
+    return made_media / "records.json"
 
 
-def checked(made, records, url, capsys) -> list[str]:
+def checked(made_media, records, url, capsys) -> list[str]:
     capsys.readouterr()
-    assert qwenvl(["serve", str(made / "model"), str(records), "--check", url, *FLAGS]) == 0
+    assert qwenvl(["serve", str(made_media / "model"), str(records), "--check", url, *FLAGS]) == 0
     return capsys.readouterr().out.splitlines()
 
 
-def test_check_of_a_server(running, made, records, capsys, monkeypatch):
-    lines = checked(made, records, running.url, capsys)
+def test_check_of_a_server(running, made_media, records, capsys, monkeypatch):
+    lines = checked(made_media, records, running.url, capsys)
     names = ["video", "without a new line", "text", "behind", "both"]
     assert [line.partition(":")[0] for line in lines[:5]] == names
     lengths = [re.search(r"([\d,]+) tokens of the prompt, ([\d,]+) here", line).groups() for line in lines[:5]]
@@ -341,23 +260,23 @@ def test_check_of_a_server(running, made, records, capsys, monkeypatch):
     assert lines[6].startswith("NOT as trained: look at the number of frames")
     good = json.loads(records.read_text())
     del good[2]
-    (made / "good.json").write_text(json.dumps(good))
-    (made / "video.json").write_text(json.dumps(good[:2]))
-    lines = checked(made, made / "good.json", running.url, capsys)
+    (made_media / "good.json").write_text(json.dumps(good))
+    (made_media / "video.json").write_text(json.dumps(good[:2]))
+    lines = checked(made_media, made_media / "good.json", running.url, capsys)
     assert all(": the same answer; " in line for line in lines[:4]) and lines[5:] == ["as trained, but for rounding"]
     largest = float(re.fullmatch(r"log-probs of \d+ tokens differ by (\S+) at most and by \S+ on average", lines[4])[1])
     assert largest < 1e-4
     with monkeypatch.context() as patch:
-        patch.setattr("qwenvl.use.serve.logprobs_of", lambda *_: {})
-        lines = checked(made, made / "good.json", running.url, capsys)
+        patch.setattr("qwenvl.use.web.logprobs_of", lambda *_: {})
+        lines = checked(made_media, made_media / "good.json", running.url, capsys)
         assert lines[4].startswith("the server gives no log-probs") and lines[5] == "as trained, but for rounding"
     # Other frames of the same size and number: all of them are white noise.
     noise = np.random.default_rng(0).integers(0, 2, (40, 120, 160, 1)).repeat(3, -1) * 255
-    encode(made / "other.mp4", noise.astype(np.uint8), 10, options={})
-    path = running.server._path
+    encode(made_media / "other.mp4", noise.astype(np.uint8), 10, options={})
+    path = running.server.reader.path_of
     with monkeypatch.context() as patch:
-        patch.setattr(running.server, "_path", lambda *each: path(*each) and str(made / "other.mp4"))
-        lines = checked(made, made / "video.json", running.url, capsys)
+        patch.setattr(running.server.reader, "path_of", lambda *each: path(*each) and str(made_media / "other.mp4"))
+        lines = checked(made_media, made_media / "video.json", running.url, capsys)
     assert lines[-1].startswith("NOT as trained: look at which frames are taken")
 
 
@@ -368,13 +287,14 @@ def test_check_of_a_server(running, made, records, capsys, monkeypatch):
         (["model", "--check", "http://127.0.0.1:1/v1"], "MODEL DATA with --check, before the flags, got model"),
         (["model", "x.json", "--check", "http://x/v1", "--port", "1"], "--port has no effect with --check"),
         (["./none"], "./none: no such folder"),
+        (["model", "--decode_timeout", "0"], "--decode_timeout 0 lets the clip of one request stop the server"),
         (["model", "--port", "0"], "--port must be at least 1, got 0"),
         (["model", "--media_root", "none"], "--media_root none: no such folder"),
         (["model", "--reward_funcs", "format"], "--reward_funcs has no effect: only training reads it"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(made, monkeypatch, capsys, argv, message):
-    monkeypatch.chdir(made)
+def test_what_is_wrong_is_told_in_a_line(made_media, monkeypatch, capsys, argv, message):
+    monkeypatch.chdir(made_media)
     try:
         found = qwenvl(["serve", *argv])
     except SystemExit as ended:

@@ -20,11 +20,11 @@ from av.video.stream import VideoStream
 
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.container import READING_ERRORS, boxes, open_video, reason_of
+from qwenvl.data.media.matroska import break_in, segment_of
 
 # A container may hold this much less than its header promises: a last packet or two are often lost when clips are cut.
 MAX_MISSING_FRAMES = 2
 MAX_MISSING_SHARE = 0.10
-_SEGMENT = 0x18538067  # the element of Matroska that holds all others
 # A clip of constant rate, in which at least this share of the distances from frame to frame is the usual one ...
 STEADY_SHARE = 0.95
 # ... has no pause as long as this many of them. It is a hole.
@@ -35,7 +35,9 @@ HOLE_SECONDS = 0.5
 def check_promise(
     container: InputContainer, stream: VideoStream, packets: int, end: Fraction, seconds: float, path: str
 ) -> None:
-    """Check that a file does not end before its own structure does. A whole file whose header is wrong passes.
+    """Check that a file does not end before its own structure does, and that the structure of a Matroska file is whole.
+
+    A whole file whose header is wrong passes.
 
     Args:
         packets: how many it has.
@@ -43,7 +45,7 @@ def check_promise(
         seconds: that the clip lasts.
 
     Raises:
-        BadMediaError: it is cut short.
+        BadMediaError: it is cut short, or damaged.
     """
     name = container.format.name
     whole = _is_whole(path, name)
@@ -54,6 +56,11 @@ def check_promise(
         if whole is False and not stream.frames:  # in fragments, each with a header of its own
             raise BadMediaError(path, "is cut short: its last part is not whole", "cut short")
         return
+    if name.startswith("matroska"):
+        with open(path, "rb") as file:
+            broken = break_in(file, os.path.getsize(path))
+        if broken is not None:
+            raise damage(path, f"its container is damaged at byte {broken:,}: frames are missing")
     if name == "gif" and not whole:
         raise BadMediaError(path, "is cut short: the block that ends a GIF is missing", "cut short")
     promised = _promised_end(container, stream)
@@ -70,8 +77,8 @@ def _is_whole(path: str, container_format: str) -> bool | None:
         if container_format == "avi":
             return _riff_end(file, size) <= size
         if container_format.startswith("matroska"):
-            end = _segment_end(file)
-            return None if end is None else end <= size
+            segment = segment_of(file)
+            return None if segment is None or segment.end is None else segment.end <= size
         if container_format.startswith("mov"):
             return max((end for *_, end in boxes(file, 0, size)), default=0) <= size
         if container_format == "gif":
@@ -107,31 +114,6 @@ def _riff_end(file, size: int) -> int:
             break  # what stands behind it is no part of it
         end += 8 + length + length % 2
     return min(end, size) if end - size == 1 else end  # a last byte that pads
-
-
-def _segment_end(file) -> int | None:
-    """Where a Matroska file ends by its header, or None where that was left open."""
-    head, _ = _element(file, 0)
-    if head is None:
-        return None
-    segment, kind = _element(file, head)
-    return segment if kind == _SEGMENT else None
-
-
-def _element(file, start: int) -> tuple[int | None, int]:
-    """Where an element of Matroska ends, None where it does not say it, and its kind."""
-    file.seek(start)
-    data = file.read(12)
-    if len(data) < 12 or not data[0]:
-        return None, 0
-    id_length = 9 - data[0].bit_length()
-    first = data[id_length]
-    length = 9 - first.bit_length()
-    if length > 8 or id_length + length > 12:
-        return None, 0
-    value = int.from_bytes(data[id_length : id_length + length], "big") & ((1 << 7 * length) - 1)
-    unknown = value == (1 << 7 * length) - 1
-    return None if unknown else start + id_length + length + value, int.from_bytes(data[:id_length], "big")
 
 
 def check_packets(path: str, times: Sequence[float]) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.reader import PART_BYTES, Clip
-from qwenvl.data.media.source import check_regular_file, frame_list
+from qwenvl.data.media.source import FRAME_SUFFIXES, check_regular_file, frame_list
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 MAX_IMAGE_PIXELS = 50_000_000  # a small file may unfold to gigabytes; cameras stay below this
 DEFAULT_FRAMES_FPS = 2.0  # what the model authors' own tools assume
 ANIMATED = ("GIF", "WEBP", "PNG")  # formats of pictures that may move
-FRAME_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+# Pillow knows many more, and opens some by other programs: of an EPS it would start Ghostscript on the file's bytes.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", *(["AVIF"] if features.check("avif") else []))
 
 
 def load_image(path: str) -> Tensor:
@@ -34,27 +35,35 @@ def load_image(path: str) -> Tensor:
     """
     import torch
 
+    return torch.from_numpy(np.array(upright_image(path))).permute(2, 0, 1).contiguous()
+
+
+def upright_image(path: str, most_pixels: int = MAX_IMAGE_PIXELS) -> Image.Image:
+    """The picture of ``load_image``.
+
+    Raises:
+        BadMediaError: as ``load_image`` raises it, for more than so many pixels.
+    """
     check_regular_file(path)
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
-            if width * height > MAX_IMAGE_PIXELS:
+            if width * height > most_pixels:
                 raise BadMediaError(
-                    path, f"{width} x {height} pixels; expected at most {MAX_IMAGE_PIXELS:,}: make the image smaller"
+                    path, f"{width} x {height} pixels; expected at most {most_pixels:,}: make the image smaller"
                 )
             # The further pictures of a photo (MPO) or of a scan (TIFF) are no frames that follow each other.
             if image.format in ANIMATED and getattr(image, "n_frames", 1) > 1:
                 count = getattr(image, "n_frames", 1)
                 advice = "name it as a clip, under `video`" if image.format == "GIF" else "make a clip of it"
                 raise BadMediaError(path, f"an animation of {count} frames in the place of a picture: {advice}")
-            upright = _to_rgb(ImageOps.exif_transpose(image))
+            return _to_rgb(ImageOps.exif_transpose(image))
     except UnidentifiedImageError:
-        raise BadMediaError(path, "not an image of a known format") from None
+        raise BadMediaError(path, f"not an image of a known format ({', '.join(FORMATS)})") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if isinstance(error, BadMediaError):
             raise
         raise BadMediaError(path, f"damaged image: {error}") from None
-    return torch.from_numpy(np.array(upright)).permute(2, 0, 1).contiguous()
 
 
 def image_size(path: str) -> tuple[int, int]:
@@ -65,8 +74,10 @@ def image_size(path: str) -> tuple[int, int]:
     """
     check_regular_file(path)
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             return image.height, image.width
+    except UnidentifiedImageError:  # whose text names the path once more
+        raise BadMediaError(path, f"not an image of a known format ({', '.join(FORMATS)})") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BadMediaError(path, f"not an image of a known format: {error}") from None
 

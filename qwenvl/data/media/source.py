@@ -28,6 +28,8 @@ from qwenvl.files import cache_root, written_whole
 from qwenvl.types import Record
 
 FRAME_LIST_SUFFIX = ".frames.json"
+FRAME_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+"""Of the files that are the frames of a folder."""
 _DATA_URL = re.compile(r"data:[\w/+.-]*;base64,")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
@@ -100,16 +102,41 @@ def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str
     if scheme := _SCHEME.match(path):
         advice = "download it, and write the path of the copy"
         raise RecordError(f"{place}: {path[:200]!r}: media can't be read from {scheme[1]}://; {advice}", "media path")
-    root = str(media_root)
-    full = os.path.realpath(os.path.join(root, path))
-    if not allow_outside and not full.startswith(root.rstrip("/") + "/") and full != root:
-        link = "" if os.path.normpath(os.path.join(root, path)) == full else f" by a link, to {full}"
+    full = os.path.realpath(os.path.join(media_root, path))
+    if allow_outside:
+        return full
+    leading = outside_of(media_root, full)
+    if leading is not None:
+        named = os.path.normpath(os.path.join(media_root, path))
+        link = "" if leading == named else f" by a link, to {leading}"
         raise RecordError(
             f"{place}: {path!r} leads out of the media root {media_root}{link}; move the file or the root, or pass "
             "--allow_outside_media",
             "media path",
         )
     return full
+
+
+def outside_of(root: str | Path, full: str) -> str | None:
+    """The path outside of a root that would be read for a path: itself, or what a frame of a folder is a link to.
+
+    None where nothing outside is read.
+
+    Args:
+        root, full: with their links resolved.
+    """
+    if not _is_below(full, root):
+        return full
+    if not os.path.isdir(full):
+        return None
+    with os.scandir(full) as entries:
+        links = [entry.path for entry in entries if entry.is_symlink() and entry.name.lower().endswith(FRAME_SUFFIXES)]
+    targets = map(os.path.realpath, sorted(links))
+    return next((target for target in targets if not _is_below(target, root)), None)
+
+
+def _is_below(full: str, root: str | Path) -> bool:
+    return full == str(root) or full.startswith(str(root).rstrip("/") + "/")
 
 
 def _is_base64(text: str) -> bool:

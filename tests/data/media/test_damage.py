@@ -2,9 +2,12 @@
 
 import json
 
+import av
+import numpy as np
 import pytest
 
 from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.matroska import CLUSTER, SIMPLE_BLOCK, element_at, segment_of
 from qwenvl.data.media.open import open_clip
 from qwenvl.data.options import SampleOptions
 from qwenvl.doctor.commands import main
@@ -69,3 +72,65 @@ def test_the_command_looks_strictly(source, tmp_path, capsys):
     assert main([*shown, "--decode_check", "fast"]) == 0
     with pytest.raises(ValueError, match="decode_check has no effect without --video_backend auto or pyav"):
         SampleOptions(decode_check="strict", video_backend="decord")
+
+
+def zeroed(data: bytes, at: int, count: int = 200) -> bytes:
+    return data[:at] + bytes(count) + data[at + count :]
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "options"),
+    [
+        ("a.webm", "libvpx-vp9", {}),
+        ("a.webm", "libvpx-vp9", {"live": "1"}),  # whose clusters do not say how long they are
+        ("a.mkv", "mpeg4", {"cluster_size_limit": "20000"}),
+    ],
+)
+def test_zeroed_bytes_of_a_matroska_file_never_make_a_shorter_clip(tmp_path, name, codec, options):
+    path = tmp_path / name
+    with av.open(str(path), "w", options=options) as container:
+        stream = container.add_stream(codec, rate=10, width=64, height=64, pix_fmt="yuv420p", gop_size=8)
+        noise = np.random.default_rng(0)
+        for _ in range(60):
+            picture = noise.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
+        container.mux(stream.encode(None))
+    whole = path.read_bytes()
+    with open_clip(str(path)) as clip:
+        assert clip.frame_count == 60
+    reasons = []
+    for at in range(64, len(whole) - 200, len(whole) // 50):
+        path.write_bytes(zeroed(whole, at))
+        try:
+            with open_clip(str(path)) as clip:
+                assert clip.frame_count == 60, at  # the bytes of pictures, or of nothing
+        except BadMediaError as error:
+            reasons.append(error.kind)
+    assert "damaged media" in reasons
+    # One that ends early is cut short, and by a frame it is taken as it is.
+    path.write_bytes(whole[: len(whole) // 2])
+    if "live" not in options:
+        with pytest.raises(BadMediaError) as caught:
+            open_clip(str(path))
+        assert caught.value.kind == "cut short"
+
+
+def test_a_block_of_no_track(tmp_path):
+    path = tmp_path / "a.webm"
+    data = encode_numbered(tmp_path / "b.webm", "vp9").read_bytes()
+    with open(tmp_path / "b.webm", "rb") as file:
+        segment = segment_of(file)
+        elements = [*children(file, segment)]
+        cluster = next(each for each in elements if each.kind == CLUSTER)
+        block = [each for each in children(file, cluster) if each.kind == SIMPLE_BLOCK][3]
+    path.write_bytes(data[: block.inside] + b"\x85" + data[block.inside + 1 :])  # track 5, where there is one
+    with pytest.raises(BadMediaError, match=f"at byte {block.start:,}"):
+        open_clip(str(path))
+
+
+def children(file, element):
+    at = element.inside
+    while at < element.end:
+        child = element_at(file, at)
+        yield child
+        at = child.end

@@ -6,7 +6,7 @@ from PIL import Image
 
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.images import FrameFolder, load_image
+from qwenvl.data.media.images import FORMATS, FrameFolder, image_size, load_image
 
 
 def test_a_photo_is_turned_as_its_exif_says(tmp_path):
@@ -89,3 +89,32 @@ def test_further_pages_are_no_animation(tmp_path):
     pages = [Image.new("RGB", (8, 6), (40 * k, 0, 0)) for k in range(2)]
     pages[0].save(tmp_path / "scan.tiff", save_all=True, append_images=pages[1:])
     assert load_image(str(tmp_path / "scan.tiff")).shape == (3, 6, 8)
+
+
+@pytest.mark.parametrize("name", ["EPS", "PPM", "PCX", "ICO", "PDF"])
+def test_formats_that_other_programs_or_rare_decoders_read_are_no_images(tmp_path, monkeypatch, name):
+    path = tmp_path / "picture.png"
+    Image.new("RGB", (20, 20), "red").save(path, name)
+    started = lambda *words, **_: pytest.fail(f"a program was started: {words}")
+    monkeypatch.setattr("subprocess.Popen", started)
+    monkeypatch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
+    for read in (load_image, image_size):
+        with pytest.raises(BadMediaError, match="PNG, JPEG, WEBP, GIF, BMP, TIFF"):
+            read(str(path))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_formats_that_are_read(tmp_path, name):
+    path = tmp_path / "picture"
+    Image.new("RGB", (40, 20), "red").save(path, name)
+    assert load_image(str(path)).shape == (3, 20, 40)
+    assert image_size(str(path)) == (20, 40)
+
+
+def test_an_eps_in_a_record_starts_no_program(tmp_path, make_row, write_rows, monkeypatch):
+    monkeypatch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
+    monkeypatch.setattr("subprocess.Popen", lambda *words, **_: pytest.fail(f"a program was started: {words}"))
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "a.eps", "EPS")
+    dataset = load_dataset(str(write_rows([make_row(prompt="<image>", image="a.eps")])), video_backend="pyav")
+    with pytest.raises(BadMediaError, match=r"a\.eps"):
+        dataset[0]

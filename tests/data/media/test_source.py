@@ -89,6 +89,22 @@ def test_links_of_folders_and_files_are_followed(tmp_path):
     assert media_path("/outer/b.mp4", "d", Path("/")) == "/outer/b.mp4", "the root of all folders"
 
 
+def test_a_folder_of_frames_follows_no_link_out_of_the_root(tmp_path):
+    clip, outer = tmp_path / "root" / "clip", tmp_path / "outer"
+    clip.mkdir(parents=True)
+    outer.mkdir()
+    (outer / "2.png").write_bytes(PICTURE)
+    (clip / "1.png").write_bytes(PICTURE)
+    (clip / "notes.txt").symlink_to(outer / "2.png")  # which is no frame
+    (clip / "3.png").symlink_to(clip / "1.png")
+    root = tmp_path / "root"
+    assert media_path("clip", "d", root) == str(clip)
+    (clip / "2.PNG").symlink_to(outer / "2.png")
+    with pytest.raises(RecordError, match=rf"'clip' leads out of the media root .* to {outer}/2\.png"):
+        media_path("clip", "d", root)
+    assert media_path("clip", "d", root, allow_outside=True) == str(clip)
+
+
 def test_many_writers_of_the_same_bytes(cache):
     data = bytes(200_000)
     with ThreadPoolExecutor(8) as pool:

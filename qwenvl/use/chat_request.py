@@ -1,0 +1,337 @@
+"""A request of OpenAI's chat API: from its body to the parameters and the record that the model is asked with."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from qwenvl.data.errors import BadMediaError, RecordError
+from qwenvl.data.media.source import outside_of
+from qwenvl.data.records.parse import ReadOptions, Row, parse_row
+from qwenvl.failure import beginning, printable
+from qwenvl.types import Record, SamplingParams
+from qwenvl.use.fetch import fetch
+from qwenvl.use.options import ChatOptions, ServeOptions
+
+MEDIA = {"video_url": "video", "image_url": "image"}
+WITHOUT_EFFECT = {"messages", "user", "metadata", "store", "service_tier", "stream_options", "return_token_ids"}
+NEUTRAL: tuple[Any, ...] = (None, 0, [], {}, "none", "auto", {"type": "text"})  # values that ask for nothing
+FETCH_SECONDS = 60.0
+LONGEST_MESSAGE = 2000  # characters of an error: it may quote what the client sent
+MOST_VALUES = 200_000  # in the JSON of a request: each takes some 100 bytes of memory
+MOST_PARTS = 2_000  # turns, and parts in them
+CHARACTERS_PER_TOKEN = 8  # no text that means something has more, and counting its tokens would take long
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, as JSON escapes it
+
+
+class ApiError(Exception):
+    """An answer in OpenAI's error form."""
+
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        message = beginning(printable(message), LONGEST_MESSAGE)
+        super().__init__(message)
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.status = status
+        self.body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+class Patience:
+    """How long a request is worked on: until its time is up, or until nobody waits for the answer any more.
+
+    Args:
+        seconds: in all, from the first byte of its body to the end of its answer.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+        self._ended: ApiError | None = None
+        self._at_end: list[Callable[[], None]] = []
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._ended is not None
+
+    def end(self, reason: ApiError) -> None:
+        """Nobody waits any more. The first reason counts."""
+        if self._ended is None:
+            self._ended = reason
+            for call in self._at_end:
+                call()
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Have something called when nobody waits any more, in another thread."""
+        self._at_end.append(call)
+        if self.gone:
+            call()
+
+    def left(self) -> float:
+        """Seconds that are left, at least 0."""
+        return 0.0 if self.gone else max(0.0, self._until - time.monotonic())
+
+    def check(self) -> None:
+        """
+        Raises:
+            ApiError: no time is left.
+        """
+        if self._ended is not None:
+            raise self._ended
+        if not self.left():
+            raise ApiError(504, f"no answer within {self._seconds:g} s (--max_seconds)")
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A request as its body says it.
+
+    Attributes:
+        messages: a list of objects with role and content.
+    """
+
+    messages: list[dict[str, Any]]
+    options: ChatOptions
+
+    @property
+    def parts(self) -> list[Any]:
+        """The typed parts of all turns."""
+        contents = (each.get("content") for each in self.messages)
+        return [part for content in contents if isinstance(content, list) for part in content]
+
+    @property
+    def characters(self) -> int:
+        """The length of all texts."""
+        contents = [each.get("content") for each in self.messages]
+        texts = [*contents, *(part.get("text") for part in self.parts if isinstance(part, dict))]
+        return sum(len(text) for text in texts if isinstance(text, str))
+
+    @property
+    def has_media(self) -> bool:
+        """Whether reading it decodes anything."""
+        return any(_kind(part) in MEDIA for part in self.parts)
+
+    @property
+    def has_addresses(self) -> bool:
+        """Whether reading it waits for other machines."""
+        return any(str(_url(part)).startswith(("http://", "https://")) for part in self.parts)
+
+
+def _kind(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _url(part: Any) -> Any:
+    """What a part names its medium by, in both forms that clients write."""
+    kind = _kind(part)
+    medium = part.get(kind) if kind in MEDIA else None
+    return medium.get("url") if isinstance(medium, dict) else medium
+
+
+def parse_body(body: bytes, model: str, trained: SamplingParams) -> Parsed:
+    """The messages and the parameters of a request.
+
+    Args:
+        model: the name of what is served.
+        trained: the settings of training, which bound those of a request.
+
+    Raises:
+        ApiError: the body is no request, or asks for what is not offered.
+    """
+    # Before it is parsed: a body of 64 MB that is all brackets would become gigabytes.
+    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise ApiError(400, f"expected a JSON object of at most {MOST_VALUES:,} values")
+    try:
+        # Of bytes Python would guess the encoding, and take lone surrogates.
+        found = json.loads(body.decode(), parse_constant=_no_number)
+        if _SURROGATE.search(body):
+            json.dumps(found, ensure_ascii=False).encode()
+        messages = found["messages"]
+        read = {each.name for each in fields(ChatOptions)} & found.keys()
+        for name in found.keys() - read - WITHOUT_EFFECT:
+            if found[name] not in NEUTRAL:
+                shown = beginning(name)
+                raise ApiError(400, f"{shown}: not offered by this server; leave it out", "unsupported_parameter")
+        options = ChatOptions(**{name: found[name] for name in read if found[name] is not None})
+        options.params(trained)
+    except UnicodeError:
+        raise ApiError(400, "expected JSON in UTF-8 without halves of characters (lone surrogates)") from None
+    except (TypeError, KeyError, AttributeError, RecursionError):
+        raise ApiError(400, "expected a JSON object with messages") from None
+    except ValueError as error:
+        raise ApiError(400, str(error).removeprefix("--").replace("\n--", "\n")) from None
+    if options.model not in (None, model):
+        shown = beginning(options.model)
+        raise ApiError(404, f"model: {shown!r} is not served; there is {model!r}", "model_not_found")
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        raise ApiError(400, "messages: expected a list of objects with role and content")
+    parsed = Parsed(messages, options)
+    if len(messages) + len(parsed.parts) > MOST_PARTS:
+        raise ApiError(400, f"messages: expected at most {MOST_PARTS:,} turns and parts")
+    return parsed
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"expected JSON, which has no {word}")
+
+
+class RequestReader:
+    """Makes records of requests. Their media are files below the media root, or files of a folder that ends with them.
+
+    Args:
+        reading: how prompts are framed.
+        positions: of the model, in tokens.
+    """
+
+    def __init__(self, limits: ServeOptions, reading: ReadOptions, positions: int) -> None:
+        self.limits = limits
+        self.positions = positions
+        # Paths of media are checked here: those that are written to a request's folder lie outside of the root.
+        self._reading = replace(reading, format=None, columns={}, allow_outside_media=True)
+        self._root = None if limits.media_root is None else os.path.realpath(limits.media_root)
+
+    def record(self, parsed: Parsed, folder: Path, patience: Patience) -> Record:
+        """The record of a request.
+
+        Args:
+            folder: an empty one, for the media that the request holds or names by an address.
+
+        Raises:
+            ApiError: it cannot be answered.
+        """
+        most = CHARACTERS_PER_TOKEN * self.positions
+        if parsed.characters > most:
+            message = f"messages: {parsed.characters:,} characters; expected at most {most:,}, as the model has "
+            raise ApiError(400, f"{message}{self.positions:,} positions")
+        media = _Media(folder, patience, room=int(self.limits.max_body_mb * 1e6))
+        turns = []
+        for turn in parsed.messages:
+            # Nothing but these two: other forms of turns name files of this machine.
+            turns.append({"role": turn.get("role"), "content": self._content(turn.get("content"), media)})
+        reading = self._reading
+        if any(each["role"] == "system" for each in turns):
+            reading = replace(reading, system=None)
+        seed = parsed.options.seed
+        drawn_by = uuid.uuid4().hex if seed is None else f"seed {seed}"
+        try:
+            record = parse_row(Row("request", drawn_by, {"messages": turns}), Path("/"), reading)
+        except RecordError as error:
+            raise self.refusal(error, folder) from None
+        except (TypeError, ValueError, RecursionError, KeyError, AttributeError):
+            raise ApiError(400, "messages: expected a list of objects with role and content") from None
+        if record.solution:
+            raise ApiError(400, "messages: expected the last one to be the user's")
+        return record
+
+    def refusal(self, error: Exception, folder: Path) -> ApiError:
+        """The answer to a request with bad data. It tells nothing of where files are, or of what is in other files."""
+        if not isinstance(error, BadMediaError):
+            return ApiError(400, str(error).replace(f"{folder}{os.sep}", "medium "))
+        name, reason = "a medium", error.reason
+        own = Path(error.path)
+        if own.is_relative_to(folder):
+            name = f"medium {own.relative_to(folder)}"
+            if own.suffix == _FETCHED:
+                name, reason = f"medium {own.stem}", ""
+        elif self._root is not None and own.is_relative_to(self._root):
+            name = str(own.relative_to(self._root))
+            reason = "" if error.kind == "not a video" else reason
+        # A reason may quote the beginning of a file, which is not the client's to read.
+        return ApiError(400, f"{name}: {reason or error.kind}")
+
+    def _content(self, parts: Any, media: _Media) -> Any:
+        """The content of a message as rows have it. Media before all text end in one new line, as in ``qwenvl try``."""
+        if not isinstance(parts, list):
+            if parts is not None and not isinstance(parts, str):
+                raise ApiError(400, "messages: expected content that is a text or a list of parts")
+            return parts
+        found: list[Any] = []
+        for part, after in zip(parts, [*parts[1:], {"text": "\n"}], strict=True):
+            kind = _kind(part)
+            if kind == "text":
+                found.append({"type": "text", "text": part.get("text")})
+                continue
+            if kind not in MEDIA:
+                shown = beginning(repr(kind))
+                raise ApiError(400, f"messages: expected parts of type text, video_url or image_url, got {shown}")
+            if media.count >= self.limits.max_media:
+                most = self.limits.max_media
+                raise ApiError(400, f"messages: expected at most {most} clips and images (--max_media)")
+            url = _url(part)
+            try:
+                if not isinstance(url, str):
+                    raise ValueError('expected {"url": ...}')
+                path = self.path_of(url, media)
+            except (ValueError, OSError) as error:
+                raise ApiError(400, f"{kind} {str(url)[:80]!r}: {error}") from None
+            media.count += 1
+            leading = all(each.get("text") in (None, "\n") for each in found)
+            leading &= not (isinstance(after, dict) and str(after.get("text")).startswith("\n"))
+            found.append({"type": MEDIA[kind], MEDIA[kind]: path})
+            if leading:
+                found.append({"type": "text", "text": "\n"})
+        return found
+
+    def path_of(self, url: str, media: _Media) -> str:
+        """The path of a medium. One that is not a file of this machine is written to the folder of the request.
+
+        Raises:
+            ValueError, OSError: it may not be read, or cannot be.
+            ApiError: the time of the request is up.
+        """
+        target = media.folder / str(media.count)
+        if url.startswith(("http://", "https://")):
+            if not self.limits.allow_http:
+                raise ValueError("this server fetches nothing (--allow_http); send a data URL")
+            media.patience.check()
+            data = fetch(
+                url,
+                most_bytes=media.room,
+                seconds=min(FETCH_SECONDS, media.patience.left()),
+                allow_private=self.limits.allow_private_http,
+                at_end=media.patience.at_end,
+            )
+            media.room -= len(data)
+            target = target.with_suffix(_FETCHED)
+        elif url.startswith("data:"):
+            text = url.partition(";base64,")[2]
+            if not text:
+                raise ValueError("expected data:TYPE;base64,DATA")
+            data = base64.b64decode(text, validate=True)
+        elif self._root is None:
+            raise ValueError("this server reads no files (--media_root); send a data URL")
+        else:
+            name = unquote(url.removeprefix("file://")) if url.startswith("file://") else url
+            full = os.path.realpath(os.path.join(self._root, name))
+            if outside_of(self._root, full) is not None:
+                raise ValueError("leads out of the media root")
+            return full
+        target.write_bytes(data)
+        return str(target)
+
+
+_FETCHED = ".fetched"
+
+
+@dataclass
+class _Media:
+    """The media of a request while it is read.
+
+    Attributes:
+        room: bytes that may still be fetched for it.
+        count: of those so far.
+    """
+
+    folder: Path
+    patience: Patience
+    room: int
+    count: int = 0

@@ -1,0 +1,103 @@
+"""``qwenvl serve --check``: whether a running server shows records to its model as training did."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+import os
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qwenvl.data.chat import chat_messages
+from qwenvl.data.records.catalog import resolve_datasets
+from qwenvl.data.records.record_file import RecordFile
+from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
+from qwenvl.files import require
+from qwenvl.model.logprobs import completion_likelihood
+from qwenvl.rewards import build_rubric
+from qwenvl.train.parity import HALF_PRECISION
+from qwenvl.types import Record
+from qwenvl.use.label import unframed
+from qwenvl.use.options import OWNER, UseRequest
+
+CHECKED = 5  # records
+
+
+def check(request: UseRequest) -> str:
+    """Whether the server ``--check`` shows five records as training did: a line for each, and the verdict.
+
+    Its greedy answers are compared with those here, and their log-probs with those of the same tokens here.
+
+    Raises:
+        ValueError, OSError: no record can be sent, or the server does not answer.
+    """
+    openai, config, url = require("openai", "judge"), request.config, request.options.check
+    files = (RecordFile(each, seed=0, options=request.reading) for each in resolve_datasets(request.words[0]))
+    rows = (row for file in files for row in file.iterate() if isinstance(row, Record) and not any(row.clip_meta))
+    records = [*islice((row for row in rows if all(map(os.path.isfile, (*row.videos, *row.images)))), CHECKED)]
+    if not records:
+        raise ValueError(f"{request.words[0]}: expected records whose clips and images are files, without `meta`")
+    collator = collator_of(config)
+    dataset, tokenizer = dataset_of([], config, collator), collator.processor.tokenizer
+    model, collector = build_respondent(config, collator, build_rubric())
+    likelihood = partial(completion_likelihood, temperature=1.0, logit_chunk_tokens=1024)
+    lines, gaps, same_lengths, same_answers = list[str](), list[float](), True, True
+    try:
+        client = openai.OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "none")
+        [served, *_] = client.models.list()
+        for record in records:
+            batch = collator([dataset.load(record)])["prompts"]
+            [own], [inputs] = collector.complete(model, [batch], 1), collector.encoded(model, [batch])
+            reply = client.chat.completions.create(
+                model=served.id,
+                # Our own server puts the template and the system turn around prompts.
+                messages=messages_of(unframed(record, request.reading) if served.owned_by == OWNER else record),
+                max_tokens=collector.params.max_new_tokens,
+                temperature=0,
+                logprobs=True,
+                extra_body={"return_token_ids": True},
+            )
+            choice, theirs, here = reply.choices[0], reply.usage.prompt_tokens, batch.input_ids.shape[1]
+            same = (choice.message.content or "").strip() == own.texts[0].strip()
+            same_lengths, same_answers = same_lengths and theirs == here, same_answers and same
+            named = "the same answer" if same else "another answer"
+            lines.append(f"{record.id}: {named}; {theirs:,} tokens of the prompt, {here:,} here")
+            given = (choice.logprobs and choice.logprobs.content) or []
+            ids = getattr(choice, "token_ids", None) or tokenizer.encode("".join(each.token for each in given))
+            if given and len(ids) == len(given):
+                tokens = torch.tensor([ids], device=config.device)
+                with torch.no_grad(), collector.autocast():
+                    [values] = likelihood(model, inputs, tokens, tokens >= 0).logprobs.tolist()
+                gap = [abs(value - each.logprob) for value, each in zip(values, given, strict=True)]
+                lines[-1] += f", log-probs within {max(gap):.2g}"
+                gaps += gap
+    except openai.OpenAIError as error:
+        raise ValueError(f"--check {url}: {str(error)[:300]}") from None
+    alike, compared = same_answers, "the server gives no log-probs: only lengths of prompts and answers are compared"
+    if gaps:
+        largest, mean = max(gaps), sum(gaps) / len(gaps)
+        alike = largest <= HALF_PRECISION[0] and mean <= HALF_PRECISION[1]
+        compared = f"log-probs of {len(gaps):,} tokens differ by {largest:.3g} at most and by {mean:.3g} on average"
+    causes = "which frames are taken, their times, the template's arguments, and the weights"
+    if not same_lengths:
+        causes = "the number of frames, their sizes, and the chat template"
+    verdict = "as trained, but for rounding" if alike and same_lengths else f"NOT as trained: look at {causes}"
+    return "\n".join([*lines, compared, verdict])
+
+
+def messages_of(record: Record) -> list[dict[str, Any]]:
+    """The messages of OpenAI's API, with clips and images as data URLs."""
+    paths = {"video": iter(record.videos), "image": iter(record.images)}
+
+    def sent(part: dict[str, Any]) -> dict[str, Any]:
+        if (kind := part["type"]) not in paths:
+            return part
+        path = Path(next(paths[kind]))
+        data = base64.b64encode(path.read_bytes()).decode()
+        return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{mimetypes.guess_type(path)[0]};base64,{data}"}}
+
+    return [{**turn, "content": [*map(sent, turn["content"])]} for turn in chat_messages(record)]

@@ -1,0 +1,170 @@
+"""Bounded downloads of media from addresses that requests name, which may be hostile."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
+
+MOST_REDIRECTS = 5
+REDIRECTS = (301, 302, 303, 307, 308)
+CONNECT_SECONDS = 10.0
+CHUNK = 2**16
+PORTS = {"http": 80, "https": 443}
+_NAT64 = ip_network("64:ff9b::/96")  # whose last 32 bits are an IPv4 address
+_TARGET_CHARACTERS = "%/:=&?~+!$,;'@()*[]"  # that stay as they are in a path and its query
+
+
+AtEnd = Callable[[Callable[[], None]], None]
+"""Has its argument called, in another thread, when nobody waits for the file any more."""
+
+
+def fetch(
+    url: str, *, most_bytes: int, seconds: float, allow_private: bool, at_end: AtEnd = lambda call: None
+) -> bytes:
+    """The bytes behind an http or https address.
+
+    Proxies of the environment are not used: the address that is connected to must be the one that was checked.
+
+    Args:
+        most_bytes: of the file.
+        seconds: for everything, redirects and the slowest server included.
+        allow_private: also connect to addresses of this machine and of its network.
+        at_end: has the download end early.
+
+    Raises:
+        ValueError: the file cannot be had. Nothing of what the server sent is in the message, but for its status.
+    """
+    until = time.monotonic() + seconds
+    for _ in range(MOST_REDIRECTS + 1):
+        with _answer(url, until, allow_private, at_end) as answer:
+            if answer.status not in REDIRECTS:
+                return _content(answer, most_bytes, until)
+            target = urljoin(url, answer.getheader("Location") or "")
+        if url.startswith("https:") and not target.startswith("https:"):
+            raise ValueError("is redirected from https to another scheme; give the address of the file itself")
+        url = target
+    raise ValueError(f"is redirected more than {MOST_REDIRECTS} times; give the address of the file itself")
+
+
+@contextmanager
+def _answer(url: str, until: float, allow_private: bool, at_end: AtEnd) -> Iterator[HTTPResponse]:
+    """The answer to a GET, of which the status and the headers are read. Its connection ends with the context."""
+    parts, connection = _endpoint(url)
+    host = connection.host
+    wire: socket.socket | None = None
+
+    def shut() -> None:
+        """Wake the thread that waits for the server."""
+        if wire is not None:
+            with suppress(OSError):  # it is closed already
+                socket.socket.shutdown(wire, socket.SHUT_RDWR)  # not that of SSLSocket, which would say goodbye first
+
+    # A server that sends a byte now and then keeps every bound on a single read: the whole exchange has one too.
+    watchdog = threading.Timer(max(0.0, until - time.monotonic()), shut)
+    watchdog.daemon = True
+    watchdog.start()
+    at_end(shut)
+    try:
+        wire = _connected(host, connection.port, until, allow_private)
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            wire = context.wrap_socket(wire, server_hostname=host, do_handshake_on_connect=False)
+            wire.do_handshake()
+        connection.sock = wire
+        target = quote(parts.path or "/", _TARGET_CHARACTERS)
+        if parts.query:
+            target += "?" + quote(parts.query, _TARGET_CHARACTERS)
+        connection.request("GET", target, headers={"User-Agent": "qwenvl"})
+        with connection.getresponse() as answer:
+            yield answer
+    except (OSError, HTTPException, UnicodeError) as error:
+        raise ValueError(_reason(error, late=time.monotonic() >= until)) from None
+    finally:
+        watchdog.cancel()
+        connection.close()
+        if wire is not None:
+            wire.close()
+
+
+def _endpoint(url: str) -> tuple[SplitResult, HTTPConnection]:
+    """The parts of an address, and a connection to its host that is not open yet."""
+    with suppress(ValueError, HTTPException):
+        parts = urlsplit(url)
+        if parts.scheme in PORTS and parts.hostname:
+            return parts, HTTPConnection(parts.hostname, parts.port or PORTS[parts.scheme])
+    raise ValueError("leads to an address that is not http or https")
+
+
+def _connected(host: str, port: int, until: float, allow_private: bool) -> socket.socket:
+    """A socket to an address that was checked: a name may have another one when it is asked for again."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if not allow_private and not all(is_public(str(address[0])) for *_, address in found):
+        raise ValueError("leads to this machine or a private network (--allow_private_http)")
+    failed: OSError | None = None
+    for family, kind, protocol, _, address in found:
+        wire = socket.socket(family, kind, protocol)
+        try:
+            wire.settimeout(max(0.01, min(CONNECT_SECONDS, until - time.monotonic())))
+            wire.connect(address)
+            wire.settimeout(max(0.01, until - time.monotonic()))
+            return wire
+        except OSError as error:
+            wire.close()
+            failed = error
+    raise failed or OSError("no address")
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is one of the internet: not of this machine, of a private network or of a group.
+
+    Example:
+        >>> [is_public(each) for each in ("8.8.8.8", "127.0.0.1", "10.1.2.3", "169.254.169.254", "::ffff:127.0.0.1")]
+        [True, False, False, False, False]
+    """
+    found = ip_address(address.partition("%")[0])
+    inner = _embedded(found) if isinstance(found, IPv6Address) else None
+    if inner is not None:
+        return is_public(str(inner))
+    return found.is_global and not found.is_multicast
+
+
+def _embedded(address: IPv6Address) -> IPv4Address | None:
+    """The IPv4 address that packets to an IPv6 address of a transition mechanism reach."""
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    teredo = address.teredo
+    return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None)
+
+
+def _reason(error: Exception, late: bool) -> str:
+    """Why a file cannot be had, without anything that its server sent."""
+    if late:
+        return "cannot be fetched: it took too long"
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return "its host is not known"
+    if isinstance(error, ssl.SSLError):
+        return "its server has no valid certificate, or does not speak TLS"
+    if isinstance(error, HTTPException):
+        return "its server does not answer as HTTP"
+    return f"cannot be fetched: {getattr(error, 'strerror', None) or 'the connection ended'}"
+
+
+def _content(answer: HTTPResponse, most_bytes: int, until: float) -> bytes:
+    if answer.status != 200:
+        raise ValueError(f"its server answers with status {answer.status}")
+    data = bytearray()
+    while chunk := answer.read1(CHUNK):
+        data += chunk
+        if len(data) > most_bytes:
+            raise ValueError(f"above {most_bytes / 1e6:g} MB (--max_body_mb)")
+    # A connection that the watchdog has shut looks like the end of a file without a length.
+    if time.monotonic() >= until or answer.length:
+        raise ConnectionError
+    return bytes(data)

@@ -1,0 +1,227 @@
+"""``qwenvl serve`` and hostile clients: pages of other sites, slow connections, the end of the server."""
+
+import http.client
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+
+import openai
+import pytest
+
+from qwenvl.use import web
+from qwenvl.use.serve_command import _run
+from tests.use.running import (
+    ASK,
+    CHAT,
+    JSON,
+    QUESTION,
+    Dripping,
+    Running,
+    ask,
+    connected,
+    head,
+    held_until,
+    layers_of,
+    options_of,
+    raw,
+    status_of,
+    video,
+)
+
+# ---- who may ask
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({}, 415),
+        ({**JSON, "Host": "rebound.example"}, 403),
+        ({**JSON, "Host": "rebound.example:8000"}, 403),
+        ({**JSON, "Host": "localhost.example"}, 403),
+        ({**JSON, "Host": "user@rebound.example"}, 403),
+        ({**JSON, "Host": ""}, 403),
+        ({**JSON, "Origin": "https://elsewhere.example"}, 403),
+        ({**JSON, "Origin": "null"}, 403),
+        ({**JSON, "Host": "localhost:1", "Origin": "http://localhost:2"}, 403),
+        ({**JSON, "Host": "localhost:1", "Origin": "http://localhost:1"}, 200),
+        ({**JSON, "Host": "192.168.7.7"}, 200),  # no page can have bound an address to another
+        ({"Content-Type": "application/json; charset=utf-8", "Host": "[::1]:80"}, 200),
+    ],
+)
+def test_pages_of_other_sites_get_no_answer(running, headers, status):
+    found, answer = raw(running, "POST", CHAT, ASK, headers)
+    assert found == status and ("choices" in answer) is (status == 200)
+
+
+def test_no_page_is_allowed_by_cors(running):
+    asks = {"Origin": "http://x.example", "Access-Control-Request-Method": "POST"}
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+    connection.request("OPTIONS", CHAT, headers=asks)
+    answer = connection.getresponse()
+    assert answer.status == 403 and not [name for name in answer.headers if name.lower().startswith("access-control")]
+    connection.close()
+
+
+def test_hosts_by_name():
+    gate = web.Gate(None, options_of("--allowed_hosts", "GPU-7", "--host", "box.local"))
+    assert [gate._is_ours(host) for host in ("gpu-7:80", "Box.local", "localhost", "gpu-8", "[", "a b")] == [
+        *(True, True, True),
+        *(False, False, False),
+    ]
+
+
+@pytest.fixture(scope="module")
+def locked(made_media):
+    """A server with a key and few places."""
+    os.environ["QWENVL_API_KEY"] = "of-the-environment"  # which the flag replaces
+    try:
+        server = Running(made_media, "--max_waiting", "5", "--api_key", "open-sesame", "--allow_http", send_buffer=4096)
+    finally:
+        del os.environ["QWENVL_API_KEY"]
+    server.client = server.client.with_options(api_key="open-sesame")
+    yield server
+    server.end()
+
+
+KEY = {**JSON, "Authorization": "Bearer open-sesame"}
+
+
+def test_a_key(locked):
+    assert locked.ask("Hi", max_tokens=2).choices
+    other = locked.client.with_options(api_key="none")
+    with pytest.raises(openai.AuthenticationError):
+        other.models.list()
+    for wrong in ("open-sesame", "Bearer", "Bearer open-sesam", "Bearer \xe9", "Basic open-sesame"):
+        assert raw(locked, "POST", CHAT, ASK, {**JSON, "Authorization": wrong})[0] == 401
+    assert raw(locked, "GET", "/health")[0] == 200  # without a key: it tells nothing of requests
+
+
+def test_a_key_of_the_environment(monkeypatch):
+    monkeypatch.setenv("QWENVL_API_KEY", "of-the-environment")
+    assert options_of().key == "of-the-environment" and options_of("--api_key", "x").key == "x"
+    monkeypatch.setenv("QWENVL_API_KEY", "two words")
+    with pytest.raises(ValueError, match="QWENVL_API_KEY"):
+        options_of()
+
+
+# ---- connections
+
+
+def test_a_body_takes_a_place_and_has_to_come_in_time(running, monkeypatch):
+    monkeypatch.setattr(running.server.limits, "max_waiting", 1)
+    with connected(running) as slow:
+        slow.sendall(head(len(ASK)) + ASK[:10])
+        while not running.server.active:
+            time.sleep(0.01)
+        assert raw(running, "POST", CHAT, ASK)[0] == 429
+        slow.sendall(ASK[10:])
+        assert status_of(slow) == 200
+        monkeypatch.setattr(web, "SECONDS_BETWEEN_LOOKS", 0.1)
+        slow.sendall(head(len(ASK)) + ASK[:10])
+        assert status_of(slow) == 408
+    assert running.is_idle()
+
+
+def test_the_time_of_a_request_begins_with_its_body(running, monkeypatch):
+    monkeypatch.setattr(running.server.limits, "max_seconds", 0.2)
+    with connected(running) as slow:
+        slow.sendall(head(len(ASK)) + ASK[:10])
+        assert status_of(slow) == 504
+    assert running.is_idle()
+
+
+def test_bodies_have_a_length_and_a_bound(running, monkeypatch):
+    with connected(running) as client:
+        client.sendall(head(None, **{"Transfer-Encoding": "chunked"}) + b"1\r\n{\r\n")
+        assert status_of(client) == 411
+    with connected(running) as client:  # of both the chunks would count
+        client.sendall(head(5, **{"Transfer-Encoding": "chunked"}) + b"1\r\n{\r\n")
+        assert status_of(client) == 411
+    for length in (10**6 + 1, 10**20, "9" * 400):
+        with connected(running) as client:
+            client.sendall(head(length))
+            assert status_of(client) in (400, 413)
+    monkeypatch.setattr("qwenvl.use.serve.MOST_BODIES", 100)
+    assert raw(running, "POST", CHAT, ask("x" * 100))[0] == 429
+    assert running.is_idle() and running.server._bodies == 0
+
+
+def test_a_connection_without_a_head_is_closed(running, monkeypatch):
+    monkeypatch.setattr(web.ConnectionInTime, "seconds", 0.1)
+    for beginning in (b"", b"POST /v1", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "):
+        with connected(running) as client:
+            client.sendall(beginning)
+            assert client.recv(10) == b""
+    with connected(running) as client:  # nor the second one of a connection
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert status_of(client) == 200
+        client.sendall(b"GET /health HT")
+        with suppress(ConnectionResetError):
+            assert client.recv(10) == b""
+
+
+def test_a_head_has_a_bound(running):
+    with connected(running) as client, suppress(ConnectionResetError, BrokenPipeError):  # it does not read on
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000)
+        assert status_of(client) == 400
+
+
+def test_many_connections_keep_nobody_out(locked):
+    waiting = [connected(locked) for _ in range(5 + web.IDLE_CONNECTIONS + 40)]
+    for each in waiting[::2]:
+        each.sendall(b"GET /hea")
+    assert locked.ask("Hi", max_tokens=2).choices
+    assert raw(locked, "GET", "/health")[0] == 200
+    for each in waiting:
+        each.close()
+
+
+def test_who_does_not_read_the_answer_is_left(locked, monkeypatch):
+    monkeypatch.setattr(web.ConnectionInTime, "seconds", 0.1)
+    for more in ({}, {"stream": True, "logprobs": False}):
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", locked.port))
+            # An answer that the buffers do not hold.
+            body = ask(QUESTION, n=64, temperature=1, **{"logprobs": True, **more})
+            client.sendall(head(len(body), Authorization="Bearer open-sesame") + body)
+            while not locked.server.active:
+                time.sleep(0.01)
+            while locked.connections():
+                time.sleep(0.01)
+    assert locked.is_idle()
+
+
+def test_it_ends_within_seconds_whatever_clients_do(made_media):
+    server = Running(made_media, "--allow_http", "--allow_private_http")
+    free = threading.Event()
+    hold = layers_of(server)[0].register_forward_pre_hook(lambda *_: held_until(free))
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000) as slow:
+        body = ask([video(f"{slow.address}/x.mp4")])
+        clients = [connected(server) for _ in range(4)]
+        clients[0].sendall(b"GET /hea")
+        clients[1].sendall(head(100) + b"{")
+        clients[2].sendall(head(len(body)) + body)
+        clients[3].sendall(head(len(ASK)) + ASK)
+        while server.server.active < 3 or not slow.asked:
+            time.sleep(0.01)
+        began = time.monotonic()
+        server.end()
+        assert time.monotonic() - began < 10 and not server.server._folder.exists()
+        for each in clients:
+            each.close()
+        free.set()
+        hold.remove()
+
+
+def test_a_port_in_use_is_found_before_a_model_is_loaded(running, monkeypatch, capsys):
+    monkeypatch.setattr("qwenvl.use.serve.ChatServer", lambda *_: pytest.fail("the model was loaded"))
+    request = SimpleNamespace(options=options_of("--port", str(running.port)))
+    with pytest.raises(SystemExit) as ended:
+        _run(request)
+    assert ended.value.code == 2 and f"--port {running.port}" in capsys.readouterr().err

@@ -1,0 +1,505 @@
+"""``qwenvl serve`` and hostile requests: mistakes, bombs, files of others, work that never ends."""
+
+import base64
+import io
+import json
+import socket
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import openai
+import pytest
+import torch
+from PIL import Image
+
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.images import load_image
+from qwenvl.rollout import shared_sampling
+from qwenvl.use.fetch import fetch, is_public
+from qwenvl.use.pictures import PictureReader
+from qwenvl.use.serve import StopWatch
+from tests.use.running import (
+    CHAT,
+    QUESTION,
+    Dripping,
+    Running,
+    ask,
+    connected,
+    data_url,
+    head,
+    held_until,
+    image,
+    layers_of,
+    options_of,
+    raw,
+    video,
+)
+
+# ---- what a request can ask for
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"seed": int("9" * 4000)},
+        {"seed": -(2**63) - 1},
+        {"temperature": 1e-308},
+        {"temperature": float("nan")},
+        {"top_p": float("inf")},
+        {"temperature": 10**400},
+        {"stop": [str(n) for n in range(2000)]},
+        {"stop": "x" * 5000},
+        {"stop": ["\ud800"]},
+        {"model": "\ud800"},
+        {"\ud800": 1},
+        {"model": "x" * 10**5},
+        {"y" * 10**5: 1},
+        {"max_tokens": 10**30},
+        {"n": True},
+        {"n": "1"},
+        {"tools": [{"deep": json.loads("[" * 900 + "]" * 900)}]},
+    ],
+)
+def test_mistakes_of_clients_are_theirs(running, more):
+    status, answer = raw(running, "POST", CHAT, ask("Hi", **more))
+    assert status in (400, 404), answer
+    assert len(answer["error"]["message"]) <= 2000, answer
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
+def test_bodies_are_utf8_without_halves_of_characters(running, encoding):
+    body = '{"messages": [{"role": "user", "content": "\ud800"}]}'.encode(encoding, "surrogatepass")
+    assert raw(running, "POST", CHAT, body)[0] == 400
+    body = b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00"}], "max_tokens": 2}'  # a whole one
+    assert raw(running, "POST", CHAT, body)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("\ud800", [{"type": "text", "text": "\udfff"}], [video("file:///\ud800")], {"a": 1}, 7, [None], [[]]),
+        *([{"type": {"a": 1}}], [{"type": ["video_url"]}], [{"type": "text"}], [{"type": "text", "text": 7}]),
+        *([video("data:video/mp4;base64,%%%")], [video("file:///%00")], [video("\0")], [video("a" * 5000)]),
+        *([{"type": "video_url", "video_url": 7}], [{"type": "image_url", "image_url": {"url": {"url": "x"}}}]),
+        [{"type": "text", "text": "a"}] * 20_000,
+    ],
+)
+def test_contents_that_are_none(running, content):
+    status, answer = raw(running, "POST", CHAT, ask(content))
+    assert status == 400 and answer["error"]["type"] == "invalid_request_error", answer
+    assert running.is_idle()
+
+
+def test_a_body_of_many_values_is_not_parsed(running, monkeypatch):
+    parsed = SimpleNamespace(loads=lambda *_, **__: pytest.fail("it was parsed"))
+    monkeypatch.setattr("qwenvl.use.chat_request.json", parsed)
+    status, answer = raw(running, "POST", CHAT, b"[" + b"[]," * 220_000 + b"0]")
+    assert status == 400 and "200,000" in answer["error"]["message"]
+
+
+def test_a_prompt_has_to_fit_the_positions_of_the_model(running, monkeypatch):
+    tokens = running.ask(QUESTION, max_tokens=4).usage.prompt_tokens
+    monkeypatch.setattr(running.server.reader, "positions", tokens + 4)
+    assert running.ask(QUESTION, max_tokens=4).usage.prompt_tokens == tokens
+    with pytest.raises(openai.BadRequestError, match=str(tokens)) as raised:
+        running.ask(QUESTION, max_tokens=5)
+    assert raised.value.code == "context_length_exceeded"
+    monkeypatch.setattr(running.server.collator, "process", lambda *_: pytest.fail("it was tokenized"))
+    with pytest.raises(openai.BadRequestError, match="characters"):
+        running.ask("x" * (8 * (tokens + 4) + 1))
+
+
+def test_stop_strings_end_an_answer_without_a_look_at_the_vocabulary(running, monkeypatch):
+    monkeypatch.setattr("qwenvl.rollout.local.StopStrings", lambda *_: pytest.fail("the vocabulary was looked at"))
+    whole = running.ask(QUESTION, logprobs=True).choices[0]
+    pieces = [each.token for each in whole.logprobs.content]
+    decode = running.server.collator.processor.tokenizer.decode
+    texts = [decode(whole.token_ids[:n], skip_special_tokens=True) for n in range(len(pieces) + 1)]
+    new = [n for n in range(1, len(pieces)) if pieces[n].isprintable() and pieces[n] not in texts[n]]
+    place = next(n for n in new if pieces[n] in texts[n + 1])
+    counted = running.server.collector.engine.drawing.drawn
+    ended = running.ask(QUESTION, stop=["nowhere", pieces[place]], logprobs=True)
+    [choice] = ended.choices
+    assert choice.message.content == whole.message.content.partition(pieces[place])[0]
+    assert choice.finish_reason == "stop" and ended.usage.completion_tokens == place + 1
+    assert choice.token_ids == whole.token_ids[: place + 1] and len(choice.logprobs.content) == place + 1
+    assert running.server.collector.engine.drawing.drawn - counted == place + 1  # nothing is sampled behind it
+    streamed = [*running.ask(QUESTION, stop=[pieces[place]], stream=True)]
+    assert "".join(each.choices[0].delta.content for each in streamed) == choice.message.content
+
+
+def test_a_long_text_keeps_no_other_waiting(running, monkeypatch):
+    begun, free = threading.Event(), threading.Event()
+    monkeypatch.setattr("qwenvl.use.serve.LONG_TEXT", 2000)
+    short = running.ask(QUESTION, max_tokens=2).usage.prompt_tokens
+    collator = running.server._long_collator
+    process = type(collator).process
+
+    def slowly(self, *given):
+        if self is collator:
+            held_until(free, begun)
+        return process(self, *given)
+
+    monkeypatch.setattr(type(collator), "process", slowly)
+    found = []
+    asked = threading.Thread(target=lambda: found.append(running.ask("word " * 500, max_tokens=2).usage.prompt_tokens))
+    asked.start()
+    assert begun.wait(60)
+    assert running.ask(QUESTION, max_tokens=2).choices and running.ask(video("one.mp4"), "?", max_tokens=2).choices
+    free.set()
+    asked.join()
+    assert found[0] > short + 500
+
+
+def test_a_stop_string_that_lies_in_many_tokens():
+    decode = lambda ids: bytes(ids).decode("utf-8", "replace")
+    text = "aaä</answer>b".encode()
+    watch = StopWatch(("</answer>", "é"), decode)
+    assert next(n for n, byte in enumerate(text) if watch.ends_at(byte)) == text.index(b">")
+
+
+# ---- what a request can hold
+
+
+def test_a_forward_that_nobody_waits_for_ends_between_two_layers(running, monkeypatch):
+    begun, free, later = threading.Event(), threading.Event(), []
+    first, *_, last = layers_of(running)
+    holds = first.register_forward_pre_hook(lambda *_: held_until(free, begun))
+    counts = last.register_forward_pre_hook(lambda *_: later.append(begun.is_set()))
+    monkeypatch.setattr(running.server.limits, "max_seconds", 0.3)
+    with pytest.raises(openai.APIStatusError) as raised:
+        running.ask(QUESTION)
+    assert raised.value.status_code == 504 and begun.is_set()
+    holds.remove()
+    free.set()
+    monkeypatch.setattr(running.server.limits, "max_seconds", 60.0)
+    assert running.ask(QUESTION, max_tokens=1).choices
+    counts.remove()
+    assert len(later) == 1  # the forward of the second request alone
+
+
+@pytest.fixture
+def fetching(running, monkeypatch):
+    monkeypatch.setattr(running.server.limits, "allow_http", True)
+    monkeypatch.setattr(running.server.limits, "allow_private_http", True)
+    return running
+
+
+def test_a_slow_download_ends():
+    with (
+        Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000) as server,
+        pytest.raises(ValueError, match="too long"),
+    ):
+        fetch(server.address, most_bytes=9000, seconds=0.3, allow_private=True)
+    assert server.left.wait(30)
+
+
+def test_slow_downloads_hold_no_other_request(fetching):
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000) as server:
+        statuses: list[int] = []
+        body = ask([video(f"{server.address}/x.mp4")])
+        waiting = [
+            threading.Thread(target=lambda: statuses.append(raw(fetching, "POST", CHAT, body)[0])) for _ in range(8)
+        ]
+        for each in waiting:
+            each.start()
+        while server.asked < 8:
+            time.sleep(0.01)
+        assert fetching.ask(video("one.mp4"), QUESTION, max_tokens=2).choices and not statuses
+        server.ended.set()
+        for each in waiting:
+            each.join()
+    assert statuses == [400] * 8 and fetching.is_idle()
+
+
+def test_a_download_ends_when_its_client_leaves(fetching):
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000) as server:
+        body = ask([video(f"{server.address}/x.mp4")])
+        with connected(fetching) as client:
+            client.sendall(head(len(body)) + body)
+            while not server.asked:
+                time.sleep(0.01)
+        assert server.left.wait(30)  # half of the time that a download may take
+    assert fetching.is_idle()
+
+
+def test_media_of_a_request_live_as_long_as_it(running, made_media, tmp_path, monkeypatch):
+    monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
+    (made_media / "media/whole.frames.json").write_text("[]")
+    png = base64.b64encode((made_media / "media/part.png").read_bytes()).decode()
+    clip = data_url(made_media / "media/one.mp4")
+    parts = [{"type": "image", "image": medium} for medium in (png, {"bytes": png})]
+    parts.append({"type": "video", "video": clip})
+    for hostile in (
+        *([part, {"type": "text", "text": "?"}] for part in parts),
+        [video(clip), image("data:image/png;base64,AAAA"), {"type": "text", "text": "?"}],
+        [image(png), {"type": "text", "text": "?"}],
+        [image(f"file://data:image/png;base64,{png}"), {"type": "text", "text": "?"}],
+    ):
+        assert raw(running, "POST", CHAT, ask(hostile))[0] == 400
+        turn = {"from": "human", "value": hostile}
+        assert raw(running, "POST", CHAT, json.dumps({"messages": [turn]}).encode())[0] == 400
+    assert running.ask(video(clip), QUESTION, max_tokens=2).choices and running.is_idle()
+    assert not (tmp_path / "cache").exists() and not [*running.server._folder.iterdir()]
+
+
+def test_turns_in_other_forms_name_no_files_of_the_machine(running, made_media):
+    part = {"type": "image", "image": str(made_media / "media/part.png")}
+    for turn in (
+        {"from": "human", "value": [part]},
+        {"from": "human", "value": [part], "role": "user", "content": "x"},
+        {"role": "user", "content": [{**part, "type": "image"}]},
+        {"role": "user", "content": [{"type": "text", "text": "<image>"}], "image": part["image"]},
+    ):
+        status, answer = raw(running, "POST", CHAT, json.dumps({"messages": [turn]}).encode())
+        shown = answer.get("usage", {}).get("prompt_tokens", 0)
+        assert status == 400 or shown == running.ask("x").usage.prompt_tokens, answer
+    body = {"messages": [{"role": "user", "content": "?"}], "image": part["image"]}
+    assert raw(running, "POST", CHAT, json.dumps(body).encode())[0] == 400
+
+
+def test_an_eps_starts_no_program(running, monkeypatch):
+    monkeypatch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
+    monkeypatch.setattr("subprocess.Popen", lambda *words, **_: pytest.fail(f"a program was started: {words}"))
+    data = io.BytesIO()
+    Image.new("RGB", (20, 20), "red").save(data, "EPS")
+    url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    assert raw(running, "POST", CHAT, ask([image(url)]))[0] == 400
+
+
+def test_images_of_a_request_together_have_a_bound(running, tmp_path):
+    data = io.BytesIO()
+    Image.new("1", (7000, 5000)).save(data, "PNG")  # 35 million pixels in a few kilobytes
+    url = image(f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}")
+    status, answer = raw(running, "POST", CHAT, ask([url, url]))
+    assert status == 400 and "15,000,000" in answer["error"]["message"], answer  # what the first one leaves
+
+
+def slow_gif() -> bytes:
+    """A picture behind a comment in pieces of a byte, which Pillow puts together with a copy for each."""
+    data = io.BytesIO()
+    Image.new("P", (8, 8)).save(data, "GIF")
+    whole = data.getvalue()
+    place = whole.index(b"\x2c")
+    return whole[:place] + b"\x21\xfe" + b"\x01a" * 400_000 + b"\0" + whole[place:]
+
+
+def test_an_image_that_takes_for_ever_stops_no_other_request(running, monkeypatch):
+    dataset = running.server._dataset
+    monkeypatch.setattr(dataset, "options", replace(dataset.options, decode_timeout=0.5))
+    monkeypatch.setattr(running.server.limits, "max_body_mb", 3.0)
+    url = image(f"data:image/gif;base64,{base64.b64encode(slow_gif()).decode()}")
+    status, answer = raw(running, "POST", CHAT, ask([url]))
+    assert status == 400 and "medium 0: not decoded within" in answer["error"]["message"], answer
+    monkeypatch.undo()
+    assert running.ask(image("part.png"), QUESTION, max_tokens=2).choices
+
+
+def test_all_media_of_a_request_together_have_a_time(running, monkeypatch):
+    clock = SimpleNamespace(now=time.monotonic())
+    monkeypatch.setattr("qwenvl.use.serve.monotonic", lambda: clock.now)
+    timeout = running.server._dataset.options.decode_timeout
+
+    def slowly(*given):
+        clock.now += 2 * timeout
+        return 100
+
+    monkeypatch.setattr(running.server._pictures, "rewrite", slowly)
+    monkeypatch.setattr(running.server.limits, "max_seconds", 9e9)
+    status, answer = raw(running, "POST", CHAT, ask([image("part.png"), image("part.png")]))
+    assert status == 400 and f"{2 * timeout:g} s" in answer["error"]["message"], answer
+
+
+def test_a_rewritten_image_has_the_same_pixels(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    noise = np.random.default_rng(0).integers(0, 256, (30, 41, 4), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.png", exif=exif)
+    Image.fromarray(noise[..., 0].astype(np.uint16) * 257).save(tmp_path / "b.png")
+    Image.fromarray(noise[..., :3]).save(tmp_path / "c.jpg")
+    reader = PictureReader(memory_gb=1.0)
+    for name in ("a.png", "b.png", "c.jpg"):
+        assert reader.rewrite(str(tmp_path / name), str(tmp_path / "out.bmp"), 10**6, 60) == 30 * 41
+        assert load_image(str(tmp_path / "out.bmp")).equal(load_image(str(tmp_path / name)))
+    (tmp_path / "d.png").write_bytes(b"none")
+    for path, most in (("d.png", 10**6), ("a.png", 100), ("none.png", 10**6)):
+        with pytest.raises(BadMediaError, match=path):
+            reader.rewrite(str(tmp_path / path), str(tmp_path / "out.bmp"), most, 60)
+    reader.close()
+
+
+# ---- other machines, and files below the root
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        *(("8.8.8.8", True), ("2001:4860:4860::8888", True), ("127.0.0.1", False), ("0.0.0.0", False)),
+        *(("10.0.0.1", False), ("172.16.0.1", False), ("192.168.1.1", False), ("169.254.169.254", False)),
+        *(("100.64.0.1", False), ("224.0.0.1", False), ("255.255.255.255", False), ("::1", False), ("::", False)),
+        *(("fe80::1%eth0", False), ("fc00::1", False), ("::ffff:10.0.0.1", False), ("2002:7f00:1::", False)),
+        *(("64:ff9b::7f00:1", False), ("64:ff9b::808:808", True)),
+    ],
+)
+def test_addresses_of_the_internet(address, public):
+    assert is_public(address) is public
+
+
+def test_private_addresses_are_fetched_only_where_that_is_allowed(running, monkeypatch):
+    monkeypatch.setattr(running.server.limits, "allow_http", True)
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabcde", 0.0) as server:
+        port = server.address.rpartition(":")[2]
+        for host in ("127.0.0.1", "localhost", "0.0.0.0", "2130706433", "[::ffff:127.0.0.1]", "127.1"):
+            status, answer = raw(running, "POST", CHAT, ask([video(f"http://{host}:{port}/x.mp4")]))
+            assert status == 400 and "--allow_private_http" in answer["error"]["message"], (host, answer)
+        assert not server.asked
+    with pytest.raises(ValueError, match="allow_private_http"):
+        options_of("--allow_private_http")
+
+
+def test_the_address_that_was_checked_is_the_one_that_is_asked(monkeypatch):
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", 0.0) as server:
+        port = int(server.address.rpartition(":")[2])
+        answers = iter([[(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]])
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: next(answers))  # asked for once
+        found = fetch(f"http://rebound.example:{port}/", most_bytes=9, seconds=9, allow_private=True)
+        assert found == b"hi" and server.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        (b"HTTP/1.1 302 S3CRET\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n", "not http or https"),
+        (b"HTTP/1.1 302 S3CRET\r\nLocation: ftp://127.0.0.1/\r\nContent-Length: 0\r\n\r\n", "not http or https"),
+        (b"HTTP/1.1 302 S3CRET\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", "redirected more than 5 times"),
+        (b"HTTP/1.1 500 S3CRET\r\nContent-Length: 6\r\n\r\nS3CRET", "status 500"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nS3CRET", "medium 0: not a video"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 60\r\n\r\nS3CRET", "the connection ended"),
+        (b"SSH-2.0-S3CRET\r\n", "does not answer as HTTP"),
+    ],
+)
+def test_what_other_machines_say_is_not_quoted(fetching, answer, shown):
+    with Dripping(answer, 0.0) as server:
+        status, found = raw(fetching, "POST", CHAT, ask([video(f"{server.address}/x")]))
+    assert status == 400 and shown in found["error"]["message"] and "S3CRET" not in str(found), found
+
+
+def test_refusals_do_not_tell_the_root_or_what_is_in_files(running, made_media):
+    root = made_media / "media"
+    (root / "words.mp4").write_text("S3CRET words")
+    (root / "words.png").write_text("S3CRET words")
+    (root / "broken.png").write_bytes((root / "part.png").read_bytes()[:60])
+    (root / "frames").mkdir(exist_ok=True)
+    Image.new("RGB", (90, 60)).save(made_media / "outside.png")
+    link = root / "frames" / "1.png"
+    link.unlink(missing_ok=True)
+    link.symlink_to(made_media / "outside.png")
+    (root / "empty").mkdir(exist_ok=True)
+    names = ("words.mp4", "words.png", "none.mp4", "../secret.txt", "link.mp4", "frames", "empty", ".", "/etc/passwd")
+    for url in names:
+        for part in (video(url), image(url), video(f"file://{root}/{url}")):
+            status, answer = raw(running, "POST", CHAT, ask([part]))
+            message = answer["error"]["message"].replace(part[part["type"]]["url"], "")
+            assert status == 400 and str(made_media) not in message and "S3CRET" not in message, (url, message)
+    status, answer = raw(running, "POST", CHAT, ask([image("broken.png")]))
+    assert answer["error"]["message"].startswith("broken.png: damaged image")
+
+
+# ---- tools
+
+
+CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call><|im_end|>'
+
+
+def test_a_look_at_a_clip_of_a_request(made_media, monkeypatch):
+    """The policy is made to call: its clip is there until the request ends, and a client that leaves ends its turns."""
+    server = Running(made_media, "--tools", "look", "--max_turns", "2", "--generation_max_length", "90")
+    tokens = server.server.collator.processor.tokenizer(CALL)["input_ids"]
+    made = shared_sampling.logits_processors
+
+    def processors(*given):
+        chosen, starts = made(*given), []
+
+        def forced(ids, scores):
+            starts.append(ids.shape[1])
+            place = ids.shape[1] - starts[0]
+            if place >= len(tokens):
+                return scores
+            return torch.full_like(scores, -9e9).index_fill(1, torch.tensor(tokens[place]), 0.0)
+
+        chosen.insert(0, forced)
+        return chosen
+
+    monkeypatch.setattr(shared_sampling, "logits_processors", processors)
+    sampled, looks = server.server._sampled, []
+
+    def noted(*given):
+        rollouts = sampled(*given)
+        looks.extend(call for rollout in rollouts for turns in rollout.turns for turn in turns for call in turn.calls)
+        return rollouts
+
+    monkeypatch.setattr(server.server, "_sampled", noted)
+    try:
+        answer = server.ask(video(data_url(made_media / "media/one.mp4")), QUESTION, logprobs=True)
+        assert answer.choices[0].message.content.startswith('<tool_call>{"name": "look"') and answer.usage.prompt_tokens
+        [look] = looks
+        assert look.error is None and all(0.5 <= time <= 1.5 for clip in look.clips for time in clip.times)
+        assert answer.usage.completion_tokens == len(answer.choices[0].token_ids) > len(tokens)
+        stopped = server.ask(video("one.mp4"), QUESTION, stop=["</tool_call>"])
+        assert stopped.choices[0].message.content == CALL.partition("</tool_call>")[0]
+        assert stopped.choices[0].finish_reason == "stop" and server.is_idle()
+    finally:
+        server.end()
+
+
+# ---- what reading takes
+
+
+def test_a_clip_is_decoded_within_what_is_left_of_the_time(running, monkeypatch):
+    seen = []
+    opened = running.server._dataset.__class__.__mro__[1].open
+
+    def noted(dataset, record, number):
+        seen.append(dataset.options.decode_timeout)
+        return opened(dataset, record, number)
+
+    monkeypatch.setattr("qwenvl.data.dataset.GRPODataset.open", noted)
+    monkeypatch.setattr(running.server.limits, "max_seconds", 20.0)
+    assert running.ask(video("one.mp4"), QUESTION, max_tokens=1).choices
+    assert seen and all(0 < each <= 20 for each in seen)
+
+
+def test_memory_that_prompts_wait_in_has_a_bound(running, monkeypatch):
+    monkeypatch.setattr("qwenvl.use.serve.MOST_PIXELS", 0)
+    begun, free = threading.Event(), threading.Event()
+    sampled = running.server._sampled
+    monkeypatch.setattr(running.server, "_sampled", lambda *given: (begun.set(), free.wait(60), sampled(*given))[2])
+    loaded = []
+    monkeypatch.setattr("qwenvl.use.serve.DatasetInTime.load", noting(loaded, type(running.server._dataset).load))
+    asked = [threading.Thread(target=running.ask, args=[video("one.mp4"), QUESTION]) for _ in range(3)]
+    asked[0].start()
+    assert begun.wait(60)
+    asked[1].start()
+    while len(running.server._waiting) < 1:
+        time.sleep(0.01)
+    asked[2].start()
+    while running.server.active < 3:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert len(loaded) == 2  # the third waits for the second to be sampled
+    free.set()
+    for each in asked:
+        each.join()
+    assert len(loaded) == 3
+
+
+def noting(calls, method):
+    def noted(*given, **named):
+        calls.append(given)
+        return method(*given, **named)
+
+    return noted
