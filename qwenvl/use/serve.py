@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,7 +29,9 @@ from qwenvl.data.chat import chat_messages
 from qwenvl.data.errors import DATA_ERRORS
 from qwenvl.data.media.source import media_path
 from qwenvl.data.records.catalog import resolve_datasets
+from qwenvl.data.records.framing import request_behind, unframed
 from qwenvl.data.records.parse import Row, parse_row
+from qwenvl.data.records.presets import OURS
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
 from qwenvl.files import require
@@ -39,7 +41,6 @@ from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.train.evaluation import in_budget
 from qwenvl.train.parity import HALF_PRECISION
 from qwenvl.types import PromptBatch, Record, RolloutBatch, SamplingParams
-from qwenvl.use.label import unframed
 from qwenvl.use.options import ChatOptions, UseRequest
 
 MEDIA = {"video_url": "video", "image_url": "image"}
@@ -89,7 +90,8 @@ class ChatServer:
         self.collator = collator_of(config)
         self.model, self.collector = build_respondent(config, self.collator, build_rubric())
         self._dataset, self._budget = dataset_of([], config, self.collator), config.rollout_token_budget
-        self._reading = replace(request.reading, format=None, columns={}, allow_outside_media=True)
+        self._reading = replace(request.asking.reading, format=OURS, columns={}, allow_outside_media=True)
+        self._framing = request.asking.framing
         self._root = None if root is None else Path(os.path.realpath(root))
         self._collating = threading.Lock()  # tokenizers are not thread-safe
         self._readers, self._sampler = ThreadPoolExecutor(READERS), ThreadPoolExecutor(1)
@@ -210,16 +212,21 @@ class ChatServer:
             raise ApiError(400, "messages: expected a list of objects with role and content")
         paths: list[str] = []
         turns = [{**each, "content": self._content(each.get("content"), folder, paths)} for each in messages]
+        if turns:
+            turns[-1]["content"] = self._with_request(turns[-1]["content"])
         own_system: dict[str, Any] = {"system": None} if any(each.get("role") == "system" for each in messages) else {}
         drawn_by = uuid.uuid4().hex if options.seed is None else f"seed {options.seed}"
-        row = Row("request", drawn_by, {"messages": turns})
+        content: dict[str, Any] = {"messages": turns}
+        if self._framing.system is not None:
+            content["system"] = self._framing.system
+        row = Row("request", drawn_by, content)
         record = parse_row(row, Path("/"), replace(self._reading, **own_system))
         if record.solution:
             raise ApiError(400, "messages: expected the last one to be the user's")
         return record
 
     def _content(self, parts: Any, folder: Path, paths: list[str]) -> Any:
-        """The content of a message as rows have it. Media before all text end in one new line, as in ``qwenvl try``.
+        """The content of a message as rows have it. Behind media before all text stands what training has there.
 
         Args:
             paths: of the media of the request so far, to which those of this message are added.
@@ -227,7 +234,7 @@ class ChatServer:
         if not isinstance(parts, list):
             return parts
         found: list[Any] = []
-        for part, after in zip(parts, [*parts[1:], {"text": "\n"}], strict=True):
+        for part in parts:
             kind = part.get("type") if isinstance(part, dict) else None
             if kind not in MEDIA and kind != "text":
                 raise ApiError(400, f"messages: expected parts of type text, video_url or image_url, got {kind!r}")
@@ -245,10 +252,33 @@ class ChatServer:
                 paths.append(self._path(url, folder / str(len(paths))))
             except (ValueError, OSError) as error:
                 raise ApiError(400, f"{kind} {str(url)[:80]!r}: {error}") from None
-            leading = all(each.get("text") in (None, "\n") for each in found)
-            leading &= not (isinstance(after, dict) and str(after.get("text")).startswith("\n"))
-            found += [{"type": MEDIA[kind], MEDIA[kind]: paths[-1]}, *([{"type": "text", "text": "\n"}] * leading)]
-        return found
+            found.append({"type": MEDIA[kind], MEDIA[kind]: paths[-1]})
+        return self._with_spaces(found)
+
+    def _with_spaces(self, parts: list[Any]) -> list[Any]:
+        """The parts with a text behind each medium in front, where training has one and the request has none."""
+        media = list(takewhile(lambda part: part["type"] != "text", parts))
+        rest = parts[len(media) :]
+        text = str(rest[0].get("text")) if rest else ""
+        spaced: list[Any] = []
+        for number, (medium, space) in enumerate(zip(media, self._framing.spaces(len(media)), strict=True), start=1):
+            spaced.append(medium)
+            # A client that writes the new line itself gets no second one.
+            if space and not (number == len(media) and text.startswith(space)):
+                spaced.append({"type": "text", "text": space})
+        return [*spaced, *rest]
+
+    def _with_request(self, content: Any) -> Any:
+        """The content of the last turn with the request for an answer that stands behind questions of training."""
+        is_text = isinstance(content, str)
+        parts = [{"type": "text", "text": content}] if is_text else content
+        if not isinstance(parts, list):
+            return content
+        written = "".join(str(part.get("text", "")) for part in parts)
+        request = request_behind(written, self._framing, self._reading)
+        if not request:
+            return content
+        return content + request if is_text else [*parts, {"type": "text", "text": request}]
 
     def _path(self, url: str, target: Path) -> str:
         """The path of a medium. One that is not a file of this machine is written to ``target``.
@@ -401,7 +431,7 @@ def check(request: UseRequest) -> str:
         ValueError, OSError: no record can be sent, or the server does not answer.
     """
     openai, config, url = require("openai", "judge"), request.config, request.options.check
-    files = (RecordFile(each, seed=0, options=request.reading) for each in resolve_datasets(request.words[0]))
+    files = (RecordFile(each, seed=0, options=request.asking.reading) for each in resolve_datasets(request.words[0]))
     rows = (row for file in files for row in file.iterate() if isinstance(row, Record) and not any(row.clip_meta))
     records = [*islice((row for row in rows if all(map(os.path.isfile, (*row.videos, *row.images)))), CHECKED)]
     if not records:
@@ -420,7 +450,7 @@ def check(request: UseRequest) -> str:
             reply = client.chat.completions.create(
                 model=served.id,
                 # Our own server puts the template and the system turn around prompts.
-                messages=messages_of(unframed(record, request.reading) if served.owned_by == OWNER else record),
+                messages=messages_of(unframed(record, request.asking.reading) if served.owned_by == OWNER else record),
                 max_tokens=collector.params.max_new_tokens,
                 temperature=0,
                 logprobs=True,

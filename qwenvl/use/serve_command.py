@@ -10,7 +10,7 @@ from qwenvl.evaluate.settings import READ_BY_TRY, names_of
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.use.options import ServeOptions, UseRequest, use_request
 
-READ = READ_BY_TRY - names_of(RewardOptions, ReadingOptions) | {"system", "prompt_template"}
+READ = READ_BY_TRY - names_of(RewardOptions, ReadingOptions) | {"system", "prompt_template", "format"}
 ABOUT = (
     "qwenvl serve MODEL [--port 8000] [--media_root DIR] [--flag of training value ...]\n"
     "       qwenvl serve MODEL DATA --check URL [--flag of training value ...]",
@@ -43,6 +43,7 @@ def _run(request: UseRequest) -> str:
             return check(request)
         uvicorn, _ = require("uvicorn", "serve"), require("fastapi", "serve")
         server = ChatServer(request)
-        print(f"serving {server.name} at http://{options.host}:{options.port}/v1, settings {request.settings_of}")
+        settings = request.asking.settings_of
+        print(f"serving {server.name} at http://{options.host}:{options.port}/v1, settings {settings}")
         uvicorn.run(build_app(server), host=options.host, port=options.port, log_level="warning")
     return ""

@@ -11,11 +11,12 @@ import pytest
 from qwenvl.cli import main as qwenvl
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import load_dataset
+from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.rewards.table import TABLE, reading
 from qwenvl.train.grpo_trainer import GRPOTrainer
-from qwenvl.use.label import deciding_reward, elected, unframed
+from qwenvl.use.label import deciding_reward, elected
 from tests.made_clips import write_clip
 from tests.train.test_distributed import launch_ranks
 

@@ -132,8 +132,7 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
     options = options or ReadOptions()
     where, value = row.where, _value(row, options)
     if options.format not in (None, OURS):
-        form = "<answer>" not in (options.prompt_template or "") + (options.system or "")
-        value = our_row(options.format, value, where, form)
+        value = our_row(options.format, value, where, adds_request(options))
     draft = draft_of(value, where)
     messages = draft.messages
     if options.prompt_template is not None:
@@ -164,6 +163,11 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         fields=value | {"solution": draft.solution} if "solution" in value else value,
         where=where,
     )
+
+
+def adds_request(options: ReadOptions) -> bool:
+    """Whether presets say in which form to answer: not where the template or the system turn does."""
+    return "<answer>" not in (options.prompt_template or "") + (options.system or "")
 
 
 def format_of(rows: Rows, options: ReadOptions) -> str:

@@ -120,9 +120,14 @@ def our_row(name: str, row: Values, where: str, form: bool = True) -> Values:
     except ValueError as error:
         raise RecordError(f"{where}: read as {name}: {error}") from None
     if form and "<answer>" not in made["prompt"]:
-        wanted = ASKED_FOR.get(made["problem_type"], "the answer")
-        made["prompt"] += f"\nFirst think, within <think> </think>. Then give {wanted} within <answer> </answer>."
+        made["prompt"] += answer_request(made["problem_type"])
     return made
+
+
+def answer_request(kind: str) -> str:
+    """What stands behind a question of this kind: in which form to answer it."""
+    wanted = ASKED_FOR.get(kind, "the answer")
+    return f"\nFirst think, within <think> </think>. Then give {wanted} within <answer> </answer>."
 
 
 # Parts of rows
