@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import MethodType, SimpleNamespace
+from types import MethodType
 
 import torch
 from safetensors.torch import load_file
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import part_of
+from qwenvl.model.vision_tower import _VisionOutput
 from qwenvl.rollout import servers as servers_module
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.vllm_server.server import Handler, SamplingServer, Web
@@ -25,7 +26,7 @@ def _features_as_given(self, hidden_states, grid_thw, **kwargs):
     """In the place of the vision tower. Each row stands as often as patches are merged, since grids count patches."""
     rows = hidden_states[:: self.spatial_merge_unit]
     main, *deepstack = rows.split(self.out_width, dim=-1)
-    return SimpleNamespace(last_hidden_state=main, pooler_output=main, deepstack_features=deepstack)
+    return _VisionOutput(last_hidden_state=main, pooler_output=main, deepstack_features=deepstack)
 
 
 class ModelEngine:
