@@ -207,6 +207,7 @@ def rollout_rows(
             completion=text,
             tokens=lengths[n],
             finish_reason=rollout.finish_reasons[n],
+            ended_by="" if rollout.ended_by is None else rollout.ended_by[n],
             rewards={name: values[n] for name, values in zip(rewards.names, rewards.components, strict=True)},
             total=totals[n],
             advantage=None if advantages is None else advantages[n],

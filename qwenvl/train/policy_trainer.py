@@ -114,7 +114,7 @@ class PolicyTrainer(Trainer):
         first_look(train)
         policy = build_policy(source, args, peft_config) if policy is None else policy
         bare = unwrap(policy)
-        self.paths = build_paths(args, policy, processor.tokenizer)
+        self.paths = build_paths(args, policy, processor)
         self.prompt_settings = PromptSettings.of(args, train, bare.name_or_path)
         super().__init__(
             model=policy,
