@@ -43,12 +43,17 @@ class Paths:
 
 
 def likelihood_of(
-    args: GRPOConfig, paths: Paths, bare: nn.Module, accelerator: Accelerator
+    args: GRPOConfig,
+    paths: Paths,
+    bare: nn.Module,
+    accelerator: Accelerator,
+    observe: Callable[[Likelihood, PromptInputs, Tensor], None] | None = None,
 ) -> Callable[..., Likelihood]:
     """What policy or reference make of completions, by the path that the run takes, in its precision.
 
     Args:
         bare: the model without adapter or engine.
+        observe: called with what has a gradient, its prompts and its completions. None: nothing is.
 
     Returns:
         A function of (model, prompts, ids, mask, temperature, entropy, whole, comparison) that gives the log-probs and
@@ -72,7 +77,10 @@ def likelihood_of(
         settings: dict[str, Any] = {"temperature": temperature, "entropy": entropy, "comparison": comparison}
         settings["logit_chunk_tokens"] = max(1, chunk // 2) if twice else chunk
         with accelerator.autocast():  # of itself the reference has none, nor has the policy under FSDP
-            return paths.completion_likelihood(model, prompts, ids, mask, whole=whole, **settings)
+            found = paths.completion_likelihood(model, prompts, ids, mask, whole=whole, **settings)
+        if observe is not None and found.logprobs.requires_grad:
+            observe(found, prompts, ids)
+        return found
 
     return likelihood
 
