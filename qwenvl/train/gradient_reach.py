@@ -199,6 +199,6 @@ def _sentence(missing: list[str], step: int) -> str:
     return (
         f"step {step}: {', '.join(missing[:3])}{more} should learn and got no gradient, although the loss has one. "
         "Something cuts the way from the loss to these weights: detached activations, a kernel without a backward "
-        "pass, or re-entrant checkpointing (--activation_checkpointing_kwargs '{\"use_reentrant\": true}', which is not "
-        "the default). Remove it, or leave the part frozen (--tune_mm_llm, --tune_mm_mlp, --tune_mm_vision, --lora_targets)"
+        "pass, or re-entrant checkpointing (--activation_checkpointing_kwargs '{\"use_reentrant\": true}'). Remove it, "
+        "or leave the part frozen (--tune_mm_llm, --tune_mm_mlp, --tune_mm_vision, --lora_targets)"
     )
