@@ -12,6 +12,7 @@ from qwenvl.data.chat import turn_end_id
 from qwenvl.demo.tiny import FAMILIES, make_tokenizer
 from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.model.positions import completion_positions
+from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import encode_vision
 from qwenvl.rollout.engine import SamplingParams, split_rollouts, within_budget
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine, StopStrings, missing_end
@@ -268,3 +269,15 @@ def test_files_without_the_end_of_a_turn_are_told(tiny_pair):
     model.generation_config.eos_token_id = processor.tokenizer.eos_token_id
     told = missing_end(processor.tokenizer, model, turn_end)
     assert "<|im_end|>" in told and "<|endoftext|>" in told and "generation_config.json" in told
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+def test_no_deprecated_name_of_transformers_is_called(family, load):
+    model, engine, prompts = load(SharedPrefixEngine, family)
+    drawn = engine.draw(model, prompts, 2, SAMPLED, seed=1)
+    tokens = drawn.completion_ids, drawn.completion_mask
+    likelihood = shared_prefix.completion_likelihood(
+        model, prompts, *tokens, temperature=0.7, logit_chunk_tokens=16
+    )
+    likelihood.logprobs.sum().backward()
