@@ -121,14 +121,15 @@ class ParityCheck:
         if not (largest <= most and mean <= most_mean):
             raise ParityError(
                 f"the sampler's and the trainer's log-probs of the same tokens differ by {largest:.3g} at most and "
-                f"{mean:.3g} on average; expected at most {most:g} and {most_mean:g}. {_CAUSES}"
+                f"{mean:.3g} on average; expected at most {most:g} and {most_mean:g}. They do not see the same prompt: "
+                f"{_CAUSES}"
             )
 
 
 _CAUSES = (
-    "They do not see the same prompt: look for different positions, frames or templates in the two, for a layer that "
-    "acts differently in train mode (dropout), for weights that changed in between, or for a server (--vllm_server) of "
-    "another checkpoint. --check_parity off continues regardless"
+    "look for different positions, frames or templates in the two, for a layer that acts differently in train mode "
+    "(dropout), for weights that changed in between, or for a server (--vllm_server) of another checkpoint. "
+    "--check_parity off continues regardless"
 )
 
 
@@ -165,7 +166,7 @@ class Probe:
         return (
             f"behind prompts with media the sampler's and the trainer's log-probs of half of the tokens differ by more "
             f"than {median:.3g} in {self.precision} precision; expected at most {bound:.3g}, as the trainer's own "
-            f"rounding is. {_CAUSES}"
+            f"rounding is. They do not see the same prompt: {_CAUSES}"
         )
 
 
