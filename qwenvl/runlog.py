@@ -61,6 +61,7 @@ class Completion:
             into ``max_prompt_length``. None where none was left out.
         turns: with tools.
         evidence: with tools, the spans of the record's field ``evidence``, in seconds.
+        ended_by: the token that ended it, such as ``<|im_end|>``. Empty where it was cut, or ended by a stop string.
     """
 
     record_id: str
@@ -77,6 +78,7 @@ class Completion:
     fitted: Mapping[str, Any] | None = None
     turns: tuple[Turn, ...] = ()
     evidence: tuple[tuple[float, float], ...] = ()
+    ended_by: str = ""
 
     @classmethod
     def of(cls: type[Row], row: Mapping[str, Any], where: str) -> Row:

@@ -404,6 +404,8 @@ class RolloutBatch:
         texts: N decoded completions without special tokens, with a stop string that ended them. Of what tools have
             appended there is nothing in them.
         finish_reasons: N, ``stop`` (an end token or stop string) or ``length`` (cut at ``generation_max_length``).
+        ended_by: N, the token that ended a completion, such as ``<|im_end|>``. Empty where it was cut, or a stop string
+            ended it. None: not known.
         logprobs: N x T log-probabilities the sampler gave its own tokens, at the sampling temperature, before top-k,
             top-p, min-p, the repetition penalty and the suppression of vision tokens. None: the engine has none.
         entropies: N x T, of the distributions that these are log-probs of, in nats. None: not asked for, or not known.
@@ -422,6 +424,7 @@ class RolloutBatch:
     boots: frozenset[str] = frozenset()
     whole: Any = None
     turns: list[tuple[Turn, ...]] | None = None
+    ended_by: list[str] | None = None
 
     def width(self, rows: slice | Sequence[int]) -> int:
         """The tokens of the longest of some rows, at least 1."""

@@ -166,6 +166,9 @@ def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
     if getattr(config, "activation_checkpointing", True) is None:
         # The name in newer versions of transformers; the older one, which all versions know, would only warn.
         config.activation_checkpointing = config.gradient_checkpointing
+    if hasattr(config, "activation_checkpointing_kwargs") and config.activation_checkpointing_kwargs is None:
+        config.activation_checkpointing_kwargs = config.gradient_checkpointing_kwargs
+        config.gradient_checkpointing_kwargs = None  # the same by an older name
     if config.activation_offload:
         given = config.activation_checkpointing_kwargs or config.gradient_checkpointing_kwargs or {}
         known = json.loads(given) if isinstance(given, str) else given

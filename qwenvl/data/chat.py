@@ -74,6 +74,26 @@ def parted(text: str, tokens: Iterable[str]) -> str:
     return text
 
 
+def turn_end_id(processor: ProcessorMixin, arguments: Mapping[str, Any] | None = None) -> int | None:
+    """Return the token that the chat template writes right behind a turn of the model.
+
+    A model that was tuned on conversations ends its turns by it, whatever its other files name as the end of a text.
+
+    Args:
+        arguments: of the chat template.
+
+    Returns:
+        None where the template writes no special token there.
+    """
+    said = "A turn of the model."
+    chat = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
+    chat.append({"role": "assistant", "content": [{"type": "text", "text": said}]})
+    text = processor.apply_chat_template(chat, tokenize=False, **(arguments or {}))
+    behind = text.rpartition(said)[2]
+    ids = processor.tokenizer(behind, add_special_tokens=False)["input_ids"] if said in text else []
+    return ids[0] if ids and ids[0] in processor.tokenizer.added_tokens_decoder else None
+
+
 def check_template_arguments(processor: ProcessorMixin, arguments: Mapping[str, Any]) -> None:
     """Check that the chat template reads all of the arguments.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.frames import FRAMES_PER_PATCH
 from qwenvl.data.options import FrameOptions, PromptOptions, SampleOptions
 from qwenvl.data.prompt_length import timed_metadata
+from qwenvl.data.records.framing import Framing
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.types import Record
 
@@ -43,6 +44,7 @@ class PromptSettings:
         base_model: what the run started from.
         system: the text of the system turn of every prompt, or None where records have their own or none.
         prompt_template: a text with ``{prompt}`` in it, which the last user turn takes the place of.
+        framing: what else stood around the questions of the run's records.
     """
 
     frames: FrameOptions
@@ -50,6 +52,7 @@ class PromptSettings:
     base_model: str = ""
     system: str | None = None
     prompt_template: str | None = None
+    framing: Framing = field(default_factory=Framing)
 
     @classmethod
     def of(cls, flags: Any, dataset: Any, base_model: str) -> PromptSettings:
@@ -66,7 +69,8 @@ class PromptSettings:
         if ruler is not None:
             effective = {name: value for name, value in ruler.effective_arguments.items() if value is not None}
             prompts = replace(prompts, chat_template_kwargs=effective or None)
-        return cls(frames, prompts, base_model, read.system, read.prompt_template)
+        framing = Framing.of(getattr(dataset, "records", ()), read)
+        return cls(frames, prompts, base_model, read.system, read.prompt_template, framing)
 
     @classmethod
     def load(cls, folder: str | Path) -> PromptSettings:
@@ -79,7 +83,15 @@ class PromptSettings:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: not there; expected a folder that training with this library wrote")
         saved = json.loads(path.read_text("utf-8"))
-        return cls(**saved | {"frames": FrameOptions(**saved["frames"]), "prompts": PromptOptions(**saved["prompts"])})
+        framing = dict(saved.get("framing") or {})  # settings of an earlier version have none
+        if "kinds" in framing:
+            framing["kinds"] = tuple(framing["kinds"])
+        known = {
+            "frames": FrameOptions(**saved["frames"]),
+            "prompts": PromptOptions(**saved["prompts"]),
+            "framing": Framing(**framing),
+        }
+        return cls(**saved | known)
 
     def save(self, folder: str | Path) -> None:
         """Write the settings to ``folder``, beside the processor."""

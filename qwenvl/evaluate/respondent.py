@@ -49,7 +49,7 @@ def build_respondent(
     base = base_of_adapter(path)
     model = loaded_model(base or path, config, frozen=True)
     model = (model if base is None else with_adapter(model, path)).requires_grad_(False).to(config.device)
-    paths = build_paths(config, model, collator.processor.tokenizer)
+    paths = build_paths(config, model, collator.processor)
     accelerator = Accelerator(cpu=config.use_cpu, mixed_precision=config.mixed_precision)
     meter = Meter(config.device)
     collector = build_collector(config, paths, unwrap(model), collator, rubric, accelerator, meter)

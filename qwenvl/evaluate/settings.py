@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from qwenvl.config.command_line import config_from, split_file, tokens_of
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
-from qwenvl.data.records.forms import MEDIA_TAG
-from qwenvl.data.records.parse import ReadOptions, Row, parse_row, text_or_file
+from qwenvl.data.records.framing import Framing, asked_record
+from qwenvl.data.records.parse import ReadOptions, text_or_file
 from qwenvl.grpo.options import RECORD_VIEWS
 from qwenvl.option import Options, all_options, option
 from qwenvl.rewards.options import RewardOptions
@@ -135,6 +135,12 @@ class TryOptions(Options):
         "What the rewards compare the answers with: a text, or a file that holds it.",
         unset="no rewards are shown",
     )
+    choices: list[str] | None = option(  # noqa: RUF009
+        None,
+        "Options of the question, each a text: they stand below it with letters, as training has them, and the answer "
+        "is a letter.",
+        unset="the question has none, or holds them itself",
+    )
     json: bool = option(False, "Print everything as JSON in place of text.")
 
 
@@ -195,7 +201,7 @@ READ_BY_LMMS = {
     *(*_COMPUTE, *_ENGINE),
 } - names_of(RewardOptions)
 """The flags that have an effect where lmms-eval brings the questions and the scores."""
-READ_BY_TRY = READ_BY_LMMS | _SCORING | SAMPLING_FLAGS | names_of(ToolOptions)
+READ_BY_TRY = READ_BY_LMMS | _SCORING | SAMPLING_FLAGS | names_of(ToolOptions) | {"format"}
 
 
 def setting_of(token: str) -> str | None:
@@ -438,9 +444,9 @@ def try_request(argv: Sequence[str]) -> Request:
         raise ValueError(f"--{min(given)} has no effect without --solution: there is nothing to score an answer by")
     model = model_source(words[0])
     config = config_for(model, flags, reading={"system"})
-    reading, settings_of = reading_of(model, config, flags)
-    record = record_of(words[1:-1], words[-1], options.solution, reading)
-    return Request(argv, config, options, words, [model], None, flags, settings_of, record)
+    asking = asking_of(model, config, flags)
+    record = record_of(words[1:-1], words[-1], options.solution, asking, options.choices or ())
+    return Request(argv, config, options, words, [model], None, flags, asking.settings_of, record)
 
 
 def config_for(model: ModelSource, flags: Sequence[str], reading: Collection[str] = ()) -> GRPOConfig:
@@ -458,19 +464,36 @@ def config_for(model: ModelSource, flags: Sequence[str], reading: Collection[str
     return config
 
 
-def reading_of(model: ModelSource, config: GRPOConfig, flags: Sequence[str]) -> tuple[ReadOptions, str]:
-    """How questions to a model are read and framed, and where its settings come from, in words.
+@dataclass(frozen=True)
+class Asking:
+    """How questions to a model are read and framed.
+
+    Attributes:
+        reading: of files of records.
+        framing: what stands around a question that is in no file.
+        settings_of: where the settings come from, in words.
+    """
+
+    reading: ReadOptions
+    framing: Framing
+    settings_of: str
+
+
+def asking_of(model: ModelSource, config: GRPOConfig, flags: Sequence[str]) -> Asking:
+    """How questions to a model are read and framed.
 
     Args:
         config: of ``config_for``.
         flags: of the command line.
     """
-    reading, origin = ReadOptions.of(config), "the defaults of training"
+    reading, framing, origin = ReadOptions.of(config), Framing(), "the defaults of training"
     if (saved := model.prompt_settings()) is not None:
-        origin = "saved beside the weights"
+        framing, origin = saved.framing, "saved beside the weights"
         if "prompt_template" not in map(setting_of, flags):
             reading = replace(reading, prompt_template=saved.prompt_template)
-    return reading, f"of the run {model.run}" if model.run else origin
+    framing = framing.with_format(config.format)
+    settings_of = f"of the run {model.run}" if model.run else origin
+    return Asking(reading, framing, settings_of + framing.in_words())
 
 
 def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = OF_A_RUN) -> list[str]:
@@ -490,29 +513,29 @@ def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = O
     return tokens_of({name: known[name] for name in sorted(taken & set(known)) if known[name] not in (None, [])})
 
 
-def record_of(media: Sequence[str], question: str, solution: str | None, options: ReadOptions) -> Record:
+def record_of(
+    media: Sequence[str], question: str, solution: str | None, asking: Asking, options: Sequence[str] = ()
+) -> Record:
     """One question as a record of training.
 
     Args:
         media: paths of clips, folders of frames, and images.
         question: a text, or a file that holds it.
         solution: the same. None leaves it empty.
+        options: among which the answer is.
 
     Raises:
         ValueError: tags and media do not match, or a file is neither a clip nor an image.
         FileNotFoundError: a medium is not there.
     """
-    kinds = [_kind_of_medium(path) for path in media]
-    text = text_or_file(question) or ""
-    if not MEDIA_TAG.search(text):
-        text = "".join(f"<{kind}>\n" for kind in kinds) + text
-    by_kind = {
-        kind: [path for path, own in zip(media, kinds, strict=True) if own == kind] for kind in ("video", "image")
-    }
-    turns = [{"from": "human", "value": text}, {"from": "gpt", "value": text_or_file(solution) or "unknown"}]
-    row = Row("the question", "question", {"conversations": turns, **by_kind})
-    record = parse_row(row, Path.cwd(), replace(options, allow_outside_media=True))
-    return record if solution is not None else replace(record, solution="")
+    return asked_record(
+        text_or_file(question) or "",
+        [(_kind_of_medium(path), path) for path in media],
+        asking.framing,
+        asking.reading,
+        solution=text_or_file(solution),
+        options=options,
+    )
 
 
 def _kind_of_medium(path: str) -> str:

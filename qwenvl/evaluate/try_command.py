@@ -86,6 +86,7 @@ def ask(request: Request) -> dict[str, Any]:
                 "text": text,
                 "tokens": lengths[n],  # the end token included
                 "finish_reason": rollout.finish_reasons[n],
+                "ended_by": "" if rollout.ended_by is None else rollout.ended_by[n],
                 "turns": [] if rollout.turns is None else [asdict(turn) for turn in rollout.turns[n]],
                 "rewards": {name: values[n] for name, values in rewards.items()},  # None: does not apply
             }

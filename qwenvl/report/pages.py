@@ -304,7 +304,7 @@ def completion_as_shown(
         "sample": each.sample,
         "text": each.completion,
         "tokens": each.tokens,
-        "end": each.finish_reason,
+        "end": each.ended_by or each.finish_reason,
         "rewards": finite([each.rewards.get(name) for name in names]),
         "total": finite([each.total])[0],
         "advantage": finite([advantage])[0],

@@ -243,6 +243,10 @@ SHOWN = {
     "completion/truncated_frac": Shown(
         "data", "truncated completions", "share of completions", "above a few percent is too much"
     ),
+    "completion/thinking_mean": Shown("data", "length of the thinking part, mean", "tokens", "0 without one"),
+    "completion/thinking_cut_frac": Shown(
+        "data", "truncated inside the thinking part", "share of completions", "they never reach an answer"
+    ),
     "prompt/tokens": Shown("data", "prompt length", "tokens"),
     "prompt/frames": Shown("data", "frames of a prompt", "frames"),
 }

@@ -275,6 +275,7 @@ COUNTED_MARKS = {"equal": EQUAL, "truncated": TRUNCATED, "suspected": SUSPECT}
 TRENDS = (
     *("reward/total", "reward/std", "group/zero_std_frac", "kl", "entropy", "grad_norm"),
     *("completion/length_mean", "completion/truncated_frac", "target/loss"),
+    *("completion/thinking_mean", "completion/thinking_cut_frac"),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -126,7 +126,7 @@ class WeightsLostError(EngineLostError):
 def no_completions() -> RolloutBatch:
     """The completions of a batch without prompts."""
     ids = torch.zeros(0, 1, dtype=torch.long)
-    return RolloutBatch(ids, ids.bool(), texts=[], finish_reasons=[])
+    return RolloutBatch(ids, ids.bool(), texts=[], finish_reasons=[], ended_by=[])
 
 
 def on_device(rollout: RolloutBatch, device: torch.device | str) -> RolloutBatch:
@@ -135,6 +135,11 @@ def on_device(rollout: RolloutBatch, device: torch.device | str) -> RolloutBatch
     if rollout.whole is not None:
         moved["whole"] = replace(rollout.whole, **{k: x.to(device) for k, x in _tensors(rollout.whole).items()})
     return replace(rollout, **moved)
+
+
+def end_token(ids: Sequence[int], end_ids: Collection[int], tokenizer: Any) -> str:
+    """The token that ended a completion, as text. Empty where it was cut, or ended by a stop string."""
+    return tokenizer.convert_ids_to_tokens(ids[-1]) if ids and ids[-1] in end_ids else ""
 
 
 def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutBatch]:
@@ -148,7 +153,7 @@ def select_rows(rollout: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
     rows = list(rows)
     width = rollout.width(rows)
     own: dict[str, Any] = {name: tensor[rows, :width] for name, tensor in _tensors(rollout).items()}
-    for name in ("texts", "finish_reasons", "turns"):
+    for name in ("texts", "finish_reasons", "ended_by", "turns"):
         own[name] = None if (values := getattr(rollout, name)) is None else [values[row] for row in rows]
     if rollout.whole is not None:
         own["whole"] = rollout.whole.select(rows)
@@ -163,7 +168,7 @@ def join_rollouts(parts: Sequence[RolloutBatch], pad_id: int = 0) -> RolloutBatc
         fill = pad_id if name == "completion_ids" else 0
         rows = [getattr(part, name) for part in parts]
         own[name] = torch.cat([nn.functional.pad(each, (0, width - each.shape[1]), value=fill) for each in rows])
-    for name in ("texts", "finish_reasons", "turns"):
+    for name in ("texts", "finish_reasons", "ended_by", "turns"):
         lists = [getattr(part, name) for part in parts]
         own[name] = None if lists[0] is None else [value for values in lists for value in values]
     if parts[0].whole is not None:

@@ -24,6 +24,7 @@ from qwenvl.rollout.engine import (
     Drawing,
     SamplingParams,
     completion_mask,
+    end_token,
     join_rollouts,
     no_completions,
     real_tokens,
@@ -39,7 +40,9 @@ from qwenvl.types import RolloutBatch
 class LocalEngine:
     """Samples from the model that is being trained, in eval mode and without gradient, and leaves it as it was."""
 
-    def __init__(self, tokenizer, model: nn.Module, *, token_budget: int | None = None):
+    def __init__(
+        self, tokenizer, model: nn.Module, *, token_budget: int | None = None, turn_end: int | None = None
+    ):
         """
         Args:
             tokenizer: decodes completions. Its pad token fills finished rows.
@@ -47,15 +50,16 @@ class LocalEngine:
                 be sampled: a sampled vision token would be taken for an image in the next pass.
             token_budget: prompts are sampled together as long as their tokens, as the engine holds them, stay below
                 this, those that ``state_tokens`` counts included. A single prompt may exceed it. None: all together.
+            turn_end: the token that the chat template ends a turn with, see ``turn_end_id``. None: not known.
 
         Attributes:
             drawing: progress of the current sampling.
+            end_ids: the tokens that end a completion: those of the model's files, and the end of a turn.
         """
         self.token_budget = token_budget
-        ends = model.generation_config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
         self.tokenizer = tokenizer
-        self.end_ids = sorted({end for end in [*ends, tokenizer.eos_token_id] if end is not None})
+        of_turn = set() if turn_end is None else {turn_end}
+        self.end_ids = sorted(ends_of_files(tokenizer, model) | of_turn)
         names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
         self.vision_ids = [model.config.to_dict()[name] for name in names]
         self.drawing = Drawing()
@@ -168,9 +172,30 @@ class LocalEngine:
             completion_mask=mask,
             texts=self.tokenizer.batch_decode(kept, skip_special_tokens=True),
             finish_reasons=["stop" if ended else "length" for ended in is_end.any(1).tolist()],
+            ended_by=[end_token(ids, self.end_ids, self.tokenizer) for ids in kept],
             logprobs=likelihood.logprobs.masked_fill(~mask, 0.0),
             entropies=None if likelihood.entropies is None else likelihood.entropies.masked_fill(~mask, 0.0),
         )
+
+
+def ends_of_files(tokenizer, model: nn.Module) -> set[int]:
+    """The tokens that end a text by the files of a model: its generation config and its tokenizer."""
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    return {end for end in [*ends, tokenizer.eos_token_id] if end is not None}
+
+
+def missing_end(tokenizer, model: nn.Module, turn_end: int | None) -> str | None:
+    """What to say where the files of a model do not name the token that its chat template ends a turn with."""
+    by_files = ends_of_files(tokenizer, model)
+    if turn_end is None or turn_end in by_files:
+        return None
+    named = ", ".join(tokenizer.convert_ids_to_tokens(sorted(by_files))) or "nothing"
+    return (
+        f"the chat template ends a turn with {tokenizer.convert_ids_to_tokens(turn_end)}; generation_config.json and "
+        f"the tokenizer name {named} as the end: both end a completion here, and a warm-up teaches the template's; add "
+        "its number to eos_token_id of generation_config.json for programs that read that file alone"
+    )
 
 
 class LikelihoodRecorder(LogitsProcessor):

@@ -25,6 +25,7 @@ class GrowingCompletion:
         pieces: its tokens, 1 x t each, with their positions and media. Every second piece was appended.
         likelihoods: log-probs and entropies of each sampled turn, None where the engine has none.
         reason: why its newest turn has ended.
+        ended_by: the token that ended that turn, empty where none did.
     """
 
     def __init__(self, start: int):
@@ -32,6 +33,7 @@ class GrowingCompletion:
         self.pieces: list[PromptInputs] = []
         self.likelihoods: list[list[Tensor | None]] = []
         self.reason: FinishReason = "length"
+        self.ended_by = ""
         self._next = start
 
     def add(self, piece: PromptInputs) -> None:
@@ -45,6 +47,7 @@ class GrowingCompletion:
         sampled = turn.completion_mask[n]
         ids = turn.completion_ids[n][sampled]
         self.reason = "length" if len(ids) > most else turn.finish_reasons[n]
+        self.ended_by = turn.ended_by[n] if turn.ended_by is not None and self.reason == "stop" else ""
         self.likelihoods.append([x if x is None else x[n][sampled][:most] for x in (turn.logprobs, turn.entropies)])
         self.add(PromptInputs.of_text(ids[None, :most]))
 
@@ -103,6 +106,7 @@ def sample_turns(
         for row, answer in answers.items():
             completions[row].add(answer)
             completions[row].reason = "length"  # unless another turn ends
+            completions[row].ended_by = ""
         if rows := [row for row in answers if room[row] > 0]:
             turn = resume(rows, [completions[row] for row in rows], max(room[row] for row in rows))
             boots |= turn.boots
@@ -119,6 +123,7 @@ def sample_turns(
         completion_mask=mask,
         texts=["".join(each) for each in texts],
         finish_reasons=[each.reason for each in completions],
+        ended_by=[each.ended_by for each in completions],
         logprobs=logprobs,
         entropies=entropies,
         boots=boots,

@@ -18,7 +18,7 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import adapters_of, evaluating, part_of, plain_name, unwrap, with_adapters
-from qwenvl.rollout.engine import SamplingParams, no_completions, on_device, split_rollouts
+from qwenvl.rollout.engine import SamplingParams, end_token, no_completions, on_device, split_rollouts
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.rollout.servers import (
@@ -237,6 +237,7 @@ class VllmEngine:
             completion_mask=torch.arange(int(lengths.max())) < lengths[:, None],
             texts=self._local.tokenizer.batch_decode(ids, skip_special_tokens=True),
             finish_reasons=list(reasons),
+            ended_by=[end_token(each, request.end_ids, self._local.tokenizer) for each in ids],
             logprobs=pad_sequence([*map(torch.tensor, logprobs)], True, 0.0),
             boots=frozenset(answer.boot for _, answer in answers),
         )

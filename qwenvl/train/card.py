@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.records.framing import framed_question
 from qwenvl.data.saved_processor import SETTINGS_FILE, bounds_whole_clips
 from qwenvl.failure import counted
 from qwenvl.model.loading import unwrap
@@ -43,7 +45,7 @@ def describe_model(trainer: Any, folder: str | Path) -> None:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"thousands": "{:,}".format, "plural": counted, "repr": repr}
+    environment.filters |= {"thousands": "{:,}".format, "plural": counted, "repr": repr, "quoted": json.dumps}
     names = {"llm": "the language model", "mlp": "the merger", "vision": "the vision tower"}
     learning = ", ".join(name for part, name in names.items() if part in (args.parts() or {"llm"}))
     if args.lora_enable:
@@ -61,6 +63,7 @@ def describe_model(trainer: Any, folder: str | Path) -> None:
         versions=", ".join(f"{name} {version}" for name, version in installed_versions().items()),
         settings=settings,
         settings_file=SETTINGS_FILE,
+        example_question=framed_question("Which steps are shown?", settings.framing),
         bounds_whole_clips=bounds_whole_clips(trainer.processing_class),  # not those of Qwen2-VL and Qwen2.5-VL
     )
     # A warm-up saves its adapter merged, beside checkpoints that have the adapter itself.

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from transformers import ProcessorMixin
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.chat import turn_end_id
+from qwenvl.data.options import PromptOptions
 from qwenvl.model import logprobs
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
@@ -19,7 +22,7 @@ from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import accept_features, blank_vision, encode_vision, supports_encode_once
 from qwenvl.rollout.engine import RolloutEngine
-from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
+from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine, missing_end
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +43,17 @@ class Paths:
 
 
 def likelihood_of(
-    args: GRPOConfig, paths: Paths, bare: nn.Module, accelerator: Accelerator
+    args: GRPOConfig,
+    paths: Paths,
+    bare: nn.Module,
+    accelerator: Accelerator,
+    observe: Callable[[Likelihood, PromptInputs, Tensor], None] | None = None,
 ) -> Callable[..., Likelihood]:
     """What policy or reference make of completions, by the path that the run takes, in its precision.
 
     Args:
         bare: the model without adapter or engine.
+        observe: called with what has a gradient, its prompts and its completions. None: nothing is.
 
     Returns:
         A function of (model, prompts, ids, mask, temperature, entropy, whole, comparison) that gives the log-probs and
@@ -69,12 +77,15 @@ def likelihood_of(
         settings: dict[str, Any] = {"temperature": temperature, "entropy": entropy, "comparison": comparison}
         settings["logit_chunk_tokens"] = max(1, chunk // 2) if twice else chunk
         with accelerator.autocast():  # of itself the reference has none, nor has the policy under FSDP
-            return paths.completion_likelihood(model, prompts, ids, mask, whole=whole, **settings)
+            found = paths.completion_likelihood(model, prompts, ids, mask, whole=whole, **settings)
+        if observe is not None and found.logprobs.requires_grad:
+            observe(found, prompts, ids)
+        return found
 
     return likelihood
 
 
-def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
+def build_paths(args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin) -> Paths:
     """The paths that the flags ask for, as far as the model can take them. The model then takes features as input.
 
     With ``shared_prefix auto`` a warning says what keeps the model from a fast path.
@@ -83,8 +94,12 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
         ValueError: ``compile_decoding`` where there is nothing to compile, or settings of servers that do not fit.
         RuntimeError: nothing can be compiled on this machine.
     """
-    bare, budget = unwrap(policy), args.rollout_token_budget
-    engine: Any = LocalEngine(tokenizer, bare, token_budget=budget)
+    bare, tokenizer = unwrap(policy), processor.tokenizer
+    turn_end = turn_end_id(processor, PromptOptions.of(args).template_arguments)
+    if note := missing_end(tokenizer, bare, turn_end):
+        logger.warning(note)
+    limits: dict[str, Any] = {"token_budget": args.rollout_token_budget, "turn_end": turn_end}
+    engine: Any = LocalEngine(tokenizer, bare, **limits)
     likelihood: Callable[..., Likelihood] = logprobs.completion_likelihood
     encode = None
     if args.shared_prefix == "auto":
@@ -97,7 +112,7 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
             if args.compile_decoding:
                 raise ValueError(f"--compile_decoding cannot be used: {reason}")
         else:
-            engine = SharedPrefixEngine(tokenizer, bare, token_budget=budget)
+            engine = SharedPrefixEngine(tokenizer, bare, **limits)
             if args.compile_decoding:
                 engine.compile(args.device)
             likelihood = shared_prefix.completion_likelihood

@@ -21,7 +21,7 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.grpo.loss import objective_of
 from qwenvl.grpo.surrogates import completion_kl
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.model.loading import unwrap
+from qwenvl.model.loading import part_of, unwrap
 from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood, tokens_within
 from qwenvl.model.sharding import sharded_modules
 from qwenvl.rollout.engine import EngineWithWeights
@@ -37,7 +37,7 @@ from qwenvl.train.callbacks import entropy_weight
 from qwenvl.train.collect.ahead import StepsAhead
 from qwenvl.train.collect.filtering import Refill
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
-from qwenvl.train.parity import ParityCheck
+from qwenvl.train.parity import ParityCheck, Probe, probe_of
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.step import Experience, Step
 from qwenvl.types import PromptBatch, RolloutBatch
@@ -143,6 +143,8 @@ class GRPOTrainer(PolicyTrainer):
                 experience.old_logprobs = experience.first_logprobs(likelihood)
                 experience.ref_logprobs = self._reference_logprobs(experience)
                 self.check_parity(self.state.global_step, experience, partial(self._exact_logprobs, experience))
+                if self.state.global_step == 0:
+                    self.check_parity.probe(experience.prompts, partial(self._probe, experience.prompts))
                 if teacher is not None:
                     teacher.compare(experience, likelihood)
         output = self.objective(experience.loss_inputs(likelihood), step.counts)
@@ -213,15 +215,42 @@ class GRPOTrainer(PolicyTrainer):
         given = (model, experience.prompts, ids, mask, temperature, entropy, rollout.whole)
         return self.completion_likelihood(*given, compared)
 
-    @torch.no_grad()
-    def _exact_logprobs(self, experience: Experience) -> Tensor | None:
-        """The policy's log-probs without autocast. None: its weights are rounded, or shared by processes."""
+    def _policy_in_float32(self, tower_runs: bool = True) -> nn.Module | None:
+        """The policy without autocast. None: its weights are rounded, or shared by processes.
+
+        Args:
+            tower_runs: False: prompts hold features of the vision tower, whose weights are not read.
+        """
         bare = unwrap(self.model)
-        if sharded_modules(bare) or any(p.dtype != torch.float32 or hasattr(p, "ds_id") for p in bare.parameters()):
+        read = [each for name, each in bare.named_parameters() if tower_runs or part_of(name) != "vision"]
+        if sharded_modules(bare) or any(each.dtype != torch.float32 or hasattr(each, "ds_id") for each in read):
             return None
         plain = copy(bare)
         plain.__dict__.pop("forward", None)  # accelerate's, with autocast
-        rollout, size = experience.rollout, bare.config.get_text_config().vocab_size
+        return plain
+
+    @torch.no_grad()
+    def _probe(self, prompts: PromptInputs, rows: list[int]) -> Probe | None:
+        """A few tokens behind these prompts, in the most exact way that the run's weights allow."""
+        bare, collector = unwrap(self.model), self.collector
+        if sharded_modules(bare) or any(hasattr(p, "ds_id") for p in bare.parameters()):
+            return None
+        if isinstance(collector.engine, EngineWithWeights) or collector.ahead is not None:
+            return None  # servers have their own weights and precision
+        exact, chosen = self._policy_in_float32(tower_runs=self.paths.encode is None), prompts.select(rows)
+        given = (collector.engine, collector.params, self.paths.completion_likelihood)
+        if exact is not None:
+            return probe_of(exact, chosen.media_to(torch.float32), *given, "float32")
+        with self.accelerator.autocast():
+            return probe_of(bare, chosen, *given, "half")
+
+    @torch.no_grad()
+    def _exact_logprobs(self, experience: Experience) -> Tensor | None:
+        """The policy's log-probs without autocast. None: its weights are rounded, or shared by processes."""
+        plain = self._policy_in_float32()
+        if plain is None:
+            return None
+        rollout, size = experience.rollout, plain.config.get_text_config().vocab_size
         prompts, whole = (each and each.media_to(torch.float32) for each in (experience.prompts, rollout.whole))
         return self.paths.completion_likelihood(
             plain,

@@ -20,6 +20,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import equal_groups, reward_std, unique_fraction
 from qwenvl.grpo.loss import LossOutput
 from qwenvl.rewards.functions.looking import answered_calls, looks_iou, readable_evidence
+from qwenvl.rewards.functions.text import thinking_of
 from qwenvl.runlog import Rollout, RunLog
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience, Step
@@ -59,6 +60,7 @@ class Journal:
         parts = getattr(dataset, "parts", ())
         self._datasets = [part.name for part in parts] if len(parts) > 1 else []
         self._meter = meter
+        self._thinks = False  # a completion of this run has had a thinking part
 
     def collected(self, step: int, experience: Experience) -> None:
         """Metrics and rollouts of a micro-batch that was sampled for optimizer step ``step`` (the first is 1).
@@ -148,6 +150,7 @@ class Journal:
             meter.mean("completion/length_mean", length)
             meter.max("completion/length_max", length)
             meter.mean("completion/truncated_frac", float(reason == "length"))
+        self._thinking(batch, rollout)
         for n, turns in enumerate(rollout.turns or ()):
             calls = [call for turn in turns for call in turn.calls]
             meter.mean("look/calls", len(calls))
@@ -160,6 +163,28 @@ class Journal:
                 meter.mean("look/evidence_iou", looks_iou(turns, spans))
         self._worth_of_looks(rollout, rewards)
         self.seen(batch)
+
+    def _thinking(self, batch: PromptBatch, rollout: RolloutBatch) -> None:
+        """The length of the thinking part of each completion, 0 without one, and whether it was cut inside it.
+
+        Nothing is measured until a completion of the run thinks.
+        """
+        if self._ruler is None:
+            return
+        size = self._args.grpo_sample_size
+        tokenizer = self._ruler.processor.tokenizer
+        for n, text in enumerate(rollout.texts):
+            opened = batch.opened_think[n // size]
+            turns = [text] if rollout.turns is None else [turn.text for turn in rollout.turns[n]]
+            found = [thinking_of(turn, opened) for turn in turns]
+            parts = [each for each in found if each is not None]
+            self._thinks |= bool(parts)
+            if not self._thinks:
+                continue
+            lengths = [len(tokenizer(thinking, add_special_tokens=False)["input_ids"]) for thinking, _ in parts]
+            was_cut = rollout.finish_reasons[n] == "length" and found[-1] is not None and not found[-1][1]
+            self._meter.mean("completion/thinking_mean", sum(lengths))
+            self._meter.mean("completion/thinking_cut_frac", float(was_cut))
 
     def _worth_of_looks(self, rollout: RolloutBatch, rewards: RewardBatch) -> None:
         """Mean rewards with and without a look, over the groups that have completions of both kinds."""
@@ -208,6 +233,7 @@ def rollout_rows(
             completion=text,
             tokens=lengths[n],
             finish_reason=rollout.finish_reasons[n],
+            ended_by="" if rollout.ended_by is None else rollout.ended_by[n],
             rewards={name: values[n] for name, values in zip(rewards.names, rewards.components, strict=True)},
             total=totals[n],
             advantage=None if advantages is None else advantages[n],

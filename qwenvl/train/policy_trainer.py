@@ -35,6 +35,7 @@ from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.display.progress import display_closed
 from qwenvl.train.fast_paths import build_paths, likelihood_of
+from qwenvl.train.gradient_reach import GradientReach, let_gradients_into_the_tower
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter, peak_memory
 from qwenvl.train.run.checkpoints import (
@@ -114,7 +115,7 @@ class PolicyTrainer(Trainer):
         first_look(train, rewards.columns)
         policy = build_policy(source, args, peft_config) if policy is None else policy
         bare = unwrap(policy)
-        self.paths = build_paths(args, policy, processor.tokenizer)
+        self.paths = build_paths(args, policy, processor)
         self.prompt_settings = PromptSettings.of(args, train, bare.name_or_path)
         super().__init__(
             model=policy,
@@ -144,7 +145,11 @@ class PolicyTrainer(Trainer):
         self.journal = Journal(args, self.meter, self.train_dataset)
         self.finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
         install_callbacks(self, self.journal)
-        self.completion_likelihood = likelihood_of(args, self.paths, bare, self.accelerator)
+        let_gradients_into_the_tower(policy, args)
+        self.gradient_reach = GradientReach(policy, self.accelerator)
+        self.completion_likelihood = likelihood_of(
+            args, self.paths, bare, self.accelerator, observe=self.gradient_reach.observe
+        )
 
     def make_collator(self, processor: ProcessorMixin, args: GRPOConfig) -> GRPOCollator:
         """From samples to the batches of this trainer."""
@@ -235,10 +240,12 @@ class PolicyTrainer(Trainer):
 
         Raises:
             FloatingPointError: after the last one of a step, as ``FiniteSteps.check`` does.
+            NoGradientError: after the last one of a step, as ``GradientReach.check`` does.
         """
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.meter.stop("time/backward_s")
         if self.accelerator.sync_gradients:
+            self.gradient_reach.check(self.state.global_step + 1)
             self.finite_steps.check(model, self.state.global_step + 1)
         return torch.nan_to_num(loss, 0.0, 0.0, 0.0)  # the Trainer sums losses up, and one NaN would stay in the sum
 

@@ -10,13 +10,17 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from qwenvl.data.errors import BadMediaError, RecordError
 from qwenvl.data.media.source import outside_of
-from qwenvl.data.records.parse import ReadOptions, Row, parse_row
+from qwenvl.data.records.framing import request_behind
+from qwenvl.data.records.parse import Row, parse_row
+from qwenvl.data.records.presets import OURS
+from qwenvl.evaluate.settings import Asking
 from qwenvl.failure import beginning, printable
 from qwenvl.types import Record, SamplingParams
 from qwenvl.use.fetch import fetch
@@ -188,15 +192,16 @@ class RequestReader:
     """Makes records of requests. Their media are files below the media root, or files of a folder that ends with them.
 
     Args:
-        reading: how prompts are framed.
+        asking: how prompts are read and framed.
         positions: of the model, in tokens.
     """
 
-    def __init__(self, limits: ServeOptions, reading: ReadOptions, positions: int) -> None:
+    def __init__(self, limits: ServeOptions, asking: Asking, positions: int) -> None:
         self.limits = limits
         self.positions = positions
         # Paths of media are checked here: those that are written to a request's folder lie outside of the root.
-        self._reading = replace(reading, format=None, columns={}, allow_outside_media=True)
+        self._reading = replace(asking.reading, format=OURS, columns={}, allow_outside_media=True)
+        self._framing = asking.framing
         self._root = None if limits.media_root is None else os.path.realpath(limits.media_root)
 
     def record(self, parsed: Parsed, folder: Path, patience: Patience) -> Record:
@@ -217,13 +222,18 @@ class RequestReader:
         for turn in parsed.messages:
             # Nothing but these two: other forms of turns name files of this machine.
             turns.append({"role": turn.get("role"), "content": self._content(turn.get("content"), media)})
+        if turns:
+            turns[-1]["content"] = self._with_request(turns[-1]["content"])
+        row: dict[str, Any] = {"messages": turns}
         reading = self._reading
         if any(each["role"] == "system" for each in turns):
             reading = replace(reading, system=None)
+        elif self._framing.system is not None:
+            row["system"] = self._framing.system
         seed = parsed.options.seed
         drawn_by = uuid.uuid4().hex if seed is None else f"seed {seed}"
         try:
-            record = parse_row(Row("request", drawn_by, {"messages": turns}), Path("/"), reading)
+            record = parse_row(Row("request", drawn_by, row), Path("/"), reading)
         except RecordError as error:
             raise self.refusal(error, folder) from None
         except (TypeError, ValueError, RecursionError, KeyError, AttributeError):
@@ -249,13 +259,13 @@ class RequestReader:
         return ApiError(400, f"{name}: {reason or error.kind}")
 
     def _content(self, parts: Any, media: _Media) -> Any:
-        """The content of a message as rows have it. Media before all text end in one new line, as in ``qwenvl try``."""
+        """The content of a message as rows have it. Behind media before all text stands what training has there."""
         if not isinstance(parts, list):
             if parts is not None and not isinstance(parts, str):
                 raise ApiError(400, "messages: expected content that is a text or a list of parts")
             return parts
         found: list[Any] = []
-        for part, after in zip(parts, [*parts[1:], {"text": "\n"}], strict=True):
+        for part in parts:
             kind = _kind(part)
             if kind == "text":
                 found.append({"type": "text", "text": part.get("text")})
@@ -274,12 +284,33 @@ class RequestReader:
             except (ValueError, OSError) as error:
                 raise ApiError(400, f"{kind} {str(url)[:80]!r}: {error}") from None
             media.count += 1
-            leading = all(each.get("text") in (None, "\n") for each in found)
-            leading &= not (isinstance(after, dict) and str(after.get("text")).startswith("\n"))
             found.append({"type": MEDIA[kind], MEDIA[kind]: path})
-            if leading:
-                found.append({"type": "text", "text": "\n"})
-        return found
+        return self._with_spaces(found)
+
+    def _with_spaces(self, parts: list[Any]) -> list[Any]:
+        """The parts with a text behind each medium in front, where training has one and the request has none."""
+        media = list(takewhile(lambda part: part["type"] != "text", parts))
+        rest = parts[len(media) :]
+        text = str(rest[0].get("text")) if rest else ""
+        spaced: list[Any] = []
+        for number, (medium, space) in enumerate(zip(media, self._framing.spaces(len(media)), strict=True), start=1):
+            spaced.append(medium)
+            # A client that writes the new line itself gets no second one.
+            if space and not (number == len(media) and text.startswith(space)):
+                spaced.append({"type": "text", "text": space})
+        return [*spaced, *rest]
+
+    def _with_request(self, content: Any) -> Any:
+        """The content of the last turn with the request for an answer that stands behind questions of training."""
+        is_text = isinstance(content, str)
+        parts = [{"type": "text", "text": content}] if is_text else content
+        if not isinstance(parts, list):
+            return content
+        written = "".join(str(part.get("text", "")) for part in parts)
+        request = request_behind(written, self._framing, self._reading)
+        if not request:
+            return content
+        return content + request if is_text else [*parts, {"type": "text", "text": request}]
 
     def path_of(self, url: str, media: _Media) -> str:
         """The path of a medium. One that is not a file of this machine is written to the folder of the request.

@@ -14,6 +14,7 @@ import torch
 
 from qwenvl.data.chat import chat_messages
 from qwenvl.data.records.catalog import resolve_datasets
+from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
 from qwenvl.files import require
@@ -21,7 +22,6 @@ from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.rewards import build_rubric
 from qwenvl.train.parity import HALF_PRECISION
 from qwenvl.types import Record
-from qwenvl.use.label import unframed
 from qwenvl.use.options import OWNER, UseRequest
 
 CHECKED = 5  # records
@@ -36,7 +36,7 @@ def check(request: UseRequest) -> str:
         ValueError, OSError: no record can be sent, or the server does not answer.
     """
     openai, config, url = require("openai", "judge"), request.config, request.options.check
-    files = (RecordFile(each, seed=0, options=request.reading) for each in resolve_datasets(request.words[0]))
+    files = (RecordFile(each, seed=0, options=request.asking.reading) for each in resolve_datasets(request.words[0]))
     rows = (row for file in files for row in file.iterate() if isinstance(row, Record) and not any(row.clip_meta))
     records = [*islice((row for row in rows if all(map(os.path.isfile, (*row.videos, *row.images)))), CHECKED)]
     if not records:
@@ -55,7 +55,7 @@ def check(request: UseRequest) -> str:
             reply = client.chat.completions.create(
                 model=served.id,
                 # Our own server puts the template and the system turn around prompts.
-                messages=messages_of(unframed(record, request.reading) if served.owned_by == OWNER else record),
+                messages=messages_of(unframed(record, request.asking.reading) if served.owned_by == OWNER else record),
                 max_tokens=collector.params.max_new_tokens,
                 temperature=0,
                 logprobs=True,

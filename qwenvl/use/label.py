@@ -16,7 +16,7 @@ from accelerate.utils import wait_for_everyone
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import FRAME_SUFFIXES, frame_list
-from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.records.framing import unframed
 from qwenvl.doctor.convert import row_of
 from qwenvl.doctor.report import add_pictures
 from qwenvl.evaluate.protocol import differing, model_facts
@@ -33,7 +33,7 @@ from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import SHAPING, TABLE, reading
 from qwenvl.runlog import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
 from qwenvl.train.display.console import say
-from qwenvl.types import Message, PromptBatch, Record, RolloutBatch
+from qwenvl.types import PromptBatch, Record, RolloutBatch
 from qwenvl.use.options import UseRequest
 
 PROTOCOL = "protocol.json"
@@ -141,7 +141,7 @@ class Labels:
         """A row with what the page needs beside it: its prompt, and the record to save it as, with paths in full."""
         if not isinstance(question, Record):
             return {**row, "id": "", "prompt": [], "record": None}
-        record = row_of(unframed(question, self.request.reading), lambda path: frame_list(path) or path)
+        record = row_of(unframed(question, self.request.asking.reading), lambda path: frame_list(path) or path)
         prompt = [{"role": message.role, "text": message.text} for message in question.messages]
         return {**row, "id": question.id, "prompt": prompt, "record": plain(record)}
 
@@ -261,14 +261,3 @@ def elected(readings: Sequence[Any], means: Sequence[float]) -> tuple[int, float
     counts = [0 if each is None else readings.count(each) for each in readings]
     best = max(range(len(counts)), key=lambda n: (counts[n], -math.inf if math.isnan(means[n]) else means[n]))
     return best, counts[best] / len(counts)
-
-
-def unframed(record: Record, options: ReadOptions) -> Record:
-    """The record without the template and the system turn that the options put around its prompt."""
-    messages = list(record.messages)
-    if options.prompt_template is not None:
-        before, _, after = options.prompt_template.partition("{prompt}")
-        messages[-1] = Message("user", messages[-1].text.removeprefix(before).removesuffix(after))
-    if options.system is not None:
-        messages = [message for message in messages if message.role != "system"]
-    return replace(record, messages=tuple(messages))

@@ -74,7 +74,7 @@ def questions_of(request: UseRequest) -> list[Record | ValueError]:
         if len(words) > 1 or Path(words[0]).is_dir() or Path(words[0]).suffix.lower() in VIDEO_SUFFIXES:
             raise ValueError(f"{words[0]}: give --question, a text or a file; without it CLIPS is one file of records")
         sources = resolve_datasets(words[0], request.config.dataset_catalog)
-        files = [RecordFile(source, seed=0, options=request.reading) for source in sources]
+        files = [RecordFile(source, seed=0, options=request.asking.reading) for source in sources]
         found = [each for file in files for each in file.iterate()]
         return [replace(each, solution="") if isinstance(each, Record) else each for each in found]
     clips: list[str] = []
@@ -83,5 +83,7 @@ def questions_of(request: UseRequest) -> list[Record | ValueError]:
             clips += [str(Path(word, clip)) for clip in find_clips(Path(word))]
         else:
             clips += ([] if Path(word).exists() else sorted(glob(word, recursive=True))) or [word]
-    ask = partial(record_of, question=options.question, solution=None, options=request.reading)
+    ask = partial(
+        record_of, question=options.question, solution=None, asking=request.asking, options=options.choices or ()
+    )
     return [replace(ask([clip]), id=clip, where=clip) for clip in dict.fromkeys(clips)]

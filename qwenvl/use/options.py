@@ -8,8 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwenvl.data.records.parse import ReadOptions
-from qwenvl.evaluate.settings import ModelSource, config_for, model_source, parse_words, reading_of, refuse_unread
+from qwenvl.evaluate.settings import (
+    Asking,
+    ModelSource,
+    asking_of,
+    config_for,
+    model_source,
+    parse_words,
+    refuse_unread,
+)
 from qwenvl.failure import beginning
 from qwenvl.option import Options, option, was_set
 from qwenvl.types import SamplingParams
@@ -34,6 +41,13 @@ class LabelOptions(Options):
         "What is asked about every clip: a text, or a file that holds it. CLIPS are then clips, images, folders of "
         "clips and patterns such as 'cam1/*.mp4'.",
         unset="CLIPS is what --dataset_use takes, and each record has its own prompt; solutions are not read",
+    )
+    choices: list[str] | None = option(
+        None,
+        "Options of the question, each a text: they stand below it with letters, as training has them, and the answer "
+        "is a letter.",
+        unset="the question has none, or holds them itself",
+        needs="question",
     )
     samples: int = option(
         1,
@@ -109,14 +123,13 @@ class ServeOptions(Options):
 
 @dataclass(frozen=True)
 class UseRequest:
-    """A command line: the model, the words behind it, the settings, how prompts are framed, and where that is from."""
+    """A command line: the model, the words behind it, the settings, and how questions are read and framed."""
 
     model: ModelSource
     words: Sequence[str]
     config: GRPOConfig
     options: Any
-    reading: ReadOptions
-    settings_of: str
+    asking: Asking
 
 
 def use_request(argv: Sequence[str], own: type[Options], read: Set[str], usage: str) -> UseRequest:
@@ -138,7 +151,7 @@ def use_request(argv: Sequence[str], own: type[Options], read: Set[str], usage: 
         raise FileNotFoundError(f"--media_root {root}: no such folder")
     model = model_source(words[0])
     config = config_for(model, flags, reading={"system"})
-    return UseRequest(model, words[1:], config, options, *reading_of(model, config, flags))
+    return UseRequest(model, words[1:], config, options, asking_of(model, config, flags))
 
 
 @dataclass

@@ -107,7 +107,7 @@ class ChatServer:
         self.active = 0
         self.collator = collator_of(config)
         self.model, self.collector = build_respondent(config, self.collator, build_rubric())
-        self.reader = RequestReader(self.limits, request.reading, positions_of(self.model))
+        self.reader = RequestReader(self.limits, request.asking, positions_of(self.model))
         fit_to = self.collator.options.fit_to
         self._dataset = DatasetInTime(
             [], SampleOptions.of(config), training=False, ruler=self.collator.ruler, fit_to=fit_to

@@ -12,7 +12,7 @@ from qwenvl.train.display.console import say
 from qwenvl.use.options import ServeOptions, UseRequest, use_request
 
 LOCAL = ("127.0.0.1", "::1", "localhost")
-READ = READ_BY_TRY - names_of(RewardOptions, ReadingOptions) | {"system", "prompt_template"}
+READ = READ_BY_TRY - names_of(RewardOptions, ReadingOptions) | {"system", "prompt_template", "format"}
 ABOUT = (
     "qwenvl serve MODEL [--port 8000] [--media_root DIR] [--flag of training value ...]\n"
     "       qwenvl serve MODEL DATA --check URL [--flag of training value ...]",
@@ -56,6 +56,7 @@ def _run(request: UseRequest) -> str:
             server = ChatServer(request)
             if options.key is None and options.host not in LOCAL:
                 say(f"--host {options.host}: everybody who reaches this address may ask: --api_key keeps others out")
-            print(f"serving {server.name} at http://{options.host}:{options.port}/v1, settings {request.settings_of}")
+            settings = request.asking.settings_of
+            print(f"serving {server.name} at http://{options.host}:{options.port}/v1, settings {settings}")
             serve(server, listener)
     return ""

@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,14 @@ def prepared(own: argparse.Namespace, flags: Sequence[str]) -> tuple[Any, Any, d
     from qwenvl.data.options import FrameOptions, PromptOptions
     from qwenvl.data.records.parse import ReadOptions
     from qwenvl.evaluate.protocol import model_facts
-    from qwenvl.evaluate.settings import READ_BY_LMMS, config_for, model_source, refuse_unread
+    from qwenvl.evaluate.settings import (
+        READ_BY_LMMS,
+        Asking,
+        asking_of,
+        config_for,
+        model_source,
+        refuse_unread,
+    )
     from qwenvl.runlog import installed_versions
     from qwenvl.train.display.console import settle_output
     from scripts.lmms.model import QwenVL
@@ -92,7 +99,9 @@ def prepared(own: argparse.Namespace, flags: Sequence[str]) -> tuple[Any, Any, d
     refuse_unread(flags, READ_BY_LMMS)
     known = model_source(own.model)
     config = config_for(known, flags)
-    model = QwenVL(config, ReadOptions.of(config))
+    # Tasks bring their own requests for an answer. Only the spaces around media are those of training.
+    framing = replace(asking_of(known, config, flags).framing, kinds=(), system=None)
+    model = QwenVL(config, Asking(ReadOptions.of(config), framing, own.model))
     # The hash of the prompts is set once the tasks have asked.
     facts = model_facts(known, config, model.collator) | {"name": Path(known.path).name}
     protocol = {

@@ -19,9 +19,8 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.media.source import store_bytes
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.records.forms import MEDIA_TAG
-from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.respondent import build_respondent, collator_of
-from qwenvl.evaluate.settings import record_of
+from qwenvl.evaluate.settings import Asking, record_of
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.functions.text import answer_of
 from qwenvl.train.journal import rollout_rows
@@ -57,13 +56,13 @@ class QwenVL(lmms):
 
     Args:
         config: whose ``model_name_or_path`` is asked, with its frames, sizes and longest completion.
-        reading: system turn and template of prompts.
+        asking: system turn, template and framing of prompts.
     """
 
-    def __init__(self, config: GRPOConfig, reading: ReadOptions):
+    def __init__(self, config: GRPOConfig, asking: Asking):
         super().__init__()
         self.answered: list[Answered] = []
-        self._config, self._reading = config, reading
+        self._config, self._asking = config, asking
         self.collator = collator_of(config)
         self._model, self._collector = build_respondent(config, self.collator, build_rubric())
 
@@ -77,7 +76,7 @@ class QwenVL(lmms):
         visuals = visuals_of(self.task_dict[task][split][doc_id]) or []
         question = MEDIA_TAG.sub("", context).strip() or context
         media = [as_file(visual) for visual in (visuals if isinstance(visuals, list) else [visuals])]
-        record = record_of(media, question, None, self._reading)
+        record = record_of(media, question, None, self._asking)
         collator, frames = self.collator, SampleOptions.of(self._config)
         dataset = GRPODataset([record], frames, training=False, ruler=collator.ruler, fit_to=collator.options.fit_to)
         batch = collator([dataset.load(record)])["prompts"]

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import warnings
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -322,3 +323,12 @@ def test_decoding_overlaps_where_the_machine_has_room_for_it(cuda, cores, proces
 def test_a_number_of_decoding_processes_that_is_given_counts(make, monkeypatch):
     monkeypatch.setattr("qwenvl.config.grpo_config.decoding_workers", lambda cuda: 2)
     assert (make().dataloader_num_workers, make(dataloader_num_workers=0).dataloader_num_workers) == (2, 0)
+
+
+def test_settings_of_checkpointing_by_their_older_name_are_those_of_the_newer_one():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        settings = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+        config = GRPOConfig(use_cpu=True, **settings)
+    newer = getattr(config, "activation_checkpointing_kwargs", config.gradient_checkpointing_kwargs)
+    assert newer == {"use_reentrant": True}

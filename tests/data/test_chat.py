@@ -1,6 +1,6 @@
 import pytest
 
-from qwenvl.data.chat import chat_messages, check_template_arguments, opens_think, render_prompt
+from qwenvl.data.chat import chat_messages, check_template_arguments, opens_think, render_prompt, turn_end_id
 from qwenvl.data.prompt_length import Ruler
 from qwenvl.demo.tiny import make_processor
 from qwenvl.types import Message, Record
@@ -64,3 +64,16 @@ def test_effective_arguments_are_those_that_the_template_reads(tiny_pair):
     assert effective({}) == {"effort": "medium", "ids": None, "thinking": None}
     given = {"effort": "low", "thinking": False, "ids": []}
     assert effective(given | {"tools": []}) == given
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_the_token_that_a_template_ends_a_turn_with(family):
+    processor = make_processor(family)
+    assert turn_end_id(processor) == processor.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    own = processor.chat_template
+    processor.chat_template = own.replace("<|im_end|>", "<|endoftext|>")
+    assert turn_end_id(processor) == processor.tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    processor.chat_template = own.replace("<|im_end|>", "\nEnd.")
+    assert turn_end_id(processor) is None
+    processor.chat_template = "{% for message in messages if message['role'] == 'user' %}a question{% endfor %}"
+    assert turn_end_id(processor) is None

@@ -119,13 +119,14 @@ def test_an_adapter_and_a_model_without_a_run(run, tiny_checkpoint, tmp_path, ca
     from transformers import AutoModelForImageTextToText
 
     base = str(tiny_checkpoint(initializer_range=0.1))
-    plain = told(base, "17.mp4", QUESTION, "--generation_max_length", "5", capsys=capsys)
+    asked = ("17.mp4", f"<video>\n{QUESTION}", "--generation_max_length", "5")
+    plain = told(base, *asked, capsys=capsys)
     assert plain["settings"] == "the defaults of training" and plain["base"] is None
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     get_peft_model(AutoModelForImageTextToText.from_pretrained(base), lora).save_pretrained(tmp_path / "adapter")
     frames = FrameOptions(video_min_frames=2, video_max_frames=2)
     PromptSettings(frames, PromptOptions(), base, "Speak.", None).save("adapter")
-    adapted = told("adapter", "17.mp4", QUESTION, "--generation_max_length", "5", capsys=capsys)
+    adapted = told("adapter", *asked, capsys=capsys)
     assert adapted["base"] == base and adapted["answers"] != plain["answers"]
     assert len(adapted["media"][0]["times"]) == 2 and "Speak." in adapted["prompt"]
     assert adapted["settings"] == "saved beside the weights"

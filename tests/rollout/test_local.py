@@ -8,12 +8,14 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from qwenvl.data.chat import turn_end_id
 from qwenvl.demo.tiny import FAMILIES, make_tokenizer
 from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.model.positions import completion_positions
+from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import encode_vision
 from qwenvl.rollout.engine import SamplingParams, split_rollouts, within_budget
-from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine, StopStrings
+from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine, StopStrings, missing_end
 
 ENGINES = [LocalEngine, SharedPrefixEngine]
 SAMPLED = SamplingParams(max_new_tokens=12, temperature=0.7, top_p=0.9)
@@ -238,3 +240,44 @@ def test_each_token_that_completes_a_string(strings):
     assert tokenizer.tokenize("<answer>") == ["<answer", ">"]  # a token may hold more than the end of a string
     ids = tokenizer("<answer>", return_tensors="pt").input_ids
     assert StopStrings(tokenizer, ("<ans",)).each_token(ids).tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_the_end_of_a_turn_by_the_template_ends_a_completion_whose_files_name_another_token(kind, load):
+    model, engine, prompts = load(kind)
+    tokenizer = engine.tokenizer
+    params = SamplingParams(12, temperature=0.0)
+    model.generation_config.eos_token_id = None
+    tokenizer.eos_token = "<|endoftext|>"
+    endless = kind(tokenizer, model).draw(model, prompts, 1, params, seed=0)
+    # As if the template ended turns with a token that the first completion has in its middle.
+    turn_end = endless.completion_ids[0, 4].item()
+    first = endless.completion_ids[0].tolist().index(turn_end)
+    ended = kind(tokenizer, model, turn_end=turn_end).draw(model, prompts, 1, params, seed=0)
+    assert kept(ended)[0] == kept(endless)[0][: first + 1]
+    assert ended.finish_reasons[0] == "stop" and endless.finish_reasons[0] == "length"
+    assert ended.ended_by[0] == tokenizer.convert_ids_to_tokens(turn_end) and endless.ended_by[0] == ""
+
+
+def test_files_without_the_end_of_a_turn_are_told(tiny_pair):
+    model, processor = tiny_pair("qwen3_vl")
+    turn_end = turn_end_id(processor)
+    assert missing_end(processor.tokenizer, model, turn_end) is None
+    assert missing_end(processor.tokenizer, model, None) is None
+    processor.tokenizer.eos_token = "<|endoftext|>"
+    assert missing_end(processor.tokenizer, model, turn_end) is None
+    model.generation_config.eos_token_id = processor.tokenizer.eos_token_id
+    told = missing_end(processor.tokenizer, model, turn_end)
+    assert "<|im_end|>" in told and "<|endoftext|>" in told and "generation_config.json" in told
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+def test_no_deprecated_name_of_transformers_is_called(family, load):
+    model, engine, prompts = load(SharedPrefixEngine, family)
+    drawn = engine.draw(model, prompts, 2, SAMPLED, seed=1)
+    tokens = drawn.completion_ids, drawn.completion_mask
+    likelihood = shared_prefix.completion_likelihood(
+        model, prompts, *tokens, temperature=0.7, logit_chunk_tokens=16
+    )
+    likelihood.logprobs.sum().backward()

@@ -1,11 +1,16 @@
 """What a run writes of its rewards, compared with numbers made by hand."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.demo.tiny import make_processor
 from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.journal import launch_facts
+from qwenvl.train.journal import Journal, launch_facts
+from qwenvl.train.meter import Meter
+from qwenvl.types import Turn
 
 NONE = math.nan
 REWARDS = [1.0, NONE, 0.5, NONE, NONE, NONE, *(2.0, 2.0, 5.0) * 6]  # 8 groups of 3
@@ -57,3 +62,32 @@ def test_the_command_of_a_run_is_noted_without_its_tokens(monkeypatch):
     facts = launch_facts()
     assert facts["command"] == "qwenvl train --hub_token ... --hub_token=... --seed 3"
     assert facts["hardware"].endswith("CPU cores") and facts["started"]
+
+
+def thinking(texts, reasons, opened=False, turns=None) -> dict[str, float]:
+    """What a journal logs of the thinking parts of a group of three."""
+    processor = make_processor()
+    data, meter = SimpleNamespace(ruler=SimpleNamespace(processor=processor)), Meter()
+    rollout = SimpleNamespace(texts=texts, finish_reasons=reasons, turns=turns)
+    journal = Journal(GRPOConfig(use_cpu=True, grpo_sample_size=len(texts)), meter, data)
+    journal._thinking(SimpleNamespace(opened_think=[opened]), rollout)
+    return meter.flush()
+
+
+def test_the_length_of_the_thinking_part_and_what_is_cut_inside_it():
+    length = lambda text: len(make_processor().tokenizer(text)["input_ids"])
+    texts = ["<think>left</think>1", "<think>left or right", "<think>left</think>12345"]
+    found = thinking(texts, ["stop", "length", "length"])
+    assert found["completion/thinking_mean"] == pytest.approx((2 * length("left") + length("left or right")) / 3)
+    assert found["completion/thinking_cut_frac"] == pytest.approx(1 / 3)
+    opened = thinking(["left</think>1", "1"], ["stop", "length"], opened=True)
+    assert opened["completion/thinking_mean"] == pytest.approx((length("left") + length("1")) / 2)
+    assert opened["completion/thinking_cut_frac"] == 0.5
+    assert thinking(["1", "2"], ["stop", "length"]) == {}
+    without = thinking(["<think>left</think>1", "2"], ["stop", "length"])
+    assert without["completion/thinking_mean"] == pytest.approx(length("left") / 2)
+    assert without["completion/thinking_cut_frac"] == 0
+    turns = [(Turn("<think>left</think>call"), Turn("<think>right"))]
+    several = thinking(["<think>left</think>call<think>right"] * 2, ["length"] * 2, turns=turns * 2)
+    assert several["completion/thinking_mean"] == pytest.approx(length("left") + length("right"))
+    assert several["completion/thinking_cut_frac"] == 1

@@ -1,15 +1,19 @@
 """When sampler and trainer are said to disagree."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.demo.tiny import FAMILIES
+from qwenvl.model.sharing import shared_prefix
+from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 from qwenvl.runlog import read_metrics
 from qwenvl.train.meter import Meter
-from qwenvl.train.parity import ParityCheck, ParityError
-from qwenvl.types import RolloutBatch
+from qwenvl.train.parity import ParityCheck, ParityError, Probe, probe_of, probe_rows
+from qwenvl.types import RolloutBatch, SamplingParams
 
 
 def checked(sampled, trained, exact=None, **settings) -> dict[str, float]:
@@ -57,3 +61,65 @@ def test_a_server_in_half_precision_is_held_to_the_trainers_own_rounding():
     assert found["parity/noise"] == pytest.approx(0.03) and found["parity/mean"] == pytest.approx(0.059)
     with pytest.raises(ParityError, match=r"expected at most 2 and 0\.06"):
         checked(ours + 0.07, ours, exact, bf16=True)
+
+
+class Dropping:
+    """A sampler that drops height and width of the positions."""
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    def sample(self, model, prompts, *args):
+        return self.engine.sample(model, [dropped(each) for each in prompts], *args)
+
+
+def dropped(prompts):
+    temporal = prompts.position_ids[:1]
+    return replace(prompts, position_ids=temporal.expand_as(prompts.position_ids).contiguous())
+
+
+@pytest.mark.parametrize("kind", [LocalEngine, SharedPrefixEngine])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_sampler_that_drops_height_and_width_is_found_in_every_family(family, kind, tiny_pair, random_prompts):
+    model, processor = tiny_pair(family)
+    prompts = random_prompts(model, ["tit", "tv"])
+    engine, params = kind(processor.tokenizer, model), SamplingParams(16)
+    probe = lambda engine: probe_of(
+        model, prompts, engine, params, shared_prefix.completion_likelihood, precision="float32"
+    )
+    assert probe(engine).problem() is None
+    assert "positions, frames or templates" in probe(Dropping(engine)).problem()
+
+
+def test_one_short_prompt_of_each_kind_of_media_is_probed(tiny_pair, random_prompts):
+    model, _ = tiny_pair()
+    prompts = random_prompts(model, ["t", "vt", "vtttt", "i", "iv"])
+    lengths = prompts.attention_mask.sum(1).tolist()
+    clips = [row for row in (1, 2, 4) if lengths[row] == min(lengths[n] for n in (1, 2, 4))]
+    assert probe_rows(prompts) == list(dict.fromkeys([min((3, 4), key=lengths.__getitem__), *clips]))
+    assert probe_rows(prompts, {"image"}) == clips and probe_rows(prompts, {"image", "video"}) == []
+    assert probe_rows(prompts.select([0])) == []
+
+
+def test_the_bound_of_a_probe_follows_the_rounding_of_the_trainer():
+    trained, mask = torch.zeros(1, 101), torch.ones(1, 101, dtype=torch.bool)
+    found = lambda gap, noise, precision="float32": Probe(
+        trained + gap, trained, None if noise is None else trained + noise, mask, precision
+    ).problem()
+    assert found(7e-5, 1e-5) is None and "at most 8e-05" in found(9e-5, 1e-5)
+    assert found(1e-6, 0.0) is None and found(3e-6, 0.0)
+    assert found(9e-5, None) is None and found(2e-4, None)
+    assert found(0.029, 0.01, "half") is None and found(0.031, 0.01, "half")
+    # A few tokens that rounding has sent to another expert.
+    few = torch.zeros(1, 101)
+    few[0, :40] = 0.5
+    assert Probe(few, trained, trained + 1e-6, mask, "float32").problem() is None
+
+
+@pytest.mark.parametrize("settings", [{"bf16": True}, {}])
+def test_a_run_ends_whose_sampler_drops_height_and_width(make_trainer, settings):
+    trainer = make_trainer(max_steps=1, gradient_accumulation_steps=1, train_sampling_strategy="sequential", **settings)
+    trainer.collector = replace(trainer.collector, engine=Dropping(trainer.collector.engine))
+    with pytest.raises(ParityError, match="positions"):
+        trainer.train()

@@ -12,12 +12,13 @@ import pytest
 from qwenvl.cli import main as qwenvl
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import load_dataset
+from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.rewards.table import TABLE, reading
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.types import ClipMeta, LibraryCount, LibrarySize, Message, Record
-from qwenvl.use.label import as_cell, deciding_reward, elected, key_of, unframed, version_of
+from qwenvl.use.label import as_cell, deciding_reward, elected, key_of, version_of
 from tests.made_clips import write_clip
 from tests.train.test_distributed import launch_ranks
 

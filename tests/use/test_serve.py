@@ -5,14 +5,23 @@ import http.client
 import http.server
 import json
 import re
+import shutil
 import threading
+from dataclasses import replace
 
 import numpy as np
 import openai
 import pytest
 
 from qwenvl.cli import main as qwenvl
+from qwenvl.data.records.framing import Framing
+from qwenvl.data.records.presets import CHOICE, WORDS
+from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.demo.clips import encode
+from qwenvl.evaluate.settings import try_request
+from qwenvl.use.chat_request import Patience, parse_body
+from qwenvl.use.serve import ChatServer
+from qwenvl.use.serve_command import serve_request
 from tests.use.running import FLAGS, QUESTION, data_url, image, raw, video
 
 MANY = 200
@@ -255,7 +264,7 @@ def test_check_of_a_server(running, made_media, records, capsys, monkeypatch):
     names = ["video", "without a new line", "text", "behind", "both"]
     assert [line.partition(":")[0] for line in lines[:5]] == names
     lengths = [re.search(r"([\d,]+) tokens of the prompt, ([\d,]+) here", line).groups() for line in lines[:5]]
-    # A clip before all text always has a new line here.
+    # The server puts a new line behind a clip, as the settings of the model say.
     assert [int(there) - int(here) for there, here in lengths] == [0, 1, 0, 0, 0]
     assert lines[6].startswith("NOT as trained: look at the number of frames")
     good = json.loads(records.read_text())
@@ -301,3 +310,23 @@ def test_what_is_wrong_is_told_in_a_line(made_media, monkeypatch, capsys, argv, 
         found = ended.code
     error = capsys.readouterr().err
     assert found == 2 and "Traceback" not in error and message in error.strip().splitlines()[-1], error
+
+
+def test_a_question_gets_the_request_that_presets_put_behind_those_of_training(made, tmp_path, capsys):
+    shutil.copytree(made / "model", tmp_path / "model")
+    settings = PromptSettings.load(made / "model")
+    framing = Framing(kinds=(WORDS, CHOICE), system="Look at the hands.")
+    replace(settings, system=None, framing=framing).save(tmp_path / "model")
+    server = ChatServer(serve_request([str(tmp_path / "model"), "--media_root", str(made / "media"), *FLAGS]))
+    for question in ("Which?", "Which?\nA. pick\nB. insert", "Which? Write it in <answer></answer>."):
+        content = [video("one.mp4"), {"type": "text", "text": question}]
+        body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+        parsed = parse_body(body, server.name, server.collector.params)
+        patience = Patience(60.0)
+        record = server.reader.record(parsed, tmp_path, patience)
+        sent = server._made(record, parsed, tmp_path, patience).batch.input_ids.tolist()
+        asked = try_request([str(tmp_path / "model"), str(made / "media/one.mp4"), question, *FLAGS]).record
+        shown = server.collator([server._dataset.load(asked)])["prompts"]
+        assert sent == shown.input_ids.tolist()
+        assert ("First think" in asked.messages[-1].text) == ("<answer>" not in question)
+        assert asked.messages[0].text == "Look at the hands."

@@ -141,8 +141,7 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
     where, value = row.where, _value(row, options)
     given, read, hints = value, set[str](), list[Hint]()
     if options.format not in (None, OURS):
-        form = "<answer>" not in (options.prompt_template or "") + (options.system or "")
-        made = our_row(options.format, value, where, form, options.first_number)
+        made = our_row(options.format, value, where, adds_request(options), options.first_number)
         value, read, hints = made.row, made.read, made.hints
     draft = draft_of(value, where)
     messages = draft.messages
@@ -178,6 +177,11 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         hints=tuple(dict.fromkeys([*hints, *noticed])),
         image_sizes=sizes if any(sizes) else (),
     )
+
+
+def adds_request(options: ReadOptions) -> bool:
+    """Whether presets say in which form to answer: not where the template or the system turn does."""
+    return "<answer>" not in (options.prompt_template or "") + (options.system or "")
 
 
 def _clip_metas(draft: Draft, videos: tuple[str, ...], where: str) -> tuple[ClipMeta | None, ...]:

@@ -190,9 +190,19 @@ def our_row(name: str, row: Values, where: str, form: bool = True, first_number:
     made.read |= passed
     made.row = others | made.row
     if form and "<answer>" not in made.row["prompt"]:
-        wanted = made.asked or ASKED_FOR.get(made.row["problem_type"], "the answer")
-        made.row["prompt"] += f"\nFirst think, within <think> </think>. Then give {wanted} within <answer> </answer>."
+        made.row["prompt"] += answer_request(made.row["problem_type"], made.asked)
     return made
+
+
+def answer_request(kind: str, wanted: str | None = None) -> str:
+    """What stands behind a question: in which form to answer it.
+
+    Args:
+        kind: of the question.
+        wanted: the answer in words. None: as the kind has it.
+    """
+    wanted = wanted or ASKED_FOR.get(kind, "the answer")
+    return f"\nFirst think, within <think> </think>. Then give {wanted} within <answer> </answer>."
 
 
 def has_options(name: str) -> bool:

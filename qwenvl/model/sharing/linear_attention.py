@@ -66,7 +66,7 @@ class State:
             layer: not used. One compiled layer serves all of them.
         """
         state = self.flatten()
-        out = forward(hidden, cache_params=state)
+        out = forward(hidden, state)
         for kept, after in zip(self.known(), state.known(), strict=True):
             kept.copy_(after.view(kept.shape))
         return out
@@ -116,7 +116,10 @@ class State:
 
 
 Layer = Callable[..., Tensor]
-"""The stock forward of a layer: ``layer(hidden, cache_params=state)``, rows x S x width -> rows x S x width."""
+"""The stock forward of a layer: ``layer(hidden, state)``, rows x S x width -> rows x S x width.
+
+The state goes by its place: its name differs between versions of transformers.
+"""
 
 
 def obstacle() -> str | None:
@@ -195,7 +198,7 @@ class Padding:
 
     def run(self, layer: Layer, row: Tensor, state: State) -> Tensor:
         """Runs the sequences, each on from its row of ``state``: S x width -> S x width."""
-        return layer(self.pad(row), cache_params=state).flatten(0, 1)[self.places]
+        return layer(self.pad(row), state).flatten(0, 1)[self.places]
 
     def pad(self, row: Tensor) -> Tensor:
         """S x .. -> rows x length x .., zeros where there is no token."""

@@ -141,7 +141,7 @@ class _Resuming:
             rows = [n for n, own in enumerate(lengths) if own == length]
             before = [self.parked[n].states[layer] for n in rows]
             state = State(*map(torch.stack, zip(*(each.known() for each in before), strict=True)))
-            made = forward(torch.stack([hidden[0, spans[n]] for n in rows]), cache_params=state)
+            made = forward(torch.stack([hidden[0, spans[n]] for n in rows]), state)
             for place, n in enumerate(rows):
                 out[0, spans[n]] = made[place]
                 after[n] = State(*(x[place] for x in state.known()))

@@ -45,6 +45,26 @@ def first_block(text: str, tag: Tag) -> Block | None:
     return Block(start, close + len(closing), text[start + len(opening) : close])
 
 
+def thinking_of(text: str, opened: bool) -> tuple[str, bool] | None:
+    """The thinking part of a turn, and whether it was closed. None: the turn has no such part.
+
+    Args:
+        opened: the prompt ends inside a think block, which the turn continues.
+
+    Example:
+        >>> thinking_of("left or</think> right", opened=True), thinking_of("<think>left or", opened=False)
+        (('left or', True), ('left or', False))
+    """
+    before, opening, behind = text.partition("<think>")
+    if opened:
+        # A model may repeat the tag that its prompt has opened the block with.
+        behind = behind if opening and not before.strip() else text
+    elif not opening:
+        return None
+    thinking, closing, _ = behind.partition("</think>")
+    return thinking, bool(closing)
+
+
 def answer_of(completion: str) -> str | None:
     """The content of the first answer block, as ``unified`` writes it, without outer white space.
 

@@ -191,7 +191,8 @@ class Collector:
         if not len(scored):  # a stand-in, see Experience
             token = torch.zeros(1, 1, dtype=torch.long, device=self.args.device)
             prompts, advantages = PromptInputs.of_text(token), torch.zeros(1, device=self.args.device)
-            rollout = RolloutBatch(token, torch.ones_like(token, dtype=torch.bool), texts=[""], finish_reasons=["stop"])
+            mask = torch.ones_like(token, dtype=torch.bool)
+            rollout = RolloutBatch(token, mask, texts=[""], finish_reasons=["stop"], ended_by=[""])
             scored = replace(scored, prompts=prompts, rollout=rollout)
         loss_mask = scored.rollout.completion_mask & (len(scored) > 0)
         experience = replace(scored, advantages=advantages, loss_mask=loss_mask)

@@ -30,10 +30,11 @@ from qwenvl.train.meter import Meter, peak_memory, phase_name
 TITLES = {
     **{"reward/total": "reward", "target/loss": "loss", "group/zero_std_frac": "equal groups", "kl": "KL"},
     **{"entropy": "entropy", "completion/length_mean": "length", "completion/truncated_frac": "cut off"},
+    **{"completion/thinking_mean": "thinking", "completion/thinking_cut_frac": "cut in thinking"},
     **{"look/looked_frac": "looked", "look/calls": "looks", "grad_norm": "grad norm"},
 }
 """The metrics that are shown, in this order, and their names there. Components of the reward follow the reward."""
-SHARES = {"group/zero_std_frac", "completion/truncated_frac", "look/looked_frac"}
+SHARES = {"group/zero_std_frac", "completion/truncated_frac", "completion/thinking_cut_frac", "look/looked_frac"}
 NO_COMPONENTS = {"reward/total", "reward/max", "reward/std"}
 MOST_COMPONENTS = 5  # of the reward
 CURVE = 14  # characters

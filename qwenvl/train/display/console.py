@@ -39,15 +39,16 @@ def shows_bars() -> bool:
 def settle_output() -> None:
     """Switch off useless output of other libraries: bars where there is no terminal, and warnings that are no news.
 
-    These are deprecated names that accelerate, peft and transformers call themselves, threads of tokenizers in the
-    workers of a data loader, and hints that concern a GPU where there is none.
+    These are deprecated names that accelerate, peft, torch and transformers call themselves, threads of tokenizers in
+    the workers of a data loader, and hints that concern a GPU where there is none.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
 
     for library in () if torch.cuda.is_available() else ("DeepSpeed", "transformers.integrations.hub_kernels"):
         logging.getLogger(library).setLevel(logging.ERROR)
-    for deprecated in ("`broadcast_buffers`", r"`(is_)?gradient_checkpointing\w*`"):
+    of_torch = r"`torch\.distributed\.\w+`"  # all_gather_into_tensor for one, which accelerate calls
+    for deprecated in ("`broadcast_buffers`", r"`(is_)?gradient_checkpointing\w*`", of_torch):
         warnings.filterwarnings("ignore", f"{deprecated} is deprecated", FutureWarning)
     if not shows_bars():
         from transformers.utils.logging import disable_progress_bar

@@ -12,6 +12,7 @@ import torch
 
 from qwenvl.failure import full_memory, tell
 from qwenvl.rollout.engine import EngineLostError
+from qwenvl.train.gradient_reach import NoGradientError
 from qwenvl.train.parity import ParityError
 from qwenvl.train.run.checkpoints import checkpoints_of, is_sealed, newest_whole, problem_of
 
@@ -48,7 +49,7 @@ def told_in_one_line(command: str, output_dir: str | Path | None) -> Iterator[No
 
 def explanation(error: BaseException, output_dir: str | Path | None) -> str | None:
     """What happened and what to do, for an error that is not the program's. None for other errors."""
-    if isinstance(error, (FloatingPointError, ParityError)):
+    if isinstance(error, (FloatingPointError, NoGradientError, ParityError)):
         return str(error)
     said = None
     if isinstance(error, KeyboardInterrupt):

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import ProcessorMixin
 
 from qwenvl.config.grpo_config import WarmupConfig
-from qwenvl.data.chat import render_calls
+from qwenvl.data.chat import render_calls, turn_end_id
 from qwenvl.data.collator import GRPOCollator, ProcessedSample
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, kind_of, place_of
@@ -227,6 +227,9 @@ class TargetCollator(GRPOCollator):
         super().__init__(processor, options, tools=schemas_of(flags))
         self.targets = targets
         self.toolbox = Toolbox.of(flags, self)
+        turn_end = turn_end_id(processor, options.template_arguments)
+        # The end of a turn of the chat template comes first: it is what the model has to say behind an answer.
+        self.end_id = processor.tokenizer.eos_token_id if turn_end is None else turn_end
 
     def __call__(self, samples: list[Sample | BadSample | None]) -> dict[str, Any]:
         inputs: dict[str, Any] = super().__call__(samples)
@@ -243,7 +246,7 @@ class TargetCollator(GRPOCollator):
                 if rows[n] and conversations is not None:
                     appended.append(self._answer(conversations, n, rows[n][-1]))
                     rows[n].append(appended[-1].input_ids.tolist())
-                rows[n].append([*tokenizer(turn, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id])
+                rows[n].append([*tokenizer(turn, add_special_tokens=False)["input_ids"], self.end_id])
         inputs["target_ids"] = _padded([[*chain(*row)] for row in rows], tokenizer.pad_token_id)
         taught = [[1 - k % 2 for k, piece in enumerate(row) for _ in piece] for row in rows]
         inputs["target_mask"] = _padded(taught, 0).bool()

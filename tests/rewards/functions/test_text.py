@@ -5,7 +5,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwenvl.rewards.functions.text import answer_of, first_block, pairs, solution_of, unified
+from qwenvl.rewards.functions.text import answer_of, first_block, pairs, solution_of, thinking_of, unified
 
 DECOMPOSED = [c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.decomposition(c)]
 KEPT = {c for c in DECOMPOSED if unicodedata.decomposition(c).startswith(("<super>", "<sub>", "<fraction>"))}
@@ -52,3 +52,13 @@ def test_long_runs_of_combining_marks_are_broken_before_they_are_put_in_order():
     for pair in ("\u0301\u0316", "\uff9e\u0316", "\u0344\u0316"):
         runs = [len(list(run)) for is_mark, run in groupby(unified("a" + pair * 100), unicodedata.combining) if is_mark]
         assert sum(runs) >= 199 and max(runs) <= 30
+
+
+def test_the_thinking_part_of_a_turn_and_whether_it_was_closed():
+    assert thinking_of("<think>so</think><answer>1</answer>", False) == ("so", True)
+    assert thinking_of("Well. <think>so</think>", False) == ("so", True)
+    assert thinking_of("<think>so, and", False) == ("so, and", False)
+    assert thinking_of("<answer>1</answer>", False) is None and thinking_of("so</think>", False) is None
+    assert thinking_of("so</think>1", True) == ("so", True) and thinking_of("so, and", True) == ("so, and", False)
+    assert thinking_of("<think>so</think>1", True) == ("so", True)
+    assert thinking_of("so <think> again</think>1", True) == ("so <think> again", True)

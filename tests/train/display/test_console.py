@@ -17,7 +17,9 @@ def test_only_the_first_process_speaks(monkeypatch, capsys):
 def test_warnings_that_are_no_news_are_silenced():
     with warnings.catch_warnings(record=True) as told:
         settle_output()
-        for deprecated in ("broadcast_buffers", "is_gradient_checkpointing", "gradient_checkpointing_enable", "sync"):
+        of_checkpointing = ("is_gradient_checkpointing", "gradient_checkpointing_enable")
+        of_torch = ("torch.distributed.all_gather_into_tensor", "torch.distributed.reduce_scatter_tensor")
+        for deprecated in ("broadcast_buffers", *of_checkpointing, *of_torch, "sync"):
             warnings.warn(f"`{deprecated}` is deprecated. Use another.", FutureWarning, 1)
     assert [str(each.message) for each in told] == ["`sync` is deprecated. Use another."]
 

@@ -90,3 +90,11 @@ def test_the_first_targets_are_shown_as_the_model_reads_them(tiny_checkpoint, so
     [line] = shown_targets(load_dataset(str(sop_data)), collator, 1)
     tokens = len(processor.tokenizer("<answer>(1) step</answer>")["input_ids"]) + 1
     assert line == f"{sop_data}[0] (id clip-0): {tokens} tokens: '<answer>(1) step</answer><|im_end|>'"
+
+
+def test_a_target_ends_as_the_template_ends_a_turn_whatever_the_tokenizer_calls_its_end(tiny_checkpoint, sop_data):
+    processor = AutoProcessor.from_pretrained(tiny_checkpoint("qwen3_vl"))
+    processor.tokenizer.eos_token = "<|endoftext|>"
+    collator = TargetCollator(processor, PromptOptions(), SolutionTargets())
+    ids = collator([load_dataset(str(sop_data))[0]])["target_ids"][0].tolist()
+    assert processor.tokenizer.convert_ids_to_tokens(ids[-1]) == "<|im_end|>"

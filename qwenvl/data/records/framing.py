@@ -1,0 +1,211 @@
+"""How the prompts of a run frame a question, so that a question that is asked later looks like those of training.
+
+Training takes a prompt as its record has it. A question on a command line or to a server is only a text and its media:
+what stood between the two, the request for a form of the answer and the system turn are learned from the records.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records.forms import MEDIA_TAG
+from qwenvl.data.records.parse import ReadOptions, Row, adds_request, parse_row
+from qwenvl.data.records.presets import CHOICE, OURS, WORDS, answer_request, our_row
+from qwenvl.types import Message, Record
+
+LOOKED_AT = 200  # records, spread evenly over the data
+_IN_FRONT = re.compile(r"(?:<(?:video|image)>\s*)+")
+_LETTERED_LINES = re.compile(r"^\(?A[).:] .*\n\(?B[).:] ", re.MULTILINE)
+_BY_QUESTION = "question-answer"  # the preset that takes a question with its options and nothing else
+
+
+@dataclass(frozen=True)
+class Framing:
+    """What stands around the questions of a run, beside the template and the system turn that flags name.
+
+    Attributes:
+        between: what stands between two media in front of a question, such as "" or a new line.
+        before_text: what stands between the last of them and the question.
+        kinds: kinds of answers that questions request in the words of a preset, the most frequent one first. Empty
+            where most questions request nothing in these words.
+        system: the text of the system turn that all records have. None: they have none, or different ones.
+    """
+
+    between: str = ""
+    before_text: str = ""
+    kinds: tuple[str, ...] = ()
+    system: str | None = None
+
+    @classmethod
+    def of(cls, records: Sequence[Record], reading: ReadOptions) -> Framing:
+        """Learn it from records: what most of them have.
+
+        Args:
+            reading: how they were read. What it put around prompts is not part of the framing.
+        """
+        between, before_text, kinds, systems = (Counter[Any]() for _ in range(4))
+        questions = 0
+        for record in _spread(records):
+            record = unframed(record, reading)
+            first = next((message.text for message in record.messages if message.role == "user"), "")
+            spaces = _spaces_behind_media(first)
+            between.update(spaces[:-1])
+            before_text.update(spaces[-1:])
+            kinds[_requested(record)] += 1
+            systems[record.messages[0].text if record.messages[0].role == "system" else None] += 1
+            questions += 1
+        behind = _most_frequent(before_text, "")
+        without_request = kinds.pop(None, 0)
+        return cls(
+            # A run whose prompts have one medium each says nothing of two: they are taken to stand alike.
+            between=_most_frequent(between, behind),
+            before_text=behind,
+            kinds=() if 2 * without_request > questions else tuple(kind for kind, _ in kinds.most_common()),
+            system=next(iter(systems)) if len(systems) == 1 else None,
+        )
+
+    def with_format(self, name: str | None) -> Framing:
+        """The framing with the preset that ``--format`` names. None leaves it as it is."""
+        if name is None:
+            return self
+        return replace(self, kinds=() if name == OURS else self.kinds or (WORDS,))
+
+    def in_words(self) -> str:
+        """What it adds to a question, for the line that names the settings. Empty where it adds nothing."""
+        if not self.kinds:
+            return ""
+        return ", questions end as theirs, which request an answer (--format qwenvl leaves that out)"
+
+    def spaces(self, media: int) -> list[str]:
+        """What stands behind each of so many media in front of a question."""
+        return [self.between] * (media - 1) + [self.before_text] * min(media, 1)
+
+
+def _spread(records: Sequence[Record]) -> Iterator[Record]:
+    """At most ``LOOKED_AT`` records, spread evenly. Rows that cannot be read are reported where they are used."""
+    count = min(len(records), LOOKED_AT)
+    for number in range(count):
+        try:
+            yield records[number * len(records) // count]
+        except RecordError:
+            continue
+
+
+def _spaces_behind_media(text: str) -> list[str]:
+    """The white space behind each of the media tags that a text begins with.
+
+    Empty where it begins with no tag, and where nothing stands behind the tags: that says nothing about a question.
+
+    Example:
+        >>> _spaces_behind_media("<video><image>\\nWhich?")
+        ['', '\\n']
+    """
+    found = _IN_FRONT.match(text)
+    if found is None or found.end() == len(text):
+        return []
+    return re.findall(r">(\s*)", found[0])
+
+
+def _most_frequent(counts: Counter[str], default: str) -> str:
+    return counts.most_common(1)[0][0] if counts else default
+
+
+def _requested(record: Record) -> str | None:
+    """The kind of answer that the prompt of a record requests in the words of a preset. None: it does not."""
+    kind = record.fields.get("problem_type")
+    if isinstance(kind, str) and record.messages[-1].text.endswith(answer_request(kind)):
+        return kind
+    return None
+
+
+def unframed(record: Record, options: ReadOptions) -> Record:
+    """The record without the template and the system turn that the options put around its prompt."""
+    messages = list(record.messages)
+    if options.prompt_template is not None:
+        before, _, after = options.prompt_template.partition("{prompt}")
+        messages[-1] = Message("user", messages[-1].text.removeprefix(before).removesuffix(after))
+    if options.system is not None:
+        messages = [message for message in messages if message.role != "system"]
+    return replace(record, messages=tuple(messages))
+
+
+# ---- questions
+
+
+def asked_record(
+    question: str,
+    media: Iterable[tuple[str, str]],
+    framing: Framing,
+    reading: ReadOptions,
+    *,
+    solution: str | None = None,
+    options: Sequence[str] = (),
+) -> Record:
+    """One question as a record of training.
+
+    Args:
+        media: kind, ``video`` or ``image``, and path of each. They come before the question unless it has tags.
+        solution: None leaves it empty.
+        options: among which the answer is.
+
+    Raises:
+        ValueError: tags and media do not match, or the solution is none of the options.
+    """
+    media = list(media)
+    row = _asked_row(question, framing, reading, solution, options)
+    if not MEDIA_TAG.search(row["prompt"]):
+        tags = (f"<{kind}>" for kind, _ in media)
+        spaces = framing.spaces(len(media))
+        row["prompt"] = "".join(tag + space for tag, space in zip(tags, spaces, strict=True)) + row["prompt"]
+    row |= {f"{name}s": [path for kind, path in media if kind == name] for name in ("video", "image")}
+    if framing.system is not None:
+        row["system"] = framing.system
+    as_it_is = replace(reading, format=OURS, columns={}, allow_outside_media=True)
+    record = parse_row(Row("the question", "question", row), Path.cwd(), as_it_is)
+    return record if solution is not None else replace(record, solution="")
+
+
+def _asked_row(
+    question: str, framing: Framing, reading: ReadOptions, solution: str | None, options: Sequence[str]
+) -> dict[str, Any]:
+    """A row of our prompt form, by the function that makes those of training, and without its media."""
+    if not framing.kinds and not options:
+        return {"prompt": question} | ({} if solution is None else {"solution": solution})
+    kind = CHOICE if options else _kind_of_question(question, framing.kinds, solution)
+    # A preset's row has an answer. Here it is taken off again, so that any will do.
+    answer = solution if solution is not None else "A"
+    given: dict[str, Any] = {"question": question, "answer": answer, "problem_type": kind}
+    if options:
+        given["options"] = list(options)
+    made = our_row(_BY_QUESTION, given, "the question", form=bool(framing.kinds) and adds_request(reading))
+    return {key: made.row[key] for key in ("prompt", "solution", "problem_type")}
+
+
+def _kind_of_question(question: str, kinds: Sequence[str], solution: str | None) -> str:
+    """The kind of answer to request: what the solution or lettered options say, else the most frequent one."""
+    if solution is not None:
+        by_solution = our_row(_BY_QUESTION, {"question": question, "answer": solution}, "the question", form=False)
+        if by_solution.row["problem_type"] in kinds:
+            return by_solution.row["problem_type"]
+    if CHOICE in kinds and _LETTERED_LINES.search(question):
+        return CHOICE
+    without_options = [kind for kind in kinds if kind != CHOICE]
+    return (without_options or list(kinds))[0]
+
+
+def request_behind(text: str, framing: Framing, reading: ReadOptions) -> str:
+    """What the framing puts behind a user's last turn: the request for an answer, or nothing."""
+    if not framing.kinds or not adds_request(reading) or "<answer>" in text:
+        return ""
+    return answer_request(_kind_of_question(text, framing.kinds, None))
+
+
+def framed_question(question: str, framing: Framing) -> str:
+    """The text that stands behind one clip: a question as the prompts of training have it."""
+    return framing.spaces(1)[0] + question + request_behind(question, framing, ReadOptions())
