@@ -203,6 +203,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         expected = f"; expected files such as {Path(clips[0]).stem}.txt" if path.is_dir() else ""
         raise RecordError(f"{path}: no label of a clip in it{expected}")
     listed = spans.steps_in(labelled, background) if steps is None else steps
+    spans.check_names(listed, str(path) if steps is None else str(args.steps))
     reader = spans.SpanReader(
         root=root,
         number_of=lambda label: _listed_number(listed, label),

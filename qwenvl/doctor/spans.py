@@ -16,7 +16,7 @@ from qwenvl.data.records.text import text_rows
 from qwenvl.data.records.timelines import span_between
 from qwenvl.failure import counted
 from qwenvl.files import plain_file
-from qwenvl.timeline import TimedStep, plain_name, time_text, written_timeline
+from qwenvl.timeline import TimedStep, plain_name, time_text, timeline_in, written_timeline
 
 if TYPE_CHECKING:
     from qwenvl.data.media.reader import Clip
@@ -308,6 +308,21 @@ def steps_in(labelled: Sequence[LabelledSpan | RecordError], background: Sequenc
             raise RecordError(f"{each.where}: {each.step!r}: (number), < and ; have a meaning in answers; rename it")
         names.setdefault(plain_name(name.replace("-", " ")), name)
     return [*names.values()]
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Check that an answer with the name of a step can be read again.
+
+    Raises:
+        RecordError: a name holds a range such as 2-3 or a semicolon, which have a meaning in timelines.
+    """
+    for number, name in enumerate(names, start=1):
+        spans = timeline_in(written_timeline([TimedStep(0.0, 1.0, number, name)]))
+        if len(spans) != 1 or plain_name(spans[0].name) != plain_name(name):
+            raise RecordError(
+                f"{where}: step {number}, {name!r}: ranges such as 2-3 and semicolons have a meaning in timelines; "
+                "rename it"
+            )
 
 
 def _cells(content: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, str]:

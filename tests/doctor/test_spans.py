@@ -188,6 +188,7 @@ def test_files_of_elan(folder, capsys):
         ({"s.csv": "clip,step,start,end\na,lid (2),0,1\n"}, [], "s.csv:2: 'lid (2)'"),
         ({"s.csv": "clip,step,start_frame,end_frame\na,1,0,40\n"}, ["--steps", "steps.txt"], "s.csv:2: frame 41 is"),
         ({"s.csv": "clip,step,start_frame,end_frame\na,1,0,9.5\n"}, ["--steps", "steps.txt"], "s.csv:2: end_frame"),
+        ({"s.csv": "clip,step,start,end\na,turn 2-3 times,0,1\n"}, [], "s.csv: step 1, 'turn 2-3 times'"),
         ({"s.csv": "clip,step,start,end,id\na,lid,0,1,3\n"}, [], "the column 'id' has another meaning"),
         ({"s.csv": "clip,step,start,end,who\na,lid,0,1,x\na,lid,1,2,y\n"}, [], "s.csv:3: the column 'who'"),
         ({"s.csv": "clip,answer\na,1\n"}, ["--steps", "steps.txt", "--label_fps", "5"], "--label_fps has no effect"),
