@@ -312,12 +312,12 @@ def test_what_is_wrong_is_told_in_a_line(made_media, monkeypatch, capsys, argv, 
     assert found == 2 and "Traceback" not in error and message in error.strip().splitlines()[-1], error
 
 
-def test_a_question_gets_the_request_that_presets_put_behind_those_of_training(made, tmp_path, capsys):
-    shutil.copytree(made / "model", tmp_path / "model")
-    settings = PromptSettings.load(made / "model")
+def test_a_question_gets_the_request_that_presets_put_behind_those_of_training(made_media, tmp_path, capsys):
+    shutil.copytree(made_media / "model", tmp_path / "model")
+    settings = PromptSettings.load(made_media / "model")
     framing = Framing(kinds=(WORDS, CHOICE), system="Look at the hands.")
     replace(settings, system=None, framing=framing).save(tmp_path / "model")
-    server = ChatServer(serve_request([str(tmp_path / "model"), "--media_root", str(made / "media"), *FLAGS]))
+    server = ChatServer(serve_request([str(tmp_path / "model"), "--media_root", str(made_media / "media"), *FLAGS]))
     for question in ("Which?", "Which?\nA. pick\nB. insert", "Which? Write it in <answer></answer>."):
         content = [video("one.mp4"), {"type": "text", "text": question}]
         body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
@@ -325,7 +325,7 @@ def test_a_question_gets_the_request_that_presets_put_behind_those_of_training(m
         patience = Patience(60.0)
         record = server.reader.record(parsed, tmp_path, patience)
         sent = server._made(record, parsed, tmp_path, patience).batch.input_ids.tolist()
-        asked = try_request([str(tmp_path / "model"), str(made / "media/one.mp4"), question, *FLAGS]).record
+        asked = try_request([str(tmp_path / "model"), str(made_media / "media/one.mp4"), question, *FLAGS]).record
         shown = server.collator([server._dataset.load(asked)])["prompts"]
         assert sent == shown.input_ids.tolist()
         assert ("First think" in asked.messages[-1].text) == ("<answer>" not in question)
