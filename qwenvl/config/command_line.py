@@ -14,7 +14,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -57,8 +57,8 @@ def read_command(command: str, argv: Sequence[str], begins: bool = False) -> Any
         settings = settings_class(groups)(**values)
         if problems := [*_missing(settings), *(_of_machine(settings) if begins else ())]:
             raise ValueError("\n".join(problems))
-        if begins and int(os.environ.get("RANK", "0")) == 0:
-            print(f"{command}: loading PyTorch and transformers", file=sys.stderr, flush=True)  # which takes seconds
+        if begins:
+            announce_loading(f"{command}: ")
         from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 
         return (WarmupConfig if warmup else GRPOConfig)(**values)
@@ -76,11 +76,31 @@ def without_dry_run(argv: Sequence[str]) -> tuple[list[str], str]:
     return [*argv[:at], *argv[at + 1 + everything :]], "all" if everything else "changed"
 
 
-def config_from(file: Path | None, argv: Sequence[str], only: Collection[str] | None = None) -> GRPOConfig:
-    """The ``GRPOConfig`` of ``file``, overridden by the flags in ``argv``. See ``parsed``."""
+def config_from(
+    file: Path | None,
+    argv: Sequence[str],
+    only: Collection[str] | None = None,
+    check: Callable[[Any], None] | None = None,
+) -> GRPOConfig:
+    """The ``GRPOConfig`` of ``file``, overridden by the flags in ``argv``. See ``parsed``.
+
+    Args:
+        check: what else must hold on this machine. It gets the settings before torch is loaded.
+    """
+    values = parsed(file, argv, FLAG_GROUPS, only)
+    settings = settings_class(FLAG_GROUPS)(**values)
+    if check is not None:
+        check(settings)
+        announce_loading()
     from qwenvl.config.grpo_config import GRPOConfig
 
-    return GRPOConfig(**parsed(file, argv, FLAG_GROUPS, only))
+    return GRPOConfig(**values)
+
+
+def announce_loading(command: str = "") -> None:
+    """Say in the first process why nothing happens: PyTorch takes seconds to load. Silent once it is there."""
+    if "torch" not in sys.modules and int(os.environ.get("RANK", "0")) == 0:
+        print(f"{command}loading PyTorch and transformers", file=sys.stderr, flush=True)
 
 
 def parsed(
@@ -219,12 +239,13 @@ def _missing(config: Any) -> Iterator[str]:
 def _of_machine(config: Any) -> Iterator[str]:
     """Files and packages that a run on this machine lacks."""
     from qwenvl.data.records.catalog import resolve_datasets
-    from qwenvl.model.weight_files import require_folder
+    from qwenvl.model.hub import require_model
+    from qwenvl.rewards.resolve import RewardError, check_names
 
     for name in ("model_name_or_path", "ref_model_name_or_path", "start_from_weights", "teacher"):
         try:
-            require_folder(getattr(config, "teacher_path" if name == "teacher" else name, None) or "")
-        except FileNotFoundError as error:
+            require_model(getattr(config, "teacher_path" if name == "teacher" else name, None) or "")
+        except OSError as error:
             yield f"--{name} {error}"
     for name in ("dataset_use", "eval_dataset_use"):
         if names := getattr(config, name):
@@ -232,4 +253,13 @@ def _of_machine(config: Any) -> Iterator[str]:
                 resolve_datasets(names, config.dataset_catalog, f"--{name}")
             except (ValueError, OSError) as error:
                 yield str(error)
+    for name in getattr(config, "reward_model", None) or ():  # a warm-up has none
+        try:
+            require_model(name)
+        except OSError as error:
+            yield f"--reward_model {error}"
+    try:
+        check_names(getattr(config, "reward_funcs", None) or (), getattr(config, "external_plugins", None) or ())
+    except RewardError as error:
+        yield f"--reward_funcs: {error}"
     yield from problems_of_machine(config)

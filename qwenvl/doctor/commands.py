@@ -8,7 +8,7 @@ from pathlib import Path
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.errors import told_to_the_user
 from qwenvl.doctor import check, convert, from_folder
-from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags
+from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, check_flags
 from qwenvl.tools.options import ToolOptions
 
 COMMANDS = {
@@ -47,9 +47,11 @@ def preview(argv: Sequence[str] | None = None) -> int:
     own.add_argument("--seed", type=int, default=42, help="run seed of the draw (42, as in training)")
     own.add_argument("--out", default="preview.html", help="the page to write (preview.html)")
     args = own.parse_args(argv)
-    from qwenvl.doctor.preview import page_of  # takes seconds, which --help does not wait for
-
     with told_to_the_user("qwenvl preview"):
+        check_flags(args)
+        # With torch, which neither --help nor a wrong command line waits for.
+        from qwenvl.doctor.preview import page_of
+
         page = page_of(args)
         Path(args.out).write_text(page, encoding="utf-8")
     print(f"wrote {args.out} ({len(page) / 1e6:.1f} MB); open it in a browser")

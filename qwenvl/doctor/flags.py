@@ -13,6 +13,7 @@ from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, record_hints
 from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.record_file import RecordFile
+from qwenvl.model.hub import require_model
 from qwenvl.types import Hint, Record
 
 if TYPE_CHECKING:
@@ -33,19 +34,32 @@ def add_frame_flags(parser: FlagParser) -> None:
     parser.add_options(PromptOptions, without={"on_long_prompt"})
 
 
+def check_flags(args: argparse.Namespace) -> None:
+    """Raise for a data set or a model that is not there, and for flags that need ``--model``, before torch is loaded.
+
+    Raises:
+        ValueError, OSError: naming it, with what to do.
+    """
+    resolve_datasets(args.dataset, args.dataset_catalog)
+    if args.model is not None:
+        require_model(args.model)
+        return
+    if getattr(args, "tools", None):
+        raise ValueError("--tools: give --model, whose chat template writes them into the prompt")
+    if args.max_prompt_length is not None:
+        raise ValueError("--max_prompt_length counts tokens: give --model, whose processor makes them")
+    if args.fit_frames:
+        raise ValueError("--fit_frames has no effect without --model and --max_prompt_length")
+
+
 def make_collator(args: argparse.Namespace, tools: Sequence[dict[str, Any]] = ()) -> GRPOCollator | None:
     """A collator that turns a prompt that is too long into a bad sample. None without ``--model``.
 
     Args:
         tools: the schemas of tools that prompts offer.
     """
+    check_flags(args)
     if args.model is None:
-        if tools:
-            raise ValueError("--tools: give --model, whose chat template writes them into the prompt")
-        if args.max_prompt_length is not None:
-            raise ValueError("--max_prompt_length counts tokens: give --model, whose processor makes them")
-        if args.fit_frames:
-            raise ValueError("--fit_frames has no effect without --model and --max_prompt_length")
         return None
     from qwenvl.data.collator import GRPOCollator
     from qwenvl.model.loading import load_processor

@@ -15,7 +15,7 @@ from qwenvl.data.chat import chat_messages
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import FrameOptions, PromptOptions
-from qwenvl.data.saved_processor import PromptSettings
+from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.evaluate.questions import Questions
 from qwenvl.evaluate.settings import OF_A_RUN, READ_BY_EVALUATION, ModelSource, Request
 from qwenvl.model.loading import base_of_adapter

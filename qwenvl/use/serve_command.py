@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from qwenvl.data.options import ReadingOptions
 from qwenvl.evaluate.command import MODEL, run_command
 from qwenvl.evaluate.settings import READ_BY_TRY, names_of
+from qwenvl.files import check_installed
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.use.options import ServeOptions, UseRequest, use_request
 
@@ -27,9 +28,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command("serve", argv, serve_request, _run, ABOUT)
 
 
-def serve_request(argv: Sequence[str]) -> UseRequest:
-    """The command line. See ``use_request``."""
-    return use_request(argv, ServeOptions, READ, "one MODEL, or MODEL DATA with --check,")
+def serve_request(argv: Sequence[str], begins: bool = False) -> UseRequest:
+    """The command line. See ``use_request``.
+
+    Raises:
+        ImportError: the packages of a server are not installed.
+    """
+    checks = any(word.split("=")[0] == "--check" for word in argv)
+    if begins and not checks:
+        for package in ("uvicorn", "fastapi"):
+            check_installed(package, "serve")
+    return use_request(argv, ServeOptions, READ, "one MODEL, or MODEL DATA with --check,", begins)
 
 
 def _run(request: UseRequest) -> str:

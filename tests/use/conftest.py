@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from qwenvl.data.options import FrameOptions, PromptOptions
-from qwenvl.data.saved_processor import PromptSettings
+from qwenvl.data.prompt_settings import PromptSettings
 
 
 @pytest.fixture(scope="module")
