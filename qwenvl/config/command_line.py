@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from qwenvl.config.checks import problems_of_machine
 from qwenvl.config.flags import FLAG_GROUPS, OF_TRAINING, WARMUP_GROUPS, FlagParser, settings_class, unknown_flag
+from qwenvl.data.prompt_settings import trained_otherwise
 from qwenvl.failure import tell
 from qwenvl.files import plain_file
-from qwenvl.option import Options, kinds_of, row_text
+from qwenvl.option import Options, all_options, kinds_of, row_text, was_set
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -58,6 +59,8 @@ def read_command(command: str, argv: Sequence[str], begins: bool = False) -> Any
         if problems := [*_missing(settings), *(_of_machine(settings) if begins else ())]:
             raise ValueError("\n".join(problems))
         if begins:
+            for path in {settings.model_name_or_path, settings.start_from_weights} - {None}:
+                tell_otherwise(path, settings)
             announce_loading(f"{command}: ")
         from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 
@@ -95,6 +98,13 @@ def config_from(
     from qwenvl.config.grpo_config import GRPOConfig
 
     return GRPOConfig(**values)
+
+
+def tell_otherwise(model: str, flags: Any) -> None:
+    """Say in the first process which settings of prompts differ from those that a model was trained with."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        for sentence in trained_otherwise(model, flags):
+            print(f"worth a look: {sentence}", file=sys.stderr, flush=True)
 
 
 def announce_loading(command: str = "") -> None:
@@ -187,6 +197,21 @@ def file_tokens(
         if value is None and known[name].default is not None:
             raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name].default}")
     return tokens_of({name: value for name, value in settings.items() if only is None or name in only})
+
+
+def changed_flags(
+    config: Any, groups: Sequence[type[Options]], more: Sequence[str] = (), without: Collection[str] = ()
+) -> list[str]:
+    """The flags of some groups of options that differ from their defaults, as a command line.
+
+    Args:
+        config: a ``GRPOConfig`` or a ``WarmupConfig``.
+        more: names of further settings.
+        without: names of settings that the other command does not take.
+    """
+    named = dict.fromkeys([*(each.name for group in groups for each in all_options(group)), *more])
+    changed = [name for name in named if name not in without and was_set(config, name)]
+    return tokens_of({name: getattr(config, name) for name in changed})
 
 
 def typed(value: Any) -> Any:

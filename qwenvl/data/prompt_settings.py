@@ -74,3 +74,38 @@ class PromptSettings:
     def frames_per_second(self) -> float:
         """Frames taken per second of a clip, where the bounds on their number allow it."""
         return self.frames.video_fps or 1 / self.frames.base_interval
+
+    def otherwise(self, here: PromptSettings) -> list[tuple[str, Any, Any]]:
+        """The settings that differ from others: name, value of these, value of those.
+
+        What is left out of a prompt that is too long is no setting of the prompt. Arguments of the chat template that
+        nobody has set are those of the template itself.
+        """
+        before, after = self._by_name(), here._by_name()
+        skipped = {"max_prompt_length", "on_long_prompt", "fit_frames"}
+        if here.prompts.chat_template_kwargs is None:
+            skipped.add("chat_template_kwargs")
+        names = [name for name in before if name not in skipped]
+        return [(name, before[name], after[name]) for name in names if before[name] != after[name]]
+
+    def _by_name(self) -> dict[str, Any]:
+        own = {"system": self.system, "prompt_template": self.prompt_template}
+        arguments = {"chat_template_kwargs": self.prompts.template_arguments}
+        return asdict(self.frames) | asdict(self.prompts) | own | arguments
+
+
+def trained_otherwise(model: str | Path, flags: Any) -> list[str]:
+    """A sentence for each setting of prompts that a model was trained with and that some flags change.
+
+    Args:
+        model: a folder, or the name of a model, of which nothing is known here.
+        flags: anything with the attributes of frames, prompts and reading.
+    """
+    saved = PromptSettings.beside(model)
+    if saved is None:
+        return []
+    shown = lambda value: "unset" if value is None else value
+    return [
+        f"{model} was trained with --{name} {shown(there)}, and here it is {shown(here)}"
+        for name, there, here in saved.otherwise(PromptSettings.of(flags, None, ""))
+    ]

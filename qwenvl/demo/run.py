@@ -109,6 +109,7 @@ class Demo:
             "video_max_frame_pixels": pixels,
             "dataloader_num_workers": 1,
             "save_strategy": "no",
+            "overwrite_output_dir": True,  # so that each command works once more, as it is printed
         }
 
     def warmup_settings(self) -> dict[str, Any]:
@@ -287,7 +288,10 @@ def run_demo(demo: Demo) -> None:
         config = demo.folder / f"{name}.yaml"
         config.write_text(yaml.safe_dump(settings, sort_keys=False))
         say(f"[{number}/{last}] {_command(command, '--config', config)}")
-        {"warmup": warmup.main, "train": train_grpo.main}[command](["--config", str(config)])
+        if command == "warmup":
+            warmup.main(["--config", str(config)], says_next=False)  # it comes now, with better records
+        else:
+            train_grpo.main(["--config", str(config)])
     say(f"[{last}/{last}] does it look? {_command('evaluate', *evaluation)}")
     with redirect_stdout(io.StringIO()):  # its table is shown at the end
         held_out.main(evaluation)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from qwenvl.config.command_line import tell_otherwise
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.errors import told_to_the_user
 from qwenvl.doctor import check, convert, from_folder
@@ -49,6 +51,8 @@ def preview(argv: Sequence[str] | None = None) -> int:
     args = own.parse_args(argv)
     with told_to_the_user("qwenvl preview"):
         check_flags(args)
+        if args.model is not None:
+            tell_otherwise(args.model, argparse.Namespace(**vars(args), on_long_prompt="error"))
         # With torch, which neither --help nor a wrong command line waits for.
         from qwenvl.doctor.preview import page_of
 

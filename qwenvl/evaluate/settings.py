@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qwenvl.config.command_line import config_from, split_file, tokens_of
+from qwenvl.config.command_line import config_from, split_file, tell_otherwise, tokens_of
 from qwenvl.config.flags import FLAG_GROUPS, FlagParser, settings_class
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.forms import MEDIA_TAG
@@ -409,6 +409,7 @@ def probe_request(argv: Sequence[str], begins: bool = False) -> Request:
                 raise ValueError(f"{file}: {name} is missing; set it there, or give MODEL DATA before the flags")
         if begins:
             check_machine(settings, [settings.model_name_or_path], settings.dataset_use)
+            tell_otherwise(settings.model_name_or_path, settings)
 
     only = {*READ_BY_PROBE, "start_from_weights"}
     config = config_from(file, [*tokens, *flags], only=only, check=check)

@@ -204,6 +204,22 @@ def test_what_is_told(tmp_path):
     assert max(map(len, lines)) < 150
 
 
+def test_nothing_is_concluded_from_models_without_an_answer(tmp_path):
+    rows = [
+        row
+        for model in ("base", "sop")
+        for control in ("none", "blank")
+        for n in range(3)
+        for row in scored(n, [0.0, 0.0], model, control, ["", ""])
+    ]
+    results = results_of(rows, ["base", "sop"], ["none", "blank"], "accuracy", 1.0)
+    facts = [{"name": name, "trained_otherwise": ()} for name in ("base", "sop")]
+    text = table({**results, "protocol": PROTOCOL, "models": facts, "left_out": []}, tmp_path)
+    for name in ("base", "sop"):
+        assert f"{name}: no completion has an answer" in text
+    assert "Does it look?" not in text and "drop" not in text and "sop - base" not in text
+
+
 def test_looks_have_a_table(tmp_path):
     rows = [row for n in range(2) for row in scored(n, [1.0, 0.0], "sop")]
     rows = [replace(row, turns=LOOKED, evidence=((12.0, 18.0),)) for row in rows]

@@ -34,7 +34,7 @@ from tests.made_clips import write_clip
         ("try MODEL 18.mp4 Which?", 2, "18.mp4: no such file; expected a clip or an image"),
         ("try MODEL data.json Which?", 1, "data.json: not a video: it begins with"),
         ("try MODEL 17.mp4 <video><video>?", 1, "the prompt has 2 <video> tags but `video` names 1 files"),
-        ("try ./none 17.mp4 Which?", 2, "./none: no such folder; expected one that holds a checkpoint, or a name on the hub"),
+        ("try ./none 17.mp4 Which?", 2, "./none: no such folder; expected one that holds a checkpoint"),
         ("try MODEL 17.mp4 Which? -n 0", 2, "--n must be at least 1, got 0"),
         ("try MODEL 17.mp4 Which? --reward_funcs format", 2, "--reward_funcs has no effect without --solution"),
         ("try MODEL 17.mp4 Which? --picture x.png", 2, "unknown flag picture; use qwenvl preview"),

@@ -42,7 +42,7 @@ def opened(browser, tmp_path):
         label("unread", "", 0.0),
         label("torn2", "(3) screw", 0.5, logprob=-0.5),
     ]
-    written = write_labels(tmp_path, "run", rows)
+    written = write_labels(tmp_path, "run", rows, "qwenvl train")
     (tmp_path / "pictures").mkdir()
     key = Strip("/there/cam/torn.mp4", (0, 4)).key
     Image.new("RGB", (640, 240), (90, 120, 60)).save(tmp_path / "pictures" / f"{key}.jpg")
