@@ -66,17 +66,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def signed_number(value: float) -> str:
-    """A difference with its sign and three decimals. One that rounds to nothing has no sign.
-
-    Example:
-        >>> signed_number(-0.25), signed_number(-0.0004)
-        ('-0.250', '0.000')
-    """
-    text = f"{value:+.3f}"
-    return text[1:] if float(text) == 0 else text
-
-
 def _shown(text: str) -> str:
     return "".join(" " if c.isspace() else c if c.isprintable() else "\ufffd" for c in _NO_WIDTH.sub("", text))
 

@@ -42,6 +42,17 @@ def says_nothing(row: Mapping[str, Any], by: str) -> bool:
     return row["no_answer"]["mean"] == 1.0 and (score is None or score["mean"] == 0)
 
 
+def signed_number(value: float) -> str:
+    """A difference with its sign and three decimals. One that rounds to nothing has no sign.
+
+    Example:
+        >>> signed_number(-0.25), signed_number(-0.0004)
+        ('-0.250', '0.000')
+    """
+    text = f"{value:+.3f}"
+    return text[1:] if float(text) == 0 else text
+
+
 @dataclass(frozen=True)
 class Finding:
     """A fault of a run or of a probe.

@@ -12,9 +12,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import Any
 
-from qwenvl.failure import signed_number
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
-from qwenvl.health import CUT_OFF_SHARE, SAME_REWARD, says_nothing
+from qwenvl.health import CUT_OFF_SHARE, SAME_REWARD, says_nothing, signed_number
 from qwenvl.rewards.functions.looking import answered_calls, looks_iou
 from qwenvl.rewards.table import SHAPING, TABLE
 from qwenvl.runlog import AS_IT_IS, NUMBERS, SAMPLES, EvaluationSample, Rollout

@@ -7,8 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from qwenvl.failure import signed_number
-from qwenvl.health import says_nothing
+from qwenvl.health import says_nothing, signed_number
 from qwenvl.report.pages import (
     Reading,
     as_json,

@@ -245,5 +245,6 @@ def test_other_prompts_than_those_that_a_model_was_trained_with_are_told(tmp_pat
         f"worth a look: {model} was trained with --video_max_frames 16, and here it is 4",
         f"worth a look: {model} was trained with --system Be brief., and here it is unset",
     ]
-    read_command("qwenvl train", [*words, "--video_max_frames", "16", "--system", "Be brief.", "--use_cpu"], begins=True)
+    same = ["--video_max_frames", "16", "--system", "Be brief.", "--use_cpu"]
+    read_command("qwenvl train", [*words, *same], begins=True)
     assert "worth a look" not in capsys.readouterr().err
