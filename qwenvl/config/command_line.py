@@ -64,8 +64,13 @@ def read_command(command: str, argv: Sequence[str], begins: bool = False) -> Any
             announce_loading(f"{command}: ")
         from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 
-        return (WarmupConfig if warmup else GRPOConfig)(**values)
-    except (ValueError, OSError) as error:
+        config = (WarmupConfig if warmup else GRPOConfig)(**values)
+        if begins and config.load_in_4bit:
+            from qwenvl.model.loading import require_four_bit
+
+            require_four_bit(config.device)
+        return config
+    except (ValueError, OSError, ImportError) as error:
         tell(f"usage: {command} {FILES_AND_FLAGS}\nerror: {error}")
         raise SystemExit(2) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ import torch
 from transformers import TrainingArguments
 
 from qwenvl.config.checks import problems_of_machine, problems_of_run
-from qwenvl.config.flags import FLAG_GROUPS, SHARED_GROUPS, unknown_flag
+from qwenvl.config.flags import FLAG_GROUPS, SHARED_GROUPS, help_of, unknown_flag
 from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
 from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.grpo.options import ObjectiveOptions, TeacherOptions
@@ -142,6 +143,30 @@ def refuse_unknown(kind: type, settings: Iterable[str]) -> None:
             raise TypeError(f"{kind.__name__}: {unknown_flag(name, known)}")
 
 
+def require_config(args: Any, kind: type) -> None:
+    """Raise TypeError where a trainer gets something else than its settings, such as a dict of them."""
+    if isinstance(args, kind):
+        return
+    make = "**the dict" if isinstance(args, dict) else "output_dir=..., max_steps=..."
+    trainer = kind.__name__.replace("Config", "Trainer")
+    raise TypeError(f"{trainer}: expected a {kind.__name__} as args, got {kind_name(args)}: {kind.__name__}({make})")
+
+
+def kind_name(value: Any) -> str:
+    """The name of a value's type, of transformers' own settings with the library."""
+    name = type(value).__name__
+    return f"transformers.{name}" if isinstance(value, TrainingArguments) else name
+
+
+def shows_settings(kind: type) -> None:
+    """Let ``help`` and editors show the settings of a config with their help, which its ``__new__`` hides from them."""
+    of_call = inspect.signature(kind.__init__)  # type: ignore[misc]
+    without_self = list(of_call.parameters.values())[1:]
+    kind.__signature__ = of_call.replace(parameters=without_self)  # type: ignore[attr-defined]
+    told = [f"    {each.name}: {help_of(each)}" for each in fields(kind) if "help" in each.metadata]
+    kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Args:", *told])
+
+
 def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
     """Check the settings of a run, and resolve the defaults that depend on other settings or on the machine.
 
@@ -219,3 +244,7 @@ def gathering_problem(config: Any) -> str | None:
         "--ds3_gather_for_generation False has no effect without DeepSpeed ZeRO-3 or FSDP: each process has all "
         "weights anyway; leave it out, or give --deepspeed scripts/deepspeed/zero3.json"
     )
+
+
+for _kind in (GRPOConfig, WarmupConfig):
+    shows_settings(_kind)

@@ -10,8 +10,9 @@ import csv
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.parse import text_or_file
@@ -98,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
     out, held_out = _targets(args)
     held = _held_out(labels, args.split) if held_out else set()
     print(_summary(root, clips, labels))
+    for line in _not_taken(root, clips, ours=[out, held_out, args.answers, args.steps, args.question]):
+        print(line)
     messages, path_of = (Message("user", question),), lambda clip: str((root / clip).resolve())
     records = [
         Record(clip, messages, f"<answer>{answer}</answer>", (path_of(clip),), (), (None,), dict(fields), clip)
@@ -109,13 +112,14 @@ def run(args: argparse.Namespace) -> int:
     inside = all(Path(path).is_relative_to(beside) for record in records for path in record.videos)
     flag = "" if inside else " --allow_outside_media"
     data, name = shlex.quote(str(out)), shlex.quote(f"runs/{out.absolute().parent.name}")
+    both = shlex.quote(",".join(map(str, filter(None, (out, held_out)))))
     evaluated = f" --eval_dataset_use {shlex.quote(str(held_out))} --eval_strategy epoch" if held_out else ""
     for title, text in (
         ("\neach prompt:", question),
         ("the first solution:", f"<answer>{next(iter(labels.values()))[0]}</answer>"),
         (
             "\nnext:",
-            f"qwenvl data check {data}{flag}\n"
+            f"qwenvl data check {both}{flag}\n"
             f"qwenvl preview {data} --n 8{flag}\n"
             f"qwenvl train --model_name_or_path {_MODEL} --dataset_use {data}{evaluated} --output_dir {name}{flag}",
         ),
@@ -158,6 +162,26 @@ def _summary(root: Path, clips: Sequence[str], labels: dict[str, Label]) -> str:
     counts = Counter(answer for answer, _ in labels.values()).most_common()
     lines += ["  the answers:", *_beginning([f"{count:>6,}  {answer}" for answer, count in counts], "    ")]
     return "\n".join(lines)
+
+
+def _not_taken(root: Path, clips: Sequence[str], ours: Iterable[Any]) -> Iterator[str]:
+    """The files of the folder that are no clips, counted by their endings, and the hidden ones.
+
+    Args:
+        ours: files that the command reads or writes itself.
+    """
+    known = {Path(str(path)).resolve() for path in ours if path is not None}
+    known |= {(root / clip).resolve() for clip in clips}
+    others = [path for path in root.rglob("*") if path.is_file() and path.resolve() not in known]
+    names = [path.relative_to(root).as_posix() for path in others]
+    hidden = [name for name in names if "/." in f"/{name}"]
+    endings = Counter(Path(name).suffix.lower() or "without an ending" for name in names if name not in hidden)
+    if endings:
+        ordered = sorted(endings.items(), key=lambda each: (-each[1], each[0]))
+        shown = ", ".join(f"{count:,} {ending}" for ending, count in ordered[:SHOWN])
+        yield f"  {counted(endings.total(), 'file')} that are no clips by their endings, left out: {shown}"
+    if hidden:
+        yield f"  {counted(len(hidden), 'hidden file')}, left out"
 
 
 def _beginning(lines: Sequence[str], indent: str = "  ") -> list[str]:

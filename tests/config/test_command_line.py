@@ -248,3 +248,10 @@ def test_other_prompts_than_those_that_a_model_was_trained_with_are_told(tmp_pat
     same = ["--video_max_frames", "16", "--system", "Be brief.", "--use_cpu"]
     read_command("qwenvl train", [*words, *same], begins=True)
     assert "worth a look" not in capsys.readouterr().err
+
+
+def test_weights_in_4_bits_on_a_cpu_are_refused_before_anything_is_read(tmp_path, capsys):
+    words = ["--model_name_or_path", str(tmp_path), "--dataset_use", "example", "--output_dir", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as end:
+        read_command("qwenvl train", [*words, "--lora_enable", "--load_in_4bit", "--use_cpu"], begins=True)
+    assert end.value.code == 2 and "--load_in_4bit needs a CUDA device" in capsys.readouterr().err

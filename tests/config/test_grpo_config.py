@@ -1,10 +1,11 @@
 """The settings: defaults that suit this work, and a reason for everything that is refused."""
 
 import dataclasses
+import inspect
 import os
 import re
 from collections import namedtuple
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,13 @@ from accelerate.utils import HfDeepSpeedConfig
 from transformers import get_scheduler
 
 from qwenvl.config.flags import FLAG_GROUPS
-from qwenvl.config.grpo_config import GRPOConfig, computes_in_bf16, decoding_workers, gathering_problem
+from qwenvl.config.grpo_config import (
+    GRPOConfig,
+    WarmupConfig,
+    computes_in_bf16,
+    decoding_workers,
+    gathering_problem,
+)
 from qwenvl.grpo.loss import LOSSES, objective_of
 from qwenvl.option import all_options, row_of
 from qwenvl.rollout.options import SamplingOptions
@@ -322,3 +329,12 @@ def test_decoding_overlaps_where_the_machine_has_room_for_it(cuda, cores, proces
 def test_a_number_of_decoding_processes_that_is_given_counts(make, monkeypatch):
     monkeypatch.setattr("qwenvl.config.grpo_config.decoding_workers", lambda cuda: 2)
     assert (make().dataloader_num_workers, make(dataloader_num_workers=0).dataloader_num_workers) == (2, 0)
+
+
+@pytest.mark.parametrize("kind", [GRPOConfig, WarmupConfig])
+def test_editors_see_every_setting_with_its_help(kind):
+    shown = inspect.signature(kind).parameters
+    assert list(shown) == [each.name for each in fields(kind) if each.init]
+    assert shown["video_max_frames"].default == kind("run", use_cpu=True).video_max_frames
+    assert "\n    video_max_frames: " in kind.__doc__ and "\n    learning_rate: " in kind.__doc__
+    assert kind.__doc__.index("Example:") < kind.__doc__.index("\nArgs:\n")

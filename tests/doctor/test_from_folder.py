@@ -57,6 +57,8 @@ def test_a_table_is_written_filled_in_and_read(folder, capsys):
     question = ("--question", "Which of {steps}\nhere?")
     out = run(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt", *question)
     assert "2 without an answer, left out:\n    10_close-lid/c3.mkv\n    loose.mp4" in out
+    assert "3 files that are no clips by their endings, left out: 1 .jpg, 1 .txt, 1 without an ending\n" in out
+    assert "2 hidden files, left out\n" in out
     found = records()
     assert [record.id for record in found] == CLIPS[:3], "numbers in names count by their value"
     assert [Path(record.videos[0]) for record in found] == [folder / "clips" / name for name in CLIPS[:3]]
@@ -118,6 +120,7 @@ def test_the_next_commands_are_understood(folder, capsys):
     assert "<think> </think>" in out and "<answer>(number) step" in out
     check, preview, train = (shlex.split(line) for line in out.partition("next:\n")[2].strip().splitlines())
     assert (check[:3], preview[:2]) == (["qwenvl", "data", "check"], ["qwenvl", "preview"])
+    assert check[3] == "my data/r.json,my data/r_held_out.json"
     assert main(check[2:]) == 0
     parsed = parse_args(train[2:])
     assert (parsed.dataset_use, parsed.eval_dataset_use) == ("my data/r.json", "my data/r_held_out.json")

@@ -98,7 +98,7 @@ def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str
         link = "" if os.path.normpath(os.path.join(root, path)) == full else f" by a link, to {full}"
         raise RecordError(
             f"{place}: {path!r} leads out of the media root {media_root}{link}; move the file or the root, or pass "
-            "--allow_outside_media",
+            "--allow_outside_media, in Python GRPOConfig(allow_outside_media=True)",
             "media path",
         )
     return full
