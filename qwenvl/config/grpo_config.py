@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,14 @@ class GRPOConfig(
         1e-06
     """
 
+    set_by_user = frozenset[str]()
+    """Names of the settings that were given. All others have their default, or what it resolves to on this machine."""
+
     def __new__(cls, *values: Any, **settings: Any) -> GRPOConfig:
         refuse_unknown(cls, settings)
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made.set_by_user = names_given(cls, values, settings)
+        return made
 
     def __post_init__(self) -> None:
         settle(self, rates=(1e-6, 1e-5), best_metric="eval_total_reward")
@@ -112,9 +117,14 @@ class WarmupConfig(
         1e-05
     """
 
+    set_by_user = frozenset[str]()
+    """Names of the settings that were given, as those of a ``GRPOConfig``."""
+
     def __new__(cls, *values: Any, **settings: Any) -> WarmupConfig:
         refuse_unknown(cls, settings)
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made.set_by_user = names_given(cls, values, settings)
+        return made
 
     def __post_init__(self) -> None:
         if self.per_device_eval_batch_size is None:
@@ -141,6 +151,12 @@ def refuse_unknown(kind: type, settings: Iterable[str]) -> None:
     for name in settings:
         if name not in known:
             raise TypeError(f"{kind.__name__}: {unknown_flag(name, known)}")
+
+
+def names_given(kind: type, values: Sequence[Any], settings: Iterable[str]) -> frozenset[str]:
+    """The names of the settings of a call, of those without a name by their place."""
+    in_order = [each.name for each in fields(kind) if each.init]  # type: ignore[arg-type]
+    return frozenset([*in_order[: len(values)], *settings])
 
 
 def require_config(args: Any, kind: type) -> None:

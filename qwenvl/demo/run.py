@@ -79,7 +79,7 @@ class Demo:
     # Steps, steps of Qwen3.5, clips, family. After 200 steps of Qwen3.5 one of five seeds still mistook one step of
     # the procedure for another, which cost 0.14 of the reward.
     defaults: ClassVar[tuple[int, int, int, FamilyName]] = (200, 300, 600, "qwen2_5_vl")
-    minutes: ClassVar[str] = "3 to 4"  # by default, on two cores
+    minutes: ClassVar[str] = "about 4"  # by default, on two cores
     make_data: ClassVar[Any] = staticmethod(make_clips)
     texts: ClassVar[Any] = staticmethod(tokenizer_texts)  # that the tokenizer is trained on
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import Any
 
+from qwenvl.failure import counted
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import CUT_OFF_SHARE, SAME_REWARD, says_nothing, signed_number
 from qwenvl.rewards.functions.looking import answered_calls, looks_iou
@@ -326,7 +327,7 @@ def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
 
 def left_out_lines(errors: Sequence[str], lists_all: str) -> list[str]:
     """The number of records that were left out, and the errors of the first three. Empty where there are none."""
-    head = f"left out: {len(errors):,} records, which no number above counts"
+    head = f"left out: {counted(len(errors), 'record')}, which no number above counts"
     more = [f"  ... and {len(errors) - SHOWN:,} more ({lists_all} lists all)"] * (len(errors) > SHOWN)
     return [head, *(f"  {error}" for error in errors[:SHOWN]), *more] if errors else []
 
@@ -336,11 +337,13 @@ def _head(protocol: dict[str, Any]) -> Iterator[str]:
     how = "the greedy completion"
     if decoding["method"] != "greedy":
         how = f"{decoding['samples']} completions at temperature {decoding['temperature']:g}"
-    of = "" if data["records"] == data["of"] else f" of {data['of']:,}"
-    yield f"{data['dataset_use']}: {data['records']:,}{of} records, {how} of each."
+    records = counted(data["records"], "record")
+    if data["records"] != data["of"]:
+        records = f"{data['records']:,} of {counted(data['of'], 'record')}"
+    yield f"{data['dataset_use']}: {records}, {how} of each."
     yield (
         f"A completion passes where {passes['by']} is at least {passes['at']:g}. In brackets: the 95 % interval, drawn "
-        f"over {data['clusters']:,} groups of records ({data['cluster_by']})."
+        f"over {counted(data['clusters'], 'group')} of records ({data['cluster_by']})."
     )
 
 

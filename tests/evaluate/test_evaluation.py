@@ -107,7 +107,7 @@ def test_a_bad_clip_is_left_out_and_named(words, tmp_path, make_clip, capsys):
     out = tmp_path / "out"
     assert main([*words, "--controls", "text_only", "--output_dir", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"left out: 1 records, which no number above counts\n  .*data\.json\[5\] \(id clip\): ", shown), (
+    assert re.search(r"left out: 1 record, which no number above counts\n  .*data\.json\[5\] \(id clip\): ", shown), (
         shown
     )
     found = read_evaluation(out)

@@ -200,7 +200,7 @@ def test_what_is_told(tmp_path):
     assert "* sop, blank: not comparable, 75.0% of the completions have no answer." in text
     assert "sop - base: accuracy +0.500 [+0.500, +0.500], on the same 4 records: better on 4, equal on 0" in text
     assert "sop: was trained with --video_max_frames 16, and is evaluated with 8" in text
-    assert "left out: 1 records, which no number above counts\n  d[9] (id x): no file" in text
+    assert "left out: 1 record, which no number above counts\n  d[9] (id x): no file" in text
     assert max(map(len, lines)) < 150
 
 

@@ -71,7 +71,7 @@ def test_a_prompt_that_is_too_long(flags, tmp_path, capfd, caplog):
     code, line = refused(capfd, *flags, *longest, "--on_long_prompt=skip")
     assert code == 1
     assert line.startswith("qwenvl train: nothing was trained: every record that was drawn was left out")
-    assert re.search(r"1 records were left out:\n .* but max_prompt_length is 9$", caplog.text, re.M), caplog.text
+    assert re.search(r"1 record left out:\n .* but max_prompt_length is 9$", caplog.text, re.M), caplog.text
 
 
 @pytest.mark.parametrize(

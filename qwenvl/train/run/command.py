@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -216,7 +216,7 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
 
     Args:
         args: a ``GRPOConfig`` or a ``WarmupConfig``.
-        what: ``changed``, the settings that differ from their defaults, or ``all``.
+        what: ``changed``, the settings that the user has set to other values than their defaults, or ``all``.
 
     Raises:
         RecordError, BadMediaError: a record that the run would stop at, if it is among the first.
@@ -230,9 +230,9 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
     settings = []
     for each in fields(args):
         value = getattr(args, each.name)
-        if each.name in own or (value not in (None, []) and each.default is not MISSING and value != each.default):
+        if each.name in own or each.name in args.set_by_user:
             settings.append(f"{each.name}: {getattr(value, 'value', value)}")
-    title = "settings" if own else "settings that differ from their defaults (--dry_run all: every setting)"
+    title = "settings" if own else "settings that you have set (--dry_run all: every setting)"
     sections: dict[str, Iterable[str]] = {title: settings}
     if isinstance(args, WarmupConfig):
         targets = targets_of(args)
