@@ -165,13 +165,8 @@ def require_config(args: Any, kind: type) -> None:
         return
     make = "**the dict" if isinstance(args, dict) else "output_dir=..., max_steps=..."
     trainer = kind.__name__.replace("Config", "Trainer")
-    raise TypeError(f"{trainer}: expected a {kind.__name__} as args, got {kind_name(args)}: {kind.__name__}({make})")
-
-
-def kind_name(value: Any) -> str:
-    """The name of a value's type, of transformers' own settings with the library."""
-    name = type(value).__name__
-    return f"transformers.{name}" if isinstance(value, TrainingArguments) else name
+    found = "transformers.TrainingArguments" if type(args) is TrainingArguments else type(args).__name__
+    raise TypeError(f"{trainer}: expected a {kind.__name__} as args, got {found}: {kind.__name__}({make})")
 
 
 def shows_settings(kind: type) -> None:

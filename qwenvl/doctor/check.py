@@ -219,7 +219,7 @@ def _check_one(
     tokenizing: threading.Lock,
     look_for: HintsOf | None,
 ) -> CheckedRecord | Problem:
-    from qwenvl.data.hints import clip_lengths
+    from qwenvl.data.hints import clip_lengths, picture_hints
     from qwenvl.data.prompt_length import MediaSizes
 
     if isinstance(record, RecordError):
@@ -247,7 +247,7 @@ def _check_one(
         tokens=tokens,
         rescaled=sum(info.rescaled for info in infos),
         lowered=", ".join(fewer),
-        hints=tuple(look_for(record, MediaSizes.of(sample))) if look_for else (),
+        hints=(*look_for(record, MediaSizes.of(sample)), *picture_hints(sample.videos)) if look_for else (),
         lengths=tuple(clip_lengths(infos, record.clip_meta)),
     )
 

@@ -1,7 +1,10 @@
-from qwenvl.data.hints import few_frames, size_hints
+import pytest
+import torch
+
+from qwenvl.data.hints import few_frames, picture_hints, size_hints
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import MediaSizes
-from qwenvl.types import ClipMeta
+from qwenvl.types import ClipMeta, FrameInfo, VideoClip
 
 LARGE = (720, 1280)
 
@@ -39,3 +42,35 @@ def test_short_clips_name_the_rate_that_shows_more_frames():
     for silent in ([(60.0, 1800)], [(0.2, 5)], [(1.9, 57), (9.0, 90), (9.0, 90)]):
         assert few_frames(silent, FrameOptions()) == []
     assert few_frames(clips, FrameOptions(video_fps=5.0)) == []
+
+
+def clip_of(*frames: torch.Tensor) -> VideoClip:
+    count = len(frames)
+    info = FrameInfo("a.mp4", tuple(range(count)), tuple(map(float, range(count))))
+    return VideoClip(torch.stack(frames).to(torch.uint8), info)
+
+
+BLACK = torch.full((3, 8, 8), 4)
+DARK = torch.zeros(3, 8, 8)
+DARK[:, :2, :2] = 200  # a lamp at night
+SCENE = torch.arange(192).view(3, 8, 8)
+LATER = SCENE.flip(2)
+
+
+@pytest.mark.parametrize(
+    ("frames", "kinds", "word"),
+    [
+        ((SCENE, LATER), [], ""),
+        ((DARK, DARK.flip(2)), [], ""),
+        ((SCENE, LATER, BLACK), ["black frames"], "video_end"),
+        ((BLACK, SCENE, LATER), ["black frames"], "video_start"),
+        ((SCENE, BLACK, LATER), ["black frames"], "between"),
+        ((BLACK, BLACK), ["black frames"], "from their first"),
+        ((SCENE, SCENE, SCENE), ["frozen"], "the same frame"),
+        ((SCENE,), [], ""),
+    ],
+)
+def test_black_and_frozen_clips_are_worth_a_look(frames, kinds, word):
+    found = picture_hints([clip_of(*frames), clip_of(*frames)])
+    assert [hint.kind for hint in found] == kinds
+    assert all(word in hint.message for hint in found)

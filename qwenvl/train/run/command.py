@@ -151,10 +151,10 @@ def next_steps(args: GRPOConfig, found: Sequence[Finding], scored: bool = True) 
         scored: some completion of the run had a reward for its answer.
     """
     folder, base, data = str(args.output_dir).rstrip("/"), str(args.model_name_or_path), str(args.dataset_use)
-    trained = ["--dataset_use", data, *changed_flags(args, LIKE_A_RUN, OF_THE_MACHINE)]
+    alike = changed_flags(args, LIKE_A_RUN, OF_THE_MACHINE)
     if isinstance(args, WarmupConfig):
-        train = ["train", "--model_name_or_path", folder, "--output_dir", f"{folder}-grpo", *trained]
-        return [_command(train, "training by rewards, with the same prompts and frames")]
+        train = ["train", "--model_name_or_path", folder, "--dataset_use", data, "--output_dir", f"{folder}-grpo"]
+        return [_command([*train, *alike], "training by rewards, with the same prompts and frames")]
     commands = []
     if {each.code for each in found} & {rule.__name__ for rule in RULES}:
         shown = changed_flags(args, (ReadingOptions, FrameOptions, PromptOptions), without=SKIPS)
@@ -163,8 +163,8 @@ def next_steps(args: GRPOConfig, found: Sequence[Finding], scored: bool = True) 
         groups = (ReadingOptions, FrameOptions, PromptOptions, ToolOptions, RewardOptions)
         asked = changed_flags(args, groups, ("use_cpu", "generation_max_length"), without=SKIPS)
         commands.append(_command(["probe", base, data, *asked], "can it learn from these records?"))
-        warmed = ["warmup", "--model_name_or_path", base, "--output_dir", f"{folder}-warm", *trained]
-        commands.append(_command(warmed, "teach it the answers first"))
+        warmup = ["warmup", "--model_name_or_path", base, "--dataset_use", data, "--output_dir", f"{folder}-warm"]
+        commands.append(_command([*warmup, *alike], "teach it the answers first"))
         return commands
     if args.eval_dataset_use is None:
         commands.append("# is it better? hold records out by --eval_dataset_use, then qwenvl evaluate compares models")

@@ -72,7 +72,7 @@ def test_a_run_without_a_right_answer_is_followed_by_a_probe_and_a_warm_up():
     assert next_steps(args, [], scored=False) == [
         "qwenvl probe base 'my data.json' --video_max_frames=4 --reward_funcs format accuracy --use_cpu=True"
         "   # can it learn from these records?",
-        "qwenvl warmup --model_name_or_path base --output_dir runs/a-warm --dataset_use 'my data.json' "
+        "qwenvl warmup --model_name_or_path base --dataset_use 'my data.json' --output_dir runs/a-warm "
         "--video_max_frames=4 --on_bad_sample=skip --use_cpu=True   # teach it the answers first",
     ]
 
