@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.flags import FlagParser
@@ -14,6 +15,7 @@ from qwenvl.data.records.parse import ReadOptions, record_hints
 from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.model.hub import require_model
+from qwenvl.option import Options, option
 from qwenvl.types import Hint, Record
 
 if TYPE_CHECKING:
@@ -27,11 +29,24 @@ def add_dataset_flags(parser: FlagParser) -> None:
     parser.add_options(ReadingOptions)
 
 
+NOT_OF_A_LOOK = ("on_bad_sample", "on_long_prompt", "max_turns", "look_tokens")
+"""Options that the commands here do not have: records are looked at, and not trained on."""
+
+
+@dataclass
+class ProcessorOptions(Options):
+    """The model whose prompts are made."""
+
+    model: str | None = option(
+        None, "A checkpoint: make the prompts with its processor and count their tokens.", unset="no prompt is made"
+    )
+
+
 def add_frame_flags(parser: FlagParser) -> None:
     """Add the flags of frames and prompts, with the names and defaults of training."""
-    parser.add_argument("--model", help="a checkpoint: make the prompts with its processor and count their tokens")
-    parser.add_options(SampleOptions, without={"on_bad_sample"})
-    parser.add_options(PromptOptions, without={"on_long_prompt"})
+    parser.add_options(ProcessorOptions)
+    parser.add_options(SampleOptions, without=NOT_OF_A_LOOK)
+    parser.add_options(PromptOptions, without=NOT_OF_A_LOOK)
 
 
 def check_flags(args: argparse.Namespace) -> None:
