@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", choices=tuple(FAMILIES), help=f"of the model [{family}, with --look {look_family}]")
     look = "clips of a minute, of which the model sees four frames: it learns to look at the second in question"
     parser.add_argument("--look", action="store_true", help=look)
-    only = "write ten clips, steps.txt and labels.csv, as a user has them, and train nothing"
+    only = "write ten clips, steps.txt, labels.csv and question.txt, as a user has them, and train nothing"
     parser.add_argument("--only-data", action="store_true", help=only)
     parser.add_argument("--fresh", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -246,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.output_dir = args.output_dir or Path("runs/demo_look" if args.look else "runs/demo")
     if args.only_data:
         make_labelled_folder(args.output_dir, seed=args.seed)
-        print(f"{args.output_dir}: clips/ with ten clips, steps.txt, labels.csv")
+        print(f"{args.output_dir}: clips/ with ten clips, steps.txt, labels.csv, question.txt")
         return 0
     if (args.steps is not None and args.steps < 1) or (args.clips is not None and args.clips < 8):
         parser.error("expected --steps of at least 1 and --clips of at least 8, a batch")

@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "The list of steps goes in the place of {steps} in it, or after it. Where it has no <answer>, how to answer is "
         "added",
     )
+    parser.add_argument("--no-form", action="store_true", help="add nothing on how to answer to the question")
     parser.add_argument("--steps", metavar="FILE", help="the steps of the procedure, one a line, numbered or not")
     answers = parser.add_mutually_exclusive_group(required=True)
     answers.add_argument(
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     labels = _from_table(Path(args.answers), clips, steps)
     if not labels:
         raise RecordError(f"{args.answers}: no clip has an answer; expected the columns clip and answer")
-    question = _prompt(text_or_file(args.question), steps)
+    question = _prompt(text_or_file(args.question), steps, adds_form=not args.no_form)
     out, held_out = _targets(args)
     held = _held_out(labels, args.split) if held_out else set()
     print(_summary(root, clips, labels))
@@ -128,14 +129,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prompt(question: str | None, steps: Steps | None) -> str:
-    """The prompt of every record: a clip, the question, the steps, and how to answer."""
+def _prompt(question: str | None, steps: Steps | None, adds_form: bool) -> str:
+    """The prompt of every record: a clip, the question, the steps, and how to answer.
+
+    Args:
+        adds_form: how to answer is added where the question has no ``<answer>``.
+    """
     if steps is None and (question is None or STEPS in question):
         raise ValueError("give --steps, a file with a step a line, or a --question without {steps}")
     text = (QUESTION if question is None else question).strip()
     if steps is not None:
         text = text.replace(STEPS, numbered(steps)) if STEPS in text else f"{text}\n{numbered(steps)}"
-    if "<answer>" not in text:
+    if "<answer>" in text and not adds_form:
+        raise ValueError("--no-form has no effect: the question has an <answer>, and nothing is added; leave it out")
+    if "<answer>" not in text and adds_form:
         text += "\n" + (STEPS_FORM if steps is not None else FORM)
     return text if "<video>" in text else "<video>\n" + text
 

@@ -8,6 +8,7 @@ import pytest
 from qwenvl.config.command_line import parse_args
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
+from qwenvl.demo.clips import QUESTION, make_labelled_folder
 from qwenvl.doctor.commands import main
 from qwenvl.doctor.from_folder import answer_in, numbered, read_steps
 
@@ -78,6 +79,16 @@ def test_answers_in_words_need_no_steps(folder, capsys):
         (CLIPS[1], "<answer>none</answer>"),
     ]
     assert found[0].messages[0].text == "<video>\n" + question, "a question that says how to answer stays as it is"
+
+
+def test_the_question_of_the_demo_is_asked_as_its_model_knows_it(tmp_path, capsys):
+    make_labelled_folder(tmp_path / "mine", count=2)
+    mine = [str(tmp_path / "mine" / name) for name in ("clips", "labels.csv", "steps.txt", "question.txt")]
+    run(capsys, mine[0], "--answers", mine[1], "--steps", mine[2], "--question", mine[3], "--no-form")
+    for record in records(f"{mine[0]}/records.json"):
+        assert record.messages[0].text == f"<video>\n{QUESTION}"
+    asked = ("--question", "Answer as <answer>(1)</answer>. {steps}", "--no-form", "--out", "other.json")
+    assert "--no-form has no effect" in refused(capsys, mine[0], "--answers", mine[1], "--steps", mine[2], *asked)
 
 
 def test_every_bad_line_is_named(folder, capsys):
