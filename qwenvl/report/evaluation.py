@@ -275,6 +275,6 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
         },
     }
     write_script(folder / "data" / "run-0" / "index.js", f"report.index(0, {as_json(index)});\n")
-    shown = {"title": f"Labels by {model}", "model": model, "count": len(rows), "command": command}
-    page = write_index(folder, "labels.html", LABEL_SCRIPTS, **shown)
+    texts = {"title": f"Labels by {model}", "model": model, "count": len(rows), "command": command}
+    page = write_index(folder, "labels.html", LABEL_SCRIPTS, **texts)
     return Written(page, index, list(dict.fromkeys(strip for own in media for strip in strips_shown(*own))))
