@@ -59,8 +59,9 @@ def read_command(command: str, argv: Sequence[str], begins: bool = False) -> Any
         if problems := [*_missing(settings), *(_of_machine(settings) if begins else ())]:
             raise ValueError("\n".join(problems))
         if begins:
-            for path in {settings.model_name_or_path, settings.start_from_weights} - {None}:
-                tell_otherwise(path, settings)
+            for path in (settings.model_name_or_path, settings.start_from_weights):
+                if path is not None:
+                    tell_otherwise(path, settings)
             announce_loading(f"{command}: ")
         from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 
@@ -214,9 +215,14 @@ def changed_flags(
         more: names of further settings.
         without: names of settings that the other command does not take.
     """
-    named = dict.fromkeys([*(each.name for group in groups for each in all_options(group)), *more])
-    changed = [name for name in named if name not in without and was_set(config, name)]
-    return tokens_of({name: getattr(config, name) for name in changed})
+    names: list[str] = []
+    for group in groups:
+        names += [each.name for each in all_options(group)]
+    changed = {}
+    for name in [*names, *more]:
+        if name not in without and was_set(config, name):
+            changed[name] = getattr(config, name)
+    return tokens_of(changed)
 
 
 def typed(value: Any) -> Any:

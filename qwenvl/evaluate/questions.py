@@ -103,10 +103,13 @@ class Questions:
             partners(records, seed) if OTHER in options.control_names else {},
             tools,
         )
-        idle = [c for c in questions.controls if not any(questions.applies(c, number) for number in numbers)]
+        idle = []
+        for control in questions.controls:
+            if not any(questions.applies(control, number) for number in numbers):
+                idle.append(control)
         if idle and options.controls == "all":  # nobody named one of them
             say(f"--controls all: without {', '.join(idle)}, as no record has what it changes")
-            return replace(questions, controls=tuple(c for c in questions.controls if c not in idle))
+            return replace(questions, controls=tuple(each for each in questions.controls if each not in idle))
         for control in idle:
             lacks = "a look, which --tools allow" if control in LOOK_CONTROLS else "what it changes"
             raise ValueError(f"--controls {control} has no effect: no record has {lacks}; leave it out")

@@ -195,11 +195,14 @@ def has_scored(rows: Sequence[Mapping[str, float]]) -> bool:
     Args:
         rows: of ``metrics.jsonl``.
     """
-    names = {name for row in rows for name in row if name.startswith("reward/") and name.count("/") == 1}
-    telling = {name for name in names - OF_TOTAL if name.removeprefix("reward/") not in SHAPING}
-    means = [row[name] for row in rows for name in telling or names if name in row]
+    names = set[str]().union(*rows)
+    rewards = {name for name in names if name.startswith("reward/") and name.count("/") == 1}
+    telling = {name for name in rewards - OF_TOTAL if name.removeprefix("reward/") not in SHAPING}
+    if not rewards:  # a run that learns from its teacher alone
+        return True
     # The mean of a reward between -1 and 1 may be 0 by chance, and hardly in every step.
-    return not means or any(mean != 0 for mean in means)
+    scored_step = lambda row: any(row.get(name) for name in telling or rewards)
+    return any(map(scored_step, rows))
 
 
 OF_TOTAL = {"reward/total", "reward/max", "reward/std"}
