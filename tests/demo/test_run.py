@@ -29,7 +29,7 @@ def test_it_trains_and_says_where_everything_is(tmp_path, caplog, capsys):
     folder = tmp_path / "out"
     out = call(folder, "--steps", "2")
     shown, said = commands_in(out), commands_in(capsys.readouterr().err)
-    assert [command.split()[1] for command in shown] == ["warmup", "train", "evaluate", "train"]
+    assert [command.split()[1] for command in shown] == ["warmup", "train", "evaluate", "report", "train"]
     assert said[0].startswith("qwenvl report ")
     assert caplog.text.count("the vision tower runs in every pass") == 2  # in the warm-up and in the run
     assert json.loads((folder / "demo.json").read_text())["minutes"] > 0
