@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import ssl
 from functools import cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 from qwenvl.model.weight_files import has_weights, weights_problem
 
@@ -98,17 +95,14 @@ def _connection_problem(address: str) -> str | None:
 
 
 def _ask(address: str) -> str | None:
-    """The error of one request. None for any answer."""
+    """The error of one request, by the client of the hub with its proxies and certificates. None for any answer."""
+    from huggingface_hub import get_session
+
     try:
-        with urlopen(Request(address, method="HEAD"), timeout=SECONDS):
-            return None
-    except HTTPError:
-        return None  # it answers, if only by a status
-    except URLError as error:
-        # A certificate that is not trusted is one for the client of the hub, which has settings of its own for it.
-        return None if isinstance(error.reason, ssl.SSLError) else f"{address}: {error.reason}"
-    except (OSError, ValueError) as error:
-        return f"{address}: {error}"
+        get_session().head(address, timeout=SECONDS)
+    except Exception as error:  # a script may have set a client of its own, with errors of its own
+        return f"{address}: {str(error) or type(error).__name__}"
+    return None
 
 
 def _read_cache_alone(name: str, problem: str) -> None:
