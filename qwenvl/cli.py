@@ -17,7 +17,7 @@ COMMANDS = {
     "serve": ("qwenvl.use.serve_command", "serve a model to OpenAI clients, with frames and prompts as trained"),
     "merge": ("qwenvl.train.merge", "fold a LoRA adapter into the weights that it belongs to"),
     "plan": ("qwenvl.train.planning.command", "see before training what memory a step takes, and what makes it fit"),
-    "data": ("qwenvl.doctor.commands", "check a data set, count what is in it, convert it; make one of a folder"),
+    "data": ("qwenvl.doctor.commands", "check a data set, convert it, or make one of a folder of clips"),
     "preview": ("qwenvl.doctor.commands:preview", "see what the model will see: frames, prompts and solutions"),
     "rewards": ("qwenvl.doctor.rewards", "list the reward functions, or score a completion by hand"),
     "report": ("qwenvl.doctor.report", "see what became of a run: curves, and every group with its completions"),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
+from typing import Any
 
 RARE_LOOKS = 0.02  # share of completions that look, below which the policy has stopped to look
 SAME_REWARD = 1e-6  # rewards that differ by no more are equal
@@ -29,6 +30,27 @@ def all_equal(rewards: Sequence[float]) -> bool:
     ``qwenvl.grpo.diagnostics.equal_groups`` is the same for tensors.
     """
     return not rewards or max(rewards) - min(rewards) <= SAME_REWARD
+
+
+def says_nothing(row: Mapping[str, Any], by: str) -> bool:
+    """Whether a row of an evaluation's ``numbers`` allows no conclusion: no completion has an answer, nor a reward.
+
+    Args:
+        by: the reward that tells whether a completion passes.
+    """
+    score = row["scores"].get(by)
+    return row["no_answer"]["mean"] == 1.0 and (score is None or score["mean"] == 0)
+
+
+def signed_number(value: float) -> str:
+    """A difference with its sign and three decimals. One that rounds to nothing has no sign.
+
+    Example:
+        >>> signed_number(-0.25), signed_number(-0.0004)
+        ('-0.250', '0.000')
+    """
+    text = f"{value:+.3f}"
+    return text[1:] if float(text) == 0 else text
 
 
 @dataclass(frozen=True)
@@ -59,7 +81,7 @@ def equal_rewards(history: History, ended: bool = False) -> str | None:
         return None
     reward = entries[0].values.get("reward/total", 0.0)
     return (
-        f"over {EQUAL_SHARE:.0%} of the last {groups} groups had equal rewards (mean reward {reward:.3f}): their "
+        f"over {EQUAL_SHARE:.0%} of {_last(groups)} had equal rewards (mean reward {reward:.3f}): their "
         "advantages are 0 and only the KL term acts"
     )
 
@@ -85,13 +107,13 @@ def truncated(history: History, ended: bool = False) -> str | None:
     all_cut = list(takewhile(lambda entry: entry.values[name] == 1, reversed(entries)))
     groups = sum(entry.groups for entry in all_cut)
     if groups >= ALL_CUT_GROUPS or (ended and entries and len(all_cut) == len(entries)):
-        return f"all completions of the last {groups} groups were cut off at --generation_max_length"
+        return f"all completions of {_last(groups)} were cut off at --generation_max_length"
     before, last = last_two_of(entries, "groups")
     now, then = mean_of(last, name, "groups"), mean_of(before, name, "groups")
     if not before or now < CUT_OFF_SHARE or now < FALLING * then:
         return None
     groups = sum(entry.groups for entry in last)
-    return f"{now:.0%} of the completions of the last {groups} groups were cut off at --generation_max_length"
+    return f"{now:.0%} of the completions of {_last(groups)} were cut off at --generation_max_length"
 
 
 def looks_stop(history: History, ended: bool = False) -> str | None:
@@ -108,7 +130,7 @@ def looks_stop(history: History, ended: bool = False) -> str | None:
     most, groups = max(entry.values[name] for entry in entries), sum(entry.groups for entry in before + last)
     fell = f", where {most:.0%} did in an earlier step" if most >= RARE_LOOKS else ""
     refused = f"; they call tools {calls:.1f} times each, and are refused" if calls >= RARE_LOOKS else ""
-    return f"{now:.0%} of the completions of the last {groups} groups looked at the video again{fell}{refused}"
+    return f"{now:.0%} of the completions of {_last(groups)} looked at the video again{fell}{refused}"
 
 
 def entropy_collapsed(history: History, ended: bool = False) -> str | None:
@@ -200,6 +222,11 @@ def findings(history: History, ended: bool = False) -> Iterator[Finding]:
     for rule, remedy in RULES.items():
         if (seen := rule(history, ended)) is not None:
             yield Finding(rule.__name__, seen, remedy)
+
+
+def _last(groups: int) -> str:
+    """The last groups in words."""
+    return "the last group" if groups == 1 else f"the last {groups} groups"
 
 
 def _rises(history: History) -> bool:

@@ -78,6 +78,8 @@ INTERNALS = (
     Internal("transformers.trainer", "Trainer._get_dataloader", (_TRAINER,)),
     Internal("transformers.trainer", "Trainer._get_train_sampler", (_TRAINER,)),
     Internal("transformers.trainer", "Trainer._get_eval_sampler", (_TRAINER,)),
+    # The hub: the switch that its own environment variable sets, for the process that runs already.
+    Internal("huggingface_hub.constants", "HF_HUB_OFFLINE", ("model/hub.py",)),
     # Models: how layers look up their attention, the order of Qwen2.5-VL's windows, the state of linear attention.
     Internal("transformers", "PreTrainedConfig._attn_implementation", ("model/vision_tower.py",)),
     Internal("transformers.vision_utils", "get_vision_window_index", ("model/vision_tower.py",)),

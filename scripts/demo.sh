@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Watch a tiny Qwen2.5-VL learn, by GRPO, to name the steps of assembly videos: a few minutes on two CPU cores.
+# Watch a tiny Qwen2.5-VL learn, by GRPO, to name the steps of assembly videos: about 4 minutes on two CPU cores.
 #
 #   bash scripts/demo.sh                   # from any folder; results in runs/demo of the repository
 #   bash scripts/demo.sh --look            # it learns to look again, 8 minutes; results in runs/demo_look

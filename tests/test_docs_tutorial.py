@@ -56,7 +56,7 @@ def workplace(tmp_path, monkeypatch, make_clip, tiny_checkpoint) -> Path:
 def test_the_five_steps_run_in_their_order(tmp_path, monkeypatch, tiny_checkpoint, capsys):
     """All but the installation and the demo, which other tests run."""
     monkeypatch.chdir(tmp_path)
-    block = blocks("bash", FIVE_STEPS)[0].replace("\\\n", "").replace("--max_steps 10", "--max_steps 1")
+    block = blocks("bash", FIVE_STEPS)[0].replace("\\\n", "").replace("--max_steps 30", "--max_steps 1")
     install, demo, *lines = [line for line in block.splitlines() if line and not line.startswith("#")]
     assert (install, demo) == ("pip install -e .", "qwenvl demo")
     for line in lines:

@@ -77,3 +77,17 @@ def test_the_wheel_trains_in_an_empty_folder(site, tiny_checkpoint, tmp_path):
     run("-m", "qwenvl", "train", *flags, "--use_cpu", cwd=tmp_path, PYTHONPATH=str(site))
     assert (tmp_path / "run" / "model.safetensors").is_file() and (tmp_path / "run" / "run.json").is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+@pytest.mark.slow
+def test_a_trainer_is_imported_in_little_more_time_than_torch_and_the_trainer_of_transformers():
+    """Counted in modules: of other libraries only those that decode clips and draw the display."""
+    code = (
+        "import sys, torch, transformers.trainer\n"
+        "before = set(sys.modules)\n"
+        "from qwenvl import GRPOTrainer\n"
+        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=600)
+    compiled = {name for name in ended.stdout.split() if name.startswith("_")}
+    assert set(ended.stdout.split()) - compiled <= {"qwenvl", "transformers", "av", "rich", *sys.stdlib_module_names}

@@ -14,16 +14,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from qwenvl.config.checks import problems_of_machine
 from qwenvl.config.flags import FLAG_GROUPS, OF_TRAINING, WARMUP_GROUPS, FlagParser, settings_class, unknown_flag
+from qwenvl.data.prompt_settings import trained_otherwise
 from qwenvl.failure import tell
 from qwenvl.files import plain_file
-from qwenvl.option import Options, kinds_of, row_text
+from qwenvl.option import Options, all_options, kinds_of, row_text, was_set
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -57,12 +58,20 @@ def read_command(command: str, argv: Sequence[str], begins: bool = False) -> Any
         settings = settings_class(groups)(**values)
         if problems := [*_missing(settings), *(_of_machine(settings) if begins else ())]:
             raise ValueError("\n".join(problems))
-        if begins and int(os.environ.get("RANK", "0")) == 0:
-            print(f"{command}: loading PyTorch and transformers", file=sys.stderr, flush=True)  # which takes seconds
+        if begins:
+            for path in (settings.model_name_or_path, settings.start_from_weights):
+                if path is not None:
+                    tell_otherwise(path, settings)
+            announce_loading(f"{command}: ")
         from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 
-        return (WarmupConfig if warmup else GRPOConfig)(**values)
-    except (ValueError, OSError) as error:
+        config = (WarmupConfig if warmup else GRPOConfig)(**values)
+        if begins and config.load_in_4bit:
+            from qwenvl.model.loading import require_four_bit
+
+            require_four_bit(config.device)
+        return config
+    except (ValueError, OSError, ImportError) as error:
         tell(f"usage: {command} {FILES_AND_FLAGS}\nerror: {error}")
         raise SystemExit(2) from None
 
@@ -76,11 +85,38 @@ def without_dry_run(argv: Sequence[str]) -> tuple[list[str], str]:
     return [*argv[:at], *argv[at + 1 + everything :]], "all" if everything else "changed"
 
 
-def config_from(file: Path | None, argv: Sequence[str], only: Collection[str] | None = None) -> GRPOConfig:
-    """The ``GRPOConfig`` of ``file``, overridden by the flags in ``argv``. See ``parsed``."""
+def config_from(
+    file: Path | None,
+    argv: Sequence[str],
+    only: Collection[str] | None = None,
+    check: Callable[[Any], None] | None = None,
+) -> GRPOConfig:
+    """The ``GRPOConfig`` of ``file``, overridden by the flags in ``argv``. See ``parsed``.
+
+    Args:
+        check: what else must hold on this machine. It gets the settings before torch is loaded.
+    """
+    values = parsed(file, argv, FLAG_GROUPS, only)
+    settings = settings_class(FLAG_GROUPS)(**values)
+    if check is not None:
+        check(settings)
+        announce_loading()
     from qwenvl.config.grpo_config import GRPOConfig
 
-    return GRPOConfig(**parsed(file, argv, FLAG_GROUPS, only))
+    return GRPOConfig(**values)
+
+
+def tell_otherwise(model: str, flags: Any) -> None:
+    """Say in the first process which settings of prompts differ from those that a model was trained with."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        for sentence in trained_otherwise(model, flags):
+            print(f"worth a look: {sentence}", file=sys.stderr, flush=True)
+
+
+def announce_loading(command: str = "") -> None:
+    """Say in the first process why nothing happens: PyTorch takes seconds to load. Silent once it is there."""
+    if "torch" not in sys.modules and int(os.environ.get("RANK", "0")) == 0:
+        print(f"{command}loading PyTorch and transformers", file=sys.stderr, flush=True)
 
 
 def parsed(
@@ -169,6 +205,26 @@ def file_tokens(
     return tokens_of({name: value for name, value in settings.items() if only is None or name in only})
 
 
+def changed_flags(
+    config: Any, groups: Sequence[type[Options]], more: Sequence[str] = (), without: Collection[str] = ()
+) -> list[str]:
+    """The flags of some groups of options that differ from their defaults, as a command line.
+
+    Args:
+        config: a ``GRPOConfig`` or a ``WarmupConfig``.
+        more: names of further settings.
+        without: names of settings that the other command does not take.
+    """
+    names: list[str] = []
+    for group in groups:
+        names += [each.name for each in all_options(group)]
+    changed = {}
+    for name in [*names, *more]:
+        if name not in without and was_set(config, name):
+            changed[name] = getattr(config, name)
+    return tokens_of(changed)
+
+
 def typed(value: Any) -> Any:
     """A mapping or list with its numbers, truth values and nulls, written as in JSON, in place of their strings.
 
@@ -219,12 +275,13 @@ def _missing(config: Any) -> Iterator[str]:
 def _of_machine(config: Any) -> Iterator[str]:
     """Files and packages that a run on this machine lacks."""
     from qwenvl.data.records.catalog import resolve_datasets
-    from qwenvl.model.weight_files import require_folder
+    from qwenvl.model.hub import require_model
+    from qwenvl.rewards.resolve import RewardError, check_names
 
     for name in ("model_name_or_path", "ref_model_name_or_path", "start_from_weights", "teacher"):
         try:
-            require_folder(getattr(config, "teacher_path" if name == "teacher" else name, None) or "")
-        except FileNotFoundError as error:
+            require_model(getattr(config, "teacher_path" if name == "teacher" else name, None) or "")
+        except OSError as error:
             yield f"--{name} {error}"
     for name in ("dataset_use", "eval_dataset_use"):
         if names := getattr(config, name):
@@ -232,4 +289,13 @@ def _of_machine(config: Any) -> Iterator[str]:
                 resolve_datasets(names, config.dataset_catalog, f"--{name}")
             except (ValueError, OSError) as error:
                 yield str(error)
+    for name in getattr(config, "reward_model", None) or ():  # a warm-up has none
+        try:
+            require_model(name)
+        except OSError as error:
+            yield f"--reward_model {error}"
+    try:
+        check_names(getattr(config, "reward_funcs", None) or (), getattr(config, "external_plugins", None) or ())
+    except RewardError as error:
+        yield f"--reward_funcs: {error}"
     yield from problems_of_machine(config)

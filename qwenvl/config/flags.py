@@ -273,7 +273,14 @@ USUAL_OF_A_WARMUP = {
 
 
 def wants_help(
-    argv: Sequence[str], usage: str, purpose: str, groups: Sequence[type[Options]], shown: dict[str, str]
+    argv: Sequence[str],
+    usage: str,
+    purpose: str,
+    groups: Sequence[type[Options]],
+    shown: dict[str, str],
+    *,
+    trains: bool = True,
+    without: Collection[str] = (),
 ) -> bool:
     """Whether a command line requests help, which is then printed.
 
@@ -281,12 +288,14 @@ def wants_help(
 
     Args:
         groups: the options by topic. One that is in two of them is that of the first.
+        trains: the command has the settings of the Trainer and reads files of settings.
+        without: names of options that the command does not have.
     """
     if not {"-h", "--help"} & set(argv):
         return False
     following = [*argv, ""][min(argv.index(each) for each in ("-h", "--help") if each in argv) + 1]
     word = "" if following.startswith("-") else following.lstrip("-").lower()
-    every = (*groups, trainer_settings())
+    every = (*groups, trainer_settings()) if trains else tuple(groups)
     known: dict[str, object] = {each.name: each.default for group in reversed(every) for each in fields(group)}
     head = f"usage: {usage}\n\n{purpose}"
     if not word:
@@ -296,12 +305,14 @@ def wants_help(
             if name in known or name == "dry_run"
         ]
         more = "--help all lists every flag, --help WORD those with the word in their names or texts."
-        print("\n".join([head, "", *lines, "", f"A YAML or JSON file sets the same names. {more}"]))
+        more = f"A YAML or JSON file sets the same names. {more}" if trains else more
+        print("\n".join([head, "", *lines, "", more]))
         return True
     parser = FlagParser(usage=usage, add_help=False, description=purpose)
     listed: set[str] = set()
     for group in every:
         own = {each.name: each for each in fields(group) if "help" in each.metadata and each.name not in listed}
+        own = {name: each for name, each in own.items() if name not in without}
         found = {name for name, each in own.items() if word == "all" or word in f"{name} {help_of(each)}".lower()}
         if found:
             hidden = {each.name for each in fields(group)} - found

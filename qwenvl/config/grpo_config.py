@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from transformers import TrainingArguments
 
 from qwenvl.config.checks import problems_of_machine, problems_of_run
-from qwenvl.config.flags import FLAG_GROUPS, SHARED_GROUPS, unknown_flag
+from qwenvl.config.flags import FLAG_GROUPS, SHARED_GROUPS, help_of, unknown_flag
 from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
 from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.grpo.options import ObjectiveOptions, TeacherOptions
@@ -62,9 +63,14 @@ class GRPOConfig(
         1e-06
     """
 
+    set_by_user = frozenset[str]()
+    """Names of the settings that were given. All others have their default, or what it resolves to on this machine."""
+
     def __new__(cls, *values: Any, **settings: Any) -> GRPOConfig:
         refuse_unknown(cls, settings)
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made.set_by_user = names_given(cls, values, settings)
+        return made
 
     def __post_init__(self) -> None:
         settle(self, rates=(1e-6, 1e-5), best_metric="eval_total_reward")
@@ -111,9 +117,14 @@ class WarmupConfig(
         1e-05
     """
 
+    set_by_user = frozenset[str]()
+    """Names of the settings that were given, as those of a ``GRPOConfig``."""
+
     def __new__(cls, *values: Any, **settings: Any) -> WarmupConfig:
         refuse_unknown(cls, settings)
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made.set_by_user = names_given(cls, values, settings)
+        return made
 
     def __post_init__(self) -> None:
         if self.per_device_eval_batch_size is None:
@@ -140,6 +151,31 @@ def refuse_unknown(kind: type, settings: Iterable[str]) -> None:
     for name in settings:
         if name not in known:
             raise TypeError(f"{kind.__name__}: {unknown_flag(name, known)}")
+
+
+def names_given(kind: type, values: Sequence[Any], settings: Iterable[str]) -> frozenset[str]:
+    """The names of the settings of a call, of those without a name by their place."""
+    in_order = [each.name for each in fields(kind) if each.init]  # type: ignore[arg-type]
+    return frozenset([*in_order[: len(values)], *settings])
+
+
+def require_config(args: Any, kind: type) -> None:
+    """Raise TypeError where a trainer gets something else than its settings, such as a dict of them."""
+    if isinstance(args, kind):
+        return
+    make = "**the dict" if isinstance(args, dict) else "output_dir=..., max_steps=..."
+    trainer = kind.__name__.replace("Config", "Trainer")
+    found = "transformers.TrainingArguments" if type(args) is TrainingArguments else type(args).__name__
+    raise TypeError(f"{trainer}: expected a {kind.__name__} as args, got {found}: {kind.__name__}({make})")
+
+
+def shows_settings(kind: type) -> None:
+    """Let ``help`` and editors show the settings of a config with their help, which its ``__new__`` hides from them."""
+    of_call = inspect.signature(kind.__init__)  # type: ignore[misc]
+    without_self = list(of_call.parameters.values())[1:]
+    kind.__signature__ = of_call.replace(parameters=without_self)  # type: ignore[attr-defined]
+    told = [f"    {each.name}: {help_of(each)}" for each in fields(kind) if "help" in each.metadata]
+    kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Args:", *told])
 
 
 def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
@@ -222,3 +258,7 @@ def gathering_problem(config: Any) -> str | None:
         "--ds3_gather_for_generation False has no effect without DeepSpeed ZeRO-3 or FSDP: each process has all "
         "weights anyway; leave it out, or give --deepspeed scripts/deepspeed/zero3.json"
     )
+
+
+for _kind in (GRPOConfig, WarmupConfig):
+    shows_settings(_kind)

@@ -295,8 +295,8 @@ def load_dataset(
     """Resolve, read and validate one or more data sets, and join them in the order given.
 
     Args:
-        dataset_use: as for ``resolve_datasets``, or rows that ``given_rows`` takes, such as a list of dicts. Paths in
-            rows start at the working folder.
+        dataset_use: as for ``resolve_datasets``, or rows that ``given_rows`` takes, such as a list of dicts. Relative
+            paths in rows start at the working folder.
         name: what rows that are given are called in errors.
         check_record: as for ``RecordFile``.
         seed: of the frames drawn in training, and of the rows of ``name%NN``.
@@ -316,6 +316,8 @@ def load_dataset(
         sources = resolve_datasets(str(dataset_use), catalog_path)
     elif (rows := given_rows(dataset_use, name)) is None:
         raise TypeError(f"{name}: {EXPECTED}, got {type(dataset_use).__name__}")
+    else:  # a script names the media itself: there is no folder of records that they could leave
+        reading = replace(reading, allow_outside_media=True)
     for source in sources:
         file = RecordFile(
             source,

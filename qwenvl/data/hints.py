@@ -1,4 +1,4 @@
-"""Hints about what the model sees: media that are shrunk a lot, and clips that show few frames."""
+"""Hints about what the model sees: media that are shrunk a lot, and clips with few, black or equal frames."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from qwenvl.data.frames import FRAMES_PER_PATCH
 from qwenvl.data.library_rules import frame_limit, frame_size_by_library
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import MediaSizes, Size, factor_of
-from qwenvl.types import ClipMeta, FrameInfo, Hint, LibrarySize
+from qwenvl.types import ClipMeta, FrameInfo, Hint, LibrarySize, VideoClip
 
 DEFAULT_FACTOR = 28
 """Pixels of a side that a vision token covers, with Qwen2-VL and Qwen2.5-VL. 32 from Qwen3-VL on."""
@@ -107,6 +108,43 @@ def _size_hint(size: Size, factor: int, bounds: tuple[int, int], what: str, flag
         f"{what} of {size[1]} x {size[0]} pixels are seen at {width} x {height}; {flag} {MORE * bounds[1]} shows "
         f"{larger[1]} x {larger[0]}, for {more} tokens {unit} in place of {tokens}",
     )
+
+
+BLACK = 16
+"""Of 255: the mean of a frame below which it is black. Video decodes black to 0 or a little above."""
+STILL = 0.5
+"""Of 255: the mean difference of two frames below which they are the same but for the noise of compression."""
+
+
+def picture_hints(clips: Iterable[VideoClip]) -> list[Hint]:
+    """Name clips that show black frames, or the same frame again and again.
+
+    Args:
+        clips: of one record, decoded.
+    """
+    found = []
+    for clip in clips:
+        means = clip.frames.float().mean((1, 2, 3))
+        spread = clip.frames.float().std((1, 2, 3))
+        # A dark scene has something in it: a lamp, an edge.
+        black = (means < BLACK) & (spread < BLACK / 2)
+        if black.all():
+            found.append(Hint("black frames", "clips are black from their first shown frame to their last"))
+        elif black[-1] or black[0]:
+            end = "end" if black[-1] else "begin"
+            name = "video_end" if black[-1] else "video_start"
+            found.append(Hint("black frames", f"clips {end} in a black frame: `{name}` in their `meta` leaves it out"))
+        elif black.any():
+            found.append(Hint("black frames", "clips have black frames between others"))
+        elif len(set(clip.info.indices)) > 1 and _moves(clip.frames) < STILL:
+            found.append(Hint("frozen", "clips show the same frame from beginning to end: did the recording hang?"))
+    return list(dict.fromkeys(found))
+
+
+def _moves(frames: Tensor) -> float:
+    """The largest mean difference of a frame and the one before it."""
+    shown = frames.float()
+    return float((shown[1:] - shown[:-1]).abs().mean((1, 2, 3)).max())
 
 
 def clip_lengths(infos: Iterable[FrameInfo], metas: Iterable[ClipMeta | None]) -> list[tuple[float, int]]:

@@ -8,9 +8,8 @@ frame rates and the chat template of the run, and the run's own settings are in 
 from __future__ import annotations
 
 import copy
-import json
 import logging
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,86 +20,15 @@ from transformers.video_utils import VideoMetadata
 from qwenvl.data.chat import render_prompt
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.frames import FRAMES_PER_PATCH
-from qwenvl.data.options import FrameOptions, PromptOptions, SampleOptions
+from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import timed_metadata
-from qwenvl.data.records.framing import Framing
-from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.types import Record
 
-SETTINGS_FILE = "prompt_settings.json"
 MANY_FRAMES = 768  # the most frames of a clip that Qwen-VL processors take by themselves
 _ONE_CLIP = [{"role": "user", "content": [{"type": "video"}]}]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PromptSettings:
-    """All that shapes the prompts of a run.
-
-    Attributes:
-        frames: how densely clips are sampled.
-        prompts: bounds on pixels and length, and the arguments of the chat template.
-        base_model: what the run started from.
-        system: the text of the system turn of every prompt, or None where records have their own or none.
-        prompt_template: a text with ``{prompt}`` in it, which the last user turn takes the place of.
-        framing: what else stood around the questions of the run's records.
-    """
-
-    frames: FrameOptions
-    prompts: PromptOptions
-    base_model: str = ""
-    system: str | None = None
-    prompt_template: str | None = None
-    framing: Framing = field(default_factory=Framing)
-
-    @classmethod
-    def of(cls, flags: Any, dataset: Any, base_model: str) -> PromptSettings:
-        """Take the settings of a run from its flags, and the frames' from its data set, which need not have the flags'.
-
-        The arguments of the chat template are the effective ones, so that a template of other defaults changes nothing.
-
-        Args:
-            dataset: to train on. None, or one of another library, leaves the frames to the flags.
-        """
-        read = ReadOptions.of(flags)
-        frames, ruler = FrameOptions.of(getattr(dataset, "options", flags)), getattr(dataset, "ruler", None)
-        prompts = PromptOptions.of(flags)
-        if ruler is not None:
-            effective = {name: value for name, value in ruler.effective_arguments.items() if value is not None}
-            prompts = replace(prompts, chat_template_kwargs=effective or None)
-        framing = Framing.of(getattr(dataset, "records", ()), read)
-        return cls(frames, prompts, base_model, read.system, read.prompt_template, framing)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> PromptSettings:
-        """Read the settings that ``save`` wrote.
-
-        Raises:
-            FileNotFoundError: the folder does not hold them.
-        """
-        path = Path(folder) / SETTINGS_FILE
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: not there; expected a folder that training with this library wrote")
-        saved = json.loads(path.read_text("utf-8"))
-        framing = dict(saved.get("framing") or {})  # settings of an earlier version have none
-        if "kinds" in framing:
-            framing["kinds"] = tuple(framing["kinds"])
-        known = {
-            "frames": FrameOptions(**saved["frames"]),
-            "prompts": PromptOptions(**saved["prompts"]),
-            "framing": Framing(**framing),
-        }
-        return cls(**saved | known)
-
-    def save(self, folder: str | Path) -> None:
-        """Write the settings to ``folder``, beside the processor."""
-        (Path(folder) / SETTINGS_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-
-    @property
-    def frames_per_second(self) -> float:
-        """Frames taken per second of a clip, where the bounds on their number allow it."""
-        return self.frames.video_fps or 1 / self.frames.base_interval
 
 
 class TakenClip(NamedTuple):

@@ -44,7 +44,9 @@ LOOK_SPLITS = ("sight", "calls", "train", "heldout")
 LOOKED, GUESSED = 3, 5  # of eight targets of the warm-up
 
 _LIST = "\n".join(f"({k}) {step}" for k, step in enumerate(STEPS, 1))
-QUESTION = f"Which of these steps does the video show?\n{_LIST}\nThink, then answer."
+ASKED = "Which of these steps does the video show?\n{steps}\nThink, then answer."
+"""The question as `qwenvl data from-folder` takes it, with the list of steps to come."""
+QUESTION = ASKED.replace("{steps}", _LIST)
 THINKING = "<think>I look at each step.</think>"
 
 Drawing = Callable[[], Iterable[np.ndarray]]
@@ -111,7 +113,7 @@ def new_data(folder: Path) -> Iterator[Path]:
 
 
 def make_labelled_folder(folder: Path, count: int = 10, seed: int = 0) -> None:
-    """Write clips with ``steps.txt`` and ``labels.csv`` beside them, in the form that `qwenvl data from-folder` reads.
+    """Write clips and ``steps.txt``, ``labels.csv`` and ``question.txt``, as `qwenvl data from-folder` reads them.
 
     Raises:
         FileExistsError: ``folder`` contains clips already.
@@ -123,6 +125,7 @@ def make_labelled_folder(folder: Path, count: int = 10, seed: int = 0) -> None:
         rows.append(f"{clip.name}.mp4,{' '.join(map(str, clip.steps))}")
     (folder / "labels.csv").write_text("\n".join(rows) + "\n")
     (folder / "steps.txt").write_text("\n".join(STEPS) + "\n")
+    (folder / "question.txt").write_text(ASKED + "\n")  # that the demo's model was trained on
 
 
 def solution(steps: Steps) -> str:

@@ -251,7 +251,7 @@ def _check_one(
     tokenizing: threading.Lock,
     look_for: HintsOf | None,
 ) -> CheckedRecord | Problem:
-    from qwenvl.data.hints import clip_lengths
+    from qwenvl.data.hints import clip_lengths, picture_hints
     from qwenvl.data.prompt_length import MediaSizes
 
     if isinstance(record, RecordError):
@@ -282,6 +282,7 @@ def _check_one(
         lowered=", ".join(fewer),
         hints=(
             *(look_for(record, MediaSizes.of(sample)) if look_for else ()),
+            *(picture_hints(sample.videos) if look_for else ()),
             *span_hints(record, infos),
             *beyond_the_clip(record, infos),
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.flags import FlagParser
@@ -13,6 +14,8 @@ from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, record_hints
 from qwenvl.data.records.presets import how_counted, how_read
 from qwenvl.data.records.record_file import RecordFile
+from qwenvl.model.hub import require_model
+from qwenvl.option import Options, option
 from qwenvl.types import Hint, Record
 
 if TYPE_CHECKING:
@@ -26,11 +29,42 @@ def add_dataset_flags(parser: FlagParser) -> None:
     parser.add_options(ReadingOptions)
 
 
+NOT_OF_A_LOOK = ("on_bad_sample", "on_long_prompt", "max_turns", "look_tokens")
+"""Options that the commands here do not have: records are looked at, and not trained on."""
+
+
+@dataclass
+class ProcessorOptions(Options):
+    """The model whose prompts are made."""
+
+    model: str | None = option(
+        None, "A checkpoint: make the prompts with its processor and count their tokens.", unset="no prompt is made"
+    )
+
+
 def add_frame_flags(parser: FlagParser) -> None:
     """Add the flags of frames and prompts, with the names and defaults of training."""
-    parser.add_argument("--model", help="a checkpoint: make the prompts with its processor and count their tokens")
-    parser.add_options(SampleOptions, without={"on_bad_sample"})
-    parser.add_options(PromptOptions, without={"on_long_prompt"})
+    parser.add_options(ProcessorOptions)
+    parser.add_options(SampleOptions, without=NOT_OF_A_LOOK)
+    parser.add_options(PromptOptions, without=NOT_OF_A_LOOK)
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    """Raise for a data set or a model that is not there, and for flags that need ``--model``, before torch is loaded.
+
+    Raises:
+        ValueError, OSError: naming it, with what to do.
+    """
+    resolve_datasets(args.dataset, args.dataset_catalog)
+    if args.model is not None:
+        require_model(args.model)
+        return
+    if getattr(args, "tools", None):
+        raise ValueError("--tools: give --model, whose chat template writes them into the prompt")
+    if args.max_prompt_length is not None:
+        raise ValueError("--max_prompt_length counts tokens: give --model, whose processor makes them")
+    if args.fit_frames:
+        raise ValueError("--fit_frames has no effect without --model and --max_prompt_length")
 
 
 def make_collator(args: argparse.Namespace, tools: Sequence[dict[str, Any]] = ()) -> GRPOCollator | None:
@@ -39,13 +73,8 @@ def make_collator(args: argparse.Namespace, tools: Sequence[dict[str, Any]] = ()
     Args:
         tools: the schemas of tools that prompts offer.
     """
+    check_flags(args)
     if args.model is None:
-        if tools:
-            raise ValueError("--tools: give --model, whose chat template writes them into the prompt")
-        if args.max_prompt_length is not None:
-            raise ValueError("--max_prompt_length counts tokens: give --model, whose processor makes them")
-        if args.fit_frames:
-            raise ValueError("--fit_frames has no effect without --model and --max_prompt_length")
         return None
     from qwenvl.data.collator import GRPOCollator
     from qwenvl.model.loading import load_processor

@@ -11,7 +11,7 @@ import csv
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "The list of steps goes in the place of {steps} in it, or after it. Where it has no <answer>, how to answer is "
         "added",
     )
+    parser.add_argument("--no-form", action="store_true", help="add nothing on how to answer to the question")
     parser.add_argument("--steps", metavar="FILE", help="the steps of the procedure, one a line, numbered or not")
     answers = parser.add_mutually_exclusive_group(required=True)
     answers.add_argument(
@@ -142,10 +143,14 @@ def run(args: argparse.Namespace) -> int:
         raise RecordError(
             f"{args.answers}: no clip has an answer; expected the columns clip and answer, or clip, step, start and end"
         )
-    question = _prompt(text_or_file(args.question), found.steps, found.timelines)
+    question = _prompt(
+        text_or_file(args.question), found.steps, timelines=found.timelines, adds_form=not args.no_form
+    )
     out, held_out = _targets(args)
     held = _held_out(labels, args.split) if held_out else set()
     print(_summary(root, clips, found))
+    for line in _not_taken(root, clips, ours=[out, held_out, args.answers, args.steps, args.question]):
+        print(line)
     messages, path_of = (Message("user", question),), lambda clip: str((root / clip).resolve())
     records = [
         Record(clip, messages, f"<answer>{answer}</answer>", (path_of(clip),), (), (None,), dict(fields), clip)
@@ -159,13 +164,14 @@ def run(args: argparse.Namespace) -> int:
     data, name = shlex.quote(str(out)), shlex.quote(f"runs/{out.absolute().parent.name}")
     check_rewards = " --reward_funcs timeline_iou segment_f1" if found.timelines else ""
     train_rewards = f" --reward_funcs format{check_rewards.removeprefix(' --reward_funcs')}" if found.timelines else ""
+    both = shlex.quote(",".join(map(str, filter(None, (out, held_out)))))
     evaluated = f" --eval_dataset_use {shlex.quote(str(held_out))} --eval_strategy epoch" if held_out else ""
     for title, text in (
         ("\neach prompt:", question),
         ("the first solution:", f"<answer>{next(iter(labels.values()))[0]}</answer>"),
         (
             "\nnext:",
-            f"qwenvl data check {data}{check_rewards}{flag}\n"
+            f"qwenvl data check {both}{check_rewards}{flag}\n"
             f"qwenvl preview {data} --n 8{flag}\n"
             f"qwenvl train --model_name_or_path {_MODEL} --dataset_use {data}{evaluated}{train_rewards} "
             f"--output_dir {name}{flag}",
@@ -248,15 +254,22 @@ def _no_step(steps: Steps, item: str) -> str:
     )
 
 
-def _prompt(question: str | None, steps: Steps | None, timelines: bool = False) -> str:
-    """The prompt of every record: a clip, the question, the steps, and how to answer."""
+def _prompt(question: str | None, steps: Steps | None, *, timelines: bool, adds_form: bool) -> str:
+    """The prompt of every record: a clip, the question, the steps, and how to answer.
+
+    Args:
+        timelines: answers are timelines, which the default question and form ask for.
+        adds_form: how to answer is added where the question has no ``<answer>``.
+    """
     if steps is None and (question is None or STEPS in question):
         raise ValueError("give --steps, a file with a step a line, or a --question without {steps}")
     default = TIMELINE_QUESTION if timelines else QUESTION
     text = (default if question is None else question).strip()
     if steps is not None:
         text = text.replace(STEPS, numbered(steps)) if STEPS in text else f"{text}\n{numbered(steps)}"
-    if "<answer>" not in text:
+    if "<answer>" in text and not adds_form:
+        raise ValueError("--no-form has no effect: the question has an <answer>, and nothing is added; leave it out")
+    if "<answer>" not in text and adds_form:
         form = TIMELINE_FORM if timelines else STEPS_FORM if steps is not None else FORM
         text += "\n" + form
     return text if "<video>" in text else "<video>\n" + text
@@ -288,6 +301,30 @@ def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
         labels = ", ".join(f"{label} ({count:,})" for label, count in found.left_out.items())
         lines.append(f"  spans that are no step (--background): {labels}")
     return "\n".join(lines)
+
+
+def _not_taken(root: Path, clips: Sequence[str], ours: Iterable[Any]) -> Iterator[str]:
+    """The files of the folder that are no clips, counted by their endings, and the hidden ones.
+
+    Args:
+        ours: files that the command reads or writes itself, and the folder of label files.
+    """
+    known = {Path(str(path)).resolve() for path in ours if path is not None}
+    known |= {(root / clip).resolve() for clip in clips}
+    others = []
+    for path in root.rglob("*"):
+        full = path.resolve()
+        if path.is_file() and known.isdisjoint([full, *full.parents]):
+            others.append(path)
+    names = [path.relative_to(root).as_posix() for path in others]
+    hidden = [name for name in names if "/." in f"/{name}"]
+    endings = Counter(Path(name).suffix.lower() or "without an ending" for name in names if name not in hidden)
+    if endings:
+        ordered = sorted(endings.items(), key=lambda each: (-each[1], each[0]))
+        shown = ", ".join(f"{count:,} {ending}" for ending, count in ordered[:SHOWN])
+        yield f"  {counted(endings.total(), 'file')} that are no clips by their endings, left out: {shown}"
+    if hidden:
+        yield f"  {counted(len(hidden), 'hidden file')}, left out"
 
 
 def _beginning(lines: Sequence[str], indent: str = "  ") -> list[str]:

@@ -97,7 +97,8 @@ def page_of(args: argparse.Namespace) -> str:
 def _summary(shown: Sequence[dict[str, Any]], collator: GRPOCollator | None) -> str:
     """Counts, frames and tokens of the records shown, in a line."""
     bad = sum(bool(each["problem"]) for each in shown)
-    found = [f"{len(shown)} records, {bad} of them bad" if bad else f"{len(shown)} records"]
+    records = counted(len(shown), "record")
+    found = [f"{records}, {bad} of them bad" if bad else records]
     frames = [len(clip["frames"]) for each in shown if each["record"] for clip in each["clips"]]
     tokens = [each["tokens"] for each in shown if each["record"] and each["tokens"]]
     for name, numbers in (("frames of a clip", frames), ("tokens of a prompt", tokens)):

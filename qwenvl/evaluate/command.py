@@ -5,16 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence, Set
 from contextlib import redirect_stdout
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from qwenvl.config.flags import FlagParser
+from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
 from qwenvl.failure import tell, tells_errors_once
 from qwenvl.own_code import OwnCodeError
 from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError
-from qwenvl.train.display.console import ends_at_ctrl_c, say
+from qwenvl.train.display.console import ends_at_ctrl_c, settle_output
+from qwenvl.train.run.lock import RunFolderError
 
-Request = TypeVar("Request")
+Request = TypeVar("Request", covariant=True)
+
+
+class RequestOf(Protocol[Request]):
+    """Reads the command line of a command, and with ``begins`` checks what this machine has before torch is loaded."""
+
+    def __call__(self, argv: Sequence[str], begins: bool = False) -> Request: ...
+
 
 MODEL = "MODEL is a checkpoint, an adapter's folder, a run's folder or a name on the hub"
 PASSES = "A completion passes where the reward --pass_by is at least --pass_at."
@@ -36,7 +45,7 @@ def help_text(about: About) -> str:
 def run_command(
     name: str,
     argv: Sequence[str] | None,
-    request_of: Callable[[Sequence[str]], Request],
+    request_of: RequestOf[Request],
     run: Callable[[Request], str],
     about: About,
 ) -> int:
@@ -54,25 +63,21 @@ def run_command(
         print(help_text(about))
         return 0
     command = f"qwenvl {name}"
-    with tells_errors_once(), ends_at_ctrl_c(command):
-        say(f"{command}: loading PyTorch and transformers")  # which takes seconds
-        from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
-        from qwenvl.train.display.console import settle_output
+    known = (*DATA_ERRORS, RewardError, OwnCodeError, RunLogError, RunFolderError)
+    with tells_errors_once(), ends_at_ctrl_c(command), told_to_the_user(command, known), redirect_stdout(sys.stderr):
+        try:
+            request = request_of(argv, begins=True)
+        except known:
+            raise
+        except (ValueError, OSError, ImportError) as error:
+            tell(f"usage: {about[0]}\nerror: {error}")
+            return 2
+        # With torch, which no wrong command line waits for.
         from qwenvl.train.run.failures import told_in_one_line
-        from qwenvl.train.run.lock import RunFolderError
 
         settle_output()
-        known = (*DATA_ERRORS, RewardError, OwnCodeError, RunLogError, RunFolderError)
-        with told_in_one_line(command, None), told_to_the_user(command, known):
-            with redirect_stdout(sys.stderr):
-                try:
-                    request = request_of(argv)
-                except DATA_ERRORS:
-                    raise
-                except (ValueError, FileNotFoundError) as error:
-                    tell(f"usage: {about[0]}\nerror: {error}")
-                    return 2
-                shown = run(request)
-            if shown:
-                print(shown)
+        with told_in_one_line(command, None):
+            shown = run(request)
+    if shown:
+        print(shown)
     return 0

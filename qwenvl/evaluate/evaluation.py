@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -240,7 +241,7 @@ def _problems(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     def of_samples(found: Mapping[str, Any]) -> dict[str, Any]:
         """The part of the protocol that decides the samples, and the models and controls of the earlier one."""
         data = {name: value for name, value in found["protocol"]["data"].items() if not name.startswith("cluster")}
-        models = {model["name"]: model for model in found["models"]}
+        models = {model["name"]: {**model, "path": _place(model["path"])} for model in found["models"]}
         return {
             **{name: value for name, value in found["protocol"].items() if name != "passes"},
             "data": data,
@@ -249,6 +250,11 @@ def _problems(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         }
 
     return differing(of_samples(earlier), of_samples(now))
+
+
+def _place(path: str) -> str:
+    """The folder of a model, however it was written. A name on the hub stays as it is."""
+    return os.path.realpath(path) if os.path.isdir(path) else path
 
 
 def _now() -> str:

@@ -15,11 +15,12 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
+from qwenvl.config.command_line import changed_flags
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, told_to_the_user
-from qwenvl.data.options import PromptOptions
+from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.evaluate.questions import EVIDENCE, Questions, QuestionSamples
 from qwenvl.evaluate.respondent import build_respondent, collator_of, loader_of, pass_reward, with_progress
 from qwenvl.evaluate.results import (
@@ -36,7 +37,7 @@ from qwenvl.evaluate.results import (
     share_interval,
     share_over,
 )
-from qwenvl.evaluate.settings import Request
+from qwenvl.evaluate.settings import Request, setting_of
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import CUT_OFF_SHARE, EQUAL_SHARE, Finding
 from qwenvl.model.loading import base_of_adapter
@@ -393,11 +394,11 @@ def next_command(findings: Sequence[Finding], request: Request, base: str | None
     if flags := [flag for finding in findings for flag in finding.flags]:
         if request.options.samples is not None and "--grpo_sample_size" in flags:
             flags += ["--samples", flags[flags.index("--grpo_sample_size") + 1]]
-        return shlex.join(["qwenvl", "probe", *request.argv, *flags])  # the last of two equal flags counts
+        return shlex.join(["qwenvl", "probe", *without_flags(request.argv, flags), *flags])
     if [finding.code for finding in findings] != [GOOD]:
-        catalog = ["--dataset_catalog", config.dataset_catalog] if config.dataset_catalog else []
+        shown = changed_flags(config, (ReadingOptions, FrameOptions, PromptOptions), without=("on_long_prompt",))
         tools = ["--tools", *config.tools] if config.tools else []
-        return shlex.join(["qwenvl", "preview", data, "--n", "8", "--model", base or model, *catalog, *tools])
+        return shlex.join(["qwenvl", "preview", data, "--n", "8", "--model", base or model, *shown, *tools])
     named = []
     if request.words:
         adapter = [] if base is None else ["--lora_enable", "--start_from_weights", model]
@@ -405,6 +406,22 @@ def next_command(findings: Sequence[Finding], request: Request, base: str | None
     output = ["--output_dir", "runs/" + re.sub(r"[^\w.-]+", "-", Path(data).stem)]
     file = None if request.file is None else ["--config", str(request.file)]
     return shlex.join(["qwenvl", "train", *(file or []), *named, *request.flags, *([] if file else output)])
+
+
+def without_flags(argv: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """A command line without the flags that others set, and without their values.
+
+    Example:
+        >>> without_flags(["m", "d", "--seed", "3", "--samples=8"], ["--samples", "16"])
+        ['m', 'd', '--seed', '3']
+    """
+    named = {setting_of(word) for word in flags} - {None}
+    kept, flag = [], None
+    for word in argv:
+        flag = setting_of(word) or flag
+        if flag not in named:
+            kept.append(word)
+    return kept
 
 
 def table(numbers: dict[str, Any]) -> str:

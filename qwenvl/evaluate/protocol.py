@@ -15,7 +15,7 @@ from qwenvl.data.chat import chat_messages
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import FrameOptions, PromptOptions
-from qwenvl.data.saved_processor import PromptSettings
+from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.evaluate.questions import Questions
 from qwenvl.evaluate.settings import OF_A_RUN, READ_BY_EVALUATION, ModelSource, Request
 from qwenvl.model.loading import base_of_adapter
@@ -63,17 +63,8 @@ def model_facts(
 
 def trained_otherwise(path: str, config: GRPOConfig) -> list[tuple[str, Any, Any]]:
     """Prompt settings of a model's training that differ here: name, value there, value here."""
-
-    def settings(of: PromptSettings) -> dict[str, Any]:
-        own = {"system": of.system, "prompt_template": of.prompt_template}
-        return asdict(of.frames) | asdict(of.prompts) | own | {"chat_template_kwargs": of.prompts.template_arguments}
-
-    try:
-        there, here = settings(PromptSettings.load(path)), settings(PromptSettings.of(config, None, ""))
-    except FileNotFoundError:
-        return []
-    names = [name for name in there if name not in ("max_prompt_length", "on_long_prompt", "fit_frames")]
-    return [(name, there[name], here[name]) for name in names if there[name] != here[name]]
+    saved = PromptSettings.beside(path)
+    return [] if saved is None else saved.otherwise(PromptSettings.of(config, None, ""))
 
 
 def protocol_of(

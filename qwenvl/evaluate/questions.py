@@ -25,6 +25,7 @@ from qwenvl.rewards.functions.text import normalized, solution_of
 from qwenvl.runlog import AS_IT_IS
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.collect.contrast import random_order
+from qwenvl.train.display.console import say
 from qwenvl.train.evaluation import clusters_by
 from qwenvl.types import BadSample, Message, Record, Sample
 
@@ -102,10 +103,16 @@ class Questions:
             partners(records, seed) if OTHER in options.control_names else {},
             tools,
         )
+        idle = []
         for control in questions.controls:
             if not any(questions.applies(control, number) for number in numbers):
-                lacks = "a look, which --tools allow" if control in LOOK_CONTROLS else "what it changes"
-                raise ValueError(f"--controls {control} has no effect: no record has {lacks}; leave it out")
+                idle.append(control)
+        if idle and options.controls == "all":  # nobody named one of them
+            say(f"--controls all: without {', '.join(idle)}, as no record has what it changes")
+            return replace(questions, controls=tuple(each for each in questions.controls if each not in idle))
+        for control in idle:
+            lacks = "a look, which --tools allow" if control in LOOK_CONTROLS else "what it changes"
+            raise ValueError(f"--controls {control} has no effect: no record has {lacks}; leave it out")
         return questions
 
     def applies(self, control: str, number: int) -> bool:

@@ -22,7 +22,7 @@ from qwenvl.evaluate.timelines import (
 )
 from qwenvl.failure import counted
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
-from qwenvl.health import CUT_OFF_SHARE, SAME_REWARD
+from qwenvl.health import CUT_OFF_SHARE, SAME_REWARD, says_nothing, signed_number
 from qwenvl.rewards.functions.looking import answered_calls, looks_iou
 from qwenvl.rewards.table import SHAPING, TABLE
 from qwenvl.runlog import AS_IT_IS, NUMBERS, SAMPLES, EvaluationSample, Rollout
@@ -360,7 +360,7 @@ def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
 
 def left_out_lines(errors: Sequence[str], lists_all: str) -> list[str]:
     """The number of records that were left out, and the errors of the first three. Empty where there are none."""
-    head = f"left out: {len(errors):,} records, which no number above counts"
+    head = f"left out: {counted(len(errors), 'record')}, which no number above counts"
     more = [f"  ... and {len(errors) - SHOWN:,} more ({lists_all} lists all)"] * (len(errors) > SHOWN)
     return [head, *(f"  {error}" for error in errors[:SHOWN]), *more] if errors else []
 
@@ -370,11 +370,13 @@ def _head(protocol: dict[str, Any]) -> Iterator[str]:
     how = "the greedy completion"
     if decoding["method"] != "greedy":
         how = f"{decoding['samples']} completions at temperature {decoding['temperature']:g}"
-    of = "" if data["records"] == data["of"] else f" of {data['of']:,}"
-    yield f"{data['dataset_use']}: {data['records']:,}{of} records, {how} of each."
+    records = counted(data["records"], "record")
+    if data["records"] != data["of"]:
+        records = f"{data['records']:,} of {counted(data['of'], 'record')}"
+    yield f"{data['dataset_use']}: {records}, {how} of each."
     yield (
         f"A completion passes where {passes['by']} is at least {passes['at']:g}. In brackets: the 95 % interval, drawn "
-        f"over {data['clusters']:,} groups of records ({data['cluster_by']})."
+        f"over {counted(data['clusters'], 'group')} of records ({data['cluster_by']})."
     )
 
 
@@ -395,13 +397,26 @@ def _scores(found: dict[str, Any]) -> Iterator[str]:
     yield from _aligned(rows)
 
 
+def _silent(found: dict[str, Any]) -> set[str]:
+    """The models whose completions have no answer at all: no control and no comparison says anything about them."""
+    by = found["protocol"]["passes"]["by"]
+    own = [each for each in found["numbers"] if each["control"] == AS_IT_IS]
+    return {each["model"] for each in own if says_nothing(each, by)}
+
+
 def _notes(found: dict[str, Any]) -> Iterator[str]:
     """Reasons to distrust a score."""
     by, limit = found["protocol"]["passes"]["by"], found["protocol"]["decoding"]["max_new_tokens"]
+    silent = _silent(found)
     for each in found["numbers"]:
         model, truncated, unread = each["model"], each["truncated"]["mean"], each["no_answer"]["mean"]
         if each["control"] != AS_IT_IS:
             continue
+        if model in silent:
+            yield (
+                f"{model}: no completion has an answer, so its {by} says nothing about what it sees; qwenvl probe with "
+                "the same flags names what is in the way"
+            )
         if each["fitted"]:
             yield f"{model}: of {each['fitted']:,} records less was shown than asked for, so that their prompts fit"
         if truncated >= CUT_OFF_SHARE:
@@ -409,7 +424,7 @@ def _notes(found: dict[str, Any]) -> Iterator[str]:
                 f"{model}: {truncated:.1%} of the completions were cut at {limit:,} tokens: raise "
                 "--generation_max_length before you trust its score"
             )
-        elif unread > MANY_UNREAD and by in TABLE and by not in SHAPING:
+        elif unread > MANY_UNREAD and by in TABLE and by not in SHAPING and model not in silent:
             yield (
                 f"{model}: {unread:.1%} of the completions have no <answer> that rewards could read: its score tells "
                 "of the form too"
@@ -422,7 +437,10 @@ def _controls(found: dict[str, Any]) -> Iterator[str]:
     by = found["protocol"]["passes"]["by"]
     numbers = {(each["model"], each["control"]): each["scores"] for each in found["numbers"]}
     drops = {(each["model"], each["control"]): each for each in found["drops"]}
-    names = [model["name"] for model in found["models"]]
+    silent = _silent(found)
+    names = [model["name"] for model in found["models"] if model["name"] not in silent]
+    if not names:
+        return
 
     def cell(key: tuple[str, str]) -> str:
         drop, score = drops[key], numbers.get(key, {}).get(by)
@@ -435,7 +453,7 @@ def _controls(found: dict[str, Any]) -> Iterator[str]:
     yield from _aligned([["Does it look?", *names], *rows])
     yield f"{by} without the evidence, and by how much it is lower than with it, on the same records."
     for each in found["drops"]:
-        if not each["comparable"]:
+        if not each["comparable"] and each["model"] not in silent:
             share = f"{each['no_answer']['mean']:.1%} of the completions have no answer"
             among, answered = "No record has one with and without the evidence.", each["answered"]
             if by in answered["scores"]:
@@ -495,8 +513,10 @@ def _confusion(row: dict[str, Any], names: Mapping[int | str, str]) -> str:
 
 
 def _differences(found: dict[str, Any]) -> Iterator[str]:
-    by = found["protocol"]["passes"]["by"]
+    by, silent = found["protocol"]["passes"]["by"], _silent(found)
     for each in found["differences"]:
+        if {each["before"], each["after"]} <= silent:
+            continue
         if each["control"] == AS_IT_IS and by in each["scores"]:
             yield (
                 f"{each['after']} - {each['before']}: {by} {interval_text(each['scores'][by], True)}, on the same "
@@ -511,9 +531,10 @@ def _mean(interval: dict[str, Any] | None) -> str:
 
 def interval_text(interval: dict[str, Any], signed: bool = False) -> str:
     """A mean with its interval, three decimals each: ``0.963 [0.940, 0.983]``."""
-    form, ends = "{:+.3f}" if signed else "{:.3f}", (interval["low"], interval["high"])
-    shown = "" if None in ends else f" [{', '.join(map(form.format, ends))}]"  # one cluster has no interval
-    return form.format(interval["mean"]) + shown
+    written = signed_number if signed else "{:.3f}".format
+    ends = (interval["low"], interval["high"])
+    shown = "" if None in ends else f" [{', '.join(map(written, ends))}]"  # one cluster has no interval
+    return written(interval["mean"]) + shown
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

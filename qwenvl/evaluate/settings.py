@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qwenvl.config.command_line import config_from, split_file, tokens_of
-from qwenvl.config.flags import FlagParser
+from qwenvl.config.command_line import config_from, split_file, tell_otherwise, tokens_of
+from qwenvl.config.flags import FLAG_GROUPS, FlagParser, settings_class
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.framing import Framing, asked_record
 from qwenvl.data.records.parse import ReadOptions, text_or_file
@@ -24,7 +25,7 @@ from qwenvl.tools.options import ToolOptions
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
-    from qwenvl.data.saved_processor import PromptSettings
+    from qwenvl.data.prompt_settings import PromptSettings
     from qwenvl.types import Record
 
 CONTROL_NAMES = ("blank", "shuffled", "single_frame", "other_clip", "text_only")
@@ -218,9 +219,7 @@ def refuse_unread(flags: Sequence[str], read: Collection[str], greedy: bool = Fa
         read: names of the flags that it reads.
         greedy: the command takes the greedy completion, so that flags of sampling have no effect.
     """
-    from qwenvl.config.grpo_config import GRPOConfig
-
-    known = {each.name for each in fields(GRPOConfig)}
+    known = {each.name for each in fields(settings_class(FLAG_GROUPS))}
     for name in map(setting_of, flags):
         if name in known and (name not in read or (greedy and name in SAMPLING_FLAGS)):
             reason = REASONS.get(name, "only training reads it")
@@ -267,10 +266,10 @@ class ModelSource:
 
     def prompt_settings(self) -> PromptSettings | None:
         """The settings of its prompts, from beside its weights or from the hub. None where none were saved."""
-        from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings
+        from qwenvl.data.prompt_settings import SETTINGS_FILE, PromptSettings
 
         if Path(self.path).is_dir():
-            return PromptSettings.load(self.path) if (Path(self.path) / SETTINGS_FILE).is_file() else None
+            return PromptSettings.beside(self.path)
         from transformers.utils import cached_file
 
         quietly = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
@@ -281,7 +280,7 @@ class ModelSource:
         return None if file is None else PromptSettings.load(Path(file).parent)
 
 
-def model_source(word: str | Path, taken: Sequence[str] = ()) -> ModelSource:
+def model_source(word: str | Path, taken: Sequence[str] = (), present: bool = False) -> ModelSource:
     """The model that a word of a command line names.
 
     Its name is the shortest end of its path that is not in ``taken``: at least the name of its folder, and for a
@@ -290,10 +289,13 @@ def model_source(word: str | Path, taken: Sequence[str] = ()) -> ModelSource:
     Args:
         word: a checkpoint, an adapter's folder, a run's folder or a name on the hub. Of a run that has not ended it is
             the newest checkpoint with whole weights.
+        present: a name on the hub must be one that can be read from here.
 
     Raises:
         FileNotFoundError: no such folder, or one without weights.
+        OSError: the hub does not answer, and its cache lacks the model.
     """
+    from qwenvl.model.hub import require_model
     from qwenvl.model.weight_files import has_weights
 
     path, run = str(word), None
@@ -301,8 +303,8 @@ def model_source(word: str | Path, taken: Sequence[str] = ()) -> ModelSource:
         folder = folder if has_weights(folder) else _newest_checkpoint(folder)
         path = str(folder)
         run = next((str(each) for each in (folder, folder.parent) if (each / "run.json").is_file()), None)
-    elif path.startswith(("/", ".", "~")):
-        raise FileNotFoundError(f"{word}: no such folder; expected a checkpoint, or a name on the hub")
+    elif present or folder.is_file() or path.startswith(("/", ".", "~")):
+        require_model(path)
     parts = Path(path).parts
     length = min(len(parts), 2 if parts[-1].startswith("checkpoint-") else 1)
     while length < len(parts) and "/".join(parts[-length:]) in taken:
@@ -310,8 +312,11 @@ def model_source(word: str | Path, taken: Sequence[str] = ()) -> ModelSource:
     return ModelSource("/".join(parts[-length:]), path, run)
 
 
-def named_models(words: Sequence[str]) -> list[ModelSource]:
+def named_models(words: Sequence[str], present: bool = False) -> list[ModelSource]:
     """The models of an evaluation, each with a name of its own. Names stay when further models are added.
+
+    Args:
+        words, present: as for ``model_source``.
 
     Raises:
         ValueError: a model is given twice.
@@ -319,7 +324,7 @@ def named_models(words: Sequence[str]) -> list[ModelSource]:
     """
     models: list[ModelSource] = []
     for word in words:
-        model = model_source(word, [other.name for other in models])
+        model = model_source(word, [other.name for other in models], present)
         if any(other.path == model.path for other in models):
             raise ValueError(f"MODEL {model.path} is given twice")
         models.append(model)
@@ -327,11 +332,14 @@ def named_models(words: Sequence[str]) -> list[ModelSource]:
 
 
 def _newest_checkpoint(run: Path) -> Path:
-    from qwenvl.model.weight_files import has_weights, weights_problem
-    from qwenvl.train.run.checkpoints import checkpoints_of
+    newest = None
+    if any(run.glob("checkpoint-*")):  # else there is no reason to load torch, with which checkpoints are read
+        from qwenvl.model.weight_files import has_weights, weights_problem
+        from qwenvl.train.run.checkpoints import checkpoints_of
 
-    whole = (each for each in reversed(checkpoints_of(run)) if has_weights(each) and weights_problem(each) is None)
-    if (newest := next(whole, None)) is None:
+        whole = (each for each in reversed(checkpoints_of(run)) if has_weights(each) and weights_problem(each) is None)
+        newest = next(whole, None)
+    if newest is None:
         raise FileNotFoundError(
             f"{run}: no weights in it; expected a model, an adapter, or a run's folder with a checkpoint"
         )
@@ -339,6 +347,26 @@ def _newest_checkpoint(run: Path) -> Path:
 
 
 # ---- the commands
+
+
+def check_machine(settings: Any, models: Iterable[str], data: str | None = None) -> None:
+    """Raise for a model, a data set or a reward that is not there, before torch is loaded.
+
+    Args:
+        settings: of the command line, which name the catalog and the rewards.
+
+    Raises:
+        ValueError, OSError: naming it, with what to do.
+    """
+    from qwenvl.data.records.catalog import resolve_datasets
+    from qwenvl.model.hub import require_model
+    from qwenvl.rewards.resolve import check_names
+
+    for model in models:
+        require_model(model)
+    if data is not None:
+        resolve_datasets(data, settings.dataset_catalog)
+    check_names(settings.reward_funcs or (), settings.external_plugins or ())
 
 
 @dataclass(frozen=True)
@@ -368,8 +396,11 @@ class Request:
     record: Any = None
 
 
-def probe_request(argv: Sequence[str]) -> Request:
+def probe_request(argv: Sequence[str], begins: bool = False) -> Request:
     """The settings of a probe. Those of a file that only training reads are ignored; as flags they are refused.
+
+    Args:
+        begins: the command begins on this machine: check the model, the data and the rewards before torch is loaded.
 
     Raises:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
@@ -383,10 +414,17 @@ def probe_request(argv: Sequence[str]) -> Request:
     named = ("model_name_or_path", "dataset_use")
     refuse_unread(flags, READ_BY_PROBE.difference(named))
     tokens = [f"--{name}={word}" for name, word in zip(named, words, strict=bool(words))]
-    config = config_from(file, [*tokens, *flags], only={*READ_BY_PROBE, "start_from_weights"})
-    for name in named:
-        if getattr(config, name) is None:
-            raise ValueError(f"{file}: {name} is missing; set it there, or give MODEL DATA before the flags")
+
+    def check(settings: Any) -> None:
+        for name in named:
+            if getattr(settings, name) is None:
+                raise ValueError(f"{file}: {name} is missing; set it there, or give MODEL DATA before the flags")
+        if begins:
+            check_machine(settings, [settings.model_name_or_path], settings.dataset_use)
+            tell_otherwise(settings.model_name_or_path, settings)
+
+    only = {*READ_BY_PROBE, "start_from_weights"}
+    config = config_from(file, [*tokens, *flags], only=only, check=check)
     if not words and config.start_from_weights is not None:  # as the run of the file begins
         config.model_name_or_path = config.start_from_weights
     skip_bad_records(config)
@@ -398,11 +436,14 @@ def probe_request(argv: Sequence[str]) -> Request:
     return Request(argv, config, options, words, file=file, flags=flags)
 
 
-def evaluation_request(argv: Sequence[str]) -> Request:
+def evaluation_request(argv: Sequence[str], begins: bool = False) -> Request:
     """The models and settings of an evaluation.
 
     Settings come from the flags, then from ``--config FILE``, or without one from the run of the last MODEL that comes
     from one.
+
+    Args:
+        begins: as for ``probe_request``.
 
     Raises:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
@@ -412,10 +453,11 @@ def evaluation_request(argv: Sequence[str]) -> Request:
         raise ValueError(f"expected MODEL DATA before the flags, got {' '.join(words) or 'nothing'}")
     file, flags = split_file(rest)
     refuse_unread(flags, READ_BY_EVALUATION, greedy=options.samples == 1)
-    models = named_models(words[:-1])
+    models = named_models(words[:-1], present=begins)
     of_run = [model for model in models if model.run is not None]
     tokens = training_flags(of_run[-1], flags) if file is None and of_run else []
-    config = config_from(file, [*tokens, f"--dataset_use={words[-1]}", *flags], only=READ_BY_EVALUATION)
+    check = partial(check_machine, models=[model.path for model in models], data=words[-1]) if begins else None
+    config = config_from(file, [*tokens, f"--dataset_use={words[-1]}", *flags], only=READ_BY_EVALUATION, check=check)
     if config.engine_has_own_weights and config.world_size > 1:
         raise ValueError(
             f"--rollout_engine {config.rollout_engine} evaluates in one process: start it without torchrun or "
@@ -429,8 +471,11 @@ def evaluation_request(argv: Sequence[str]) -> Request:
     return Request(argv, config, replace(options, output_dir=folder), words, models, file, flags, source)
 
 
-def try_request(argv: Sequence[str]) -> Request:
+def try_request(argv: Sequence[str], begins: bool = False) -> Request:
     """The question of a command line, and the settings to ask it with.
+
+    Args:
+        begins: as for ``probe_request``.
 
     Raises:
         ValueError, OSError: an unknown, unfit or meaningless flag, no question, no such model or file.
@@ -442,24 +487,30 @@ def try_request(argv: Sequence[str]) -> Request:
     refuse_unread(flags, READ_BY_TRY, greedy=options.n == 1)
     if options.solution is None and (given := _SCORING.intersection(map(setting_of, flags))):
         raise ValueError(f"--{min(given)} has no effect without --solution: there is nothing to score an answer by")
-    model = model_source(words[0])
-    config = config_for(model, flags, reading={"system"})
+    for path in words[1:-1]:
+        _require_medium(path)
+    model = model_source(words[0], present=begins)
+    config = config_for(model, flags, reading={"system"}, begins=begins)
     asking = asking_of(model, config, flags)
     record = record_of(words[1:-1], words[-1], options.solution, asking, options.choices or ())
     return Request(argv, config, options, words, [model], None, flags, asking.settings_of, record)
 
 
-def config_for(model: ModelSource, flags: Sequence[str], reading: Collection[str] = ()) -> GRPOConfig:
+def config_for(
+    model: ModelSource, flags: Sequence[str], reading: Collection[str] = (), begins: bool = False
+) -> GRPOConfig:
     """The settings of a model's training, overridden by flags.
 
     Args:
         reading: names of the settings for reading records to take as well.
+        begins: as for ``probe_request``.
 
     Raises:
         ValueError: an unknown or unfit flag.
     """
     taken = OF_A_RUN - (names_of(ReadingOptions) - set(reading))
-    config = config_from(None, [*training_flags(model, flags, taken), *flags])
+    check = partial(check_machine, models=[model.path]) if begins else None
+    config = config_from(None, [*training_flags(model, flags, taken), *flags], check=check)
     config.model_name_or_path = model.path
     return config
 
@@ -538,13 +589,18 @@ def record_of(
     )
 
 
+def _require_medium(path: str) -> None:
+    """Raise FileNotFoundError for a clip or an image that is not there."""
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{path}: no such file; expected a clip or an image (the question comes last, quoted)")
+
+
 def _kind_of_medium(path: str) -> str:
     """``video`` or ``image``, by the bytes of a file."""
     from qwenvl.data.errors import BadMediaError
     from qwenvl.data.media.images import image_size
 
-    if not Path(path).exists():
-        raise FileNotFoundError(f"{path}: no such file; expected a clip or an image (the question comes last, quoted)")
+    _require_medium(path)
     try:
         return "video" if Path(path).is_dir() else image_size(path) and "image"
     except BadMediaError:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from qwenvl.files import require
 from qwenvl.model.families import MERGERS, family_of
+from qwenvl.model.hub import require_model, require_weights
 from qwenvl.model.options import LoraOptions, Part, TuneOptions
-from qwenvl.model.weight_files import has_weights, require_folder, weights_problem
+from qwenvl.model.weight_files import has_weights, weights_problem
 from qwenvl.option import did_you_mean
 from qwenvl.versions import warn_of_untested_versions
 
@@ -57,6 +58,7 @@ def load_model(
     from transformers import AutoModelForImageTextToText
 
     config = _read_config(path)
+    require_weights(path)
     if settle_router(config) and quantization is not None:
         raise ValueError(UNPACKED_EXPERTS)
     how: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
@@ -145,7 +147,7 @@ def load_without_weights(path: str | Path) -> nn.Module:
 def _read_config(path: str | Path):
     from transformers import AutoConfig, PreTrainedConfig
 
-    require_folder(path)
+    require_model(path)
     if problem := weights_problem(path):
         raise ValueError(f"{problem}; copy the file again from where it came from")
     if (base := base_of_adapter(path)) and not (Path(path) / "config.json").is_file():
@@ -171,8 +173,7 @@ def _with_path(path: str | Path) -> Iterator[None]:
             raise
         raise OSError(
             f"{path}: no such folder, and no model of this name in the cache or on the hub: "
-            f"{str(error).strip().splitlines()[0]}; where the hub is out of reach, copy a folder here that hf download "
-            f"{path} --local-dir FOLDER has made elsewhere"
+            f"{str(error).strip().splitlines()[0]}"
         ) from error
 
 
@@ -185,7 +186,7 @@ def load_processor(path: str | Path):
     """
     from transformers import AutoProcessor
 
-    require_folder(path)
+    require_model(path)
     with _with_path(path):
         processor = AutoProcessor.from_pretrained(path)
     if problem := _prompt_problem(processor):

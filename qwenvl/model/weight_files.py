@@ -13,19 +13,6 @@ REFERENCE = "reference.safetensors"
 """In a checkpoint of a run whose reference moves: what the reference does not share with the policy."""
 
 
-def require_folder(path: str | Path) -> None:
-    """Raise FileNotFoundError for a file, and where there is no such folder and no model on the hub can have this name.
-
-    Such a name has an owner and one slash, and begins with a letter or a digit.
-    """
-    path = str(path)
-    if Path(path).is_file():
-        raise FileNotFoundError(f"{path}: a file; expected the folder of a model, or its name on the hub")
-    if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.strip("/").count("/") != 1):
-        expected = "one that holds a checkpoint, or a name on the hub, as Qwen/Qwen3.5-4B"
-        raise FileNotFoundError(f"{path}: no such folder; expected {expected}")
-
-
 def has_weights(folder: str | Path) -> bool:
     """Whether the folder holds the weights of a model or of an adapter, whole or not."""
     names = (WHOLE_MODEL, ADAPTER, f"{WHOLE_MODEL}.index.json")

@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from qwenvl.health import says_nothing, signed_number
 from qwenvl.report.pages import (
     Reading,
     as_json,
@@ -86,13 +87,21 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
 def headline(facts: Mapping[str, Any]) -> Iterator[str]:
     """The results in words: each further model against the first, and what the last one loses without the evidence."""
     by, last = facts["protocol"]["passes"]["by"], facts["models"][-1]["name"]
+    own = [row for row in facts["numbers"] if row["control"] == AS_IT_IS]
+    silent = {row["model"]: row for row in own if says_nothing(row, by)}.keys()
+    for model in silent:
+        yield f"{model} has no answer on any record: its {by} says nothing about what it sees."
     for row in facts["differences"]:
+        if {row["before"], row["after"]} <= silent:
+            continue
         if row["control"] == AS_IT_IS and by in row["scores"]:
             score, models = row["scores"][by], (row["after"], row["before"])
             how = "{} answers better than {}" if (score["low"] or 0) > 0 else "{} answers worse than {}"
             if score["low"] is None or score["low"] <= 0 <= score["high"]:
                 how = "{} and {} do not differ measurably"
             yield f"{how.format(*models)}: {by} {_signed(score)} on the same {row['records']:,} records."
+    if last in silent:
+        return
     for row in facts["drops"]:
         if row["model"] == last and by in row["scores"] and row["comparable"] and row["control"] != EVIDENCE:
             score, shown = row["scores"][by], _shown(row["control"])
@@ -115,9 +124,9 @@ def _shown(control: str) -> str:
 
 def _signed(score: Mapping[str, Any], sign: int = 1) -> str:
     if score["low"] is None:  # one cluster has no interval
-        return f"{sign * score['mean']:+.3f}"
+        return signed_number(sign * score["mean"])
     low, high = sorted((sign * score["low"], sign * score["high"]))
-    return f"{sign * score['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return f"{signed_number(sign * score['mean'])} [{signed_number(low)}, {signed_number(high)}]"
 
 
 def readable(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -244,10 +253,11 @@ def doubt(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return False, bool(row["answer"]), 1.0 if row["agreement"] is None else row["agreement"], row["logprob"] or 0.0
 
 
-def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]]) -> Written:
+def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], command: str) -> Written:
     """Write ``index.html``, its scripts and its data into a folder.
 
     Args:
+        command: trains the model again on the saved labels.
         rows: of ``Labels``, each also with its ``id``, its ``prompt`` (messages, each with ``role`` and ``text``) and
             ``record``, the row to save it as: a conversation without its last turn.
     """
@@ -265,5 +275,6 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]]) ->
         },
     }
     write_script(folder / "data" / "run-0" / "index.js", f"report.index(0, {as_json(index)});\n")
-    page = write_index(folder, "labels.html", LABEL_SCRIPTS, title=f"Labels by {model}", model=model, count=len(rows))
+    texts = {"title": f"Labels by {model}", "model": model, "count": len(rows), "command": command}
+    page = write_index(folder, "labels.html", LABEL_SCRIPTS, **texts)
     return Written(page, index, list(dict.fromkeys(strip for own in media for strip in strips_shown(*own))))

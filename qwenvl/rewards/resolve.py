@@ -109,6 +109,22 @@ def build_rubric(
     return Rubric(functions, weights, on_error=on_error)
 
 
+def check_names(reward_funcs: Sequence[str], external_plugins: Sequence[str] = ()) -> None:
+    """Raise for a name that no reward has. Functions of modules and files are not looked up, which would load them.
+
+    Raises:
+        RewardError: an unknown name, or a plugin file that cannot be loaded.
+    """
+    plugins = _plugin_functions(external_plugins)
+    for each in reward_funcs:
+        try:
+            name, _ = parse_row(each)
+        except ValueError as error:
+            raise RewardError(f"reward {each!r}: {error}") from None
+        if name not in plugins and name not in TABLE and ":" not in name:
+            raise RewardError(_no_such(name, [*TABLE, *plugins]))
+
+
 def resolve(
     each: Named, settings: Any = None, plugins: Mapping[str, Any] | None = None
 ) -> RewardFunction:

@@ -38,6 +38,7 @@ from qwenvl.model.loading import (
     linear_weights,
     load_model,
     load_processor,
+    load_without_weights,
     lora_config,
     require_four_bit,
     resolve_attention,
@@ -188,6 +189,8 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
     if model is None:
         raise ValueError("no model: give --model_name_or_path, a folder or a name on the hub")
     if loaded := isinstance(model, (str, Path)):
+        if args.lora_enable and args.lora_targets is not None:
+            lora_config(load_without_weights(model), args, args)  # a wrong name need not wait for the weights
         model = loaded_model(model, args, frozen=adapted)
     bare = unwrap(model)
     family_of(bare.config)

@@ -18,7 +18,7 @@ from transformers.trainer_callback import ProgressCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.errors import RecordError
-from qwenvl.failure import visible
+from qwenvl.failure import counted, visible
 from qwenvl.health import findings, history_of
 from qwenvl.model.loading import unwrap
 from qwenvl.model.reference import Reference
@@ -84,7 +84,7 @@ class RunFolder(TrainerCallback):
         bad = self._journal.bad_samples
         if bad:
             lines = "\n  ".join(sample.error for sample in bad.values())
-            logger.warning(f"{len(bad)} records were left out:\n  {lines}")
+            logger.warning(f"{counted(len(bad), 'record')} left out:\n  {lines}")
         counts = sum(gather_object([self._journal.drawn_for_training]), Counter())
         if counts["left_out"] and not counts["used"]:
             raise RecordError("nothing was trained: every record that was drawn was left out, for the reasons above")

@@ -18,8 +18,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.prompt_settings import SETTINGS_FILE
 from qwenvl.data.records.framing import framed_question
-from qwenvl.data.saved_processor import SETTINGS_FILE, bounds_whole_clips
+from qwenvl.data.saved_processor import bounds_whole_clips
 from qwenvl.failure import counted
 from qwenvl.model.loading import unwrap
 from qwenvl.option import all_options, parse_row, row_text, was_set

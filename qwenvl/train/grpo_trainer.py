@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import ProcessorMixin, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.grpo_config import GRPOConfig, require_config
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.grpo.loss import objective_of
 from qwenvl.grpo.surrogates import completion_kl
@@ -84,7 +84,8 @@ class GRPOTrainer(PolicyTrainer):
         callbacks: list[TrainerCallback] | None = None,
         peft_config: Any = None,
     ):
-        args = args or GRPOConfig()
+        args = GRPOConfig() if args is None else args
+        require_config(args, GRPOConfig)
         rubric = build_rewards(args, reward_funcs, reward_weights)
         alone = distills_alone(args, reward_funcs, reward_weights)
         given = (model, train_dataset, eval_dataset, processing_class, callbacks, peft_config)

@@ -23,7 +23,8 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.order import EpochSampler, RepeatedSteps
-from qwenvl.data.saved_processor import PromptSettings, processor_as_trained
+from qwenvl.data.prompt_settings import PromptSettings
+from qwenvl.data.saved_processor import processor_as_trained
 from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.rollout.local import LocalEngine

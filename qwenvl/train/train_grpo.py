@@ -41,8 +41,13 @@ def start(
     usual: dict[str, str],
     argv: list[str] | None,
     callbacks: Sequence[TrainerCallback] = (),
+    says_next: bool = True,
 ) -> None:
-    """Print the help, or read the settings of a command and run it."""
+    """Print the help, or read the settings of a command and run it.
+
+    Args:
+        says_next: end with the commands to type next.
+    """
     argv = sys.argv[1:] if argv is None else argv
     with tells_errors_once(), ends_at_ctrl_c(command), ends_at_signals(command):
         if wants_help(argv, f"{command} {FILES_AND_FLAGS}", purpose, groups, usual):
@@ -51,7 +56,7 @@ def start(
         args = read_command(command, argv, begins=True)
         from qwenvl.train.run.command import run
 
-        run(command, args, dry, callbacks)
+        run(command, args, dry, callbacks, says_next)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,8 +15,10 @@ from typing import Any
 
 from accelerate.utils import wait_for_everyone
 
+from qwenvl.config.command_line import changed_flags
 from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import FRAME_SUFFIXES, frame_list
+from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.data.records.framing import unframed
 from qwenvl.doctor.convert import row_of
 from qwenvl.doctor.report import add_pictures
@@ -25,6 +28,7 @@ from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
 from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.failure import counted
 from qwenvl.files import written_whole
+from qwenvl.model.loading import base_of_adapter
 from qwenvl.option import parse_row
 from qwenvl.report.evaluation import write_labels
 from qwenvl.rewards import build_rubric
@@ -32,6 +36,7 @@ from qwenvl.rewards.functions.text import answer_of
 from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import SHAPING, TABLE, reading
 from qwenvl.runlog import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
+from qwenvl.tools.options import ToolOptions
 from qwenvl.train.display.console import say
 from qwenvl.types import PromptBatch, Record, RolloutBatch
 from qwenvl.use.options import UseRequest
@@ -133,7 +138,8 @@ class Labels:
         lines = [f"wrote {options.output}: {counted(len(found), 'clip')}, {len(bad):,} of them with an error, "]
         lines[0] += f"{unread:,} without an <answer>"
         if options.page:
-            written = write_labels(self.folder, self.request.model.name, [self._as_shown(*each) for each in found])
+            shown, command = [self._as_shown(*each) for each in found], training_command(self.request)
+            written = write_labels(self.folder, self.request.model.name, shown, command)
             lines += [f"wrote {written.page}; open it in a browser", add_pictures(written, options.pictures)]
         return "\n".join(filter(None, lines))
 
@@ -174,6 +180,20 @@ def deciding_reward(names: Sequence[Any] | None) -> str | None:
     """The first reward of a run that tells right answers from wrong, and so says which answers are the same."""
     named = (parse_row(str(each))[0] for each in names or DEFAULT_WEIGHTS)
     return next((name for name in named if name in TABLE and name not in SHAPING), None)
+
+
+def training_command(request: UseRequest) -> str:
+    """The command that trains the model again on the labels that its page saves, with the prompts that it has here."""
+    path = request.model.path
+    base = base_of_adapter(path)
+    model = ["--model_name_or_path", base or path]
+    adapter = [] if base is None else ["--lora_enable", "--start_from_weights", path]
+    groups = (ReadingOptions, FrameOptions, PromptOptions, ToolOptions)
+    # Records of the page name their media in full, and labels leave out what training would stop at.
+    prompts = changed_flags(request.config, groups, without=("allow_outside_media", "on_long_prompt"))
+    data = ["--dataset_use", "labels.json", "--allow_outside_media"]
+    folder = ["--output_dir", f"runs/{request.model.name}-labels"]
+    return shlex.join(["qwenvl", "train", *model, *adapter, *data, *folder, *prompts])
 
 
 def key_of(question: Record) -> str:

@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command("label", argv, label_request, _run, ABOUT)
 
 
-def label_request(argv: Sequence[str]) -> UseRequest:
+def label_request(argv: Sequence[str], begins: bool = False) -> UseRequest:
     """The command line. See ``use_request``."""
-    request = use_request(argv, LabelOptions, READ_BY_EVALUATION, "MODEL CLIPS...")
+    request = use_request(argv, LabelOptions, READ_BY_EVALUATION, "MODEL CLIPS...", begins)
     config, output = request.config, request.options.output
     if Path(output).suffix != ".csv":
         raise ValueError(f"--output {output}: expected a path that ends in .csv")

@@ -132,12 +132,15 @@ class UseRequest:
     asking: Asking
 
 
-def use_request(argv: Sequence[str], own: type[Options], read: Set[str], usage: str) -> UseRequest:
+def use_request(
+    argv: Sequence[str], own: type[Options], read: Set[str], usage: str, begins: bool = False
+) -> UseRequest:
     """The model and the settings of a command line.
 
     Args:
         own, read: the options of the command, and the flags of training that it reads.
         usage: its words. With "..." there are several.
+        begins: the command begins on this machine: check the model before torch is loaded.
 
     Raises:
         ValueError, OSError: an unknown, unfit or meaningless flag, other words, no such model.
@@ -149,8 +152,8 @@ def use_request(argv: Sequence[str], own: type[Options], read: Set[str], usage: 
     root = getattr(options, "media_root", None)
     if root is not None and not Path(root).is_dir():
         raise FileNotFoundError(f"--media_root {root}: no such folder")
-    model = model_source(words[0])
-    config = config_for(model, flags, reading={"system"})
+    model = model_source(words[0], present=begins)
+    config = config_for(model, flags, reading={"system"}, begins=begins)
     return UseRequest(model, words[1:], config, options, asking_of(model, config, flags))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from qwenvl.data.options import ReadingOptions
 from qwenvl.evaluate.command import MODEL, run_command
 from qwenvl.evaluate.settings import READ_BY_TRY, names_of
+from qwenvl.files import check_installed
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.train.display.console import say
 from qwenvl.use.options import ServeOptions, UseRequest, use_request
@@ -29,9 +30,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command("serve", argv, serve_request, _run, ABOUT)
 
 
-def serve_request(argv: Sequence[str]) -> UseRequest:
-    """The command line. See ``use_request``."""
-    request = use_request(argv, ServeOptions, READ, "one MODEL, or MODEL DATA with --check,")
+def serve_request(argv: Sequence[str], begins: bool = False) -> UseRequest:
+    """The command line. See ``use_request``.
+
+    Raises:
+        ImportError: the packages of a server are not installed.
+    """
+    checks = any(word.split("=")[0] == "--check" for word in argv)
+    if begins and not checks:
+        for package in ("uvicorn", "fastapi"):
+            check_installed(package, "serve")
+    request = use_request(argv, ServeOptions, READ, "one MODEL, or MODEL DATA with --check,", begins)
     if request.options.check is None and not request.config.decode_timeout:
         raise ValueError("--decode_timeout 0 lets the clip of one request stop the server: give seconds")
     return request

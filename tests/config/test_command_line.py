@@ -7,9 +7,13 @@ from dataclasses import fields
 
 import pytest
 
-from qwenvl.config.command_line import parse_args
+from qwenvl.config.command_line import parse_args, read_command
 from qwenvl.config.flags import FLAG_GROUPS, WARMUP_GROUPS, settings_class
 from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
+from qwenvl.data.options import FrameOptions, PromptOptions
+from qwenvl.data.prompt_settings import PromptSettings
+from qwenvl.doctor.commands import preview
+from qwenvl.evaluate.settings import probe_request
 
 NEEDED = ["--model_name_or_path", "tiny", "--dataset_use", "sop", "--use_cpu"]
 
@@ -223,3 +227,31 @@ def test_settings_without_torch_are_those_of_the_config():
         assert free[each.name].default == default or each.name == "optim", each.name
     own = {each.name for each in fields(settings_class(WARMUP_GROUPS))}
     assert own == {each.name for each in fields(WarmupConfig)}
+
+
+def test_other_prompts_than_those_that_a_model_was_trained_with_are_told(tmp_path, capsys):
+    """By train, warmup, probe and preview, before anything is loaded. The template's own arguments are none of them."""
+    prompts = PromptOptions(chat_template_kwargs={"enable_thinking": False})
+    PromptSettings(FrameOptions(video_max_frames=16), prompts, system="Be brief.").save(tmp_path)
+    model = str(tmp_path)
+    words = ["--model_name_or_path", model, "--dataset_use", "example", "--output_dir", str(tmp_path / "run")]
+    read_command("qwenvl train", [*words, "--video_max_frames", "4", "--use_cpu"], begins=True)
+    read_command("qwenvl warmup", [*words, "--video_max_frames", "4", "--use_cpu"], begins=True)
+    probe_request([model, "example", "--video_max_frames", "4", "--use_cpu"], begins=True)
+    with pytest.raises(SystemExit):  # there is no processor in the folder
+        preview(["example", "--model", model, "--video_max_frames", "4"])
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("worth a look: ")]
+    assert told == 4 * [
+        f"worth a look: {model} was trained with --video_max_frames 16, and here it is 4",
+        f"worth a look: {model} was trained with --system Be brief., and here it is unset",
+    ]
+    same = ["--video_max_frames", "16", "--system", "Be brief.", "--use_cpu"]
+    read_command("qwenvl train", [*words, *same], begins=True)
+    assert "worth a look" not in capsys.readouterr().err
+
+
+def test_weights_in_4_bits_on_a_cpu_are_refused_before_anything_is_read(tmp_path, capsys):
+    words = ["--model_name_or_path", str(tmp_path), "--dataset_use", "example", "--output_dir", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as end:
+        read_command("qwenvl train", [*words, "--lora_enable", "--load_in_4bit", "--use_cpu"], begins=True)
+    assert end.value.code == 2 and "--load_in_4bit needs a CUDA device" in capsys.readouterr().err

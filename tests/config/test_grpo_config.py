@@ -1,11 +1,12 @@
 """The settings: defaults that suit this work, and a reason for everything that is refused."""
 
 import dataclasses
+import inspect
 import os
 import re
 import warnings
 from collections import namedtuple
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,13 @@ from accelerate.utils import HfDeepSpeedConfig
 from transformers import get_scheduler
 
 from qwenvl.config.flags import FLAG_GROUPS
-from qwenvl.config.grpo_config import GRPOConfig, computes_in_bf16, decoding_workers, gathering_problem
+from qwenvl.config.grpo_config import (
+    GRPOConfig,
+    WarmupConfig,
+    computes_in_bf16,
+    decoding_workers,
+    gathering_problem,
+)
 from qwenvl.grpo.loss import LOSSES, objective_of
 from qwenvl.option import all_options, row_of
 from qwenvl.rollout.options import SamplingOptions
@@ -332,3 +339,12 @@ def test_settings_of_checkpointing_by_their_older_name_are_those_of_the_newer_on
         config = GRPOConfig(use_cpu=True, **settings)
     newer = getattr(config, "activation_checkpointing_kwargs", config.gradient_checkpointing_kwargs)
     assert newer == {"use_reentrant": True}
+
+
+@pytest.mark.parametrize("kind", [GRPOConfig, WarmupConfig])
+def test_editors_see_every_setting_with_its_help(kind):
+    shown = inspect.signature(kind).parameters
+    assert list(shown) == [each.name for each in fields(kind) if each.init]
+    assert shown["video_max_frames"].default == kind("run", use_cpu=True).video_max_frames
+    assert "\n    video_max_frames: " in kind.__doc__ and "\n    learning_rate: " in kind.__doc__
+    assert kind.__doc__.index("Example:") < kind.__doc__.index("\nArgs:\n")

@@ -1,7 +1,10 @@
-from qwenvl.data.hints import few_frames, setting_hints, size_hints
+import pytest
+import torch
+
+from qwenvl.data.hints import few_frames, picture_hints, setting_hints, size_hints
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import MediaSizes
-from qwenvl.types import ClipMeta, FrameInfo, LibraryCount, LibrarySize
+from qwenvl.types import ClipMeta, FrameInfo, LibraryCount, LibrarySize, VideoClip
 
 LARGE = (720, 1280)
 
@@ -66,3 +69,35 @@ def test_a_number_of_frames_that_was_taken_for_a_note_is_told():
     assert "--columns nframes=NAME" in message
     shown = ClipMeta(count=LibraryCount(nframes=5, beside_turns=True))  # 4 by the package's rule
     assert setting_hints(MediaSizes((LARGE,), (shown,), (), (info,))) == []
+
+
+def clip_of(*frames: torch.Tensor) -> VideoClip:
+    count = len(frames)
+    info = FrameInfo("a.mp4", tuple(range(count)), tuple(map(float, range(count))))
+    return VideoClip(torch.stack(frames).to(torch.uint8), info)
+
+
+BLACK = torch.full((3, 8, 8), 4)
+DARK = torch.zeros(3, 8, 8)
+DARK[:, :2, :2] = 200  # a lamp at night
+SCENE = torch.arange(192).view(3, 8, 8)
+LATER = SCENE.flip(2)
+
+
+@pytest.mark.parametrize(
+    ("frames", "kinds", "word"),
+    [
+        ((SCENE, LATER), [], ""),
+        ((DARK, DARK.flip(2)), [], ""),
+        ((SCENE, LATER, BLACK), ["black frames"], "video_end"),
+        ((BLACK, SCENE, LATER), ["black frames"], "video_start"),
+        ((SCENE, BLACK, LATER), ["black frames"], "between"),
+        ((BLACK, BLACK), ["black frames"], "from their first"),
+        ((SCENE, SCENE, SCENE), ["frozen"], "the same frame"),
+        ((SCENE,), [], ""),
+    ],
+)
+def test_black_and_frozen_clips_are_worth_a_look(frames, kinds, word):
+    found = picture_hints([clip_of(*frames), clip_of(*frames)])
+    assert [hint.kind for hint in found] == kinds
+    assert all(word in hint.message for hint in found)

@@ -11,7 +11,8 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import timed_metadata
-from qwenvl.data.saved_processor import PromptSettings, processor_as_trained, read_clip
+from qwenvl.data.prompt_settings import PromptSettings
+from qwenvl.data.saved_processor import processor_as_trained, read_clip
 from qwenvl.demo.tiny import make_processor
 from qwenvl.types import Sample
 from tests.data.test_collator import clip, noise, sample

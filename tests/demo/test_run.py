@@ -15,6 +15,7 @@ from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 from qwenvl.demo.run import Demo, LookDemo, example, main
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.runlog import Rollout, RunLog, read_evaluation, read_metrics
+from tests.printed import commands_in, paste
 
 
 def call(folder, *flags):
@@ -24,9 +25,12 @@ def call(folder, *flags):
     return out.getvalue()
 
 
-def test_it_trains_and_says_where_everything_is(tmp_path, caplog):
+def test_it_trains_and_says_where_everything_is(tmp_path, caplog, capsys):
     folder = tmp_path / "out"
     out = call(folder, "--steps", "2")
+    shown, said = commands_in(out), commands_in(capsys.readouterr().err)
+    assert [command.split()[1] for command in shown] == ["warmup", "train", "evaluate", "report", "train"]
+    assert said[0].startswith("qwenvl report ")
     assert caplog.text.count("the vision tower runs in every pass") == 2  # in the warm-up and in the run
     assert json.loads((folder / "demo.json").read_text())["minutes"] > 0
     assert [row["step"] for row in read_metrics(folder / "run") if "reward/total" in row] == [1, 2]
@@ -43,6 +47,9 @@ def test_it_trains_and_says_where_everything_is(tmp_path, caplog):
     assert evaluation["settings_of"] == str(folder / "run")
     scores = {(each["model"], each["control"]): each["scores"] for each in evaluation["numbers"]}
     assert scores["run", "none"]["total"]["mean"] == pytest.approx(final["eval_total_reward"], abs=1e-6)
+    for command in dict.fromkeys([*shown, *said]):
+        if "--controls all" not in command:  # of every control on two models, which takes long
+            paste(command, *(("--samples", "8", "--limit", "1") if " probe " in command else ()))
 
 
 def test_the_example_is_the_first_that_was_wrong_and_then_right(tmp_path):

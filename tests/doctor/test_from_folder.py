@@ -8,6 +8,7 @@ import pytest
 from qwenvl.config.command_line import parse_args
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
+from qwenvl.demo.clips import QUESTION, make_labelled_folder
 from qwenvl.doctor.commands import main
 from qwenvl.doctor.from_folder import answer_in, numbered, read_steps
 
@@ -57,6 +58,8 @@ def test_a_table_is_written_filled_in_and_read(folder, capsys):
     question = ("--question", "Which of {steps}\nhere?")
     out = run(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt", *question)
     assert "2 without an answer, left out:\n    10_close-lid/c3.mkv\n    loose.mp4" in out
+    assert "3 files that are no clips by their endings, left out: 1 .jpg, 1 .txt, 1 without an ending\n" in out
+    assert "2 hidden files, left out\n" in out
     found = records()
     assert [record.id for record in found] == CLIPS[:3], "numbers in names count by their value"
     assert [Path(record.videos[0]) for record in found] == [folder / "clips" / name for name in CLIPS[:3]]
@@ -76,6 +79,16 @@ def test_answers_in_words_need_no_steps(folder, capsys):
         (CLIPS[1], "<answer>none</answer>"),
     ]
     assert found[0].messages[0].text == "<video>\n" + question, "a question that says how to answer stays as it is"
+
+
+def test_the_question_of_the_demo_is_asked_as_its_model_knows_it(tmp_path, capsys):
+    make_labelled_folder(tmp_path / "mine", count=2)
+    mine = [str(tmp_path / "mine" / name) for name in ("clips", "labels.csv", "steps.txt", "question.txt")]
+    run(capsys, mine[0], "--answers", mine[1], "--steps", mine[2], "--question", mine[3], "--no-form")
+    for record in records(f"{mine[0]}/records.json"):
+        assert record.messages[0].text == f"<video>\n{QUESTION}"
+    asked = ("--question", "Answer as <answer>(1)</answer>. {steps}", "--no-form", "--out", "other.json")
+    assert "--no-form has no effect" in refused(capsys, mine[0], "--answers", mine[1], "--steps", mine[2], *asked)
 
 
 def test_every_bad_line_is_named(folder, capsys):
@@ -118,6 +131,7 @@ def test_the_next_commands_are_understood(folder, capsys):
     assert "<think> </think>" in out and "<answer>(number) step" in out
     check, preview, train = (shlex.split(line) for line in out.partition("next:\n")[2].strip().splitlines())
     assert (check[:3], preview[:2]) == (["qwenvl", "data", "check"], ["qwenvl", "preview"])
+    assert check[3] == "my data/r.json,my data/r_held_out.json"
     assert main(check[2:]) == 0
     parsed = parse_args(train[2:])
     assert (parsed.dataset_use, parsed.eval_dataset_use) == ("my data/r.json", "my data/r_held_out.json")

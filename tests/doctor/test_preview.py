@@ -98,6 +98,17 @@ def test_bad_records_are_shown_as_such(tmp_path, write_rows, make_row):
     assert "src=" not in page
 
 
+def test_help_is_short_and_names_where_more_is(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) <= 30 and "--n " in shown and "--video_max_frames " in shown
+    assert "--max_steps" not in shown and "A YAML" not in shown
+    assert main(["--help", "all"]) == 0
+    every = capsys.readouterr().out
+    assert "--chat_template_kwargs" in every and "--epoch" in every
+    assert not any(f"--{name} " in every for name in ("on_bad_sample", "max_turns", "learning_rate"))
+
+
 def test_wrong_commands(capsys):
     for argv, message in (
         (["no_such_set"], "no data set"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from qwenvl.evaluate import questions
+from qwenvl.evaluate.evaluation import _problems
 from qwenvl.evaluate.held_out import main
 from qwenvl.runlog import read_evaluation, read_samples
 
@@ -112,7 +113,7 @@ def test_a_bad_clip_is_left_out_and_named(words, tmp_path, make_clip, capsys):
     out = tmp_path / "out"
     assert main([*words, "--controls", "text_only", "--output_dir", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"left out: 1 records, which no number above counts\n  .*data\.json\[5\] \(id clip\): ", shown), (
+    assert re.search(r"left out: 1 record, which no number above counts\n  .*data\.json\[5\] \(id clip\): ", shown), (
         shown
     )
     found = read_evaluation(out)
@@ -123,3 +124,16 @@ def test_a_bad_clip_is_left_out_and_named(words, tmp_path, make_clip, capsys):
     asked(tmp_path)
     assert main([*words, "--controls", "text_only", "--output_dir", str(out)]) == 0
     assert not (tmp_path / "asked").exists()  # it is known to be left out
+
+
+def test_a_folder_is_the_same_however_it_is_written(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def found(path: str, weights: str = "1") -> dict:
+        models = [{"name": "model", "path": path, "weights": weights}]
+        return {"protocol": {"data": {}}, "models": models, "controls": ["none"]}
+
+    assert _problems(found(str(tmp_path / "model")), found("model")) == []
+    assert len(_problems(found("model"), found("model", weights="2"))) == 1
+    assert len(_problems(found("org/model"), found("org/other"))) == 1

@@ -113,7 +113,7 @@ def test_a_bad_clip_is_counted_and_named(model, data_with_a_bad_clip, capsys):
     assert main([model, str(data_with_a_bad_clip), *FLAGS]) == 0
     shown = capsys.readouterr().out
     assert f"{model} on {data_with_a_bad_clip}: 2 prompts, 8 completions each, at temperature 0.7" in shown
-    assert re.search(r"^left out: 1 records, .*\n  .*data\.json\[1\] \(id bad\.mp4\): .*bad\.mp4: ", shown, re.M), shown
+    assert re.search(r"^left out: 1 record, .*\n  .*data\.json\[1\] \(id bad\.mp4\): .*bad\.mp4: ", shown, re.M), shown
 
 
 @pytest.mark.parametrize("teacher", ["self", "PATH"])

@@ -143,3 +143,13 @@ def test_the_view_of_a_teacher_is_a_control(dataset):
     for wrong in ("frames(1)", "frame(12)", "feedback"):
         with pytest.raises(ValueError, match=r"count must be at least 2|no such control"):
             Questions.of(dataset, EvaluateOptions(controls=wrong), seed=0)
+
+
+def test_all_controls_are_those_that_change_a_record(capsys):
+    rows = [{"prompt": "<video>?", "video": "clips/lid.mp4", "solution": "1"}]
+    one = load_dataset(rows, base_interval=0.5, training=False, on_bad_sample="skip")
+    questions = Questions.of(one, EvaluateOptions(controls="all"), seed=0)
+    assert questions.controls == ("none", "blank", "shuffled", "single_frame", "text_only")
+    assert "--controls all: without other_clip" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--controls other_clip has no effect"):
+        Questions.of(one, EvaluateOptions(controls="blank,other_clip"), seed=0)

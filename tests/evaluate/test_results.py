@@ -200,8 +200,24 @@ def test_what_is_told(tmp_path):
     assert "* sop, blank: not comparable, 75.0% of the completions have no answer." in text
     assert "sop - base: accuracy +0.500 [+0.500, +0.500], on the same 4 records: better on 4, equal on 0" in text
     assert "sop: was trained with --video_max_frames 16, and is evaluated with 8" in text
-    assert "left out: 1 records, which no number above counts\n  d[9] (id x): no file" in text
+    assert "left out: 1 record, which no number above counts\n  d[9] (id x): no file" in text
     assert max(map(len, lines)) < 150
+
+
+def test_nothing_is_concluded_from_models_without_an_answer(tmp_path):
+    rows = [
+        row
+        for model in ("base", "sop")
+        for control in ("none", "blank")
+        for n in range(3)
+        for row in scored(n, [0.0, 0.0], model, control, ["", ""])
+    ]
+    results = results_of(rows, ["base", "sop"], ["none", "blank"], "accuracy", 1.0)
+    facts = [{"name": name, "trained_otherwise": ()} for name in ("base", "sop")]
+    text = table({**results, "protocol": PROTOCOL, "models": facts, "left_out": []}, tmp_path)
+    for name in ("base", "sop"):
+        assert f"{name}: no completion has an answer" in text
+    assert "Does it look?" not in text and "drop" not in text and "sop - base" not in text
 
 
 def test_looks_have_a_table(tmp_path):

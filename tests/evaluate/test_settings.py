@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.options import FrameOptions, PromptOptions
+from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.protocol import fingerprint, trained_otherwise
 from qwenvl.evaluate.settings import evaluation_request, named_models, probe_request
 from qwenvl.runlog import RunLog

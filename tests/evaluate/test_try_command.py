@@ -12,7 +12,7 @@ from PIL import Image
 from qwenvl.cli import main as qwenvl
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.options import FrameOptions, PromptOptions
-from qwenvl.data.saved_processor import PromptSettings
+from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.evaluate.try_command import as_text
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.types import Turn

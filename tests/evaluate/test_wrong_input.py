@@ -14,8 +14,8 @@ from tests.made_clips import write_clip
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
-        ("probe ./none example", 2, r"qwenvl probe: .*none"),
-        ("probe MODEL exampel", 2, "qwenvl probe: dataset_use: no data set 'exampel' in .*: did you mean example"),
+        ("probe ./none example", 2, "error: ./none: no such folder"),
+        ("probe MODEL exampel", 2, "error: dataset_use: no data set 'exampel' in .*: did you mean example"),
         ("probe MODEL example --pass_by accuracyy", 2, "--pass_by accuracyy: no such reward here; there are form"),
         ("probe MODEL example --pass_at 2", 2, "--pass_at 2: expected above 0 and at most 1 of accuracy"),
         ("probe MODEL example --reward_funcs format cosine", 2, "none of the rewards format, cosine tells"),
@@ -37,7 +37,7 @@ from tests.made_clips import write_clip
         ("try MODEL 18.mp4 Which?", 2, "18.mp4: no such file; expected a clip or an image"),
         ("try MODEL data.json Which?", 1, "data.json: not a video: it begins with"),
         ("try MODEL 17.mp4 <video><video>?", 1, "the prompt has 2 <video> tags but `video` names 1 files"),
-        ("try ./none 17.mp4 Which?", 2, "./none: no such folder; expected a checkpoint, or a name on the hub"),
+        ("try ./none 17.mp4 Which?", 2, "./none: no such folder; expected one that holds a checkpoint"),
         ("try MODEL 17.mp4 Which? -n 0", 2, "--n must be at least 1, got 0"),
         ("try MODEL 17.mp4 Which? --reward_funcs format", 2, "--reward_funcs has no effect without --solution"),
         ("try MODEL 17.mp4 Which? --picture x.png", 2, "unknown flag picture; use qwenvl preview"),

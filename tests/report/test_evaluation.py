@@ -147,6 +147,19 @@ def test_the_headline_says_it_in_words():
     assert list(headline(facts(ended=None))) == []
 
 
+def test_the_headline_concludes_nothing_from_models_without_an_answer():
+    found = facts()
+    for row in found["numbers"]:
+        row["no_answer"], row["scores"]["accuracy"] = score(0) | {"mean": 1.0}, score(0)
+    assert list(headline(found)) == [
+        "base has no answer on any record: its accuracy says nothing about what it sees.",
+        "tuned has no answer on any record: its accuracy says nothing about what it sees.",
+    ]
+    unmoved = facts()
+    unmoved["drops"][0]["scores"]["accuracy"] = {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 3}
+    assert "accuracy changes by 0.000 [0.000, 0.000]." in list(headline(unmoved))[1]
+
+
 def test_one_that_has_not_ended_shows_what_it_has(evaluation, tmp_path):
     EvaluationLog(evaluation).write(facts(ended=None))
     written = write_evaluation(evaluation, tmp_path / "out", read_answer)

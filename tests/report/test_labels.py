@@ -42,7 +42,7 @@ def opened(browser, tmp_path):
         label("unread", "", 0.0),
         label("torn2", "(3) screw", 0.5, logprob=-0.5),
     ]
-    written = write_labels(tmp_path, "run", rows)
+    written = write_labels(tmp_path, "run", rows, "qwenvl train")
     (tmp_path / "pictures").mkdir()
     key = Strip("/there/cam/torn.mp4", (0, 4)).key
     Image.new("RGB", (640, 240), (90, 120, 60)).save(tmp_path / "pictures" / f"{key}.jpg")
@@ -83,6 +83,7 @@ def test_labels_are_confirmed_corrected_and_saved_as_records(opened, tmp_path):
     page.wait(f"{TITLE} === 'sure.mp4' && {COUNT} === 'save 2 records'")
     page = opened()  # they stay
     assert page.run(COUNT) == "save 2 records"
+    assert page.run("document.querySelector('#done').textContent") == "2 of 5 done"
     page.run("document.querySelector('[data-jump=corrected]').click()")
     page.wait(f"{ROWS}.join() === 'torn.mp4'")
     keep = "blob.text().then((text) => (window.saved = text))"

@@ -3,12 +3,13 @@
 import shutil
 
 import pytest
+from transformers import TrainingArguments
 
-from qwenvl import GRPOConfig, GRPOTrainer
+from qwenvl import GRPOConfig, GRPOTrainer, WarmupConfig, WarmupTrainer
 from qwenvl.config.command_line import parse_args
 from qwenvl.data.errors import RecordError
 from qwenvl.rewards.table import TABLE
-from qwenvl.train.assemble import build_rewards
+from qwenvl.train.assemble import build_policy, build_rewards
 
 
 def test_several_data_sets_for_evaluation(make_trainer, sop_data):
@@ -43,3 +44,19 @@ def test_bad_records_are_reported_before_the_weights_are_loaded(tiny_checkpoint,
         args = GRPOConfig(output_dir="run", dataset_use=str(write_rows([row])), use_cpu=True)
         with pytest.raises(RecordError, match=message):
             GRPOTrainer(str(tiny_checkpoint()), args)
+
+
+def test_a_wrong_name_of_a_layer_does_not_wait_for_the_weights(tiny_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("qwenvl.train.assemble.loaded_model", lambda *_, **__: pytest.fail("the weights were loaded"))
+    config = GRPOConfig(str(tmp_path), use_cpu=True, lora_enable=True, lora_targets=["qproj"])
+    with pytest.raises(ValueError, match="--lora_targets qproj"):
+        build_policy(str(tiny_checkpoint()), config)
+
+
+def test_other_settings_than_a_config_are_named(tmp_path):
+    with pytest.raises(TypeError, match=r"expected a GRPOConfig as args, got dict: GRPOConfig\("):
+        GRPOTrainer("model", {"output_dir": str(tmp_path)})
+    with pytest.raises(TypeError, match="expected a GRPOConfig as args, got WarmupConfig"):
+        GRPOTrainer("model", WarmupConfig(str(tmp_path), use_cpu=True))
+    with pytest.raises(TypeError, match=r"expected a WarmupConfig as args, got transformers\.TrainingArguments"):
+        WarmupTrainer("model", TrainingArguments(str(tmp_path), use_cpu=True))

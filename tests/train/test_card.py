@@ -10,7 +10,7 @@ import yaml
 from huggingface_hub import HfApi, ModelCard, RepoUrl
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from qwenvl.data.saved_processor import PromptSettings
+from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.train.card import base_on_the_hub, write_card
 from qwenvl.train.merge import merge
 from tests.test_docs import blocks

@@ -217,7 +217,7 @@ def test_bad_samples_are_skipped_counted_and_listed(make_trainer, sop_data, tmp_
     rows = logged(trainer)
     assert sum(row["data/bad_samples"] for row in rows) == 2  # once in each of two epochs
     assert all(math.isfinite(row["loss"]) for row in rows)
-    assert "1 records were left out" in caplog.text and "broken.mp4" in caplog.text
+    assert "1 record left out" in caplog.text and "broken.mp4" in caplog.text
     assert {r.record_id for r in read_rollouts(trainer.args.output_dir)} == {"clip-1", "clip-2"}
 
 

@@ -10,7 +10,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from qwenvl.cli import main as qwenvl
-from qwenvl.data.saved_processor import PromptSettings
+from qwenvl.data.prompt_settings import PromptSettings
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_a_prompt_that_is_too_long(flags, tmp_path, capfd, caplog):
     code, line = refused(capfd, *flags, *longest, "--on_long_prompt=skip")
     assert code == 1
     assert line.startswith("qwenvl train: nothing was trained: every record that was drawn was left out")
-    assert re.search(r"1 records were left out:\n .* but max_prompt_length is 9$", caplog.text, re.M), caplog.text
+    assert re.search(r"1 record left out:\n .* but max_prompt_length is 9$", caplog.text, re.M), caplog.text
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,14 @@ def test_the_command_ends_with_an_evaluation_and_a_summary(when, flags, tmp_path
     assert len(list(read_rollouts(tmp_path / "out", split="eval"))) == 1
     lines = capfd.readouterr().err.splitlines()
     summary = lines[lines.index(f"{tmp_path}/out: 1 step") :]
-    assert [line.split()[0] for line in summary[1:]] == ["reward", "eval", "warnings", "look", "next", "qwenvl"]
+    words = [line.split()[0] for line in summary[1:]]
+    assert words == ["reward", "eval", "warnings", "look", "next", "qwenvl", "qwenvl"]
     (row,) = read_metrics(tmp_path / "out", "train")
     assert row["nonfinite/skipped_steps"] == 0 and row["group/unique_frac"] > 0 and row["reward/max"] == 0
     assert "is of 1 record" in caplog.text and "are trained on too" in caplog.text
     assert "warnings  2, the first: " in summary[3]
     assert "had equal rewards" in summary[3] and summary[5].startswith("  next      qwenvl preview example%20 --n 8")
-    assert re.match(rf" +qwenvl evaluate \S+ {tmp_path}/out example%20 --controls all ", summary[6])
+    assert re.match(r" +qwenvl probe \S+ example%20 ", summary[6])  # no completion was right
 
 
 def test_groups_that_nothing_can_replace_are_counted(flags, tmp_path):

@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from qwenvl.data.options import FrameOptions, PromptOptions
+from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.data.records.framing import Framing
-from qwenvl.data.saved_processor import PromptSettings
 from tests.made_clips import write_clip
 from tests.use.running import Running
 

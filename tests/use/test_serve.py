@@ -14,9 +14,9 @@ import openai
 import pytest
 
 from qwenvl.cli import main as qwenvl
+from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.data.records.framing import Framing
 from qwenvl.data.records.presets import CHOICE, WORDS
-from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.demo.clips import encode
 from qwenvl.evaluate.settings import try_request
 from qwenvl.use.chat_request import Patience, parse_body
@@ -326,7 +326,7 @@ def test_a_question_gets_the_request_that_presets_put_behind_those_of_training(m
         record = server.reader.record(parsed, tmp_path, patience)
         sent = server._made(record, parsed, tmp_path, patience).batch.input_ids.tolist()
         asked = try_request([str(tmp_path / "model"), str(made_media / "media/one.mp4"), question, *FLAGS]).record
-        shown = server.collator([server._dataset.load(asked)])["prompts"]
+        shown = server.collator([server._dataset.within(lambda: 60.0).load(asked)])["prompts"]
         assert sent == shown.input_ids.tolist()
         assert ("First think" in asked.messages[-1].text) == ("<answer>" not in question)
         assert asked.messages[0].text == "Look at the hands."

@@ -111,7 +111,7 @@ def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str
         link = "" if leading == named else f" by a link, to {leading}"
         raise RecordError(
             f"{place}: {path!r} leads out of the media root {media_root}{link}; move the file or the root, or pass "
-            "--allow_outside_media",
+            "--allow_outside_media, in Python GRPOConfig(allow_outside_media=True)",
             "media path",
         )
     return full
@@ -170,8 +170,9 @@ def check_media_exist(records: Iterable[Record]) -> None:
     lines = [f"{where}: no such file: {path}" for where, path in named if path in gone]
     if lines:
         shown = lines[:_MISSING_SHOWN] + ["..."] * (len(lines) > _MISSING_SHOWN)
+        files = "1 media file is" if len(lines) == 1 else f"{len(lines):,} media files are"
         raise RecordError(
-            f"{len(lines)} media files are missing; put them under the media root, or pass --on_bad_sample skip:"
+            f"{files} missing; put them under the media root, or pass --on_bad_sample skip:"
             + "".join(f"\n  {line}" for line in shown)
         )
 

@@ -171,10 +171,11 @@ function linePath(places, values, scale) {
 }
 
 function lineChart(chart, width, readout) {
+  const exact = chart.unit === "learning rate"; // a schedule has no noise that could be smoothed away
   const curves = chart.curves.filter((each) => !view.hidden.has(each.run)).map((each) => ({
     ...each,
     places: placesOf(each.run, each.steps),
-    smooth: each.ci95 ? each.values : smoothed(each.values, (each.values.length * view.smoothing) / 100),
+    smooth: each.ci95 || exact ? each.values : smoothed(each.values, (each.values.length * view.smoothing) / 100),
   })).filter((each) => each.places);
   const values = curves.flatMap((each) => (each.ci95 ? ends(each) : [...each.values, ...each.smooth])).filter((each) => each !== null);
   if (!values.length) return h("p", { class: "fine" }, chart.curves.length > curves.length ? "Its runs are hidden." : "No finite value.");
@@ -221,7 +222,8 @@ function nearest(places, place) {
 
 function readoutOf(curve, place) {
   const n = nearest(curve.places, place);
-  const spread = curve.ci95 ? (curve.ci95[n] === null ? "" : ` ± ${brief(curve.ci95[n])}`) : `, smoothed ${brief(curve.smooth[n])}`;
+  const trend = curve.smooth === curve.values ? "" : `, smoothed ${brief(curve.smooth[n])}`;
+  const spread = curve.ci95 ? (curve.ci95[n] === null ? "" : ` ± ${brief(curve.ci95[n])}`) : trend;
   const many = curve.each > 1 ? ` (mean of ${curve.each} rows)` : "";
   const name = report.data.runs.length > 1 ? `${report.data.runs[curve.run]}: ` : "";
   return { kind: `run-${curve.run % 8}`, step: curve.steps[n], text: `${name}${brief(curve.values[n])}${spread}${many}` };

@@ -96,6 +96,7 @@ class Labels extends List {
     const button = document.querySelector("#save"), count = this.saved().length;
     button.textContent = `save ${count.toLocaleString("en")} ${count === 1 ? "record" : "records"}`;
     button.disabled = !count;
+    document.querySelector("#done").textContent = `${this.checked.size.toLocaleString("en")} of ${this.index.ids.length.toLocaleString("en")} done`;
   }
 
   async save() {

@@ -115,12 +115,13 @@ def require_fresh_folder(output_dir: str | Path, overwrite: bool = False) -> Non
     if whole := [each for each in every if is_sealed(each) or (foreign and (each / _STATE).is_file())]:
         raise FileExistsError(
             f"{whole[-1]}: a checkpoint of an earlier run, with which a new one would mix its own; give another "
-            "--output_dir, resume with --resume_from_checkpoint True, or delete the folder"
+            "--output_dir, resume with --resume_from_checkpoint True, in Python train(resume_from_checkpoint=True), or "
+            "delete the folder"
         )
     if has_weights(output_dir) and not overwrite:
         raise FileExistsError(
             f"{output_dir}: holds a model, which this run would replace; give another --output_dir, or allow it with "
-            "--overwrite_output_dir, without --resume auto"
+            "--overwrite_output_dir, in Python GRPOConfig(overwrite_output_dir=True), without --resume auto"
         )
 
 

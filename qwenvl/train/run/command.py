@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import TrainerCallback
 
+from qwenvl.config.command_line import changed_flags
 from qwenvl.config.flags import FLAG_GROUPS, WARMUP_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.errors import DATA_ERRORS, place_of, told_to_the_user
-from qwenvl.data.options import PromptOptions
+from qwenvl.data.options import DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.failure import beginning, counted
 from qwenvl.health import RULES, Finding
 from qwenvl.model.loading import MisfitError, load_processor, load_without_weights, part_of, unwrap
+from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.own_code import OwnCodeError
 from qwenvl.report.run import read_runs, trend
 from qwenvl.report.write import warnings
 from qwenvl.rewards import RewardError
+from qwenvl.rewards.options import RewardOptions
+from qwenvl.rewards.table import SHAPING
 from qwenvl.runlog import RunLogError, read_metrics
 from qwenvl.tools.functions import schemas_of
+from qwenvl.tools.options import ToolOptions
 from qwenvl.train.assemble import build_dataset, build_policy, build_rewards, weight_dtype
 from qwenvl.train.callbacks import require_trackers
 from qwenvl.train.display.console import evaluated, say, with_interval
@@ -42,13 +47,20 @@ OF_SETTINGS = (ValueError, OSError, ImportError)
 """Errors about names, files, flags or packages."""
 
 
-def run(command: str, args: GRPOConfig, dry: str, callbacks: Sequence[TrainerCallback] = ()) -> None:
+def run(
+    command: str,
+    args: GRPOConfig,
+    dry: str,
+    callbacks: Sequence[TrainerCallback] = (),
+    says_next: bool = True,
+) -> None:
     """Train, evaluate if there is data for it, and save the model, alone in the run folder. Errors are one line.
 
     Args:
         command: the beginning of error messages.
         args: a ``GRPOConfig`` or a ``WarmupConfig``.
         dry: the value of ``--dry_run``. With one nothing is written, and the folder is not locked.
+        says_next: end with the commands to type next.
     """
     with (
         told_in_one_line(command, args.output_dir),
@@ -82,7 +94,8 @@ def run(command: str, args: GRPOConfig, dry: str, callbacks: Sequence[TrainerCal
         trainer.accelerator.end_training()  # Trainer.end, in the versions that have it
         if trainer.is_world_process_zero():
             found = findings_of(args.output_dir)
-            say(run_summary(args.output_dir, found, next_steps(args, found)))
+            steps = next_steps(args, found, has_scored(read_metrics(args.output_dir))) if says_next else ()
+            say(run_summary(args.output_dir, found, steps))
 
 
 def evaluated_last(trainer: PolicyTrainer) -> bool:
@@ -122,36 +135,80 @@ def run_summary(folder: str | Path, found: Sequence[Finding], next_steps: Sequen
     first = beginning(" ".join(found[0].message.split()), 100) if found else ""
     lines.append(("warnings", f"{len(found)}, the first: {first}" if found else "none"))
     if "loss" not in dict(lines):  # a warm-up has no completions
-        command = shlex.join(["qwenvl", "report", str(folder)])
-        lines.append(("look", f"{command}   (curves, and every completion with its frames)"))
+        lines.append(("look", _command(["report", str(folder)], "curves, and every completion with its frames")))
     lines += zip(["next", *[""] * len(next_steps)], next_steps, strict=False)
     steps = int(max((row["step"] for row in rows), default=0))
     width = max(len(name) for name, _ in lines) + 2
     return "\n".join([f"{folder}: {counted(steps, 'step')}", *(f"  {name:<{width}}{line}" for name, line in lines)])
 
 
-def next_steps(args: GRPOConfig, found: Sequence[Finding]) -> list[str]:
-    """The commands to type after a run, with words on each.
+def next_steps(args: GRPOConfig, found: Sequence[Finding], scored: bool = True) -> list[str]:
+    """The commands to type after a run, each with the reason as a comment of the shell.
 
     After a warm-up it is training by rewards. Else a look at the data where one of ``RULES`` holds, an evaluation, and
-    for an adapter its merge.
+    for an adapter its merge. A run in which no completion had a reward is followed by a probe and a warm-up.
 
     Args:
         found: the findings of its report.
+        scored: some completion of the run had a reward for its answer.
     """
     folder, base, data = str(args.output_dir).rstrip("/"), str(args.model_name_or_path), str(args.dataset_use)
+    alike = changed_flags(args, LIKE_A_RUN, OF_THE_MACHINE)
     if isinstance(args, WarmupConfig):
         train = ["train", "--model_name_or_path", folder, "--dataset_use", data, "--output_dir", f"{folder}-grpo"]
-        return [f"{shlex.join(['qwenvl', *train])}   (with the same flags for frames and prompts)"]
+        return [_command([*train, *alike], "training by rewards, with the same prompts and frames")]
     commands = []
     if {each.code for each in found} & {rule.__name__ for rule in RULES}:
-        catalog = ["--dataset_catalog", str(args.dataset_catalog)] if args.dataset_catalog else []
-        commands.append((["preview", data, "--n", "8", "--model", base, *catalog], "what does the model see?"))
-    held_out = args.eval_dataset_use or "HELD_OUT.json"
-    commands.append((["evaluate", base, folder, held_out, "--controls", "all"], "is it better? does it use the video?"))
+        shown = changed_flags(args, (ReadingOptions, FrameOptions, PromptOptions), without=SKIPS)
+        commands.append(_command(["preview", data, "--n", "8", "--model", base, *shown], "what does the model see?"))
+    if not scored:
+        groups = (ReadingOptions, FrameOptions, PromptOptions, ToolOptions, RewardOptions)
+        asked = changed_flags(args, groups, ("use_cpu", "generation_max_length"), without=SKIPS)
+        commands.append(_command(["probe", base, data, *asked], "can it learn from these records?"))
+        warmup = ["warmup", "--model_name_or_path", base, "--dataset_use", data, "--output_dir", f"{folder}-warm"]
+        commands.append(_command([*warmup, *alike], "teach it the answers first"))
+        return commands
+    if args.eval_dataset_use is None:
+        commands.append("# is it better? hold records out by --eval_dataset_use, then qwenvl evaluate compares models")
+    else:
+        evaluate = ["evaluate", base, folder, args.eval_dataset_use, "--controls", "all"]
+        commands.append(_command(evaluate, "is it better? does it use the video?"))
     if args.lora_enable:
-        commands.append((["merge", folder, "--out", f"{folder}-merged"], "whole weights, for other programs"))
-    return [f"{shlex.join(['qwenvl', *words])}   ({why})" for words, why in commands]
+        merge = ["merge", folder, "--out", f"{folder}-merged"]
+        commands.append(_command(merge, "whole weights, for other programs"))
+    return commands
+
+
+LIKE_A_RUN = (TuneOptions, LoraOptions, ReadingOptions, FrameOptions, DecodingOptions, PromptOptions, ToolOptions)
+"""Options that a run and the warm-up before it have in common."""
+OF_THE_MACHINE = ("use_cpu", "gradient_checkpointing")
+SKIPS = ("on_bad_sample", "on_long_prompt")
+"""Options that only training has: the commands that look at records leave the bad ones out."""
+
+
+def _command(words: Sequence[str], reason: str) -> str:
+    """A command that can be pasted into a shell as a whole: the reason is a comment."""
+    return f"{shlex.join(['qwenvl', *words])}   # {reason}"
+
+
+def has_scored(rows: Sequence[Mapping[str, float]]) -> bool:
+    """Whether some completion of a run had a reward that tells right answers from wrong, or any where there is none.
+
+    Args:
+        rows: of ``metrics.jsonl``.
+    """
+    names = set[str]().union(*rows)
+    rewards = {name for name in names if name.startswith("reward/") and name.count("/") == 1}
+    telling = {name for name in rewards - OF_TOTAL if name.removeprefix("reward/") not in SHAPING}
+    if not rewards:  # a run that learns from its teacher alone
+        return True
+    # The mean of a reward between -1 and 1 may be 0 by chance, and hardly in every step.
+    scored_step = lambda row: any(row.get(name) for name in telling or rewards)
+    return any(map(scored_step, rows))
+
+
+OF_TOTAL = {"reward/total", "reward/max", "reward/std"}
+"""Metrics of the total reward. All others of this form are of single functions."""
 
 
 RECORDS = 4  # whose prompts are made
@@ -164,7 +221,7 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
 
     Args:
         args: a ``GRPOConfig`` or a ``WarmupConfig``.
-        what: ``changed``, the settings that differ from their defaults, or ``all``.
+        what: ``changed``, the settings that the user has set to other values than their defaults, or ``all``.
 
     Raises:
         RecordError, BadMediaError: a record that the run would stop at, if it is among the first.
@@ -178,9 +235,9 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
     settings = []
     for each in fields(args):
         value = getattr(args, each.name)
-        if each.name in own or (value not in (None, []) and each.default is not MISSING and value != each.default):
+        if each.name in own or each.name in args.set_by_user:
             settings.append(f"{each.name}: {getattr(value, 'value', value)}")
-    title = "settings" if own else "settings that differ from their defaults (--dry_run all: every setting)"
+    title = "settings" if own else "settings that you have set (--dry_run all: every setting)"
     sections: dict[str, Iterable[str]] = {title: settings}
     if isinstance(args, WarmupConfig):
         targets = targets_of(args)

@@ -11,9 +11,14 @@ PURPOSE = (
 )
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Trains, evaluates if there is data for it, saves model and processor. See ``--help`` for the flags."""
-    start("qwenvl warmup", PURPOSE, WARMUP_GROUPS, {**USUAL_OF_A_WARMUP, **USUAL}, argv)
+def main(argv: list[str] | None = None, says_next: bool = True) -> None:
+    """Trains, evaluates if there is data for it, saves model and processor. See ``--help`` for the flags.
+
+    Args:
+        says_next: end with the command to type next.
+    """
+    usual = {**USUAL_OF_A_WARMUP, **USUAL}
+    start("qwenvl warmup", PURPOSE, WARMUP_GROUPS, usual, argv, says_next=says_next)
 
 
 if __name__ == "__main__":

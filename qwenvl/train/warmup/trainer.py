@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import ProcessorMixin, TrainerCallback, TrainerState
 from transformers.trainer_utils import EvalLoopOutput
 
-from qwenvl.config.grpo_config import WarmupConfig
+from qwenvl.config.grpo_config import WarmupConfig, require_config
 from qwenvl.config.own_options import STOP_STEPS
 from qwenvl.data.options import PromptOptions
 from qwenvl.grpo.loss import StepCounts
@@ -58,7 +58,8 @@ class WarmupTrainer(PolicyTrainer):
         callbacks: list[TrainerCallback] | None = None,
         peft_config: Any = None,
     ):
-        args = args or WarmupConfig()
+        args = WarmupConfig() if args is None else args
+        require_config(args, WarmupConfig)
         given = (model, train_dataset, eval_dataset, processing_class, callbacks, peft_config)
         super().__init__(args, targets_of(args), *given)
         if args.stop_below_loss is not None:

@@ -33,9 +33,12 @@ def shown(capsys, *flags) -> dict[str, list[str]]:
 def test_it_shows_what_a_run_would_do_and_writes_nothing(flags, tiny_checkpoint, sop_data, tmp_path, capsys):
     before = {path: path.read_bytes() for path in sop_data.parent.iterdir()}
     sections = shown(capsys, *flags, "--learning_rate=2e-5", "--gradient_accumulation_steps=3")
-    changed = next(body for title, body in sections.items() if title.startswith("settings that differ"))
+    changed = next(body for title, body in sections.items() if title.startswith("settings that you have set"))
+    assert sorted(line.partition(": ")[0] for line in changed) == [  # and nothing that resolved itself
+        *("base_interval", "dataset_use", "gradient_accumulation_steps", "learning_rate", "model_name_or_path"),
+        *("output_dir", "use_cpu"),
+    ]
     assert {"learning_rate: 2e-05", "gradient_accumulation_steps: 3"} <= set(changed)
-    assert "grpo_beta: 0.1" not in changed
     assert sections["rewards"] == ["format: weight 0.3", "accuracy: weight 0.7"]
     assert sections["one step"] == ["3 prompts, 4 completions each"]
     assert list(sections)[-1] == "This was a dry run: nothing was trained or written."

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
+from qwenvl.config.flags import FLAG_GROUPS, settings_class
 from qwenvl.health import Finding
 from qwenvl.report.run import read_runs
 from qwenvl.report.write import summary
 from qwenvl.runlog import RunLog
-from qwenvl.train.run.command import findings_of, next_steps, run_summary
+from qwenvl.train.run.command import findings_of, has_scored, next_steps, run_summary
 
 
 def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
@@ -26,7 +25,7 @@ def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
         "  reward    0.125 at first, 0.925 at last   (means of the first and last fifth)",
         "  eval      0.250 +- 0.125 at step 0, 0.750 +- 0.062 at step 20",
         "  warnings  2, the first: one more",
-        f"  look      qwenvl report {tmp_path}   (curves, and every completion with its frames)",
+        f"  look      qwenvl report {tmp_path}   # curves, and every completion with its frames",
         "  next      do this",
         "            and this",
     ]
@@ -34,7 +33,7 @@ def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
 
 def settings_of(**settings):
     defaults = {"output_dir": "runs/a", "dataset_use": "my data.json", "model_name_or_path": "base"}
-    return SimpleNamespace(**defaults | {"dataset_catalog": None} | settings)
+    return settings_class(FLAG_GROUPS)(**defaults | settings)
 
 
 @pytest.mark.parametrize("over", [True, False])
@@ -61,8 +60,32 @@ def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, ove
 def test_the_next_commands(lora, codes):
     args = settings_of(eval_dataset_use="held out.json", lora_enable=lora)
     shown = next_steps(args, [Finding(code, "", "") for code in codes])
-    expected = ["qwenvl evaluate base runs/a 'held out.json' --controls all   (is it better? does it use the video?)"]
+    expected = ["qwenvl evaluate base runs/a 'held out.json' --controls all   # is it better? does it use the video?"]
     if lora:
-        expected.insert(0, "qwenvl preview 'my data.json' --n 8 --model base   (what does the model see?)")
-        expected.append("qwenvl merge runs/a --out runs/a-merged   (whole weights, for other programs)")
+        expected.insert(0, "qwenvl preview 'my data.json' --n 8 --model base   # what does the model see?")
+        expected.append("qwenvl merge runs/a --out runs/a-merged   # whole weights, for other programs")
     assert shown == expected
+
+
+def test_a_run_without_a_right_answer_is_followed_by_a_probe_and_a_warm_up():
+    args = settings_of(video_max_frames=4, use_cpu=True, reward_funcs=["format", "accuracy"], on_bad_sample="skip")
+    assert next_steps(args, [], scored=False) == [
+        "qwenvl probe base 'my data.json' --video_max_frames=4 --reward_funcs format accuracy --use_cpu=True"
+        "   # can it learn from these records?",
+        "qwenvl warmup --model_name_or_path base --dataset_use 'my data.json' --output_dir runs/a-warm "
+        "--video_max_frames=4 --on_bad_sample=skip --use_cpu=True   # teach it the answers first",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "scored"),
+    [
+        ({"reward/format": 1.0, "reward/accuracy": 0.0, "reward/total": 0.3}, False),
+        ({"reward/format": 0.0, "reward/accuracy": 0.1, "reward/total": 0.07}, True),
+        ({"reward/format": 0.5, "reward/total": 0.5}, True),  # there is no other reward
+        ({"reward/total": 0.0}, False),
+        ({"loss": 1.0}, True),  # a run of a teacher alone
+    ],
+)
+def test_form_and_length_are_no_right_answer(row, scored):
+    assert has_scored([row, row]) is scored

@@ -72,7 +72,7 @@ def test_a_name_that_the_hub_does_not_give(sop_data, monkeypatch, capsys):
         main(["--model", "Qwen/Qwen2.5-VL-none", "--dataset_use", str(sop_data)])
     assert end.value.code == 2
     told = capsys.readouterr().err
-    assert "Qwen/Qwen2.5-VL-none: no such folder, and no model of this name in the cache or on the hub: " in told
+    assert "Qwen/Qwen2.5-VL-none: no such folder, not in the cache, and HF_HUB_OFFLINE is set" in told
     assert "hf download Qwen/Qwen2.5-VL-none --local-dir FOLDER" in told and len(told.strip().splitlines()) == 2
 
 

@@ -1,0 +1,123 @@
+"""The settings that shaped the prompts of a run, in a file beside its weights. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from qwenvl.data.options import FrameOptions, PromptOptions
+from qwenvl.data.records.framing import Framing
+from qwenvl.data.records.parse import ReadOptions
+
+SETTINGS_FILE = "prompt_settings.json"
+
+
+@dataclass(frozen=True)
+class PromptSettings:
+    """All that shapes the prompts of a run.
+
+    Attributes:
+        frames: how densely clips are sampled.
+        prompts: bounds on pixels and length, and the arguments of the chat template.
+        base_model: what the run started from.
+        system: the text of the system turn of every prompt, or None where records have their own or none.
+        prompt_template: a text with ``{prompt}`` in it, which the last user turn takes the place of.
+        framing: what else stood around the questions of the run's records.
+    """
+
+    frames: FrameOptions
+    prompts: PromptOptions
+    base_model: str = ""
+    system: str | None = None
+    prompt_template: str | None = None
+    framing: Framing = field(default_factory=Framing)
+
+    @classmethod
+    def of(cls, flags: Any, dataset: Any, base_model: str) -> PromptSettings:
+        """Take the settings of a run from its flags, and the frames' from its data set, which need not have the flags'.
+
+        The arguments of the chat template are the effective ones, so that a template of other defaults changes nothing.
+
+        Args:
+            dataset: to train on. None, or one of another library, leaves the frames to the flags.
+        """
+        read = ReadOptions.of(flags)
+        frames, ruler = FrameOptions.of(getattr(dataset, "options", flags)), getattr(dataset, "ruler", None)
+        prompts = PromptOptions.of(flags)
+        if ruler is not None:
+            effective = {name: value for name, value in ruler.effective_arguments.items() if value is not None}
+            prompts = replace(prompts, chat_template_kwargs=effective or None)
+        framing = Framing.of(getattr(dataset, "records", ()), read)
+        return cls(frames, prompts, base_model, read.system, read.prompt_template, framing)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> PromptSettings:
+        """Read the settings that ``save`` wrote.
+
+        Raises:
+            FileNotFoundError: the folder does not hold them.
+        """
+        path = Path(folder) / SETTINGS_FILE
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: not there; expected a folder that training with this library wrote")
+        saved = json.loads(path.read_text("utf-8"))
+        framing = dict(saved.get("framing") or {})  # settings of an earlier version have none
+        if "kinds" in framing:
+            framing["kinds"] = tuple(framing["kinds"])
+        known = {
+            "frames": FrameOptions(**saved["frames"]),
+            "prompts": PromptOptions(**saved["prompts"]),
+            "framing": Framing(**framing),
+        }
+        return cls(**saved | known)
+
+    @classmethod
+    def beside(cls, folder: str | Path) -> PromptSettings | None:
+        """The settings beside the weights of a folder. None where there are none, or where it is no folder."""
+        return cls.load(folder) if (Path(folder) / SETTINGS_FILE).is_file() else None
+
+    def save(self, folder: str | Path) -> None:
+        """Write the settings to ``folder``, beside the processor."""
+        (Path(folder) / SETTINGS_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @property
+    def frames_per_second(self) -> float:
+        """Frames taken per second of a clip, where the bounds on their number allow it."""
+        return self.frames.video_fps or 1 / self.frames.base_interval
+
+    def otherwise(self, here: PromptSettings) -> list[tuple[str, Any, Any]]:
+        """The settings that differ from others: name, value of these, value of those.
+
+        What is left out of a prompt that is too long is no setting of the prompt. Arguments of the chat template that
+        nobody has set are those of the template itself.
+        """
+        before, after = self._by_name(), here._by_name()
+        skipped = {"max_prompt_length", "on_long_prompt", "fit_frames"}
+        if here.prompts.chat_template_kwargs is None:
+            skipped.add("chat_template_kwargs")
+        names = [name for name in before if name not in skipped]
+        return [(name, before[name], after[name]) for name in names if before[name] != after[name]]
+
+    def _by_name(self) -> dict[str, Any]:
+        own = {"system": self.system, "prompt_template": self.prompt_template}
+        arguments = {"chat_template_kwargs": self.prompts.template_arguments}
+        return asdict(self.frames) | asdict(self.prompts) | own | arguments
+
+
+def trained_otherwise(model: str | Path, flags: Any) -> list[str]:
+    """A sentence for each setting of prompts that a model was trained with and that some flags change.
+
+    Args:
+        model: a folder, or the name of a model, of which nothing is known here.
+        flags: anything with the attributes of frames, prompts and reading.
+    """
+    saved = PromptSettings.beside(model)
+    if saved is None:
+        return []
+    shown = lambda value: "unset" if value is None else value
+    return [
+        f"{model} was trained with --{name} {shown(there)}, and here it is {shown(here)}"
+        for name, there, here in saved.otherwise(PromptSettings.of(flags, None, ""))
+    ]
