@@ -217,8 +217,9 @@ class SpanReader:
         """The timeline of one clip. None where it has no step. Problems are added to the list."""
         from qwenvl.data.media.open import open_clip  # loads the decoder, which other tables do without
 
+        path = str((self.root / clip).resolve())  # the decoder's process may have another working folder
         try:
-            with open_clip(str(self.root / clip), timeout=SampleOptions.decode_timeout) as opened:
+            with open_clip(path, timeout=SampleOptions.decode_timeout) as opened:
                 times = FrameTimes.of(opened, self.label_fps)
         except BadMediaError as error:
             problems.append(f"{labelled[0].where}: {error}")

@@ -8,6 +8,8 @@ import pytest
 
 from qwenvl.config.command_line import parse_args
 from qwenvl.data.dataset import load_dataset
+from qwenvl.data.media.open import open_clip
+from qwenvl.data.options import SampleOptions
 from qwenvl.doctor.commands import main
 
 STEPS = "insert fan\nclose lid\n"
@@ -85,6 +87,15 @@ def test_columns_of_other_tools_are_renamed(folder, capsys):
     again = ("--steps", "steps.txt", "--columns", "file=clip,label=answer", "--overwrite")
     run(capsys, "--answers", "answers.csv", *again)
     assert solutions() == ["(1) insert fan"]
+
+
+def test_a_decoder_that_began_in_another_working_folder_finds_the_clips(folder, capsys, monkeypatch):
+    with open_clip(str(folder / "clips/a.mp4"), timeout=SampleOptions.decode_timeout):
+        pass  # its process waits for the next clip
+    monkeypatch.chdir(folder / "clips")
+    Path("spans.csv").write_text("clip,step,start,end\na,1,0,1\n")
+    assert main(["from-folder", ".", "--answers", "spans.csv", "--steps", "../steps.txt"]) == 0
+    assert len(records("records.json")) == 1
 
 
 def test_a_label_for_each_frame(folder, capsys):
