@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qwenvl.evaluate.command import MODEL, PASSES, run_command
-from qwenvl.evaluate.settings import READ_BY_EVALUATION, EvaluateOptions, Request, evaluation_request
+from qwenvl.evaluate.options import EvaluateOptions
+from qwenvl.evaluate.settings import READ_BY_EVALUATION, Request, evaluation_request
 
 ABOUT = (
     "qwenvl evaluate MODEL [MODEL2 ...] DATA [--controls all] [--samples 8] [--flag of training value ...]",

@@ -8,7 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from qwenvl.evaluate.command import MODEL, PASSES, run_command
-from qwenvl.evaluate.settings import READ_BY_PROBE, ProbeOptions, Request, probe_request
+from qwenvl.evaluate.options import ProbeOptions
+from qwenvl.evaluate.settings import READ_BY_PROBE, Request, probe_request
 from qwenvl.files import written_whole
 
 ABOUT = (

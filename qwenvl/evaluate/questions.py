@@ -19,7 +19,7 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
 from qwenvl.data.views import view_named
-from qwenvl.evaluate.settings import LOOK_CONTROLS, EvaluateOptions
+from qwenvl.evaluate.options import LOOK_CONTROLS, EvaluateOptions
 from qwenvl.model.vision_tower import GREY
 from qwenvl.rewards.functions.text import normalized, solution_of
 from qwenvl.runlog import AS_IT_IS

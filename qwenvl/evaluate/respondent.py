@@ -16,7 +16,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import PromptOptions, SampleOptions
-from qwenvl.evaluate.settings import PassOptions
+from qwenvl.evaluate.options import PassOptions
 from qwenvl.model.loading import base_of_adapter, load_processor, unwrap, with_adapter
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE

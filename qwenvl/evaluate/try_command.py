@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.evaluate.command import MODEL, run_command
-from qwenvl.evaluate.settings import READ_BY_TRY, Request, TryOptions, try_request
+from qwenvl.evaluate.options import TryOptions
+from qwenvl.evaluate.settings import READ_BY_TRY, Request, try_request
 
 ABOUT = (
     'qwenvl try MODEL [CLIP or IMAGE ...] "question" [-n 4] [--solution TEXT] [--flag of training value ...]',

@@ -6,8 +6,8 @@ from PIL import Image
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
+from qwenvl.evaluate.options import EvaluateOptions
 from qwenvl.evaluate.questions import Questions, QuestionSamples, blank, clusters_of, partners, shuffled, single_frame
-from qwenvl.evaluate.settings import EvaluateOptions
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.options import ContrastArguments
 from qwenvl.train.collect.contrast import TemporalContrast
