@@ -44,12 +44,12 @@ from qwenvl.rewards import RewardError, Rubric
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import AS_IT_IS, Rollout, RunLog
+from qwenvl.step.collector import Collector, require_finite
+from qwenvl.step.count import Experience
 from qwenvl.train.assemble import build_dataset, build_rewards, build_sampler, dataset_view
-from qwenvl.train.collect.collector import Collector, require_finite
 from qwenvl.train.evaluation import in_budget
 from qwenvl.train.journal import rollout_rows
 from qwenvl.train.run.lock import NAME
-from qwenvl.train.step import Experience
 from qwenvl.types import TOTAL, BadSample, PromptBatch
 
 COMMAND = "qwenvl probe"

@@ -23,8 +23,8 @@ from qwenvl.evaluate.settings import LOOK_CONTROLS, EvaluateOptions
 from qwenvl.model.vision_tower import GREY
 from qwenvl.rewards.functions.text import normalized, solution_of
 from qwenvl.runlog import AS_IT_IS
+from qwenvl.step.contrast import random_order
 from qwenvl.tools.toolbox import Toolbox
-from qwenvl.train.collect.contrast import random_order
 from qwenvl.train.evaluation import clusters_by
 from qwenvl.types import BadSample, Message, Record, Sample
 

@@ -21,13 +21,13 @@ from qwenvl.model.loading import base_of_adapter, load_processor, unwrap, with_a
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
 from qwenvl.rollout.engine import EngineWithWeights
+from qwenvl.step.collector import Collector
+from qwenvl.step.kernels import build_paths
+from qwenvl.step.meter import Meter
 from qwenvl.tools.functions import schemas_of
 from qwenvl.train.assemble import build_collector, loaded_model
-from qwenvl.train.collect.collector import Collector
 from qwenvl.train.display.console import shows_bars
 from qwenvl.train.evaluation import in_budget
-from qwenvl.train.fast_paths import build_paths
-from qwenvl.train.meter import Meter
 from qwenvl.types import TOTAL, BadSample, PromptBatch, Record
 
 SECONDS_BETWEEN_LINES = 10.0

@@ -49,13 +49,13 @@ from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision_tower import accept_features, supports_encode_once
 from qwenvl.option import row_of, was_set
 from qwenvl.rewards import Rubric, build_rubric
+from qwenvl.step.collector import Collector
+from qwenvl.step.contrast import TemporalContrast
+from qwenvl.step.kernels import Paths, likelihood_of
+from qwenvl.step.meter import Meter
+from qwenvl.step.teacher import Teacher
 from qwenvl.tools.toolbox import Toolbox
-from qwenvl.train.collect.collector import Collector
-from qwenvl.train.collect.contrast import TemporalContrast
 from qwenvl.train.display.console import say, settle_output
-from qwenvl.train.fast_paths import Paths, likelihood_of
-from qwenvl.train.meter import Meter
-from qwenvl.train.teacher import Teacher
 
 logger = logging.getLogger(__name__)
 

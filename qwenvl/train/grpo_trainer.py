@@ -25,14 +25,14 @@ from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood, tokens_within
 from qwenvl.model.sharding import sharded_modules
 from qwenvl.rollout.engine import EngineWithWeights
+from qwenvl.step.ahead import StepsAhead
+from qwenvl.step.count import Experience, Step
+from qwenvl.step.parity import ParityCheck
+from qwenvl.step.refill import Refill
 from qwenvl.train.assemble import build_collector, build_rewards, build_teacher, dataset_view, distills_alone
 from qwenvl.train.callbacks import entropy_weight
-from qwenvl.train.collect.ahead import StepsAhead
-from qwenvl.train.collect.filtering import Refill
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
-from qwenvl.train.parity import ParityCheck
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.train.step import Experience, Step
 from qwenvl.types import PromptBatch, RolloutBatch
 
 RewardFunction = Callable[..., list[float | None]]

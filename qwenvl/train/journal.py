@@ -21,8 +21,8 @@ from qwenvl.grpo.diagnostics import equal_groups, reward_std, unique_fraction
 from qwenvl.grpo.loss import LossOutput
 from qwenvl.rewards.functions.looking import answered_calls, looks_iou, readable_evidence
 from qwenvl.runlog import Rollout, RunLog
-from qwenvl.train.meter import Meter
-from qwenvl.train.step import Experience, Step
+from qwenvl.step.count import Experience, Step
+from qwenvl.step.meter import Meter
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
 

@@ -27,6 +27,8 @@ from qwenvl.data.saved_processor import PromptSettings, processor_as_trained
 from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.rollout.local import LocalEngine
+from qwenvl.step.kernels import build_paths, likelihood_of
+from qwenvl.step.meter import Meter, peak_memory
 from qwenvl.tools.functions import schemas_of
 from qwenvl.train.assemble import build_dataset, build_policy, build_reference, build_sampler
 from qwenvl.train.callbacks import install_callbacks
@@ -34,9 +36,7 @@ from qwenvl.train.card import METHOD, describe_model
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.display.progress import display_closed
-from qwenvl.train.fast_paths import build_paths, likelihood_of
 from qwenvl.train.journal import Journal
-from qwenvl.train.meter import Meter, peak_memory
 from qwenvl.train.run.checkpoints import (
     explained_misfit,
     is_sealed,

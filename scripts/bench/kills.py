@@ -286,8 +286,8 @@ def _took(unharmed: Path) -> dict[str, float]:
 
 def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     """Train by the command, with phases noted, until the moment comes or the run is done. For a process of its own."""
-    from qwenvl.train.collect.collector import Collector
-    from qwenvl.train.collect.filtering import Refill
+    from qwenvl.step.collector import Collector
+    from qwenvl.step.refill import Refill
     from qwenvl.train.grpo_trainer import GRPOTrainer
     from qwenvl.train.policy_trainer import PolicyTrainer
     from qwenvl.train.train_grpo import main

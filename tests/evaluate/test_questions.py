@@ -9,7 +9,7 @@ from qwenvl.evaluate.questions import Questions, QuestionSamples, blank, cluster
 from qwenvl.evaluate.settings import EvaluateOptions
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.options import ContrastArguments
-from qwenvl.train.collect.contrast import TemporalContrast
+from qwenvl.step.contrast import TemporalContrast
 from qwenvl.types import Message, Record
 
 TEXT_TENSORS = ("input_ids", "attention_mask", "video_grid_thw", "image_grid_thw", "seconds_per_grid")

@@ -34,7 +34,7 @@ from qwenvl.rollout.engine import completion_mask
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.rollout.turns import sample_turns
-from qwenvl.train import fast_paths
+from qwenvl.step import kernels
 from qwenvl.train.run import launch
 from qwenvl.train.run.checkpoints import find_checkpoint
 from qwenvl.train.train_grpo import main as train_command
@@ -220,7 +220,7 @@ def run_ahead(environment: dict[str, str], log: str, checkpoint: str, data: str,
     """One process of a run whose engine has weights of its own."""
     begin(environment, log)
     SamplingOptions.engine_has_own_weights = True
-    fast_paths._engine_of = by_prompt_with_own_weights
+    kernels._engine_of = by_prompt_with_own_weights
     args = parse_args([f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags])
     trainer = GRPOTrainer(args=args, reward_funcs=[vowels])
     if output.endswith("killed") and args.resume == "never":

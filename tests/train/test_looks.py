@@ -9,8 +9,7 @@ import torch
 from qwenvl.demo.tiny import make_processor
 from qwenvl.rollout import ahead, local, shared_sampling
 from qwenvl.runlog import read_rollouts
-from qwenvl.train import fast_paths
-from qwenvl.train.collect import collector
+from qwenvl.step import collector, kernels
 from tests.train.conftest import caught_gradients, logged
 from tests.train.copying_engine import CopyingEngine, with_copying_engine
 
@@ -103,11 +102,11 @@ def test_a_killed_and_resumed_run_is_the_same_run(whole_and_resumed, calls_first
     """Of a second epoch a whole run has the looks of the first, a resumed one encodes them again."""
     encoded = []
 
-    def encode(model, prompts, scales, plain=fast_paths.encode_vision):
+    def encode(model, prompts, scales, plain=kernels.encode_vision):
         encoded.append(prompts.videos_per_prompt)
         return plain(model, prompts, scales)
 
-    monkeypatch.setattr(fast_paths, "encode_vision", encode)
+    monkeypatch.setattr(kernels, "encode_vision", encode)
     if "async_rollouts" in more:
         with_copying_engine(monkeypatch)
         monkeypatch.setattr(collector, "LOOKS_BYTES", 0)

@@ -10,7 +10,7 @@ import torch
 
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import read_rollouts
-from qwenvl.train import fast_paths
+from qwenvl.step import kernels
 from tests.train.conftest import logged
 from tests.train.test_grpo_trainer import first_batch, gradients_of_one_step
 
@@ -90,7 +90,7 @@ class Stale:
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_an_engine_with_weights_of_its_own_is_corrected_for(make_trainer, monkeypatch, level):
     monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
-    monkeypatch.setattr(fast_paths, "_engine_of", lambda args, policy, local: Stale(local))
+    monkeypatch.setattr(kernels, "_engine_of", lambda args, policy, local: Stale(local))
     trainer = make_trainer(
         per_device_train_batch_size=2,
         importance_correction=f"{level}_mask(max=1.3)",

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from qwenvl.rollout.engine import Drawing
+from qwenvl.step.meter import Meter
 from qwenvl.train.callbacks import display_of
 from qwenvl.train.display.progress import Progress, ProgressLines
-from qwenvl.train.meter import Meter
 from tests.train.display.terminal import state_of
 
 

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.tools import toolbox
-from tests.train.collect.test_ahead import Snapshots, likelihoods, logged
+from tests.step.test_ahead import Snapshots, likelihoods, logged
 from tests.train.copying_engine import draw_by_thread
 from tests.train.remote.test_training import settings
 

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.train.test_step import stand_in as step_stand_in
 from torch import nn
 from transformers import TrainerCallback
 
 from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.meter import Meter
+from qwenvl.step.meter import Meter
 from qwenvl.train.run.finite_steps import FiniteSteps, nonfinite
 from tests.train.conftest import turns
 from tests.train.test_distributed import launch, weights
-from tests.train.test_step import stand_in as step_stand_in
 
 
 def test_what_is_not_finite_is_counted():

@@ -105,7 +105,7 @@ def test_a_signal_before_the_first_step_ends_the_command_with_status_0(start, tm
 HANGS = """
 import sys, time
 from types import SimpleNamespace
-from qwenvl.train.meter import Meter
+from qwenvl.step.meter import Meter
 from qwenvl.train.run import interruptions
 
 def hangs():

@@ -14,7 +14,7 @@ from qwenvl.config.command_line import parse_args
 from qwenvl.grpo.loss import objective_of
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import read_rollouts
-from qwenvl.train import fast_paths
+from qwenvl.step import kernels
 from qwenvl.train.run.resume import SettingsError
 from tests.train.conftest import caught_gradients
 from tests.train.conftest import logged as all_logged
@@ -258,7 +258,7 @@ def test_the_policys_own_engine_and_a_second_group_are_refused(make_trainer, mon
     monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
     with pytest.raises(ValueError, match="--temporal_contrast: its second group cannot be sampled ahead"):
         make_trainer(temporal_contrast=True, async_rollouts=1)
-    monkeypatch.setattr(fast_paths, "_engine_of", lambda args, policy, local: local)
+    monkeypatch.setattr(kernels, "_engine_of", lambda args, policy, local: local)
     with pytest.raises(ValueError, match=r"--async_rollouts 1: SharedPrefixEngine can't sample while"):
         make_trainer(async_rollouts=1)
 

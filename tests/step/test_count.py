@@ -11,7 +11,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.loss import StepCounts
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
-from qwenvl.train.step import Experience, Step
+from qwenvl.step.count import Experience, Step
 from qwenvl.types import BadSample, PromptBatch, Record, RewardBatch, RolloutBatch
 
 RECORD = Record("r", (), "", (), (), (), {}, "data.json[0]")
@@ -54,13 +54,13 @@ def test_the_wait_for_other_processes_is_measured(monkeypatch):
         yield
         done.append("ends")
 
-    monkeypatch.setattr("qwenvl.train.step.gather_object", lambda own: done.append("gathers") or own)
+    monkeypatch.setattr("qwenvl.step.count.gather_object", lambda own: done.append("gathers") or own)
     Step.of([experience([3])], ARGS, clock)
     assert done == ["time/wait_s", "gathers", "ends"]
 
 
 def test_completions_and_tokens_of_all_processes_are_counted(monkeypatch):
-    monkeypatch.setattr("qwenvl.train.step.gather_object", lambda own: [*own, [(2, 7), (0, 0)]])
+    monkeypatch.setattr("qwenvl.step.count.gather_object", lambda own: [*own, [(2, 7), (0, 0)]])
     step = Step.of([experience([3, 1]), experience([2, 4])], ARGS)
     assert step.counts == StepCounts(completions=6, tokens=17, micro_batches=4)
 
@@ -104,7 +104,7 @@ def test_the_tokens_of_highest_entropy_are_those_of_the_whole_step(monkeypatch):
     ]
     other = [torch.tensor([0.7, 0.6]), torch.tensor([0.5, 0.05])]  # of another process
     monkeypatch.setattr(
-        "qwenvl.train.step.gather_object",
+        "qwenvl.step.count.gather_object",
         lambda own: [*own, other if isinstance(own[0][0], torch.Tensor) else [(2, 2), (1, 2)]],
     )
     rules = GRPOConfig(use_cpu=True, mask_truncated_completions=True, top_entropy_quantile=0.5)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import logprob_gap
-from qwenvl.train.meter import Meter
-from qwenvl.train.step import Experience
+from qwenvl.step.count import Experience
+from qwenvl.step.meter import Meter
 
 logger = logging.getLogger(__name__)
 

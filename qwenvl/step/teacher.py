@@ -23,9 +23,9 @@ from qwenvl.model.logprobs import Comparison, Likelihood
 from qwenvl.model.positions import first_positions
 from qwenvl.model.sharding import is_partitioned, sharded_modules, whole_weights
 from qwenvl.model.vision_tower import grey_media
-from qwenvl.train.collect.collector import Collector
-from qwenvl.train.meter import Meter
-from qwenvl.train.step import Experience, TeacherScores
+from qwenvl.step.collector import Collector
+from qwenvl.step.count import Experience, TeacherScores
+from qwenvl.step.meter import Meter
 from qwenvl.types import TOTAL
 
 
@@ -36,7 +36,7 @@ class Teacher:
     Attributes:
         collector: makes batches the teacher's inputs.
         model: context manager with the teacher in eval mode, without gradients.
-        likelihood: log-probs of completions under it, see ``fast_paths.likelihood_of``.
+        likelihood: log-probs of completions under it, see ``kernels.likelihood_of``.
         tokenizer: of both models.
         meter: gets KL, agreement and the share of clipped tokens.
         view: makes a sentence for each completion (``feedback``). None: prompts are those of the data set's ``view``.

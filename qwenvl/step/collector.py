@@ -25,12 +25,12 @@ from qwenvl.model.sharding import LockStep, whole_weights
 from qwenvl.model.vision_tower import features_or_pixels
 from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.engine import EngineWithWeights, RolloutEngine, SamplingParams, lost_together, real_tokens
+from qwenvl.step.ahead import StepsAhead
+from qwenvl.step.contrast import NAME, TemporalContrast
+from qwenvl.step.count import Experience
+from qwenvl.step.groups import join_rewards, rewards_of_rows, without_pixels
+from qwenvl.step.refill import Refill
 from qwenvl.tools.toolbox import Conversations, Toolbox
-from qwenvl.train.collect.ahead import StepsAhead
-from qwenvl.train.collect.contrast import NAME, TemporalContrast
-from qwenvl.train.collect.filtering import Refill
-from qwenvl.train.collect.groups import join_rewards, rewards_of_rows, without_pixels
-from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch, Turn
 
 LOOKS_BYTES = 2**30

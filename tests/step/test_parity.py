@@ -7,8 +7,8 @@ import torch
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import read_metrics
-from qwenvl.train.meter import Meter
-from qwenvl.train.parity import ParityCheck, ParityError
+from qwenvl.step.meter import Meter
+from qwenvl.step.parity import ParityCheck, ParityError
 from qwenvl.types import RolloutBatch
 
 

@@ -17,9 +17,9 @@ from qwenvl.data.views import VIEWS, evidence, feedback, frames, reads_completio
 from qwenvl.grpo.options import VIEW_ROWS
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.model.positions import position_rule, prompt_positions
+from qwenvl.step.teacher import with_sentence
 from qwenvl.train import assemble
 from qwenvl.train.assemble import _running
-from qwenvl.train.teacher import with_sentence
 from tests.train.conftest import PROMPT, caught_gradients, logged, turns
 
 SEES_MORE = {"teacher": "self", "teacher_sees": "frames(12)"}

@@ -17,10 +17,10 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.order import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
 from qwenvl.option import row_of
-from qwenvl.train.collect.contrast import NAME
-from qwenvl.train.collect.groups import join, select, without_media
-from qwenvl.train.meter import Meter
-from qwenvl.train.step import Experience
+from qwenvl.step.contrast import NAME
+from qwenvl.step.count import Experience
+from qwenvl.step.groups import join, select, without_media
+from qwenvl.step.meter import Meter
 from qwenvl.types import TOTAL, PromptBatch, RewardBatch
 
 

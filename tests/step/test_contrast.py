@@ -11,7 +11,7 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.options import ContrastArguments
 from qwenvl.runlog import read_rollouts
-from qwenvl.train.collect.contrast import TemporalContrast, reorder_frames
+from qwenvl.step.contrast import TemporalContrast, reorder_frames
 from qwenvl.types import RewardBatch
 from tests.train.conftest import caught_draws
 

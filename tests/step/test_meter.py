@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.train.meter import Meter, peak_memory
+from qwenvl.step.meter import Meter, peak_memory
 
 
 def test_means_are_weighted_and_none_does_not_count():

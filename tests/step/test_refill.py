@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qwenvl.runlog import read_rollouts
-from qwenvl.train.collect.groups import join_rewards
+from qwenvl.step.groups import join_rewards
 from qwenvl.types import RewardBatch
 from tests.train.conftest import letters, logged
 

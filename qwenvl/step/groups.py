@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import join_rollouts, select_rows
-from qwenvl.train.step import Experience
+from qwenvl.step.count import Experience
 from qwenvl.types import PromptBatch, RewardBatch
 
 _PROMPT_ROWS = ("input_ids", "attention_mask")
