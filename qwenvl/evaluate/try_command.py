@@ -63,11 +63,11 @@ def ask(request: Request) -> dict[str, Any]:
     sample = dataset_of([record], config, collator).load(record)
     batch = collator([sample])["prompts"]
     media = media_of(record, batch, collator.processor)
-    model, collector = build_respondent(config, collator, rubric)
+    respondent = build_respondent(config, collator, rubric)
     if options.solution is None:
-        [rollout], rewards = collector.complete(model, [batch], options.n), {}
+        [rollout], rewards = respondent.complete([batch], options.n), {}
     else:
-        [(rollout, scored)] = collector.answer(model, [batch], options.n)
+        [(rollout, scored)] = respondent.scored_answers([batch], options.n)
         rewards = scored.columns()
     rubric.close()
     ids = batch.input_ids[0].tolist()

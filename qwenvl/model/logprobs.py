@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -61,6 +61,26 @@ class Likelihood(NamedTuple):
     divergences: Tensor | None = None
     top: Tensor | None = None
     states: Tensor | None = None
+
+
+class LikelihoodKernel(Protocol):
+    """The signature that the plain path, ``completion_likelihood``, and the path with shared prompts have."""
+
+    def __call__(
+        self,
+        model: torch.nn.Module,
+        prompts: PromptInputs,
+        completion_ids: Tensor,
+        completion_mask: Tensor,
+        *,
+        temperature: float,
+        logit_chunk_tokens: int,
+        entropy: EntropyUse = "none",
+        whole: PromptInputs | None = None,
+        comparison: Comparison | None = None,
+    ) -> Likelihood:
+        """See ``completion_likelihood``."""
+        ...
 
 
 def completion_likelihood(

@@ -18,6 +18,10 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.functions.grounding import temporal_contrast
 from qwenvl.rewards.options import ContrastArguments
+from qwenvl.rollout.engine import lost_together
+from qwenvl.step.sample import Sample
+from qwenvl.step.score import texts_and_columns
+from qwenvl.step.types import Sampled, Scored, Stage, StepContext
 from qwenvl.types import PromptBatch, RewardBatch
 
 NAME = "temporal_contrast"
@@ -25,59 +29,104 @@ NAME = "temporal_contrast"
 
 @dataclass(frozen=True)
 class TemporalContrast:
-    """The second groups of a run, and the bonus.
+    """The stage *score* with the bonus: samples the second groups of a step, and compares them with the first.
 
     Attributes:
+        score: gives the rewards that the bonus is added to.
+        sample: samples the second groups.
         flags: share, margin and bonus.
         correctness: one function, which gives 1 for a correct completion.
         temporal_patch_size: frames of a temporal patch.
     """
 
+    score: Stage[Sampled, Scored]
+    sample: Sample
     flags: ContrastArguments
     correctness: Rubric
     temporal_patch_size: int
 
-    def group_size(self, ordered: int) -> int:
-        """Completions with shuffled frames for each video prompt."""
-        return max(1, round(self.flags.share * ordered))
+    def __call__(self, batches: Sequence[Sampled], step: StepContext) -> list[Scored]:
+        """The micro-batches with their rewards and the bonus."""
+        scored = self.score(batches, step)
+        with step.meter.time("time/contrast_s"):
+            means = self._shuffled_means([each.batch for each in batches], step)
+            correct = self._correctness(batches, step)
+        contrasted = []
+        for each in scored:
+            prompts, rows = len(each), len(each.rollout.texts)
+            rewards = with_bonus(each.rewards, correct[:rows], means[:prompts], self.flags)
+            contrasted.append(replace(each, rewards=rewards))
+            correct, means = correct[rows:], means[prompts:]
+        return contrasted
 
-    def shuffled(self, batch: PromptBatch, seed: int) -> PromptBatch:
-        """Return the video prompts of a batch with the frames of each clip in random order.
+    def _shuffled_means(self, batches: Sequence[PromptBatch], step: StepContext) -> list[float | None]:
+        """The mean correctness of each prompt's second group. None: it has no video, or the function no value."""
+        sample = self.sample
+        size = max(1, round(self.flags.share * sample.group_size))
+        shuffled = [shuffled_prompts(batch, step.seed, self.temporal_patch_size) for batch in batches]
+        encoded = sample.encode.of_step(step.policy, shuffled)
+        with lost_together(sample.engine):
+            again = step.drawing_for(NAME, *step.purpose)
+            rollouts = sample.completions(encoded, size, sample.params, again)
+        texts, columns = texts_and_columns(shuffled, rollouts)
+        [values] = self.correctness.values(texts, columns, trainer_state=step.trainer_state)
+        of_videos = []
+        for start in range(0, len(values), size):
+            known = [value for value in values[start : start + size] if value is not None]
+            of_videos.append(sum(known) / len(known) if known else None)
+        following = iter(of_videos)
+        counts = [count for batch in batches for count in batch.videos_per_prompt]
+        return [next(following) if count else None for count in counts]
 
-        The frames take the times of the ordered ones: ids, grids and seconds stay as they are.
+    def _correctness(self, batches: Sequence[Sampled], step: StepContext) -> list[float | None]:
+        """The correctness of each completion of the first groups. None: the function does not apply."""
+        texts, columns = texts_and_columns([each.batch for each in batches], [each.rollout for each in batches])
+        [values] = self.correctness.values(texts, columns, trainer_state=step.trainer_state)
+        return values
 
-        Args:
-            seed: of the run. The order is drawn by (seed, epoch, record, clip).
-        """
-        part = batch.select([p for p, count in enumerate(batch.videos_per_prompt) if count])
-        if not len(part):
-            return part
-        clips = part.pixel_values_videos.split(part.video_grid_thw.prod(-1).tolist())
-        owners = [(p, k) for p, count in enumerate(part.videos_per_prompt) for k in range(count)]
-        patches = []
-        for (p, k), clip, grid in zip(owners, clips, part.video_grid_thw.tolist(), strict=True):
-            order = random_order(grid[0] * self.temporal_patch_size, seed, part.epochs[p], part.records[p].id, k)
-            patches.append(reorder_frames(clip, self.temporal_patch_size, order))
-        return replace(part, pixel_values_videos=torch.cat(patches))
 
-    def add(
-        self, rewards: RewardBatch, ordered: Sequence[float | None], shuffled: Sequence[float | None]
-    ) -> RewardBatch:
-        """Return the rewards with the bonus as one more component. A completion without a reward gets no bonus.
+def shuffled_prompts(batch: PromptBatch, seed: int, temporal_patch_size: int) -> PromptBatch:
+    """Return the video prompts of a batch with the frames of each clip in random order.
 
-        Args:
-            ordered, shuffled: see ``qwenvl.rewards.functions.grounding.temporal_contrast``.
-        """
-        given = temporal_contrast(ordered, shuffled, self.flags.margin, self.flags.bonus)
-        values = [None if total is None else value for value, total in zip(given, rewards.totals(), strict=True)]
-        extra = torch.tensor([value or 0.0 for value in values], dtype=rewards.total.dtype)
-        return replace(
-            rewards,
-            names=(*rewards.names, NAME),
-            weights=(*rewards.weights, 1.0),
-            components=[*rewards.components, values],
-            total=rewards.total + extra,
-        )
+    The frames take the times of the ordered ones: ids, grids and seconds stay as they are.
+
+    Args:
+        seed: of the run. The order is drawn by (seed, epoch, record, clip).
+        temporal_patch_size: frames of a temporal patch.
+    """
+    part = batch.select([p for p, count in enumerate(batch.videos_per_prompt) if count])
+    if not len(part):
+        return part
+    clips = part.pixel_values_videos.split(part.video_grid_thw.prod(-1).tolist())
+    owners = [(p, k) for p, count in enumerate(part.videos_per_prompt) for k in range(count)]
+    patches = []
+    for (p, k), clip, grid in zip(owners, clips, part.video_grid_thw.tolist(), strict=True):
+        order = random_order(grid[0] * temporal_patch_size, seed, part.epochs[p], part.records[p].id, k)
+        patches.append(reorder_frames(clip, temporal_patch_size, order))
+    return replace(part, pixel_values_videos=torch.cat(patches))
+
+
+def with_bonus(
+    rewards: RewardBatch,
+    ordered: Sequence[float | None],
+    shuffled: Sequence[float | None],
+    flags: ContrastArguments,
+) -> RewardBatch:
+    """Return the rewards with the bonus as one more component. A completion without a reward gets no bonus.
+
+    Args:
+        ordered, shuffled: see ``qwenvl.rewards.functions.grounding.temporal_contrast``.
+    """
+    given = temporal_contrast(ordered, shuffled, flags.margin, flags.bonus)
+    values = [None if total is None else value for value, total in zip(given, rewards.totals(), strict=True)]
+    extra = torch.tensor([value or 0.0 for value in values], dtype=rewards.total.dtype)
+    return replace(
+        rewards,
+        names=(*rewards.names, NAME),
+        weights=(*rewards.weights, 1.0),
+        components=[*rewards.components, values],
+        total=rewards.total + extra,
+    )
 
 
 def random_order(frames: int, seed: int, epoch: int, record: str, clip: int) -> list[int]:

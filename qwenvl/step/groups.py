@@ -1,4 +1,4 @@
-"""Groups of an experience before they are compared: selected, and joined to those of others."""
+"""Groups of scored completions: some of a micro-batch, and those of several joined."""
 
 from __future__ import annotations
 
@@ -11,47 +11,48 @@ from torch.nn.utils.rnn import pad_sequence
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import join_rollouts, select_rows
-from qwenvl.step.count import Experience
+from qwenvl.step.types import Scored
 from qwenvl.types import PromptBatch, RewardBatch
 
 _PROMPT_ROWS = ("input_ids", "attention_mask")
 
 
-def select(experience: Experience, groups: Sequence[int]) -> Experience:
+def select(scored: Scored, groups: Sequence[int]) -> Scored:
     """The groups of the prompts ``groups``, in this order. Samples that were left out stay with the whole."""
-    rollout = experience.rollout
-    size = len(rollout.texts) // max(1, len(experience))
+    size = len(scored.rollout.texts) // max(1, len(scored))
     rows = [group * size + n for group in groups for n in range(size)]
-    return Experience(
-        experience.batch.select(groups),
-        experience.prompts.select(list(groups)),
-        select_rows(rollout, rows),
-        rewards_of_rows(experience.rewards, rows),
+    return Scored(
+        batch=scored.batch.select(groups),
+        prompts=scored.prompts.select(list(groups)),
+        rollout=select_rows(scored.rollout, rows),
+        staleness=scored.staleness,
+        rewards=rewards_of_rows(scored.rewards, rows),
     )
 
 
-def without_media(experience: Experience) -> Experience:
+def without_media(scored: Scored) -> Scored:
     """The same without pixels and features, for the run folder: these take most of the memory."""
-    rollout = replace(experience.rollout, whole=None)
-    batch = replace(without_pixels(experience.batch), teacher=None)
-    return replace(experience, batch=batch, prompts=experience.prompts.select([]), rollout=rollout)
+    rollout = replace(scored.rollout, whole=None)
+    batch = replace(without_pixels(scored.batch), teacher=None)
+    return replace(scored, batch=batch, prompts=scored.prompts.select([]), rollout=rollout)
 
 
-def join(parts: Sequence[Experience]) -> Experience:
-    """All groups of ``parts``, in order. At least one of them has some."""
-    parts = [part for part in parts if len(part)]
-    return Experience(
-        _join_batches([part.batch for part in parts]),
-        PromptInputs.join([part.prompts for part in parts]),
-        join_rollouts([part.rollout for part in parts]),
-        join_rewards([part.rewards for part in parts]),
+def join(parts: Sequence[Scored]) -> Scored:
+    """All groups of ``parts``, in order, as old as those of the first. At least one of them has some."""
+    filled = [part for part in parts if len(part)]
+    return Scored(
+        batch=_join_batches([part.batch for part in filled]),
+        prompts=PromptInputs.join([part.prompts for part in filled]),
+        rollout=join_rollouts([part.rollout for part in filled]),
+        staleness=parts[0].staleness,
+        rewards=join_rewards([part.rewards for part in filled]),
     )
 
 
 def rewards_of_rows(rewards: RewardBatch, rows: Sequence[int]) -> RewardBatch:
     """The rewards of some completions."""
     components = [[values[row] for row in rows] for values in rewards.components]
-    return replace(rewards, components=components, total=rewards.total[rows])
+    return replace(rewards, components=components, total=rewards.total[list(rows)])
 
 
 def without_pixels(batch: PromptBatch) -> PromptBatch:

@@ -1,4 +1,4 @@
-"""Which computations a run takes: each prompt once where the model can, the plain way where it cannot."""
+"""Which kernels a run computes with: each prompt once where the model can, the plain way where it cannot."""
 
 from __future__ import annotations
 
@@ -9,83 +9,69 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model import logprobs
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
-from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood
+from qwenvl.model.logprobs import LikelihoodKernel
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.vision_tower import accept_features, blank_vision, encode_vision, supports_encode_once
+from qwenvl.model.vision_tower import accept_features, encode_vision, supports_encode_once
 from qwenvl.rollout.engine import RolloutEngine
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
+from qwenvl.step.likelihood import CompletionLikelihood
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Paths:
-    """The three computations that a fast path and a plain path exist for.
+class Kernels:
+    """The three computations that a fast and a plain form exist for.
 
     Attributes:
-        completion_likelihood: see ``qwenvl.model.logprobs``.
+        likelihood: log-probs of completions, see ``qwenvl.model.logprobs``.
         engine: samples completions.
-        encode: runs the vision tower once per prompt, see ``encode_vision``. None where it runs in every forward.
+        encode_vision: runs the vision tower once per prompt. None where it runs in every forward.
     """
 
-    completion_likelihood: Callable[..., Likelihood]
+    likelihood: LikelihoodKernel
     engine: RolloutEngine
-    encode: Callable[..., PromptInputs] | None
+    encode_vision: Callable[..., PromptInputs] | None
 
 
-def likelihood_of(
-    args: GRPOConfig, paths: Paths, bare: nn.Module, accelerator: Accelerator
-) -> Callable[..., Likelihood]:
-    """What policy or reference make of completions, by the path that the run takes, in its precision.
+def build_likelihood(
+    args: GRPOConfig, kernels: Kernels, bare: nn.Module, accelerator: Accelerator, temperature: float
+) -> CompletionLikelihood:
+    """The log-probs of completions by the kernel of the run, in its precision and within its memory.
 
     Args:
         bare: the model without adapter or engine.
-
-    Returns:
-        A function of (model, prompts, ids, mask, temperature, entropy, whole, comparison) that gives the log-probs and
-        entropies of completions (``ids`` and ``mask``, N x T).
+        temperature: that completions are sampled at.
     """
-    chunk = logprobs.tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
-
-    def likelihood(
-        model: nn.Module,
-        prompts: PromptInputs,
-        ids: Tensor,
-        mask: Tensor,
-        temperature: float,
-        entropy: EntropyUse = "none",
-        whole: PromptInputs | None = None,
-        comparison: Comparison | None = None,
-    ) -> Likelihood:
-        if args.world_size > 1:  # whose forwards wait for each other
-            prompts = blank_vision(model, prompts, encoded=paths.encode is not None)
-        twice = comparison is not None and comparison.states is not None  # the logits of two models
-        settings: dict[str, Any] = {"temperature": temperature, "entropy": entropy, "comparison": comparison}
-        settings["logit_chunk_tokens"] = max(1, chunk // 2) if twice else chunk
-        with accelerator.autocast():  # of itself the reference has none, nor has the policy under FSDP
-            return paths.completion_likelihood(model, prompts, ids, mask, whole=whole, **settings)
-
-    return likelihood
+    return CompletionLikelihood(
+        kernel=kernels.likelihood,
+        autocast=accelerator.autocast,
+        temperature=temperature,
+        logit_chunk_tokens=logprobs.tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size),
+        needs_media=args.world_size > 1,
+        media_are_features=kernels.encode_vision is not None,
+    )
 
 
-def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
-    """The paths that the flags ask for, as far as the model can take them. The model then takes features as input.
+def build_kernels(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Kernels:
+    """The kernels that the flags ask for, as far as the model can take them. The model then takes features as input.
 
-    With ``shared_prefix auto`` a warning says what keeps the model from a fast path.
+    With ``shared_prefix auto`` a warning says what keeps the model from a fast kernel.
 
     Raises:
         ValueError: ``compile_decoding`` where there is nothing to compile, or settings of servers that do not fit.
         RuntimeError: nothing can be compiled on this machine.
     """
-    bare, budget = unwrap(policy), args.rollout_token_budget
+    bare = unwrap(policy)
+    budget = args.rollout_token_budget
     engine: Any = LocalEngine(tokenizer, bare, token_budget=budget)
-    likelihood: Callable[..., Likelihood] = logprobs.completion_likelihood
+    likelihood: LikelihoodKernel = logprobs.completion_likelihood
     encode = None
     if args.shared_prefix == "auto":
         if reason := supports_encode_once(policy):
@@ -103,15 +89,16 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
             likelihood = shared_prefix.completion_likelihood
     accept_features(policy)
     if args.engine_has_own_weights:
-        engine = _engine_of(args, policy, engine)
-    return Paths(likelihood, engine, encode)
+        engine = server_engine(args, policy, engine)
+    return Kernels(likelihood=likelihood, engine=engine, encode_vision=encode)
 
 
-def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine:
+def server_engine(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine:
     """The servers that the flags name."""
     from qwenvl.rollout.vllm import vllm_engine
 
-    prompt, most = args.max_prompt_length, args.generation_max_length + (args.look_tokens if args.tools else 0)
+    prompt = args.max_prompt_length
+    most = args.generation_max_length + (args.look_tokens if args.tools else 0)
     return vllm_engine(
         args,
         local,

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import logprob_gap
-from qwenvl.step.count import Experience
 from qwenvl.step.meter import Meter
+from qwenvl.step.types import Experience
 
 logger = logging.getLogger(__name__)
 
@@ -47,20 +47,22 @@ class ParityCheck:
             logger.warning("check_parity: left out, because lora_dropout changes the trainer's log-probs on purpose")
         self._begun: dict[str, int] = {}  # by sampling process, the step before which it was first compared
 
-    def __call__(self, finished_steps: int, experience: Experience, exact: Callable[[], Tensor | None]) -> None:
+    def check(
+        self, finished_steps: int, experience: Experience, logprobs: Tensor, exact: Callable[[], Tensor | None]
+    ) -> None:
         """Checks fresh completions. Logs ``parity/max`` and ``parity/mean``, the differences over all their tokens.
 
         In half precision a server's are held to the trainer's own rounding, logged as ``parity/noise``.
 
         Args:
-            experience: with the trainer's log-probs as the old ones.
+            logprobs: N x T, the trainer's.
             exact: gives them in full precision. None: they cannot be computed, and the bounds are fixed.
 
         Raises:
             ParityError: a difference is above what rounding explains.
         """
-        rollout, logprobs, args = experience.rollout, experience.old_logprobs, self._args
-        if self._dropout or experience.staleness or rollout.logprobs is None or logprobs is None:
+        rollout, args = experience.rollout, self._args
+        if self._dropout or experience.staleness or rollout.logprobs is None:
             return
         new = [self._begun.setdefault(boot, finished_steps) == finished_steps for boot in rollout.boots]
         first = finished_steps == 0 or any(new)

@@ -8,9 +8,7 @@ from itertools import accumulate, islice
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import Dataset
-from transformers import TrainerState
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import GRPODataset
@@ -18,9 +16,10 @@ from qwenvl.data.order import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
 from qwenvl.option import row_of
 from qwenvl.step.contrast import NAME
-from qwenvl.step.count import Experience
 from qwenvl.step.groups import join, select, without_media
 from qwenvl.step.meter import Meter
+from qwenvl.step.processes import Processes
+from qwenvl.step.types import Scored, Stage, StepContext
 from qwenvl.types import TOTAL, PromptBatch, RewardBatch
 
 
@@ -28,45 +27,59 @@ from qwenvl.types import TOTAL, PromptBatch, RewardBatch
 class Refill:
     """Makes the groups of a step have rewards that differ, as far as there are such groups.
 
-    Where all rewards of a group are equal, another prompt is sampled in its place, in rounds that all processes make
-    together. A process without groups to replace takes part with empty batches. Micro-batches keep their sizes. A
-    group that no round could replace stays, and its advantages are 0.
-    Its methods get the ``Collector`` that has it, which imports this file.
+    It wraps the stages that sample and score. Where all rewards of a group are equal, another prompt is sampled in its
+    place, in rounds that all processes make together. A process without groups to replace takes part with empty
+    batches. Micro-batches keep their sizes. A group that no round could replace stays, and its advantages are 0.
 
     Attributes:
+        groups: samples and scores prompts.
         dataset, collate: make prompts from the keys of the order.
         order: which records take the places.
         by: the reward that has to differ, ``total`` or the name of a function.
         rounds: most rounds of a step.
-        meter: gets the shares of groups that were kept and left, and the rounds.
+        group_size: completions per prompt.
+        by_function: with ``total``, a group stays where any function that weighs differs (``gdpo``).
+        processes: all of the run.
     """
 
+    groups: Stage[PromptBatch, Scored]
     dataset: Dataset
     collate: Callable[[list[Any]], dict[str, PromptBatch]]
     order: RefillOrder
     by: str
     rounds: int
-    meter: Meter
+    group_size: int
+    by_function: bool
+    processes: Processes
 
     @classmethod
     def of(
-        cls, args: GRPOConfig, dataset: Any, collate: Callable[..., Any], rewards: Sequence[str], meter: Meter
-    ) -> Refill | None:
-        """What ``--filter_groups`` asks for. None without it, or without training.
+        cls,
+        args: GRPOConfig,
+        groups: Stage[PromptBatch, Scored],
+        *,
+        dataset: Any,
+        collate: Callable[..., Any],
+        rewards: Sequence[str],
+        processes: Processes,
+    ) -> Refill:
+        """What ``--filter_groups`` asks for.
 
         Args:
+            groups: samples and scores prompts.
+            dataset: the one to train on.
             rewards: the names of the rewards of the run.
 
         Raises:
             ValueError: there is no such reward, or the data set can't be drawn from by number.
         """
-        groups = row_of(args, "filter_groups")
-        if groups is None or dataset is None:
-            return None
         if not isinstance(dataset, GRPODataset):
             raise ValueError("--filter_groups needs a GRPODataset, as load_dataset makes it")
+        chosen = row_of(args, "filter_groups")
+        assert chosen is not None
+        by = chosen.name or TOTAL
+        rounds = chosen.arguments.max_rounds
         names = (TOTAL, *rewards, *([NAME] if args.temporal_contrast else []))
-        by, rounds = groups.name or TOTAL, groups.arguments.max_rounds
         if by not in names:
             raise ValueError(f"--filter_groups {by}: no such reward in this run; give one of {', '.join(names)}")
         order = RefillOrder(
@@ -76,61 +89,74 @@ class Refill:
             process=args.process_index,
             processes=args.world_size,
         )
-        return cls(dataset, collate, order, by, rounds, meter)
+        return cls(
+            groups=groups,
+            dataset=dataset,
+            collate=collate,
+            order=order,
+            by=by,
+            rounds=rounds,
+            group_size=args.grpo_sample_size,
+            by_function=args.estimator == "gdpo",
+            processes=processes,
+        )
 
-    def filled(
-        self, collector: Any, model: nn.Module, scored: Sequence[Experience], state: TrainerState | None
-    ) -> list[Experience]:
+    def __call__(self, batches: Sequence[PromptBatch], step: StepContext) -> list[Scored]:
         """The micro-batches with other groups in the places of those with equal rewards, which become ``dropped``."""
-        places = [_Place(each, self._equal(collector, each.rewards)) for each in scored]
-        step, epoch, made = (0, 0, 0) if state is None else (state.global_step, int(state.epoch or 0), 0)
+        places = [_Place(each, self._equal(each.rewards)) for each in self.groups(batches, step)]
+        rounds = 0
         for number in range(1, self.rounds + 1):
-            missing, had = sum(len(place.open) for place in places), {n for place in places for n in place.indices}
-            keys = iter(self.order.draw(step, epoch, number, missing, had))  # fewer where records run out
-            drawn = [list(islice(keys, len(place.open))) for place in places]
-            with self.meter.time("time/wait_s"):  # for the processes that are still sampling
-                drawn_by_all = sum(collector.from_all(sum(map(len, drawn))))
+            drawn = self._draw(places, step, number)
+            with step.meter.time("time/wait_s"):  # for the processes that are still sampling
+                drawn_by_all = sum(self.processes.gather(sum(map(len, drawn))))
             if not drawn_by_all:
                 break
-            made = number
-            with self.meter.time("time/refill_s"):
-                batches = self.loaded(drawn)
-            if collector.ahead is not None:  # the policy of now samples what takes the places
-                collector.ahead.sync(collector, model)
-            refills = collector.scored(model, batches, state, "refill", step, number)
+            rounds = number
+            with step.meter.time("time/refill_s"):
+                prompts = self.loaded(drawn)
+            refills = self.groups(prompts, step.drawing_for("refill", step.finished_steps, number))
             for place, refill in zip(places, refills, strict=True):
-                place.take(refill, self._equal(collector, refill.rewards))
-        self._report(places, made)
+                place.take(refill, self._equal(refill.rewards))
+        _report(places, rounds, step.meter)
         return [place.filled() for place in places]
+
+    def _draw(self, places: Sequence[_Place], step: StepContext, number: int) -> list[list[tuple[int, int]]]:
+        """Keys of the data set for the open places of each micro-batch, fewer where records run out."""
+        missing = sum(len(place.open) for place in places)
+        had = set().union(*(place.indices for place in places))
+        keys = iter(self.order.draw(step.finished_steps, step.epoch, number, missing, had))
+        return [list(islice(keys, len(place.open))) for place in places]
 
     def loaded(self, keys: Sequence[Sequence[tuple[int, int]]]) -> list[PromptBatch]:
         """The prompts of the keys of each place."""
         return [self.collate([self.dataset[key] for key in each])["prompts"] for each in keys]
 
-    def _equal(self, collector: Any, rewards: RewardBatch) -> list[bool]:
+    def _equal(self, rewards: RewardBatch) -> list[bool]:
         """P, whether a group has equal rewards. A group without values of the function ``by`` goes by its total."""
-        size = collector.group_size
+        size = self.group_size
         total = equal_groups(rewards.total, size)
-        columns = {
-            name: torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
-            for name, values in zip(rewards.names, rewards.components, strict=True)
-        }
+        columns = {}
+        for name, values in zip(rewards.names, rewards.components, strict=True):
+            known = [torch.nan if value is None else value for value in values]
+            columns[name] = torch.tensor(known, dtype=torch.float64)
         if self.by != TOTAL:
             absent = columns[self.by].isnan().view(len(total), size).all(1)
             return torch.where(absent, total, equal_groups(columns[self.by], size)).tolist()
-        if collector.args.estimator == "gdpo":  # normalises each function: equal totals may hide differences
+        if self.by_function:  # each function is normalised by itself: equal totals may hide differences
             weighed = [columns[name] for name, weight in zip(rewards.names, rewards.weights, strict=True) if weight]
             total = torch.stack([total, *(equal_groups(values, size) for values in weighed)]).all(0)
         return total.tolist()
 
-    def _report(self, places: Sequence[_Place], rounds: int) -> None:
-        """Counts the groups that were kept, and those that no round could replace."""
-        for place in places:
-            size, sampled = len(place.parts[0]), sum(map(len, place.parts))
-            for share, groups in ((1.0, place.varied), (0.0, sampled - place.varied)):
-                self.meter.mean("filter/kept_frac", share, groups)
-            self.meter.mean("filter/unfilled_frac", len(place.open) / max(1, size), size)
-        self.meter.mean("filter/rounds", rounds)
+
+def _report(places: Sequence[_Place], rounds: int, meter: Meter) -> None:
+    """Counts the groups that were kept, and those that no round could replace."""
+    for place in places:
+        size = len(place.parts[0])
+        sampled = sum(map(len, place.parts))
+        meter.mean("filter/kept_frac", 1.0, weight=place.varied)
+        meter.mean("filter/kept_frac", 0.0, weight=sampled - place.varied)
+        meter.mean("filter/unfilled_frac", len(place.open) / max(1, size), weight=size)
+    meter.mean("filter/rounds", rounds)
 
 
 class _Place:
@@ -142,7 +168,7 @@ class _Place:
         varied: groups whose rewards differ, of all that were sampled.
     """
 
-    def __init__(self, first: Experience, equal: Sequence[bool]) -> None:
+    def __init__(self, first: Scored, equal: Sequence[bool]) -> None:
         self.parts = [first]
         self.open = [p for p, same in enumerate(equal) if same]
         self.varied = len(first) - len(self.open)
@@ -154,14 +180,14 @@ class _Place:
         batches = [part.batch for part in self.parts]
         return {record.index for batch in batches for record in (*batch.records, *(bad.record for bad in batch.bad))}
 
-    def take(self, refill: Experience, equal: Sequence[bool]) -> None:
+    def take(self, refill: Scored, equal: Sequence[bool]) -> None:
         """Groups of a round whose rewards differ take the first open places."""
         for row in [p for p, same in enumerate(equal) if not same]:
             self._kept[self.open.pop(0)] = (len(self.parts), row)
             self.varied += 1
         self.parts.append(refill)
 
-    def filled(self) -> Experience:
+    def filled(self) -> Scored:
         """The groups to train on, as many as the micro-batch had, with what was drawn and dropped on the way."""
         first, *refills = self.parts
         filled = first

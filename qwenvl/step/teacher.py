@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from qwenvl.data.chat import TURN_END
 from qwenvl.data.views import View
@@ -23,108 +23,132 @@ from qwenvl.model.logprobs import Comparison, Likelihood
 from qwenvl.model.positions import first_positions
 from qwenvl.model.sharding import is_partitioned, sharded_modules, whole_weights
 from qwenvl.model.vision_tower import grey_media
-from qwenvl.step.collector import Collector
-from qwenvl.step.count import Experience, TeacherScores
+from qwenvl.step.encode import Encode
+from qwenvl.step.likelihood import CompletionLikelihood
 from qwenvl.step.meter import Meter
+from qwenvl.step.processes import GatherWeights
+from qwenvl.step.types import Experience, FixedLogprobs, StepContext, TeacherScores
 from qwenvl.types import TOTAL
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """Compares the policy with its teacher on the completions of a micro-batch.
+    """What a teacher makes of the completions of a micro-batch, and what the policy learns from it.
 
     Attributes:
-        collector: makes batches the teacher's inputs.
+        encode: makes batches the teacher's inputs.
+        gather_weights: the context in which a model can run whose weights processes share.
         model: context manager with the teacher in eval mode, without gradients.
-        likelihood: log-probs of completions under it, see ``kernels.likelihood_of``.
+        likelihood: log-probs of completions under the teacher.
         tokenizer: of both models.
-        meter: gets KL, agreement and the share of clipped tokens.
         view: makes a sentence for each completion (``feedback``). None: prompts are those of the data set's ``view``.
         bound: largest difference of the log-probs of a token that counts. None: the exact KL is a term of the loss.
+        weight: of the advantages that the teacher gives.
         moves: its weights are those of the policy (``self``).
+        on_vision: a token is taught as much as the teacher's pictures matter for it (``distill_on vision``).
     """
 
-    collector: Collector
+    encode: Encode
+    gather_weights: GatherWeights
     model: Callable[[], AbstractContextManager[nn.Module]]
-    likelihood: Callable[..., Likelihood]
+    likelihood: CompletionLikelihood
     tokenizer: Any
-    meter: Meter
     view: View | None
     bound: float | None
+    weight: float
     moves: bool
+    on_vision: bool
 
     @torch.no_grad()
-    def score(self, experience: Experience, engine: nn.Module | None = None) -> None:
-        """Adds ``Experience.teacher``: log-probs of the completions under the teacher's prompts, by one forward.
-
-        Later iterations reuse them, but for the states of a teacher that moves. Collective.
+    def scores(self, experience: Experience, known: FixedLogprobs | None, step: StepContext) -> TeacherScores:
+        """Log-probs of the completions under the teacher's prompts, by one forward. Collective.
 
         Args:
-            engine: the policy as DeepSpeed has wrapped it.
+            known: of an earlier iteration, whose scores are reused. The states of a teacher that moves are renewed.
         """
-        if experience.teacher is not None and (self.bound is not None or not self.moves):
-            return
-        collector, rollout, own = self.collector, experience.rollout, experience.prompts
-        mask, whole, rows = rollout.completion_mask, rollout.whole, len(rollout.texts)
-        with self.meter.time("time/teacher_s"), self.model() as model:
-            shared = is_partitioned(model) or bool(sharded_modules(model))
-            # Its tower runs where a process has media, and layers that processes share would wait for each other.
-            with ((shared and collector.lock_step) or whole_weights)(model, engine):
-                prompts = self._prompts(model, experience)
-                if whole is not None:  # what tools have appended counts on from the teacher's prompt, which is longer
-                    starts, before = (first_positions(p.position_ids, rows // len(p)) for p in (prompts, own))
-                    whole = whole.moved((starts - before)[:, None])
-                blind: list[Any] = []
-                if collector.args.distill_on == "vision":
-                    scales, encoded = collector.build_inputs.scales, collector.encode is not None
-                    with collector.autocast():
-                        blind = [p and grey_media(model, p, scales, encoded=encoded) for p in (prompts, whole)]
-            given = (rollout.completion_ids, mask, collector.args.generation_temperature, "none")
+        if known is not None and known.teacher is not None and not (self.moves and self.bound is None):
+            return known.teacher
+        with step.meter.time("time/teacher_s"), self.model() as model:
+            prompts, whole, blind = self._inputs(model, experience, step)
+            rollout = replace(experience.rollout, whole=whole)
             kept = Comparison(keep_states=self.bound is None)
-            found = self.likelihood(model, prompts, *given, whole, kept)
+            found = self.likelihood.of_rollout(model, prompts, rollout, comparison=kept)
             weights = None
-            if blind:  # 1 - min(p, q) / max(p, q), with the pictures and without
-                change = found.logprobs - self.likelihood(model, blind[0], *given, blind[1]).logprobs
-                weights = 1 - torch.exp(-change.abs())
-        states = None if found.states is None else found.states[mask]
+            if blind is not None:
+                grey_prompts, grey_whole = blind
+                grey = self.likelihood.of_rollout(model, grey_prompts, replace(rollout, whole=grey_whole))
+                # 1 - min(p, q) / max(p, q), with the pictures and without
+                weights = 1 - torch.exp(-(found.logprobs - grey.logprobs).abs())
+        states = None if found.states is None else found.states[rollout.completion_mask]
         assert found.top is not None
-        experience.teacher = TeacherScores(found.logprobs, found.top, weights, states)
+        return TeacherScores(found.logprobs, found.top, weights, states)
 
-    def comparison(self, policy: nn.Module, experience: Experience) -> Comparison | None:
-        """What the policy's pass has to compute. None: log-probs alone."""
-        if experience.teacher is None or experience.teacher.states is None:
-            return Comparison() if experience.old_logprobs is None else None
+    def _inputs(
+        self, model: nn.Module, experience: Experience, step: StepContext
+    ) -> tuple[PromptInputs, PromptInputs | None, tuple[PromptInputs, PromptInputs | None] | None]:
+        """The teacher's prompts, what tools have appended behind them, and both with grey pictures (``on_vision``)."""
+        whole, rows = experience.rollout.whole, len(experience.rollout.texts)
+        shared = is_partitioned(model) or bool(sharded_modules(model))
+        # Its tower runs where a process has media, and layers that processes share would wait for each other.
+        gather_weights = self.gather_weights if shared else whole_weights
+        with gather_weights(model, step.wrapped):
+            prompts = self._prompts(model, experience)
+            if whole is not None:  # what tools have appended counts on from the teacher's prompt, which is longer
+                starts = first_positions(prompts.position_ids, rows // len(prompts))
+                before = first_positions(experience.prompts.position_ids, rows // len(experience.prompts))
+                whole = whole.moved((starts - before)[:, None])
+            if not self.on_vision:
+                return prompts, whole, None
+            scales = self.encode.build_inputs.scales
+            are_features = self.encode.encode_vision is not None
+            with self.encode.autocast():
+                grey_prompts = grey_media(model, prompts, scales, encoded=are_features)
+                grey_whole = None if whole is None else grey_media(model, whole, scales, encoded=are_features)
+        return prompts, whole, (grey_prompts, grey_whole)
+
+    def comparison(self, policy: nn.Module, scores: TeacherScores, *, fresh: bool) -> Comparison | None:
+        """What the policy's pass has to compute. None: log-probs alone.
+
+        Args:
+            fresh: the policy was not trained on the completions yet.
+        """
+        if scores.states is None:
+            return Comparison() if fresh else None
         with self.model() as model:
             own, head = (unwrap(each).get_output_embeddings() for each in (policy, model))
-        return Comparison(states=experience.teacher.states, head=None if head is own else head)
+        return Comparison(states=scores.states, head=None if head is own else head)
 
-    def compare(self, experience: Experience, policy: Likelihood) -> None:
-        """The advantages that the teacher gives the tokens of fresh completions, and the metrics of the comparison.
+    def advantages(
+        self, experience: Experience, scores: TeacherScores, policy: Likelihood, old_logprobs: Tensor, meter: Meter
+    ) -> Tensor | None:
+        """The advantages that the teacher gives the tokens of fresh completions, N x T. Its metrics go to the meter.
 
-        A_t = weight x clip(log p_teacher - log p_policy, -bound, bound), N x T, beside the advantage of the rewards.
-        In expectation over tokens its gradient is that of weight x KL(policy || teacher).
+        A_t = weight x clip(log p_teacher - log p_policy, -bound, bound), beside the advantage of the rewards. In
+        expectation over tokens its gradient is that of weight x KL(policy || teacher). None: the exact KL is a term of
+        the loss, or the weight is 0.
         """
-        scores, mask, weight = experience.teacher, experience.loss_mask, self.collector.args.teacher_weight
-        assert scores is not None and experience.old_logprobs is not None
-        gap = (scores.logprobs - experience.old_logprobs).masked_fill(~mask, 0.0)
+        mask = experience.loss_mask
+        gap = (scores.logprobs - old_logprobs).masked_fill(~mask, 0.0)
         shown = {"agree_frac": scores.top == policy.top}
         shown["kl"] = -gap if policy.divergences is None else policy.divergences.detach()
         if scores.weights is not None:
             shown["vision_frac"] = scores.weights
+        advantages = None
         if self.bound is not None:
             shown["clipped_frac"] = gap.abs() > self.bound
-            if weight:
+            if self.weight:
                 taught = 1.0 if scores.weights is None else scores.weights
-                scores.advantages = weight * taught * gap.clamp(-self.bound, self.bound)
+                advantages = self.weight * taught * gap.clamp(-self.bound, self.bound)
         if tokens := int(mask.sum()):
             for name, values in shown.items():
-                self.meter.mean(f"teacher/{name}", values[mask].double().mean().item(), weight=tokens)
+                meter.mean(f"teacher/{name}", values[mask].double().mean().item(), weight=tokens)
+        return advantages
 
     def _prompts(self, model: nn.Module, experience: Experience) -> PromptInputs:
         """The prompts as the teacher sees them: P, or N where each completion has its own."""
         batch, prompts, texts = experience.batch, experience.prompts, experience.rollout.texts
         if batch.teacher is not None:
-            [prompts] = self.collector.encoded(model, [batch.teacher])
+            prompts = self.encode.inputs(model, batch.teacher)
         if self.view is None or not len(batch):  # a stand-in
             return prompts
         rows, columns = [], experience.rewards.columns()

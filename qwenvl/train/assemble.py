@@ -1,4 +1,4 @@
-"""From settings to the components of a trainer: records and their order, policy, rewards, collector, reference."""
+"""From settings to the components of a trainer: records and their order, policy, rewards, reference, teacher."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.data.views import View, reads_completions, unchanged, view_named
 from qwenvl.model.families import family_of
-from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import (
     apply_tuning,
     evaluating,
@@ -44,17 +43,14 @@ from qwenvl.model.loading import (
 )
 from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference, matched, outside_engine
-from qwenvl.model.sharding import LockStep
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision_tower import accept_features, supports_encode_once
 from qwenvl.option import row_of, was_set
-from qwenvl.rewards import Rubric, build_rubric
-from qwenvl.step.collector import Collector
-from qwenvl.step.contrast import TemporalContrast
-from qwenvl.step.kernels import Paths, likelihood_of
-from qwenvl.step.meter import Meter
+from qwenvl.rewards import Rubric
+from qwenvl.step.kernels import Kernels, build_likelihood
+from qwenvl.step.pipeline import correctness_of, rubric_of
+from qwenvl.step.sample import Sample
 from qwenvl.step.teacher import Teacher
-from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.display.console import say, settle_output
 
 logger = logging.getLogger(__name__)
@@ -258,72 +254,12 @@ def build_rewards(
     named = ("format_reward_weight", "accuracy_reward_weight")
     if args.temporal_contrast and args.async_rollouts:
         raise ValueError("--temporal_contrast: its second group cannot be sampled ahead; leave out --async_rollouts")
-    rubric = _rubric(
-        args,
-        functions,
-        weights,
-        *(getattr(args, name) if default_pair or was_set(args, name) else None for name in named),
-        reward_models=args.reward_model or (),
-    )
+    # Where other rewards are named, a weight of the pair is handed on only if it was set, to be refused there.
+    own = {name: getattr(args, name) for name in named if default_pair or was_set(args, name)}
+    rubric = rubric_of(args, functions=functions, weights=weights, reward_models=args.reward_model or (), **own)
     if was_set(args, "response_format") and not {"format", "strict_format"} & {*rubric.names, correctness_of(args)}:
         raise ValueError("--response_format has no effect: only format and strict_format read it")
     return rubric
-
-
-def _rubric(args: GRPOConfig, *given: Any, **more: Any) -> Rubric:
-    """A rubric with the settings of the run."""
-    return build_rubric(
-        *given,
-        external_plugins=args.external_plugins or (),
-        settings=args,
-        on_error=args.on_reward_error,
-        **more,
-    )
-
-
-def correctness_of(args: GRPOConfig) -> str | None:
-    """The reward that tells the temporal contrast which completions are correct. None without contrast."""
-    contrast = row_of(args, "temporal_contrast")
-    return contrast and (contrast.name or "accuracy")
-
-
-def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContrast | None:
-    """The bonus for answers that need the order of the frames, if the flags ask for it."""
-    contrast, name = row_of(args, "temporal_contrast"), correctness_of(args)
-    if contrast is None or name is None:
-        return None
-    return TemporalContrast(contrast.arguments, _rubric(args, name), temporal_patch_size)
-
-
-def build_collector(
-    args: GRPOConfig,
-    paths: Paths,
-    bare: nn.Module,
-    collator: GRPOCollator,
-    rubric: Rubric,
-    accelerator: Accelerator,
-    meter: Meter,
-) -> Collector:
-    """What samples, scores and compares completions, in training and in evaluation.
-
-    Args:
-        bare: the model without adapter or engine.
-    """
-    return Collector(
-        args=args,
-        engine=paths.engine,
-        build_inputs=InputBuilder.of(position_rule(bare.config), collator.processor),
-        encode=paths.encode,
-        rubric=rubric,
-        params=args.sampling_params(entropies=args.reads_sampled_entropies),
-        group_size=args.grpo_sample_size,
-        contrast=build_contrast(args, bare.config.vision_config.temporal_patch_size),
-        toolbox=Toolbox.of(args, collator),
-        process=args.process_index,
-        autocast=accelerator.autocast,
-        clock=meter.time,
-        lock_step=None if args.ds3_gather_for_generation else LockStep(args.device),
-    )
 
 
 def distills_alone(args: GRPOConfig, functions: Any, weights: Any) -> bool:
@@ -351,14 +287,26 @@ def dataset_view(args: GRPOConfig) -> View | None:
     return None if view is unchanged and args.teacher_path is None else view
 
 
-def build_teacher(trainer: Any) -> Teacher | None:
-    """The teacher that the flags of a ``GRPOTrainer`` ask for. None without.
+def build_teacher(
+    args: GRPOConfig,
+    policy: nn.Module,
+    *,
+    kernels: Kernels,
+    sample: Sample,
+    reference: Reference | None,
+    processor: ProcessorMixin,
+    accelerator: Accelerator,
+) -> Teacher | None:
+    """The teacher that the flags ask for. None without.
+
+    Args:
+        sample: how prompts become model inputs, and processes gather weights that they share.
+        reference: of the run, which may be the teacher.
 
     Raises:
         ValueError: a checkpoint that cannot teach the policy, or a flag without effect.
         OSError: there is no such checkpoint.
     """
-    args, policy, paths, processor = trainer.args, trainer.model, trainer.paths, trainer.processing_class
     teacher, kl, view = row_of(args, "teacher"), row_of(args, "distill_kl"), view_named(args.teacher_sees)
     if teacher is None or kl is None:
         return None
@@ -367,21 +315,24 @@ def build_teacher(trainer: Any) -> Teacher | None:
     if teacher.name == "self":
         model: Callable[[], Any] = partial(_running, policy)
     elif teacher.name == "reference":
-        model = trainer.reference.model
+        assert reference is not None
+        model = reference.model
     else:
-        other = load_teacher(teacher.name, args, bare, paths, processor)
+        other = load_teacher(teacher.name, args, bare, kernels, processor)
         model = partial(_running, other, args.device, offload=teacher.arguments.offload)
     if full and bare is not policy and any(each.requires_grad for each in bare.get_output_embeddings().parameters()):
         raise ValueError("--distill_kl full cannot be used with an adapter on the head: leave one of the two out")
     return Teacher(
-        trainer.collector,
-        model,
-        likelihood_of(args, paths, other, trainer.accelerator),
-        processor.tokenizer,
-        trainer.meter,
+        encode=sample.encode,
+        gather_weights=sample.processes.gather_weights,
+        model=model,
+        likelihood=build_likelihood(args, kernels, other, accelerator, temperature=args.generation_temperature),
+        tokenizer=processor.tokenizer,
         view=view if reads_completions(view) else None,
         bound=None if full else kl.arguments.clip,
+        weight=args.teacher_weight,
         moves=teacher.name == "self",
+        on_vision=args.distill_on == "vision",
     )
 
 
@@ -394,10 +345,12 @@ def _running(model: nn.Module, device: torch.device | None = None, offload: bool
         model.to("cpu")
 
 
-def load_teacher(path: str, args: GRPOConfig, policy: nn.Module, paths: Paths, processor: ProcessorMixin) -> nn.Module:
+def load_teacher(
+    path: str, args: GRPOConfig, policy: nn.Module, kernels: Kernels, processor: ProcessorMixin
+) -> nn.Module:
     """Another checkpoint as a frozen teacher: of any size, with the prompts of the policy."""
     flag = f"--teacher {path}"
-    if args.tools and paths.encode is not None:
+    if args.tools and kernels.encode_vision is not None:
         raise ValueError(f"{flag} sees by its own tower, and of looks there are features alone: --shared_prefix off")
     model = outside_engine(_other_model(flag, path, policy, processor, weight_dtype(args, frozen=True)))
     if position_rule(model.config) != position_rule(policy.config):
@@ -422,7 +375,7 @@ def _other_model(flag: str, path: str, policy: nn.Module, processor: ProcessorMi
 
 
 def build_reference(
-    args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin, paths: Paths, dtype: torch.dtype | None
+    args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin, kernels: Kernels, dtype: torch.dtype | None
 ) -> Reference:
     """The reference that the flags ask for, on the device of the run. Call it before the first update of the policy.
 
@@ -440,6 +393,6 @@ def build_reference(
     if path is not None:
         bare = unwrap(policy)
         other = _other_model(f"--ref_model_name_or_path {path}", path, bare, processor, bare.dtype)
-        other = matched(other, policy, one_tower=paths.encode is not None)
+        other = matched(other, policy, one_tower=kernels.encode_vision is not None)
     rounded = rounds_products(args) and not args.sync_ref_model  # which moves by less than bfloat16 resolves
     return Reference(policy, other=other, dtype=dtype, rounded=rounded).to(args.device)

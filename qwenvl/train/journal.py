@@ -21,8 +21,8 @@ from qwenvl.grpo.diagnostics import equal_groups, reward_std, unique_fraction
 from qwenvl.grpo.loss import LossOutput
 from qwenvl.rewards.functions.looking import answered_calls, looks_iou, readable_evidence
 from qwenvl.runlog import Rollout, RunLog
-from qwenvl.step.count import Experience, Step
 from qwenvl.step.meter import Meter
+from qwenvl.step.types import Experience, TrainStep
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
 
@@ -69,8 +69,8 @@ class Journal:
             return
         own = (experience.batch, experience.rollout, experience.rewards)
         self._sampled(*own)
-        if experience.penalties is not None:  # with kl_in_reward
-            for amount, total in zip(experience.penalties.tolist(), experience.rewards.totals(), strict=True):
+        if experience.penalty is not None:
+            for amount, total in zip(experience.penalty.amounts.tolist(), experience.rewards.totals(), strict=True):
                 self._meter.mean("penalty/kl", amount / self._args.grpo_beta)
                 self._meter.mean("penalty/total", None if total is None else total - amount)
         if self._args.async_rollouts:
@@ -88,14 +88,19 @@ class Journal:
         self._meter.step()
         self.trained_on = []
 
-    def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:
-        """Metrics of the loss of a micro-batch. On fresh completions the ratio is 1 by definition, and not logged."""
+    def trained(self, step: TrainStep, number: int, output: LossOutput) -> None:
+        """Metrics of the loss of the micro-batch ``number``, whose fixed log-probs are known.
+
+        On fresh completions the ratio is 1 by definition, and not logged.
+        """
+        experience, fixed = step.experiences[number], step.fixed_of(number)
+        ratio_is_one = step.iteration == 0 and not (fixed is not None and fixed.old_is_sampler)
         self.trained_on.append((experience.batch, output.loss.item(), output.metrics))
         tokens = int(experience.loss_mask.sum())
         for name, value in output.metrics.items():
             if name.startswith("loss/"):
                 self._meter.mean(name, value * step.counts.micro_batches)  # the shares of a step sum to its loss
-            elif step.iteration or experience.ratio_from_sampler or not name.startswith("ratio/"):
+            elif not (ratio_is_one and name.startswith("ratio/")):
                 self._meter.mean(name, value, weight=tokens)
 
     def evaluated(self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:

@@ -87,7 +87,7 @@ class ChatServer:
         config, self.limits, self.active = request.config, request.options, 0
         self.name, root = request.model.name, request.options.media_root
         self.collator = collator_of(config)
-        self.model, self.collector = build_respondent(config, self.collator, build_rubric())
+        self.respondent = build_respondent(config, self.collator, build_rubric())
         self._dataset, self._budget = dataset_of([], config, self.collator), config.rollout_token_budget
         self._reading = replace(request.reading, format=None, columns={}, allow_outside_media=True)
         self._root = None if root is None else Path(os.path.realpath(root))
@@ -126,7 +126,7 @@ class ChatServer:
 
     def _sampled(self, together: Sequence[Pending], loop: asyncio.AbstractEventLoop) -> list[RolloutBatch]:
         """The completions of each request, in the sampling thread."""
-        first, n, engine = together[0], together[0].options.n, self.collector.engine
+        first, n, engine = together[0], together[0].options.n, self.respondent.sample.engine
 
         def watch(rows: list[int], tokens: list[int]) -> list[bool]:
             for row, token in zip(rows, tokens, strict=True):
@@ -134,9 +134,9 @@ class ChatServer:
                     loop.call_soon_threadsafe(each.events.put_nowait, (row % n, token))
             return [together[row // n].gone for row in rows]
 
-        if isinstance(engine, SharedPrefixEngine) and self.collector.toolbox is None:
+        if isinstance(engine, SharedPrefixEngine) and self.respondent.sample.toolbox is None:
             engine.drawing.watch = watch
-        return self.collector.complete(self.model, [each.batch for each in together], n, first.params)
+        return self.respondent.complete([each.batch for each in together], n, first.params)
 
     async def answered(self, body: bytes, is_gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[Any]:
         """First the ``Pending`` of a request, then its events. Its place is free when the iterator ends.
@@ -181,7 +181,7 @@ class ChatServer:
             sample = self._dataset.load(self._record(messages, options, folder))
             with self._collating:
                 batch = self.collator([sample])["prompts"]
-            return Pending(batch, options, options.params(self.collector.params))
+            return Pending(batch, options, options.params(self.respondent.sample.params))
         except DATA_ERRORS as error:
             raise ApiError(400, str(error).replace(f"{folder}/", "medium ").replace(f"{self._root}/", "")) from None
 
@@ -195,7 +195,7 @@ class ChatServer:
                 if found[name] not in NEUTRAL:
                     raise ApiError(400, f"{name}: not offered by this server; leave it out", "unsupported_parameter")
             options = ChatOptions(**{name: found[name] for name in read if found[name] is not None})
-            options.params(self.collector.params)
+            options.params(self.respondent.sample.params)
         except (TypeError, KeyError, AttributeError, RecursionError):
             raise ApiError(400, "expected a JSON object with messages") from None
         except ValueError as error:
@@ -408,7 +408,8 @@ def check(request: UseRequest) -> str:
         raise ValueError(f"{request.words[0]}: expected records whose clips and images are files, without `meta`")
     collator = collator_of(config)
     dataset, tokenizer = dataset_of([], config, collator), collator.processor.tokenizer
-    model, collector = build_respondent(config, collator, build_rubric())
+    respondent = build_respondent(config, collator, build_rubric())
+    model, encode = respondent.step.policy, respondent.sample.encode
     likelihood = partial(completion_likelihood, temperature=1.0, logit_chunk_tokens=1024)
     lines, gaps, same_lengths, same_answers = list[str](), list[float](), True, True
     try:
@@ -416,12 +417,13 @@ def check(request: UseRequest) -> str:
         [served, *_] = client.models.list()
         for record in records:
             batch = collator([dataset.load(record)])["prompts"]
-            [own], [inputs] = collector.complete(model, [batch], 1), collector.encoded(model, [batch])
+            [own] = respondent.complete([batch], 1)
+            inputs = encode.inputs(model, batch)
             reply = client.chat.completions.create(
                 model=served.id,
                 # Our own server puts the template and the system turn around prompts.
                 messages=messages_of(unframed(record, request.reading) if served.owned_by == OWNER else record),
-                max_tokens=collector.params.max_new_tokens,
+                max_tokens=respondent.sample.params.max_new_tokens,
                 temperature=0,
                 logprobs=True,
                 extra_body={"return_token_ids": True},
@@ -435,7 +437,7 @@ def check(request: UseRequest) -> str:
             ids = getattr(choice, "token_ids", None) or tokenizer.encode("".join(each.token for each in given))
             if given and len(ids) == len(given):
                 tokens = torch.tensor([ids], device=config.device)
-                with torch.no_grad(), collector.autocast():
+                with torch.no_grad(), encode.autocast():
                     [values] = likelihood(model, inputs, tokens, tokens >= 0).logprobs.tolist()
                 gap = [abs(value - each.logprob) for value, each in zip(values, given, strict=True)]
                 lines[-1] += f", log-probs within {max(gap):.2g}"

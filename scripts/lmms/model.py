@@ -65,7 +65,7 @@ class QwenVL(lmms):
         self.answered: list[Answered] = []
         self._config, self._reading = config, reading
         self.collator = collator_of(config)
-        self._model, self._collector = build_respondent(config, self.collator, build_rubric())
+        self._respondent = build_respondent(config, self.collator, build_rubric())
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """The answers, in the order of the requests."""
@@ -81,7 +81,7 @@ class QwenVL(lmms):
         collator, frames = self.collator, SampleOptions.of(self._config)
         dataset = GRPODataset([record], frames, training=False, ruler=collator.ruler, fit_to=collator.options.fit_to)
         batch = collator([dataset.load(record)])["prompts"]
-        [rollout] = self._collector.complete(self._model, [batch], 1)
+        [rollout] = self._respondent.complete([batch], 1)
         given = until(answer_of(rollout.texts[0]) or rollout.texts[0], settings.get("until") or ())
         self.answered.append(Answered(task, doc_id, given, batch, rollout))
         return given

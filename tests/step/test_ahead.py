@@ -41,7 +41,7 @@ def texts(trainer) -> dict[int, list[str]]:
 
 
 class Snapshots(TrainerCallback):
-    """The policy before each step, and the experiences of each step."""
+    """The policy before each step, and the steps as they ended."""
 
     def __init__(self):
         self.policies, self.steps = [], []
@@ -55,20 +55,13 @@ class Snapshots(TrainerCallback):
         self.policies.append(copy.deepcopy(self.trainer.model))
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.steps.append(self.trainer.step.experiences)
+        self.steps.append(self.trainer.step)
 
 
 def likelihoods(trainer, policy, experience):
     rollout = experience.rollout
     with torch.no_grad():
-        return trainer.completion_likelihood(
-            policy,
-            experience.prompts,
-            rollout.completion_ids,
-            rollout.completion_mask,
-            trainer.args.generation_temperature,
-            whole=rollout.whole,
-        ).logprobs
+        return trainer.logprobs.likelihood.of_rollout(policy, experience.prompts, rollout).logprobs
 
 
 @pytest.mark.parametrize(
@@ -83,12 +76,12 @@ def test_which_weights_sample_which_step(make_trainer, engine_of_its_own, depth,
     trainer = make_trainer(async_rollouts=depth, max_steps=6, learning_rate=3e-2, **EPOCH_OF_4)
     seen = Snapshots().follow(trainer)
     trainer.train()
-    engine = trainer.collector.engine.engine
+    engine = trainer.answer.sample.engine.engine
     assert engine.versions == versions
     assert engine.requests == [("sampling-ahead", step - late) for step, late in enumerate(staleness)]
     assert [row["async/staleness"] for row in logged(trainer)] == staleness
-    for step, (late, experiences) in enumerate(zip(staleness, seen.steps, strict=True)):
-        for each in experiences:
+    for step, (late, ended) in enumerate(zip(staleness, seen.steps, strict=True)):
+        for each, fixed in zip(ended.experiences, ended.fixed, strict=True):
             assert each.staleness == late
             own = likelihoods(trainer, seen.policies[step - late], each)
             assert torch.allclose(own, each.rollout.logprobs, atol=1e-5)
@@ -96,7 +89,7 @@ def test_which_weights_sample_which_step(make_trainer, engine_of_its_own, depth,
             if late:
                 now = likelihoods(trainer, seen.policies[step], each)
                 assert not torch.allclose(own, now, atol=1e-2), "the weights have moved"
-                assert torch.allclose(each.old_logprobs, now, atol=1e-5)
+                assert torch.allclose(fixed.old, now, atol=1e-5)
     assert "parity/max" in logged(trainer)[0]
     assert not any(each.name == "sampling-ahead" for each in threading.enumerate())
 
@@ -119,12 +112,12 @@ def test_the_gradient_of_completions_of_older_weights_by_hand(make_trainer, engi
     gradients = caught_gradients(trainer, lr=0.5)
     seen = Snapshots().follow(trainer)
     trainer.train()
-    policy, experiences = seen.policies[1], seen.steps[1]
+    policy, experiences = seen.policies[1], seen.steps[1].experiences
     rows, limited = sum(len(each.advantages) for each in experiences), 0
     for each in experiences:
         assert each.staleness == 1
         ids, mask = each.rollout.completion_ids, each.rollout.completion_mask
-        logprobs = trainer.completion_likelihood(policy, each.prompts, ids, mask, 0.7).logprobs
+        logprobs = trainer.logprobs.likelihood(policy, each.prompts, ids, mask).logprobs
         sampled = each.rollout.logprobs
         loss = 0
         for n, advantage in enumerate(each.advantages.tolist()):
@@ -181,8 +174,8 @@ def test_an_evaluation_in_between_changes_nothing(make_trainer, engine_of_its_ow
     for each in (plain, between):
         each.train()
     assert texts(plain) == texts(between)
-    assert plain.collector.engine.engine.versions == [0, 2]
-    assert between.collector.engine.engine.versions == [0, 2, 3, 4]
+    assert plain.answer.sample.engine.engine.versions == [0, 2]
+    assert between.answer.sample.engine.engine.versions == [0, 2, 3, 4]
     assert [row["async/staleness"] for row in logged(between)] == [0, 1, 2, 1]
     other = dict(between.model.named_parameters())
     assert all(torch.equal(parameter, other[name]) for name, parameter in plain.model.named_parameters())
@@ -199,14 +192,14 @@ def test_what_samples_more_than_a_step_is_resumed_too(whole_and_resumed, engine_
     saved = {"max_steps": 4, "save_steps": 1, "save_strategy": "steps"}
     whole, resumed = whole_and_resumed(killed=2, resumed_from=1, **saved, **EPOCH_OF_4, **settings)
     assert logged(whole) == logged(resumed) and len(logged(whole)) == 4
-    requests = whole.collector.engine.engine.requests
+    requests = whole.answer.sample.engine.engine.requests
     now = [version for thread, version in requests if thread == "MainThread"]
     assert now == sorted(now) and 0 < sum(row["filter/rounds"] for row in logged(whole)) == len(now)
 
 
 def test_an_error_of_what_is_sampled_meanwhile_ends_training(make_trainer, engine_of_its_own):
     trainer = make_trainer(async_rollouts=3, max_steps=4, **EPOCH_OF_4)
-    engine = trainer.collector.engine
+    engine = trainer.answer.sample.engine
     engine.engine.fails = 3, ConnectionError("the server is gone")
     ended = []
 
@@ -234,7 +227,7 @@ def test_a_second_training_of_a_script_samples_by_the_weights_that_the_first_one
     trainer = make_trainer(async_rollouts=ahead, max_steps=1, **EPOCH_OF_4)
     trainer.train()
     trainer.train()  # the parity check of its first step would end it
-    engine = trainer.collector.engine
+    engine = trainer.answer.sample.engine
     assert (engine.engine if ahead else engine).versions[-2:] == [0, 0]
 
 
@@ -258,7 +251,7 @@ def test_the_policys_own_engine_and_a_second_group_are_refused(make_trainer, mon
     monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
     with pytest.raises(ValueError, match="--temporal_contrast: its second group cannot be sampled ahead"):
         make_trainer(temporal_contrast=True, async_rollouts=1)
-    monkeypatch.setattr(kernels, "_engine_of", lambda args, policy, local: local)
+    monkeypatch.setattr(kernels, "server_engine", lambda args, policy, local: local)
     with pytest.raises(ValueError, match=r"--async_rollouts 1: SharedPrefixEngine can't sample while"):
         make_trainer(async_rollouts=1)
 
@@ -284,5 +277,5 @@ def test_what_corrects_for_older_weights(tmp_path, monkeypatch):
 def test_a_script_that_asks_for_a_loss_has_its_prompts_sampled_now(make_trainer, engine_of_its_own):
     trainer = make_trainer(async_rollouts=2)
     trainer.compute_loss(trainer.model, next(iter(trainer.get_train_dataloader())))
-    assert trainer.collector.engine.engine.requests == [("MainThread", None)]
+    assert trainer.answer.sample.engine.engine.requests == [("MainThread", None)]
     assert [each.staleness for each in trainer.step.experiences] == [0]

@@ -8,16 +8,15 @@ import pytest
 import torch
 
 from qwenvl.data.seeds import stable_random
-from qwenvl.rewards import build_rubric
 from qwenvl.rewards.options import ContrastArguments
 from qwenvl.runlog import read_rollouts
-from qwenvl.step.contrast import TemporalContrast, reorder_frames
+from qwenvl.step.contrast import reorder_frames, shuffled_prompts, with_bonus
 from qwenvl.types import RewardBatch
 from tests.train.conftest import caught_draws
 
 
-def contrast(margin=0.0, share=0.5):
-    return TemporalContrast(ContrastArguments(share, margin, 0.3), build_rubric(["accuracy"]), 2)
+def flags(margin=0.0):
+    return ContrastArguments(share=0.5, margin=margin, bonus=0.3)
 
 
 def rewards(total):
@@ -36,7 +35,7 @@ def rewards(total):
 )
 def test_correct_completions_get_it_where_order_helps(margin, shuffled, bonus):
     ordered = [1.0, 0.5, 1.0, 0.0]
-    result = contrast(margin).add(rewards(ordered), ordered, [shuffled])
+    result = with_bonus(rewards(ordered), ordered, [shuffled], flags(margin))
     assert result.names == ("accuracy", "temporal_contrast")
     assert result.components[1] == bonus
     assert result.total.tolist() == pytest.approx([a + b for a, b in zip(ordered, bonus, strict=True)])
@@ -44,7 +43,7 @@ def test_correct_completions_get_it_where_order_helps(margin, shuffled, bonus):
 
 def test_prompts_without_video_and_completions_without_a_reward_get_no_bonus():
     ordered = [1.0, 1.0, 1.0, None, 1.0, 1.0]
-    result = contrast().add(rewards([1.0, 1.0, 1.0, 0.0, 1.0, math.nan]), ordered, [None, 0.0, 0.0])
+    result = with_bonus(rewards([1.0, 1.0, 1.0, 0.0, 1.0, math.nan]), ordered, [None, 0.0, 0.0], flags())
     assert result.components[1] == [None, None, 0.3, None, 0.3, None]
     assert result.totals() == [1.0, 1.0, pytest.approx(1.3), 0.0, pytest.approx(1.3), None]
 
@@ -71,7 +70,7 @@ def test_records_and_ids_of_the_shuffled_prompts_belong_together(make_trainer):
     dataset, n = trainer.train_dataset, len(trainer.train_dataset)
     rows = [n - 2, 0, n - 1, 1]  # text, clip, image, clip
     batch = trainer.data_collator([dataset[3, row] for row in rows])["prompts"]
-    part = contrast().shuffled(batch, seed=5)
+    part = shuffled_prompts(batch, seed=5, temporal_patch_size=2)
     alone = trainer.data_collator([dataset[3, 0], dataset[3, 1]])["prompts"]
     assert [record.id for record in part.records] == [record.id for record in alone.records] == ["clip-0", "clip-1"]
     assert torch.equal(part.input_ids, alone.input_ids) and torch.equal(part.attention_mask, alone.attention_mask)

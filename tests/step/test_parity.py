@@ -18,8 +18,8 @@ def checked(sampled, trained, exact=None, **settings) -> dict[str, float]:
     rollout = RolloutBatch(
         mask.long(), mask, ["x"], ["stop"], sampled, boots=frozenset(["a"] if exact is not None else [])
     )
-    meter, experience = Meter(), SimpleNamespace(rollout=rollout, old_logprobs=trained, staleness=0)
-    ParityCheck(GRPOConfig(use_cpu=True, **settings), meter)(0, experience, lambda: exact)
+    meter, experience = Meter(), SimpleNamespace(rollout=rollout, staleness=0)
+    ParityCheck(GRPOConfig(use_cpu=True, **settings), meter).check(0, experience, trained, lambda: exact)
     return meter.flush()
 
 

@@ -45,11 +45,11 @@ def test_advantages_are_those_of_the_lowered_rewards(make_trainer):
             policy = completion_logprobs(trainer.model, *batch, **settings)
         with trainer.reference.model() as reference:
             frozen = completion_logprobs(reference, *batch, **settings)
-        torch.testing.assert_close(experience.ref_logprobs, frozen, rtol=0, atol=1e-4)
+        torch.testing.assert_close(experience.penalty.ref_logprobs, frozen, rtol=0, atol=1e-4)
         for row, mask in enumerate(rollout.completion_mask):
             kl.append(sum((policy[row, t] - frozen[row, t]).item() for t in mask.nonzero()[:, 0].tolist()))
         totals += experience.rewards.total.tolist()
-        penalties += experience.penalties.tolist()
+        penalties += experience.penalty.amounts.tolist()
     assert penalties == pytest.approx([BETA * value for value in kl], abs=1e-4) and max(map(abs, kl)) > 0.05
     lowered = torch.tensor(totals).double() - torch.tensor(penalties).double()
     rows = list(read_rollouts(trainer.args.output_dir))
@@ -67,13 +67,13 @@ def test_advantages_are_those_of_the_lowered_rewards(make_trainer):
 
 def test_an_engine_without_logprobs_is_refused(make_trainer):
     trainer = make_trainer(advantage_estimator="grpo(kl_in_reward=True)")
-    draw = trainer.paths.engine.draw
+    draw = trainer.kernels.engine.draw
 
     def silent(*args):
         rollout = draw(*args)
         rollout.logprobs = None
         return rollout
 
-    trainer.paths.engine.draw = silent
+    trainer.kernels.engine.draw = silent
     with pytest.raises(ValueError, match="kl_in_reward needs the log-probs of sampling"):
         trainer.train()

@@ -93,20 +93,20 @@ def test_places_keep_what_they_had_and_the_loss_is_that_of_the_kept_groups(make_
     """The joined micro-batch has the log-probs of its groups alone, and only the replaced ones changed."""
     trainer = make_trainer(**nine_rounds(), functions=[spread("clip-1", "clip-2", "text", "image")])
     batch = next(iter(trainer.get_train_dataloader()))["prompts"]
-    (experience,) = trainer.collector.collect(trainer.model, [batch], trainer.state)
+    (experience,) = trainer.pipeline([batch], trainer.step_context()).experiences
     was_good = [record.id in ("clip-1", "clip-2", "text", "image") for record in batch.records]
     assert 0 < sum(was_good) < 4
     for before, after, good in zip(batch.records, experience.batch.records, was_good, strict=True):
         assert (before.id == after.id) == good
-    together = trainer._likelihood(trainer.model, experience).logprobs
+    together = trainer.logprobs.of_policy(trainer.model, experience).logprobs
     mask, rollout = experience.rollout.completion_mask, experience.rollout
     assert (together - rollout.logprobs)[mask].abs().max() < 1e-4
     for p, record in enumerate(experience.batch.records):
         single = trainer.data_collator([trainer.train_dataset[(experience.batch.epochs[p], record.index)]])["prompts"]
-        inputs = trainer.collector._encode(trainer.model, single)
+        inputs = trainer.answer.sample.encode.inputs(trainer.model, single)
         rows = slice(3 * p, 3 * p + 3)
-        alone = trainer.completion_likelihood(
-            trainer.model, inputs, rollout.completion_ids[rows], mask[rows], trainer.args.generation_temperature, "none"
+        alone = trainer.logprobs.likelihood(
+            trainer.model, inputs, rollout.completion_ids[rows], mask[rows]
         ).logprobs
         torch.testing.assert_close(alone[mask[rows]], together[rows][mask[rows]], rtol=0, atol=2e-5)
         assert single.frames == [experience.batch.frames[p]]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from qwenvl.grpo.advantages import group_advantages
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
 from qwenvl.runlog import read_rollouts
-from tests.train.conftest import caught_draws, logged
+from tests.train.conftest import caught_draws, logged, with_kernels
 from tests.train.copying_engine import CopyingEngine
 
 FLAGS = {
@@ -31,7 +29,7 @@ def test_every_sampling_flag_reaches_every_draw(make_trainer, sop_data):
     )
     draws = caught_draws(trainer)
     trainer.train()
-    assert [call[1:3] for call in draws] == [(3, PARAMS), (2, PARAMS)] and trainer.paths.engine.token_budget == 500
+    assert [call[1:3] for call in draws] == [(3, PARAMS), (2, PARAMS)] and trainer.kernels.engine.token_budget == 500
     trainer.evaluate()
     greedy = SamplingParams(6, 0.0, 20, 0.8, 0.01, 1.1, ("</answer>", "\n\n"))
     assert [call[1:3] for call in draws[2:]] == [(1, greedy)]  # 500 tokens hold the eight prompts
@@ -41,7 +39,7 @@ def test_a_run_with_stop_strings(make_trainer):
     """Letters end completions: they are in the text, count as tokens, and are no truncation."""
     letters = list("abcdefghijklmnopqrstuvwxyz")
     trainer = make_trainer(stop_strings=letters, check_parity="every", per_device_train_batch_size=4, max_steps=2)
-    trainer.paths.engine.vision_ids += trainer.paths.engine.end_ids  # nothing else ends a completion
+    trainer.kernels.engine.vision_ids += trainer.kernels.engine.end_ids  # nothing else ends a completion
     trainer.train()
     rows = list(read_rollouts(trainer.args.output_dir))
     stopped = [row for row in rows if any(letter in row.completion for letter in letters)]
@@ -94,9 +92,9 @@ def test_an_engine_has_the_weights_of_each_step_and_of_evaluations(make_trainer,
         check_parity="every",
         logging_steps=1,
     )
-    engine = CopyingEngine(trainer.paths.engine)
-    assert isinstance(engine, EngineWithWeights) and not isinstance(trainer.paths.engine, EngineWithWeights)
-    trainer.collector = replace(trainer.collector, engine=engine)
+    engine = CopyingEngine(trainer.kernels.engine)
+    assert isinstance(engine, EngineWithWeights) and not isinstance(trainer.kernels.engine, EngineWithWeights)
+    with_kernels(trainer, engine=engine)
     trainer.train()
     # Before steps 1 and 3, which sample, for the evaluation after step 2 (as for step 3), and after step 4.
     assert engine.versions == [0, 2, 4]

@@ -54,22 +54,23 @@ def test_the_advantages_of_tokens_by_hand(make_trainer, sop_data, fake, served):
     trainer = make_trainer(**settings, per_device_train_batch_size=4, dataset_use=str(sop_data))
     inputs = next(iter(trainer.get_train_dataloader()))
     trainer.compute_loss(trainer.model, inputs)
-    [experience] = trainer.step.experiences
+    [experience], [fixed] = trainer.step.experiences, trainer.step.fixed
     assert not served or sum(len(each.prompts) for each in server.asked) == 4
     batch, rollout = experience.batch, experience.rollout
     data = load_dataset(str(sop_data), base_interval=0.5, seed=3)
     samples = [data.load(frames(record, 12), epoch) for record, epoch in zip(batch.records, batch.epochs, strict=True)]
     assert {len(clip.frames) for sample in samples for clip in sample.videos} == {12}
-    longer = trainer.collector.build_inputs(GRPOCollator(trainer.processing_class)(samples)["prompts"])
+    longer = trainer.answer.sample.encode.build_inputs(GRPOCollator(trainer.processing_class)(samples)["prompts"])
     given = (rollout.completion_ids, rollout.completion_mask)
     settings = {"temperature": 0.7, "logit_chunk_tokens": 64}
     with torch.no_grad():
         theirs = completion_logprobs(trainer.model, longer, *given, **settings)
         own = completion_logprobs(trainer.model, experience.prompts, *given, **settings)
-    torch.testing.assert_close(experience.teacher.logprobs, theirs, rtol=0, atol=2e-5)
+    torch.testing.assert_close(fixed.teacher.logprobs, theirs, rtol=0, atol=2e-5)
     gap = theirs - own
     assert (gap.abs() > 0.1).any() and ((gap.abs() < 0.1) & given[1]).any()
-    used = experience.loss_inputs(trainer._likelihood(trainer.model, experience)).advantages
+    policy = trainer.logprobs.of_policy(trainer.model, experience)
+    used = trainer.step.loss_inputs(experience, policy, fixed).advantages
     expected = experience.advantages[:, None] + 0.7 * gap.clamp(-0.1, 0.1)
     torch.testing.assert_close(used[given[1]], expected[given[1]], rtol=0, atol=3e-5)
     assert any(batch.frames)
@@ -228,7 +229,8 @@ def test_the_prompt_with_a_sentence_is_that_of_the_processor(make_trainer, sop_d
     told = [replace(each, messages=(text,)) for each, text in zip(records, texts, strict=True)]
     for record, longer in zip(records, told, strict=True):
         before, expected = (collator([data.load(each)])["prompts"] for each in (record, longer))
-        got = with_sentence(trainer.collector.build_inputs(before), "More words.", trainer.processing_class.tokenizer)
+        inputs = trainer.answer.sample.encode.build_inputs(before)
+        got = with_sentence(inputs, "More words.", trainer.processing_class.tokenizer)
         assert got.input_ids.tolist() == expected.input_ids.tolist()
         grids = (expected.image_grid_thw, expected.video_grid_thw, expected.seconds_per_grid)
         rule = position_rule(trainer.model.config)

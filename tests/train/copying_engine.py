@@ -83,6 +83,6 @@ def with_copying_engine(patch) -> None:
     Args:
         patch: pytest's ``monkeypatch``.
     """
-    patch.setattr(kernels, "_engine_of", lambda args, policy, local: CopyingEngine(local))
+    patch.setattr(kernels, "server_engine", lambda args, policy, local: CopyingEngine(local))
     draw_by_thread(patch)
     patch.setattr(SamplingOptions, "engine_has_own_weights", True)

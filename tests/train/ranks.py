@@ -17,7 +17,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from copying_engine import CopyingEngine
-from every_loss import run_every_loss
+from every_loss import run_every_loss, with_engine
 from every_target import run_every_target
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerCallback
@@ -220,7 +220,7 @@ def run_ahead(environment: dict[str, str], log: str, checkpoint: str, data: str,
     """One process of a run whose engine has weights of its own."""
     begin(environment, log)
     SamplingOptions.engine_has_own_weights = True
-    kernels._engine_of = by_prompt_with_own_weights
+    kernels.server_engine = by_prompt_with_own_weights
     args = parse_args([f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags])
     trainer = GRPOTrainer(args=args, reward_funcs=[vowels])
     if output.endswith("killed") and args.resume == "never":
@@ -258,12 +258,12 @@ def run(environment: dict[str, str], log: str, checkpoint: str, data: str, outpu
     trainer = GRPOTrainer(args=args, reward_funcs=[alike if "alike" in output else vowels])
     if "by_prompt" in output:
         engine = EngineByPrompt(trainer.processing_class.tokenizer, trainer.model)
-        trainer.collector = replace(trainer.collector, engine=engine)
+        with_engine(trainer, engine)
     if "stops_apart" in output:
         engine = EngineThatStopsApart(
             trainer.processing_class.tokenizer, trainer.model, args.process_index, args.rollout_token_budget
         )
-        trainer.collector = replace(trainer.collector, engine=engine)
+        with_engine(trainer, engine)
     if "watched" in output:
         tower.PIECE = 16
         watch = WeightsThatAreHere(trainer.model)

@@ -40,9 +40,9 @@ def test_loss_and_gradient_are_those_of_the_trainer(family, make_trainer, tiny_c
     policy = loop.Policy(checkpoint, torch.device("cpu"))
     policy.model.train()
     policy.engine = Sampled(trainer.step.experiences[0].rollout)
-    collector = trainer.collector
+    sample = trainer.answer.sample
     output, _, rewards = loop.grpo_loss(
-        policy, batch, collector.rubric, trainer.objective, collector.params, collector.group_size, seed=0
+        policy, batch, trainer.rewards, trainer.objective, sample.params, sample.group_size, seed=0
     )
     output.loss.backward()
     assert torch.equal(rewards.total, trainer.step.experiences[0].rewards.total) and rewards.total.std() > 0

@@ -125,7 +125,8 @@ def test_log_probs_that_are_not_finite_end_a_run(shared_prefix, in_sampling, mak
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
     if in_sampling:  # no loss shows it to an evaluation
         with pytest.raises(FloatingPointError, match="log-probs of sampled tokens are NaN"):
-            trainer.collector.complete(trainer.model, [trainer.data_collator([trainer.train_dataset[0]])["prompts"]], 2)
+            batch = trainer.data_collator([trainer.train_dataset[0]])["prompts"]
+            trainer.answer.complete([batch], 2, trainer.step_context())
 
 
 def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps():
