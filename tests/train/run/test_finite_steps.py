@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.train.test_step import stand_in as step_stand_in
 from torch import nn
 from transformers import TrainerCallback
 
 from qwenvl.runlog import read_metrics, read_rollouts
 from qwenvl.step.meter import Meter
 from qwenvl.train.run.finite_steps import FiniteSteps, nonfinite
+from tests.step.made import nothing
 from tests.train.conftest import turns
 from tests.train.test_distributed import launch, weights
 
@@ -104,7 +104,7 @@ def finite_steps(**settings) -> tuple[FiniteSteps, SimpleNamespace, Meter]:
 )
 def test_the_fourth_in_a_row_ends_the_run(iterations, bad, ends):
     """Steps on the same completions count as one: they fail together where the completions are what fails."""
-    (steps, journal, _), model, batch = finite_steps(num_iterations=iterations), nn.Linear(2, 1), step_stand_in().batch
+    (steps, journal, _), model, batch = finite_steps(num_iterations=iterations), nn.Linear(2, 1), nothing().batch
     with pytest.raises(FloatingPointError, match=rf"^step {ends}: .*3 steps in a row were left out before it"):
         for step in range(1, 21):
             journal.trained_on = [(batch, math.nan if step in bad else 0.5, {"loss/policy": math.nan})]
@@ -131,7 +131,7 @@ def test_log_probs_that_are_not_finite_end_a_run(shared_prefix, in_sampling, mak
 
 def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps():
     """Its steps are not counted. Of one whose loss is not finite, the gradients become what it leaves out by itself."""
-    (steps, journal, meter), model, stand_in = finite_steps(fp16=True), nn.Linear(2, 1), step_stand_in()
+    (steps, journal, meter), model, stand_in = finite_steps(fp16=True), nn.Linear(2, 1), nothing()
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
 
     def step(number: int, gradient: float, loss: float) -> float:
