@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
-from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood, LikelihoodKernel
+from qwenvl.model.logprobs import EntropyUse, Extras, Likelihood, LikelihoodKernel
 from qwenvl.model.sharding import sharded_modules
 from qwenvl.model.vision_tower import blank_vision
 from qwenvl.types import RolloutBatch
@@ -53,13 +53,13 @@ class CompletionLikelihood:
         *,
         whole: PromptInputs | None = None,
         entropy: EntropyUse = "none",
-        comparison: Comparison | None = None,
+        extras: Extras | None = None,
     ) -> Likelihood:
         """Log-probs and entropies of completions (``ids`` and ``mask``, N x T). See ``LikelihoodKernel``."""
         if self.needs_media:
             prompts = blank_vision(model, prompts, encoded=self.media_are_features)
         chunk = self.logit_chunk_tokens
-        if comparison is not None and comparison.states is not None:
+        if extras is not None and extras.states is not None:
             chunk = max(1, chunk // 2)  # the logits of two models exist at a time
         with self.autocast():
             return self.kernel(
@@ -71,7 +71,7 @@ class CompletionLikelihood:
                 logit_chunk_tokens=chunk,
                 entropy=entropy,
                 whole=whole,
-                comparison=comparison,
+                extras=extras,
             )
 
     def of_rollout(
@@ -81,7 +81,7 @@ class CompletionLikelihood:
         rollout: RolloutBatch,
         *,
         entropy: EntropyUse = "none",
-        comparison: Comparison | None = None,
+        extras: Extras | None = None,
     ) -> Likelihood:
         """The same for completions that were sampled, with what tools have appended to them."""
         return self(
@@ -91,7 +91,7 @@ class CompletionLikelihood:
             rollout.completion_mask,
             whole=rollout.whole,
             entropy=entropy,
-            comparison=comparison,
+            extras=extras,
         )
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood
+from qwenvl.model.logprobs import EntropyUse, Extras, Likelihood
 from qwenvl.model.reference import Reference
 from qwenvl.step.likelihood import CompletionLikelihood
 from qwenvl.step.parity import ParityCheck
@@ -51,12 +51,12 @@ class Logprobs:
         Raises:
             ParityError: sampler and trainer disagree about the same tokens (``check_parity``).
         """
-        scores, comparison = None, None
+        scores, extras = None, None
         if self.teacher is not None:
             scores = self.teacher.scores(experience, known, step)
-            comparison = self.teacher.comparison(model, scores, fresh=known is None)
+            extras = self.teacher.extras(model, scores, fresh=known is None)
         with step.meter.time("time/logp_s"):
-            policy = self.of_policy(model, experience, entropy, comparison)
+            policy = self.of_policy(model, experience, entropy, extras)
             if known is None:
                 fixed = self._fixed(experience, policy, scores, step)
             else:
@@ -68,11 +68,11 @@ class Logprobs:
         model: nn.Module,
         experience: Experience,
         entropy: EntropyUse = "none",
-        comparison: Comparison | None = None,
+        extras: Extras | None = None,
     ) -> Likelihood:
         """N x T log-probs and entropies of a model on the policy's prompts, with gradient in grad mode."""
         return self.likelihood.of_rollout(
-            model, experience.prompts, experience.rollout, entropy=entropy, comparison=comparison
+            model, experience.prompts, experience.rollout, entropy=entropy, extras=extras
         )
 
     def of_reference(self, experience: Experience) -> Tensor | None:

@@ -19,7 +19,7 @@ from qwenvl.data.chat import TURN_END
 from qwenvl.data.views import View
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
-from qwenvl.model.logprobs import Comparison, Likelihood
+from qwenvl.model.logprobs import Extras, Likelihood
 from qwenvl.model.positions import first_positions
 from qwenvl.model.sharding import is_partitioned, sharded_modules, whole_weights
 from qwenvl.model.vision_tower import grey_media
@@ -71,8 +71,8 @@ class Teacher:
         with step.meter.time("time/teacher_s"), self.model() as model:
             prompts, whole, blind = self._inputs(model, experience, step)
             rollout = replace(experience.rollout, whole=whole)
-            kept = Comparison(keep_states=self.bound is None)
-            found = self.likelihood.of_rollout(model, prompts, rollout, comparison=kept)
+            kept = Extras(keep_states=self.bound is None)
+            found = self.likelihood.of_rollout(model, prompts, rollout, extras=kept)
             weights = None
             if blind is not None:
                 grey_prompts, grey_whole = blind
@@ -106,17 +106,17 @@ class Teacher:
                 grey_whole = None if whole is None else grey_media(model, whole, scales, encoded=are_features)
         return prompts, whole, (grey_prompts, grey_whole)
 
-    def comparison(self, policy: nn.Module, scores: TeacherScores, *, fresh: bool) -> Comparison | None:
+    def extras(self, policy: nn.Module, scores: TeacherScores, *, fresh: bool) -> Extras | None:
         """What the policy's pass has to compute. None: log-probs alone.
 
         Args:
             fresh: the policy was not trained on the completions yet.
         """
         if scores.states is None:
-            return Comparison() if fresh else None
+            return Extras() if fresh else None
         with self.model() as model:
             own, head = (unwrap(each).get_output_embeddings() for each in (policy, model))
-        return Comparison(states=scores.states, head=None if head is own else head)
+        return Extras(states=scores.states, head=None if head is own else head)
 
     def advantages(
         self, experience: Experience, scores: TeacherScores, policy: Likelihood, old_logprobs: Tensor, meter: Meter
