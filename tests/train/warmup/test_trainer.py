@@ -53,7 +53,7 @@ class Several:
 
 def stock_losses(model, trainer, inputs) -> list[tuple[torch.Tensor, int, float]]:
     """For each target of a batch: its cross-entropy by the stock model's logits, its tokens, and its loss by labels."""
-    prompts, losses = trainer.build_inputs(inputs["prompts"]), []
+    prompts, losses = trainer.encode.build_inputs(inputs["prompts"]), []
     size = len(inputs["target_ids"]) // len(prompts)
     for n, (ids, mask) in enumerate(zip(inputs["target_ids"], inputs["target_mask"], strict=True)):
         if not mask.any():
