@@ -29,6 +29,7 @@ FLOORS = {
     "failure": 0,
     "child": 0,
     "health": 0,
+    "console": 0,
     "rewards": 1,
     "grpo": 1,
     "plan": 1,

@@ -8,10 +8,10 @@ from contextlib import redirect_stdout
 from typing import Any, TypeVar
 
 from qwenvl.config.flags import FlagParser
+from qwenvl.console import ends_at_ctrl_c, say
 from qwenvl.failure import tell, tells_errors_once
 from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError
-from qwenvl.train.display.console import ends_at_ctrl_c, say
 
 Request = TypeVar("Request")
 
@@ -55,8 +55,8 @@ def run_command(
     command = f"qwenvl {name}"
     with tells_errors_once(), ends_at_ctrl_c(command):
         say(f"{command}: loading PyTorch and transformers")  # which takes seconds
+        from qwenvl.console import settle_output
         from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
-        from qwenvl.train.display.console import settle_output
         from qwenvl.train.run.failures import told_in_one_line
         from qwenvl.train.run.lock import RunFolderError
 

@@ -16,6 +16,7 @@ from typing import Any
 from accelerate.utils import gather_object, wait_for_everyone
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import say
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
@@ -39,7 +40,6 @@ from qwenvl.runlog import (
     read_samples,
 )
 from qwenvl.train.assemble import build_dataset
-from qwenvl.train.display.console import say
 from qwenvl.train.journal import rollout_rows
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import shows_bars
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import PromptOptions, SampleOptions
@@ -31,7 +32,6 @@ from qwenvl.step.types import Sampled, Scored, Stage, StepContext
 from qwenvl.tools.functions import schemas_of
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.train.assemble import loaded_model
-from qwenvl.train.display.console import shows_bars
 from qwenvl.train.evaluation import in_budget
 from qwenvl.types import TOTAL, BadSample, PromptBatch, Record, RewardBatch, RolloutBatch
 

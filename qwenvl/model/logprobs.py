@@ -256,47 +256,10 @@ def selected_logprobs(
             computed and the result is 0.0.
     """
     head = unwrap(model).get_output_embeddings()
-    logits_of = head.forward
-
-    def at_temperature(logits: Tensor) -> Tensor:
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-
-    columns = HeadColumns.of(entropy, extras)
-
-    def chunk(hidden: Tensor, wanted: Tensor, teacher: Tensor) -> Tensor:
-        logits = at_temperature(logits_of(hidden))
-        normaliser = logits.logsumexp(1)
-        logprobs = logits.gather(1, wanted[:, None])[:, 0] - normaliser
-        divergences = entropies = top = states = None
-        if extras is not None and extras.states is not None:
-            with torch.no_grad():  # states are kept in float32, and heads are in half precision where no autocast is
-                if extras.head is None:
-                    theirs = logits_of(teacher.to(hidden.dtype))
-                else:
-                    theirs = extras.head(teacher.to(extras.head.weight.dtype))
-                theirs = at_temperature(theirs)
-            divergences = reverse_kl(logits, theirs)
-        # Last: the backward pass recomputes a chunk only as far as gradients need it.
-        if columns.entropies:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "trained"):
-                entropies = entropy_of(logits, normaliser)
-        if columns.top:
-            top = logits.argmax(1).to(logits.dtype)
-        if columns.states:
-            states = hidden.to(logits.dtype)
-        return columns.stack(Likelihood(logprobs, entropies, divergences, top, states))
+    of_tokens = _HeadOfTokens(head.forward, temperature, chunk_tokens, entropy, extras)
 
     def forward(hidden: Tensor) -> Tensor:
-        if hidden.shape[:-1] != targets.shape:
-            raise ValueError(f"expected hidden states of {tuple(targets.shape)} tokens, got {tuple(hidden.shape[:-1])}")
-        wanted = targets[mask]
-        # Without a teacher any tensor of K rows stands in: it is not read.
-        teacher = extras.states if extras is not None and extras.states is not None else wanted
-        pieces = zip(
-            hidden[mask].split(chunk_tokens), wanted.split(chunk_tokens), teacher.split(chunk_tokens), strict=True
-        )
-        parts = [checkpoint(chunk, *piece, use_reentrant=False) for piece in pieces]
-        return spread_out(torch.cat(parts), mask)
+        return of_tokens(hidden, targets, mask)
 
     wrapped = head.__dict__.get("forward")  # set by accelerate's hooks on offloaded models
     head.forward = forward
@@ -307,3 +270,61 @@ def selected_logprobs(
             del head.forward
         else:
             head.forward = wrapped
+
+
+@dataclass(frozen=True)
+class _HeadOfTokens:
+    """A head that is called on chosen tokens, some at a time, and says of each what ``HeadColumns`` names.
+
+    Attributes:
+        logits_of: the head, from hidden states to logits.
+        temperature, chunk_tokens, entropy, extras: as ``selected_logprobs`` takes them.
+    """
+
+    logits_of: Callable[[Tensor], Tensor]
+    temperature: float
+    chunk_tokens: int
+    entropy: EntropyUse
+    extras: Extras | None
+
+    def __call__(self, hidden: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        """rows x T x hidden -> rows x T x columns, 0 where the mask is False."""
+        if hidden.shape[:-1] != targets.shape:
+            raise ValueError(f"expected hidden states of {tuple(targets.shape)} tokens, got {tuple(hidden.shape[:-1])}")
+        wanted = targets[mask]
+        # Without a teacher any tensor of K rows stands in: it is not read.
+        teacher = wanted if self.extras is None or self.extras.states is None else self.extras.states
+        size = self.chunk_tokens
+        pieces = zip(hidden[mask].split(size), wanted.split(size), teacher.split(size), strict=True)
+        parts = [checkpoint(self._chunk, *piece, use_reentrant=False) for piece in pieces]
+        return spread_out(torch.cat(parts), mask)
+
+    def _chunk(self, hidden: Tensor, wanted: Tensor, teacher: Tensor) -> Tensor:
+        """K x hidden -> K x columns, for the K tokens ``wanted`` and, where they are asked for, a teacher's states."""
+        columns = HeadColumns.of(self.entropy, self.extras)
+        logits = self._at_temperature(self.logits_of(hidden))
+        normaliser = logits.logsumexp(1)
+        logprobs = logits.gather(1, wanted[:, None])[:, 0] - normaliser
+        divergences = entropies = top = states = None
+        if columns.divergences:
+            divergences = reverse_kl(logits, self._teacher_logits(hidden, teacher))
+        # Last: the backward pass recomputes a chunk only as far as gradients need it.
+        if columns.entropies:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.entropy == "trained"):
+                entropies = entropy_of(logits, normaliser)
+        if columns.top:
+            top = logits.argmax(1).to(logits.dtype)
+        if columns.states:
+            states = hidden.to(logits.dtype)
+        return columns.stack(Likelihood(logprobs, entropies, divergences, top, states))
+
+    @torch.no_grad()
+    def _teacher_logits(self, hidden: Tensor, teacher: Tensor) -> Tensor:
+        """Logits of a teacher's states, K x H. States are kept in float32, heads without autocast in half precision."""
+        other = None if self.extras is None else self.extras.head
+        if other is None:
+            return self._at_temperature(self.logits_of(teacher.to(hidden.dtype)))
+        return self._at_temperature(other(teacher.to(other.weight.dtype)))
+
+    def _at_temperature(self, logits: Tensor) -> Tensor:
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature

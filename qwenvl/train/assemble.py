@@ -17,6 +17,7 @@ from transformers import ProcessorMixin, set_seed
 from transformers.integrations import is_fsdp_enabled
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import say, settle_output
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.data.errors import RecordError
@@ -51,7 +52,6 @@ from qwenvl.step.kernels import Kernels, build_likelihood
 from qwenvl.step.pipeline import correctness_of, rubric_of
 from qwenvl.step.sample import Sample
 from qwenvl.step.teacher import Teacher
-from qwenvl.train.display.console import say, settle_output
 
 logger = logging.getLogger(__name__)
 

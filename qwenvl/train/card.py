@@ -17,13 +17,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import with_interval
 from qwenvl.data.saved_processor import SETTINGS_FILE, bounds_whole_clips
 from qwenvl.failure import counted
 from qwenvl.model.loading import unwrap
 from qwenvl.option import all_options, parse_row, row_text, was_set
 from qwenvl.rewards import Rubric
 from qwenvl.runlog import installed_versions
-from qwenvl.train.display.console import with_interval
 
 CARD = "README.md"
 METHOD = "GRPO"

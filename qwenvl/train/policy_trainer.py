@@ -19,6 +19,7 @@ from transformers import ProcessorMixin, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import say, settle_output
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import PromptOptions
@@ -33,7 +34,6 @@ from qwenvl.tools.functions import schemas_of
 from qwenvl.train.assemble import build_dataset, build_policy, build_reference, build_sampler
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
-from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.display.progress import display_closed
 from qwenvl.train.journal import Journal

@@ -13,6 +13,7 @@ from typing import Any
 
 from accelerate.utils import wait_for_everyone
 
+from qwenvl.console import say
 from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import frame_list
 from qwenvl.data.records.parse import ReadOptions
@@ -31,7 +32,6 @@ from qwenvl.rewards.functions.text import answer_of
 from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import SHAPING, TABLE, reading
 from qwenvl.runlog import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
-from qwenvl.train.display.console import say
 from qwenvl.types import Message, PromptBatch, Record, RolloutBatch
 from qwenvl.use.options import UseRequest
 

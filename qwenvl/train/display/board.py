@@ -21,10 +21,10 @@ from rich.table import Table
 from rich.text import Text
 from tqdm.auto import tqdm
 
+from qwenvl.console import evaluated, evaluation_lines, with_interval
 from qwenvl.report.run import is_phase
 from qwenvl.runlog import read_metrics
 from qwenvl.step.meter import Meter, peak_memory, phase_name
-from qwenvl.train.display.console import evaluated, evaluation_lines, with_interval
 from qwenvl.train.display.progress import Progress
 
 TITLES = {

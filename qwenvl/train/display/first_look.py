@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import say
 from qwenvl.data.records.parse import record_hints
 from qwenvl.data.records.record_file import spot_checked
-from qwenvl.train.display.console import say
 from qwenvl.types import Hint, Record
 
 COMPARED = 10_000  # records of a file that is not in memory. Of a larger one a few are compared

@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 
 from qwenvl.config.flags import FLAG_GROUPS, WARMUP_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
+from qwenvl.console import evaluated, say, with_interval
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.errors import DATA_ERRORS, place_of, told_to_the_user
 from qwenvl.data.options import PromptOptions
@@ -27,7 +28,6 @@ from qwenvl.runlog import RunLogError, read_metrics
 from qwenvl.tools.functions import schemas_of
 from qwenvl.train.assemble import build_dataset, build_policy, build_rewards, weight_dtype
 from qwenvl.train.callbacks import require_trackers
-from qwenvl.train.display.console import evaluated, say, with_interval
 from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.train.policy_trainer import PolicyTrainer

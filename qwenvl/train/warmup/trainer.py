@@ -16,6 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from qwenvl.config.grpo_config import WarmupConfig
 from qwenvl.config.own_options import STOP_STEPS
+from qwenvl.console import say
 from qwenvl.data.options import PromptOptions
 from qwenvl.grpo.loss import StepCounts
 from qwenvl.model.inputs import InputBuilder, PromptInputs
@@ -26,7 +27,6 @@ from qwenvl.rollout.turns import GrowingCompletion
 from qwenvl.step.encode import Encode
 from qwenvl.step.kernels import build_likelihood
 from qwenvl.train.card import describe_model
-from qwenvl.train.display.console import say
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.warmup.targets import TargetCollator, narrowed, targets_of
 from qwenvl.types import PromptBatch

@@ -3,7 +3,7 @@
 import sys
 import warnings
 
-from qwenvl.train.display.console import say, settle_output, shows_bars
+from qwenvl.console import say, settle_output, shows_bars
 
 
 def test_only_the_first_process_speaks(monkeypatch, capsys):
