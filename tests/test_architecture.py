@@ -30,6 +30,7 @@ FLOORS = {
     "child": 0,
     "health": 0,
     "console": 0,
+    "run_lock": 0,
     "rewards": 1,
     "grpo": 1,
     "plan": 1,

@@ -57,8 +57,8 @@ def run_command(
         say(f"{command}: loading PyTorch and transformers")  # which takes seconds
         from qwenvl.console import settle_output
         from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
+        from qwenvl.run_lock import RunFolderError
         from qwenvl.train.run.failures import told_in_one_line
-        from qwenvl.train.run.lock import RunFolderError
 
         settle_output()
         known = (*DATA_ERRORS, RewardError, RunLogError, RunFolderError)

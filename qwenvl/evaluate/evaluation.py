@@ -39,8 +39,8 @@ from qwenvl.runlog import (
     read_evaluation,
     read_samples,
 )
-from qwenvl.train.assemble import build_dataset
-from qwenvl.train.journal import rollout_rows
+from qwenvl.step.assemble import build_dataset
+from qwenvl.step.rows import rollout_rows
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 SHARED = tuple({each.name for each in fields(EvaluationSample)} & {each.name for each in fields(Rollout)})

@@ -48,13 +48,12 @@ from qwenvl.model.loading import base_of_adapter
 from qwenvl.rewards import RewardError, Rubric
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
+from qwenvl.run_lock import NAME
 from qwenvl.runlog import AS_IT_IS, Rollout, RunLog
-from qwenvl.step.answer import require_finite
+from qwenvl.step.answer import in_budget, require_finite
+from qwenvl.step.assemble import build_dataset, build_rewards, build_sampler, dataset_view
+from qwenvl.step.rows import rollout_rows
 from qwenvl.step.types import Scored
-from qwenvl.train.assemble import build_dataset, build_rewards, build_sampler, dataset_view
-from qwenvl.train.evaluation import in_budget
-from qwenvl.train.journal import rollout_rows
-from qwenvl.train.run.lock import NAME
 from qwenvl.types import TOTAL, BadSample, PromptBatch
 
 COMMAND = "qwenvl probe"

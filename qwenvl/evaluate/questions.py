@@ -20,12 +20,12 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
 from qwenvl.data.views import view_named
 from qwenvl.evaluate.settings import LOOK_CONTROLS, EvaluateOptions
+from qwenvl.grpo.diagnostics import clusters_by
 from qwenvl.model.vision_tower import GREY
 from qwenvl.rewards.functions.text import normalized, solution_of
 from qwenvl.runlog import AS_IT_IS
 from qwenvl.step.contrast import random_order
 from qwenvl.tools.toolbox import Toolbox
-from qwenvl.train.evaluation import clusters_by
 from qwenvl.types import BadSample, Message, Record, Sample
 
 BLOCK = 16

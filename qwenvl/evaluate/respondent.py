@@ -22,7 +22,8 @@ from qwenvl.model.loading import base_of_adapter, load_processor, with_adapter
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
-from qwenvl.step.answer import Answer
+from qwenvl.step.answer import Answer, in_budget
+from qwenvl.step.assemble import loaded_model
 from qwenvl.step.kernels import build_kernels
 from qwenvl.step.meter import Meter
 from qwenvl.step.pipeline import build_sample, with_contrast
@@ -31,8 +32,6 @@ from qwenvl.step.score import Score, ScoredGroups
 from qwenvl.step.types import Sampled, Scored, Stage, StepContext
 from qwenvl.tools.functions import schemas_of
 from qwenvl.tools.toolbox import Toolbox
-from qwenvl.train.assemble import loaded_model
-from qwenvl.train.evaluation import in_budget
 from qwenvl.types import TOTAL, BadSample, PromptBatch, Record, RewardBatch, RolloutBatch
 
 SECONDS_BETWEEN_LINES = 10.0

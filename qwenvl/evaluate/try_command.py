@@ -51,7 +51,7 @@ def ask(request: Request) -> dict[str, Any]:
     from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
     from qwenvl.model.loading import base_of_adapter
     from qwenvl.rewards import build_rubric
-    from qwenvl.train.assemble import build_rewards
+    from qwenvl.step.assemble import build_rewards
 
     config, options, record = request.config, request.options, request.record
     rubric = build_rubric() if options.solution is None else build_rewards(config, None, None)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from qwenvl.rollout.engine import SamplingParams
+from qwenvl.rollout.engine import SamplingParams, within_budget
 from qwenvl.step.sample import Sample
 from qwenvl.step.score import Score
 from qwenvl.step.types import EncodedPrompts, StepContext
@@ -64,3 +64,18 @@ def require_finite(rollouts: Sequence[RolloutBatch]) -> None:
             "the model's log-probs of sampled tokens are NaN or infinite: its weights are, or its logits overflow in "
             "this precision; evaluate an earlier checkpoint, or use --bf16 True or full precision in place of --fp16"
         )
+
+
+def in_budget(batches: Iterable[PromptBatch], *, new_tokens: int, budget: int | None) -> Iterator[list[PromptBatch]]:
+    """Consecutive batches that are sampled together. One that exceeds the budget alone is a group.
+
+    Args:
+        new_tokens: most that the completions of a prompt may have together.
+        budget: of prompts and completions, each prompt padded to the longest. None: each batch by itself.
+    """
+    return within_budget(
+        batches,
+        0 if budget is None else budget,
+        cost=lambda batch: batch.input_ids.shape[1] + new_tokens,
+        members=len,
+    )

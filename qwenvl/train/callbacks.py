@@ -26,9 +26,10 @@ from qwenvl.model.reference import Reference
 from qwenvl.option import was_set
 from qwenvl.rollout.options import LIVE_COMPLETIONS_EVERY
 from qwenvl.runlog import Rollout, read_metrics
+from qwenvl.step.rows import rollout_rows
 from qwenvl.train.display.board import LiveBoard
 from qwenvl.train.display.progress import ProgressLines
-from qwenvl.train.journal import Journal, rollout_rows
+from qwenvl.train.journal import Journal
 from qwenvl.train.run.resume import Resumed
 
 logger = logging.getLogger(__name__)

@@ -21,16 +21,17 @@ from qwenvl.grpo.loss import objective_of
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse
 from qwenvl.step.ahead import SampleAhead
-from qwenvl.step.answer import Answer
+from qwenvl.step.answer import Answer, in_budget
+from qwenvl.step.assemble import build_rewards, dataset_view
 from qwenvl.step.kernels import build_likelihood
 from qwenvl.step.logprobs import Logprobs
 from qwenvl.step.parity import ParityCheck
 from qwenvl.step.pipeline import build_pipeline, build_sample
 from qwenvl.step.score import Score
 from qwenvl.step.types import StepContext, TrainStep
-from qwenvl.train.assemble import build_rewards, build_teacher, dataset_view, distills_alone
+from qwenvl.train.assemble import build_teacher, distills_alone
 from qwenvl.train.callbacks import entropy_weight
-from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
+from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_prompts
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.types import PromptBatch
 

@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
@@ -20,8 +19,9 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import equal_groups, reward_std, unique_fraction
 from qwenvl.grpo.loss import LossOutput
 from qwenvl.rewards.functions.looking import answered_calls, looks_iou, readable_evidence
-from qwenvl.runlog import Rollout, RunLog
+from qwenvl.runlog import RunLog
 from qwenvl.step.meter import Meter
+from qwenvl.step.rows import rollout_rows
 from qwenvl.step.types import Experience, TrainStep
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
@@ -188,39 +188,3 @@ class Journal:
             self._meter.mean("prompt/tokens", int(mask.sum()))
             self._meter.mean("prompt/frames", sum(len(clip.indices) for clip in clips))
             self._meter.count("data/rescaled_clips", sum(clip.rescaled for clip in clips))
-
-
-def rollout_rows(
-    step: int,
-    split: str,
-    batch: PromptBatch,
-    rollout: RolloutBatch,
-    rewards: RewardBatch,
-    advantages: list[float] | None = None,
-) -> Iterator[Rollout]:
-    """The N completions as rows of the run folder."""
-    size = len(rollout.texts) // max(1, len(batch))
-    lengths, totals = rollout.completion_mask.sum(1).tolist(), rewards.totals()
-    for n, text in enumerate(rollout.texts):
-        record = batch.records[n // size]
-        yield Rollout(
-            step=step,
-            record_id=record.id,
-            sample=n % size,
-            prompt=tuple({"role": message.role, "text": message.text} for message in record.messages),
-            solution=record.solution,
-            completion=text,
-            tokens=lengths[n],
-            finish_reason=rollout.finish_reasons[n],
-            rewards={name: values[n] for name, values in zip(rewards.names, rewards.components, strict=True)},
-            total=totals[n],
-            advantage=None if advantages is None else advantages[n],
-            clips=tuple(batch.frames[n // size]),
-            images=record.images,
-            epoch=batch.epochs[n // size],
-            split=split,
-            where=record.where,
-            fitted=None if (fitted := batch.fitted[n // size]) is None else {"frames": fitted},
-            turns=() if rollout.turns is None else tuple(rollout.turns[n]),
-            evidence=() if rollout.turns is None else tuple(readable_evidence(record.fields)),
-        )

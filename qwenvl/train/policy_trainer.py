@@ -28,10 +28,12 @@ from qwenvl.data.saved_processor import PromptSettings, processor_as_trained
 from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.rollout.local import LocalEngine
+from qwenvl.run_lock import locked
+from qwenvl.step.assemble import build_dataset, build_sampler
 from qwenvl.step.kernels import build_kernels
 from qwenvl.step.meter import Meter, peak_memory
 from qwenvl.tools.functions import schemas_of
-from qwenvl.train.assemble import build_dataset, build_policy, build_reference, build_sampler
+from qwenvl.train.assemble import build_policy, build_reference
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
 from qwenvl.train.display.first_look import first_look, size_warnings
@@ -47,7 +49,6 @@ from qwenvl.train.run.checkpoints import (
 )
 from qwenvl.train.run.finite_steps import FiniteSteps
 from qwenvl.train.run.interruptions import begin_worker, interruptible, kill_workers
-from qwenvl.train.run.lock import locked
 from qwenvl.train.run.resume import Beginning, begin
 
 logger = logging.getLogger(__name__)

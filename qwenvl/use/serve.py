@@ -36,8 +36,8 @@ from qwenvl.files import require
 from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.rewards import build_rubric
 from qwenvl.rollout.local import SharedPrefixEngine
+from qwenvl.step.answer import in_budget
 from qwenvl.step.parity import HALF_PRECISION
-from qwenvl.train.evaluation import in_budget
 from qwenvl.types import PromptBatch, Record, RolloutBatch, SamplingParams
 from qwenvl.use.label import unframed
 from qwenvl.use.options import ChatOptions, UseRequest

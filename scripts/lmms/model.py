@@ -24,7 +24,7 @@ from qwenvl.evaluate.respondent import build_respondent, collator_of
 from qwenvl.evaluate.settings import record_of
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.functions.text import answer_of
-from qwenvl.train.journal import rollout_rows
+from qwenvl.step.rows import rollout_rows
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 

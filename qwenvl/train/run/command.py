@@ -24,15 +24,16 @@ from qwenvl.model.loading import MisfitError, load_processor, load_without_weigh
 from qwenvl.report.run import read_runs, trend
 from qwenvl.report.write import warnings
 from qwenvl.rewards import RewardError
+from qwenvl.run_lock import RunFolderError, locked
 from qwenvl.runlog import RunLogError, read_metrics
+from qwenvl.step.assemble import build_dataset, build_rewards, weight_dtype
 from qwenvl.tools.functions import schemas_of
-from qwenvl.train.assemble import build_dataset, build_policy, build_rewards, weight_dtype
+from qwenvl.train.assemble import build_policy
 from qwenvl.train.callbacks import require_trackers
 from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.failures import told_in_one_line
-from qwenvl.train.run.lock import RunFolderError, locked
 from qwenvl.train.run.resume import SettingsError, begin
 from qwenvl.train.warmup.targets import TargetCollator, narrowed, shown_targets, targets_of
 from qwenvl.train.warmup.trainer import WarmupTrainer

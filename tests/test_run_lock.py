@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from qwenvl.train.run.lock import NAME, RunFolderError, locked
+from qwenvl.run_lock import NAME, RunFolderError, locked
 
 HOLDS = """
 import os, sys, time
-from qwenvl.train.run.lock import locked
+from qwenvl.run_lock import locked
 with locked(sys.argv[1]):
     if os.fork() == 0:  # as workers of a loader are made: they outlive a killed parent for a while
         time.sleep(600)
