@@ -1,7 +1,7 @@
 """The lock of a run folder: two runs in one folder would mix their rows and their checkpoints.
 
 A POSIX record lock and not ``filelock``, whose flock is inherited by forks: after ``kill -9`` workers of a data loader
-would keep the folder locked for seconds, and a supervisor's restart would be refused (``test_run_lock.py`` has the case).
+would keep the folder locked for seconds, and a supervisor's restart would be refused (``test_run_lock.py`` tests it).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Any
 from transformers import TrainerState
 
 from qwenvl.model.sharding import whole_weights
-from qwenvl.rollout.ahead import AheadEngine
+from qwenvl.rollout.background import BackgroundEngine
 from qwenvl.rollout.engine import WeightsLostError, lost_together
 from qwenvl.step.sample import Sample, seed_of
 from qwenvl.step.types import EncodedPrompts, Sampled, StepContext
@@ -43,7 +43,7 @@ class SampleAhead:
     def __init__(
         self,
         now: Sample,
-        engine: AheadEngine,
+        engine: BackgroundEngine,
         *,
         depth: int,
         iterations: int,

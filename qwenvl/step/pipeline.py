@@ -21,7 +21,7 @@ from qwenvl.model.reference import Reference
 from qwenvl.model.sharding import LockStep
 from qwenvl.option import row_of
 from qwenvl.rewards import Rubric, build_rubric
-from qwenvl.rollout.ahead import AheadEngine
+from qwenvl.rollout.background import BackgroundEngine
 from qwenvl.rollout.engine import EngineWithWeights, RolloutEngine
 from qwenvl.step.ahead import SampleAhead
 from qwenvl.step.compare import Advantages, Compare, GroupAdvantages, no_advantages
@@ -168,7 +168,7 @@ def build_sample(
     )
 
 
-def background_engine(args: GRPOConfig, engine: RolloutEngine) -> AheadEngine:
+def background_engine(args: GRPOConfig, engine: RolloutEngine) -> BackgroundEngine:
     """The engine of ``--async_rollouts``, which samples in a thread.
 
     Raises:
@@ -180,12 +180,12 @@ def background_engine(args: GRPOConfig, engine: RolloutEngine) -> AheadEngine:
             f"--async_rollouts {args.async_rollouts}: {name} can't sample while the policy trains: take an engine "
             "with weights of its own, or leave it out"
         )
-    return AheadEngine(engine)
+    return BackgroundEngine(engine)
 
 
 def sampled_ahead(args: GRPOConfig, sample: Sample) -> SampleAhead:
     """The stage *sample* of ``--async_rollouts``."""
-    assert isinstance(sample.engine, AheadEngine)
+    assert isinstance(sample.engine, BackgroundEngine)
     return SampleAhead(
         sample,
         sample.engine,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from qwenvl.demo.tiny import make_processor
-from qwenvl.rollout import ahead, local, shared_sampling
+from qwenvl.rollout import background, local, shared_sampling
 from qwenvl.runlog import read_rollouts
 from qwenvl.step import encode as encode_stage
 from qwenvl.step import kernels
@@ -148,7 +148,7 @@ def test_looks_that_are_sampled_ahead_are_those_of_the_weights_of_the_request(
         trainers.append(make_trainer(**settings, output_dir=str(tmp_path / name)))
         trainers[-1].train()
         monkeypatch.setattr(CopyingEngine, "request", at_once)
-        monkeypatch.setattr(ahead, "tower_alone", lambda model: model)
+        monkeypatch.setattr(background, "tower_alone", lambda model: model)
     assert_same_run(*trainers)
     assert [row["async/staleness"] for row in logged(trainers[0])] == [0, 1, 2, 1]
     threads = [{thread for thread, _ in each.answer.sample.engine.engine.requests} for each in trainers]

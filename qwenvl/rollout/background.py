@@ -63,7 +63,7 @@ class PendingStep:
 Request = tuple[PendingStep, Callable[[], list[RolloutBatch]]]
 
 
-class AheadEngine:
+class BackgroundEngine:
     """Requests the completions of later steps from an engine with weights of its own, one after the other in a thread.
 
     The thread makes requests and nothing else: all that needs the policy or other processes is done in the main thread.
@@ -74,12 +74,12 @@ class AheadEngine:
         version: of its weights. None: it has none yet, or a script may have changed them.
 
     Example:
-        >>> ahead = AheadEngine(engine)
-        >>> ahead.sync(model, 0)
-        >>> ahead.ask(model, prompts, 8, params, seed=1)
-        >>> ahead.take(1)  # waits for them. The weights that sampled them:
+        >>> engine = BackgroundEngine(servers)
+        >>> engine.sync(model, 0)
+        >>> engine.ask(model, prompts, 8, params, seed=1)
+        >>> engine.take(1)  # waits for them. The weights that sampled them:
         0
-        >>> rollouts = ahead.sample(model, prompts, 8, params, seed=1)
+        >>> rollouts = engine.sample(model, prompts, 8, params, seed=1)
     """
 
     def __init__(self, engine: EngineWithWeights):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.rollout.ahead import AheadEngine
+from qwenvl.rollout.background import BackgroundEngine
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
 from qwenvl.types import RolloutBatch
 
@@ -61,7 +61,7 @@ class Held:
 def held():
     """An engine with the weights of step 0, which is to be asked ahead, and the one behind it."""
     engine = Held()
-    ahead = AheadEngine(engine)
+    ahead = BackgroundEngine(engine)
     ahead.sync(None, 0)
     yield ahead, engine
     for may in engine.may.values():
@@ -137,7 +137,7 @@ def test_what_was_asked_is_kept_in_a_file(held, tmp_path):
         ask(ahead, seed)
         engine.may[seed].set()
     ahead.save(tmp_path / "kept")
-    other = AheadEngine(Held())
+    other = BackgroundEngine(Held())
     other.load(tmp_path / "kept")
     assert other.waiting == 2
     assert other.take(1) == 0 and other.take(2**62 + 1) == 0
