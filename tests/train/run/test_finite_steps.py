@@ -157,9 +157,9 @@ def test_all_processes_leave_out_what_one_of_them_can_not_use(tiny_checkpoint, t
     """Only the loss of the second process is NaN, in the second of three steps. Gradients are finite."""
     data = tmp_path / "texts.json"
     data.write_text(json.dumps([{"id": str(n), "conversations": turns(f"What is {n}?", "(1)")} for n in range(4)]))
-    output = tmp_path / "nan_on_1"
+    output = tmp_path / "run"
     flags = {"on_nonfinite": "skip", "max_steps": 3, "grpo_sample_size": 2}
-    launch(2, tiny_checkpoint(initializer_range=0.1), data, output, **flags)
+    launch(2, tiny_checkpoint(initializer_range=0.1), data, output, how={"nan_on_1": True}, **flags)
     rows = [row for row in read_metrics(output) if "loss" in row]
     assert [row["nonfinite/skipped_steps"] for row in rows] == [0, 1, 0]
     trained = {row.step: row.where for row in read_rollouts(output)}

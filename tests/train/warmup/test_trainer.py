@@ -111,8 +111,9 @@ def divided(tiny_checkpoint, sop_data, tmp_path_factory):
     }
     start, flags = tiny_checkpoint(initializer_range=0.1), {"num_train_epochs": 1, "max_steps": -1, "max_grad_norm": 0}
     for name, (processes, split) in splits.items():
-        launch(processes, start, folder / "data.json", folder / name / "every_target", **flags, **split)
-    return {name: folder / name / "every_target" for name in splits}
+        how = {"trains": "every_target"}
+        launch(processes, start, folder / "data.json", folder / name, how=how, **flags, **split)
+    return {name: folder / name for name in splits}
 
 
 @pytest.mark.parametrize("split", ["8 x 1", "2 processes x 4"])
