@@ -297,7 +297,10 @@ class PromptBatch:
         return self._with_tensors(lambda tensor: tensor.pin_memory())
 
     def on(self, device: torch.device | str) -> PromptBatch:
-        """Return the same batch with all tensors on ``device``. By a ``to`` accelerate would move all drawn batches."""
+        """Return the same batch with all tensors on ``device``.
+
+        It is not named ``to``: accelerate calls ``.to`` on every batch that it prefetches.
+        """
         return self._with_tensors(lambda tensor: tensor.to(device))
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> PromptBatch:

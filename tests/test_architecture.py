@@ -32,6 +32,8 @@ FLOORS = {
     "health": 0,
     "versions": 0,
     "timeline": 0,
+    "console": 0,
+    "run_lock": 0,
     "rewards": 1,
     "grpo": 1,
     "plan": 1,
@@ -40,19 +42,20 @@ FLOORS = {
     "tools": 3,
     "rollout": 4,
     "config": 5,
-    "train": 6,
-    "doctor": 6,
-    "evaluate": 7,
-    "use": 8,
-    "demo": 8,
-    "cli": 8,
-    "__main__": 9,
+    "step": 6,
+    "train": 7,
+    "doctor": 7,
+    "evaluate": 8,
+    "use": 9,
+    "demo": 9,
+    "cli": 9,
+    "__main__": 10,
 }
 ASIDE = {  # rooms beside the stairs, and all that each may import
     "report": {"report", "runlog", "files", "health", "timeline", "types"},
     "vllm_server": {"vllm_server", "files", "types"},
 }
-DOORS_TO_ASIDE = {"report": (6, ""), "vllm_server": (4, "wire")}  # from which floor, and to what of the room
+DOORS_TO_ASIDE = {"report": (7, ""), "vllm_server": (4, "wire")}  # from which floor, and to what of the room
 OF_ANOTHER_ENVIRONMENT = {"vllm_server": {"vllm"}}  # what a room has where it runs
 FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for

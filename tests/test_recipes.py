@@ -7,7 +7,7 @@ import pytest
 from qwenvl.config.command_line import parse_args
 from qwenvl.data.dataset import load_dataset
 from qwenvl.rewards import reward_columns
-from qwenvl.train.assemble import build_rewards
+from qwenvl.step.assemble import build_rewards
 
 RECIPES = Path(__file__).resolve().parents[1] / "scripts" / "recipes"
 RECORDS = {  # the answer of a record, and the fields that its rewards read

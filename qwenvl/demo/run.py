@@ -265,10 +265,10 @@ def run_demo(demo: Demo) -> None:
     """
     from transformers.utils import logging as transformers_logging
 
+    from qwenvl.console import settle_output
     from qwenvl.doctor.report import add_pictures, make_report
     from qwenvl.evaluate import held_out
     from qwenvl.train import train_grpo
-    from qwenvl.train.display.console import settle_output
     from qwenvl.train.warmup import command as warmup
 
     settle_output()

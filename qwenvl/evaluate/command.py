@@ -8,13 +8,13 @@ from contextlib import redirect_stdout
 from typing import Any, Protocol, TypeVar
 
 from qwenvl.config.flags import FlagParser
+from qwenvl.console import ends_at_ctrl_c, settle_output
 from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
 from qwenvl.failure import tell, tells_errors_once
 from qwenvl.own_code import OwnCodeError
 from qwenvl.rewards import RewardError
+from qwenvl.run_lock import RunFolderError
 from qwenvl.runlog import RunLogError
-from qwenvl.train.display.console import ends_at_ctrl_c, settle_output
-from qwenvl.train.run.lock import RunFolderError
 
 Request = TypeVar("Request", covariant=True)
 

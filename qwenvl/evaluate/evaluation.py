@@ -18,6 +18,7 @@ from typing import Any
 from accelerate.utils import gather_object, wait_for_everyone
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import say
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
@@ -42,9 +43,8 @@ from qwenvl.runlog import (
     read_evaluation,
     read_samples,
 )
-from qwenvl.train.assemble import build_dataset
-from qwenvl.train.display.console import say
-from qwenvl.train.journal import rollout_rows
+from qwenvl.step.assemble import build_dataset
+from qwenvl.step.rows import rollout_rows
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 SHARED = tuple({each.name for each in fields(EvaluationSample)} & {each.name for each in fields(Rollout)})
@@ -165,17 +165,18 @@ class Evaluation:
         name, config, left_out = model.facts["name"], model.config, []
         blocks = [[*own] for block in blocks for _, own in groupby(block, key=itemgetter(0))]  # one control in each
         samples = QuestionSamples(model.dataset, self.questions, config.seed)
-        asked, collector = build_respondent(config, model.collator, self.rubric)
-        collector = replace(collector, process=0)  # so that draws do not depend on the process
+        # Draws do not depend on the process: each of them takes process 0.
+        respondent = build_respondent(config, model.collator, self.rubric, process=0)
+        toolbox = respondent.sample.toolbox
         count = self.request.options.samples
-        for [(control, _), *_], bad, batches in in_blocks(collector, samples, blocks, model.collator, count, name):
+        for [(control, _), *_], bad, batches in in_blocks(respondent, samples, blocks, model.collator, count, name):
             for each in bad:
                 where = {"doc_id": each.record.index, "where": each.record.where, "error": each.error}
                 left_out.append({"model": name, "control": control, **where})
-            if collector.toolbox is not None:
-                collector = replace(collector, toolbox=toolbox_under(control, collector.toolbox, config.seed))
+            if toolbox is not None:
+                respondent = respondent.with_toolbox(toolbox_under(control, toolbox, config.seed))
             for together in batches:
-                for batch, answer in zip(together, collector.answer(asked, together, count), strict=True):
+                for batch, answer in zip(together, respondent.scored_answers(together, count), strict=True):
                     self.log.log(self._rows(name, control, batch, *answer))
         return left_out
 

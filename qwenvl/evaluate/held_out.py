@@ -30,9 +30,9 @@ def _run(request: Request) -> str:
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.evaluate.evaluation import Evaluation
     from qwenvl.evaluate.results import table
+    from qwenvl.run_lock import locked
     from qwenvl.runlog import NUMBERS
-    from qwenvl.train.assemble import build_rewards
-    from qwenvl.train.run.lock import locked
+    from qwenvl.step.assemble import build_rewards
 
     process = request.config.process_index
     with locked(request.options.output_dir, process):

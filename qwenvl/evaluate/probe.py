@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(request: Request) -> str:
     from qwenvl.evaluate.probing import NUMBERS, judged, probe, table
-    from qwenvl.train.run.lock import locked
+    from qwenvl.run_lock import locked
 
     folder = request.options.output_dir
     with nullcontext() if folder is None else locked(folder):

@@ -7,12 +7,10 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from torch.utils.data import DataLoader
 
 from qwenvl.config.command_line import changed_flags
@@ -22,7 +20,14 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, told_to_the_user
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.evaluate.questions import EVIDENCE, Questions, QuestionSamples
-from qwenvl.evaluate.respondent import build_respondent, collator_of, loader_of, pass_reward, with_progress
+from qwenvl.evaluate.respondent import (
+    Respondent,
+    build_respondent,
+    collator_of,
+    loader_of,
+    pass_reward,
+    with_progress,
+)
 from qwenvl.evaluate.results import (
     PASSES,
     Answers,
@@ -44,13 +49,12 @@ from qwenvl.model.loading import base_of_adapter
 from qwenvl.rewards import RewardError, Rubric
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
+from qwenvl.run_lock import NAME
 from qwenvl.runlog import AS_IT_IS, Rollout, RunLog
-from qwenvl.train.assemble import build_dataset, build_rewards, build_sampler, check_view, dataset_view
-from qwenvl.train.collect.collector import Collector, require_finite
-from qwenvl.train.evaluation import in_budget
-from qwenvl.train.journal import rollout_rows
-from qwenvl.train.run.lock import NAME
-from qwenvl.train.step import Experience
+from qwenvl.step.answer import in_budget, require_finite
+from qwenvl.step.assemble import build_dataset, build_rewards, build_sampler, check_view, dataset_view
+from qwenvl.step.rows import rollout_rows
+from qwenvl.step.types import Scored
 from qwenvl.types import TOTAL, BadSample, PromptBatch
 
 COMMAND = "qwenvl probe"
@@ -90,36 +94,34 @@ def probe(request: Request) -> dict[str, Any]:
         collator = collator_of(config)
         dataset, keys = _first_prompts(config, rubric, collator, options.limit)
         spans = _evidence_loaders(config, dataset, keys, collator) if config.tools else {}
-        model, collector = build_respondent(config, collator, rubric)
-        path = config.teacher_path
-        teacher, as_teacher = (model, collector) if path is None else build_respondent(config, collator, rubric, path)
+        respondent = teacher = build_respondent(config, collator, rubric, group_size=samples)
+        if config.teacher_path is not None:
+            teacher = build_respondent(config, collator, rubric, config.teacher_path, group_size=samples)
     if log is not None:  # what an earlier probe wrote is replaced
         (log.folder / NUMBERS).unlink(missing_ok=True)
         log.begin()
         log.write_config({**config.to_dict(), "command": COMMAND})
-    collector, as_teacher = (replace(each, group_size=samples) for each in (collector, as_teacher))
     began = time.perf_counter()
     loader = loader_of(dataset, keys, collator, config)
-    prompts, left_out, taught = _sample(collector, model, loader, SPLIT, log, question, (as_teacher, teacher))
+    prompts, left_out, taught = _sample(respondent, loader, SPLIT, log, question, teacher)
     if not prompts:
         raise RecordError(f"all {len(keys)} records were left out; the first: {left_out[0].error}")
     numbers = numbers_of(question, prompts, left_out, time.perf_counter() - began, taught)
     if spans:
-        plain = replace(collector, toolbox=None)
-        overview, span = (_sample(plain, model, each, split, log, question)[0] for split, each in spans.items())
+        plain = respondent.with_toolbox(None)
+        overview, span = (_sample(plain, each, split, log, question)[0] for split, each in spans.items())
         numbers["looks"] = worth_of_looks(overview, span, question["pass_by"])
     rubric.close()
     return numbers
 
 
 def _sample(
-    collector: Collector,
-    model: nn.Module,
+    respondent: Respondent,
     loader: DataLoader,
     split: str,
     log: RunLog | None,
     question: dict[str, Any],
-    teacher: tuple[Collector, nn.Module] | None = None,
+    teacher: Respondent | None = None,
 ) -> tuple[list[Answers], list[BadSample], list[Answers]]:
     """The completions of each prompt, written as they come, and the records that were left out.
 
@@ -137,21 +139,20 @@ def _sample(
             if len(inputs["prompts"]):
                 yield inputs["prompts"]
 
-    new_tokens = collector.group_size * collector.params.max_new_tokens
-    for batches in in_budget(whole(), new_tokens=new_tokens, budget=collector.args.rollout_token_budget):
-        experiences = collector.collect(model, batches)
-        require_finite([each.rollout for each in experiences])
-        answers = [*chain.from_iterable(_answers_of(each, split, question) for each in experiences)]
+    new_tokens = respondent.sample.group_size * respondent.sample.params.max_new_tokens
+    for batches in in_budget(whole(), new_tokens=new_tokens, budget=respondent.config.rollout_token_budget):
+        groups = respondent.groups(batches)
+        require_finite([each.rollout for each in groups])
+        answers = [*chain.from_iterable(_answers_of(each, split, question) for each in groups)]
         if log is not None:
             log.log_rollouts(row for each in answers for row in each.rows)
         prompts += answers
         if teacher is not None and (seen := [each.teacher for each in batches if each.teacher]):
-            experiences = teacher[0].collect(teacher[1], seen)
-            taught += chain.from_iterable(_answers_of(each, split, question) for each in experiences)
+            taught += chain.from_iterable(_answers_of(each, split, question) for each in teacher.groups(seen))
     return prompts, left_out, taught
 
 
-def _answers_of(sampled: Experience, split: str, question: dict[str, Any]) -> Iterator[Answers]:
+def _answers_of(sampled: Scored, split: str, question: dict[str, Any]) -> Iterator[Answers]:
     batch = sampled.batch
     rows = list(rollout_rows(0, split, batch, sampled.rollout, sampled.rewards))
     for p, tokens in enumerate(batch.attention_mask.sum(1).tolist()):

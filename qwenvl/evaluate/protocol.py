@@ -22,7 +22,7 @@ from qwenvl.model.loading import base_of_adapter
 from qwenvl.model.positions import position_rule
 from qwenvl.rewards import Rubric
 from qwenvl.runlog import AS_IT_IS, hash_of, installed_versions
-from qwenvl.train.assemble import weight_dtype
+from qwenvl.step.assemble import weight_dtype
 
 _PIECES, _PIECE = 64, 65536  # of a weight file: how many are hashed, and their bytes
 _NUMERICS = {

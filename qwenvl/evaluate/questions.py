@@ -15,18 +15,18 @@ from itertools import chain, islice
 import torch
 from torch.utils.data import Dataset
 
+from qwenvl.console import say
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
 from qwenvl.data.views import view_named
 from qwenvl.evaluate.options import LOOK_CONTROLS, EvaluateOptions
+from qwenvl.grpo.diagnostics import clusters_by
 from qwenvl.model.vision_tower import GREY
 from qwenvl.rewards.functions.text import normalized, solution_of
 from qwenvl.runlog import AS_IT_IS
+from qwenvl.step.contrast import random_order
 from qwenvl.tools.toolbox import Toolbox
-from qwenvl.train.collect.contrast import random_order
-from qwenvl.train.display.console import say
-from qwenvl.train.evaluation import clusters_by
 from qwenvl.types import BadSample, Message, Record, Sample
 
 BLOCK = 16

@@ -4,43 +4,97 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
-from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import shows_bars
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.evaluate.options import PassOptions
-from qwenvl.model.loading import base_of_adapter, load_processor, unwrap, with_adapter
+from qwenvl.model.loading import base_of_adapter, load_processor, with_adapter
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
-from qwenvl.rollout.engine import EngineWithWeights
+from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
+from qwenvl.step.answer import Answer, in_budget
+from qwenvl.step.assemble import loaded_model
+from qwenvl.step.kernels import build_kernels
+from qwenvl.step.meter import Meter
+from qwenvl.step.pipeline import build_sample, with_contrast
+from qwenvl.step.sample import Sample
+from qwenvl.step.score import Score, ScoredGroups
+from qwenvl.step.types import Sampled, Scored, Stage, StepContext
 from qwenvl.tools.functions import schemas_of
-from qwenvl.train.assemble import build_collector, loaded_model
-from qwenvl.train.collect.collector import Collector
-from qwenvl.train.display.console import shows_bars
-from qwenvl.train.evaluation import in_budget
-from qwenvl.train.fast_paths import build_paths
-from qwenvl.train.meter import Meter
-from qwenvl.types import TOTAL, BadSample, PromptBatch, Record
+from qwenvl.tools.toolbox import Toolbox
+from qwenvl.types import TOTAL, BadSample, PromptBatch, Record, RewardBatch, RolloutBatch
 
 SECONDS_BETWEEN_LINES = 10.0
 Item = TypeVar("Item")
 
 
+@dataclass(frozen=True)
+class Respondent:
+    """A frozen model with the stages that answer records: encode, sample, score.
+
+    Attributes:
+        config: the settings of training.
+        answer: completions and rewards for an evaluation.
+        score: the stage *score* of training, with the bonus of the temporal contrast where the flags ask for it.
+        step: what the stages read: the model, and the seed of draws.
+    """
+
+    config: GRPOConfig
+    answer: Answer
+    score: Stage[Sampled, Scored]
+    step: StepContext
+
+    @property
+    def sample(self) -> Sample:
+        """The stage *sample*."""
+        return self.answer.sample
+
+    def complete(
+        self, batches: Sequence[PromptBatch], size: int, params: SamplingParams | None = None
+    ) -> list[RolloutBatch]:
+        """``size`` completions per prompt, see ``Answer.complete``."""
+        return self.answer.complete(batches, size, self.step, params)
+
+    def scored_answers(self, batches: Sequence[PromptBatch], size: int) -> list[tuple[RolloutBatch, RewardBatch]]:
+        """``size`` completions per prompt with their rewards, see ``Answer``."""
+        return self.answer(batches, size, self.step)
+
+    def groups(self, batches: Sequence[PromptBatch]) -> Sequence[Scored]:
+        """The groups that training would sample for the prompts, with their rewards."""
+        return ScoredGroups(self.sample, self.score)(batches, self.step)
+
+    def with_toolbox(self, toolbox: Toolbox | None) -> Respondent:
+        """The same model, whose calls another toolbox answers. None: there are no tools."""
+        sample = replace(self.sample, toolbox=toolbox)
+        score = with_contrast(self.config, self.step.policy, sample, self.answer.score)
+        return replace(self, answer=Answer(sample, self.answer.score), score=score)
+
+
 def build_respondent(
-    config: GRPOConfig, collator: GRPOCollator, rubric: Rubric, path: str | None = None
-) -> tuple[nn.Module, Collector]:
-    """The frozen model ``path`` or ``config.model_name_or_path``, and the collector of a training run around it.
+    config: GRPOConfig,
+    collator: GRPOCollator,
+    rubric: Rubric,
+    path: str | None = None,
+    *,
+    process: int | None = None,
+    group_size: int | None = None,
+) -> Respondent:
+    """The frozen model ``path`` or ``config.model_name_or_path``, with the stages of a training run around it.
 
     Args:
         collator: of ``collator_of``.
+        process: the number that draws depend on. None: that of this process.
+        group_size: completions per prompt in ``Respondent.groups``. None: as in training.
 
     Raises:
         EngineLostError: the servers that the flags name can't be used.
@@ -49,13 +103,21 @@ def build_respondent(
     base = base_of_adapter(path)
     model = loaded_model(base or path, config, frozen=True)
     model = (model if base is None else with_adapter(model, path)).requires_grad_(False).to(config.device)
-    paths = build_paths(config, model, collator.processor)
+    kernels = build_kernels(config, model, collator.processor)
     accelerator = Accelerator(cpu=config.use_cpu, mixed_precision=config.mixed_precision)
-    meter = Meter(config.device)
-    collector = build_collector(config, paths, unwrap(model), collator, rubric, accelerator, meter)
-    if isinstance(paths.engine, EngineWithWeights):
-        paths.engine.sync(model, 0)
-    return model, collector
+    sample = build_sample(config, kernels, model, collator, accelerator, group_size=group_size)
+    score = Score(rubric)
+    step = StepContext(
+        policy=model,
+        wrapped=None,
+        version=0,  # a frozen model has the weights that it begins with
+        seed=config.seed,
+        process=config.process_index if process is None else process,
+        meter=Meter(config.device),
+    )
+    if isinstance(sample.engine, EngineWithWeights):
+        sample.engine.sync(model, step.version)
+    return Respondent(config, Answer(sample, score), with_contrast(config, model, sample, score), step)
 
 
 def collator_of(config: GRPOConfig) -> GRPOCollator:
@@ -84,10 +146,16 @@ def loader_of(dataset: Dataset, keys: Sequence[Any], collator: GRPOCollator, con
 
 
 def in_blocks(
-    collector: Collector, data: Dataset, blocks: Sequence[Sequence[Any]], collator: GRPOCollator, samples: int, name=""
+    respondent: Respondent,
+    data: Dataset,
+    blocks: Sequence[Sequence[Any]],
+    collator: GRPOCollator,
+    samples: int,
+    name: str = "",
 ) -> Iterator[tuple[Sequence[Any], list[BadSample], Iterator[list[PromptBatch]]]]:
     """Each block of keys, its records that cannot be read, and its prompts in batches that are sampled together."""
-    config, keys, new_tokens = collector.args, [*chain.from_iterable(blocks)], samples * collector.params.max_new_tokens
+    config, keys = respondent.config, [*chain.from_iterable(blocks)]
+    new_tokens = samples * respondent.sample.params.max_new_tokens
     loader = loader_of(data, keys, collator, config)
     prompts = with_progress((inputs["prompts"] for inputs in loader), len(keys), name)
     for block in blocks:

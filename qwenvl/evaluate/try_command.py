@@ -52,7 +52,7 @@ def ask(request: Request) -> dict[str, Any]:
     from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
     from qwenvl.model.loading import base_of_adapter
     from qwenvl.rewards import build_rubric
-    from qwenvl.train.assemble import build_rewards
+    from qwenvl.step.assemble import build_rewards
 
     config, options, record = request.config, request.options, request.record
     rubric = build_rubric() if options.solution is None else build_rewards(config, None, None)
@@ -64,11 +64,11 @@ def ask(request: Request) -> dict[str, Any]:
     sample = dataset_of([record], config, collator).load(record)
     batch = collator([sample])["prompts"]
     media = media_of(record, batch, collator.processor)
-    model, collector = build_respondent(config, collator, rubric)
+    respondent = build_respondent(config, collator, rubric)
     if options.solution is None:
-        [rollout], rewards = collector.complete(model, [batch], options.n), {}
+        [rollout], rewards = respondent.complete([batch], options.n), {}
     else:
-        [(rollout, scored)] = collector.answer(model, [batch], options.n)
+        [(rollout, scored)] = respondent.scored_answers([batch], options.n)
         rewards = scored.columns()
     rubric.close()
     ids = batch.input_ids[0].tolist()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from qwenvl.grpo.advantages import nanstd
 from qwenvl.health import SAME_REWARD
 
+Key = TypeVar("Key")
 RESAMPLES = 5000  # of the bootstrap: its ends then move by a few hundredths of the interval from seed to seed
 
 
@@ -119,3 +120,23 @@ def logprob_gap(sampler: Tensor, trainer: Tensor, mask: Tensor) -> tuple[float, 
         return 0.0, 0.0
     difference = torch.nan_to_num(difference, nan=math.inf)
     return difference.max().item(), difference.mean().item()
+
+
+def clusters_by(media: Mapping[Key, Sequence[str]]) -> dict[Key, str]:
+    """The cluster of each record, given its clips and images: records that share one, also through others, are in one.
+
+    Example:
+        >>> clusters_by({1: ["a"], 2: ["b", "c"], 3: ["c"], 4: ["a"]})
+        {1: 'a', 2: 'c', 3: 'c', 4: 'a'}
+    """
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            name = parent[name]
+        return name
+
+    for own in media.values():
+        for other in own[1:]:
+            parent[root(other)] = root(own[0])
+    return {key: root(own[0]) for key, own in media.items()}

@@ -100,12 +100,14 @@ class Objective:
     Attributes:
         ratio, limit, average: rows of ``RATIOS``, ``LIMITS`` and ``AVERAGES``.
         bounds: what the limit reads.
-        alpha, beta: weights of the policy term and of the KL term.
+        alpha, beta: weights of the policy term and of the KL term, by default those of ``--grpo_alpha``, which says
+            why, and ``--grpo_beta``.
         kl_estimator: a row of ``KL_ESTIMATORS``.
         kl_unbiased: multiply the KL of a token by its ratio, so that its gradient stays unbiased for completions of an
             older policy (DeepSeek-V3.2, arXiv:2512.02556).
         weighting: the weight of each token in the policy term.
-        entropy_coef: weight of the entropy bonus. None is without. 0 is without it in this step.
+        entropy_coef: weight of the entropy bonus. 0: no bonus.
+        entropy_coef_moves: ``entropy_target`` changes the weight, so it is logged in every step, also where it is 0.
         distill: weight of the exact KL to a teacher (``distill_kl full``).
         max_completion_length: ``generation_max_length``, which the average ``max_length`` divides by.
         about: what is special in it and when to take it, for the docs.
@@ -124,7 +126,8 @@ class Objective:
     kl_estimator: str = "k3"
     kl_unbiased: bool = False
     weighting: Weighting = field(default_factory=Weighting)
-    entropy_coef: float | None = None
+    entropy_coef: float = 0.0
+    entropy_coef_moves: bool = False
     distill: float = 0.0
     max_completion_length: int | None = None
     about: str = ""
@@ -166,7 +169,7 @@ class Objective:
             loss, metrics["loss/distill"] = loss + distilled, distilled.item()
         if inputs.entropies is not None:
             means["entropy"] = inputs.entropies.detach()
-            if self.entropy_coef is not None:
+            if self.entropy_coef or self.entropy_coef_moves:
                 bonus = -self.entropy_coef * over_tokens(inputs.entropies * mask, mask, counts, 1)
                 loss = loss + bonus if self.entropy_coef else loss
                 metrics["loss/entropy"], metrics["entropy_coef"] = bonus.item(), self.entropy_coef
@@ -264,7 +267,8 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objec
         kl_estimator=kl.name,
         kl_unbiased=kl.arguments.unbiased,
         weighting=Weighting(options.correction, weights.min, weights.max, arguments["off_policy_mask"]),
-        entropy_coef=options.entropy_coef or None,
+        entropy_coef=options.entropy_coef,
+        entropy_coef_moves=options.entropy_target is not None,
         max_completion_length=max_completion_length,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ be the same in float32 and in bfloat16, and with an entropy, measured or trained
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What a pass computes to compare two models on the same tokens: the likeliest token, and more.
+class Extras:
+    """What a pass computes besides, to hold two models against each other: the likeliest token, and more.
 
     Attributes:
         keep_states: return the hidden states that the head is called on.
@@ -52,7 +52,7 @@ class Likelihood(NamedTuple):
         entropies: N x T, of the distribution that a token is drawn from, in nats. 0.0 where the mask is False. None
             where they were not asked for.
         divergences: N x T, KL(model || teacher) in nats. None without a teacher's states.
-        top: N x T, the number of the likeliest token. None without a comparison.
+        top: N x T, the number of the likeliest token. None without ``Extras``.
         states: N x T x H, hidden states that the head is called on. None where they are not kept.
     """
 
@@ -61,6 +61,26 @@ class Likelihood(NamedTuple):
     divergences: Tensor | None = None
     top: Tensor | None = None
     states: Tensor | None = None
+
+
+class LikelihoodKernel(Protocol):
+    """The signature that the plain path, ``completion_likelihood``, and the path with shared prompts have."""
+
+    def __call__(
+        self,
+        model: torch.nn.Module,
+        prompts: PromptInputs,
+        completion_ids: Tensor,
+        completion_mask: Tensor,
+        *,
+        temperature: float,
+        logit_chunk_tokens: int,
+        entropy: EntropyUse = "none",
+        whole: PromptInputs | None = None,
+        extras: Extras | None = None,
+    ) -> Likelihood:
+        """See ``completion_likelihood``."""
+        ...
 
 
 def completion_likelihood(
@@ -73,7 +93,7 @@ def completion_likelihood(
     logit_chunk_tokens: int,
     entropy: EntropyUse = "none",
     whole: PromptInputs | None = None,
-    comparison: Comparison | None = None,
+    extras: Extras | None = None,
 ) -> Likelihood:
     """Log-probs and entropies of all completion tokens, of softmax(logits / temperature).
 
@@ -88,7 +108,7 @@ def completion_likelihood(
         logit_chunk_tokens: tokens whose logits exist at one time. ``tokens_within`` gives it for a memory budget.
         entropy: whether entropies are computed, from the same logits, and have a gradient.
         whole: the completions with what tools have appended to them. None: every token was sampled.
-        comparison: what to compute besides, to compare with another model. None: nothing.
+        extras: what to compute besides. None: nothing.
 
     Returns:
         float32 or the model's type if that is wider, with gradient in grad mode.
@@ -97,8 +117,10 @@ def completion_likelihood(
     if whole is None:
         whole = sampled_alone(prompts, completion_ids, completion_mask)
     prompt_length, rows = prompts.input_ids.shape[1], prompts.repeat(group_size).followed_by(whole)
-    settings = (temperature, logit_chunk_tokens, entropy, comparison)
-    with selected_logprobs(model, completion_ids, completion_mask, *settings):
+    columns = HeadColumns.of(entropy, extras)
+    with selected_logprobs(
+        model, completion_ids, completion_mask, temperature, logit_chunk_tokens, entropy=entropy, extras=extras
+    ):
         output = model(
             input_ids=rows.input_ids,
             attention_mask=rows.attention_mask,
@@ -108,7 +130,7 @@ def completion_likelihood(
             use_cache=False,
             **rows.vision(),
         )
-    return likelihood_of(output.logits, entropy, comparison)
+    return columns.unstack(output.logits)
 
 
 def sampled_alone(prompts: PromptInputs, completion_ids: Tensor, completion_mask: Tensor) -> PromptInputs:
@@ -127,13 +149,48 @@ completion_logprobs = logprobs_by(completion_likelihood)
 """The log-probs of ``completion_likelihood``, N x T. Its arguments but for ``entropy``."""
 
 
-def likelihood_of(columns: Tensor, entropy: EntropyUse, comparison: Comparison | None = None) -> Likelihood:
-    """From the head's output within ``selected_logprobs``."""
-    compared = comparison or Comparison()
-    there = {"logprobs": True, "divergences": compared.states is not None, "entropies": entropy != "none"}
-    names = [name for name, is_there in (there | {"top": comparison is not None}).items() if is_there]
-    found = dict(zip(names, columns[..., : len(names)].unbind(-1), strict=True))
-    return Likelihood(**found, states=columns[..., len(names) :] if compared.keep_states else None)
+@dataclass(frozen=True)
+class HeadColumns:
+    """What the head returns within ``selected_logprobs``: one number of each kind for a token, and its hidden state.
+
+    They leave the model as one tensor, in the place of logits, because wrappers of the model may hook its output.
+
+    Attributes:
+        divergences, entropies, top: whether there is such a column. That of the log-probs is always there.
+        states: whether hidden states follow the columns.
+    """
+
+    divergences: bool = False
+    entropies: bool = False
+    top: bool = False
+    states: bool = False
+
+    @classmethod
+    def of(cls, entropy: EntropyUse, extras: Extras | None) -> HeadColumns:
+        """The columns of a pass."""
+        return cls(
+            divergences=extras is not None and extras.states is not None,
+            entropies=entropy != "none",
+            top=extras is not None,
+            states=extras is not None and extras.keep_states,
+        )
+
+    def stack(self, found: Likelihood) -> Tensor:
+        """K tokens -> K x columns, in one type."""
+        columns = [found.logprobs, found.divergences, found.entropies, found.top]
+        stacked = torch.stack([column for column in columns if column is not None], dim=1)
+        return stacked if found.states is None else torch.cat([stacked, found.states], dim=1)
+
+    def unstack(self, stacked: Tensor) -> Likelihood:
+        """... x columns -> the values of each kind, ... each. It undoes ``stack``."""
+        numbers = 1 + self.divergences + self.entropies + self.top
+        following = iter(stacked[..., :numbers].unbind(-1))
+        logprobs = next(following)
+        divergences = next(following) if self.divergences else None
+        entropies = next(following) if self.entropies else None
+        top = next(following) if self.top else None
+        states = stacked[..., numbers:] if self.states else None
+        return Likelihood(logprobs, entropies=entropies, divergences=divergences, top=top, states=states)
 
 
 def spread_out(values: Tensor, mask: Tensor) -> Tensor:
@@ -185,12 +242,11 @@ def selected_logprobs(
     temperature: float,
     chunk_tokens: int,
     entropy: EntropyUse = "none",
-    comparison: Comparison | None = None,
+    extras: Extras | None = None,
 ) -> Iterator[None]:
     """Within it, the head of ``model`` returns the log-probs of ``targets`` in the place of logits.
 
-    They are rows x T x columns, which ``likelihood_of`` names: the first is the log-probs, then come entropies and what
-    a comparison needs. They leave the model with its output, which its wrappers may hook.
+    What it returns is rows x T x columns, which ``HeadColumns.unstack`` takes apart.
 
     The stock forward calls the head as ever, so that wrappers which gather or watch its weights go on working. The
     logits of only ``chunk_tokens`` tokens exist at a time. The backward pass recomputes them.
@@ -200,38 +256,10 @@ def selected_logprobs(
             computed and the result is 0.0.
     """
     head = unwrap(model).get_output_embeddings()
-    logits_of = head.forward
-
-    def at_temperature(logits: Tensor) -> Tensor:
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-
-    def chunk(hidden: Tensor, wanted: Tensor, teacher: Tensor) -> Tensor:
-        logits = at_temperature(logits_of(hidden))
-        normaliser = logits.logsumexp(1)
-        columns = [logits.gather(1, wanted[:, None])[:, 0] - normaliser]
-        if comparison is not None and comparison.states is not None:
-            with torch.no_grad():  # states are kept in float32, and heads are in half precision where no autocast is
-                other = comparison.head
-                theirs = other(teacher.to(other.weight.dtype)) if other else logits_of(teacher.to(hidden.dtype))
-                theirs = at_temperature(theirs)
-            columns.append(reverse_kl(logits, theirs))
-        # Last: the backward pass recomputes a chunk only as far as gradients need it.
-        if entropy != "none":
-            with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "trained"):
-                columns.append(entropy_of(logits, normaliser))
-        if comparison is not None:
-            columns.append(logits.argmax(1).to(logits.dtype))
-        found = torch.stack(columns, dim=1)
-        return torch.cat([found, hidden.to(logits.dtype)], 1) if comparison and comparison.keep_states else found
+    of_tokens = _HeadOfTokens(head.forward, temperature, chunk_tokens, entropy, extras)
 
     def forward(hidden: Tensor) -> Tensor:
-        if hidden.shape[:-1] != targets.shape:
-            raise ValueError(f"expected hidden states of {tuple(targets.shape)} tokens, got {tuple(hidden.shape[:-1])}")
-        tokens = (hidden[mask], targets[mask])
-        states = tokens[1] if comparison is None or comparison.states is None else comparison.states  # else not read
-        pieces = zip(*(each.split(chunk_tokens) for each in (*tokens, states)), strict=True)
-        parts = [checkpoint(chunk, *piece, use_reentrant=False) for piece in pieces]
-        return spread_out(torch.cat(parts), mask)
+        return of_tokens(hidden, targets, mask)
 
     wrapped = head.__dict__.get("forward")  # set by accelerate's hooks on offloaded models
     head.forward = forward
@@ -242,3 +270,61 @@ def selected_logprobs(
             del head.forward
         else:
             head.forward = wrapped
+
+
+@dataclass(frozen=True)
+class _HeadOfTokens:
+    """A head that is called on chosen tokens, some at a time, and says of each what ``HeadColumns`` names.
+
+    Attributes:
+        logits_of: the head, from hidden states to logits.
+        temperature, chunk_tokens, entropy, extras: as ``selected_logprobs`` takes them.
+    """
+
+    logits_of: Callable[[Tensor], Tensor]
+    temperature: float
+    chunk_tokens: int
+    entropy: EntropyUse
+    extras: Extras | None
+
+    def __call__(self, hidden: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        """rows x T x hidden -> rows x T x columns, 0 where the mask is False."""
+        if hidden.shape[:-1] != targets.shape:
+            raise ValueError(f"expected hidden states of {tuple(targets.shape)} tokens, got {tuple(hidden.shape[:-1])}")
+        wanted = targets[mask]
+        # Without a teacher any tensor of K rows stands in: it is not read.
+        teacher = wanted if self.extras is None or self.extras.states is None else self.extras.states
+        size = self.chunk_tokens
+        pieces = zip(hidden[mask].split(size), wanted.split(size), teacher.split(size), strict=True)
+        parts = [checkpoint(self._chunk, *piece, use_reentrant=False) for piece in pieces]
+        return spread_out(torch.cat(parts), mask)
+
+    def _chunk(self, hidden: Tensor, wanted: Tensor, teacher: Tensor) -> Tensor:
+        """K x hidden -> K x columns, for the K tokens ``wanted`` and, where they are asked for, a teacher's states."""
+        columns = HeadColumns.of(self.entropy, self.extras)
+        logits = self._at_temperature(self.logits_of(hidden))
+        normaliser = logits.logsumexp(1)
+        logprobs = logits.gather(1, wanted[:, None])[:, 0] - normaliser
+        divergences = entropies = top = states = None
+        if columns.divergences:
+            divergences = reverse_kl(logits, self._teacher_logits(hidden, teacher))
+        # Last: the backward pass recomputes a chunk only as far as gradients need it.
+        if columns.entropies:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.entropy == "trained"):
+                entropies = entropy_of(logits, normaliser)
+        if columns.top:
+            top = logits.argmax(1).to(logits.dtype)
+        if columns.states:
+            states = hidden.to(logits.dtype)
+        return columns.stack(Likelihood(logprobs, entropies, divergences, top, states))
+
+    @torch.no_grad()
+    def _teacher_logits(self, hidden: Tensor, teacher: Tensor) -> Tensor:
+        """Logits of a teacher's states, K x H. States are kept in float32, heads without autocast in half precision."""
+        other = None if self.extras is None else self.extras.head
+        if other is None:
+            return self._at_temperature(self.logits_of(teacher.to(hidden.dtype)))
+        return self._at_temperature(other(teacher.to(other.weight.dtype)))
+
+    def _at_temperature(self, logits: Tensor) -> Tensor:
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature

@@ -29,14 +29,14 @@ def sharded_modules(model: nn.Module) -> list[FSDPModule]:
 
 
 @contextmanager
-def whole_weights(model: nn.Module, engine: nn.Module | None = None) -> Iterator[None]:
+def whole_weights(model: nn.Module, wrapped: nn.Module | None = None) -> Iterator[None]:
     """Context manager in which every process has all weights of ``model``, to be read and not changed. Collective.
 
     ZeRO-3 and FSDP otherwise gather the weights of each layer in each forward, and each forward waits for all
     processes: a process that samples longer completions than another would wait for ever.
 
     Args:
-        engine: the model as DeepSpeed has wrapped it. Before that, the model itself or None.
+        wrapped: the model as DeepSpeed has wrapped it. Before that, the model itself or None.
     """
     sharded, partitioned = sharded_modules(model), is_partitioned(model)
     with ExitStack() as stack:
@@ -47,7 +47,7 @@ def whole_weights(model: nn.Module, engine: nn.Module | None = None) -> Iterator
 
             stack.enter_context(GatheredParameters(model.parameters()))
         if sharded or partitioned:
-            stack.enter_context(without_hooks(model, engine))
+            stack.enter_context(without_hooks(model, wrapped))
         yield
 
 
@@ -62,13 +62,13 @@ def unsharded(module: FSDPModule) -> Iterator[None]:
 
 
 @contextmanager
-def without_hooks(model: nn.Module, engine: nn.Module | None = None) -> Iterator[None]:
+def without_hooks(model: nn.Module, wrapped: nn.Module | None = None) -> Iterator[None]:
     """Context manager in which no forward of ``model`` gathers or frees weights.
 
     Args:
-        engine: see ``whole_weights``.
+        wrapped: see ``whole_weights``.
     """
-    with _without_fsdp_hooks(sharded_modules(model)), _without_zero_hooks(getattr(engine, "optimizer", None)):
+    with _without_fsdp_hooks(sharded_modules(model)), _without_zero_hooks(getattr(wrapped, "optimizer", None)):
         yield
 
 
@@ -124,7 +124,7 @@ class LockStep:
     mergers, the head. Under FSDP these are gathered together, once.
 
     Example:
-        >>> with lock_step(model, engine):  # all processes
+        >>> with lock_step(model, wrapped):  # all processes
         ...     for prompts in mine:  # as many as a process has
         ...         sample(model, prompts)
         ...     lock_step.meet()  # before other calls that processes make together
@@ -138,13 +138,13 @@ class LockStep:
         self._running = ExitStack()
 
     @contextmanager
-    def __call__(self, model: nn.Module, engine: nn.Module | None = None) -> Iterator[None]:
+    def __call__(self, model: nn.Module, wrapped: nn.Module | None = None) -> Iterator[None]:
         """Context manager in which ``model`` can run, without gradient. Entering and leaving are collective.
 
         Args:
-            engine: see ``whole_weights``.
+            wrapped: see ``whole_weights``.
         """
-        with without_hooks(model, engine), ExitStack() as hooks:
+        with without_hooks(model, wrapped), ExitStack() as hooks:
             for root in sharded_modules(model)[:1]:  # the weights that FSDP gathers beside layers
                 hooks.enter_context(unsharded(root))
             for number, (module, gathered) in enumerate(_layers(model)):

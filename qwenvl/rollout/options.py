@@ -177,7 +177,8 @@ class SamplingOptions(Options):
     def engine_has_own_weights(self) -> bool:
         """Whether another process samples, with weights that are not quite the policy's.
 
-        This is the one place that says so: options that correct for it are refused where it is False.
+        This is the one place where settings say so: options that correct for it are refused where it is False. The
+        engine itself is then an ``EngineWithWeights``, which stages ask for its methods.
         """
         return self.rollout_engine != "local"
 

@@ -1,9 +1,9 @@
-"""From settings to the components of a trainer: records and their order, policy, rewards, collector, reference."""
+"""From settings to the models of a trainer: policy, reference, teacher."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,162 +12,36 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch.utils.data import Dataset
 from transformers import ProcessorMixin, set_seed
 from transformers.integrations import is_fsdp_enabled
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import say, settle_output
 from qwenvl.data.collator import GRPOCollator
-from qwenvl.data.dataset import GRPODataset, load_dataset
-from qwenvl.data.errors import RecordError
-from qwenvl.data.options import SampleOptions
-from qwenvl.data.order import EpochSampler, Part, RepeatedSteps
-from qwenvl.data.prompt_length import LengthEstimate
-from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.records.presets import how_counted, how_read
-from qwenvl.data.records.record_file import spot_checked
-from qwenvl.data.records.sources import EXPECTED, given_rows
-from qwenvl.data.views import SHOWN, View, changed_by, reads_completions, unchanged, view_named
-from qwenvl.failure import counted
+from qwenvl.data.views import reads_completions, view_named
 from qwenvl.model.families import family_of
-from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import (
     apply_tuning,
     evaluating,
-    four_bit_settings,
     linear_weights,
     load_model,
     load_processor,
     load_without_weights,
     lora_config,
-    require_four_bit,
-    resolve_attention,
     settle_router,
     unwrap,
 )
 from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference, matched, outside_engine
-from qwenvl.model.sharding import LockStep
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision_tower import accept_features, supports_encode_once
 from qwenvl.option import row_of, was_set
-from qwenvl.rewards import Rubric, build_rubric
-from qwenvl.tools.toolbox import Toolbox
-from qwenvl.train.collect.collector import Collector
-from qwenvl.train.collect.contrast import TemporalContrast
-from qwenvl.train.display.console import say, settle_output
-from qwenvl.train.display.first_look import COMPARED
-from qwenvl.train.fast_paths import Paths, likelihood_of
-from qwenvl.train.meter import Meter
-from qwenvl.train.teacher import Teacher
-from qwenvl.types import Record
+from qwenvl.step.assemble import loaded_model, weight_dtype
+from qwenvl.step.kernels import Kernels, build_likelihood
+from qwenvl.step.sample import Sample
+from qwenvl.step.teacher import Teacher
 
 logger = logging.getLogger(__name__)
-
-
-def build_dataset(
-    dataset: Any,
-    args: GRPOConfig,
-    checker: Any,
-    collator: GRPOCollator,
-    *,
-    training: bool,
-    name: str | None = None,
-) -> Any:
-    """The data set that ``dataset`` names or holds, every record checked by the rewards or targets of the run.
-
-    Args:
-        dataset: what ``dataset_use`` takes, or rows that ``given_rows`` takes. A data set of samples is checked and
-            returned as it is, None gives None. For evaluation also several of them by name.
-        checker: has ``check_record``, which says why a record is of no use to the run, or None.
-        collator: of the run. It says how large clips become, and what length their frames are fitted to.
-        name: what rows are called that have no file.
-
-    Returns:
-        A ``Dataset``, a dict of them for several, or None.
-
-    Raises:
-        RecordError: naming the first record that the run can't learn from.
-        TypeError: something else.
-        ValueError: a flag that has no effect on this data set.
-    """
-    if dataset is None:
-        return None
-    name = name or ("train_dataset" if training else "eval_dataset")
-    if isinstance(dataset, dict) and not training:
-        build = partial(build_dataset, args=args, checker=checker, collator=collator)
-        return {key: build(each, training=False, name=f"{name}.{key}") for key, each in dataset.items()}
-    rows = not isinstance(dataset, GRPODataset) and (
-        isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
-    )
-    if not rows:  # samples
-        if not isinstance(dataset, Dataset):
-            raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
-        if args.fit_frames and getattr(dataset, "fit_to", None) is None:
-            raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler, fit_to")
-        for record in getattr(dataset, "records", ()):
-            if problem := checker.check_record(record):
-                raise RecordError(f"{record.where}: {problem}")
-    else:
-        named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
-        say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
-        dataset = load_dataset(
-            dataset,
-            SampleOptions.of(args),
-            name=name,
-            catalog_path=args.dataset_catalog,
-            **vars(ReadOptions.of(args)),
-            check_record=checker.check_record,
-            seed=args.seed,
-            training=training,
-            ruler=collator.ruler,
-            fit_to=collator.options.fit_to,
-        )
-        for part in dataset.parts:
-            if part.read_as is not None:
-                say(how_read(part.name, part.read_as))
-            if part.first_number is not None:
-                say(how_counted(part.name, part.first_number))
-    if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
-        raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
-    return dataset
-
-
-def build_sampler(
-    dataset: Dataset,
-    args: GRPOConfig,
-    batch_size: int,
-    collator: GRPOCollator,
-) -> EpochSampler | RepeatedSteps:
-    """The order in which training draws from a data set.
-
-    Args:
-        batch_size: prompts of a micro-batch in one process.
-
-    Raises:
-        ValueError: a strategy that this data set can't be ordered by, or several steps on each of its samples.
-    """
-    processes = 1 if args.accelerator_config.split_batches else args.world_size
-    step = batch_size * args.gradient_accumulation_steps * processes
-    grouping = None
-    if args.train_sampling_strategy == "group_by_length":
-        if not isinstance(dataset, GRPODataset):
-            raise ValueError("--train_sampling_strategy group_by_length: it can't measure this data set")
-        estimate = LengthEstimate(dataset.records, dataset.rule, collator.ruler, collator.options.fit_to)
-        grouping = step, estimate
-    sampler = EpochSampler(
-        getattr(dataset, "parts", None) or [Part("", len(dataset))],
-        seed=args.seed if args.data_seed is None else args.data_seed,
-        shuffle=args.train_sampling_strategy != "sequential",
-        grouping=grouping,
-    )
-    if args.num_iterations > 1 and not isinstance(dataset, GRPODataset):
-        raise ValueError("--num_iterations above 1 needs a GRPODataset, as load_dataset makes it")
-    # Several processes would draw an epoch's first records again to have as many each in its last step.
-    shared = args.world_size > 1 and not args.dataloader_drop_last and isinstance(dataset, GRPODataset)
-    if args.num_iterations == 1 and not shared:
-        return sampler
-    return RepeatedSteps(sampler, step, args.num_iterations)
 
 
 def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_config=None) -> nn.Module:
@@ -220,119 +94,9 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
     return get_peft_model(model, peft_config)
 
 
-def loaded_model(path: str | Path, args: GRPOConfig, *, frozen: bool) -> nn.Module:
-    """The model of a checkpoint, in the type and with the attention that the flags ask for.
-
-    Args:
-        frozen: these weights do not learn.
-    """
-    attention = resolve_attention(args.attn_implementation, args.device, args.bf16 or args.fp16)
-    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
-    on_cuda = args.device.type == "cuda"
-    device = torch.cuda.get_device_name(args.device) if on_cuda else args.device.type
-    say(f"loading the model {path} on {device} in {precision} with {attention}, torch {torch.__version__}")
-    if args.device.type == "cpu" and not args.use_cpu:
-        logger.warning(
-            f"torch {torch.__version__} finds no CUDA device: the model runs on the CPU, many times slower; see what "
-            "nvidia-smi prints and whether torch is a CUDA build, or set --use_cpu"
-        )
-    quantization = None
-    if args.load_in_4bit:
-        require_four_bit(args.device)
-        quantization = four_bit_settings(torch.bfloat16 if args.bf16 else torch.float32)
-    return load_model(path, attn_implementation=attention, dtype=weight_dtype(args, frozen), quantization=quantization)
-
-
-def weight_dtype(args: GRPOConfig, frozen: bool) -> torch.dtype:
-    """The type in which weights are kept: bfloat16 where they are frozen or an engine keeps float32 copies of them.
-
-    A step of 1e-6 is less than half the spacing of most bfloat16 weights: kept in it and trained by a plain optimizer
-    they would not move. Matrix products run in bfloat16 either way with ``bf16``.
-    """
-    return torch.bfloat16 if args.bf16 and (frozen or args.deepspeed) else torch.float32
-
-
 def rounds_products(args: GRPOConfig) -> bool:
     """Whether autocast rounds float32 weights to bfloat16 for each product. DeepSpeed and FSDP round them before."""
     return bool(args.bf16) and not args.deepspeed and not args.fsdp
-
-
-def build_rewards(
-    args: GRPOConfig, functions: str | Callable | Sequence[str | Callable] | None, weights: Sequence[float] | None
-) -> Rubric:
-    """The rubric of a run: ``functions`` with ``weights``, or what the flags name."""
-    functions = args.reward_funcs if functions is None else functions
-    weights = args.reward_weights if weights is None else weights
-    default_pair = functions is None and weights is None and not args.reward_model
-    named = ("format_reward_weight", "accuracy_reward_weight")
-    if args.temporal_contrast and args.async_rollouts:
-        raise ValueError("--temporal_contrast: its second group cannot be sampled ahead; leave out --async_rollouts")
-    rubric = _rubric(
-        args,
-        functions,
-        weights,
-        *(getattr(args, name) if default_pair or was_set(args, name) else None for name in named),
-        reward_models=args.reward_model or (),
-    )
-    if was_set(args, "response_format") and not {"format", "strict_format"} & {*rubric.names, correctness_of(args)}:
-        raise ValueError("--response_format has no effect: only format and strict_format read it")
-    return rubric
-
-
-def _rubric(args: GRPOConfig, *given: Any, **more: Any) -> Rubric:
-    """A rubric with the settings of the run."""
-    return build_rubric(
-        *given,
-        external_plugins=args.external_plugins or (),
-        settings=args,
-        on_error=args.on_reward_error,
-        **more,
-    )
-
-
-def correctness_of(args: GRPOConfig) -> str | None:
-    """The reward that tells the temporal contrast which completions are correct. None without contrast."""
-    contrast = row_of(args, "temporal_contrast")
-    return contrast and (contrast.name or "accuracy")
-
-
-def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContrast | None:
-    """The bonus for answers that need the order of the frames, if the flags ask for it."""
-    contrast, name = row_of(args, "temporal_contrast"), correctness_of(args)
-    if contrast is None or name is None:
-        return None
-    return TemporalContrast(contrast.arguments, _rubric(args, name), temporal_patch_size)
-
-
-def build_collector(
-    args: GRPOConfig,
-    paths: Paths,
-    bare: nn.Module,
-    collator: GRPOCollator,
-    rubric: Rubric,
-    accelerator: Accelerator,
-    meter: Meter,
-) -> Collector:
-    """What samples, scores and compares completions, in training and in evaluation.
-
-    Args:
-        bare: the model without adapter or engine.
-    """
-    return Collector(
-        args=args,
-        engine=paths.engine,
-        build_inputs=InputBuilder.of(position_rule(bare.config), collator.processor),
-        encode=paths.encode,
-        rubric=rubric,
-        params=args.sampling_params(entropies=args.reads_sampled_entropies),
-        group_size=args.grpo_sample_size,
-        contrast=build_contrast(args, bare.config.vision_config.temporal_patch_size),
-        toolbox=Toolbox.of(args, collator),
-        process=args.process_index,
-        autocast=accelerator.autocast,
-        clock=meter.time,
-        lock_step=None if args.ds3_gather_for_generation else LockStep(args.device),
-    )
 
 
 def distills_alone(args: GRPOConfig, functions: Any, weights: Any) -> bool:
@@ -351,43 +115,27 @@ def distills_alone(args: GRPOConfig, functions: Any, weights: Any) -> bool:
     return True
 
 
-def dataset_view(args: GRPOConfig) -> View | None:
-    """What the teacher sees of a record. None: the prompt of the policy, or that with a sentence for a completion."""
-    view = view_named(args.teacher_sees)
-    if reads_completions(view):
-        view = unchanged
-    # A tower of its own needs pixels, which the policy's prompts have no more.
-    return None if view is unchanged and args.teacher_path is None else view
+def build_teacher(
+    args: GRPOConfig,
+    policy: nn.Module,
+    *,
+    kernels: Kernels,
+    sample: Sample,
+    reference: Reference | None,
+    collator: GRPOCollator,
+    accelerator: Accelerator,
+) -> Teacher | None:
+    """The teacher that the flags ask for. None without.
 
-
-def check_view(args: GRPOConfig, view: View, records: Sequence[Record]) -> None:
-    """Check that the teacher sees more than the policy of some records. Says how many it does not see more of.
-
-    Raises:
-        ValueError: it sees the same of all of them.
-    """
-    if view is unchanged:  # another model may teach by the same prompt
-        return
-    read = records if isinstance(records, list) or len(records) <= COMPARED else spot_checked(records)
-    changed, looked = changed_by(view, read)
-    needs = SHOWN.get(str(args.teacher_sees).partition("(")[0], "what the function adds")
-    if not changed:
-        raise ValueError(
-            f"--teacher_sees {args.teacher_sees} has no effect: none of {counted(looked, 'record')} has {needs}"
-        )
-    if changed < looked:
-        lack = f"{looked - changed} of {counted(looked, 'record')} lack {needs}"
-        say(f"--teacher_sees {args.teacher_sees}: {lack}; there the teacher sees what the policy sees")
-
-
-def build_teacher(trainer: Any) -> Teacher | None:
-    """The teacher that the flags of a ``GRPOTrainer`` ask for. None without.
+    Args:
+        sample: how prompts become model inputs, and processes gather weights that they share.
+        reference: of the run, which may be the teacher.
+        collator: makes prompts, for both models.
 
     Raises:
         ValueError: a checkpoint that cannot teach the policy, or a flag without effect.
         OSError: there is no such checkpoint.
     """
-    args, policy, paths, processor = trainer.args, trainer.model, trainer.paths, trainer.processing_class
     teacher, kl, view = row_of(args, "teacher"), row_of(args, "distill_kl"), view_named(args.teacher_sees)
     if teacher is None or kl is None:
         return None
@@ -396,21 +144,24 @@ def build_teacher(trainer: Any) -> Teacher | None:
     if teacher.name == "self":
         model: Callable[[], Any] = partial(_running, policy)
     elif teacher.name == "reference":
-        model = trainer.reference.model
+        assert reference is not None
+        model = reference.model
     else:
-        other = load_teacher(teacher.name, args, bare, paths, processor)
+        other = load_teacher(teacher.name, args, bare, kernels, collator.processor)
         model = partial(_running, other, args.device, offload=teacher.arguments.offload)
     if full and bare is not policy and any(each.requires_grad for each in bare.get_output_embeddings().parameters()):
         raise ValueError("--distill_kl full cannot be used with an adapter on the head: leave one of the two out")
     return Teacher(
-        trainer.collector,
-        model,
-        likelihood_of(args, paths, other, trainer.accelerator),
-        trainer.data_collator,
-        trainer.meter,
+        encode=sample.encode,
+        gather_weights=sample.processes.gather_weights,
+        model=model,
+        likelihood=build_likelihood(args, kernels, other, accelerator, temperature=args.generation_temperature),
+        prompts_of=collator,
         view=view if reads_completions(view) else None,
         bound=None if full else kl.arguments.clip,
+        weight=args.teacher_weight,
         moves=teacher.name == "self" or (teacher.name == "reference" and args.sync_ref_model),
+        on_vision=args.distill_on == "vision",
     )
 
 
@@ -423,10 +174,12 @@ def _running(model: nn.Module, device: torch.device | None = None, offload: bool
         model.to("cpu")
 
 
-def load_teacher(path: str, args: GRPOConfig, policy: nn.Module, paths: Paths, processor: ProcessorMixin) -> nn.Module:
+def load_teacher(
+    path: str, args: GRPOConfig, policy: nn.Module, kernels: Kernels, processor: ProcessorMixin
+) -> nn.Module:
     """Another checkpoint as a frozen teacher: of any size, with the prompts of the policy."""
     flag = f"--teacher {path}"
-    if args.tools and paths.encode is not None:
+    if args.tools and kernels.encode_vision is not None:
         raise ValueError(f"{flag} sees by its own tower, and of looks there are features alone: --shared_prefix off")
     model = outside_engine(_other_model(flag, path, policy, processor, weight_dtype(args, frozen=True)))
     if position_rule(model.config) != position_rule(policy.config):
@@ -451,7 +204,7 @@ def _other_model(flag: str, path: str, policy: nn.Module, processor: ProcessorMi
 
 
 def build_reference(
-    args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin, paths: Paths, dtype: torch.dtype | None
+    args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin, kernels: Kernels, dtype: torch.dtype | None
 ) -> Reference:
     """The reference that the flags ask for, on the device of the run. Call it before the first update of the policy.
 
@@ -469,6 +222,6 @@ def build_reference(
     if path is not None:
         bare = unwrap(policy)
         other = _other_model(f"--ref_model_name_or_path {path}", path, bare, processor, bare.dtype)
-        other = matched(other, policy, one_tower=paths.encode is not None)
+        other = matched(other, policy, one_tower=kernels.encode_vision is not None)
     rounded = rounds_products(args) and not args.sync_ref_model  # which moves by less than bfloat16 resolves
     return Reference(policy, other=other, dtype=dtype, rounded=rounded).to(args.device)

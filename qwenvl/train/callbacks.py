@@ -17,6 +17,7 @@ from transformers.integrations import get_available_reporting_integrations, inte
 from transformers.trainer_callback import ProgressCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import say, shows_bars
 from qwenvl.data.errors import RecordError
 from qwenvl.failure import counted, visible
 from qwenvl.health import findings, history_of
@@ -25,10 +26,10 @@ from qwenvl.model.reference import Reference
 from qwenvl.option import was_set
 from qwenvl.rollout.options import LIVE_COMPLETIONS_EVERY
 from qwenvl.runlog import Rollout, read_metrics
+from qwenvl.step.rows import rollout_rows
 from qwenvl.train.display.board import LiveBoard
-from qwenvl.train.display.console import say, shows_bars
 from qwenvl.train.display.progress import ProgressLines
-from qwenvl.train.journal import Journal, rollout_rows
+from qwenvl.train.journal import Journal
 from qwenvl.train.run.resume import Resumed
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import with_interval
 from qwenvl.data.prompt_settings import SETTINGS_FILE
 from qwenvl.data.records.framing import framed_question
 from qwenvl.data.saved_processor import bounds_whole_clips
@@ -26,7 +27,6 @@ from qwenvl.model.loading import unwrap
 from qwenvl.option import all_options, parse_row, row_text, was_set
 from qwenvl.rewards import Rubric
 from qwenvl.runlog import installed_versions
-from qwenvl.train.display.console import with_interval
 
 CARD = "README.md"
 METHOD = "GRPO"

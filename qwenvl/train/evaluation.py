@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from qwenvl.data.errors import RecordError
-from qwenvl.grpo.diagnostics import clustered_interval
-from qwenvl.rollout.engine import within_budget
+from qwenvl.grpo.diagnostics import clustered_interval, clusters_by
 from qwenvl.types import PromptBatch, RewardBatch
 
 logger = logging.getLogger(__name__)
-Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -23,21 +19,6 @@ class ScoredPrompt:
     where: str
     rewards: dict[str, float]
     media: tuple[str, ...] = ()
-
-
-def in_budget(batches: Iterable[PromptBatch], *, new_tokens: int, budget: int | None) -> Iterator[list[PromptBatch]]:
-    """Consecutive batches that are sampled together. One that exceeds the budget alone is a group.
-
-    Args:
-        new_tokens: most that the completions of a prompt may have together.
-        budget: of prompts and completions, each prompt padded to the longest. None: each batch by itself.
-    """
-    return within_budget(
-        batches,
-        0 if budget is None else budget,
-        cost=lambda batch: batch.input_ids.shape[1] + new_tokens,
-        members=len,
-    )
 
 
 def scored_prompts(batch: PromptBatch, rewards: RewardBatch) -> list[ScoredPrompt]:
@@ -86,23 +67,3 @@ def evaluation_metrics(prompts: list[ScoredPrompt], prefix: str, needed: str | N
         metrics[f"{prefix}_{name}_reward_ci95"] = (interval.high - interval.low) / 2
         metrics[f"{prefix}_{name}_reward_n"] = len(values)
     return metrics
-
-
-def clusters_by(media: Mapping[Key, Sequence[str]]) -> dict[Key, str]:
-    """The cluster of each record, given its clips and images: records that share one, also through others, are in one.
-
-    Example:
-        >>> clusters_by({1: ["a"], 2: ["b", "c"], 3: ["c"], 4: ["a"]})
-        {1: 'a', 2: 'c', 3: 'c', 4: 'a'}
-    """
-    parent: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while parent.setdefault(name, name) != name:
-            name = parent[name]
-        return name
-
-    for own in media.values():
-        for other in own[1:]:
-            parent[root(other)] = root(own[0])
-    return {key: root(own[0]) for key, own in media.items()}

@@ -1,16 +1,15 @@
-"""GRPO on the Hugging Face Trainer: the wiring of one training step."""
+"""GRPO on the Hugging Face Trainer: the hooks of the Trainer, and what each of them calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import ProcessorMixin, TrainerCallback
@@ -19,30 +18,42 @@ from transformers.trainer_utils import EvalLoopOutput
 from qwenvl.config.grpo_config import GRPOConfig, require_config
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.grpo.loss import objective_of
-from qwenvl.grpo.surrogates import completion_kl
-from qwenvl.model.inputs import PromptInputs
-from qwenvl.model.loading import part_of, unwrap
-from qwenvl.model.logprobs import Comparison, EntropyUse, Likelihood, tokens_within
-from qwenvl.model.sharding import sharded_modules
-from qwenvl.rollout.engine import EngineWithWeights
-from qwenvl.train.assemble import (
-    build_collector,
-    build_rewards,
-    build_teacher,
-    check_view,
-    dataset_view,
-    distills_alone,
-)
+from qwenvl.model.loading import unwrap
+from qwenvl.model.logprobs import EntropyUse
+from qwenvl.step.ahead import SampleAhead
+from qwenvl.step.answer import Answer, in_budget
+from qwenvl.step.assemble import build_rewards, check_view, dataset_view
+from qwenvl.step.kernels import build_likelihood
+from qwenvl.step.logprobs import Logprobs
+from qwenvl.step.parity import ParityCheck
+from qwenvl.step.pipeline import build_pipeline, build_sample
+from qwenvl.step.score import Score
+from qwenvl.step.types import StepContext, TrainStep
+from qwenvl.train.assemble import build_teacher, distills_alone
 from qwenvl.train.callbacks import entropy_weight
-from qwenvl.train.collect.ahead import StepsAhead
-from qwenvl.train.collect.filtering import Refill
-from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
-from qwenvl.train.parity import ParityCheck, Probe, probe_of
+from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_prompts
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.train.step import Experience, Step
-from qwenvl.types import PromptBatch, RolloutBatch
+from qwenvl.types import PromptBatch
 
 RewardFunction = Callable[..., list[float | None]]
+
+
+@dataclass
+class StepInProgress:
+    """The optimizer step that the Trainer is in.
+
+    The Trainer draws the micro-batches of a step in one hook, ``get_batch_samples``, and hands them one by one to
+    another, ``compute_loss``. A step is sampled and scored as a whole in the first call of the latter. So what the two
+    share is here: ``begin_step`` writes the prompts, ``compute_loss`` writes the step, and each micro-batch carries its
+    number in the step, as ``inputs["micro_batch"]``.
+
+    Attributes:
+        prompts: the prompts of all micro-batches of this process.
+        step: None until completions are sampled for them. After training, the last step.
+    """
+
+    prompts: Sequence[PromptBatch] = ()
+    step: TrainStep | None = None
 
 
 class GRPOTrainer(PolicyTrainer):
@@ -87,72 +98,133 @@ class GRPOTrainer(PolicyTrainer):
         args = GRPOConfig() if args is None else args
         require_config(args, GRPOConfig)
         rubric = build_rewards(args, reward_funcs, reward_weights)
-        alone = distills_alone(args, reward_funcs, reward_weights)
-        given = (model, train_dataset, eval_dataset, processing_class, callbacks, peft_config)
-        super().__init__(args, rubric, *given, with_reference=args.grpo_beta > 0 or args.teacher == "reference")
+        self.teacher_alone = distills_alone(args, reward_funcs, reward_weights)
+        super().__init__(
+            args,
+            rubric,
+            model=model,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            callbacks=callbacks,
+            peft_config=peft_config,
+            with_reference=args.grpo_beta > 0 or args.teacher == "reference",
+        )
         family = unwrap(self.model).config.model_type
         if args.engine_has_own_weights and args.correction == "none" and family == "qwen3_5":
             raise ValueError(
                 f"--rollout_engine {args.rollout_engine}: vLLM rounds the linear attention of Qwen3.5 to half "
                 "precision; weigh its tokens by --importance_correction token_truncate"
             )
-        collator, engine = self.data_collator, self.paths.engine
         if (view := dataset_view(args)) is not None and self.train_dataset is not None:
             if not isinstance(self.train_dataset, GRPODataset):
                 raise ValueError(f"--teacher {args.teacher} needs a GRPODataset, as load_dataset makes it")
             check_view(args, view, self.train_dataset.records)
             self.train_dataset = copy(self.train_dataset)
             self.train_dataset.view = view
-        self.ahead = StepsAhead(engine, args) if args.async_rollouts else None
-        self.collector = replace(
-            build_collector(args, self.paths, unwrap(self.model), collator, rubric, self.accelerator, self.meter),
-            engine=engine if self.ahead is None else self.ahead.engine,
-            penalty=self._kl_penalties if args.kl_in_reward and self.reference is not None else None,
-            refill=Refill.of(args, self.train_dataset, collator, rubric.names, self.meter),
-            ahead=self.ahead,
-            compares=not alone,
-        )
-        self.teacher = build_teacher(self)
+        self.build_stages()
         self.objective = objective_of(args, args.generation_max_length)
-        if self.teacher is not None and self.teacher.bound is None:
+        if self.logprobs.teacher is not None and self.logprobs.teacher.bound is None:
             self.objective = replace(self.objective, distill=args.teacher_weight)
-        self.check_parity = ParityCheck(args, self.meter)
-        self.drawn: Sequence[PromptBatch] = ()  # the prompts of the present step
-        self.step: Step | None = None  # None until completions are sampled for them
+        self.in_progress = StepInProgress()
+
+    def build_stages(self) -> None:
+        """Build what a step runs through, from the settings and ``kernels``: prompts to step, step to log-probs."""
+        args, collator = self.args, self.data_collator
+        sample = build_sample(args, self.kernels, self.model, collator, self.accelerator)
+        score = Score(self.rewards)
+        likelihood = build_likelihood(
+            args,
+            self.kernels,
+            unwrap(self.model),
+            self.accelerator,
+            temperature=args.generation_temperature,
+            observe=self.gradient_reach.observe,
+        )
+        self.answer = Answer(sample, score)
+        self.pipeline = build_pipeline(
+            args,
+            self.model,
+            sample,
+            score,
+            likelihood=likelihood,
+            reference=self.reference,
+            dataset=self.train_dataset,
+            collate=collator,
+            teacher_alone=self.teacher_alone,
+        )
+        self.logprobs = Logprobs(
+            likelihood=likelihood,
+            reference=self.reference if args.grpo_beta else None,
+            teacher=build_teacher(
+                args,
+                self.model,
+                kernels=self.kernels,
+                sample=sample,
+                reference=self.reference,
+                collator=collator,
+                accelerator=self.accelerator,
+            ),
+            parity=ParityCheck(args, self.meter),
+            sample=sample,
+            ratio_from_sampler=args.ratio_from_sampler,
+        )
+
+    @property
+    def step(self) -> TrainStep | None:
+        """The optimizer step in progress, once its completions are sampled. After training, the last one."""
+        return self.in_progress.step
+
+    def step_context(self) -> StepContext:
+        """What the stages of a step may read of this trainer."""
+        return StepContext(
+            policy=self.model,
+            wrapped=self.model_wrapped,
+            version=self.version,
+            seed=self.args.seed,
+            process=self.args.process_index,
+            meter=self.meter,
+            trainer_state=self.state,
+        )
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch=None
     ) -> Tensor:
-        """The GRPO loss of a micro-batch of prompts. Those of a step's micro-batches average to the loss of the step.
+        """The GRPO loss of a micro-batch of prompts. The losses of a step's micro-batches average to its loss.
 
         The first micro-batch of a step has completions sampled, scored and compared for the whole step.
 
         Raises:
             ParityError: if sampler and trainer disagree about the same tokens (``check_parity``).
         """
-        if self.ahead is not None:
-            self.ahead.check()
-        step = self._step_of(inputs["prompts"])
-        experience, teacher = step.experiences[inputs.get("micro_batch", 0)], self.teacher
-        if teacher is not None:
-            teacher.score(experience, self.model_wrapped)
-        compared = None if teacher is None else teacher.comparison(model, experience)
+        step = self.collect_step(inputs)
+        number = inputs.get("micro_batch", 0)  # a script may call this with prompts alone
+        experience = step.experiences[number]
         entropy: EntropyUse = "trained" if self.objective.entropy_coef else "measured"
-        with self.meter.time("time/logp_s"):
-            likelihood = self._likelihood(model, experience, entropy, compared)
-            if experience.old_logprobs is None:  # fresh completions
-                experience.old_logprobs = experience.first_logprobs(likelihood)
-                experience.ref_logprobs = self._reference_logprobs(experience)
-                self.check_parity(self.state.global_step, experience, partial(self._exact_logprobs, experience))
-                if self.state.global_step == 0:
-                    self.check_parity.probe(experience.prompts, partial(self._probe, experience.prompts))
-                if teacher is not None:
-                    teacher.compare(experience, likelihood)
-        output = self.objective(experience.loss_inputs(likelihood), step.counts)
-        self.journal.trained(step, experience, output)
+        # N x T: the policy's with gradient; those of old policy, reference and teacher are computed once.
+        policy, fixed = self.logprobs(model, experience, step.fixed_of(number), entropy, self.step_context())
+        self.in_progress.step = step = step.with_fixed(number, fixed)
+        output = self.objective(step.loss_inputs(experience, policy, fixed), step.counts)
+        self.journal.trained(step, number, output)
         self.meter.start("time/backward_s")
         # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
         return output.loss * step.counts.micro_batches
+
+    def collect_step(self, inputs: dict[str, Any]) -> TrainStep:
+        """The step of a micro-batch. At the first micro-batch all of the step are sampled, scored and compared."""
+        self.pipeline.sample.check()
+        if self.in_progress.step is not None and self.is_in_train:
+            return self.in_progress.step
+        # Outside of training a script calls compute_loss on its own: the micro-batch is a step by itself.
+        prompts = self.in_progress.prompts if self.is_in_train else [inputs["prompts"]]
+        step = self.pipeline(prompts, self.step_context())
+        if self.is_in_train and self.args.entropy_target is not None:
+            weight = entropy_weight(self.args, step.counts.entropy, self.state)
+            self.objective = replace(self.objective, entropy_coef=weight)
+        for experience in step.experiences:
+            self.journal.collected(self.state.global_step + 1, experience)
+        self.in_progress.step = step
+        return step
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
@@ -166,9 +238,10 @@ class GRPOTrainer(PolicyTrainer):
             new_tokens=size * self.args.generation_max_length,
             budget=budget if self.args.evaluates_by_tokens else None,
         )
-        with self.collector.ready(self.model, self.model_wrapped, self.version):  # once: numbers of groups may differ
+        step = self.step_context()
+        with self.answer.sample.ready(step):  # once: numbers of groups may differ
             for batches in groups:
-                answers = self.collector.answer(self.model, batches, size, self.state)
+                answers = self.answer(batches, size, step)
                 for batch, (rollout, rewards) in zip(batches, answers, strict=True):
                     rows += scored_prompts(batch, rewards)
                     self.journal.evaluated(self.state.global_step, metric_key_prefix, batch, rollout, rewards)
@@ -177,149 +250,37 @@ class GRPOTrainer(PolicyTrainer):
         metrics = evaluation_metrics(rows, metric_key_prefix, needed=self.args.metric_for_best_model)
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(rows))
 
-    def next_step(self, epoch_iterator, num_batches, device):
+    def draw_step(self, epoch_iterator, num_batches, device):
         """The micro-batches of one optimizer step. Those of the steps that are sampled ahead are drawn as well."""
-        if self.ahead is None:
-            return super().next_step(epoch_iterator, num_batches, device)
-        draw = partial(super().next_step, epoch_iterator, self.args.gradient_accumulation_steps, device)
-        return self.ahead.next(draw, epoch_iterator, self.state)
+        if not isinstance(self.pipeline.sample, SampleAhead):
+            return super().draw_step(epoch_iterator, num_batches, device)
+        draw_one = partial(super().draw_step, epoch_iterator, self.args.gradient_accumulation_steps, device)
+        return self.pipeline.sample.draw(draw_one, epoch_iterator, self.state)
 
     def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
         """New prompts are collected at the first micro-batch. Further iterations reuse the experiences of the last."""
         prompts = [inputs["prompts"] for inputs in batches]
         if self.state.global_step % self.args.num_iterations:
-            self.step = self.step.next_iteration(prompts)
-        else:
-            self.step, self.drawn = None, prompts
-            for batch in prompts:
-                self.journal.drawn(batch)
-
-    def _step_of(self, batch: PromptBatch) -> Step:
-        """The step that a micro-batch belongs to. The first micro-batch of a step has all of them collected."""
-        if self.step is None or not self.is_in_train:
-            batches = self.drawn if self.is_in_train else [batch]  # a script may call compute_loss on its own
-            with self.collector.ready(self.model, self.model_wrapped, self.version):
-                experiences = self.collector.collect(self.model, batches, self.state)
-            self.step = Step.of(experiences, self.args, self.meter.wait)
-            if self.is_in_train and self.args.entropy_target is not None:
-                weight = entropy_weight(self.args, self.step.counts.entropy, self.state)
-                self.objective = replace(self.objective, entropy_coef=weight)
-            for experience in experiences:
-                self.journal.collected(self.state.global_step + 1, experience)
-        return self.step
-
-    def _likelihood(
-        self, model: nn.Module, experience: Experience, entropy: EntropyUse = "none", compared: Comparison | None = None
-    ) -> Likelihood:
-        rollout, temperature = experience.rollout, self.args.generation_temperature
-        ids, mask = rollout.completion_ids, rollout.completion_mask
-        given = (model, experience.prompts, ids, mask, temperature, entropy, rollout.whole)
-        return self.completion_likelihood(*given, compared)
-
-    def _policy_in_float32(self, tower_runs: bool = True) -> nn.Module | None:
-        """The policy without autocast. None: its weights are rounded, or shared by processes.
-
-        Args:
-            tower_runs: False: prompts hold features of the vision tower, whose weights are not read.
-        """
-        bare = unwrap(self.model)
-        read = [each for name, each in bare.named_parameters() if tower_runs or part_of(name) != "vision"]
-        if sharded_modules(bare) or any(each.dtype != torch.float32 or hasattr(each, "ds_id") for each in read):
-            return None
-        plain = copy(bare)
-        plain.__dict__.pop("forward", None)  # accelerate's, with autocast
-        return plain
-
-    @torch.no_grad()
-    def _probe(self, prompts: PromptInputs, rows: list[int]) -> Probe | None:
-        """A few tokens behind these prompts, in the most exact way that the run's weights allow."""
-        bare, collector = unwrap(self.model), self.collector
-        if sharded_modules(bare) or any(hasattr(p, "ds_id") for p in bare.parameters()):
-            return None
-        if isinstance(collector.engine, EngineWithWeights) or collector.ahead is not None:
-            return None  # servers have their own weights and precision
-        exact, chosen = self._policy_in_float32(tower_runs=self.paths.encode is None), prompts.select(rows)
-        given = (collector.engine, collector.params, self.paths.completion_likelihood)
-        if exact is not None:
-            return probe_of(exact, chosen.media_to(torch.float32), *given, "float32")
-        with self.accelerator.autocast():
-            return probe_of(bare, chosen, *given, "half")
-
-    @torch.no_grad()
-    def _exact_logprobs(self, experience: Experience) -> Tensor | None:
-        """The policy's log-probs without autocast. None: its weights are rounded, or shared by processes."""
-        plain = self._policy_in_float32()
-        if plain is None:
-            return None
-        rollout, size = experience.rollout, plain.config.get_text_config().vocab_size
-        prompts, whole = (each and each.media_to(torch.float32) for each in (experience.prompts, rollout.whole))
-        return self.paths.completion_likelihood(
-            plain,
-            prompts,
-            rollout.completion_ids,
-            rollout.completion_mask,
-            whole=whole,
-            temperature=self.args.generation_temperature,
-            logit_chunk_tokens=tokens_within(self.args.logit_memory_gb, size),
-        ).logprobs
-
-    def _reference_logprobs(self, experience: Experience) -> Tensor | None:
-        if self.reference is None or not self.args.grpo_beta or experience.ref_logprobs is not None:
-            return experience.ref_logprobs  # computed for the reward (kl_in_reward)
-        with self.reference.model() as reference:
-            return self._likelihood(reference, experience).logprobs
-
-    def _kl_penalties(
-        self, prompts: Sequence[PromptInputs], rollouts: Sequence[RolloutBatch]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """``kl_in_reward``: what is taken off rewards, beta x the KL of a completion (REINFORCE++, arXiv:2501.03262).
-
-        The KL of a completion is the sum over its tokens of policy - reference log-prob. The policy's log-probs are
-        those that it sampled the completion with.
-
-        Returns:
-            For each micro-batch the log-probs of the reference, N x T, and the penalties, N float64.
-
-        Raises:
-            ValueError: the engine gives no log-probs.
-        """
-        penalties, temperature = [], self.args.generation_temperature
-        with self.reference.model() as reference:
-            # Without its wrappers: with an adapter, DeepSpeed adds to them a hook that waits for all processes.
-            bare = unwrap(reference)
-            for own, rollout in zip(prompts, rollouts, strict=True):
-                ids, mask = rollout.completion_ids, rollout.completion_mask
-                if not len(ids):  # a micro-batch without prompts, whose stand-in has one token
-                    penalties.append((torch.zeros(1, 1, device=ids.device), torch.zeros(0, dtype=torch.float64)))
-                    continue
-                if rollout.logprobs is None:
-                    raise ValueError(
-                        "kl_in_reward needs the log-probs of sampling, and this engine gives none: leave it out"
-                    )
-                given = (own, ids, mask, temperature)
-                ref_logprobs = self.completion_likelihood(bare, *given, whole=rollout.whole).logprobs
-                kl = completion_kl(rollout.logprobs, ref_logprobs, mask).cpu()
-                penalties.append((ref_logprobs, self.args.grpo_beta * kl))
-        return penalties
+            self.in_progress.step = self.in_progress.step.next_iteration(prompts)
+            return
+        self.in_progress = StepInProgress(prompts)
+        for batch in prompts:
+            self.journal.drawn(batch)
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Training runs within: versions of weights count from 0, and at the end nothing is sampled any more."""
-        if isinstance(self.collector.engine, EngineWithWeights):
-            self.collector.engine.forget()
-        self.collector.looks.clear()  # scripts may have changed the tower
+        self.pipeline.sample.start()
         try:
             yield
         finally:
-            if self.ahead is not None:
-                self.ahead.close()
+            self.pipeline.sample.close()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        if self.ahead is not None:
-            self.ahead.engine.save(self.ahead.file(output_dir))
+        self.pipeline.sample.save(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if self.ahead is not None and checkpoint is not None:
-            self.ahead.engine.load(self.ahead.file(checkpoint))
+        if checkpoint is not None:
+            self.pipeline.sample.load(checkpoint)

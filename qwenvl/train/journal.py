@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
@@ -21,9 +20,10 @@ from qwenvl.grpo.diagnostics import equal_groups, reward_std, unique_fraction
 from qwenvl.grpo.loss import LossOutput
 from qwenvl.rewards.functions.looking import answered_calls, looks_iou, readable_evidence
 from qwenvl.rewards.functions.text import thinking_of
-from qwenvl.runlog import Rollout, RunLog
-from qwenvl.train.meter import Meter
-from qwenvl.train.step import Experience, Step
+from qwenvl.runlog import RunLog
+from qwenvl.step.meter import Meter
+from qwenvl.step.rows import rollout_rows
+from qwenvl.step.types import Experience, TrainStep
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
 
@@ -72,8 +72,8 @@ class Journal:
         own = (experience.batch, experience.rollout, experience.rewards)
         self._sampled(*own)
         self._meter.count("group/count", len(experience.batch))  # a step of a small data set has fewer than flags say
-        if experience.penalties is not None:  # with kl_in_reward
-            for amount, total in zip(experience.penalties.tolist(), experience.rewards.totals(), strict=True):
+        if experience.penalty is not None:
+            for amount, total in zip(experience.penalty.amounts.tolist(), experience.rewards.totals(), strict=True):
                 self._meter.mean("penalty/kl", amount / self._args.grpo_beta)
                 self._meter.mean("penalty/total", None if total is None else total - amount)
         if self._args.async_rollouts:
@@ -91,14 +91,19 @@ class Journal:
         self._meter.step()
         self.trained_on = []
 
-    def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:
-        """Metrics of the loss of a micro-batch. On fresh completions the ratio is 1 by definition, and not logged."""
+    def trained(self, step: TrainStep, number: int, output: LossOutput) -> None:
+        """Metrics of the loss of the micro-batch ``number``, whose fixed log-probs are known.
+
+        On fresh completions the ratio is 1 by definition, and not logged.
+        """
+        experience, fixed = step.experiences[number], step.fixed_of(number)
+        ratio_is_one = step.iteration == 0 and not (fixed is not None and fixed.old_is_sampler)
         self.trained_on.append((experience.batch, output.loss.item(), output.metrics))
         tokens = int(experience.loss_mask.sum())
         for name, value in output.metrics.items():
             if name.startswith("loss/"):
                 self._meter.mean(name, value * step.counts.micro_batches)  # the shares of a step sum to its loss
-            elif step.iteration or experience.ratio_from_sampler or not name.startswith("ratio/"):
+            elif not (ratio_is_one and name.startswith("ratio/")):
                 self._meter.mean(name, value, weight=tokens)
 
     def evaluated(self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
@@ -209,40 +214,3 @@ class Journal:
             self._meter.mean("prompt/tokens", int(mask.sum()))
             self._meter.mean("prompt/frames", sum(len(clip.indices) for clip in clips))
             self._meter.count("data/rescaled_clips", sum(clip.rescaled for clip in clips))
-
-
-def rollout_rows(
-    step: int,
-    split: str,
-    batch: PromptBatch,
-    rollout: RolloutBatch,
-    rewards: RewardBatch,
-    advantages: list[float] | None = None,
-) -> Iterator[Rollout]:
-    """The N completions as rows of the run folder."""
-    size = len(rollout.texts) // max(1, len(batch))
-    lengths, totals = rollout.completion_mask.sum(1).tolist(), rewards.totals()
-    for n, text in enumerate(rollout.texts):
-        record = batch.records[n // size]
-        yield Rollout(
-            step=step,
-            record_id=record.id,
-            sample=n % size,
-            prompt=tuple({"role": message.role, "text": message.text} for message in record.messages),
-            solution=record.solution,
-            completion=text,
-            tokens=lengths[n],
-            finish_reason=rollout.finish_reasons[n],
-            ended_by="" if rollout.ended_by is None else rollout.ended_by[n],
-            rewards={name: values[n] for name, values in zip(rewards.names, rewards.components, strict=True)},
-            total=totals[n],
-            advantage=None if advantages is None else advantages[n],
-            clips=tuple(batch.frames[n // size]),
-            images=record.images,
-            epoch=batch.epochs[n // size],
-            split=split,
-            where=record.where,
-            fitted=None if (fitted := batch.fitted[n // size]) is None else {"frames": fitted},
-            turns=() if rollout.turns is None else tuple(rollout.turns[n]),
-            evidence=() if rollout.turns is None else tuple(readable_evidence(record.fields)),
-        )

@@ -14,8 +14,8 @@ COMMAND = "qwenvl merge"
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the checkpoint and say what it is. Ends with status 2 where it can't be made."""
     args = make_parser().parse_args(argv)
+    from qwenvl.console import ends_at_ctrl_c, settle_output
     from qwenvl.data.errors import told_to_the_user
-    from qwenvl.train.display.console import ends_at_ctrl_c, settle_output
 
     with redirect_stdout(sys.stderr), ends_at_ctrl_c(COMMAND), told_to_the_user(COMMAND):
         settle_output()

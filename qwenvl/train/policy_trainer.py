@@ -19,6 +19,7 @@ from transformers import ProcessorMixin, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import say, settle_output
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import PromptOptions
@@ -28,17 +29,18 @@ from qwenvl.data.saved_processor import processor_as_trained
 from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.rollout.local import LocalEngine
+from qwenvl.run_lock import locked
+from qwenvl.step.assemble import build_dataset, build_sampler
+from qwenvl.step.kernels import build_kernels
+from qwenvl.step.meter import Meter, peak_memory
 from qwenvl.tools.functions import schemas_of
-from qwenvl.train.assemble import build_dataset, build_policy, build_reference, build_sampler
+from qwenvl.train.assemble import build_policy, build_reference
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
-from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.display.progress import display_closed
-from qwenvl.train.fast_paths import build_paths, likelihood_of
 from qwenvl.train.gradient_reach import GradientReach, let_gradients_into_the_tower
 from qwenvl.train.journal import Journal
-from qwenvl.train.meter import Meter, peak_memory
 from qwenvl.train.run.checkpoints import (
     explained_misfit,
     is_sealed,
@@ -49,7 +51,6 @@ from qwenvl.train.run.checkpoints import (
 )
 from qwenvl.train.run.finite_steps import FiniteSteps
 from qwenvl.train.run.interruptions import begin_worker, interruptible, kill_workers
-from qwenvl.train.run.lock import locked
 from qwenvl.train.run.resume import Beginning, begin
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class PolicyTrainer(Trainer):
         meter: metrics since the last log entry, and the current phase of this process.
         eval_metric: the metric that an evaluation logs in any case.
         trained_by: the method, for the model card.
-        paths: which computations the policy takes.
+        kernels: which computations the policy takes.
         prompt_settings: what is saved with the model.
         reference: None where there is none. Checkpoints have its weights where they move (``sync_ref_model``).
         steps_trained: optimizer steps of the last call of ``train``, those before its checkpoint left out.
@@ -116,7 +117,7 @@ class PolicyTrainer(Trainer):
         first_look(train, rewards.columns)
         policy = build_policy(source, args, peft_config) if policy is None else policy
         bare = unwrap(policy)
-        self.paths = build_paths(args, policy, processor)
+        self.kernels = build_kernels(args, policy, processor)
         self.prompt_settings = PromptSettings.of(args, train, bare.name_or_path)
         super().__init__(
             model=policy,
@@ -138,19 +139,16 @@ class PolicyTrainer(Trainer):
             copies_policy=with_reference and (bare is policy or args.ref_model_name_or_path is not None),
             output_dir=args.output_dir,
         )
-        self.reference = build_reference(args, policy, processor, self.paths, rounded_to) if with_reference else None
+        self.reference = build_reference(args, policy, processor, self.kernels, rounded_to) if with_reference else None
         if args.start_from_weights is not None:
             start_from_weights(policy, args.start_from_weights)
-        engine = self.paths.engine
+        engine = self.kernels.engine
         self.meter = Meter(args.device, engine.drawing if isinstance(engine, LocalEngine) else None)
         self.journal = Journal(args, self.meter, self.train_dataset)
         self.finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
         install_callbacks(self, self.journal)
         let_gradients_into_the_tower(policy, args)
         self.gradient_reach = GradientReach(policy, self.accelerator)
-        self.completion_likelihood = likelihood_of(
-            args, self.paths, bare, self.accelerator, observe=self.gradient_reach.observe
-        )
 
     def make_collator(self, processor: ProcessorMixin, args: GRPOConfig) -> GRPOCollator:
         """From samples to the batches of this trainer."""
@@ -221,13 +219,13 @@ class PolicyTrainer(Trainer):
         """The micro-batches of one optimizer step, with their numbers. None where a resumed run is finished already."""
         if self.control.should_training_stop:
             return [], None
-        batches, items = self.next_step(epoch_iterator, num_batches, device)
+        batches, items = self.draw_step(epoch_iterator, num_batches, device)
         if batches:
             self.journal.begin_step()
             self.begin_step(batches)
         return [{**inputs, "micro_batch": number} for number, inputs in enumerate(batches)], items
 
-    def next_step(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
+    def draw_step(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Draws the micro-batches of one optimizer step. The wait for them is measured."""
         with self.meter.wait("time/data_wait_s"):
             return super().get_batch_samples(epoch_iterator, num_batches, device)

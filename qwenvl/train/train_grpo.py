@@ -13,9 +13,9 @@ if __package__ in (None, ""):
 
 from qwenvl.config.command_line import FILES_AND_FLAGS, read_command, without_dry_run
 from qwenvl.config.flags import FLAG_GROUPS, USUAL, wants_help
+from qwenvl.console import ends_at_ctrl_c
 from qwenvl.failure import tells_errors_once
 from qwenvl.option import Options
-from qwenvl.train.display.console import ends_at_ctrl_c
 from qwenvl.train.run.signals import ends_at_signals
 
 if TYPE_CHECKING:

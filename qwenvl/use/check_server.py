@@ -20,7 +20,7 @@ from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
 from qwenvl.files import require
 from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.rewards import build_rubric
-from qwenvl.train.parity import HALF_PRECISION
+from qwenvl.step.parity import HALF_PRECISION
 from qwenvl.types import Record
 from qwenvl.use.options import OWNER, UseRequest
 
@@ -43,7 +43,9 @@ def check(request: UseRequest) -> str:
         raise ValueError(f"{request.words[0]}: expected records whose clips and images are files, without `meta`")
     collator = collator_of(config)
     dataset, tokenizer = dataset_of([], config, collator), collator.processor.tokenizer
-    model, collector = build_respondent(config, collator, build_rubric())
+    respondent = build_respondent(config, collator, build_rubric())
+    model = respondent.step.policy
+    encode = respondent.sample.encode
     likelihood = partial(completion_likelihood, temperature=1.0, logit_chunk_tokens=1024)
     lines, gaps, same_lengths, same_answers = list[str](), list[float](), True, True
     try:
@@ -51,12 +53,13 @@ def check(request: UseRequest) -> str:
         [served, *_] = client.models.list()
         for record in records:
             batch = collator([dataset.load(record)])["prompts"]
-            [own], [inputs] = collector.complete(model, [batch], 1), collector.encoded(model, [batch])
+            [own] = respondent.complete([batch], 1)
+            inputs = encode.inputs(model, batch)
             reply = client.chat.completions.create(
                 model=served.id,
                 # Our own server puts the template and the system turn around prompts.
                 messages=messages_of(unframed(record, request.asking.reading) if served.owned_by == OWNER else record),
-                max_tokens=collector.params.max_new_tokens,
+                max_tokens=respondent.sample.params.max_new_tokens,
                 temperature=0,
                 logprobs=True,
                 extra_body={"return_token_ids": True},
@@ -70,7 +73,7 @@ def check(request: UseRequest) -> str:
             ids = getattr(choice, "token_ids", None) or tokenizer.encode("".join(each.token for each in given))
             if given and len(ids) == len(given):
                 tokens = torch.tensor([ids], device=config.device)
-                with torch.no_grad(), collector.autocast():
+                with torch.no_grad(), encode.autocast():
                     [values] = likelihood(model, inputs, tokens, tokens >= 0).logprobs.tolist()
                 gap = [abs(value - each.logprob) for value, each in zip(values, given, strict=True)]
                 lines[-1] += f", log-probs within {max(gap):.2g}"

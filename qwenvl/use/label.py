@@ -9,13 +9,14 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import wait_for_everyone
 
 from qwenvl.config.command_line import changed_flags
+from qwenvl.console import say
 from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import FRAME_SUFFIXES, frame_list
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
@@ -37,7 +38,6 @@ from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import SHAPING, TABLE, reading
 from qwenvl.runlog import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
 from qwenvl.tools.options import ToolOptions
-from qwenvl.train.display.console import say
 from qwenvl.types import PromptBatch, Record, RolloutBatch
 from qwenvl.use.options import UseRequest
 
@@ -110,13 +110,13 @@ class Labels:
         """The rows of each block, by the numbers of their records."""
         config, size = self.config, self.request.options.samples
         dataset = dataset_of(records, config, self.collator)
-        model, collector = build_respondent(config, self.collator, build_rubric())
-        collector = replace(collector, process=0)  # so that draws do not depend on the process
+        # Draws do not depend on the process: each of them takes process 0.
+        respondent = build_respondent(config, self.collator, build_rubric(), process=0)
         started = time.perf_counter()
-        for block, bad, batches in in_blocks(collector, dataset, blocks, self.collator, size):
+        for block, bad, batches in in_blocks(respondent, dataset, blocks, self.collator, size):
             rows = {each.record.index: {"error": each.error} for each in bad}
             for together in batches:
-                for batch, rollout in zip(together, collector.complete(model, together, size), strict=True):
+                for batch, rollout in zip(together, respondent.complete(together, size), strict=True):
                     rows[batch.records[0].index] = label_of(batch, rollout, self.reward)
             seconds = round((time.perf_counter() - started) / len(block), 3)
             yield {n: {**rows[n], "seconds": seconds} for n in block}

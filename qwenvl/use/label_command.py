@@ -46,8 +46,8 @@ def label_request(argv: Sequence[str], begins: bool = False) -> UseRequest:
 
 def _run(request: UseRequest) -> str:
     from qwenvl.data.errors import told_to_the_user
+    from qwenvl.run_lock import locked
     from qwenvl.runlog import RunLogError
-    from qwenvl.train.run.lock import locked
     from qwenvl.use.label import Labels
 
     with told_to_the_user("qwenvl label", (ValueError, OSError, ImportError, RunLogError)):

@@ -34,7 +34,7 @@ from qwenvl.model.inputs import media_bytes
 from qwenvl.rewards import build_rubric
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.rollout.local import SharedPrefixEngine
-from qwenvl.train.evaluation import in_budget
+from qwenvl.step.answer import in_budget
 from qwenvl.types import PromptBatch, Record, RolloutBatch, SamplingParams
 from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, parse_body
 from qwenvl.use.options import ChatOptions, UseRequest
@@ -106,7 +106,8 @@ class ChatServer:
         self.name = request.model.name
         self.active = 0
         self.collator = collator_of(config)
-        self.model, self.collector = build_respondent(config, self.collator, build_rubric())
+        self.respondent = build_respondent(config, self.collator, build_rubric())
+        self.model = self.respondent.step.policy
         self.reader = RequestReader(self.limits, request.asking, positions_of(self.model))
         fit_to = self.collator.options.fit_to
         self._dataset = DatasetInTime(
@@ -187,7 +188,7 @@ class ChatServer:
         n = together[0].options.n
         decode = partial(self.collator.processor.tokenizer.decode, skip_special_tokens=True)
         stops = [StopWatch(each.options.stops, decode) for each in together for _ in range(n)]
-        engine = self.collector.engine
+        engine = self.respondent.sample.engine
 
         def watch(rows: list[int], tokens: list[int]) -> list[bool]:
             ended = []
@@ -198,12 +199,12 @@ class ChatServer:
                 ended.append(stops[row].ends_at(token) or not request.patience.left())
             return ended
 
-        if isinstance(engine, SharedPrefixEngine) and self.collector.toolbox is None:
+        if isinstance(engine, SharedPrefixEngine) and self.respondent.sample.toolbox is None:
             engine.drawing.watch = watch
         self._sampling = together
         try:
             batches = [each.batch for each in together]
-            return self.collector.complete(self.model, batches, n, together[0].params)
+            return self.respondent.complete(batches, n, together[0].params)
         finally:
             self._sampling = ()
 
@@ -267,7 +268,7 @@ class ChatServer:
         """The body of a request, parsed. Afterwards it takes no memory, but for the media that messages hold."""
         with self._counted_bytes() as count:
             body = await _patiently(receive(count), patience, _is_there)  # receiving itself notices who leaves
-            making = self._run(self._parsers, parse_body, body, self.name, self.collector.params)
+            making = self._run(self._parsers, parse_body, body, self.name, self.respondent.sample.params)
             return await _patiently(making, patience, is_gone)
 
     @contextmanager
@@ -337,10 +338,11 @@ class ChatServer:
         except MemoryError:
             raise ApiError(500, "there is not enough memory for the media of this request") from None
         options = parsed.options
-        params = options.params(self.collector.params)
-        if isinstance(self.collector.engine, EngineWithWeights):  # which compares texts as well, in its own process
+        params = options.params(self.respondent.sample.params)
+        # Servers compare texts as well, in a process of their own.
+        if isinstance(self.respondent.sample.engine, EngineWithWeights):
             params = replace(params, stop_strings=tuple(dict.fromkeys((*params.stop_strings, *options.stops))))
-        prompt, toolbox = batch.input_ids.shape[1], self.collector.toolbox
+        prompt, toolbox = batch.input_ids.shape[1], self.respondent.sample.toolbox
         looks = 0 if toolbox is None else toolbox.options.look_tokens
         if prompt + params.max_new_tokens + looks > self.reader.positions:
             message = f"the prompt has {prompt:,} tokens, which with max_tokens {params.max_new_tokens:,} exceed the "

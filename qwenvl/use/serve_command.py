@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qwenvl.console import say
 from qwenvl.data.options import ReadingOptions
 from qwenvl.evaluate.command import MODEL, run_command
 from qwenvl.evaluate.settings import READ_BY_TRY, names_of
 from qwenvl.files import check_installed
 from qwenvl.rewards.options import RewardOptions
-from qwenvl.train.display.console import say
 from qwenvl.use.options import ServeOptions, UseRequest, use_request
 
 LOCAL = ("127.0.0.1", "::1", "localhost")

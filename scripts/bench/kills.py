@@ -286,8 +286,8 @@ def _took(unharmed: Path) -> dict[str, float]:
 
 def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     """Train by the command, with phases noted, until the moment comes or the run is done. For a process of its own."""
-    from qwenvl.train.collect.collector import Collector
-    from qwenvl.train.collect.filtering import Refill
+    from qwenvl.step.refill import Refill
+    from qwenvl.step.score import ScoredGroups
     from qwenvl.train.grpo_trainer import GRPOTrainer
     from qwenvl.train.policy_trainer import PolicyTrainer
     from qwenvl.train.train_grpo import main
@@ -297,15 +297,16 @@ def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     GRPOTrainer.evaluation_loop = noted.within("evaluation", GRPOTrainer.evaluation_loop)
     PolicyTrainer._save_checkpoint = noted.within("save", PolicyTrainer._save_checkpoint)
     _note_steps(noted, GRPOTrainer)
-    scored, saves = Collector.scored, GRPOTrainer.save_model
+    scored, saves = ScoredGroups.__call__, GRPOTrainer.save_model
 
-    def refills(self: Any, model: Any, batches: Any, state: Any, *purpose: object) -> Any:
-        return (noted.within("refill", scored) if purpose else scored)(self, model, batches, state, *purpose)
+    def refills(self: Any, batches: Any, step: Any) -> Any:
+        return (noted.within("refill", scored) if step.purpose else scored)(self, batches, step)
 
     def save(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
         (saves if _internal_call else noted.within("ending", saves))(self, output_dir, _internal_call)
 
-    Collector.scored, GRPOTrainer.save_model = refills, save
+    ScoredGroups.__call__ = refills
+    GRPOTrainer.save_model = save
     main(argv)
 
 

@@ -155,10 +155,10 @@ def measured(case: str, sizes: argparse.Namespace, folder: Path) -> dict[str, An
     }
     checkpoint = save_model(sizes, folder / "checkpoint")
     trainer = GRPOTrainer(str(checkpoint), GRPOConfig(**flags), reward_funcs=[letters])
-    trainer.collector.engine.end_ids = []  # no completion ends early
+    trainer.kernels.engine.end_ids = []  # no completion ends early
     watch = Watch(trainer.meter)
     trainer.train()
-    drawn = trainer.drawn[0]
+    drawn = trainer.in_progress.prompts[0]
     return {
         **{"tokens": drawn.input_ids.shape[1], "frames": len(drawn.frames[0][0].indices)},
         **{"base": watch.base, "peak": max(watch.peaks.values())},

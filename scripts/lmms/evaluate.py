@@ -79,13 +79,13 @@ def prepared(own: argparse.Namespace, flags: Sequence[str]) -> tuple[Any, Any, d
     Raises:
         ValueError, OSError: a flag, the model or its folder.
     """
+    from qwenvl.console import settle_output
     from qwenvl.data.media.open import resolve_backend
     from qwenvl.data.options import FrameOptions, PromptOptions
     from qwenvl.data.records.parse import ReadOptions
     from qwenvl.evaluate.protocol import model_facts
     from qwenvl.evaluate.settings import READ_BY_LMMS, Asking, asking_of, config_for, model_source, refuse_unread
     from qwenvl.runlog import installed_versions
-    from qwenvl.train.display.console import settle_output
     from scripts.lmms.model import QwenVL
 
     settle_output()

@@ -23,7 +23,7 @@ from qwenvl.evaluate.respondent import build_respondent, collator_of
 from qwenvl.evaluate.settings import Asking, record_of
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.functions.text import answer_of
-from qwenvl.train.journal import rollout_rows
+from qwenvl.step.rows import rollout_rows
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 
@@ -64,7 +64,7 @@ class QwenVL(lmms):
         self.answered: list[Answered] = []
         self._config, self._asking = config, asking
         self.collator = collator_of(config)
-        self._model, self._collector = build_respondent(config, self.collator, build_rubric())
+        self._respondent = build_respondent(config, self.collator, build_rubric())
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """The answers, in the order of the requests."""
@@ -80,7 +80,7 @@ class QwenVL(lmms):
         collator, frames = self.collator, SampleOptions.of(self._config)
         dataset = GRPODataset([record], frames, training=False, ruler=collator.ruler, fit_to=collator.options.fit_to)
         batch = collator([dataset.load(record)])["prompts"]
-        [rollout] = self._collector.complete(self._model, [batch], 1)
+        [rollout] = self._respondent.complete([batch], 1)
         given = until(answer_of(rollout.texts[0]) or rollout.texts[0], settings.get("until") or ())
         self.answered.append(Answered(task, doc_id, given, batch, rollout))
         return given

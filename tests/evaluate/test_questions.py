@@ -8,9 +8,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.evaluate.options import EvaluateOptions
 from qwenvl.evaluate.questions import Questions, QuestionSamples, blank, clusters_of, partners, shuffled, single_frame
-from qwenvl.rewards import build_rubric
-from qwenvl.rewards.options import ContrastArguments
-from qwenvl.train.collect.contrast import TemporalContrast
+from qwenvl.step.contrast import shuffled_prompts
 from qwenvl.types import Message, Record
 
 TEXT_TENSORS = ("input_ids", "attention_mask", "video_grid_thw", "image_grid_thw", "seconds_per_grid")
@@ -71,9 +69,8 @@ def test_three_controls_keep_all_but_the_pixels(dataset, collator):
 
 
 def test_shuffled_frames_are_those_of_the_bonus_for_order(dataset, collator):
-    contrast = TemporalContrast(ContrastArguments(), build_rubric(["accuracy"]), 2)
     sample = next(dataset[n] for n in range(len(dataset)) if dataset[n].videos)
-    theirs = contrast.shuffled(collator([sample])["prompts"], seed=5)
+    theirs = shuffled_prompts(collator([sample])["prompts"], seed=5, temporal_patch_size=2)
     ours = collator([shuffled(sample, 5)])["prompts"]
     assert torch.equal(ours.pixel_values_videos, theirs.pixel_values_videos)
 

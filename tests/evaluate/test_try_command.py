@@ -73,7 +73,7 @@ def told(*argv: str, capsys) -> dict:
 def test_it_sees_and_answers_as_the_evaluation_of_the_run(run, capsys, never_at_full_size):
     answers = told("run", "17.mp4", QUESTION, "--solution", "<answer>(1) pick</answer>", capsys=capsys)
     batch = run.data_collator([run.eval_dataset[0]])["prompts"]
-    [(rollout, rewards)] = run.collector.answer(run.model, [batch], 1)
+    [(rollout, rewards)] = run.answer([batch], 1, run.step_context())
     [answer] = answers["answers"]
     assert answer["text"] == rollout.texts[0] and answer["finish_reason"] == rollout.finish_reasons[0]
     assert answer["rewards"] == pytest.approx({name: values[0] for name, values in rewards.columns().items()})

@@ -129,7 +129,8 @@ def test_the_entropy_bonus_is_a_mean_over_the_tokens_of_the_step(case, row):
 
 def test_a_bonus_of_0_in_a_step_is_logged_and_gives_no_gradient(case):
     entropies = torch.ones(6, 6, dtype=torch.float64, requires_grad=True)
-    out = replace(settled(LOSSES["grpo"]), entropy_coef=0.0)(replace(case.inputs(), entropies=entropies), COUNTS)
+    objective = replace(settled(LOSSES["grpo"]), entropy_coef=0.0, entropy_coef_moves=True)
+    out = objective(replace(case.inputs(), entropies=entropies), COUNTS)
     out.loss.backward()
     assert out.metrics["entropy_coef"] == 0.0 and entropies.grad is None
 
@@ -176,7 +177,7 @@ def test_the_options_reach_the_objective():
     objective = objective_of(options, 8)
     assert objective.weighting == Weighting("sequence_truncate", 0.5, 2.0, 0.2) and objective.entropy_coef == 0.01
     plain = objective_of(ObjectiveOptions(), 8)
-    assert plain.weighting == Weighting() and plain.entropy_coef is None
+    assert plain.weighting == Weighting() and plain.entropy_coef == 0
     assert not ObjectiveOptions().reads_sampled_entropies
     assert ObjectiveOptions(top_entropy_quantile=0.2).reads_sampled_entropies
     assert ObjectiveOptions(entropy_coef=0.1, entropy_target=0.5).reads_sampled_entropies

@@ -7,7 +7,7 @@ import torch
 
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.model import logprobs
-from qwenvl.model.logprobs import Comparison, completion_likelihood, completion_logprobs, selected_logprobs
+from qwenvl.model.logprobs import Extras, completion_likelihood, completion_logprobs, selected_logprobs
 from qwenvl.model.positions import completion_positions
 from qwenvl.model.sharing import shared_prefix
 
@@ -126,9 +126,9 @@ def test_the_exact_kl_in_half_precision_without_autocast(exact_model, random_pro
     own, theirs = (torch.cat([*distributions(each, prompts, ids, mask, 0.7)]).detach() for each in (model, teacher))
     for other, expected in ((teacher, (own.exp() * (own - theirs)).sum(1)), (model, torch.zeros(len(own)))):
         with torch.no_grad():
-            kept = completion_likelihood(other, prompts, ids, mask, **settings, comparison=Comparison(True))
-        comparison = Comparison(states=kept.states[mask], head=None if other is model else other.lm_head)
-        found = completion_likelihood(model, prompts, ids, mask, **settings, comparison=comparison)
+            kept = completion_likelihood(other, prompts, ids, mask, **settings, extras=Extras(True))
+        extras = Extras(states=kept.states[mask], head=None if other is model else other.lm_head)
+        found = completion_likelihood(model, prompts, ids, mask, **settings, extras=extras)
         torch.testing.assert_close(found.divergences[mask], expected.float(), rtol=0.05, atol=0.01)
 
 
@@ -148,14 +148,14 @@ def test_the_exact_kl_to_a_teacher_with_a_longer_prompt(exact_model, random_prom
     for path, chunk in ((logprobs, 2), (shared_prefix, 1000)):
         settings = {"temperature": 0.7, "logit_chunk_tokens": chunk}
         with torch.no_grad():
-            kept = path.completion_likelihood(teacher, longer, ids, mask, **settings, comparison=Comparison(True))
+            kept = path.completion_likelihood(teacher, longer, ids, mask, **settings, extras=Extras(True))
         torch.testing.assert_close(
             kept.logprobs[mask], theirs.gather(1, ids[mask][:, None])[:, 0], rtol=0, atol=1e-9
         )
         assert torch.equal(kept.top[mask].long(), theirs.argmax(1))
         model.zero_grad()
-        comparison = Comparison(states=kept.states[mask], head=teacher.get_output_embeddings())
-        found = path.completion_likelihood(model, prompts, ids, mask, **settings, comparison=comparison)
+        extras = Extras(states=kept.states[mask], head=teacher.get_output_embeddings())
+        found = path.completion_likelihood(model, prompts, ids, mask, **settings, extras=extras)
         torch.testing.assert_close(found.divergences[mask], expected, rtol=0, atol=1e-9)
         (found.divergences[mask] * weights).sum().backward()
         for name, each in model.named_parameters():

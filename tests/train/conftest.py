@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -76,9 +77,9 @@ def caught_gradients(trainer, lr: float = 0.0) -> list[dict[str, torch.Tensor]]:
 
 def caught_draws(trainer) -> list[tuple]:
     """A list to which each call of the engine adds (prompts, group size, sampling parameters, completions)."""
-    engine, calls = trainer.paths.engine, []
+    engine, calls = trainer.kernels.engine, []
     draw = engine.draw
-    trainer.check_parity.probe = lambda *_: None  # whose draws are not those of training
+    trainer.logprobs.parity.probe = lambda *_: None  # whose draws are not those of training
 
     def drawn(model, prompts, size, params, seed, conversations=None):
         calls.append((len(prompts), size, params, draw(model, prompts, size, params, seed, conversations)))
@@ -86,6 +87,13 @@ def caught_draws(trainer) -> list[tuple]:
 
     engine.draw = drawn
     return calls
+
+
+def with_kernels(trainer, **kernels):
+    """Give a trainer another engine, or another kernel of log-probs, for all of its stages. Returns the trainer."""
+    trainer.kernels = replace(trainer.kernels, **kernels)
+    trainer.build_stages()
+    return trainer
 
 
 def letters(completions: list[str], **columns) -> list[float]:

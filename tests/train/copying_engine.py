@@ -10,7 +10,7 @@ import torch
 
 from qwenvl.rollout import local
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.train import fast_paths
+from qwenvl.step import kernels
 
 _plain_exponential, _of_this_thread = torch.Tensor.exponential_, threading.local()
 
@@ -83,6 +83,6 @@ def with_copying_engine(patch) -> None:
     Args:
         patch: pytest's ``monkeypatch``.
     """
-    patch.setattr(fast_paths, "_engine_of", lambda args, policy, local: CopyingEngine(local))
+    patch.setattr(kernels, "server_engine", lambda args, policy, local: CopyingEngine(local))
     draw_by_thread(patch)
     patch.setattr(SamplingOptions, "engine_has_own_weights", True)

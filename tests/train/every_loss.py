@@ -89,6 +89,12 @@ class NextLoss(TrainerCallback):
         self._trainer.objective = self._objectives[state.global_step % args.num_iterations]
 
 
+def with_engine(trainer, engine) -> None:
+    """Have a trainer sample with another engine."""
+    trainer.kernels = replace(trainer.kernels, engine=engine)
+    trainer.build_stages()
+
+
 def run_every_loss(args: GRPOConfig, reward) -> None:
     """Trains, and leaves the gradients by loss and step in the run folder.
 
@@ -97,7 +103,7 @@ def run_every_loss(args: GRPOConfig, reward) -> None:
     """
     model = AutoModelForImageTextToText.from_pretrained(args.model_name_or_path, dtype=torch.float64)
     trainer = GRPOTrainer(model, args, reward_funcs=[reward])
-    trainer.collector = replace(trainer.collector, engine=EngineByRecord())
+    with_engine(trainer, EngineByRecord())
     trainer.optimizer = optimizer = Moves(trainer, scale=0.01)
     trainer.add_callback(NextLoss(trainer))
     trainer.train()

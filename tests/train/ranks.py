@@ -17,7 +17,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from copying_engine import CopyingEngine
-from every_loss import run_every_loss
+from every_loss import run_every_loss, with_engine
 from every_target import run_every_target
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerCallback
@@ -34,7 +34,7 @@ from qwenvl.rollout.engine import completion_mask
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.rollout.turns import sample_turns
-from qwenvl.train import fast_paths
+from qwenvl.step import kernels
 from qwenvl.train.run import launch
 from qwenvl.train.run.checkpoints import find_checkpoint
 from qwenvl.train.train_grpo import main as train_command
@@ -216,14 +216,23 @@ def torchrun(log: str, words: list[str]) -> None:
     launch.main(words)
 
 
-def run_ahead(environment: dict[str, str], log: str, checkpoint: str, data: str, output: str, flags: list[str]) -> None:
-    """One process of a run whose engine has weights of its own."""
+def run_ahead(
+    environment: dict[str, str],
+    log: str,
+    checkpoint: str,
+    data: str,
+    output: str,
+    flags: list[str],
+    *,
+    killed: bool = False,
+) -> None:
+    """One process of a run whose engine has weights of its own. ``killed``: after its first step."""
     begin(environment, log)
     SamplingOptions.engine_has_own_weights = True
-    fast_paths._engine_of = by_prompt_with_own_weights
+    kernels.server_engine = by_prompt_with_own_weights
     args = parse_args([f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags])
     trainer = GRPOTrainer(args=args, reward_funcs=[vowels])
-    if output.endswith("killed") and args.resume == "never":
+    if killed:
         trainer.add_callback(KilledAfterStepOne())
     trainer.train()
     trainer.save_model()
@@ -235,45 +244,68 @@ def by_prompt_with_own_weights(args, policy, local):
     return CopyingEngine(EngineByPromptWithLogprobs(local.tokenizer, unwrap(policy)))
 
 
-def run(environment: dict[str, str], log: str, checkpoint: str, data: str, output: str, flags: list[str]) -> None:
+def run(
+    environment: dict[str, str],
+    log: str,
+    checkpoint: str,
+    data: str,
+    output: str,
+    flags: list[str],
+    *,
+    trains: str = "rewards",
+    engine: str | None = None,
+    reward: str = "vowels",
+    media_wait: bool = False,
+    watches_weights: bool = False,
+    fsdp_starts: bool = True,
+    nan_on_1: bool = False,
+    signal_on_1: bool = False,
+) -> None:
     """One process: trains, and lets rank 0 save what came of it.
 
     Args:
         environment: what torchrun would set.
         log: a file for what it prints.
+        trains: ``rewards``, or the runs of ``every_loss`` and ``every_target``.
+        engine: ``by_prompt`` or ``stops_apart``, in place of that of the run.
+        reward: the name of a reward function of this file.
+        media_wait: media of every micro-batch wait in the memory of the CPU.
+        watches_weights: write down how many weights are here at a time while completions are sampled.
+        fsdp_starts: start FSDP, which on a CPU does not start by itself.
+        nan_on_1: the second loss of process 1 is NaN.
+        signal_on_1: process 1 gets a signal in its first step.
     """
     begin(environment, log)
     if any(flag.startswith("--deepspeed") for flag in flags):
         start_deepspeed_on_a_cpu()
     flags = [f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags]
-    if "on_host" in output:
+    if media_wait:
         model_inputs.LARGE = 0
-    if "every_target" in output:
+    if trains == "every_target":
         return run_every_target(flags)
     args = parse_args(flags)
-    if args.fsdp and "refused" not in output:
+    if args.fsdp and fsdp_starts:
         start_fsdp_on_a_cpu(args)
-    if "every_loss" in output:
+    if trains == "every_loss":
         return run_every_loss(args, digits)
-    trainer = GRPOTrainer(args=args, reward_funcs=[alike if "alike" in output else vowels])
-    if "by_prompt" in output:
-        engine = EngineByPrompt(trainer.processing_class.tokenizer, trainer.model)
-        trainer.collector = replace(trainer.collector, engine=engine)
-    if "stops_apart" in output:
-        engine = EngineThatStopsApart(
-            trainer.processing_class.tokenizer, trainer.model, args.process_index, args.rollout_token_budget
+    trainer = GRPOTrainer(args=args, reward_funcs=[{"vowels": vowels, "alike": alike}[reward]])
+    tokenizer = trainer.processing_class.tokenizer
+    if engine == "by_prompt":
+        with_engine(trainer, EngineByPrompt(tokenizer, trainer.model))
+    if engine == "stops_apart":
+        with_engine(
+            trainer, EngineThatStopsApart(tokenizer, trainer.model, args.process_index, args.rollout_token_budget)
         )
-        trainer.collector = replace(trainer.collector, engine=engine)
-    if "watched" in output:
+    if watches_weights:
         tower.PIECE = 16
         watch = WeightsThatAreHere(trainer.model)
-    if "nan_on_1" in output and args.process_index == 1:
+    if nan_on_1 and args.process_index == 1:
         trainer.objective = NanInStepTwo(trainer)
-    if "signal_on_1" in output and args.process_index == 1:
+    if signal_on_1 and args.process_index == 1:
         trainer.add_callback(SignalInStepOne())
     trainer.train(resume_from_checkpoint=find_checkpoint(args.resume_from_checkpoint, args.output_dir))
     assert isinstance(trainer.model, FSDPModule) == bool(args.fsdp)
-    if "watched" in output:
+    if watches_weights:
         Path(output, f"held-{args.process_index}.json").write_text(json.dumps(watch.most))
     trainer.save_model()
     trainer.accelerator.end_training()

@@ -9,7 +9,8 @@ from qwenvl import GRPOConfig, GRPOTrainer, WarmupConfig, WarmupTrainer
 from qwenvl.config.command_line import parse_args
 from qwenvl.data.errors import RecordError
 from qwenvl.rewards.table import TABLE
-from qwenvl.train.assemble import build_policy, build_rewards
+from qwenvl.step.assemble import build_rewards
+from qwenvl.train.assemble import build_policy
 
 
 def test_several_data_sets_for_evaluation(make_trainer, sop_data):

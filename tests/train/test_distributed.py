@@ -17,6 +17,9 @@ from qwenvl.grpo.advantages import group_advantages
 from qwenvl.runlog import read_metrics, read_rollouts
 from tests.forked import forks
 
+# What ``ranks.run`` takes besides flags: completions by the prompt alone, or of different lengths in the processes.
+BY_PROMPT = {"engine": "by_prompt"}
+STOPS_APART = {"engine": "stops_apart"}
 COMMON = {
     "use_cpu": True,
     "max_steps": 2,
@@ -86,20 +89,26 @@ def environments(processes: int) -> list[dict[str, str]]:
     return [{name: str(value) for name, value in one.items()} for one in each]
 
 
-def launch(processes: int, checkpoint, data, output, **flags) -> None:
-    """Trains with so many processes; an error with all that they printed if one of them fails."""
+def launch(processes: int, checkpoint, data, output, *, how: dict | None = None, **flags) -> None:
+    """Trains with so many processes; an error with all that they printed if one of them fails.
+
+    Args:
+        how: arguments of ``ranks.run``, for what no flag says.
+    """
     arguments = [f"--{name}={value}" for name, value in {**COMMON, **flags}.items()]
-    launch_ranks("run", processes, str(checkpoint), str(data), str(output), arguments)
+    launch_ranks("run", processes, str(checkpoint), str(data), str(output), arguments, how=how)
 
 
-def launch_ranks(target: str, processes: int, *arguments) -> None:
+def launch_ranks(target: str, processes: int, *arguments, how: dict | None = None) -> None:
     """Calls a function of ``ranks`` in so many processes; an error with what they printed if one of them fails."""
     context = forks()
     import ranks as functions
 
     with tempfile.TemporaryDirectory() as logs:
         ranks = [
-            context.Process(target=getattr(functions, target), args=(environment, f"{logs}/{rank}", *arguments))
+            context.Process(
+                target=getattr(functions, target), args=(environment, f"{logs}/{rank}", *arguments), kwargs=how or {}
+            )
             for rank, environment in enumerate(environments(processes))
         ]
         for rank in ranks:
@@ -206,10 +215,10 @@ def one_process(tiny_checkpoint, three_records, tmp_path_factory) -> Callable[[s
 
     def get(recipe: str) -> Path:
         if recipe not in made:
-            made[recipe] = tmp_path_factory.mktemp("single") / "by_prompt"
+            made[recipe] = tmp_path_factory.mktemp("single") / "run"
             flags = TWICE | {"per_device_train_batch_size": 4, "eval_dataset_use": three_records}
             flags |= flags_of(recipe, tiny_checkpoint)
-            launch(1, tiny_checkpoint(initializer_range=0.1), three_records, made[recipe], **flags)
+            launch(1, tiny_checkpoint(initializer_range=0.1), three_records, made[recipe], how=BY_PROMPT, **flags)
         return made[recipe]
 
     return get
@@ -242,9 +251,11 @@ def test_two_processes_make_the_update_of_one(tiny_checkpoint, three_records, on
     for its forwards."""
     if "zero" in engine:
         pytest.importorskip("deepspeed")
-    start, output = tiny_checkpoint(initializer_range=0.1), tmp_path / "on_host" / "by_prompt"  # where media wait
+    start, output = tiny_checkpoint(initializer_range=0.1), tmp_path / "run"
     flags = TWICE | {"gradient_accumulation_steps": 2, "eval_dataset_use": three_records}
-    launch(2, start, three_records, output, **flags, **ENGINES[engine], **flags_of(recipe, tiny_checkpoint))
+    how = BY_PROMPT | {"media_wait": True}
+    flags |= ENGINES[engine] | flags_of(recipe, tiny_checkpoint)
+    launch(2, start, three_records, output, how=how, **flags)
     alone = one_process(recipe)
     assert_same_update(output, alone, start, updates=4)
     assert_same_numbers(output, alone, ("loss", "grad_norm", "kl", "entropy"), rows=4)
@@ -276,10 +287,10 @@ def test_the_step_and_the_reference_are_whole_where_processes_share_them(
     """
     if engine == "zero3":
         pytest.importorskip("deepspeed")
-    start, output = tiny_checkpoint(initializer_range=0.1), tmp_path / "by_prompt"
+    start, output = tiny_checkpoint(initializer_range=0.1), tmp_path / "run"
     flags = {"sync_ref_model": True, "ref_model_mixup_alpha": 1.0, "ref_model_sync_steps": 1, **ENGINES[engine]}
     flags |= {"gradient_accumulation_steps": 2, "ref_model_name_or_path": start, "advantage_estimator": "gdpo"}
-    launch(2, start, three_records, output, **flags)
+    launch(2, start, three_records, output, how=BY_PROMPT, **flags)
     assert [abs(kl) < 1e-6 and norm > 1e-3 for kl, norm in logged(output, "kl", "grad_norm")] == [True, True]
     rows = [row for row in read_rollouts(output) if row.step == 1]
     rewards = torch.tensor([row.total for row in rows])
@@ -309,9 +320,9 @@ def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mi
         "eval_steps": 1,
         **{"teacher": tiny_checkpoint(initializer_range=0.1, num_layers=3, seed=4), "distill_kl": "full"},
     }
-    whole, rest = (tmp_path / name / "stops_apart" for name in ("whole", "rest"))
-    launch(2, start, mixed_data, whole, **flags, save_strategy="steps", save_steps=2)
-    launch(2, start, mixed_data, rest, **flags, resume_from_checkpoint=whole / "checkpoint-2")
+    whole, rest = (tmp_path / name for name in ("whole", "rest"))
+    launch(2, start, mixed_data, whole, how=STOPS_APART, **flags, save_strategy="steps", save_steps=2)
+    launch(2, start, mixed_data, rest, how=STOPS_APART, **flags, resume_from_checkpoint=whole / "checkpoint-2")
     first, second = (
         [json.loads(line) for line in (whole / "rollouts" / f"rank-{rank}.jsonl").read_text().splitlines()]
         for rank in (0, 1)
@@ -332,7 +343,7 @@ def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mi
 
 def test_fsdp_that_would_not_shard_is_refused(tiny_checkpoint, mixed_data, tmp_path):
     with pytest.raises(AssertionError, match="FSDP was asked for and is off"):
-        launch(2, tiny_checkpoint(), mixed_data, tmp_path / "refused", fsdp=True)
+        launch(2, tiny_checkpoint(), mixed_data, tmp_path / "run", how={"fsdp_starts": False}, fsdp=True)
 
 
 def test_a_process_whose_samples_are_all_bad_does_not_stop_the_others(tiny_checkpoint, mixed_data, tmp_path):
@@ -377,9 +388,10 @@ def test_looks_in_one_process_alone(tiny_checkpoint, three_records, tmp_path, en
         pytest.importorskip("deepspeed")
     start = tiny_checkpoint(initializer_range=0.1)
     looks = {"tools": "look", "look_frames": 2, "generation_max_length": 100, "max_steps": 1, "grpo_beta": 0.1}
-    alone, output = tmp_path / "alone" / "by_prompt", tmp_path / "two" / "by_prompt"
-    launch(1, start, three_records, alone, **looks, per_device_train_batch_size=4)
-    launch(2, start, three_records, output, **looks, gradient_accumulation_steps=2, **ENGINES[engine])
+    alone, output = tmp_path / "alone", tmp_path / "two"
+    launch(1, start, three_records, alone, how=BY_PROMPT, **looks, per_device_train_batch_size=4)
+    two = looks | {"gradient_accumulation_steps": 2} | ENGINES[engine]
+    launch(2, start, three_records, output, how=BY_PROMPT, **two)
     assert_same_update(output, alone, start, updates=1)
     assert_same_numbers(output, alone, ("loss", "grad_norm", "kl", "look/looked_frac", "look/tokens"), rows=1)
     calls = [call for row in read_rollouts(output) for turn in row.turns for call in turn.calls]

@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.train.test_distributed import (
+    BY_PROMPT,
     ENGINES,
     RECIPES,
     all_but_the_first,
@@ -39,9 +40,9 @@ def alone(tiny_checkpoint, tmp_path_factory) -> Callable[..., Path]:
 
     def get(family: str, recipe: str, data: Path, **flags) -> Path:
         if (family, recipe, data) not in made:
-            made[family, recipe, data] = output = tmp_path_factory.mktemp("alone") / "by_prompt"
+            made[family, recipe, data] = output = tmp_path_factory.mktemp("alone") / "run"
             flags = {"per_device_train_batch_size": 4, **RECIPES[recipe], **flags}
-            launch(1, tiny_checkpoint(family, initializer_range=0.1), data, output, **flags)
+            launch(1, tiny_checkpoint(family, initializer_range=0.1), data, output, how=BY_PROMPT, **flags)
         return made[family, recipe, data]
 
     return get
@@ -77,10 +78,11 @@ def test_one_process_has_the_videos_and_the_other_a_text_and_an_image(
     """Layers, tower and mergers, deepstack's too, run as often in the process that has nothing for them."""
     if engine == "zero3":
         pytest.importorskip("deepspeed")
-    start, output = tiny_checkpoint(family, initializer_range=0.1), tmp_path / "by_prompt"
+    start, output = tiny_checkpoint(family, initializer_range=0.1), tmp_path / "run"
     order = {"train_sampling_strategy": "sequential"}
     given = published(start, tmp_path / "published") if family == "qwen3_vl_moe" else start
-    launch(2, given, apart, output, gradient_accumulation_steps=2, **order, **ENGINES[engine], **RECIPES[recipe])
+    flags = {"gradient_accumulation_steps": 2, **order, **ENGINES[engine], **RECIPES[recipe]}
+    launch(2, given, apart, output, how=BY_PROMPT, **flags)
     one = alone(family, recipe, apart, **order)
     assert_same_update(output, one, start)
     names = ("reward/total", "kl", "entropy", "loss", "grad_norm", "prompt/tokens")
@@ -99,6 +101,7 @@ def test_one_process_has_the_videos_and_the_other_a_text_and_an_image(
 def test_linear_attention_and_experts_make_the_update_of_one(tiny_checkpoint, three, alone, tmp_path, recipe):
     """Three prompts in steps of four: layers run as often in the process that has fewer. Experts need no more care."""
     pytest.importorskip("deepspeed")
-    start, output = tiny_checkpoint("qwen3_5_moe", initializer_range=0.1), tmp_path / "by_prompt"
-    launch(2, start, three, output, gradient_accumulation_steps=2, **ENGINES["zero3"], **RECIPES[recipe])
+    start, output = tiny_checkpoint("qwen3_5_moe", initializer_range=0.1), tmp_path / "run"
+    flags = {"gradient_accumulation_steps": 2, **ENGINES["zero3"], **RECIPES[recipe]}
+    launch(2, start, three, output, how=BY_PROMPT, **flags)
     assert_same_update(output, alone("qwen3_5_moe", recipe, three), start)

@@ -5,7 +5,8 @@ import torch
 
 from qwenvl.data.errors import RecordError
 from qwenvl.runlog import read_rollouts
-from qwenvl.train.evaluation import evaluation_metrics, in_budget
+from qwenvl.step.answer import in_budget
+from qwenvl.train.evaluation import evaluation_metrics
 from qwenvl.types import PromptBatch
 from tests.train.conftest import caught_draws
 

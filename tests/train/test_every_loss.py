@@ -37,8 +37,9 @@ def runs(tiny_checkpoint, sop_data, tmp_path_factory):
     data.write_text(json.dumps(rows))
     made = {}
     for name, (processes, flags) in SPLITS.items():
-        made[name] = folder / name / "every_loss"
-        launch(processes, tiny_checkpoint(initializer_range=0.1), data, made[name], **{**FLAGS, **flags})
+        made[name] = folder / name
+        start, how = tiny_checkpoint(initializer_range=0.1), {"trains": "every_loss"}
+        launch(processes, start, data, made[name], how=how, **{**FLAGS, **flags})
     return made
 
 

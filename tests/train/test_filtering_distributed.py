@@ -11,10 +11,10 @@ from tests.train.test_distributed import launch
 def test_two_processes_fill_their_steps_together(tiny_checkpoint, tmp_path):
     """Records with even numbers differ. In the first steps a process may be full while the other one is not."""
     rows = [{"id": f"text-{n}", "conversations": turns("What comes next? " + "step " * n, "(1)")} for n in range(8)]
-    data, output = tmp_path / "texts.json", tmp_path / "alike"
+    data, output = tmp_path / "texts.json", tmp_path / "run"
     data.write_text(json.dumps(rows))
-    flags = {"filter_groups": "total(max_rounds=4)", "seed": 5}
-    launch(2, tiny_checkpoint(initializer_range=0.1), data, output, per_device_train_batch_size=2, max_steps=5, **flags)
+    flags = {"filter_groups": "total(max_rounds=4)", "seed": 5, "per_device_train_batch_size": 2, "max_steps": 5}
+    launch(2, tiny_checkpoint(initializer_range=0.1), data, output, how={"reward": "alike"}, **flags)
     ranks = [
         [json.loads(line) for line in (output / "rollouts" / f"rank-{rank}.jsonl").read_text().splitlines()]
         for rank in (0, 1)

@@ -39,10 +39,10 @@ def test_evaluation_fits_too(make_trainer, sop_data):
 
 
 def test_a_data_set_made_before_must_have_its_limit(make_trainer, sop_data):
-    from qwenvl.train.assemble import build_dataset
+    from qwenvl.step.assemble import build_dataset
 
     trainer = make_trainer(max_prompt_length=64, fit_frames=True)
-    rubric, collator = trainer.collector.rubric, trainer.data_collator
+    rubric, collator = trainer.rewards, trainer.data_collator
     bare = load_dataset(str(sop_data))
     with pytest.raises(ValueError, match="--fit_frames has no effect on a data set made without"):
         build_dataset(bare, trainer.args, rubric, collator, training=True)

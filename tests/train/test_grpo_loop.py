@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from qwenvl.model.loading import load_model
 from qwenvl.rewards import build_rubric
+from qwenvl.step.score import Score
 from tests.train.conftest import letters
 
 PATH = Path(__file__).parents[2] / "scripts" / "grpo_loop.py"
@@ -37,16 +39,17 @@ def test_loss_and_gradient_are_those_of_the_trainer(family, make_trainer, tiny_c
     expected = trainer.compute_loss(trainer.model, {"prompts": batch})
     expected.backward()
 
-    policy = loop.Policy(checkpoint, torch.device("cpu"))
+    sample = trainer.answer.sample
+    policy = loop.Policy(checkpoint, torch.device("cpu"), sample.group_size, sample.params)
     policy.model.train()
-    policy.engine = Sampled(trainer.step.experiences[0].rollout)
-    collector = trainer.collector
-    output, _, rewards = loop.grpo_loss(
-        policy, batch, collector.rubric, trainer.objective, collector.params, collector.group_size, seed=0
-    )
-    output.loss.backward()
-    assert torch.equal(rewards.total, trainer.step.experiences[0].rewards.total) and rewards.total.std() > 0
-    torch.testing.assert_close(output.loss, expected)
+    [experience] = trainer.step.experiences
+    policy.sample = replace(policy.sample, engine=Sampled(experience.rollout))
+    score = Score(trainer.rewards)
+    objective = trainer.objective
+    loss, _, scored = loop.grpo_loss(policy, batch, score, objective.alpha, objective.beta, seed=0)
+    loss.backward()
+    assert torch.equal(scored.rewards.total, experience.rewards.total) and scored.rewards.total.std() > 0
+    torch.testing.assert_close(loss, expected)
     known = dict(trainer.model.named_parameters())
     learning = {name: each for name, each in policy.model.named_parameters() if each.requires_grad}
     assert learning.keys() == {name for name, each in known.items() if each.requires_grad}

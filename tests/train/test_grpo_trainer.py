@@ -13,7 +13,7 @@ from qwenvl.grpo.advantages import group_advantages
 from qwenvl.grpo.diagnostics import clustered_interval
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.runlog import read_config, read_metrics, read_rollouts
-from tests.train.conftest import caught_draws, caught_gradients, logged
+from tests.train.conftest import caught_draws, caught_gradients, logged, with_kernels
 
 
 def gradients_of_one_step(trainer):
@@ -81,12 +81,12 @@ def test_fast_and_plain_paths_see_the_same_policy(make_trainer, caplog):
     fast = make_trainer(per_device_train_batch_size=4)
     plain = make_trainer(per_device_train_batch_size=4, shared_prefix="off")
     batch = first_batch(fast)["prompts"]
-    (experience,) = fast.collector.collect(fast.model, [batch], fast.state)
-    ours = fast._likelihood(fast.model, experience, "measured")
-    with_pixels = replace(experience, prompts=plain.collector.build_inputs(batch))
-    theirs = plain._likelihood(plain.model, with_pixels, "measured")
+    (experience,) = fast.pipeline([batch], fast.step_context()).experiences
+    ours = fast.logprobs.of_policy(fast.model, experience, "measured")
+    with_pixels = replace(experience, prompts=plain.answer.sample.encode.build_inputs(batch))
+    theirs = plain.logprobs.of_policy(plain.model, with_pixels, "measured")
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
-    reference = fast._reference_logprobs(experience)
+    reference = fast.logprobs.of_reference(experience)
     torch.testing.assert_close(reference, ours.logprobs, rtol=0, atol=1e-6)  # nothing is trained yet
     assert "computes its prompt again" not in caplog.text
 
@@ -129,7 +129,7 @@ def test_what_is_saved_loads_with_plain_transformers(make_trainer, tmp_path, lor
     trainer.save_model(str(tmp_path / "saved"))
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "saved", dtype=torch.float32)
     assert AutoProcessor.from_pretrained(tmp_path / "saved").video_processor is not None
-    inputs = trainer.collector.build_inputs(first_batch(trainer)["prompts"])
+    inputs = trainer.answer.sample.encode.build_inputs(first_batch(trainer)["prompts"])
     with torch.no_grad():
         call = {"input_ids": inputs.input_ids, "position_ids": inputs.position_ids, **inputs.vision()}
         expected = trainer.model.eval()(**call).logits
@@ -189,15 +189,14 @@ def test_evaluation_of_several_samples_counts_prompts_once(make_trainer, sop_dat
 
 def test_parity_stops_a_trainer_that_sees_other_frames(make_trainer):
     trainer = make_trainer(max_steps=1)
-    encode = trainer._likelihood
+    kernel = trainer.kernels.likelihood
 
-    def blind(model, experience, *rest):
-        prompts = experience.prompts
+    def blind(model, prompts, *completions, **settings):
         if prompts.pixel_values_videos is not None:
-            prompts.pixel_values_videos = torch.zeros_like(prompts.pixel_values_videos)
-        return encode(model, experience, *rest)
+            prompts = replace(prompts, pixel_values_videos=torch.zeros_like(prompts.pixel_values_videos))
+        return kernel(model, prompts, *completions, **settings)
 
-    trainer._likelihood = blind
+    with_kernels(trainer, likelihood=blind)
     with pytest.raises(RuntimeError, match="do not see the same prompt"):
         trainer.train()
 

@@ -21,7 +21,7 @@ def test_a_run_shows_the_judge_the_frames_of_its_prompts(make_trainer, make_clip
         gradient_accumulation_steps=2,
         max_steps=1,
     )
-    engine = trainer.paths.engine
+    engine = trainer.kernels.engine
     draw, answers = engine.draw, [f"<answer>{word}</answer>" for word in ("good", "bad", "also good")]
     engine.draw = lambda *args: replace(draw(*args), texts=answers * 2)
     trainer.train()

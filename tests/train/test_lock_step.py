@@ -10,7 +10,15 @@ from safetensors.torch import load_file
 
 from qwenvl.runlog import read_rollouts
 from tests.train.conftest import turns
-from tests.train.test_distributed import ENGINES, RECIPES, assert_same_update, launch, logged, write_records
+from tests.train.test_distributed import (
+    ENGINES,
+    RECIPES,
+    STOPS_APART,
+    assert_same_update,
+    launch,
+    logged,
+    write_records,
+)
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +47,10 @@ def test_completions_and_update_are_those_of_whole_weights(tiny_checkpoint, unev
     flags = ENGINES[engine] | {"per_device_train_batch_size": 2, "train_sampling_strategy": "sequential"}
     flags |= {"generation_max_length": 4, "rollout_token_budget": 60, "check_parity": "every"}
     flags |= {"eval_dataset_use": uneven_data, "eval_on_start": True}
-    whole, layers = (tmp_path / name / "stops_apart-watched" for name in ("whole", "layers"))
-    launch(2, start, uneven_data, whole, **flags)
-    launch(2, start, uneven_data, layers, **flags, ds3_gather_for_generation=False)
+    whole, layers = (tmp_path / name for name in ("whole", "layers"))
+    how = STOPS_APART | {"watches_weights": True}
+    launch(2, start, uneven_data, whole, how=how, **flags)
+    launch(2, start, uneven_data, layers, how=how, **flags, ds3_gather_for_generation=False)
     assert sampled(layers) == sampled(whole)
     ranks = [Path(layers, "rollouts", f"rank-{rank}.jsonl").read_text().splitlines() for rank in (0, 1)]
     drawn = [Counter((row["split"], row["step"], row["tokens"]) for row in map(json.loads, rows)) for rows in ranks]
@@ -77,14 +86,12 @@ def test_rounds_adapters_and_a_reference_of_other_numbers(tiny_checkpoint, sop_d
     pytest.importorskip("deepspeed")
     rows = [{"id": f"text-{n}", "conversations": turns("What comes next? " + "step " * n, "(1)")} for n in range(5)]
     image = {"image": str(sop_data.parent / "part.png"), "conversations": turns("<image>\nWhich?", "(3) fasten")}
-    data, output = tmp_path / "rows.json", tmp_path / "alike"
+    data, output = tmp_path / "rows.json", tmp_path / "run"
     data.write_text(json.dumps([*rows, {"id": "image-6", **image}]))
     flags = ENGINES["zero3"] | RECIPES["lora"] | {"train_sampling_strategy": "sequential", "filter_groups": True}
     flags |= {"shared_prefix": "off", "check_parity": "every", "generation_max_length": 4}
-    flags["advantage_estimator"] = "grpo(kl_in_reward=True)"
-    launch(
-        2, tiny_checkpoint(initializer_range=0.1), data, output, ds3_gather_for_generation=False, max_steps=3, **flags
-    )
+    flags |= {"advantage_estimator": "grpo(kl_in_reward=True)", "ds3_gather_for_generation": False, "max_steps": 3}
+    launch(2, tiny_checkpoint(initializer_range=0.1), data, output, how={"reward": "alike"}, **flags)
     parities, rounds, penalties = zip(*logged(output, "parity/max", "filter/rounds", "penalty/kl"), strict=True)
     assert max(parities) < 1e-4 and min(rounds) == 0 and max(penalties) > 0.1
     ranks = [Path(output, "rollouts", f"rank-{rank}.jsonl").read_text().splitlines() for rank in (0, 1)]

@@ -8,10 +8,10 @@ import torch
 
 from qwenvl.demo.tiny import make_processor
 from qwenvl.own_code import OwnCodeError
-from qwenvl.rollout import ahead, local, shared_sampling
+from qwenvl.rollout import background, local, shared_sampling
 from qwenvl.runlog import read_rollouts
-from qwenvl.train import fast_paths
-from qwenvl.train.collect import collector
+from qwenvl.step import encode as encode_stage
+from qwenvl.step import kernels
 from tests.train.conftest import caught_gradients, logged
 from tests.train.copying_engine import CopyingEngine, with_copying_engine
 
@@ -104,14 +104,14 @@ def test_a_killed_and_resumed_run_is_the_same_run(whole_and_resumed, calls_first
     """Of a second epoch a whole run has the looks of the first, a resumed one encodes them again."""
     encoded = []
 
-    def encode(model, prompts, scales, plain=fast_paths.encode_vision):
+    def encode(model, prompts, scales, plain=kernels.encode_vision):
         encoded.append(prompts.videos_per_prompt)
         return plain(model, prompts, scales)
 
-    monkeypatch.setattr(fast_paths, "encode_vision", encode)
+    monkeypatch.setattr(kernels, "encode_vision", encode)
     if "async_rollouts" in more:
         with_copying_engine(monkeypatch)
-        monkeypatch.setattr(collector, "LOOKS_BYTES", 0)
+        monkeypatch.setattr(encode_stage, "LOOKS_BYTES", 0)
     settings = {**LOOKS, **more, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole, resumed = whole_and_resumed(killed=3, resumed_from=2, **settings)
     assert_same_run(whole, resumed)
@@ -214,10 +214,10 @@ def test_looks_that_are_sampled_ahead_are_those_of_the_weights_of_the_request(
         trainers.append(make_trainer(**settings, output_dir=str(tmp_path / name)))
         trainers[-1].train()
         monkeypatch.setattr(CopyingEngine, "request", at_once)
-        monkeypatch.setattr(ahead, "tower_alone", lambda model: model)
+        monkeypatch.setattr(background, "tower_alone", lambda model: model)
     assert_same_run(*trainers)
     assert [row["async/staleness"] for row in logged(trainers[0])] == [0, 1, 2, 1]
-    threads = [{thread for thread, _ in each.collector.engine.engine.requests} for each in trainers]
+    threads = [{thread for thread, _ in each.answer.sample.engine.engine.requests} for each in trainers]
     assert threads == [{"sampling-ahead"}, {"MainThread"}]
     for here, there in zip(*(each.model.parameters() for each in trainers), strict=True):
         assert torch.equal(here, there)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qwenvl.runlog import read_rollouts
-from tests.train.conftest import caught_draws, caught_gradients, logged
+from tests.train.conftest import caught_draws, caught_gradients, logged, with_kernels
 
 # Eight records in steps of six: the second step of an epoch has two prompts in a micro-batch, and an empty one.
 RAGGED = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
@@ -77,8 +77,8 @@ def test_the_second_loss_by_hand(make_trainer):
     """From the log-probs that were computed and the advantages in the run folder, by the formula."""
     settings = {"num_iterations": 2, "grpo_epsilon": 0.05, "grpo_epsilon_high": 0.1, "learning_rate": 5e-3}
     trainer = make_trainer(per_device_train_batch_size=4, grpo_alpha=0.8, grpo_beta=0.3, stop_strings=["e"], **settings)
-    passes, compute = [], trainer._likelihood
-    trainer._likelihood = lambda *args: passes.append(compute(*args)) or passes[-1]
+    passes, compute = [], trainer.kernels.likelihood
+    with_kernels(trainer, likelihood=lambda *args, **more: passes.append(compute(*args, **more)) or passes[-1])
     trainer.train()
     old, reference, policy = (each.logprobs.detach() for each in passes)  # the reference is not run again
 

@@ -8,7 +8,7 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler
 
 from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.assemble import build_sampler
+from qwenvl.step.assemble import build_sampler
 from tests.train.conftest import turns
 
 MIXED = [n * 7 % 17 for n in range(1, 17)]  # the numbers from 1 to 16

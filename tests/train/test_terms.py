@@ -10,8 +10,8 @@ import torch
 
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import read_rollouts
-from qwenvl.train import fast_paths
-from tests.train.conftest import logged
+from qwenvl.step import kernels
+from tests.train.conftest import logged, with_kernels
 from tests.train.test_grpo_trainer import first_batch, gradients_of_one_step
 
 VOWELS = list("aeiou")
@@ -48,7 +48,7 @@ def test_accumulation_is_exact_with_every_term(make_trainer, tmp_path):
             generation_max_length=12,
             **TERMS,
         )
-        trainer.collector = replace(trainer.collector, engine=Cuts(trainer.collector.engine))
+        with_kernels(trainer, engine=Cuts(trainer.kernels.engine))
         results.append(gradients_of_one_step(trainer))
         (row,) = logged(trainer, times=False)
         metrics.append({name: value for name, value in row.items() if not name.startswith("prompt/")})
@@ -66,8 +66,8 @@ def test_the_policy_term_takes_the_same_tokens_in_every_iteration(make_trainer):
     loss = "grpo(off_policy_mask=0.01)"
     trainer = make_trainer(num_iterations=2, max_steps=2, top_entropy_quantile=0.4, loss_type=loss)
     masks, trained = [], trainer.journal.trained
-    trainer.journal.trained = lambda step, experience, output: (
-        masks.append(experience.policy_mask) or trained(step, experience, output)
+    trainer.journal.trained = lambda step, number, output: (
+        masks.append(step.policy_mask(step.experiences[number])) or trained(step, number, output)
     )
     trainer.train()
     assert torch.equal(*masks)
@@ -90,7 +90,7 @@ class Stale:
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_an_engine_with_weights_of_its_own_is_corrected_for(make_trainer, monkeypatch, level):
     monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
-    monkeypatch.setattr(fast_paths, "_engine_of", lambda args, policy, local: Stale(local))
+    monkeypatch.setattr(kernels, "server_engine", lambda args, policy, local: Stale(local))
     trainer = make_trainer(
         per_device_train_batch_size=2,
         importance_correction=f"{level}_mask(max=1.3)",
@@ -99,12 +99,12 @@ def test_an_engine_with_weights_of_its_own_is_corrected_for(make_trainer, monkey
         grpo_beta=0.0,
     )
     loss = trainer.compute_loss(trainer.model, first_batch(trainer)).item()
-    (experience,) = trainer.step.experiences
+    (experience,), (fixed,) = trainer.step.experiences, trainer.step.fixed
     total, masked = 0.0, 0
     rows = len(experience.advantages)
     for n in range(rows):
         length = int(experience.rollout.completion_mask[n].sum())
-        logs = [(experience.old_logprobs[n, t] - experience.rollout.logprobs[n, t]).item() for t in range(length)]
+        logs = [(fixed.old[n, t] - experience.rollout.logprobs[n, t]).item() for t in range(length)]
         if level == "sequence":
             logs = [sum(logs)] * length
         weights = [math.exp(each) if math.exp(each) <= 1.3 else 0.0 for each in logs]

@@ -321,7 +321,7 @@ def test_a_question_gets_the_request_that_presets_put_behind_those_of_training(m
     for question in ("Which?", "Which?\nA. pick\nB. insert", "Which? Write it in <answer></answer>."):
         content = [video("one.mp4"), {"type": "text", "text": question}]
         body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
-        parsed = parse_body(body, server.name, server.collector.params)
+        parsed = parse_body(body, server.name, server.respondent.sample.params)
         patience = Patience(60.0)
         record = server.reader.record(parsed, tmp_path, patience)
         sent = server._made(record, parsed, tmp_path, patience).batch.input_ids.tolist()

@@ -121,13 +121,13 @@ def test_stop_strings_end_an_answer_without_a_look_at_the_vocabulary(running, mo
     texts = [decode(whole.token_ids[:n], skip_special_tokens=True) for n in range(len(pieces) + 1)]
     new = [n for n in range(1, len(pieces)) if pieces[n].isprintable() and pieces[n] not in texts[n]]
     place = next(n for n in new if pieces[n] in texts[n + 1])
-    counted = running.server.collector.engine.drawing.drawn
+    counted = running.server.respondent.sample.engine.drawing.drawn
     ended = running.ask(QUESTION, stop=["nowhere", pieces[place]], logprobs=True)
     [choice] = ended.choices
     assert choice.message.content == whole.message.content.partition(pieces[place])[0]
     assert choice.finish_reason == "stop" and ended.usage.completion_tokens == place + 1
     assert choice.token_ids == whole.token_ids[: place + 1] and len(choice.logprobs.content) == place + 1
-    assert running.server.collector.engine.drawing.drawn - counted == place + 1  # nothing is sampled behind it
+    assert running.server.respondent.sample.engine.drawing.drawn - counted == place + 1  # nothing is sampled behind it
     streamed = [*running.ask(QUESTION, stop=[pieces[place]], stream=True)]
     assert "".join(each.choices[0].delta.content for each in streamed) == choice.message.content
 

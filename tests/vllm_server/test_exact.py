@@ -18,7 +18,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.servers import Server, ServerLostError, ServerRefusedError, Servers
 from qwenvl.rollout.vllm import VllmEngine, policy_weights
-from qwenvl.train.parity import NOISE
+from qwenvl.step.parity import NOISE
 from qwenvl.vllm_server.wire import WeightsRequest
 from tests.rollout.served import Scripted
 from tests.vllm_server.policy import WIDE, Policy, local_and_server

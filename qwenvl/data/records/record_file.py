@@ -150,6 +150,10 @@ class RecordFile(Sequence[Record]):
                 yield record
 
 
+COMPARED = 10_000
+"""Most records of a file that is not in memory of which all are looked at. Of a larger one a few are."""
+
+
 def spot_checked(records: Sequence[Record]) -> Iterator[Record]:
     """Yield at most ``SPOT_CHECKS`` records of a file, spread evenly over it, the first and the last among them.
 

@@ -35,10 +35,10 @@ from transformers import AttentionInterface
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import (
-    Comparison,
     EntropyUse,
+    Extras,
+    HeadColumns,
     Likelihood,
-    likelihood_of,
     logprobs_by,
     sampled_alone,
     selected_logprobs,
@@ -62,7 +62,7 @@ def completion_likelihood(
     logit_chunk_tokens: int,
     entropy: EntropyUse = "none",
     whole: PromptInputs | None = None,
-    comparison: Comparison | None = None,
+    extras: Extras | None = None,
 ) -> Likelihood:
     """Log-probs and entropies of all completion tokens, of softmax(logits / temperature).
 
@@ -73,10 +73,11 @@ def completion_likelihood(
     mask = completion_mask.bool()
     row, targets = pack(prompts, completion_ids, mask, whole), completion_ids[mask][None]
     everywhere = torch.ones_like(targets, dtype=torch.bool)
-    settings = (temperature, logit_chunk_tokens, entropy, comparison)
-    with selected_logprobs(model, targets, everywhere, *settings):
+    with selected_logprobs(
+        model, targets, everywhere, temperature, logit_chunk_tokens, entropy=entropy, extras=extras
+    ):
         output = model(**row, use_cache=False, **prompts.vision_with(whole))
-    return likelihood_of(spread_out(output.logits[0], mask), entropy, comparison)
+    return HeadColumns.of(entropy, extras).unstack(spread_out(output.logits[0], mask))
 
 
 completion_logprobs = logprobs_by(completion_likelihood)

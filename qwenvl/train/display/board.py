@@ -21,11 +21,11 @@ from rich.table import Table
 from rich.text import Text
 from tqdm.auto import tqdm
 
+from qwenvl.console import evaluated, evaluation_lines, with_interval
 from qwenvl.report.run import is_phase
 from qwenvl.runlog import read_metrics
-from qwenvl.train.display.console import evaluated, evaluation_lines, with_interval
+from qwenvl.step.meter import Meter, peak_memory, phase_name
 from qwenvl.train.display.progress import Progress
-from qwenvl.train.meter import Meter, peak_memory, phase_name
 
 TITLES = {
     **{"reward/total": "reward", "target/loss": "loss", "group/zero_std_frac": "equal groups", "kl": "KL"},

@@ -9,12 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import say
 from qwenvl.data.records.parse import media_hints, record_hints, unread_keys_of, unread_text
-from qwenvl.data.records.record_file import spot_checked
-from qwenvl.train.display.console import say
+from qwenvl.data.records.record_file import COMPARED, spot_checked
 from qwenvl.types import Hint, Record
-
-COMPARED = 10_000  # records of a file that is not in memory. Of a larger one a few are compared
 
 
 def first_look(dataset: Any, columns: Collection[str] | None) -> None:

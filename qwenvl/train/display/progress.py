@@ -12,8 +12,8 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback
 
-from qwenvl.train.display.console import evaluation_lines, say
-from qwenvl.train.meter import Meter
+from qwenvl.console import evaluation_lines, say
+from qwenvl.step.meter import Meter
 
 SHOWN = (
     *(("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"), ("target/loss", "loss")),

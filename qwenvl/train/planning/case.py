@@ -22,7 +22,8 @@ from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision_tower import supports_encode_once
 from qwenvl.option import row_of
 from qwenvl.plan.sizes import Engine, Job, ModelWeights, ReferenceKind, Shapes
-from qwenvl.train.assemble import build_policy, weight_dtype
+from qwenvl.step.assemble import weight_dtype
+from qwenvl.train.assemble import build_policy
 
 RECORDS = 1000
 """Most records whose prompts are measured: a random sample, the same for a seed."""

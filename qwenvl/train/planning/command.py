@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from qwenvl.config.command_line import parsed, split_file
 from qwenvl.config.flags import FLAG_GROUPS, USUAL, FlagParser, settings_class, wants_help
+from qwenvl.console import ends_at_ctrl_c, say
 from qwenvl.option import Options, option
 from qwenvl.plan.memory import Phase, amount, estimate, fullest, memory_lines, remedies
 from qwenvl.plan.sizes import Engine, Job, ModelWeights, Shapes
-from qwenvl.train.display.console import ends_at_ctrl_c, say
 
 if TYPE_CHECKING:
     from qwenvl.data.prompt_length import PromptLength

@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from qwenvl.config.command_line import changed_flags
 from qwenvl.config.flags import FLAG_GROUPS, WARMUP_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
+from qwenvl.console import evaluated, say, with_interval
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.errors import DATA_ERRORS, place_of, told_to_the_user
 from qwenvl.data.options import DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
@@ -28,17 +29,17 @@ from qwenvl.report.write import warnings
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rewards.table import SHAPING
+from qwenvl.run_lock import RunFolderError, locked
 from qwenvl.runlog import RunLogError, read_metrics
+from qwenvl.step.assemble import build_dataset, build_rewards, weight_dtype
 from qwenvl.tools.functions import schemas_of
 from qwenvl.tools.options import ToolOptions
-from qwenvl.train.assemble import build_dataset, build_policy, build_rewards, weight_dtype
+from qwenvl.train.assemble import build_policy
 from qwenvl.train.callbacks import require_trackers
-from qwenvl.train.display.console import evaluated, say, with_interval
 from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.failures import told_in_one_line
-from qwenvl.train.run.lock import RunFolderError, locked
 from qwenvl.train.run.resume import SettingsError, begin
 from qwenvl.train.warmup.targets import TargetCollator, narrowed, shown_targets, targets_of
 from qwenvl.train.warmup.trainer import WarmupTrainer

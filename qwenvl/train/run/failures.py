@@ -12,8 +12,8 @@ import torch
 
 from qwenvl.failure import full_memory, tell
 from qwenvl.rollout.engine import EngineLostError
+from qwenvl.step.parity import ParityError
 from qwenvl.train.gradient_reach import NoGradientError
-from qwenvl.train.parity import ParityError
 from qwenvl.train.run.checkpoints import checkpoints_of, is_sealed, newest_whole, problem_of
 
 OF_A_WORKER = "Original Traceback"  # in the text of an error of a DataLoader's worker

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.step.meter import Meter
 from qwenvl.train.journal import Journal
-from qwenvl.train.meter import Meter
 
 logger = logging.getLogger(__name__)
 

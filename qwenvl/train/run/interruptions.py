@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.failure import has_failed, told_before
 from qwenvl.rollout.engine import EngineLostError
-from qwenvl.train.meter import Meter
+from qwenvl.step.meter import Meter
 from qwenvl.train.run.signals import SIGNALS, end_fork, note_signal, prepare_forks
 
 SECONDS_FOR_EACH = 0.5  # that a process has to write the stacks of its threads

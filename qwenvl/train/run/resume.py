@@ -10,8 +10,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import say
 from qwenvl.runlog import RunLogError, plain, read_config
-from qwenvl.train.display.console import say
 from qwenvl.train.run.checkpoints import (
     find_checkpoint,
     read_state,

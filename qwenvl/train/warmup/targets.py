@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import ProcessorMixin
 
 from qwenvl.config.grpo_config import WarmupConfig
+from qwenvl.console import say
 from qwenvl.data.chat import render_calls, turn_end_id
 from qwenvl.data.collator import GRPOCollator, ProcessedSample
 from qwenvl.data.dataset import GRPODataset
@@ -26,7 +27,6 @@ from qwenvl.runlog import read_rollouts
 from qwenvl.tools.functions import schemas_of
 from qwenvl.tools.options import ToolOptions
 from qwenvl.tools.toolbox import Conversations, Toolbox
-from qwenvl.train.display.console import say
 from qwenvl.types import BadSample, Record, Sample
 
 

@@ -16,16 +16,17 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from qwenvl.config.grpo_config import WarmupConfig, require_config
 from qwenvl.config.own_options import STOP_STEPS
+from qwenvl.console import say
 from qwenvl.data.options import PromptOptions
 from qwenvl.grpo.loss import StepCounts
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.model.loading import evaluating, merged_weights, unwrap
 from qwenvl.model.positions import first_positions, position_rule
 from qwenvl.model.sharding import whole_weights
-from qwenvl.model.vision_tower import features_or_pixels
 from qwenvl.rollout.turns import GrowingCompletion
+from qwenvl.step.encode import Encode
+from qwenvl.step.kernels import build_likelihood
 from qwenvl.train.card import describe_model
-from qwenvl.train.display.console import say
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.warmup.targets import TargetCollator, narrowed, targets_of
 from qwenvl.types import PromptBatch
@@ -60,11 +61,32 @@ class WarmupTrainer(PolicyTrainer):
     ):
         args = WarmupConfig() if args is None else args
         require_config(args, WarmupConfig)
-        given = (model, train_dataset, eval_dataset, processing_class, callbacks, peft_config)
-        super().__init__(args, targets_of(args), *given)
+        super().__init__(
+            args,
+            targets_of(args),
+            model=model,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            callbacks=callbacks,
+            peft_config=peft_config,
+        )
+        self.likelihood = build_likelihood(
+            args,
+            self.kernels,
+            unwrap(self.model),
+            self.accelerator,
+            temperature=1.0,
+            observe=self.gradient_reach.observe,
+        )
         if args.stop_below_loss is not None:
             self.add_callback(StopBelow(args.stop_below_loss))
-        self.build_inputs = InputBuilder.of(position_rule(unwrap(self.model).config), self.data_collator.processor)
+        self.encode = Encode(
+            device=args.device,
+            build_inputs=InputBuilder.of(position_rule(unwrap(self.model).config), self.data_collator.processor),
+            encode_vision=self.kernels.encode_vision,
+            autocast=self.accelerator.autocast,
+        )
         self._counts = StepCounts(0, 0, 1)  # of the step that is being trained
 
     def make_collator(self, processor: ProcessorMixin, args: WarmupConfig) -> TargetCollator:
@@ -79,7 +101,8 @@ class WarmupTrainer(PolicyTrainer):
         """The cross-entropy of a micro-batch. Those of a step's micro-batches average to the loss of the step."""
         counts = self._counts if self.is_in_train else step_counts([inputs])  # a script may call it on its own
         with self.meter.time("time/logp_s"):
-            with whole_weights(self.model, self.model_wrapped) if self.paths.encode is not None else nullcontext():
+            encodes_once = self.kernels.encode_vision is not None
+            with whole_weights(self.model, self.model_wrapped) if encodes_once else nullcontext():
                 prompts = self.encoded(model, inputs["prompts"])
             loss = -self.target_logprobs(model, inputs, prompts).sum()
         nats, lengths = loss.item(), [length for length in inputs["target_mask"].sum(1).tolist() if length]
@@ -100,8 +123,7 @@ class WarmupTrainer(PolicyTrainer):
         """
         if not len(batch):
             return PromptInputs.of_text(torch.zeros(1, 1, dtype=torch.long, device=self.args.device))
-        autocast = self.accelerator.autocast
-        return features_or_pixels(model, batch, self.args.device, self.build_inputs, self.paths.encode, autocast)
+        return self.encode.inputs(model, batch)
 
     def target_logprobs(self, model: nn.Module, inputs: dict[str, Any], prompts: PromptInputs | None = None) -> Tensor:
         """N x T log-probs of the targets, 0 where a row has none. Those of a batch without prompts are 0.
@@ -113,12 +135,12 @@ class WarmupTrainer(PolicyTrainer):
         prompts = self.encoded(model, inputs["prompts"]) if prompts is None else prompts
         if not len(inputs["prompts"]):
             token = prompts.input_ids
-            return 0 * self.completion_likelihood(model, prompts, token, token == 0, temperature=1.0).logprobs
+            return 0 * self.likelihood(model, prompts, token, token == 0).logprobs
         whole = None
         if "pieces" in inputs:
             appended = self.encoded(model, inputs["appended"]) if len(inputs["appended"]) else None
             whole = laid_out(prompts, ids, inputs["pieces"], appended)
-        return self.completion_likelihood(model, prompts, ids, mask, temperature=1.0, whole=whole).logprobs
+        return self.likelihood(model, prompts, ids, mask, whole=whole).logprobs
 
     def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
         """Counts the targets of the step over all processes."""

@@ -10,8 +10,8 @@ import pytest
 from rich.cells import cell_len
 from transformers import TrainerCallback, TrainerControl
 
+from qwenvl.step.meter import Meter
 from qwenvl.train.display.board import LiveBoard, sparkline
-from qwenvl.train.meter import Meter
 from tests.train.display.terminal import Terminal, on_screen, state_of
 
 LOGS = {

@@ -11,9 +11,9 @@ import pytest
 from transformers import TrainerControl
 
 from qwenvl.rollout.engine import Drawing
+from qwenvl.step.meter import Meter
 from qwenvl.train.callbacks import display_of
 from qwenvl.train.display.progress import Progress, ProgressLines
-from qwenvl.train.meter import Meter
 from tests.train.display.terminal import state_of
 
 

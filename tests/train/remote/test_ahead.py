@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.tools import toolbox
-from tests.train.collect.test_ahead import Snapshots, likelihoods, logged
+from tests.step.test_ahead import Snapshots, likelihoods, logged
 from tests.train.copying_engine import draw_by_thread
 from tests.train.remote.test_training import settings
 
@@ -56,7 +56,8 @@ def test_the_weights_of_a_step_answer_for_the_next_ones(make_looking, fake, more
         assert asked == ({one: 6, two: 2} if more else {one: 3, two: 1})
     assert [row["async/staleness"] for row in logged(trainer)] == [0, 1, 2, 1]
     assert logged(trainer)[0]["parity/max"] < 1e-4
-    for step, (late, [each]) in enumerate(zip([0, 1, 2, 1], seen.steps, strict=True)):
+    for step, (late, ended) in enumerate(zip([0, 1, 2, 1], seen.steps, strict=True)):
+        [each] = ended.experiences
         own = likelihoods(trainer, seen.policies[step - late], each)
         mask = each.rollout.completion_mask
         assert torch.allclose(own[mask], each.rollout.logprobs[mask], atol=1e-4)
@@ -92,7 +93,8 @@ def test_a_server_that_was_started_again_is_given_the_weights_of_now(
     rows = logged(trainer)
     late = [int(row["async/staleness"]) for row in rows]
     assert late == staleness and [row["step"] for row in rows if "parity/max" in row] == compared
-    for step, [each] in enumerate(seen.steps):
+    for step, ended in enumerate(seen.steps):
+        [each] = ended.experiences
         own, mask = likelihoods(trainer, seen.policies[step - late[step]], each), each.rollout.completion_mask
         assert torch.allclose(own[mask], each.rollout.logprobs[mask], atol=1e-4)
 
@@ -109,7 +111,7 @@ def test_a_run_that_loses_them_meanwhile_can_be_resumed(make_trainer, fake, tmp_
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step == 1:
                 begun.set()
-                assert trainer.collector.engine._pending[-1].answer.exception(60)
+                assert trainer.answer.sample.engine._pending[-1].answer.exception(60)
 
     server.faults = [lambda answer: answer] * 2 + [die]
     run = {**settings([server], **AHEAD), "resume": "auto"}

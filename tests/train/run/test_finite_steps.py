@@ -10,11 +10,11 @@ from torch import nn
 from transformers import TrainerCallback
 
 from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.meter import Meter
+from qwenvl.step.meter import Meter
 from qwenvl.train.run.finite_steps import FiniteSteps, nonfinite
+from tests.step.made import nothing
 from tests.train.conftest import turns
 from tests.train.test_distributed import launch, weights
-from tests.train.test_step import stand_in as step_stand_in
 
 
 def test_what_is_not_finite_is_counted():
@@ -104,7 +104,7 @@ def finite_steps(**settings) -> tuple[FiniteSteps, SimpleNamespace, Meter]:
 )
 def test_the_fourth_in_a_row_ends_the_run(iterations, bad, ends):
     """Steps on the same completions count as one: they fail together where the completions are what fails."""
-    (steps, journal, _), model, batch = finite_steps(num_iterations=iterations), nn.Linear(2, 1), step_stand_in().batch
+    (steps, journal, _), model, batch = finite_steps(num_iterations=iterations), nn.Linear(2, 1), nothing().batch
     with pytest.raises(FloatingPointError, match=rf"^step {ends}: .*3 steps in a row were left out before it"):
         for step in range(1, 21):
             journal.trained_on = [(batch, math.nan if step in bad else 0.5, {"loss/policy": math.nan})]
@@ -125,12 +125,13 @@ def test_log_probs_that_are_not_finite_end_a_run(shared_prefix, in_sampling, mak
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
     if in_sampling:  # no loss shows it to an evaluation
         with pytest.raises(FloatingPointError, match="log-probs of sampled tokens are NaN"):
-            trainer.collector.complete(trainer.model, [trainer.data_collator([trainer.train_dataset[0]])["prompts"]], 2)
+            batch = trainer.data_collator([trainer.train_dataset[0]])["prompts"]
+            trainer.answer.complete([batch], 2, trainer.step_context())
 
 
 def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps():
     """Its steps are not counted. Of one whose loss is not finite, the gradients become what it leaves out by itself."""
-    (steps, journal, meter), model, stand_in = finite_steps(fp16=True), nn.Linear(2, 1), step_stand_in()
+    (steps, journal, meter), model, stand_in = finite_steps(fp16=True), nn.Linear(2, 1), nothing()
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
 
     def step(number: int, gradient: float, loss: float) -> float:
@@ -156,9 +157,9 @@ def test_all_processes_leave_out_what_one_of_them_can_not_use(tiny_checkpoint, t
     """Only the loss of the second process is NaN, in the second of three steps. Gradients are finite."""
     data = tmp_path / "texts.json"
     data.write_text(json.dumps([{"id": str(n), "conversations": turns(f"What is {n}?", "(1)")} for n in range(4)]))
-    output = tmp_path / "nan_on_1"
+    output = tmp_path / "run"
     flags = {"on_nonfinite": "skip", "max_steps": 3, "grpo_sample_size": 2}
-    launch(2, tiny_checkpoint(initializer_range=0.1), data, output, **flags)
+    launch(2, tiny_checkpoint(initializer_range=0.1), data, output, how={"nan_on_1": True}, **flags)
     rows = [row for row in read_metrics(output) if "loss" in row]
     assert [row["nonfinite/skipped_steps"] for row in rows] == [0, 1, 0]
     trained = {row.step: row.where for row in read_rollouts(output)}

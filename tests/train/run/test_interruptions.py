@@ -53,9 +53,9 @@ def test_a_signal_saves_and_the_resumed_run_is_the_same(make_trainer, tmp_path, 
 
 def test_a_signal_to_one_process_ends_them_all(tiny_checkpoint, tmp_path):
     rows = [{"conversations": turns("What comes next?", "(1)")}] * 4
-    data, out = tmp_path / "texts.json", tmp_path / "signal_on_1"
+    data, out = tmp_path / "texts.json", tmp_path / "run"
     data.write_text(json.dumps(rows))
-    launch(2, tiny_checkpoint(), data, out, max_steps=3)
+    launch(2, tiny_checkpoint(), data, out, how={"signal_on_1": True}, max_steps=3)
     assert (out / "checkpoint-1" / "rng_state_1.pth").is_file()
     assert [row["step"] for row in read_metrics(out) if "loss" in row] == [1]
 
@@ -105,7 +105,7 @@ def test_a_signal_before_the_first_step_ends_the_command_with_status_0(start, tm
 HANGS = """
 import sys, time
 from types import SimpleNamespace
-from qwenvl.train.meter import Meter
+from qwenvl.step.meter import Meter
 from qwenvl.train.run import interruptions
 
 def hangs():

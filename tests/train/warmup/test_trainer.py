@@ -53,7 +53,7 @@ class Several:
 
 def stock_losses(model, trainer, inputs) -> list[tuple[torch.Tensor, int, float]]:
     """For each target of a batch: its cross-entropy by the stock model's logits, its tokens, and its loss by labels."""
-    prompts, losses = trainer.build_inputs(inputs["prompts"]), []
+    prompts, losses = trainer.encode.build_inputs(inputs["prompts"]), []
     size = len(inputs["target_ids"]) // len(prompts)
     for n, (ids, mask) in enumerate(zip(inputs["target_ids"], inputs["target_mask"], strict=True)):
         if not mask.any():
@@ -111,8 +111,9 @@ def divided(tiny_checkpoint, sop_data, tmp_path_factory):
     }
     start, flags = tiny_checkpoint(initializer_range=0.1), {"num_train_epochs": 1, "max_steps": -1, "max_grad_norm": 0}
     for name, (processes, split) in splits.items():
-        launch(processes, start, folder / "data.json", folder / name / "every_target", **flags, **split)
-    return {name: folder / name / "every_target" for name in splits}
+        how = {"trains": "every_target"}
+        launch(processes, start, folder / "data.json", folder / name, how=how, **flags, **split)
+    return {name: folder / name for name in splits}
 
 
 @pytest.mark.parametrize("split", ["8 x 1", "2 processes x 4"])

@@ -1,0 +1,219 @@
+"""From settings to what training and evaluation share: records and their order, a model, rewards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.console import say
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import GRPODataset, load_dataset
+from qwenvl.data.errors import RecordError
+from qwenvl.data.options import SampleOptions
+from qwenvl.data.order import EpochSampler, Part, RepeatedSteps
+from qwenvl.data.prompt_length import LengthEstimate
+from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.records.presets import how_counted, how_read
+from qwenvl.data.records.record_file import COMPARED, spot_checked
+from qwenvl.data.records.sources import EXPECTED, given_rows
+from qwenvl.data.views import SHOWN, View, changed_by, reads_completions, unchanged, view_named
+from qwenvl.failure import counted
+from qwenvl.model.loading import four_bit_settings, load_model, require_four_bit, resolve_attention
+from qwenvl.option import was_set
+from qwenvl.rewards import Rubric
+from qwenvl.step.pipeline import correctness_of, rubric_of
+from qwenvl.types import Record
+
+logger = logging.getLogger(__name__)
+
+
+def build_dataset(
+    dataset: Any,
+    args: GRPOConfig,
+    checker: Any,
+    collator: GRPOCollator,
+    *,
+    training: bool,
+    name: str | None = None,
+) -> Any:
+    """The data set that ``dataset`` names or holds, every record checked by the rewards or targets of the run.
+
+    Args:
+        dataset: what ``dataset_use`` takes, or rows that ``given_rows`` takes. A data set of samples is checked and
+            returned as it is, None gives None. For evaluation also several of them by name.
+        checker: has ``check_record``, which says why a record is of no use to the run, or None.
+        collator: of the run. It says how large clips become, and what length their frames are fitted to.
+        name: what rows are called that have no file.
+
+    Returns:
+        A ``Dataset``, a dict of them for several, or None.
+
+    Raises:
+        RecordError: naming the first record that the run can't learn from.
+        TypeError: something else.
+        ValueError: a flag that has no effect on this data set.
+    """
+    if dataset is None:
+        return None
+    name = name or ("train_dataset" if training else "eval_dataset")
+    if isinstance(dataset, dict) and not training:
+        build = partial(build_dataset, args=args, checker=checker, collator=collator)
+        return {key: build(each, training=False, name=f"{name}.{key}") for key, each in dataset.items()}
+    rows = not isinstance(dataset, GRPODataset) and (
+        isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
+    )
+    if not rows:  # samples
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
+        if args.fit_frames and getattr(dataset, "fit_to", None) is None:
+            raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler, fit_to")
+        for record in getattr(dataset, "records", ()):
+            if problem := checker.check_record(record):
+                raise RecordError(f"{record.where}: {problem}")
+    else:
+        named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
+        say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
+        dataset = load_dataset(
+            dataset,
+            SampleOptions.of(args),
+            name=name,
+            catalog_path=args.dataset_catalog,
+            **vars(ReadOptions.of(args)),
+            check_record=checker.check_record,
+            seed=args.seed,
+            training=training,
+            ruler=collator.ruler,
+            fit_to=collator.options.fit_to,
+        )
+        for part in dataset.parts:
+            if part.read_as is not None:
+                say(how_read(part.name, part.read_as))
+            if part.first_number is not None:
+                say(how_counted(part.name, part.first_number))
+    if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
+        raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
+    return dataset
+
+
+def build_sampler(
+    dataset: Dataset,
+    args: GRPOConfig,
+    batch_size: int,
+    collator: GRPOCollator,
+) -> EpochSampler | RepeatedSteps:
+    """The order in which training draws from a data set.
+
+    Args:
+        batch_size: prompts of a micro-batch in one process.
+
+    Raises:
+        ValueError: a strategy that this data set can't be ordered by, or several steps on each of its samples.
+    """
+    processes = 1 if args.accelerator_config.split_batches else args.world_size
+    step = batch_size * args.gradient_accumulation_steps * processes
+    grouping = None
+    if args.train_sampling_strategy == "group_by_length":
+        if not isinstance(dataset, GRPODataset):
+            raise ValueError("--train_sampling_strategy group_by_length: it can't measure this data set")
+        estimate = LengthEstimate(dataset.records, dataset.rule, collator.ruler, collator.options.fit_to)
+        grouping = step, estimate
+    sampler = EpochSampler(
+        getattr(dataset, "parts", None) or [Part("", len(dataset))],
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        shuffle=args.train_sampling_strategy != "sequential",
+        grouping=grouping,
+    )
+    if args.num_iterations > 1 and not isinstance(dataset, GRPODataset):
+        raise ValueError("--num_iterations above 1 needs a GRPODataset, as load_dataset makes it")
+    # Several processes would draw an epoch's first records again to have as many each in its last step.
+    shared = args.world_size > 1 and not args.dataloader_drop_last and isinstance(dataset, GRPODataset)
+    if args.num_iterations == 1 and not shared:
+        return sampler
+    return RepeatedSteps(sampler, step, args.num_iterations)
+
+
+def loaded_model(path: str | Path, args: GRPOConfig, *, frozen: bool) -> nn.Module:
+    """The model of a checkpoint, in the type and with the attention that the flags ask for.
+
+    Args:
+        frozen: these weights do not learn.
+    """
+    attention = resolve_attention(args.attn_implementation, args.device, args.bf16 or args.fp16)
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+    on_cuda = args.device.type == "cuda"
+    device = torch.cuda.get_device_name(args.device) if on_cuda else args.device.type
+    say(f"loading the model {path} on {device} in {precision} with {attention}, torch {torch.__version__}")
+    if args.device.type == "cpu" and not args.use_cpu:
+        logger.warning(
+            f"torch {torch.__version__} finds no CUDA device: the model runs on the CPU, many times slower; see what "
+            "nvidia-smi prints and whether torch is a CUDA build, or set --use_cpu"
+        )
+    quantization = None
+    if args.load_in_4bit:
+        require_four_bit(args.device)
+        quantization = four_bit_settings(torch.bfloat16 if args.bf16 else torch.float32)
+    return load_model(path, attn_implementation=attention, dtype=weight_dtype(args, frozen), quantization=quantization)
+
+
+def weight_dtype(args: GRPOConfig, frozen: bool) -> torch.dtype:
+    """The type in which weights are kept: bfloat16 where they are frozen or an engine keeps float32 copies of them.
+
+    A step of 1e-6 is less than half the spacing of most bfloat16 weights: kept in it and trained by a plain optimizer
+    they would not move. Matrix products run in bfloat16 either way with ``bf16``.
+    """
+    return torch.bfloat16 if args.bf16 and (frozen or args.deepspeed) else torch.float32
+
+
+def build_rewards(
+    args: GRPOConfig, functions: str | Callable | Sequence[str | Callable] | None, weights: Sequence[float] | None
+) -> Rubric:
+    """The rubric of a run: ``functions`` with ``weights``, or what the flags name."""
+    functions = args.reward_funcs if functions is None else functions
+    weights = args.reward_weights if weights is None else weights
+    default_pair = functions is None and weights is None and not args.reward_model
+    named = ("format_reward_weight", "accuracy_reward_weight")
+    if args.temporal_contrast and args.async_rollouts:
+        raise ValueError("--temporal_contrast: its second group cannot be sampled ahead; leave out --async_rollouts")
+    # Where other rewards are named, a weight of the pair is handed on only if it was set, to be refused there.
+    own = {name: getattr(args, name) for name in named if default_pair or was_set(args, name)}
+    rubric = rubric_of(args, functions=functions, weights=weights, reward_models=args.reward_model or (), **own)
+    if was_set(args, "response_format") and not {"format", "strict_format"} & {*rubric.names, correctness_of(args)}:
+        raise ValueError("--response_format has no effect: only format and strict_format read it")
+    return rubric
+
+
+def dataset_view(args: GRPOConfig) -> View | None:
+    """What the teacher sees of a record. None: the prompt of the policy, or that with a sentence for a completion."""
+    view = view_named(args.teacher_sees)
+    if reads_completions(view):
+        view = unchanged
+    # A tower of its own needs pixels, which the policy's prompts have no more.
+    return None if view is unchanged and args.teacher_path is None else view
+
+
+def check_view(args: GRPOConfig, view: View, records: Sequence[Record]) -> None:
+    """Check that the teacher sees more than the policy of some records. Says how many it does not see more of.
+
+    Raises:
+        ValueError: it sees the same of all of them.
+    """
+    if view is unchanged:  # another model may teach by the same prompt
+        return
+    read = records if isinstance(records, list) or len(records) <= COMPARED else spot_checked(records)
+    changed, looked = changed_by(view, read)
+    needs = SHOWN.get(str(args.teacher_sees).partition("(")[0], "what the function adds")
+    if not changed:
+        raise ValueError(
+            f"--teacher_sees {args.teacher_sees} has no effect: none of {counted(looked, 'record')} has {needs}"
+        )
+    if changed < looked:
+        lack = f"{looked - changed} of {counted(looked, 'record')} lack {needs}"
+        say(f"--teacher_sees {args.teacher_sees}: {lack}; there the teacher sees what the policy sees")

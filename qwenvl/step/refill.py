@@ -1,0 +1,202 @@
+"""Dynamic sampling: groups that teach nothing are replaced by groups of other prompts (DAPO, arXiv:2503.14476)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, islice
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.order import RefillOrder
+from qwenvl.grpo.diagnostics import equal_groups
+from qwenvl.option import row_of
+from qwenvl.step.contrast import NAME
+from qwenvl.step.groups import join, select, without_media
+from qwenvl.step.meter import Meter
+from qwenvl.step.processes import Processes
+from qwenvl.step.types import Scored, Stage, StepContext
+from qwenvl.types import TOTAL, PromptBatch, RewardBatch
+
+
+@dataclass(frozen=True)
+class Refill:
+    """Makes the groups of a step have rewards that differ, as far as there are such groups.
+
+    It wraps the stages that sample and score. Where all rewards of a group are equal, another prompt is sampled in its
+    place, in rounds that all processes make together. A process without groups to replace takes part with empty
+    batches. Micro-batches keep their sizes. A group that no round could replace stays, and its advantages are 0.
+
+    Attributes:
+        groups: samples and scores prompts.
+        dataset, collate: make prompts from the keys of the order.
+        order: which records take the places.
+        by: the reward that has to differ, ``total`` or the name of a function.
+        rounds: most rounds of a step.
+        group_size: completions per prompt.
+        by_function: with ``total``, a group stays where any function that weighs differs (``gdpo``).
+        processes: all of the run.
+    """
+
+    groups: Stage[PromptBatch, Scored]
+    dataset: Dataset
+    collate: Callable[[list[Any]], dict[str, PromptBatch]]
+    order: RefillOrder
+    by: str
+    rounds: int
+    group_size: int
+    by_function: bool
+    processes: Processes
+
+    @classmethod
+    def of(
+        cls,
+        args: GRPOConfig,
+        groups: Stage[PromptBatch, Scored],
+        *,
+        dataset: Any,
+        collate: Callable[..., Any],
+        rewards: Sequence[str],
+        processes: Processes,
+    ) -> Refill:
+        """What ``--filter_groups`` asks for.
+
+        Args:
+            groups: samples and scores prompts.
+            dataset: the one to train on.
+            rewards: the names of the rewards of the run.
+
+        Raises:
+            ValueError: there is no such reward, or the data set can't be drawn from by number.
+        """
+        if not isinstance(dataset, GRPODataset):
+            raise ValueError("--filter_groups needs a GRPODataset, as load_dataset makes it")
+        chosen = row_of(args, "filter_groups")
+        assert chosen is not None
+        by = chosen.name or TOTAL
+        rounds = chosen.arguments.max_rounds
+        names = (TOTAL, *rewards, *([NAME] if args.temporal_contrast else []))
+        if by not in names:
+            raise ValueError(f"--filter_groups {by}: no such reward in this run; give one of {', '.join(names)}")
+        order = RefillOrder(
+            dataset.parts,
+            args.seed if args.data_seed is None else args.data_seed,
+            longest=args.per_device_train_batch_size * args.gradient_accumulation_steps * (4 + rounds),
+            process=args.process_index,
+            processes=args.world_size,
+        )
+        return cls(
+            groups=groups,
+            dataset=dataset,
+            collate=collate,
+            order=order,
+            by=by,
+            rounds=rounds,
+            group_size=args.grpo_sample_size,
+            by_function=args.estimator == "gdpo",
+            processes=processes,
+        )
+
+    def __call__(self, batches: Sequence[PromptBatch], step: StepContext) -> list[Scored]:
+        """The micro-batches with other groups in the places of those with equal rewards, which become ``dropped``."""
+        places = [_Place(each, self._equal(each.rewards)) for each in self.groups(batches, step)]
+        rounds = 0
+        for number in range(1, self.rounds + 1):
+            drawn = self._draw(places, step, number)
+            with step.meter.time("time/wait_s"):  # for the processes that are still sampling
+                drawn_by_all = sum(self.processes.gather(sum(map(len, drawn))))
+            if not drawn_by_all:
+                break
+            rounds = number
+            with step.meter.time("time/refill_s"):
+                prompts = self.loaded(drawn)
+            refills = self.groups(prompts, step.drawing_for("refill", step.finished_steps, number))
+            for place, refill in zip(places, refills, strict=True):
+                place.take(refill, self._equal(refill.rewards))
+        _report(places, rounds, step.meter)
+        return [place.filled() for place in places]
+
+    def _draw(self, places: Sequence[_Place], step: StepContext, number: int) -> list[list[tuple[int, int]]]:
+        """Keys of the data set for the open places of each micro-batch, fewer where records run out."""
+        missing = sum(len(place.open) for place in places)
+        had = set().union(*(place.indices for place in places))
+        keys = iter(self.order.draw(step.finished_steps, step.epoch, number, missing, had))
+        return [list(islice(keys, len(place.open))) for place in places]
+
+    def loaded(self, keys: Sequence[Sequence[tuple[int, int]]]) -> list[PromptBatch]:
+        """The prompts of the keys of each place."""
+        return [self.collate([self.dataset[key] for key in each])["prompts"] for each in keys]
+
+    def _equal(self, rewards: RewardBatch) -> list[bool]:
+        """P, whether a group has equal rewards. A group without values of the function ``by`` goes by its total."""
+        size = self.group_size
+        total = equal_groups(rewards.total, size)
+        columns = {}
+        for name, values in zip(rewards.names, rewards.components, strict=True):
+            known = [torch.nan if value is None else value for value in values]
+            columns[name] = torch.tensor(known, dtype=torch.float64)
+        if self.by != TOTAL:
+            absent = columns[self.by].isnan().view(len(total), size).all(1)
+            return torch.where(absent, total, equal_groups(columns[self.by], size)).tolist()
+        if self.by_function:  # each function is normalised by itself: equal totals may hide differences
+            weighed = [columns[name] for name, weight in zip(rewards.names, rewards.weights, strict=True) if weight]
+            total = torch.stack([total, *(equal_groups(values, size) for values in weighed)]).all(0)
+        return total.tolist()
+
+
+def _report(places: Sequence[_Place], rounds: int, meter: Meter) -> None:
+    """Counts the groups that were kept, and those that no round could replace."""
+    for place in places:
+        size = len(place.parts[0])
+        sampled = sum(map(len, place.parts))
+        meter.mean("filter/kept_frac", 1.0, weight=place.varied)
+        meter.mean("filter/kept_frac", 0.0, weight=sampled - place.varied)
+        meter.mean("filter/unfilled_frac", len(place.open) / max(1, size), weight=size)
+    meter.mean("filter/rounds", rounds)
+
+
+class _Place:
+    """A micro-batch, whose groups with equal rewards wait for others to take their places.
+
+    Attributes:
+        parts: what was sampled for it: for the prompts that the Trainer drew, and in each round.
+        open: places of groups that are still to be replaced.
+        varied: groups whose rewards differ, of all that were sampled.
+    """
+
+    def __init__(self, first: Scored, equal: Sequence[bool]) -> None:
+        self.parts = [first]
+        self.open = [p for p, same in enumerate(equal) if same]
+        self.varied = len(first) - len(self.open)
+        self._kept = [(0, p) for p in range(len(first))]  # the part of each place's group, and its number in it
+
+    @property
+    def indices(self) -> set[int]:
+        """The numbers of all records that were drawn for it."""
+        batches = [part.batch for part in self.parts]
+        return {record.index for batch in batches for record in (*batch.records, *(bad.record for bad in batch.bad))}
+
+    def take(self, refill: Scored, equal: Sequence[bool]) -> None:
+        """Groups of a round whose rewards differ take the first open places."""
+        for row in [p for p, same in enumerate(equal) if not same]:
+            self._kept[self.open.pop(0)] = (len(self.parts), row)
+            self.varied += 1
+        self.parts.append(refill)
+
+    def filled(self) -> Scored:
+        """The groups to train on, as many as the micro-batch had, with what was drawn and dropped on the way."""
+        first, *refills = self.parts
+        filled = first
+        if any(number for number, _ in self._kept):
+            starts = list(accumulate(map(len, self.parts), initial=0))
+            filled = select(join(self.parts), [starts[number] + row for number, row in self._kept])
+        unused = [
+            (part, [row for row in range(len(part)) if (number, row) not in self._kept])
+            for number, part in enumerate(self.parts)
+        ]
+        dropped = tuple(without_media(select(part, rows)) for part, rows in unused if rows)
+        return replace(filled, dropped=dropped, refills=tuple(without_media(each).batch for each in refills))

@@ -1,0 +1,181 @@
+"""The teacher of a run: what it makes of the policy's own completions, token by token (on-policy distillation).
+
+The policy lowers KL(policy || teacher) on completions that it has sampled itself (arXiv:2306.13649,
+https://thinkingmachines.ai/blog/on-policy-distillation). The teacher may see more than the policy: more frames, the
+right span, the solution (arXiv:2601.18734) or what the rewards gave the completion (arXiv:2601.20802).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from qwenvl.data.chat import VISION_END, render_end
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.views import View, sentence_of
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.loading import unwrap
+from qwenvl.model.logprobs import Extras, Likelihood
+from qwenvl.model.positions import first_positions
+from qwenvl.model.sharding import is_partitioned, sharded_modules, whole_weights
+from qwenvl.model.vision_tower import grey_media
+from qwenvl.step.encode import Encode
+from qwenvl.step.likelihood import CompletionLikelihood
+from qwenvl.step.meter import Meter
+from qwenvl.step.processes import GatherWeights
+from qwenvl.step.types import Experience, FixedLogprobs, StepContext, TeacherScores
+from qwenvl.types import TOTAL, Record
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """What a teacher makes of the completions of a micro-batch, and what the policy learns from it.
+
+    Attributes:
+        encode: makes batches the teacher's inputs.
+        gather_weights: the context in which a model can run whose weights processes share.
+        model: context manager with the teacher in eval mode, without gradients.
+        likelihood: log-probs of completions under the teacher.
+        prompts_of: makes prompts, for both models.
+        view: makes a sentence for each completion (``feedback``). None: prompts are those of the data set's ``view``.
+        bound: largest difference of the log-probs of a token that counts. None: the exact KL is a term of the loss.
+        weight: of the advantages that the teacher gives.
+        moves: its weights change between the iterations on the same completions: those of the policy (``self``), or of
+            a reference that follows it. Hidden states of earlier weights would meet the head of the newest.
+        on_vision: a token is taught as much as the teacher's pictures matter for it (``distill_on vision``).
+    """
+
+    encode: Encode
+    gather_weights: GatherWeights
+    model: Callable[[], AbstractContextManager[nn.Module]]
+    likelihood: CompletionLikelihood
+    prompts_of: GRPOCollator
+    view: View | None
+    bound: float | None
+    weight: float
+    moves: bool
+    on_vision: bool
+
+    @torch.no_grad()
+    def scores(self, experience: Experience, known: FixedLogprobs | None, step: StepContext) -> TeacherScores:
+        """Log-probs of the completions under the teacher's prompts, by one forward. Collective.
+
+        Args:
+            known: of an earlier iteration, whose scores are reused. The states of a teacher that moves are renewed.
+        """
+        if known is not None and known.teacher is not None and not (self.moves and self.bound is None):
+            return known.teacher
+        with step.meter.time("time/teacher_s"), self.model() as model:
+            prompts, whole, blind = self._inputs(model, experience, step)
+            rollout = replace(experience.rollout, whole=whole)
+            kept = Extras(keep_states=self.bound is None)
+            found = self.likelihood.of_rollout(model, prompts, rollout, extras=kept)
+            weights = None
+            if blind is not None:
+                grey_prompts, grey_whole = blind
+                grey = self.likelihood.of_rollout(model, grey_prompts, replace(rollout, whole=grey_whole))
+                # 1 - min(p, q) / max(p, q), with the pictures and without
+                weights = 1 - torch.exp(-(found.logprobs - grey.logprobs).abs())
+        states = None if found.states is None else found.states[rollout.completion_mask]
+        assert found.top is not None
+        return TeacherScores(found.logprobs, found.top, weights, states)
+
+    def _inputs(
+        self, model: nn.Module, experience: Experience, step: StepContext
+    ) -> tuple[PromptInputs, PromptInputs | None, tuple[PromptInputs, PromptInputs | None] | None]:
+        """The teacher's prompts, what tools have appended behind them, and both with grey pictures (``on_vision``)."""
+        whole, rows = experience.rollout.whole, len(experience.rollout.texts)
+        shared = is_partitioned(model) or bool(sharded_modules(model))
+        # Its tower runs where a process has media, and layers that processes share would wait for each other.
+        gather_weights = self.gather_weights if shared else whole_weights
+        with gather_weights(model, step.wrapped):
+            prompts = self._prompts(model, experience)
+            if whole is not None:  # what tools have appended counts on from the teacher's prompt, which is longer
+                starts = first_positions(prompts.position_ids, rows // len(prompts))
+                before = first_positions(experience.prompts.position_ids, rows // len(experience.prompts))
+                whole = whole.moved((starts - before)[:, None])
+            if not self.on_vision:
+                return prompts, whole, None
+            scales = self.encode.build_inputs.scales
+            are_features = self.encode.encode_vision is not None
+            with self.encode.autocast():
+                grey_prompts = grey_media(model, prompts, scales, encoded=are_features)
+                grey_whole = None if whole is None else grey_media(model, whole, scales, encoded=are_features)
+        return prompts, whole, (grey_prompts, grey_whole)
+
+    def extras(self, policy: nn.Module, scores: TeacherScores, *, fresh: bool) -> Extras | None:
+        """What the policy's pass has to compute. None: log-probs alone.
+
+        Args:
+            fresh: the policy was not trained on the completions yet.
+        """
+        if scores.states is None:
+            return Extras() if fresh else None
+        with self.model() as model:
+            own, head = (unwrap(each).get_output_embeddings() for each in (policy, model))
+        return Extras(states=scores.states, head=None if head is own else head)
+
+    def advantages(
+        self, experience: Experience, scores: TeacherScores, policy: Likelihood, old_logprobs: Tensor, meter: Meter
+    ) -> Tensor | None:
+        """The advantages that the teacher gives the tokens of fresh completions, N x T. Its metrics go to the meter.
+
+        A_t = weight x clip(log p_teacher - log p_policy, -bound, bound), beside the advantage of the rewards. In
+        expectation over tokens its gradient is that of weight x KL(policy || teacher). None: the exact KL is a term of
+        the loss, or the weight is 0.
+        """
+        mask = experience.loss_mask
+        gap = (scores.logprobs - old_logprobs).masked_fill(~mask, 0.0)
+        shown = {"agree_frac": scores.top == policy.top}
+        shown["kl"] = -gap if policy.divergences is None else policy.divergences.detach()
+        if scores.weights is not None:
+            shown["vision_frac"] = scores.weights
+        advantages = None
+        if self.bound is not None:
+            shown["clipped_frac"] = gap.abs() > self.bound
+            if self.weight:
+                taught = 1.0 if scores.weights is None else scores.weights
+                advantages = self.weight * taught * gap.clamp(-self.bound, self.bound)
+        if tokens := int(mask.sum()):
+            for name, values in shown.items():
+                meter.mean(f"teacher/{name}", values[mask].double().mean().item(), weight=tokens)
+        return advantages
+
+    def _prompts(self, model: nn.Module, experience: Experience) -> PromptInputs:
+        """The prompts as the teacher sees them: P, or N where each completion has its own."""
+        batch, prompts, texts = experience.batch, experience.prompts, experience.rollout.texts
+        if batch.teacher is not None:
+            prompts = self.encode.inputs(model, batch.teacher)
+        if self.view is None or not len(batch):  # a stand-in
+            return prompts
+        rows, columns = [], experience.rewards.columns()
+        del columns[TOTAL]
+        for n, text in enumerate(texts):
+            p = n * len(batch) // len(texts)
+            given = {name: values[n] for name, values in columns.items()}
+            sentence = sentence_of(self.view, batch.records[p], text, given)
+            rows.append(with_sentence(prompts.select([p]), batch.records[p], sentence, self.prompts_of))
+        return PromptInputs.join(rows)
+
+
+def with_sentence(prompt: PromptInputs, record: Record, sentence: str, collator: GRPOCollator) -> PromptInputs:
+    """One prompt without padding, with a sentence on a line of its own at the end of its last user turn.
+
+    All text behind the last image or clip is tokenised anew: a token may hold the end of the question and the new line.
+    """
+    processor, ids, positions = collator.processor, prompt.input_ids[0], prompt.position_ids
+    end = render_end(processor, record, sentence, collator.ruler.template_arguments)
+    more = ids.new_tensor(processor.tokenizer(end)["input_ids"])
+    media = (ids == processor.tokenizer.convert_tokens_to_ids(VISION_END)).nonzero()
+    place = int(media[-1]) + 1 if len(media) else 0
+    added = positions[..., place, None] + torch.arange(len(more), device=ids.device)  # text alone
+    return replace(
+        prompt,
+        input_ids=torch.cat([ids[:place], more])[None],
+        attention_mask=prompt.attention_mask.new_ones(1, place + len(more)),
+        position_ids=torch.cat([positions[..., :place], added], dim=-1),
+    )

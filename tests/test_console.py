@@ -1,0 +1,39 @@
+"""What a run says before its first step, and what it keeps from being said."""
+
+import sys
+import warnings
+
+from qwenvl.console import say, settle_output, shows_bars
+
+
+def test_only_the_first_process_speaks(monkeypatch, capsys):
+    say("one")
+    monkeypatch.setenv("RANK", "1")
+    say("two")
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "one\n")
+
+
+def test_warnings_that_are_no_news_are_silenced():
+    with warnings.catch_warnings(record=True) as told:
+        settle_output()
+        of_checkpointing = ("is_gradient_checkpointing", "gradient_checkpointing_enable")
+        of_torch = ("torch.distributed.all_gather_into_tensor", "torch.distributed.reduce_scatter_tensor")
+        for deprecated in ("broadcast_buffers", *of_checkpointing, *of_torch, "sync"):
+            warnings.warn(f"`{deprecated}` is deprecated. Use another.", FutureWarning, 1)
+    assert [str(each.message) for each in told] == ["`sync` is deprecated. Use another."]
+
+
+def test_a_pipe_gets_no_bars_and_a_terminal_does(monkeypatch):
+    from transformers.utils import logging as transformers_logging
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert shows_bars()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    assert not shows_bars()
+    transformers_logging.enable_progress_bar()
+    try:
+        settle_output()
+        assert not transformers_logging.is_progress_bar_enabled()
+    finally:
+        transformers_logging.enable_progress_bar()
