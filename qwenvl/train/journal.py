@@ -60,7 +60,6 @@ class Journal:
         parts = getattr(dataset, "parts", ())
         self._datasets = [part.name for part in parts] if len(parts) > 1 else []
         self._meter = meter
-        self._thinks = False  # a completion of this run has had a thinking part
 
     def collected(self, step: int, experience: Experience) -> None:
         """Metrics and rollouts of a micro-batch that was sampled for optimizer step ``step`` (the first is 1).
@@ -172,22 +171,23 @@ class Journal:
     def _thinking(self, batch: PromptBatch, rollout: RolloutBatch) -> None:
         """The length of the thinking part of each completion, 0 without one, and whether it was cut inside it.
 
-        Nothing is measured until a completion of the run thinks.
+        Nothing is measured where no completion of the micro-batch thinks. (What is logged must not depend on earlier
+        steps, which a resumed run has not seen.)
         """
         if self._ruler is None:
             return
         size = self._args.grpo_sample_size
-        tokenizer = self._ruler.processor.tokenizer
+        found = []
         for n, text in enumerate(rollout.texts):
-            opened = batch.opened_think[n // size]
             turns = [text] if rollout.turns is None else [turn.text for turn in rollout.turns[n]]
-            found = [thinking_of(turn, opened) for turn in turns]
-            parts = [each for each in found if each is not None]
-            self._thinks |= bool(parts)
-            if not self._thinks:
-                continue
-            lengths = [len(tokenizer(thinking, add_special_tokens=False)["input_ids"]) for thinking, _ in parts]
-            was_cut = rollout.finish_reasons[n] == "length" and found[-1] is not None and not found[-1][1]
+            found.append([thinking_of(turn, batch.opened_think[n // size]) for turn in turns])
+        if not any(part is not None for parts in found for part in parts):
+            return
+        tokenizer = self._ruler.processor.tokenizer
+        for parts, reason in zip(found, rollout.finish_reasons, strict=True):
+            thoughts = [part[0] for part in parts if part is not None]
+            lengths = [len(tokenizer(thought, add_special_tokens=False)["input_ids"]) for thought in thoughts]
+            was_cut = reason == "length" and parts[-1] is not None and not parts[-1][1]
             self._meter.mean("completion/thinking_mean", sum(lengths))
             self._meter.mean("completion/thinking_cut_frac", float(was_cut))
 

@@ -190,8 +190,15 @@ def experience(sampled_at: float, staleness: int = 0) -> Experience:
 
 
 def logprobs_stage(reference: FrozenModel | None, ratio_from_sampler: bool = False) -> Logprobs:
-    parity = SimpleNamespace(check=lambda *given: None)
-    return Logprobs(Constant(), reference, None, parity, ratio_from_sampler)
+    parity = SimpleNamespace(check=lambda *given: None, probe=lambda *given: None)
+    return Logprobs(
+        likelihood=Constant(),
+        reference=reference,
+        teacher=None,
+        parity=parity,
+        sample=None,
+        ratio_from_sampler=ratio_from_sampler,
+    )
 
 
 def test_the_first_iteration_fixes_old_policy_and_reference_and_later_ones_reuse_them():
