@@ -63,6 +63,8 @@ class Probe:
         The median is compared. It does not see the few tokens that rounding sends to another expert.
         """
         differences = (self.sampled.float() - self.trained.float()).abs()[self.mask]
+        if not differences.isfinite().all():
+            return None  # what is not finite is reported with the loss
         median = differences.median().item()
         bound = UNKNOWN_NOISE
         if self.again is not None:

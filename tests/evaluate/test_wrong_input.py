@@ -36,7 +36,7 @@ from tests.made_clips import write_clip
         ("try MODEL 17.mp4", 2, "expected MODEL, clips or images, and a question in quotes"),
         ("try MODEL 18.mp4 Which?", 2, "18.mp4: no such file; expected a clip or an image"),
         ("try MODEL data.json Which?", 1, "data.json: not a video: it begins with"),
-        ("try MODEL 17.mp4 <video><video>?", 1, "the prompt has 2 <video> tags but `video` names 1 files"),
+        ("try MODEL 17.mp4 <video><video>?", 1, "the prompt has 2 <video> tags but `videos` names 1 files"),
         ("try ./none 17.mp4 Which?", 2, "./none: no such folder; expected one that holds a checkpoint"),
         ("try MODEL 17.mp4 Which? -n 0", 2, "--n must be at least 1, got 0"),
         ("try MODEL 17.mp4 Which? --reward_funcs format", 2, "--reward_funcs has no effect without --solution"),
@@ -100,6 +100,6 @@ def test_a_tool_of_the_user_that_fails_ends_a_command_with_one_line(capsys):
         raise OwnCodeError("--tools own.py:look, called for data.json[0] (id a): KeyError: 1")
 
     with pytest.raises(SystemExit):
-        run_command("try", [], lambda words: None, fails, ("usage", (), frozenset(), "About."))
+        run_command("try", [], lambda words, begins=False: None, fails, ("usage", (), frozenset(), "About."))
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "qwenvl try: --tools own.py:look, called for data.json[0] (id a): KeyError: 1"

@@ -6,7 +6,7 @@ import pytest
 
 from qwenvl.cli import main as qwenvl
 from tests.made_clips import write_clip
-from tests.use.test_serve import FLAGS, QUESTION, Running, video
+from tests.use.running import FLAGS, QUESTION, Running, video
 from tests.vllm_server.policy import WIDE
 
 pytestmark = pytest.mark.vllm
