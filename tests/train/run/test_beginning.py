@@ -143,9 +143,9 @@ def test_a_foreign_file_is_not_written_into(command, tmp_path):
     assert line.startswith(f'qwenvl train: {tmp_path}/out/metrics.jsonl:1: expected an object with an integer "step"')
 
 
-def test_flags_and_settings_that_a_resumed_run_cannot_have_are_refused(command):
+def test_flags_and_settings_that_a_resumed_run_cannot_have_are_refused(command, tmp_path):
     command("--save_steps=1")
-    for flag in ("--overwrite_output_dir=True", "--start_from_weights=owner/none"):
+    for flag in ("--overwrite_output_dir=True", f"--start_from_weights={tmp_path}"):
         status, line = command(flag, "--resume_from_checkpoint=True")
         assert status == 2
         assert line.startswith(f"qwenvl train: {flag.split('=')[0]} has no effect with --resume_from_checkpoint")
