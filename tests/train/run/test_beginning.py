@@ -150,7 +150,7 @@ def test_flags_and_settings_that_a_resumed_run_cannot_have_are_refused(command, 
         assert status == 2
         assert line.startswith(f"qwenvl train: {flag.split('=')[0]} has no effect with --resume_from_checkpoint")
     # before a model is loaded
-    status, line = command("--resume_from_checkpoint=True", "--seed=7", "--model_name_or_path=org/none")
+    status, line = command("--resume_from_checkpoint=True", "--seed=7", f"--model_name_or_path={tmp_path}")
     assert status == 2
     assert line.startswith("set them as they were, or begin a new run with the checkpoint's weights")
 
