@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from qwenvl.train.run.lock import locked
 
-from qwenvl.run_lock import locked
 from qwenvl.runlog import read_config, read_metrics, read_rollouts
 from qwenvl.train.train_grpo import main
 
@@ -145,11 +145,12 @@ def test_a_foreign_file_is_not_written_into(command, tmp_path):
 
 def test_flags_and_settings_that_a_resumed_run_cannot_have_are_refused(command, tmp_path):
     command("--save_steps=1")
-    for flag in ("--overwrite_output_dir=True", f"--start_from_weights={tmp_path}/out/checkpoint-1"):
+    for flag in ("--overwrite_output_dir=True", f"--start_from_weights={tmp_path}"):
         status, line = command(flag, "--resume_from_checkpoint=True")
         assert status == 2
         assert line.startswith(f"qwenvl train: {flag.split('=')[0]} has no effect with --resume_from_checkpoint")
-    status, line = command("--resume_from_checkpoint=True", "--seed=7")
+    # before a model is loaded
+    status, line = command("--resume_from_checkpoint=True", "--seed=7", f"--model_name_or_path={tmp_path}")
     assert status == 2
     assert line.startswith("set them as they were, or begin a new run with the checkpoint's weights")
 
@@ -165,7 +166,7 @@ def test_weights_alone_are_not_resumed_but_started_from(command, tmp_path):
 
 
 def test_a_folder_in_use_is_left_alone(command, tmp_path):
-    holder = "import sys; from qwenvl.run_lock import locked\nwith locked(sys.argv[1]): print(); sys.stdin.read()"
+    holder = "import sys; from qwenvl.train.run.lock import locked\nwith locked(sys.argv[1]): print(); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", holder, str(tmp_path / "out")], **pipes) as other:
         other.stdout.readline()
