@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from qwenvl.train.run.lock import locked
 
+from qwenvl.run_lock import locked
 from qwenvl.runlog import read_config, read_metrics, read_rollouts
 from qwenvl.train.train_grpo import main
 
@@ -166,7 +166,7 @@ def test_weights_alone_are_not_resumed_but_started_from(command, tmp_path):
 
 
 def test_a_folder_in_use_is_left_alone(command, tmp_path):
-    holder = "import sys; from qwenvl.train.run.lock import locked\nwith locked(sys.argv[1]): print(); sys.stdin.read()"
+    holder = "import sys; from qwenvl.run_lock import locked\nwith locked(sys.argv[1]): print(); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", holder, str(tmp_path / "out")], **pipes) as other:
         other.stdout.readline()
