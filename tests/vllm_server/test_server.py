@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from qwenvl.vllm_server.server import SamplingServer
 from qwenvl.vllm_server.wire import Health, Prompt, Refusal, SampleRequest, WeightsRequest, secret
 from tests.vllm_server.serving import FakeEngine, serving
 
+ROOT = str(Path(__file__).resolve().parents[2])
 WEIGHTS = {"a.q_proj.weight": torch.ones(1), "a.k_proj.weight": torch.ones(1), "a.v_proj.weight": torch.ones(1)}
 
 
@@ -139,3 +143,10 @@ def test_a_request_wakes_a_server_that_sleeps():
             assert not engine.asleep
     with serving(FakeEngine()) as (_, client):
         assert "--sleeps" in refused(client.sleep)
+
+
+@pytest.mark.vllm
+def test_every_internal_of_vllm_that_is_used_is_there(vllm_python):
+    code = "from qwenvl.versions import missing_internals; print('missing', missing_internals('vllm'))"
+    done = subprocess.run([vllm_python, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ROOT})
+    assert done.stdout.splitlines()[-1:] == ["missing []"], done.stdout + done.stderr
