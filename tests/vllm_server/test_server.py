@@ -148,5 +148,6 @@ def test_a_request_wakes_a_server_that_sleeps():
 @pytest.mark.vllm
 def test_every_internal_of_vllm_that_is_used_is_there(vllm_python):
     code = "from qwenvl.versions import missing_internals; print('missing', missing_internals('vllm'))"
-    done = subprocess.run([vllm_python, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ROOT})
+    environment = os.environ | {"PYTHONPATH": ROOT}
+    done = subprocess.run([vllm_python, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.splitlines()[-1:] == ["missing []"], done.stdout + done.stderr
