@@ -103,7 +103,8 @@ class GradientReach:
         self._model, self._accelerator = model, accelerator
         # The parts to judge, and whether only a step with media can prove something about them.
         self._pending = {learning_part(name): part_of(name) != "llm" for name, _ in _learning(model)}
-        if unwrap(model).config.get_text_config().num_hidden_layers < 2:
+        layers = {learning_part(name) for name, _ in unwrap(model).named_parameters() if ".layers." in name}
+        if len(layers) < 2:
             # They add to outputs of the first layers at the places of media, which nothing reads behind the last one.
             self._pending.pop("visual.deepstack_merger_list", None)
         self._text_proves = self._media_proves = False
