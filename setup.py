@@ -38,7 +38,7 @@ SERVE = ["fastapi>=0.115", "uvicorn>=0.34"]
 # What --report_to shows runs in, on the machine itself. Who uses wandb or mlflow has it.
 TRACKERS = ["tensorboard>=2.20", "trackio>=0.43"]
 
-DEEPSPEED = ["deepspeed>=0.19,<0.20"]
+DEEPSPEED = ["deepspeed>=0.19.8,<0.20"]
 
 # What --video_backend decord decodes with. No default: it gives other frames, or hangs, on clips that PyAV reads. Its
 # wheels are of one architecture.
@@ -70,7 +70,7 @@ setup(
     install_requires=[
         "torch>=2.13,<2.16",
         "torchvision>=0.28,<0.31",
-        "transformers>=5.21,<5.25",
+        "transformers>=5.23,<5.25",
         "tokenizers>=0.23.1",
         "safetensors>=0.8",
         "tqdm>=4.67",
@@ -83,7 +83,7 @@ setup(
         "pillow>=12",
         "pyyaml>=6.0.2",
         "numpy>=2.2",
-        "jinja2>=3.1",
+        "jinja2>=3.1.6",
         "rich>=13.9",
     ],
     extras_require={

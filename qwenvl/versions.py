@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Tested:
-    """The oldest and the newest minor version of a library that the tests ran with, such as ``5.21`` and ``5.24``."""
+    """The oldest and the newest minor version of a library that the tests ran with, such as ``5.23`` and ``5.24``."""
 
     library: str
     oldest: str
@@ -26,7 +26,7 @@ class Tested:
 
 TESTED = (
     Tested("torch", "2.13", "2.15"),
-    Tested("transformers", "5.21", "5.24"),
+    Tested("transformers", "5.23", "5.24"),
     Tested("accelerate", "1.15", "1.15"),
     Tested("peft", "0.21", "0.21"),
     Tested("deepspeed", "0.19", "0.19"),
@@ -147,7 +147,7 @@ def untested(library: str, version: str) -> str | None:
 
     Example:
         >>> untested("transformers", "5.26.1")
-        'qwenvl was tested with transformers 5.21 to 5.24; this is 5.26: the parity check of the first step will tell'
+        'qwenvl was tested with transformers 5.23 to 5.24; this is 5.26: the parity check of the first step will tell'
         >>> untested("transformers", "5.24.0")
     """
     for tested in TESTED:
