@@ -73,6 +73,13 @@ def test_the_tested_versions_are_the_range_of_setup_py(tested):
     assert f"{bounds['>='].major}.{bounds['>='].minor}" == tested.oldest
 
 
+def test_the_first_screen_of_the_readme_names_the_tested_versions():
+    text = (ROOT / "README.md").read_text()
+    spans = {tested.library: f"{tested.oldest} to {tested.newest}" for tested in TESTED}
+    expected = f"Python {PYTHONS[0]} to {PYTHONS[-1]}, PyTorch {spans['torch']}, transformers {spans['transformers']}"
+    assert expected in text
+
+
 @pytest.mark.parametrize("python", PYTHONS)
 def test_each_python_has_an_exact_version_of_every_requirement_within_its_range(python):
     exact = {}
