@@ -62,9 +62,9 @@ class Probe:
 
         The median is compared. It does not see the few tokens that rounding sends to another expert.
         """
-        differences = (self.sampled.float() - self.trained.float()).abs()[self.mask]
-        if not differences.isfinite().all():
+        if not self.trained[self.mask].isfinite().all():
             return None  # what is not finite is reported with the loss
+        differences = (self.sampled.float() - self.trained.float()).abs()[self.mask]
         median = differences.median().item()
         bound = UNKNOWN_NOISE
         if self.again is not None:
