@@ -22,7 +22,7 @@ from qwenvl.data.order import EpochSampler, Part, RepeatedSteps
 from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets import how_counted, how_read
-from qwenvl.data.records.record_file import COMPARED, spot_checked
+from qwenvl.data.records.record_file import all_or_spot_checked
 from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.data.views import SHOWN, View, changed_by, reads_completions, unchanged, view_named
 from qwenvl.failure import counted
@@ -207,7 +207,7 @@ def check_view(args: GRPOConfig, view: View, records: Sequence[Record]) -> None:
     """
     if view is unchanged:  # another model may teach by the same prompt
         return
-    read = records if isinstance(records, list) or len(records) <= COMPARED else spot_checked(records)
+    read = all_or_spot_checked(records)
     changed, looked = changed_by(view, read)
     needs = SHOWN.get(str(args.teacher_sees).partition("(")[0], "what the function adds")
     if not changed:

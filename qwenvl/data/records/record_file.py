@@ -179,3 +179,10 @@ def _check_one_is_good(problems: Iterable[str]) -> None:
     if found and all(found):
         first = found[0]
         raise RecordError(f"{first} (none of the rows that were looked at can be read)")
+
+
+def all_or_spot_checked(records: Sequence[Record]) -> Iterable[Record]:
+    """All records where they are in memory or at most ``COMPARED``, else those of ``spot_checked``."""
+    if isinstance(records, list) or len(records) <= COMPARED:
+        return records
+    return spot_checked(records)

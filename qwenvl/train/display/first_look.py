@@ -11,7 +11,7 @@ from typing import Any
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.console import say
 from qwenvl.data.records.parse import media_hints, record_hints, unread_keys_of, unread_text
-from qwenvl.data.records.record_file import COMPARED, spot_checked
+from qwenvl.data.records.record_file import all_or_spot_checked, spot_checked
 from qwenvl.types import Hint, Record
 
 
@@ -94,5 +94,5 @@ def _of_training(args: GRPOConfig, records: int) -> Iterator[str]:
 def _questions(dataset: Any) -> set[int]:
     """Hashes of the questions and media of a data set's records."""
     records: Sequence[Record] = getattr(dataset, "records", ())
-    read = records if isinstance(records, list) or len(records) <= COMPARED else spot_checked(records)
+    read = all_or_spot_checked(records)
     return {hash((record.messages, record.videos, record.images)) for record in read if not record.problem}
