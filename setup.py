@@ -66,7 +66,9 @@ setup(
     cmdclass={"build_py": BuildWithExample},
     python_requires=">=3.11,<3.14",
     packages=find_packages(include=["qwenvl", "qwenvl.*"]),
-    package_data={"qwenvl": ["py.typed", "doctor/*.html", "report/*.html", "report/app/*", "train/*.jinja"]},
+    package_data={
+        "qwenvl": ["py.typed", "inspection/*.html", "run_log/report/*.html", "run_log/report/app/*", "train/*.jinja"]
+    },
     install_requires=[
         "torch>=2.13,<2.16",
         "torchvision>=0.28,<0.31",

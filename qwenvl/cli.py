@@ -9,22 +9,22 @@ from difflib import get_close_matches
 from importlib import import_module, metadata
 
 COMMANDS = {
-    "probe": ("qwenvl.evaluate.probe", "see before training whether a checkpoint could learn from your records"),
-    "train": ("qwenvl.train.train_grpo", "train a checkpoint by GRPO on your records"),
-    "warmup": ("qwenvl.train.warmup.command", "teach a checkpoint the form of an answer before GRPO"),
-    "try": ("qwenvl.evaluate.try_command", "ask a model about a clip: what it sees, what it answers"),
-    "label": ("qwenvl.use.label_command", "answer a question about many clips: a table, and a page to correct it on"),
-    "serve": ("qwenvl.use.serve_command", "serve a model to OpenAI clients, with frames and prompts as trained"),
-    "merge": ("qwenvl.train.merge", "fold a LoRA adapter into the weights that it belongs to"),
-    "plan": ("qwenvl.train.planning.command", "see before training what memory a step takes, and what makes it fit"),
-    "data": ("qwenvl.doctor.commands", "check a data set, convert it, or make one of a folder of clips"),
-    "preview": ("qwenvl.doctor.commands:preview", "see what the model will see: frames, prompts and solutions"),
-    "rewards": ("qwenvl.doctor.rewards", "list the reward functions, or score a completion by hand"),
-    "report": ("qwenvl.doctor.report", "see what became of a run: curves, and every group with its completions"),
-    "evaluate": ("qwenvl.evaluate.held_out", "see what models are worth on held-out records, and if they look"),
-    "demo": ("qwenvl.demo.run", "watch a tiny model learn to name the steps of assembly videos"),
+    "probe": ("qwenvl.commands.probe", "see before training whether a checkpoint could learn from your records"),
+    "train": ("qwenvl.commands.train", "train a checkpoint by GRPO on your records"),
+    "warmup": ("qwenvl.commands.warmup", "teach a checkpoint the form of an answer before GRPO"),
+    "try": ("qwenvl.commands.try_model", "ask a model about a clip: what it sees, what it answers"),
+    "label": ("qwenvl.commands.label", "answer a question about many clips: a table, and a page to correct it on"),
+    "serve": ("qwenvl.commands.serve", "serve a model to OpenAI clients, with frames and prompts as trained"),
+    "merge": ("qwenvl.commands.merge", "fold a LoRA adapter into the weights that it belongs to"),
+    "plan": ("qwenvl.commands.plan", "see before training what memory a step takes, and what makes it fit"),
+    "data": ("qwenvl.commands.data", "check a data set, convert it, or make one of a folder of clips"),
+    "preview": ("qwenvl.commands.preview", "see what the model will see: frames, prompts and solutions"),
+    "rewards": ("qwenvl.commands.rewards", "list the reward functions, or score a completion by hand"),
+    "report": ("qwenvl.commands.report", "see what became of a run: curves, and every group with its completions"),
+    "evaluate": ("qwenvl.commands.evaluate", "see what models are worth on held-out records, and if they look"),
+    "demo": ("qwenvl.commands.demo", "watch a tiny model learn to name the steps of assembly videos"),
 }
-"""Each command, the module whose ``main(argv)``, or another function after a colon, it runs, and what it does."""
+"""Each command, the module whose ``main(argv)`` it runs, and what it does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int | None:
@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int | None:
         return 2
     if argv is None and {"-h", "--help"} & set(rest):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the end of ``qwenvl train --help | head`` is quiet
-    module, _, function = COMMANDS[command][0].partition(":")
-    return getattr(import_module(module), function or "main")(rest)
+    module, _ = COMMANDS[command]
+    return import_module(module).main(rest)
 
 
 def usage() -> str:

@@ -131,3 +131,7 @@ def _path() -> Path | None:
     """A file that the processes of this machine share: torchrun has a folder for each start of them. None without."""
     own = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return Path(own).parents[1] / NAME if own and int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
+
+
+class NoGradientError(RuntimeError):
+    """A part of the model that should learn has no gradient."""

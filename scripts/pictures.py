@@ -20,7 +20,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from qwenvl.cli import main as qwenvl
-from qwenvl.runlog import Rollout, read_rollouts
+from qwenvl.run_log.log import Rollout, read_rollouts
 from tests.chromium import Page, find_chromium
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
@@ -100,8 +100,10 @@ def shoot(page: Page, url: str, name: str, selector: str, width: int, *, parents
     page.run(PLAIN)
     page.run(f"{element}.scrollIntoView()")
     time.sleep(1.0)
-    box = json.loads(page.run(f"""(() => {{ const b = {element}.getBoundingClientRect();
-        return JSON.stringify({{x: b.x + scrollX, y: b.y + scrollY, width: b.width, height: b.height}}) }})()"""))
+    box = json.loads(
+        page.run(f"""(() => {{ const b = {element}.getBoundingClientRect();
+        return JSON.stringify({{x: b.x + scrollX, y: b.y + scrollY, width: b.width, height: b.height}}) }})()""")
+    )
     clip = {**box, "height": min(box["height"], most), "scale": 1}
     data = page.send("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
     picture = Image.open(io.BytesIO(base64.b64decode(data)), formats=["PNG"]).convert("RGB").quantize(COLORS)

@@ -85,7 +85,7 @@ def work(config: dict[str, Any]) -> None:
     Raises:
         RuntimeError: the command ended with an error, which it has told.
     """
-    from qwenvl.train.train_grpo import main as train
+    from qwenvl.commands.train import main as train
 
     os.chdir(config["folder"])
     try:

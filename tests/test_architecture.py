@@ -4,17 +4,21 @@ Read from the import statements of the source, those inside of functions include
 """
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from importlib.metadata import packages_distributions, requires
+from importlib.metadata import requires
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from qwenvl.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "qwenvl"
@@ -23,15 +27,14 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = {
     "files": -1,
     "types": -1,
-    "runlog": 0,
     "option": 0,
     "yaml_text": 0,
     "failure": -1,
     "own_code": 0,
     "child": 0,
-    "health": 0,
     "versions": 0,
-    "timeline": 0,
+    "timeline": -1,
+    "run_log": 0,
     "console": 0,
     "run_lock": 0,
     "rewards": 1,
@@ -44,22 +47,23 @@ FLOORS = {
     "config": 5,
     "step": 6,
     "train": 7,
-    "doctor": 7,
+    "inspection": 7,
     "evaluate": 8,
     "use": 9,
     "demo": 9,
-    "cli": 9,
-    "__main__": 10,
+    "commands": 10,
+    "cli": 11,
+    "runlog": 11,
+    "__main__": 12,
 }
 ASIDE = {  # rooms beside the stairs, and all that each may import
-    "report": {"report", "runlog", "files", "health", "timeline", "types"},
     "vllm_server": {"vllm_server", "files", "types"},
 }
-DOORS_TO_ASIDE = {"report": (7, ""), "vllm_server": (4, "wire")}  # from which floor, and to what of the room
+DOORS_TO_ASIDE = {"vllm_server": (4, "wire")}  # from which floor, and to what of the room
 OF_ANOTHER_ENVIRONMENT = {"vllm_server": {"vllm"}}  # what a room has where it runs
-FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
+FORBIDDEN = {"grpo": {"transformers"}, "run_log": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for
-STANDARD_LIBRARY_ONLY = {"types", "runlog", "option", "child", "files", "health", "versions", "cli"}
+STANDARD_LIBRARY_ONLY = {"types", "runlog", "option", "child", "files", "versions", "cli"}
 STANDARD_LIBRARY_ONLY |= {"failure", "own_code", "plan", "timeline"}
 # Files of their own for optional packages, whose classes they derive from. They are imported in calls alone.
 IMPORTED_LATE = {"qwenvl.use.web"}
@@ -113,7 +117,7 @@ def walk(nodes: Iterable[ast.AST], when: str) -> Iterator[tuple[int, str, str]]:
             yield from ((node.lineno, alias.name, when) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: import by full name"
-            for alias in node.names:  # from qwenvl import runlog names a room too
+            for alias in node.names:  # from qwenvl import files names a room too
                 name = f"{node.module}.{alias.name}" if node.module == "qwenvl" else node.module
                 yield node.lineno, name, when
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -190,10 +194,34 @@ def test_what_is_imported_is_declared_and_what_is_optional_is_imported_late():
     assert not early, f"{early}: import it where it is needed"
 
 
-def test_no_file_of_train_hides_a_module():
-    """``python qwenvl/train/train_grpo.py`` puts this folder first on ``sys.path``."""
-    taken = (set(sys.stdlib_module_names) | set(packages_distributions())) - {"qwenvl"}
-    assert taken.isdisjoint(path.stem for path in (PACKAGE / "train").glob("*.py"))
+def test_no_command_imports_another_and_each_command_has_its_line():
+    commands = {path.stem for path in (PACKAGE / "commands").glob("*.py")} - {"__init__"}
+    assert {f"qwenvl.commands.{name}" for name in commands} == {module for module, _ in COMMANDS.values()}
+    assert [each for each in imports() if each.room == each.target == "commands"] == []
+
+
+def test_training_does_without_the_pages_of_a_report():
+    lowest = FLOORS["inspection"]
+    for each in imports():
+        if each.name.startswith("qwenvl.run_log.report") and each.room != "run_log":
+            assert FLOORS[each.room] >= lowest and each.room != "train", each
+
+
+def test_evaluation_does_without_training():
+    assert [each for each in imports() if (each.room, each.target) == ("evaluate", "train")] == []
+
+
+def test_the_file_that_launchers_run_takes_its_own_folder_off_the_path(tmp_path):
+    """A file of ``qwenvl/train`` may be called like a module of the standard library or of a dependency."""
+    copied = tmp_path / "qwenvl"
+    shutil.copytree(PACKAGE, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("re", "pathlib", "typing", "signal", "json", "dataclasses", "torch", "transformers", "yaml"):
+        (copied / "train" / f"{name}.py").write_text("raise SystemExit(f'{__file__} was imported')", encoding="utf-8")
+    command = [sys.executable, str(copied / "train" / "train_grpo.py"), "--help"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    assert "qwenvl train" in ran.stdout
 
 
 def test_files_and_functions_stay_small_and_what_is_public_says_what_it_is():
@@ -213,7 +241,7 @@ def test_files_and_functions_stay_small_and_what_is_public_says_what_it_is():
 
 def test_names_and_types_load_without_torch():
     code = (
-        "import sys, qwenvl, qwenvl.types, qwenvl.runlog, qwenvl.cli\n"
+        "import sys, qwenvl, qwenvl.types, qwenvl.run_log.log, qwenvl.cli\n"
         "assert 'GRPOTrainer' in dir(qwenvl)\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), 'loaded too early'"
     )

@@ -15,14 +15,14 @@ import torch
 import yaml
 
 from qwenvl.cli import COMMANDS, main
+from qwenvl.commands.data import parser as data_commands
+from qwenvl.commands.label import label_request
+from qwenvl.commands.merge import make_parser as make_merge_parser
+from qwenvl.commands.plan import request_of as settings_of_a_plan
+from qwenvl.commands.serve import serve_request
 from qwenvl.config.command_line import parse_args, read_command, without_dry_run
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.doctor.commands import parser as data_commands
 from qwenvl.evaluate.settings import evaluation_request, probe_request, try_request
-from qwenvl.train.merge import make_parser as make_merge_parser
-from qwenvl.train.planning.command import request_of as settings_of_a_plan
-from qwenvl.use.label_command import label_request
-from qwenvl.use.serve_command import serve_request
 from qwenvl.vllm_server.__main__ import parse as parse_server
 from tests.made_clips import write_clip
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qwenvl.cli import main
-from qwenvl.runlog import read_config, read_metrics
+from qwenvl.run_log.log import read_config, read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8").split("\n## Details\n")[0]

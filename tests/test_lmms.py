@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from qwenvl.runlog import read_evaluation, read_samples
+from qwenvl.run_log.log import read_evaluation, read_samples
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.runlog import read_config, read_metrics
+from qwenvl.run_log.log import read_config, read_metrics
 from tests.train.conftest import turns
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "train_grpo_ray.py"

@@ -410,7 +410,7 @@ auto_fit: qwenvl plan, which names the flags that make a run fit
 fit_memory_gb: qwenvl plan --gpu_memory
 warmup: qwenvl plan with the flags of the training that follows: a warm-up needs less memory
 records: no flag: qwenvl plan measures 1000 records
-json: plan_of(*request_of(words)) of qwenvl.train.planning.command, which gives a plan's numbers to a script
+json: plan_of(*request_of(words)) of qwenvl.commands.plan, which gives a plan's numbers to a script
 len_control: the reward length_window among --reward_funcs
 """
 """Flags of earlier versions and of other trainers, and behind the colon what to use here."""

@@ -6,7 +6,6 @@ checkpoint with a user's records. Nothing about that run is special but its size
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -14,7 +13,6 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -30,13 +28,12 @@ from qwenvl.demo.clips import (
     best_fixed_answer,
     look_texts,
     make_clips,
-    make_labelled_folder,
     make_long_clips,
     tokenizer_texts,
 )
 from qwenvl.demo.scene import STEPS
 from qwenvl.model.families import FAMILIES, FamilyName
-from qwenvl.runlog import Rollout, read_evaluation, read_rollouts
+from qwenvl.run_log.log import Rollout, read_evaluation, read_rollouts
 
 MARK = "demo.json"  # the folder is the demo's. At the end it has the minutes that the demo took
 MODEL: dict[str, Any] = {
@@ -223,40 +220,6 @@ class LookDemo(Demo):
         return accuracy, 0.3 * 0.3 + 0.7 * accuracy, "by any of the six steps"  # 0.3: an answer without thinking
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo in the place of an earlier one, show its result and return the exit status."""
-    parser = argparse.ArgumentParser(prog="qwenvl demo", description=__doc__.split("\n\n")[0])
-    folders = "where everything goes, in the place of an earlier demo [runs/demo, with --look runs/demo_look]"
-    parser.add_argument("--output_dir", type=Path, help=folders)
-    parser.add_argument("--seed", type=int, default=0, help="of clips, weights and sampling [%(default)s]")
-    (steps, linear_steps, clips, family), (look_steps, _, look_clips, look_family) = Demo.defaults, LookDemo.defaults
-    count = f"optimizer steps of GRPO [{steps}, of Qwen3.5 {linear_steps}, with --look {look_steps}]"
-    parser.add_argument("--steps", type=int, help=count)
-    count = f"training clips, at least 8; more are held out [{clips}, with --look {look_clips}]"
-    parser.add_argument("--clips", type=int, help=count)
-    parser.add_argument("--family", choices=tuple(FAMILIES), help=f"of the model [{family}, with --look {look_family}]")
-    look = "clips of a minute, of which the model sees four frames: it learns to look at the second in question"
-    parser.add_argument("--look", action="store_true", help=look)
-    only = "write ten clips, steps.txt, labels.csv and question.txt, as a user has them, and train nothing"
-    parser.add_argument("--only-data", action="store_true", help=only)
-    parser.add_argument("--fresh", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.fresh:
-        parser.error("there is no --fresh any more: every call begins anew; leave it out")
-    args.output_dir = args.output_dir or Path("runs/demo_look" if args.look else "runs/demo")
-    if args.only_data:
-        make_labelled_folder(args.output_dir, seed=args.seed)
-        print(f"{args.output_dir}: clips/ with ten clips, steps.txt, labels.csv, question.txt")
-        return 0
-    if (args.steps is not None and args.steps < 1) or (args.clips is not None and args.clips < 8):
-        parser.error("expected --steps of at least 1 and --clips of at least 8, a batch")
-    kind = LookDemo if args.look else Demo
-    demo = kind(args.output_dir.resolve(), args.seed, args.steps or 0, args.clips or 0, args.family)
-    run_demo(demo)
-    _show(demo)
-    return 0
-
-
 def run_demo(demo: Demo) -> None:
     """Make clips and model, train and evaluate, in the place of an earlier demo in this folder.
 
@@ -266,10 +229,9 @@ def run_demo(demo: Demo) -> None:
     from transformers.utils import logging as transformers_logging
 
     from qwenvl.console import settle_output
-    from qwenvl.doctor.report import add_pictures, make_report
-    from qwenvl.evaluate import held_out
-    from qwenvl.train import train_grpo
-    from qwenvl.train.warmup import command as warmup
+    from qwenvl.evaluate.held_out import evaluate_held_out
+    from qwenvl.inspection.run_report import add_pictures, make_report
+    from qwenvl.train.run.start import start_training, start_warmup
 
     settle_output()
     started = time.time()
@@ -289,12 +251,12 @@ def run_demo(demo: Demo) -> None:
         config.write_text(yaml.safe_dump(settings, sort_keys=False))
         say(f"[{number}/{last}] {_command(command, '--config', config)}")
         if command == "warmup":
-            warmup.main(["--config", str(config)], says_next=False)  # it comes now, with better records
+            start_warmup(["--config", str(config)], says_next=False)  # it comes now, with better records
         else:
-            train_grpo.main(["--config", str(config)])
+            start_training(["--config", str(config)])
     say(f"[{last}/{last}] does it look? {_command('evaluate', *evaluation)}")
     with redirect_stdout(io.StringIO()):  # its table is shown at the end
-        held_out.main(evaluation)
+        evaluate_held_out(evaluation)
     add_pictures(make_report([demo.run], demo.run / "report"))
     minutes = round((time.time() - started) / 60, 2)
     (demo.folder / MARK).write_text(json.dumps({"minutes": minutes}) + "\n")
@@ -325,7 +287,8 @@ def _write_start(demo: Demo) -> None:
     save_tiny(demo.start, demo.family, demo.seed, texts=demo.texts(), **MODEL)
 
 
-def _show(demo: Demo) -> None:
+def show_result(demo: Demo) -> None:
+    """Print the table of the evaluation, a clip that was learned, and where everything is."""
     from qwenvl.evaluate.results import table
 
     print(table(read_evaluation(demo.evaluation), demo.evaluation))

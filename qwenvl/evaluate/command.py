@@ -14,7 +14,7 @@ from qwenvl.failure import tell, tells_errors_once
 from qwenvl.own_code import OwnCodeError
 from qwenvl.rewards import RewardError
 from qwenvl.run_lock import RunFolderError
-from qwenvl.runlog import RunLogError
+from qwenvl.run_log.log import RunLogError
 
 Request = TypeVar("Request", covariant=True)
 
@@ -73,10 +73,10 @@ def run_command(
             tell(f"usage: {about[0]}\nerror: {error}")
             return 2
         # With torch, which no wrong command line waits for.
-        from qwenvl.train.run.failures import told_in_one_line
+        from qwenvl.step.failures import told_in_one_line
 
         settle_output()
-        with told_in_one_line(command, None):
+        with told_in_one_line(command):
             shown = run(request)
     if shown:
         print(shown)

@@ -22,16 +22,16 @@ from qwenvl.console import say
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
-from qwenvl.doctor.from_folder import read_steps
 from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
 from qwenvl.evaluate.questions import Questions, QuestionSamples, toolbox_under
 from qwenvl.evaluate.respondent import build_respondent, collator_of, in_blocks, pass_reward
 from qwenvl.evaluate.results import as_json, results_of
 from qwenvl.evaluate.settings import Request
 from qwenvl.evaluate.timelines import check_procedure, procedure_rows
+from qwenvl.inspection.from_folder import read_steps
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.functions.text import answer_of
-from qwenvl.runlog import (
+from qwenvl.run_log.log import (
     AS_IT_IS,
     NUMBERS,
     EvaluationLog,

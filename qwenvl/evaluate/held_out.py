@@ -1,4 +1,4 @@
-"""``qwenvl evaluate MODEL [MODEL2 ...] DATA``: what models are worth on held-out records, and whether they look."""
+"""An evaluation on held-out records, from the command line to the table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABOUT = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def evaluate_held_out(argv: Sequence[str] | None = None) -> int:
     """Evaluate, and print the table. Status 1 for bad data, 2 for a bad command line."""
     return run_command("evaluate", argv, evaluation_request, _run, ABOUT)
 
@@ -31,7 +31,7 @@ def _run(request: Request) -> str:
     from qwenvl.evaluate.evaluation import Evaluation
     from qwenvl.evaluate.results import table
     from qwenvl.run_lock import locked
-    from qwenvl.runlog import NUMBERS
+    from qwenvl.run_log.log import NUMBERS
     from qwenvl.step.assemble import build_rewards
 
     process = request.config.process_index

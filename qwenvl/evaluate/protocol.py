@@ -21,7 +21,7 @@ from qwenvl.evaluate.settings import OF_A_RUN, READ_BY_EVALUATION, ModelSource, 
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.model.positions import position_rule
 from qwenvl.rewards import Rubric
-from qwenvl.runlog import AS_IT_IS, hash_of, installed_versions
+from qwenvl.run_log.log import AS_IT_IS, hash_of, installed_versions
 from qwenvl.step.assemble import weight_dtype
 
 _PIECES, _PIECE = 64, 65536  # of a weight file: how many are hashed, and their bytes

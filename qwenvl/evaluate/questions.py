@@ -24,7 +24,7 @@ from qwenvl.evaluate.options import LOOK_CONTROLS, EvaluateOptions
 from qwenvl.grpo.diagnostics import clusters_by
 from qwenvl.model.vision_tower import GREY
 from qwenvl.rewards.functions.text import normalized, solution_of
-from qwenvl.runlog import AS_IT_IS
+from qwenvl.run_log.log import AS_IT_IS
 from qwenvl.step.contrast import random_order
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.types import BadSample, Message, Record, Sample

@@ -20,7 +20,7 @@ from qwenvl.evaluate.options import EvaluateOptions, ProbeOptions, TryOptions
 from qwenvl.option import Options, all_options
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.runlog import read_config
+from qwenvl.run_log.log import read_config
 from qwenvl.tools.options import ToolOptions
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _newest_checkpoint(run: Path) -> Path:
     newest = None
     if any(run.glob("checkpoint-*")):  # else there is no reason to load torch, with which checkpoints are read
         from qwenvl.model.weight_files import has_weights, weights_problem
-        from qwenvl.train.run.checkpoints import checkpoints_of
+        from qwenvl.run_log.checkpoints import checkpoints_of
 
         whole = (each for each in reversed(checkpoints_of(run)) if has_weights(each) and weights_problem(each) is None)
         newest = next(whole, None)

@@ -13,7 +13,7 @@ from qwenvl.rewards.functions.actions import action_numbers, list_in
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.functions.timelines import edit_of, f1_at, frames_right, matches, overlaps, read_pair
 from qwenvl.rewards.table import TIMELINES
-from qwenvl.runlog import AS_IT_IS, EvaluationSample
+from qwenvl.run_log.log import AS_IT_IS, EvaluationSample
 from qwenvl.timeline import TimedStep, plain_name, timeline_in
 
 FPS = 10.0  # of frame accuracy, as the reward has it by default

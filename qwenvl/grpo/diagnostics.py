@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qwenvl.grpo.advantages import nanstd
-from qwenvl.health import SAME_REWARD
+from qwenvl.run_log.health import SAME_REWARD
 
 Key = TypeVar("Key")
 RESAMPLES = 5000  # of the bootstrap: its ends then move by a few hundredths of the interval from seed to seed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qwenvl.rewards.functions.looking import readable_evidence
-from qwenvl.runlog import Rollout
+from qwenvl.run_log.log import Rollout
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 

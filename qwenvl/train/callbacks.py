@@ -20,12 +20,12 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.console import say, shows_bars
 from qwenvl.data.errors import RecordError
 from qwenvl.failure import counted, visible
-from qwenvl.health import findings, history_of
 from qwenvl.model.loading import unwrap
 from qwenvl.model.reference import Reference
 from qwenvl.option import was_set
 from qwenvl.rollout.options import LIVE_COMPLETIONS_EVERY
-from qwenvl.runlog import Rollout, read_metrics
+from qwenvl.run_log.health import findings, history_of
+from qwenvl.run_log.log import Rollout, read_metrics
 from qwenvl.step.rows import rollout_rows
 from qwenvl.train.display.board import LiveBoard
 from qwenvl.train.display.progress import ProgressLines
@@ -92,7 +92,7 @@ class RunFolder(TrainerCallback):
 
 
 class HealthWarnings(TrainerCallback):
-    """Warns once of each rule of ``qwenvl.health`` that holds, with what to do.
+    """Warns once of each rule of ``qwenvl.run_log.health`` that holds, with what to do.
 
     A resumed run has the history of its run folder, and warns again of the rules that still hold.
     """

@@ -26,7 +26,7 @@ from qwenvl.failure import counted
 from qwenvl.model.loading import unwrap
 from qwenvl.option import all_options, parse_row, row_text, was_set
 from qwenvl.rewards import Rubric
-from qwenvl.runlog import installed_versions
+from qwenvl.run_log.log import installed_versions
 
 CARD = "README.md"
 METHOD = "GRPO"

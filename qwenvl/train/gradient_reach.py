@@ -16,15 +16,12 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.failure import NoGradientError
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import part_of, unwrap
 from qwenvl.model.logprobs import Likelihood
 
 _PART = re.compile(r"(?:visual\.blocks|language_model\.layers)\.\d+|(?:visual|language_model)\.\w+|lm_head")
-
-
-class NoGradientError(RuntimeError):
-    """A part of the model that should learn has no gradient."""
 
 
 def learning_part(name: str) -> str:

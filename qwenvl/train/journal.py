@@ -20,7 +20,7 @@ from qwenvl.grpo.diagnostics import equal_groups, reward_std, unique_fraction
 from qwenvl.grpo.loss import LossOutput
 from qwenvl.rewards.functions.looking import answered_calls, looks_iou, readable_evidence
 from qwenvl.rewards.functions.text import thinking_of
-from qwenvl.runlog import RunLog
+from qwenvl.run_log.log import RunLog
 from qwenvl.step.meter import Meter
 from qwenvl.step.rows import rollout_rows
 from qwenvl.step.types import Experience, TrainStep

@@ -1,36 +1,12 @@
-"""``qwenvl merge ADAPTER --out DIR``: a LoRA adapter folded into its model, as a whole checkpoint."""
+"""A LoRA adapter folded into its model, as a whole checkpoint."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 
-COMMAND = "qwenvl merge"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the checkpoint and say what it is. Ends with status 2 where it can't be made."""
-    args = make_parser().parse_args(argv)
-    from qwenvl.console import ends_at_ctrl_c, settle_output
-    from qwenvl.data.errors import told_to_the_user
-
-    with redirect_stdout(sys.stderr), ends_at_ctrl_c(COMMAND), told_to_the_user(COMMAND):
-        settle_output()
-        base = merge(args.adapter, args.out, base=args.base)
-    print(f"wrote {args.out}: {base} with {args.adapter} folded in; it loads with plain transformers")
-    return 0
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The flags of the command."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("adapter", help="the folder of an adapter: a run with --lora_enable, or one of its checkpoints")
-    parser.add_argument("--out", required=True, help="the folder to write; one that holds something is refused")
-    parser.add_argument("--base", help="the model that the adapter was trained on, if it is not where the adapter says")
-    return parser
+from qwenvl.files import written_whole
+from qwenvl.model.loading import base_of_adapter, load_model, load_processor, merged_weights, with_adapter
+from qwenvl.train.card import describe_merged
 
 
 def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
@@ -49,10 +25,6 @@ def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
         FileNotFoundError: the model is not there.
         FileExistsError: ``out`` holds something.
     """
-    from qwenvl.files import written_whole
-    from qwenvl.model.loading import base_of_adapter, load_model, load_processor, merged_weights, with_adapter
-    from qwenvl.train.card import describe_merged
-
     adapter, out = Path(adapter), Path(out)
     named = base_of_adapter(adapter)
     if named is None:

@@ -21,22 +21,22 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import FRAME_SUFFIXES, frame_list
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.data.records.framing import unframed
-from qwenvl.doctor.convert import row_of
-from qwenvl.doctor.report import add_pictures
 from qwenvl.evaluate.protocol import differing, model_facts
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of, in_blocks
 from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.failure import counted
 from qwenvl.files import written_whole
+from qwenvl.inspection.convert import row_of
+from qwenvl.inspection.run_report import add_pictures
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.option import parse_row
-from qwenvl.report.evaluation import write_labels
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.functions.text import answer_of
 from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import SHAPING, TABLE, reading
-from qwenvl.runlog import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
+from qwenvl.run_log.log import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
+from qwenvl.run_log.report.evaluation import write_labels
 from qwenvl.tools.options import ToolOptions
 from qwenvl.types import PromptBatch, Record, RolloutBatch
 from qwenvl.use.options import UseRequest

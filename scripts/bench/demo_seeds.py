@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from qwenvl.demo.run import MARK, Demo, LookDemo, run_demo
 from qwenvl.model.families import FAMILIES
-from qwenvl.runlog import AS_IT_IS, read_evaluation
+from qwenvl.run_log.log import AS_IT_IS, read_evaluation
 
 
 class Score(NamedTuple):

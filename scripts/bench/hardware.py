@@ -19,10 +19,10 @@ from transformers import CONFIG_MAPPING
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from gpu import SHAPES
 
+from qwenvl.commands.plan import plan_of, request_of
 from qwenvl.demo.clips import encode
 from qwenvl.demo.tiny import make_processor
 from qwenvl.plan.memory import fullest
-from qwenvl.train.planning.command import plan_of, request_of
 
 NAMES = {
     "3b": "Qwen2.5-VL-3B",

@@ -41,7 +41,7 @@ from safetensors.torch import load_file
 import qwenvl.train.grpo_trainer  # noqa: F401 (here once, and not in each process that is forked)
 from qwenvl.demo.clips import encode
 from qwenvl.demo.tiny import save_tiny
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.run_log.log import read_metrics, read_rollouts
 
 PHASES = ("beginning", "step", "refill", "evaluation", "save", "ending")
 WRITES = ("save", "ending")  # phases that write large files
@@ -286,11 +286,11 @@ def _took(unharmed: Path) -> dict[str, float]:
 
 def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     """Train by the command, with phases noted, until the moment comes or the run is done. For a process of its own."""
+    from qwenvl.commands.train import main
     from qwenvl.step.refill import Refill
     from qwenvl.step.score import ScoredGroups
     from qwenvl.train.grpo_trainer import GRPOTrainer
     from qwenvl.train.policy_trainer import PolicyTrainer
-    from qwenvl.train.train_grpo import main
 
     noted = Trail(os.open(trail, os.O_WRONLY | os.O_CREAT | os.O_APPEND), moment)
     Refill.loaded = noted.within("refill", Refill.loaded)

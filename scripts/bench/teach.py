@@ -18,7 +18,7 @@ from typing import Any
 
 from qwenvl.demo.clips import make_clips
 from qwenvl.demo.run import Demo, _write_start
-from qwenvl.runlog import read_metrics
+from qwenvl.run_log.log import read_metrics
 
 RUNS: dict[str, dict[str, Any]] = {
     "GRPO": {},
@@ -49,8 +49,7 @@ def main() -> None:
 
 def rewards_of(demo: Demo, name: str) -> dict[int, float]:
     """The held-out reward by step of a run of ``RUNS``, which is made where it is not there."""
-    from qwenvl.train import train_grpo
-    from qwenvl.train.warmup import command as warmup
+    from qwenvl.commands import train, warmup
 
     folder = demo.folder / name.replace(" ", "-")
     if not (demo.model / "model.safetensors").is_file():
@@ -64,7 +63,7 @@ def rewards_of(demo: Demo, name: str) -> dict[int, float]:
     if not (folder / "model.safetensors").is_file():
         settings = {**demo.training_settings(), **RUNS[name], "output_dir": str(folder), "overwrite_output_dir": True}
         settings |= {"eval_strategy": "steps", "eval_steps": EVERY}
-        run(train_grpo.main, demo.folder / f"{folder.name}.json", settings)
+        run(train.main, demo.folder / f"{folder.name}.json", settings)
     rows = [row for row in read_metrics(folder) if "eval_total_reward" in row]
     return {int(row["step"]): row["eval_total_reward"] for row in rows}
 

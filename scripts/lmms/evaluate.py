@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, flags = make_parser().parse_known_args(words)
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.evaluate.results import results_of, table
-    from qwenvl.runlog import EvaluationLog, hash_of
+    from qwenvl.run_log.log import EvaluationLog, hash_of
 
     with told_to_the_user(COMMAND):
         model, facts, protocol = prepared(own, flags)
@@ -85,7 +85,7 @@ def prepared(own: argparse.Namespace, flags: Sequence[str]) -> tuple[Any, Any, d
     from qwenvl.data.records.parse import ReadOptions
     from qwenvl.evaluate.protocol import model_facts
     from qwenvl.evaluate.settings import READ_BY_LMMS, Asking, asking_of, config_for, model_source, refuse_unread
-    from qwenvl.runlog import installed_versions
+    from qwenvl.run_log.log import installed_versions
     from scripts.lmms.model import QwenVL
 
     settle_output()
@@ -138,7 +138,7 @@ def samples_of(answered: Sequence[Any], found: Mapping[str, Sequence[Mapping[str
 
     The total of a record is the mean of those metrics that are a number for each record.
     """
-    from qwenvl.runlog import AS_IT_IS, EvaluationSample, hash_of
+    from qwenvl.run_log.log import AS_IT_IS, EvaluationSample, hash_of
 
     scored = {(task, row["doc_id"]): row for task, rows in found.items() for row in rows}
     names = list(dict.fromkeys(name for row in scored.values() for name in metrics_of(row)))

@@ -7,12 +7,12 @@ from dataclasses import fields
 
 import pytest
 
+from qwenvl.commands.preview import main as preview
 from qwenvl.config.command_line import parse_args, read_command
 from qwenvl.config.flags import FLAG_GROUPS, WARMUP_GROUPS, settings_class
 from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
-from qwenvl.doctor.commands import preview
 from qwenvl.evaluate.settings import probe_request
 
 NEEDED = ["--model_name_or_path", "tiny", "--dataset_use", "sop", "--use_cpu"]

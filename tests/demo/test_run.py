@@ -11,10 +11,11 @@ from contextlib import redirect_stdout
 import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from qwenvl.commands.demo import main
 from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
-from qwenvl.demo.run import Demo, LookDemo, example, main
+from qwenvl.demo.run import Demo, LookDemo, example
 from qwenvl.demo.tiny import FAMILIES
-from qwenvl.runlog import Rollout, RunLog, read_evaluation, read_metrics
+from qwenvl.run_log.log import Rollout, RunLog, read_evaluation, read_metrics
 from tests.printed import commands_in, paste
 
 
@@ -77,7 +78,7 @@ def test_what_the_demo_did_not_make_is_never_removed(tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [(["--clips", "7"], "at least 8"), (["--steps", "0"], "at least 1"), (["--fresh"], "begins anew; leave it out")],
+    [(["--clips", "7"], "at least 8"), (["--steps", "0"], "at least 1")],
 )
 def test_what_cannot_work_is_refused(flags, message, capsys):
     with pytest.raises(SystemExit):

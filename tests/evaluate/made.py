@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from qwenvl.runlog import AS_IT_IS, EvaluationSample
+from qwenvl.run_log.log import AS_IT_IS, EvaluationSample
 from qwenvl.types import FrameInfo
 
 

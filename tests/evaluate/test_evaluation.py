@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from qwenvl.commands.evaluate import main
 from qwenvl.evaluate import questions
 from qwenvl.evaluate.evaluation import _problems
-from qwenvl.evaluate.held_out import main
-from qwenvl.runlog import read_evaluation, read_samples
+from qwenvl.run_log.log import read_evaluation, read_samples
 
 PLUGIN = """
 from pathlib import Path

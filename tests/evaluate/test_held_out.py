@@ -10,10 +10,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForImageTextToText
 
+from qwenvl.commands.evaluate import main
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.evaluate.held_out import main
 from qwenvl.evaluate.questions import BLOCK
-from qwenvl.runlog import read_evaluation, read_samples
+from qwenvl.run_log.log import read_evaluation, read_samples
 from qwenvl.types import TOTAL
 from tests.evaluate.made import LETTERS
 from tests.train.test_distributed import launch_ranks

@@ -4,18 +4,18 @@ import shlex
 from pathlib import Path
 
 import pytest
+from tests.report.runs import rollout
 
 from qwenvl.config.command_line import parse_args
 from qwenvl.evaluate.probing import next_command, numbers_of, verdict, worth_of_looks
 from qwenvl.evaluate.results import Answers
 from qwenvl.evaluate.settings import probe_request
 from qwenvl.grpo.diagnostics import clustered_interval
-from qwenvl.health import Finding
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
+from qwenvl.run_log.health import Finding
 from qwenvl.types import BadSample, FrameInfo, Message, Record
-from tests.report.runs import rollout
 
 THOUGHT = "<think>a</think><answer>1</answer>"
 QUESTION = {"model": "model", "data": "data", "samples": 4, "group_size": 2}

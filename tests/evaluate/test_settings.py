@@ -12,7 +12,7 @@ from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.protocol import fingerprint, trained_otherwise
 from qwenvl.evaluate.settings import evaluation_request, named_models, probe_request
-from qwenvl.runlog import RunLog
+from qwenvl.run_log.log import RunLog
 
 FLAGS = ("--use_cpu", "--generation_max_length", "4")
 

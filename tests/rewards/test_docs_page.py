@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.doctor.rewards import main
+from qwenvl.commands.rewards import main
 from qwenvl.rewards import build_rubric
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from qwenvl.config.command_line import parse_args
 from qwenvl.grpo.loss import objective_of
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.runlog import read_rollouts
+from qwenvl.run_log.log import read_rollouts
 from qwenvl.step import kernels
 from qwenvl.train.run.resume import SettingsError
 from tests.train.conftest import caught_gradients

@@ -9,7 +9,7 @@ import torch
 
 from qwenvl.data.seeds import stable_random
 from qwenvl.rewards.options import ContrastArguments
-from qwenvl.runlog import read_rollouts
+from qwenvl.run_log.log import read_rollouts
 from qwenvl.step.contrast import reorder_frames, shuffled_prompts, with_bonus
 from qwenvl.types import RewardBatch
 from tests.train.conftest import caught_draws

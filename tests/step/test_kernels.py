@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.run_log.log import read_metrics, read_rollouts
 
 GROUP = 3
 VOWELS = ["a", "e", "i", "o", "u"]  # as stop strings they make completions of different lengths

@@ -10,7 +10,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
-from qwenvl.runlog import read_metrics
+from qwenvl.run_log.log import read_metrics
 from qwenvl.step.meter import Meter
 from qwenvl.step.parity import ParityCheck, ParityError
 from qwenvl.step.probe import Probe, probe_of, probe_rows

@@ -5,7 +5,7 @@ import torch
 
 from qwenvl.grpo.advantages import group_advantages
 from qwenvl.model.logprobs import completion_logprobs
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.run_log.log import read_metrics, read_rollouts
 
 BETA = 0.4
 

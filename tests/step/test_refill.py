@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from qwenvl.runlog import read_rollouts
+from qwenvl.run_log.log import read_rollouts
 from qwenvl.step.groups import join_rewards
 from qwenvl.types import RewardBatch
 from tests.train.conftest import letters, logged
@@ -105,9 +105,7 @@ def test_places_keep_what_they_had_and_the_loss_is_that_of_the_kept_groups(make_
         single = trainer.data_collator([trainer.train_dataset[(experience.batch.epochs[p], record.index)]])["prompts"]
         inputs = trainer.answer.sample.encode.inputs(trainer.model, single)
         rows = slice(3 * p, 3 * p + 3)
-        alone = trainer.logprobs.likelihood(
-            trainer.model, inputs, rollout.completion_ids[rows], mask[rows]
-        ).logprobs
+        alone = trainer.logprobs.likelihood(trainer.model, inputs, rollout.completion_ids[rows], mask[rows]).logprobs
         torch.testing.assert_close(alone[mask[rows]], together[rows][mask[rows]], rtol=0, atol=2e-5)
         assert single.frames == [experience.batch.frames[p]]
 

@@ -7,7 +7,7 @@ import torch
 
 from qwenvl.grpo.advantages import group_advantages
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
-from qwenvl.runlog import read_rollouts
+from qwenvl.run_log.log import read_rollouts
 from tests.train.conftest import caught_draws, logged, with_kernels
 from tests.train.copying_engine import CopyingEngine
 

@@ -15,7 +15,7 @@ from qwenvl.evaluate.questions import toolbox_under
 from qwenvl.model.inputs import InputBuilder, PixelScale, PromptInputs
 from qwenvl.model.positions import PositionRule
 from qwenvl.own_code import OwnCodeError
-from qwenvl.runlog import plain
+from qwenvl.run_log.log import plain
 from qwenvl.tools.calls import calls_in
 from qwenvl.tools.errors import ToolError
 from qwenvl.tools.functions import Video, resolve_tools, schemas_of

@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from qwenvl.demo.clips import encode
-from qwenvl.runlog import read_metrics
+from qwenvl.run_log.log import read_metrics
 
 PROMPT = "<video>\nWhich steps? (1) pick (2) insert (3) fasten"
 

@@ -23,9 +23,11 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerCallback
 
 from qwenvl import GRPOTrainer
+from qwenvl.commands.evaluate import main as evaluate_command
+from qwenvl.commands.label import main as label_command
+from qwenvl.commands.train import main as train_command
 from qwenvl.config.command_line import parse_args
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.evaluate.held_out import main as evaluate_command
 from qwenvl.model import inputs as model_inputs
 from qwenvl.model import vision_tower as tower
 from qwenvl.model.loading import unwrap
@@ -37,9 +39,7 @@ from qwenvl.rollout.turns import sample_turns
 from qwenvl.step import kernels
 from qwenvl.train.run import launch
 from qwenvl.train.run.checkpoints import find_checkpoint
-from qwenvl.train.train_grpo import main as train_command
 from qwenvl.types import RolloutBatch
-from qwenvl.use.label_command import main as label_command
 
 LOOK = '<tool_call>{"name": "look", "arguments": {"start": 0.2, "end": 0.9}}</tool_call><|im_end|>'
 

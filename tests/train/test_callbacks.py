@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import TrainerState
 
-from qwenvl.runlog import read_metrics
+from qwenvl.run_log.log import read_metrics
 from qwenvl.train.callbacks import HealthWarnings, entropy_weight, require_trackers
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.runlog import read_config, read_metrics, read_rollouts
+from qwenvl.run_log.log import read_config, read_metrics, read_rollouts
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = str(ROOT / "qwenvl" / "train" / "train_grpo.py")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 from qwenvl.grpo.advantages import group_advantages
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.run_log.log import read_metrics, read_rollouts
 from tests.forked import forks
 
 # What ``ranks.run`` takes besides flags: completions by the prompt alone, or of different lengths in the processes.

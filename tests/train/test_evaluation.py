@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qwenvl.data.errors import RecordError
-from qwenvl.runlog import read_rollouts
+from qwenvl.run_log.log import read_rollouts
 from qwenvl.step.answer import in_budget
 from qwenvl.train.evaluation import evaluation_metrics
 from qwenvl.types import PromptBatch

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qwenvl.grpo.loss import LOSSES
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.run_log.log import read_metrics, read_rollouts
 from tests.train.conftest import turns
 from tests.train.every_loss import GRADIENTS, LONGEST, STEPS
 from tests.train.test_distributed import launch

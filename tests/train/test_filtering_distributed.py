@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 
-from qwenvl.runlog import read_metrics
+from qwenvl.run_log.log import read_metrics
 from tests.train.conftest import turns
 from tests.train.test_distributed import launch
 

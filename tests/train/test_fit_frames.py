@@ -3,7 +3,7 @@
 import pytest
 
 from qwenvl.data.dataset import load_dataset
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.run_log.log import read_metrics, read_rollouts
 
 SIX_OF_EIGHT = {"frames": [[8, 6]]}
 

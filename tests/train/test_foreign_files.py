@@ -2,7 +2,7 @@
 
 import pytest
 
-from qwenvl.runlog import read_rollouts
+from qwenvl.run_log.log import read_rollouts
 from tests.foreign_files import FILES, write_all
 
 

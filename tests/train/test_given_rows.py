@@ -11,7 +11,7 @@ from PIL import Image
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.runlog import read_rollouts
+from qwenvl.run_log.log import read_rollouts
 
 
 class Mapped(torch.utils.data.Dataset):

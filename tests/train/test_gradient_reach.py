@@ -9,12 +9,12 @@ from peft import get_peft_model
 from torch import nn
 
 from qwenvl.demo.tiny import FAMILIES
+from qwenvl.failure import NoGradientError
 from qwenvl.model.loading import lora_config
 from qwenvl.model.logprobs import Likelihood, completion_likelihood
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.train.gradient_reach import (
     GradientReach,
-    NoGradientError,
     learning_part,
     let_gradients_into_the_tower,
     reached_parts,
@@ -165,7 +165,5 @@ def test_with_lora_and_reentrant_checkpointing_every_block_of_the_tower_learns(f
     reach.observe(likelihood, prompts, ids)
     likelihood.logprobs.sum().backward()
     reach.check(1)
-    block_adapters = [
-        each for name, each in model.named_parameters() if "visual.blocks" in name and ".lora_B." in name
-    ]
+    block_adapters = [each for name, each in model.named_parameters() if "visual.blocks" in name and ".lora_B." in name]
     assert block_adapters and all(each.grad.any() for each in block_adapters)

@@ -12,7 +12,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from qwenvl.grpo.advantages import group_advantages
 from qwenvl.grpo.diagnostics import clustered_interval
 from qwenvl.model.logprobs import completion_logprobs
-from qwenvl.runlog import read_config, read_metrics, read_rollouts
+from qwenvl.run_log.log import read_config, read_metrics, read_rollouts
 from tests.train.conftest import caught_draws, caught_gradients, logged, with_kernels
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.demo.tiny import make_processor
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.run_log.log import read_metrics, read_rollouts
 from qwenvl.step.meter import Meter
 from qwenvl.train.journal import Journal, launch_facts
 from qwenvl.types import Turn

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.run_log.log import read_metrics, read_rollouts
 from tests.rewards.functions.test_judge import server  # noqa: F401 (a fixture)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from qwenvl.runlog import read_rollouts
+from qwenvl.run_log.log import read_rollouts
 from tests.train.conftest import turns
 from tests.train.test_distributed import (
     ENGINES,

@@ -9,7 +9,7 @@ import torch
 from qwenvl.demo.tiny import make_processor
 from qwenvl.own_code import OwnCodeError
 from qwenvl.rollout import background, local, shared_sampling
-from qwenvl.runlog import read_rollouts
+from qwenvl.run_log.log import read_rollouts
 from qwenvl.step import encode as encode_stage
 from qwenvl.step import kernels
 from tests.train.conftest import caught_gradients, logged

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qwenvl.data.order import EpochSampler
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.run_log.log import read_metrics, read_rollouts
 
 
 @pytest.fixture

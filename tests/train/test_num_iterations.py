@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from qwenvl.runlog import read_rollouts
+from qwenvl.run_log.log import read_rollouts
 from tests.train.conftest import caught_draws, caught_gradients, logged, with_kernels
 
 # Eight records in steps of six: the second step of an epoch has two prompts in a micro-batch, and an empty one.

@@ -8,7 +8,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.model.weight_files import REFERENCE
-from qwenvl.runlog import read_metrics
+from qwenvl.run_log.log import read_metrics
 
 SYNC = {"sync_ref_model": True, "ref_model_mixup_alpha": 0.5, "ref_model_sync_steps": 2, "grpo_beta": 2.0}
 

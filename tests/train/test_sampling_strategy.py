@@ -7,7 +7,7 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler
 
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.run_log.log import read_metrics, read_rollouts
 from qwenvl.step.assemble import build_sampler
 from tests.train.conftest import turns
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.runlog import read_rollouts
+from qwenvl.run_log.log import read_rollouts
 from qwenvl.step import kernels
 from tests.train.conftest import logged, with_kernels
 from tests.train.test_grpo_trainer import first_batch, gradients_of_one_step

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoProcessor
 
-from qwenvl.doctor.commands import main as data_command
-from qwenvl.doctor.commands import preview as preview_command
+from qwenvl.commands.data import main as data_command
+from qwenvl.commands.preview import main as preview_command
 from qwenvl.evaluate.protocol import model_facts, trained_otherwise
 from qwenvl.evaluate.respondent import collator_of
 from qwenvl.evaluate.settings import config_for, model_source
-from qwenvl.runlog import read_config
+from qwenvl.run_log.log import read_config
 
 THINKS = """
 {%- if add_generation_prompt -%}<think>
@@ -63,9 +63,7 @@ def test_the_arguments_of_the_template_are_recorded_and_used_again(make_trainer,
     plain = "{% if ids %}ids{% endif %}{{ effort }}" + processor.chat_template
     processor.chat_template = default.replace("EFFORT", "medium") + plain
     processor.save_pretrained(thinking_checkpoint)
-    trainer = make_trainer(
-        model=str(thinking_checkpoint), max_steps=1, chat_template_kwargs={"enable_thinking": False}
-    )
+    trainer = make_trainer(model=str(thinking_checkpoint), max_steps=1, chat_template_kwargs={"enable_thinking": False})
     trainer.train()
     trainer.save_model()
     run, set_ones = trainer.args.output_dir, {"effort": "medium", "enable_thinking": False}
@@ -78,9 +76,7 @@ def test_the_arguments_of_the_template_are_recorded_and_used_again(make_trainer,
     model = model_source(run)
     config = config_for(model, ["--use_cpu"])  # as qwenvl evaluate, try, label and serve have it
     collator, sample = collator_of(config), trainer.train_dataset[0]
-    assert torch.equal(
-        collator([sample])["prompts"].input_ids, trainer.data_collator([sample])["prompts"].input_ids
-    )
+    assert torch.equal(collator([sample])["prompts"].input_ids, trainer.data_collator([sample])["prompts"].input_ids)
     assert model_facts(model, config, collator)["template_arguments"] == set_ones | {"ids": None}
     assert trained_otherwise(run, config) == []
 

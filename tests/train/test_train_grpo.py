@@ -6,9 +6,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.commands.train import main
+from qwenvl.run_log.log import read_metrics, read_rollouts
 from qwenvl.train.run import checkpoints
-from qwenvl.train.train_grpo import main
 
 
 def refused(capfd, *argv) -> tuple[int, str]:

@@ -9,10 +9,10 @@ import time
 
 import openai
 
+from qwenvl.commands.serve import serve_request
 from qwenvl.evaluate.settings import parse_words
 from qwenvl.use.options import ServeOptions
 from qwenvl.use.serve import ChatServer
-from qwenvl.use.serve_command import serve_request
 from qwenvl.use.web import WebServer
 
 QUESTION = "Which steps? (1) pick (2) insert"

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from qwenvl.cli import main as qwenvl
+from qwenvl.commands.serve import serve_request
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.data.records.framing import Framing
 from qwenvl.data.records.presets import CHOICE, WORDS
@@ -21,7 +22,6 @@ from qwenvl.demo.clips import encode
 from qwenvl.evaluate.settings import try_request
 from qwenvl.use.chat_request import Patience, parse_body
 from qwenvl.use.serve import ChatServer
-from qwenvl.use.serve_command import serve_request
 from tests.use.running import FLAGS, QUESTION, data_url, image, raw, video
 
 MANY = 200

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import openai
 import pytest
 
+from qwenvl.commands.serve import _run
 from qwenvl.use import web
-from qwenvl.use.serve_command import _run
 from tests.use.running import (
     ASK,
     CHAT,

@@ -12,7 +12,7 @@ import pytest
 from transformers import TrainerCallback
 
 from qwenvl import GRPOConfig, GRPOTrainer
-from qwenvl.runlog import read_metrics
+from qwenvl.run_log.log import read_metrics
 from qwenvl.tools import toolbox
 from tests.vllm_server.policy import WIDE
 

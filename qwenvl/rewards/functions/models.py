@@ -13,7 +13,7 @@ from qwenvl.files import check_installed, plain_file, require
 from qwenvl.rewards.function import Argument, RewardError, RewardFunction, call_plain
 from qwenvl.rewards.functions.shaping import ACCURACY
 from qwenvl.rewards.functions.text import answer_of, solution_of
-from qwenvl.runlog import hash_of
+from qwenvl.run_log.log import hash_of
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

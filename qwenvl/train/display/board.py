@@ -22,8 +22,8 @@ from rich.text import Text
 from tqdm.auto import tqdm
 
 from qwenvl.console import evaluated, evaluation_lines, with_interval
-from qwenvl.report.run import is_phase
-from qwenvl.runlog import read_metrics
+from qwenvl.run_log.log import read_metrics
+from qwenvl.run_log.run import is_phase
 from qwenvl.step.meter import Meter, peak_memory, phase_name
 from qwenvl.train.display.progress import Progress
 

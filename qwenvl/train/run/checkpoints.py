@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator
@@ -17,12 +16,12 @@ from typing import Any
 
 from torch import nn
 from transformers import Trainer
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from qwenvl.files import written_whole
 from qwenvl.model.loading import MisfitError, load_whole, unwrap
 from qwenvl.model.sharding import is_partitioned
 from qwenvl.model.weight_files import has_weights, weights_problem
+from qwenvl.run_log.checkpoints import checkpoints_of, step_of
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +91,14 @@ def _older(checkpoint: Path) -> str:
     return f"; the newest older checkpoint that is whole is {older}: resume with --resume_from_checkpoint {older}"
 
 
+def how_to_go_on(output_dir: str | Path) -> str:
+    """What to do after a run has failed, as the end of a sentence: the checkpoint to resume from, if there is one."""
+    if whole := newest_whole(output_dir):
+        return f"; resume from {whole} with --resume_from_checkpoint {whole}"
+    sealed = [each for each in checkpoints_of(output_dir) if is_sealed(each)]
+    return f"; {problem_of(sealed[-1])}" if sealed else "; there is no checkpoint yet: the same command begins anew"
+
+
 def read_state(checkpoint: str | Path) -> dict[str, Any]:
     """The Trainer's state in a checkpoint: its step, its log, and the state of callbacks."""
     return json.loads((Path(checkpoint) / _STATE).read_text(encoding="utf-8"))
@@ -136,18 +143,6 @@ def require_same_tuning(checkpoint: str | Path, lora: bool) -> None:
         raise ValueError(f"{checkpoint}: holds LoRA adapters; resume with --lora_enable, as that run was made")
     if lora and not adapters:
         raise ValueError(f"{checkpoint}: holds a whole model, no LoRA adapters; resume without --lora_enable")
-
-
-def checkpoints_of(output_dir: str | Path) -> list[Path]:
-    """The checkpoints of a run folder by their steps, unfinished ones included."""
-    named = [each for each in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if each.is_dir()]
-    return sorted((each for each in named if re.fullmatch(r".*-\d+", each.name)), key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step in the name of a checkpoint. 0 in a folder that was renamed."""
-    number = checkpoint.name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else 0
 
 
 def is_sealed(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.console import say
-from qwenvl.runlog import RunLogError, plain, read_config
+from qwenvl.run_log.log import RunLogError, plain, read_config
 from qwenvl.train.run.checkpoints import (
     find_checkpoint,
     read_state,

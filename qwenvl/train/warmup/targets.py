@@ -23,7 +23,7 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.rewards.functions.looking import check_evidence, evidence_of
 from qwenvl.rewards.functions.text import first_block
 from qwenvl.rewards.rubric import NO_SOLUTION
-from qwenvl.runlog import read_rollouts
+from qwenvl.run_log.log import read_rollouts
 from qwenvl.tools.functions import schemas_of
 from qwenvl.tools.options import ToolOptions
 from qwenvl.tools.toolbox import Conversations, Toolbox

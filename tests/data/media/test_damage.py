@@ -6,11 +6,11 @@ import av
 import numpy as np
 import pytest
 
+from qwenvl.commands.data import main
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.matroska import CLUSTER, SIMPLE_BLOCK, element_at, segment_of
 from qwenvl.data.media.open import open_clip
 from qwenvl.data.options import SampleOptions
-from qwenvl.doctor.commands import main
 from scripts.clips.copies import Copy
 from scripts.clips.sources import Source, encode_numbered
 

@@ -7,10 +7,10 @@ import sys
 import pytest
 from PIL import Image
 
+from qwenvl.commands.data import main
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.sources import open_rows
-from qwenvl.doctor.commands import main
 
 datasets = pytest.importorskip("datasets")
 

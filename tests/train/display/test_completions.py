@@ -2,9 +2,10 @@
 
 import re
 
-from qwenvl.runlog import Rollout, read_rollouts
-from qwenvl.train.callbacks import group_lines
 from tests.report.runs import rollout
+
+from qwenvl.run_log.log import Rollout, read_rollouts
+from qwenvl.train.callbacks import group_lines
 
 NASTY = [
     "[bold]not markup[/bold] [/red] {curly} %s",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from transformers import AutoModelForImageTextToText
 
+from qwenvl.commands.train import main
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.options import PromptOptions
 from qwenvl.model.loading import load_processor, part_of
-from qwenvl.train.train_grpo import main
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from qwenvl.config.flags import FLAG_GROUPS, settings_class
-from qwenvl.health import Finding
-from qwenvl.report.run import read_runs
-from qwenvl.report.write import summary
-from qwenvl.runlog import RunLog
-from qwenvl.train.run.command import findings_of, has_scored, next_steps, run_summary
+from qwenvl.run_log.health import Finding
+from qwenvl.run_log.log import RunLog
+from qwenvl.run_log.report.write import summary
+from qwenvl.run_log.run import read_runs
+from qwenvl.train.run.whole_run import findings_of, has_scored, next_steps, run_summary
 
 
 def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):

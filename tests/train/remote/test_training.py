@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qwenvl.rollout.engine import EngineLostError
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.run_log.log import read_metrics, read_rollouts
 
 
 def settings(fakes, **more):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from qwenvl.commands.train import main
 from qwenvl.run_lock import locked
-from qwenvl.runlog import read_config, read_metrics, read_rollouts
-from qwenvl.train.train_grpo import main
+from qwenvl.run_log.log import read_config, read_metrics, read_rollouts
 
 
 @pytest.fixture

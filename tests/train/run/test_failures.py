@@ -13,13 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
+from qwenvl.commands.train import main
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.own_code import OwnCodeError
 from qwenvl.rollout.engine import EngineLostError
-from qwenvl.train.run.checkpoints import seal
-from qwenvl.train.run.command import run
-from qwenvl.train.run.failures import explanation, told_in_one_line
-from qwenvl.train.train_grpo import main
+from qwenvl.step.failures import explanation, told_in_one_line
+from qwenvl.train.run.checkpoints import how_to_go_on, seal
+from qwenvl.train.run.whole_run import run
 
 COMMAND = Path(__file__).resolve().parents[3] / "qwenvl" / "train" / "train_grpo.py"
 SETTINGS = "--dataset_use=example --generation_max_length=2 --grpo_sample_size=2 --use_cpu=True --save_steps=1"
@@ -68,7 +68,7 @@ def test_a_full_disk(fails, tiny_checkpoint, tmp_path, capfd):
 def test_full_memory_names_the_flags_that_help(tmp_path):
     with pytest.raises(RuntimeError) as error:
         torch.empty(2**60)
-    said = explanation(error.value, tmp_path)
+    said = explanation(error.value, tmp_path, how_to_go_on)
     assert said.startswith("memory is full: ") and "allocate" in said
     for flag in ("--video_max_frames", "--gradient_checkpointing", "--rollout_token_budget", "qwenvl plan"):
         assert flag in said
@@ -94,7 +94,7 @@ def test_a_tool_of_the_user_that_fails_ends_a_run_with_one_line(tmp_path, monkey
         def train(self, beginning):
             raise OwnCodeError("--tools own.py:look, called for data.json[0] (id a): KeyError: 1")
 
-    monkeypatch.setattr("qwenvl.train.run.command.GRPOTrainer", Trainer)
+    monkeypatch.setattr("qwenvl.train.run.whole_run.GRPOTrainer", Trainer)
     with pytest.raises(SystemExit):
         run("qwenvl train", GRPOConfig(str(tmp_path / "run"), use_cpu=True, report_to="none"), dry="")
     last = capsys.readouterr().err.splitlines()[-1]
@@ -111,7 +111,7 @@ def test_a_worker_of_the_data_loader_that_is_killed(tmp_path):
 
     with pytest.raises(RuntimeError) as error:
         next(iter(torch.utils.data.DataLoader(Kills(), num_workers=1)))
-    said = explanation(error.value, tmp_path)
+    said = explanation(error.value, tmp_path, how_to_go_on)
     assert said.startswith("a worker of the data loader is gone (DataLoader worker (pid")
     assert "--dataloader_num_workers takes less; there is no checkpoint yet" in said and "\n" not in said
 
@@ -129,10 +129,10 @@ def test_checkpoints_of_weights_alone_are_named(tmp_path):
 
 def test_errors_of_the_program_keep_their_traceback(tmp_path, monkeypatch):
     for error in (RuntimeError("mat1 and mat2 shapes"), OSError(2, "No such file"), KeyError("x")):
-        with pytest.raises(type(error)), told_in_one_line("qwenvl train", tmp_path):
+        with pytest.raises(type(error)), told_in_one_line("qwenvl train", tmp_path, how_to_go_on):
             raise error
     monkeypatch.setenv("QWENVL_TRACEBACK", "1")
-    with pytest.raises(KeyboardInterrupt), told_in_one_line("qwenvl train", tmp_path):
+    with pytest.raises(KeyboardInterrupt), told_in_one_line("qwenvl train", tmp_path, how_to_go_on):
         raise KeyboardInterrupt
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.run_log.log import read_metrics, read_rollouts
 from qwenvl.step.meter import Meter
 from qwenvl.train.run.finite_steps import FiniteSteps, nonfinite
 from tests.step.made import nothing

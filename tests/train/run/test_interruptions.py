@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from qwenvl.runlog import read_config, read_metrics
+from qwenvl.run_log.log import read_config, read_metrics
 from tests.train.conftest import turns
 from tests.train.test_distributed import launch
 

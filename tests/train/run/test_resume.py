@@ -11,8 +11,8 @@ import torch
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model.loading import MisfitError
-from qwenvl.report.run import read_runs
-from qwenvl.runlog import read_config, read_metrics, read_rollouts
+from qwenvl.run_log.log import read_config, read_metrics, read_rollouts
+from qwenvl.run_log.run import read_runs
 from qwenvl.train.run.checkpoints import seal
 from qwenvl.train.run.resume import SettingsError, require_resumable, shared_settings
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCont
 from qwenvl.config.grpo_config import WarmupConfig
 from qwenvl.model.loading import unwrap
 from qwenvl.model.positions import completion_positions
-from qwenvl.runlog import read_metrics
+from qwenvl.run_log.log import read_metrics
 from qwenvl.train.warmup.trainer import StopBelow, WarmupTrainer
 from tests.train.conftest import turns
 from tests.train.every_target import GRADIENTS

@@ -1,0 +1,1 @@
+"""The commands of ``qwenvl``: one module each, with ``main(argv)`` and nothing that another command needs."""

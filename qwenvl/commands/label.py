@@ -1,0 +1,89 @@
+"""``qwenvl label MODEL CLIPS``: the answers of a model to many clips as a table, and as a page to correct them on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from glob import glob
+from pathlib import Path
+
+from qwenvl.evaluate.command import MODEL, run_command
+from qwenvl.evaluate.settings import READ_BY_EVALUATION, record_of, skip_bad_records
+from qwenvl.types import Record
+from qwenvl.use.options import LabelOptions, UseRequest, use_request
+
+ABOUT = (
+    "qwenvl label MODEL CLIPS... [--question FILE|TEXT] [--output labels.csv] [--samples 8] [--page]\n"
+    "       [--flag of training value ...]",
+    LabelOptions,
+    READ_BY_EVALUATION,
+    "Answer the same question about many clips, or a file of records without solutions: a table with a row per clip, "
+    f"and with --page a page to skim, correct and save as records for the next training. {MODEL}. Settings are those "
+    "of the run that trained the model, if that is known.",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Label, and print a summary. Status 1 where no clip could be labelled, 2 for a bad command line."""
+    return run_command("label", argv, label_request, _run, ABOUT)
+
+
+def label_request(argv: Sequence[str], begins: bool = False) -> UseRequest:
+    """The command line. See ``use_request``."""
+    request = use_request(argv, LabelOptions, READ_BY_EVALUATION, "MODEL CLIPS...", begins)
+    config, output = request.config, request.options.output
+    if Path(output).suffix != ".csv":
+        raise ValueError(f"--output {output}: expected a path that ends in .csv")
+    if config.engine_has_own_weights and config.world_size > 1:
+        raise ValueError(
+            f"--rollout_engine {config.rollout_engine} labels in one process: start it without torchrun or accelerate "
+            "launch, and give several servers by --vllm_server"
+        )
+    skip_bad_records(config)
+    return request
+
+
+def _run(request: UseRequest) -> str:
+    from qwenvl.data.errors import told_to_the_user
+    from qwenvl.run_lock import locked
+    from qwenvl.run_log.log import RunLogError
+    from qwenvl.use.label import Labels
+
+    with told_to_the_user("qwenvl label", (ValueError, OSError, ImportError, RunLogError)):
+        questions = questions_of(request)
+        folder = Path(request.options.output).with_suffix("")
+        with locked(folder, request.config.process_index):
+            labels = Labels(request, questions, folder)
+            labels.ask()
+            return labels.finish()
+
+
+def questions_of(request: UseRequest) -> list[Record | ValueError]:
+    """The records to answer, in the order of the table, or why one cannot be read.
+
+    Raises:
+        ValueError, OSError: there is no such clip or file, or the question is missing.
+    """
+    from qwenvl.data.records.catalog import resolve_datasets
+    from qwenvl.data.records.record_file import RecordFile
+    from qwenvl.inspection.from_folder import VIDEO_SUFFIXES, find_clips
+
+    words, options = request.words, request.options
+    if options.question is None:
+        if len(words) > 1 or Path(words[0]).is_dir() or Path(words[0]).suffix.lower() in VIDEO_SUFFIXES:
+            raise ValueError(f"{words[0]}: give --question, a text or a file; without it CLIPS is one file of records")
+        sources = resolve_datasets(words[0], request.config.dataset_catalog)
+        files = [RecordFile(source, seed=0, options=request.asking.reading) for source in sources]
+        found = [each for file in files for each in file.iterate()]
+        return [replace(each, solution="") if isinstance(each, Record) else each for each in found]
+    clips: list[str] = []
+    for word in words:
+        if Path(word).is_dir():
+            clips += [str(Path(word, clip)) for clip in find_clips(Path(word))]
+        else:
+            clips += ([] if Path(word).exists() else sorted(glob(word, recursive=True))) or [word]
+    ask = partial(
+        record_of, question=options.question, solution=None, asking=request.asking, options=options.choices or ()
+    )
+    return [replace(ask([clip]), id=clip, where=clip) for clip in dict.fromkeys(clips)]

@@ -1,0 +1,71 @@
+"""``qwenvl preview DATA``: an offline page of what the model will see of a data set."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwenvl.config.command_line import tell_otherwise
+from qwenvl.config.flags import FlagParser, wants_help
+from qwenvl.data.errors import told_to_the_user
+from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
+from qwenvl.inspection.flags import NOT_OF_A_LOOK, ProcessorOptions, add_dataset_flags, add_frame_flags, check_flags
+from qwenvl.option import Options, option
+from qwenvl.tools.options import ToolOptions
+
+USUAL = {
+    "n": "records to show, spread over the data set",
+    "out": "the page to write",
+    "model": "a checkpoint: prompts are made with its processor, and their tokens counted",
+    "format": "form of the rows, where it is not recognized",
+    "columns": "names of columns of others, as prompt=question,solution=answer",
+    "allow_outside_media": "records may name media outside of their folder",
+    "base_interval": "seconds between the frames of a clip",
+    "video_fps": "or frames per second",
+    "video_min_frames": "fewest frames of a clip",
+    "video_max_frames": "most frames of a clip",
+    "video_max_frame_pixels": "most pixels of a frame",
+    "max_prompt_length": "longest prompt in tokens (with --model)",
+    "fit_frames": "show less where a prompt would be longer",
+}
+"""The flags of a usual preview, each with its line of help."""
+
+
+@dataclass
+class PreviewOptions(Options):
+    """The page."""
+
+    n: int = option(8, "Records to show, at least 1, spread over the data set.", least=1)
+    epoch: int = option(0, "Epoch whose frames are drawn where sampling is dynamic.", least=0)
+    seed: int = option(42, "Run seed of the draw, as in training.", least=0)
+    out: str = option("preview.html", "The page to write.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the page and print its path. Ends with status 1 when the data are bad, 2 when the command is."""
+    argv = sys.argv[1:] if argv is None else argv
+    about = "Write an offline HTML page of what the model will see of a data set. DATA is as --dataset_use."
+    usage = "qwenvl preview DATA [--model MODEL] [--n 8] [--flag value ...]"
+    groups = (PreviewOptions, ProcessorOptions, ReadingOptions, SampleOptions, PromptOptions, ToolOptions)
+    if wants_help(argv, usage, about, groups, USUAL, trains=False, without=NOT_OF_A_LOOK):
+        return 0
+    own = FlagParser(prog="qwenvl preview", description=about)
+    add_dataset_flags(own)
+    add_frame_flags(own)
+    own.add_options(ToolOptions, without=NOT_OF_A_LOOK)
+    own.add_options(PreviewOptions)
+    args = own.parse_args(argv)
+    with told_to_the_user("qwenvl preview"):
+        check_flags(args)
+        if args.model is not None:
+            tell_otherwise(args.model, argparse.Namespace(**vars(args), on_long_prompt="error"))
+        # With torch, which neither --help nor a wrong command line waits for.
+        from qwenvl.inspection.preview import page_of
+
+        page = page_of(args)
+        Path(args.out).write_text(page, encoding="utf-8")
+    print(f"wrote {args.out} ({len(page) / 1e6:.1f} MB); open it in a browser")
+    return 0

@@ -1,0 +1,154 @@
+"""``qwenvl try MODEL CLIP "question"``: what a model sees of a clip, and what it answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwenvl.evaluate.command import MODEL, run_command
+from qwenvl.evaluate.options import TryOptions
+from qwenvl.evaluate.settings import READ_BY_TRY, Request, try_request
+
+ABOUT = (
+    'qwenvl try MODEL [CLIP or IMAGE ...] "question" [-n 4] [--solution TEXT] [--flag of training value ...]',
+    TryOptions,
+    READ_BY_TRY,
+    "Answer a question about clips and images: the times of the frames, the prompt as the model reads it, the answers, "
+    f"and with --solution their rewards. {MODEL}. The question is a text or a file that holds it; each clip and image "
+    "comes before it unless it has <video> or <image> tags. Settings are those of the run that trained the model, if "
+    "that is known.",
+)
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
+
+    from qwenvl.types import PromptBatch, Record
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask, and print what the model saw and answered. Status 1 for a bad clip, 2 for a bad command line."""
+    return run_command("try", argv, try_request, _run, ABOUT)
+
+
+def _run(request: Request) -> str:
+    from qwenvl.data.errors import told_to_the_user
+
+    with told_to_the_user("qwenvl try", (ValueError, OSError, ImportError)):
+        answers = ask(request)
+    return json.dumps(answers, indent=1, ensure_ascii=False) if request.options.json else "\n".join(as_text(answers))
+
+
+def ask(request: Request) -> dict[str, Any]:
+    """The answers of the model and the description of its prompt, as ``--json`` prints them.
+
+    Raises:
+        BadMediaError, RecordError: the media or the prompt can't be used.
+        RewardError, ValueError: the rewards can't score an answer by this solution.
+    """
+    from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
+    from qwenvl.inspection.preview import folded_prompt
+    from qwenvl.model.loading import base_of_adapter
+    from qwenvl.rewards import build_rubric
+    from qwenvl.step.assemble import build_rewards
+
+    config, options, record = request.config, request.options, request.record
+    rubric = build_rubric() if options.solution is None else build_rewards(config, None, None)
+    if options.solution is not None and (problem := rubric.check_record(record)):
+        raise ValueError(f"--solution: {problem}")
+    base = base_of_adapter(request.models[0].path)
+    collator = collator_of(config)
+    # An unreadable clip is an error before the weights are loaded.
+    sample = dataset_of([record], config, collator).load(record)
+    batch = collator([sample])["prompts"]
+    media = media_of(record, batch, collator.processor)
+    respondent = build_respondent(config, collator, rubric)
+    if options.solution is None:
+        [rollout], rewards = respondent.complete([batch], options.n), {}
+    else:
+        [(rollout, scored)] = respondent.scored_answers([batch], options.n)
+        rewards = scored.columns()
+    rubric.close()
+    ids = batch.input_ids[0].tolist()
+    lengths = rollout.completion_mask.sum(1).tolist()
+    return {
+        "model": request.models[0].path,
+        "base": base,
+        "settings": request.settings_of,
+        "media": media,
+        "prompt": folded_prompt(ids, collator.processor),
+        "prompt_tokens": (len(ids), sum(each["tokens"] for each in media)),  # all, and those of vision
+        "sampling": "greedy" if options.n == 1 else f"sampled at temperature {config.generation_temperature:g}",
+        "solution": None if options.solution is None else record.solution,
+        "answers": [
+            {
+                "text": text,
+                "tokens": lengths[n],  # the end token included
+                "finish_reason": rollout.finish_reasons[n],
+                "ended_by": "" if rollout.ended_by is None else rollout.ended_by[n],
+                "turns": [] if rollout.turns is None else [asdict(turn) for turn in rollout.turns[n]],
+                "rewards": {name: values[n] for name, values in rewards.items()},  # None: does not apply
+            }
+            for n, text in enumerate(rollout.texts)
+        ],
+    }
+
+
+def media_of(record: Record, batch: PromptBatch, processor: ProcessorMixin) -> list[dict[str, Any]]:
+    """Each clip and then each image of a prompt as the model sees it.
+
+    ``size`` is height and width in pixels, ``times`` are in seconds, empty for an image, ``tokens`` are of vision.
+    """
+    patch, merged = processor.image_processor.patch_size, processor.image_processor.merge_size**2
+    grids = [
+        grid for each in (batch.video_grid_thw, batch.image_grid_thw) if each is not None for grid in each.tolist()
+    ]
+    files = [(clip.path, tuple(clip.times)) for clip in batch.frames[0]] + [(path, ()) for path in record.images]
+    return [
+        {"path": path, "times": times, "size": (h * patch, w * patch), "tokens": t * h * w // merged}
+        for (path, times), (t, h, w) in zip(files, grids, strict=True)
+    ]
+
+
+def as_text(answers: dict[str, Any]) -> Iterator[str]:
+    """The lines for a terminal, of what ``ask`` returns."""
+    yield answers["model"] + (f", an adapter on {answers['base']}" if answers["base"] else "")
+    yield f"settings: {answers['settings']}\n"
+    for seen in answers["media"]:
+        kind, (height, width) = f"{len(seen['times'])} frames" if seen["times"] else "an image", seen["size"]
+        yield f"{Path(seen['path']).name}: {kind} of {width} x {height} pixels, {seen['tokens']:,} tokens"
+        if seen["times"]:
+            yield f"  at {' '.join(f'{time:.2f}' for time in seen['times'])} s"
+    total, vision = answers["prompt_tokens"]
+    yield f"\nprompt: {total:,} tokens, {vision:,} of them vision"
+    yield from _indented(answers["prompt"])
+    if answers["solution"] is not None:
+        yield "\nsolution:"
+        yield from _indented(answers["solution"])
+    for number, answer in enumerate(answers["answers"], 1):
+        count = f" {number} of {len(answers['answers'])}" if len(answers["answers"]) > 1 else ""
+        cut = ", cut there by --generation_max_length" if answer["finish_reason"] == "length" else ""
+        tokens = f"{answer['tokens']:,} token{'' if answer['tokens'] == 1 else 's'}"
+        yield f"\nanswer{count} ({answers['sampling']}): {tokens}{cut}"
+        for turn in answer["turns"] or [{"text": answer["text"], "calls": ()}]:
+            yield from _indented(turn["text"])
+            yield from map(_answered, turn["calls"])
+        if answer["rewards"]:
+            values = {name: "does not apply" if v is None else f"{v:.3f}" for name, v in answer["rewards"].items()}
+            yield "  rewards: " + ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _answered(call: dict[str, Any]) -> str:
+    """The answer to a call of a tool in a line."""
+    if call["error"] is not None:
+        return f"  -> refused: {call['error']}"
+    times = [f"{time:.2f}" for clip in call["clips"] for time in clip["times"]]
+    shown = [f"{len(times)} frames at {' '.join(times)} s"] * bool(times)
+    shown += [f"{call['pictures']} pictures"] * bool(call["pictures"]) + [f"{call['tokens']:,} tokens"]
+    return f"  -> {call['text']} {', '.join(shown)}"
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {line}" for line in text.strip("\n").splitlines() or [""]]

@@ -1,0 +1,355 @@
+"""``qwenvl data check``: reads and decodes every record as training would, and reports what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwenvl.config.flags import FlagParser
+from qwenvl.data.errors import BadMediaError, RecordError, place_of
+from qwenvl.data.options import PromptOptions, SampleOptions
+from qwenvl.data.order import Part, draws_per_epoch
+from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
+from qwenvl.data.records.clip_settings import settings_read
+from qwenvl.data.records.parse import ReadOptions, RecordCheck, media_hints, unread_keys_of, unread_text
+from qwenvl.data.records.presets import how_counted, how_read, span_hints
+from qwenvl.data.records.record_file import RecordFile
+from qwenvl.data.timeline_hints import TimelineTimes, beyond_the_clip, fineness, short_spans, timeline_times
+from qwenvl.failure import beginning, counted, visible
+from qwenvl.inspection.convert import write_records
+from qwenvl.inspection.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
+from qwenvl.rewards.resolve import build_rubric
+from qwenvl.types import Hint, Record
+
+if TYPE_CHECKING:  # they load torch, which the other commands do without
+    from qwenvl.data.collator import GRPOCollator
+    from qwenvl.data.dataset import GRPODataset
+    from qwenvl.data.prompt_length import MediaSizes
+
+_FILES = "Fetch or encode these files again: a copy was interrupted, say. Or leave the rows out with --write-clean."
+ADVICE = {
+    "JSON": "A file is one array of objects, or one object a line; mend the places named.",
+    "form": "docs/data.md shows the forms of records.",
+    "tags": "Write one <video> or <image> in the prompt for each medium, in their order.",
+    "media path": "Media paths start at the media root: that of the catalog, else the annotation's folder.",
+    "missing media": "Put the files under the media root, or leave the rows out with --write-clean.",
+    **dict.fromkeys(("empty media", "cut short", "not a video", "unreadable media", "damaged media"), _FILES),
+    "meta and clip disagree": "frame_cnts must sum to the clip's frames, nframes be at most these, and video_start lie "
+    "within its seconds: were the clips cut or re-encoded after it?",
+    "solution": "The rewards of this check can't score these solutions: mend them, or name other rewards.",
+    "duplicate id": "Give each record its own id, or none.",
+    "too long": "Raise --max_prompt_length, or show less: --fit_frames where needed, --video_max_frames and the like "
+    "everywhere.",
+}
+LOWERED = "fewer frames to fit"
+DECODE_CHECK = "strict with PyAV, else fast"  # the default
+SHOWN_PER_KIND = 5
+
+HintsOf = Callable[[Record, "MediaSizes"], list[Hint]]
+Problem = dict[str, str]  # "kind" and "message"
+
+
+@dataclass(frozen=True)
+class CheckedRecord:
+    """A record that can be trained on."""
+
+    where: str  # its place and id
+    images: int
+    frames: tuple[int, ...]  # shown of each clip
+    seconds: tuple[float, ...]  # from the first to the last of them
+    tokens: int | None  # of the prompt, vision tokens included. None without a processor
+    rescaled: int  # clips that differ a little from what ``meta`` says
+    lowered: str  # the frames that were left out so that the prompt fits, in words
+    hints: tuple[Hint, ...]
+    lengths: tuple[tuple[float, int], ...]  # ``clip_lengths`` of its clips
+    settings: tuple[str, ...]  # names of the frame settings of its row that were read
+    timeline: TimelineTimes | None = None
+
+
+@dataclass
+class CheckReport:
+    """The result of ``examine``."""
+
+    good: Sequence[Record] = ()  # records that can be trained on, in the order read. An access reads its record again
+    checked: list[CheckedRecord] = field(default_factory=list)  # one entry for each good record
+    problems: list[Problem] = field(default_factory=list)  # of rows that can't be trained on
+    warnings: list[Problem] = field(default_factory=list)  # of rows that can
+    read_as: dict[str, str] = field(default_factory=dict)  # the guessed formats, by the name of the data set
+    solutions: Counter[str] = field(default_factory=Counter)  # how many good records have each
+    drawn: dict[str, int] = field(default_factory=dict)  # records in an epoch, by the name of the data set
+    counted: dict[str, int] = field(default_factory=dict)  # what answers count options from, by the data set
+    unread: Counter[str] = field(default_factory=Counter)  # good records that have each key that nothing reads
+
+    @property
+    def timelines(self) -> list[TimelineTimes]:
+        """Of the good records with a timeline."""
+        return [each.timeline for each in self.checked if each.timeline is not None]
+
+    def summary(self) -> dict[str, Any]:
+        """The report as JSON: counts, problems by kind, and quantiles over the good records."""
+        fine, warned = self.checked, Counter(each["kind"] for each in self.warnings)
+        return {
+            "records": len(self.good) + len(self.problems),
+            "good": len(self.good),
+            "bad": len(self.problems),
+            "bad_by_kind": dict(Counter(problem["kind"] for problem in self.problems).most_common()),
+            "clips": sum(len(each.frames) for each in fine),
+            "images": sum(each.images for each in fine),
+            "text_only": sum(not each.frames and not each.images for each in fine),
+            "frames_per_clip": quantiles([n for each in fine for n in each.frames]),
+            "seconds_per_clip": quantiles([s for each in fine for s in each.seconds]),
+            "prompt_tokens": quantiles([each.tokens for each in fine if each.tokens is not None]),
+            "solutions": dict(self.solutions.most_common(20)),
+            "drawn_per_epoch": self.drawn,
+            "fitted_prompts": warned[LOWERED],
+            "rescaled_clips": sum(each.rescaled for each in fine),
+            "read_as": self.read_as,
+            "frame_settings": dict(Counter(name for each in fine for name in each.settings).most_common()),
+            "options_counted_from": self.counted,
+            "unread_keys": dict(self.unread),
+            "advice": list(dict.fromkeys(ADVICE[p["kind"]] for p in self.problems if p["kind"] in ADVICE)),
+            "problems": self.problems,
+            "warnings": self.warnings,
+        }
+
+
+def add_arguments(parser: FlagParser) -> None:
+    """Add the flags of the command."""
+    add_dataset_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_frame_flags(parser)
+    parser.set_defaults(decode_check=DECODE_CHECK)
+    parser.add_argument("--write-clean", metavar="OUT", help="write the good records there, as convert does")
+    parser.add_argument("--jobs", type=int, default=2, help="clips decoded at the same time (2)")
+    parser.add_argument("--reward_funcs", nargs="*", default=["accuracy"], help="rewards that must be able to score")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the data set and print the report. Return 1 if any record is bad."""
+    if args.decode_check == DECODE_CHECK:  # PyAV is the only decoder that reports errors
+        args.decode_check = "fast" if args.video_backend == "decord" else "strict"
+    rubric = build_rubric(args.reward_funcs) if args.reward_funcs else None
+    with redirect_stdout(sys.stderr):  # for libraries that print while they load
+        collator = make_collator(args)
+        report = examine(
+            resolve_datasets(args.dataset, args.dataset_catalog),
+            options=ReadOptions.of(args),
+            check_record=rubric.check_record if rubric else None,
+            sample_options=SampleOptions.of(args, on_bad_sample="error"),
+            collator=collator,
+            look_for=hints_by(args, collator),
+            columns=rubric.columns if rubric else (),
+            jobs=args.jobs,
+        )
+        if args.write_clean:
+            print(write_records(report.good, Path(args.write_clean)))
+    print(json.dumps(report.summary(), indent=1, ensure_ascii=False) if args.json else render(report, args.dataset))
+    return 1 if report.problems or not report.good else 0
+
+
+def examine(
+    sources: Sequence[DatasetSource],
+    *,
+    options: ReadOptions | None = None,
+    check_record: RecordCheck | None = None,
+    sample_options: SampleOptions | None = None,
+    collator: GRPOCollator | None = None,
+    look_for: HintsOf | None = None,
+    columns: Collection[str] = (),
+    jobs: int = 2,
+) -> CheckReport:
+    """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
+
+    Args:
+        sample_options: how frames are selected and decoded. ``on_bad_sample`` must be ``error``.
+        look_for: returns the hints about a record and its decoded media.
+        columns: the fields of records that the rewards name. Other keys that nothing reads are reported.
+        jobs: clips decoded at the same time, each in a process of its own.
+    """
+    from torch.utils.data import ConcatDataset
+    from tqdm import tqdm
+
+    from qwenvl.data.dataset import GRPODataset
+    from qwenvl.data.hints import few_frames
+    from qwenvl.data.prompt_length import Ruler
+
+    report = CheckReport()
+    files: list[RecordFile] = []
+    for source in sources:
+        try:
+            files.append(RecordFile(source, seed=0, options=options, check_record=check_record))
+        except RecordError as error:  # the file as a whole
+            report.problems.append({"kind": error.kind, "message": str(error)})
+    _say_how_read(report, files)
+    tokenizing = threading.Lock()  # tokenizers are not thread-safe
+    ruler = collator.ruler if collator else Ruler.without_model(PromptOptions())
+    fit_to = None if collator is None else collator.options.fit_to
+    dataset = GRPODataset((), sample_options, training=False, ruler=ruler, fit_to=fit_to)
+
+    check = lambda record: _check_one(record, dataset, collator, tokenizing, look_for)
+    good: list[list[int]] = [[] for _ in files]
+    questions: dict[int, tuple[str, str]] = {}
+    hinted: dict[Hint, list[str]] = defaultdict(list)
+    rows = ((number, index, row) for number, file in enumerate(files) for index, row in enumerate(file.iterate()))
+    bar = tqdm(total=sum(map(len, files)), unit="record", disable=not sys.stderr.isatty())
+    with bar, ThreadPoolExecutor(jobs) as pool:
+        while batch := list(islice(rows, 16 * jobs)):  # not all rows at once: they are in memory
+            for (number, index, record), result in zip(batch, pool.map(check, [row[2] for row in batch]), strict=True):
+                bar.update()
+                if isinstance(result, dict):
+                    report.problems.append(result)
+                    continue
+                assert isinstance(record, Record)
+                good[number].append(index)
+                report.checked.append(result)
+                report.solutions[record.solution.strip()] += 1
+                report.unread += unread_keys_of([record], columns)
+                if result.lowered:
+                    report.warnings.append({"kind": LOWERED, "message": f"{result.where}: {result.lowered}"})
+                report.warnings += _repeated(record, questions)
+                for hint in result.hints:
+                    hinted[hint].append(result.where)
+    report.good = ConcatDataset(map(RecordFile.subset, files, good)) if files else ()
+    _add_hints(report, hinted)
+    lengths = [length for each in report.checked for length in each.lengths]
+    report.warnings += [hint._asdict() for hint in few_frames(lengths, dataset.options)]
+    report.warnings += [hint._asdict() for hint in short_spans(report.timelines)]
+    return report
+
+
+def _say_how_read(report: CheckReport, files: Sequence[RecordFile]) -> None:
+    """Add what is known of each file as a whole to a report."""
+    drawn = draws_per_epoch([Part(file.source.name, len(file), file.source.weight) for file in files])
+    report.drawn = {file.source.name: count for file, count in zip(files, drawn, strict=True)}
+    report.read_as = {file.source.name: file.read_as for file in files if file.read_as is not None}
+    report.counted = {file.source.name: file.first_number for file in files if file.first_number is not None}
+
+
+def _add_hints(report: CheckReport, hinted: Mapping[Hint, Sequence[str]]) -> None:
+    """Add hints to a report, each with the number of its records, and what is said of records without media."""
+    for hint, where in hinted.items():
+        message = f"{hint.message} ({counted(len(where), 'record')}, the first is {where[0]})"
+        report.warnings.append({"kind": hint.kind, "message": message})
+    text_alone = sum(not each.frames and not each.images for each in report.checked)
+    report.warnings += [hint._asdict() for hint in media_hints(len(report.checked), text_alone)]
+
+
+def _check_one(
+    record: Record | RecordError,
+    dataset: GRPODataset,
+    collator: GRPOCollator | None,
+    tokenizing: threading.Lock,
+    look_for: HintsOf | None,
+) -> CheckedRecord | Problem:
+    from qwenvl.data.hints import clip_lengths, picture_hints
+    from qwenvl.data.prompt_length import MediaSizes
+
+    if isinstance(record, RecordError):
+        return {"kind": record.kind, "message": str(record)}
+    where = place_of(record)
+    try:
+        with tokenizing if dataset.fit_to else nullcontext():  # fitting frames to a length counts tokens
+            sample = dataset.load(record)
+    except BadMediaError as error:
+        return {"kind": error.kind, "message": f"{where}: {error}"}
+    tokens = None
+    if collator is not None:
+        with tokenizing:
+            batch = collator([sample])["prompts"]
+        if batch.bad:
+            return {"kind": "too long", "message": batch.bad[0].error}
+        tokens = batch.input_ids.shape[1]
+    infos = [clip.info for clip in sample.videos]
+    said = (*record.clip_meta, *record.image_sizes)
+    fewer = [f"{after} of {before} frames" for before, after in sample.fitted or () if after < before]
+    return CheckedRecord(
+        where,
+        images=len(record.images),
+        frames=tuple(len(info.indices) for info in infos),
+        seconds=tuple(info.times[-1] - info.times[0] for info in infos),
+        tokens=tokens,
+        rescaled=sum(info.rescaled for info in infos),
+        lowered=", ".join(fewer),
+        hints=(
+            *(look_for(record, MediaSizes.of(sample)) if look_for else ()),
+            *(picture_hints(sample.videos) if look_for else ()),
+            *span_hints(record, infos),
+            *beyond_the_clip(record, infos),
+        ),
+        lengths=tuple(clip_lengths(infos, record.clip_meta)),
+        settings=tuple(dict.fromkeys(name for meta in said for name in settings_read(meta))),
+        timeline=timeline_times(record, infos),
+    )
+
+
+def _repeated(record: Record, first: dict[int, tuple[str, str]]) -> list[Problem]:
+    """A warning if an earlier record, in ``first``, asks the same of the same media. Else the record is added there.
+
+    Questions are known by their hash: of a billion, one would be taken for another by a chance of 3 %.
+    """
+    question = hash((record.messages, record.videos, record.images))
+    place, solution = first.setdefault(question, (record.where, record.solution))
+    if place == record.where:
+        return []
+    same = "and has the same solution" if solution == record.solution else "but has another solution"
+    return [{"kind": "repeated", "message": f"{record.where} asks the same as {place} {same}"}]
+
+
+def render(report: CheckReport, name: str) -> str:
+    """The report as text to be read."""
+    numbers = report.summary()
+    lines = [
+        f"{name}: {counted(numbers['records'], 'record')}, {numbers['good']:,} good, {numbers['bad']:,} bad",
+        f"  {counted(numbers['clips'], 'clip')}, {counted(numbers['images'], 'image')}, "
+        f"{counted(numbers['text_only'], 'record')} of text alone",
+    ]
+    lines += [f"  {how_read(*each)}" for each in report.read_as.items()]
+    lines += [f"  {how_counted(*each)}" for each in report.counted.items()]
+    if report.unread:
+        lines.append(f"  {unread_text(report.unread, len(report.checked))}")
+    for title in ("frames_per_clip", "seconds_per_clip", "prompt_tokens"):
+        if numbers[title]:
+            shown = (f"{name} {value:{',.4g' if value < 1000 else ',.0f'}}" for name, value in numbers[title].items())
+            lines.append(f"  {title.replace('_', ' ')}: {', '.join(shown)}")
+    if read := numbers["frame_settings"]:
+        told = ", ".join(f"{name} of {counted(count, 'record')}" for name, count in read.items())
+        lines.append(f"  frame settings read: {told}")
+    if common := report.solutions.most_common(1):
+        text, count = common[0]
+        lines.append(f"  {len(report.solutions):,} solutions, {count:,} times {beginning(visible(text))}")
+    if len(report.drawn) > 1:
+        drawn = ", ".join(f"{count:,} of {name}" for name, count in report.drawn.items())
+        lines.append(f"  drawn in an epoch: {drawn}")
+    if report.timelines:
+        lines.append(f"  {fineness(report.timelines)}")
+    if numbers["rescaled_clips"]:
+        lines.append(f"  {numbers['rescaled_clips']:,} clips differ a little from their frame_cnts, which are rescaled")
+    for title, listed in (("bad", report.problems), ("worth a look", report.warnings)):
+        for kind, count in Counter(problem["kind"] for problem in listed).most_common():
+            messages = [problem["message"] for problem in listed if problem["kind"] == kind][:SHOWN_PER_KIND]
+            lines += ["", f"{title}: {kind} ({count:,})"]
+            lines += [f"  {beginning(visible(message), 300)}" for message in messages]
+            if count > SHOWN_PER_KIND:
+                lines.append(f"  ... and {count - SHOWN_PER_KIND:,} more (--json lists all)")
+    if numbers["advice"]:
+        lines += ["", "what to do", *(f"  {advice}" for advice in numbers["advice"])]
+    return "\n".join(lines)
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """The minimum, median, 95th percentile and maximum. Empty without values."""
+    if not values:
+        return {}
+    ordered = sorted(values)
+    at = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return {"min": ordered[0], "median": at(0.5), "p95": at(0.95), "max": ordered[-1]}

@@ -1,0 +1,506 @@
+"""``qwenvl data from-folder``: writes the records of a folder of clips, a list of steps and a table of answers.
+
+Answers come out in one form: ``<answer>(2) insert the fan (3) fasten the screw</answer>``. Of a table of spans they
+are timelines, ``0.0-3.5 (2) insert the fan``, a span a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records.parse import parse_columns, text_or_file
+from qwenvl.data.records.text import text_rows
+from qwenvl.data.seeds import stable_random
+from qwenvl.failure import counted
+from qwenvl.files import plain_file, written_whole
+from qwenvl.inspection import span_exports, spans
+from qwenvl.inspection.convert import OWN_KEYS, write_records
+from qwenvl.option import did_you_mean
+from qwenvl.rewards.functions.actions import action_numbers
+from qwenvl.rewards.functions.text import normalized
+from qwenvl.types import Message, Record
+
+STEPS = "{steps}"  # in a question
+QUESTION = "The video shows an operator at work. Which of these steps does the operator perform, in order?"
+FORM = (
+    "First think about what the video shows, within <think> </think>. Then give the answer within <answer> </answer>."
+)
+STEPS_FORM = (
+    "First think about what the video shows, within <think> </think>. Then name the steps within <answer> </answer>, "
+    "each with its number: <answer>(number) step (number) step</answer>."
+)
+TIMELINE_QUESTION = (
+    "The video shows an operator at work. Which of these steps does the operator perform, and from when to when?"
+)
+TIMELINE_FORM = (
+    "First think about what the video shows, within <think> </think>. Then write, within <answer> </answer>, a line "
+    "for each time that a step is performed, with its start and end in seconds: "
+    "<answer>start-end (number) step</answer>."
+)
+# fmt: off
+VIDEO_SUFFIXES = (
+    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts", ".flv", ".wmv", ".asf",
+    ".3gp", ".ogv", ".vob",
+)
+# fmt: on
+SHOWN = 10  # lines of a list
+_MODEL = "Qwen/Qwen3.5-4B"
+_NUMBERED = re.compile(r"(?:step\s*)?\(?\s*([0-9]{1,4})\s*(?:[).:\s]+(.*))?", re.DOTALL | re.IGNORECASE)
+_NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
+_BRACKETED = re.compile(r"(?=\(\s*[0-9]{1,9}\s*\))")
+
+
+Label = tuple[str, dict[str, Any]]
+"""The answer of a clip, without tags, and the other columns of the table."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the labels say.
+
+    Attributes:
+        by_clip: the label of each clip that has one.
+        steps: of the procedure, None without a list.
+        timelines: the answers are timelines.
+        counted: what is counted in the summary, with its number.
+        left_out: labels that are no steps, with their number.
+    """
+
+    by_clip: dict[str, Label]
+    steps: Steps | None
+    timelines: bool
+    counted: Mapping[str, int]
+    left_out: Mapping[str, int]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
+    parser.add_argument("folder", metavar="DIR", help="the clips, in this folder and those below")
+    parser.add_argument(
+        "--question",
+        metavar="TEXT",
+        help="what is asked about every clip: a text, or a file that holds it (with steps: which of them are shown). "
+        "The list of steps goes in the place of {steps} in it, or after it. Where it has no <answer>, how to answer is "
+        "added",
+    )
+    parser.add_argument("--no-form", action="store_true", help="add nothing on how to answer to the question")
+    parser.add_argument("--steps", metavar="FILE", help="the steps of the procedure, one a line, numbered or not")
+    answers = parser.add_mutually_exclusive_group(required=True)
+    answers.add_argument(
+        "--answers",
+        metavar="CSV",
+        help="a table with the columns clip and answer, .csv (commas or semicolons) or .tsv; or a row for each span, "
+        "with the columns clip, step, start and end (seconds) or start_frame and end_frame; or a folder with a label "
+        "file for each clip (NAME.txt); or an export of Label Studio (.json) or ELAN (.eaf)",
+    )
+    answers.add_argument("--write-labels", metavar="CSV", help="write a table of the clips to be filled in, and end")
+    parser.add_argument(
+        "--columns", metavar="NAME=KNOWN,...", help='names of the table by known ones: "Behavior=step,Start (s)=start"'
+    )
+    parser.add_argument(
+        "--label_fps", type=float, metavar="FPS", help="frames per second that labels in frames count (the clip's own)"
+    )
+    parser.add_argument(
+        "--background",
+        metavar="LABELS",
+        help=f"labels of spans that are no steps, separated by commas ({','.join(spans.BACKGROUND)})",
+    )
+    parser.add_argument("--out", metavar="JSON", help="the file of records (DIR/records.json)")
+    parser.add_argument(
+        "--split", type=float, metavar="SHARE", help="share of the clips held out: a second file of them"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace files of records that are there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the records, or with ``--write-labels`` an empty table of answers."""
+    root = Path(args.folder)
+    clips = find_clips(root)
+    if args.write_labels is not None:
+        others = ("question", "steps", "columns", "label_fps", "background", "out", "split")
+        if unused := [name for name in others if getattr(args, name) is not None]:
+            raise ValueError(f"--{unused[0]} has no effect with --write-labels: leave it out")
+        path = Path(args.write_labels)
+        if path.exists():
+            raise FileExistsError(f"{path}: is there already; name another file, or fill this one in")
+        with written_whole(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("clip", "answer"), *((clip, "") for clip in clips)])
+        print(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
+        return 0
+    steps = read_steps(Path(args.steps)) if args.steps is not None else None
+    found = _labels(args, root, clips, steps)
+    labels = found.by_clip
+    if not labels:
+        raise RecordError(
+            f"{args.answers}: no clip has an answer; expected the columns clip and answer, or clip, step, start and end"
+        )
+    question = _prompt(text_or_file(args.question), found.steps, timelines=found.timelines, adds_form=not args.no_form)
+    out, held_out = _targets(args)
+    held = _held_out(labels, args.split) if held_out else set()
+    print(_summary(root, clips, found))
+    for line in _not_taken(root, clips, ours=[out, held_out, args.answers, args.steps, args.question]):
+        print(line)
+    messages, path_of = (Message("user", question),), lambda clip: str((root / clip).resolve())
+    records = [
+        Record(clip, messages, f"<answer>{answer}</answer>", (path_of(clip),), (), (None,), dict(fields), clip)
+        for clip, (answer, fields) in labels.items()
+    ]
+    for path in filter(None, (out, held_out)):
+        print(write_records([each for each in records if (each.id in held) == (path == held_out)], path))
+    beside = out.parent.resolve()
+    inside = all(Path(path).is_relative_to(beside) for record in records for path in record.videos)
+    flag = "" if inside else " --allow_outside_media"
+    data, name = shlex.quote(str(out)), shlex.quote(f"runs/{out.absolute().parent.name}")
+    check_rewards = " --reward_funcs timeline_iou segment_f1" if found.timelines else ""
+    train_rewards = f" --reward_funcs format{check_rewards.removeprefix(' --reward_funcs')}" if found.timelines else ""
+    both = shlex.quote(",".join(map(str, filter(None, (out, held_out)))))
+    evaluated = f" --eval_dataset_use {shlex.quote(str(held_out))} --eval_strategy epoch" if held_out else ""
+    for title, text in (
+        ("\neach prompt:", question),
+        ("the first solution:", f"<answer>{next(iter(labels.values()))[0]}</answer>"),
+        (
+            "\nnext:",
+            f"qwenvl data check {both}{check_rewards}{flag}\n"
+            f"qwenvl preview {data} --n 8{flag}\n"
+            f"qwenvl train --model_name_or_path {_MODEL} --dataset_use {data}{evaluated}{train_rewards} "
+            f"--output_dir {name}{flag}",
+        ),
+    ):
+        print("\n".join([title, *(f"  {line}" for line in text.splitlines())]))
+    return 0
+
+
+def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: Steps | None) -> Labels:
+    """The labels of the table or folder that ``--answers`` names."""
+    path, columns = Path(args.answers), parse_columns(args.columns or "")
+    named = _named(clips)
+    is_export = path.suffix in span_exports.SUFFIXES
+    if not is_export and not spans.has_spans(path, columns):
+        for name in ("label_fps", "background"):
+            if getattr(args, name) is not None:
+                raise ValueError(f"--{name} has no effect: {path} has answers and no spans; leave it out")
+        by_clip = _from_table(path, clips, steps, columns)
+        return Labels(by_clip, steps, False, Counter(answer for answer, _ in by_clip.values()), {})
+    if args.label_fps is not None and not 0 < args.label_fps < 10_000:
+        raise ValueError(f"--label_fps must be above 0, got {args.label_fps:g}")
+    background = spans.BACKGROUND if args.background is None else args.background.split(",")
+    if columns and (is_export or path.is_dir()):
+        raise ValueError(f"--columns has no effect: {path} is no table; leave it out")
+    if is_export:
+        labelled = [*span_exports.exported_spans(path)]
+    elif path.is_dir():
+        labelled = [*spans.folder_spans(path, clips)]
+        for file in sorted(path.glob("*.eaf")):
+            labelled += span_exports.elan_spans(file)
+    else:
+        labelled = [*spans.table_spans(path, columns)]
+    if not labelled:
+        expected = f"; expected files such as {Path(clips[0]).stem}.txt" if path.is_dir() else ""
+        raise RecordError(f"{path}: no label of a clip in it{expected}")
+    listed = spans.steps_in(labelled, background) if steps is None else steps
+    spans.check_names(listed, str(path) if steps is None else str(args.steps))
+    reader = spans.SpanReader(
+        root=root,
+        number_of=lambda label: _listed_number(listed, label),
+        clip_of=lambda name: _clip_of(name, named),
+        names=listed,
+        background=frozenset(label.strip().casefold() for label in background),
+        label_fps=args.label_fps,
+    )
+    timelines = reader.timelines(iter(labelled))
+    counts: Counter[str] = Counter()
+    for timeline in timelines.values():
+        counts.update(f"({span.number}) {span.name}" for span in timeline.spans)
+        if reserved := _reserved(timeline.more, {"timeline", "duration"}):
+            raise RecordError(f"{path}: the column {reserved!r} has another meaning in records; rename it")
+    # In the order of the folder, whatever that of the labels is.
+    by_clip = {clip: (timelines[clip].answer, timelines[clip].fields()) for clip in clips if clip in timelines}
+    return Labels(by_clip, listed, True, counts, reader.left_out)
+
+
+def _reserved(columns: Mapping[str, Any], more: Collection[str] = ()) -> str | None:
+    """The first of some columns whose name means something else in records, such as ``more``."""
+    return min(OWN_KEYS.union({"question", "reward_model"}, more).intersection(columns), default=None)
+
+
+def _listed_number(steps: Steps, label: str) -> int:
+    """The number of the step that a label names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    number = _number(steps, label)
+    if number is None:
+        raise ValueError(_no_step(steps, label))
+    return number
+
+
+def _no_step(steps: Steps, item: str) -> str:
+    """That an item of an answer is no step."""
+    return (
+        f"{item.strip(' ,;|')!r} is no step: expected a number from 1 to {len(steps)}, a name of the "
+        f"list, or both that agree{did_you_mean(_plain(item), map(_plain, steps))}"
+    )
+
+
+def _prompt(question: str | None, steps: Steps | None, *, timelines: bool, adds_form: bool) -> str:
+    """The prompt of every record: a clip, the question, the steps, and how to answer.
+
+    Args:
+        timelines: answers are timelines, which the default question and form ask for.
+        adds_form: how to answer is added where the question has no ``<answer>``.
+    """
+    if steps is None and (question is None or STEPS in question):
+        raise ValueError("give --steps, a file with a step a line, or a --question without {steps}")
+    default = TIMELINE_QUESTION if timelines else QUESTION
+    text = (default if question is None else question).strip()
+    if steps is not None:
+        text = text.replace(STEPS, numbered(steps)) if STEPS in text else f"{text}\n{numbered(steps)}"
+    if "<answer>" in text and not adds_form:
+        raise ValueError("--no-form has no effect: the question has an <answer>, and nothing is added; leave it out")
+    if "<answer>" not in text and adds_form:
+        form = TIMELINE_FORM if timelines else STEPS_FORM if steps is not None else FORM
+        text += "\n" + form
+    return text if "<video>" in text else "<video>\n" + text
+
+
+def _targets(args: argparse.Namespace) -> tuple[Path, Path | None]:
+    """The file of records, and the file of held-out records."""
+    out = Path(args.out) if args.out is not None else Path(args.folder) / "records.json"
+    if out.suffix != ".json" or set(str(out)) & set(",%"):
+        raise ValueError(f"--out {out}: expected a path without ',' and '%' that ends in .json")
+    if args.split is not None and not 0 < args.split < 1:
+        raise ValueError(f"--split must be above 0 and below 1, got {args.split:g}")
+    held_out = out.with_name(f"{out.stem}_held_out.json") if args.split is not None else None
+    for path in (out, held_out):
+        if path is not None and path.exists() and not args.overwrite:
+            raise ValueError(f"{path}: is there already; pass --overwrite to replace it, or another --out")
+    return out, held_out
+
+
+def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
+    """The clips and answers that were found."""
+    lines = [f"{root}: {counted(len(clips), 'clip')}"]
+    if missing := [clip for clip in clips if clip not in found.by_clip]:
+        lines += [f"  {len(missing):,} without an answer, left out:", *_beginning(missing, "    ")]
+    counts = Counter(found.counted).most_common()
+    title = "  the spans:" if found.timelines else "  the answers:"
+    lines += [title, *_beginning([f"{count:>6,}  {answer}" for answer, count in counts], "    ")]
+    if found.left_out:
+        labels = ", ".join(f"{label} ({count:,})" for label, count in found.left_out.items())
+        lines.append(f"  spans that are no step (--background): {labels}")
+    return "\n".join(lines)
+
+
+def _not_taken(root: Path, clips: Sequence[str], ours: Iterable[Any]) -> Iterator[str]:
+    """The files of the folder that are no clips, counted by their endings, and the hidden ones.
+
+    Args:
+        ours: files that the command reads or writes itself, and the folder of label files.
+    """
+    known = {Path(str(path)).resolve() for path in ours if path is not None}
+    known |= {(root / clip).resolve() for clip in clips}
+    others = []
+    for path in root.rglob("*"):
+        full = path.resolve()
+        if path.is_file() and known.isdisjoint([full, *full.parents]):
+            others.append(path)
+    names = [path.relative_to(root).as_posix() for path in others]
+    hidden = [name for name in names if "/." in f"/{name}"]
+    endings = Counter(Path(name).suffix.lower() or "without an ending" for name in names if name not in hidden)
+    if endings:
+        ordered = sorted(endings.items(), key=lambda each: (-each[1], each[0]))
+        shown = ", ".join(f"{count:,} {ending}" for ending, count in ordered[:SHOWN])
+        yield f"  {counted(endings.total(), 'file')} that are no clips by their endings, left out: {shown}"
+    if hidden:
+        yield f"  {counted(len(hidden), 'hidden file')}, left out"
+
+
+def _beginning(lines: Sequence[str], indent: str = "  ") -> list[str]:
+    more = [f"... and {len(lines) - SHOWN:,} more"] * (len(lines) > SHOWN)
+    return [indent + line for line in [*lines[:SHOWN], *more]]
+
+
+def find_clips(root: Path) -> list[str]:
+    """The clips in ``root`` and the folders below: paths from ``root`` with "/", sorted, numbers by their value.
+
+    Hidden files are left out.
+    """
+    if not root.is_dir():
+        raise (NotADirectoryError if root.exists() else FileNotFoundError)(f"{root}: expected a folder of clips")
+    files = [path for path in root.rglob("*") if path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()]
+    clips = [path.relative_to(root).as_posix() for path in files]
+    clips = [clip for clip in clips if "/." not in f"/{clip}"]  # ._clip.mp4
+    if not clips:
+        raise RecordError(f"{root}: no clips; expected files that end in {', '.join(VIDEO_SUFFIXES)}")
+    return sorted(clips, key=_natural_order)
+
+
+def _natural_order(path: str) -> list[list[tuple[int, int, str]]]:
+    """A key that puts ``clip2`` before ``clip10``, and the files of a folder together."""
+    pieces = [re.split(r"([0-9]+)", part.casefold()) for part in path.split("/")]
+    return [[(0, int(text), "") if text.isdecimal() else (1, 0, text) for text in part if text] for part in pieces]
+
+
+def _held_out(clips: Collection[str], share: float) -> set[str]:
+    """A share of ``clips``, at least one of them and not all.
+
+    Each clip is ordered by a random number of its own: clips that are added later move few others.
+    """
+    if len(clips) < 2:
+        raise ValueError("--split needs at least two clips with an answer")
+    ordered = sorted(clips, key=lambda clip: stable_random(0, "held out", clip).getrandbits(64))
+    return set(ordered[: min(max(1, round(share * len(clips))), len(clips) - 1)])
+
+
+Steps = Sequence[str]
+"""The steps of a procedure. Step n is the one at n - 1."""
+
+
+def read_steps(path: Path) -> Steps:
+    """The steps of a text file, one a line. All lines are numbered from 1, ``(1) take the lid``, or none.
+
+    Raises:
+        RecordError: another numbering, a step that two lines name, or none.
+    """
+    lines = [" ".join(line.split()) for line in plain_file(path).read_text("utf-8-sig").splitlines()]
+    lines = [line for line in lines if line]
+    found = [re.fullmatch(r"\(?\s*([0-9]{1,4})\s*[).:]+\s*(.*)", line) for line in lines]
+    if any(found):
+        numbers = [each and int(each[1]) for each in found]
+        if wrong := [n for n, number in enumerate(numbers, start=1) if n != number]:
+            raise RecordError(
+                f"{path}: expected step {wrong[0]}, got {lines[wrong[0] - 1]!r}; number all steps from 1, or none"
+            )
+        lines = [each[2] for each in found if each]
+    if not lines:
+        raise RecordError(f"{path}: expected at least one step")
+    plain = list(map(_plain, lines))
+    for i, name in enumerate(lines):
+        if action_numbers(name) or "<" in name:  # rewards would read the number as that of a step
+            what = "(number) and < have a meaning in answers; leave them out"
+            raise RecordError(f"{path}: step {i + 1}, {name!r}: {what}")
+        if (first := plain.index(plain[i])) < i:
+            raise RecordError(f"{path}: steps {first + 1} and {i + 1} have the same name, {name!r}")
+    return lines
+
+
+def numbered(steps: Steps) -> str:
+    """The list of steps as prompts show it."""
+    return "\n".join(f"({number}) {name}" for number, name in enumerate(steps, start=1))
+
+
+def answer_in(steps: Steps, text: str) -> str:
+    """An answer in the form of the list of steps, in the order of ``text``.
+
+    The text has numbers ("2 3", "2;3"), numbers with names ("(2) insert the fan (3) ..."), or names between
+    semicolons or commas.
+
+    Raises:
+        ValueError: naming an item that is no step.
+
+    Example:
+        >>> answer_in(("take the lid", "insert the fan"), "2; take the lid")
+        '(2) insert the fan (1) take the lid'
+    """
+    text = text.replace("<answer>", "").replace("</answer>", "").strip()
+    if action_numbers(text):
+        items: Sequence[str] = [item for item in _BRACKETED.split(text) if item.strip(" ,;|")]
+    elif _NUMBERS.fullmatch(text):
+        items = re.findall("[0-9]+", text)
+    else:
+        splits = ([text], re.split(r"[;|\n]", text), text.split(","))
+        items = next((split for split in splits if all(_number(steps, item) for item in split)), splits[1])
+    numbers = []
+    for item in items:
+        if (number := _number(steps, item)) is None:
+            raise ValueError(_no_step(steps, item))
+        numbers.append(number)
+    return " ".join(f"({number}) {steps[number - 1]}" for number in numbers)
+
+
+def _number(steps: Steps, item: str) -> int | None:
+    """The number of the step that an item of an answer names, or None."""
+    names = list(map(_plain, steps))
+    if (plain := _plain(item)) in names:
+        return names.index(plain) + 1
+    found = _NUMBERED.fullmatch(item.strip(" ,;|"))
+    if not found or not 1 <= int(found[1]) <= len(names):
+        return None
+    return int(found[1]) if _plain(found[2] or "") in ("", names[int(found[1]) - 1]) else None
+
+
+def _plain(name: str) -> str:
+    """A name by which steps are compared: ``Insert_the-fan`` is ``insert the fan``."""
+    return normalized(re.sub(r"[\s_-]+", " ", name).strip(" ,;|"))
+
+
+def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: Mapping[str, str]) -> dict[str, Label]:
+    """The labels of a CSV file with the columns ``clip`` and ``answer``. Other columns become fields of the records.
+
+    A clip with an empty answer has no label. The error lists all lines that are wrong.
+    """
+    if path.suffix not in (".csv", ".tsv"):
+        raise RecordError(
+            f"{path}: expected a .csv or .tsv file with the columns clip and answer; --write-labels begins one"
+        )
+    rows = text_rows(plain_file(path))
+    problems: list[str] = []
+    found: dict[str, Label] = {}
+    line_of: dict[str, str] = {}
+    named = _named(clips)
+    for number in range(rows.length):
+        try:
+            row = rows.row(number)
+            cells = {name.strip(): cell.strip() for name, cell in row.content.items() if name.strip() and cell.strip()}
+            cells = {columns.get(name, name): cell for name, cell in cells.items()}
+            cells = {name.casefold() if name.casefold() in ("clip", "answer") else name: cells[name] for name in cells}
+            if not cells:
+                continue
+            if "clip" not in cells:
+                raise ValueError(f"expected the columns clip and answer, and a clip, got {', '.join(cells)}")
+            if reserved := _reserved(cells):
+                raise ValueError(f"the column {reserved!r} has another meaning in records; rename it")
+            clip = _clip_of(cells.pop("clip"), named)
+            if line_of.setdefault(clip, row.where) != row.where:
+                raise ValueError(f"{clip} is at {line_of[clip]} too; a clip has one answer")
+            if answer := cells.pop("answer", ""):
+                untagged = answer.removeprefix("<answer>").removesuffix("</answer>").strip()
+                found[clip] = answer_in(steps, answer) if steps else untagged, cells
+        except RecordError as error:
+            problems.append(str(error))
+        except ValueError as error:
+            problems.append(f"{row.where}: {error}")
+    if problems:
+        what = f"{counted(len(problems), 'line')} of the table can't be used:"
+        raise RecordError("\n".join([what, *_beginning(problems)]), "solution")
+    return {clip: found[clip] for clip in clips if clip in found}
+
+
+def _named(clips: Sequence[str]) -> dict[str, list[str]]:
+    """The clips by their path from the folder, with and without its ending, by file name and by stem."""
+    named: dict[str, list[str]] = {}
+    for clip in clips:
+        for name in {clip, str(Path(clip).with_suffix("")), Path(clip).name, Path(clip).stem}:
+            named.setdefault(name, []).append(clip)
+    return named
+
+
+def _clip_of(cell: str, named: dict[str, list[str]]) -> str:
+    """The clip that a cell names by its path from the folder, or by its file name or stem if no other clip has it."""
+    name = cell.replace("\\", "/").removeprefix("./")
+    found = named.get(name, [])
+    if name in found or len(found) == 1:
+        return name if name in found else found[0]
+    if found:
+        raise ValueError(f"{name!r} may be {' or '.join(found[:3])}; write the path from the folder")
+    raise ValueError(f"there is no clip {name!r}{did_you_mean(name, named)}")

@@ -1,0 +1,92 @@
+"""Pictures for a report: the frames that completions were sampled for, decoded again, small, one file for each clip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL import Image
+
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.images import load_image
+from qwenvl.data.media.open import open_clip
+from qwenvl.data.media.resize import BICUBIC, read_resized, small
+from qwenvl.data.options import SampleOptions
+from qwenvl.files import written_whole
+from qwenvl.run_log.report.pages import Strip
+from qwenvl.run_log.report.write import Picture
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WIDTH, STILL_WIDTH = 320, 640  # of a frame and of an image, in pixels
+COLUMNS = 8  # pictures side by side in a file
+
+
+def make_pictures(strips: Sequence[Strip], folder: Path, most: int) -> dict[str, Picture]:
+    """Make ``folder/<key>.jpg``, frames row by row, of strips that have no file yet, in their order.
+
+    At most ``most`` clips and images are decoded, and strips beyond that left out. Files of other strips are deleted.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {strip.key for strip in strips}
+    for file in folder.glob("*.jpg"):
+        if file.stem not in wanted:
+            file.unlink()
+    made: dict[str, Picture] = {}
+    decoded = 0
+    for strip in strips:
+        path = folder / f"{strip.key}.jpg"
+        if path.exists():
+            made[strip.key] = _picture(path, strip)
+        elif decoded < most:
+            decoded += 1
+            made[strip.key] = _make(path, strip)
+    return made
+
+
+def _make(path: Path, strip: Strip) -> Picture:
+    """Write the file of one strip, or say why there is none."""
+    if strip.path.startswith(("http://", "https://")):
+        return {"problem": "it lies on a network, from which a report fetches nothing"}
+    if not Path(strip.path).exists():
+        return {"problem": "the file is gone"}
+    try:
+        if strip.indices:
+            seconds = SampleOptions.decode_timeout or 60.0  # a clip that never ends must not block the report
+            with open_clip(strip.path, timeout=seconds) as clip:
+                frames, _ = read_resized(clip, strip.indices, small, BICUBIC)
+        else:
+            frames = load_image(strip.path)[None]
+    except IndexError:
+        return {"problem": "the clip has changed since the run: it has fewer frames"}
+    except (BadMediaError, OSError) as error:
+        return {"problem": str(error).removeprefix(f"{strip.path}: ")}
+    with written_whole(path) as partial:
+        sheet(frames, WIDTH if strip.indices else STILL_WIDTH).save(partial, "JPEG", quality=80)
+    return _picture(path, strip)
+
+
+def sheet(frames: Tensor, width: int) -> Image.Image:
+    """The frames, F x 3 x H x W, row by row in one picture, each ``width`` pixels wide."""
+    height = max(1, round(width * frames.shape[2] / frames.shape[3]))
+    columns, rows = _grid(len(frames))
+    made = Image.new("RGB", (columns * width, rows * height))
+    for n, frame in enumerate(frames):
+        picture = Image.fromarray(frame.permute(1, 2, 0).numpy()).resize((width, height), Image.Resampling.BILINEAR)
+        made.paste(picture, (n % columns * width, n // columns * height))
+    return made
+
+
+def _grid(count: int) -> tuple[int, int]:
+    """Columns and rows of a sheet of ``count`` frames."""
+    return min(count, COLUMNS), math.ceil(count / COLUMNS)
+
+
+def _picture(path: Path, strip: Strip) -> Picture:
+    columns, rows = _grid(max(1, len(strip.indices)))
+    with Image.open(path, formats=["JPEG"]) as made:
+        ratio = (made.width / columns) / (made.height / rows)
+    return {"columns": columns, "rows": rows, "ratio": round(ratio, 4)}

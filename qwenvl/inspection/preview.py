@@ -1,0 +1,234 @@
+"""``qwenvl preview``: an offline HTML page of what the model will see of a data set."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.errors import RecordError
+from qwenvl.data.frames import uniform_indices
+from qwenvl.data.hints import clip_lengths, few_frames
+from qwenvl.data.media.resize import resize
+from qwenvl.data.options import PromptOptions, SampleOptions
+from qwenvl.data.prompt_length import MediaSizes, Ruler, image_sizes_of
+from qwenvl.data.records.clip_settings import in_words, settings_read
+from qwenvl.data.records.record_file import RecordFile
+from qwenvl.data.timeline_hints import TimelineTimes, beyond_the_clip, fineness, short_spans, timeline_times
+from qwenvl.failure import counted
+from qwenvl.inspection.flags import hints_by, make_collator, record_files
+from qwenvl.rewards.function import reward_columns
+from qwenvl.rewards.functions.actions import action_numbers, action_phrases
+from qwenvl.rewards.functions.looking import readable_evidence
+from qwenvl.rewards.functions.text import solution_of
+from qwenvl.rewards.resolve import build_rubric
+from qwenvl.rewards.rubric import Rubric
+from qwenvl.run_log.report.write import data_url, render
+from qwenvl.tools.functions import ToolError, resolve_tools, schemas_of
+from qwenvl.tools.options import ToolOptions
+from qwenvl.tools.toolbox import Toolbox
+from qwenvl.types import BadSample, PromptBatch, Record, Sample, VideoClip
+
+
+def page_of(args: argparse.Namespace) -> str:
+    """The page as HTML."""
+    if args.n < 1:
+        raise ValueError(f"--n: expected at least 1, got {args.n}")
+    files = record_files(args)
+    total = sum(map(len, files))
+    rows = list(_evenly_spread(files, args.n))
+    offered = ToolOptions.of(args, max_turns=ToolOptions.max_turns, look_tokens=ToolOptions.look_tokens)
+    collator = make_collator(args, schemas_of(offered))
+    ruler = collator.ruler if collator else Ruler.without_model(PromptOptions.of(args, on_long_prompt="error"))
+    dataset = GRPODataset(
+        [row for row in rows if isinstance(row, Record)],
+        SampleOptions.of(args, on_bad_sample="skip"),
+        seed=args.seed,
+        ruler=ruler,
+        fit_to=collator.options.fit_to if collator else None,
+    )
+    toolbox = Toolbox(resolve_tools(args.tools), offered, collator, dataset) if args.tools and collator else None
+    rubric = build_rubric()
+    look_for = hints_by(args, collator)
+    shown: list[dict[str, Any]] = []
+    lengths: list[tuple[float, int]] = []
+    timelines: list[TimelineTimes] = []
+    good = 0
+    for row in rows:
+        if isinstance(row, RecordError):
+            shown.append({"record": None, "problem": str(row)})
+            continue
+        sample = dataset[args.epoch, good]
+        assert sample is not None  # only the padding at the end of an epoch is None
+        good += 1
+        hints = []
+        if isinstance(sample, Sample):
+            infos = [clip.info for clip in sample.videos]
+            hints = [*look_for(row, MediaSizes.of(sample)), *beyond_the_clip(row, infos)]
+            lengths += clip_lengths(infos, row.clip_meta)
+            times = timeline_times(row, infos)
+            timelines += [] if times is None else [times]
+        section = _section(row, sample, collator, rubric, ruler)
+        if toolbox is not None and "look" in toolbox.tools and isinstance(sample, Sample) and sample.videos:
+            section["look"] = _look(sample, toolbox)
+        shown.append(section | {"hints": [hint.message for hint in hints]})
+    rubric.close()
+    turns = Counter(each["turns"] for each in shown if each["record"])
+    return render(
+        Path(__file__).with_name("preview.html"),
+        title=f"{args.dataset}: {len(shown)} of {counted(total, 'record')}, frames of epoch {args.epoch}",
+        summary="; ".join(filter(None, [_summary(shown, collator), fineness(timelines)])),
+        hints=[hint.message for hint in (*few_frames(lengths, dataset.options), *short_spans(timelines))],
+        rows=shown,
+        shared={text: n for text, n in turns.items() if n > 1},
+    )
+
+
+def _summary(shown: Sequence[dict[str, Any]], collator: GRPOCollator | None) -> str:
+    """Counts, frames and tokens of the records shown, in a line."""
+    bad = sum(bool(each["problem"]) for each in shown)
+    records = counted(len(shown), "record")
+    found = [f"{records}, {bad} of them bad" if bad else records]
+    frames = [len(clip["frames"]) for each in shown if each["record"] for clip in each["clips"]]
+    tokens = [each["tokens"] for each in shown if each["record"] and each["tokens"]]
+    for name, numbers in (("frames of a clip", frames), ("tokens of a prompt", tokens)):
+        if numbers:
+            low, middle, high = min(numbers), int(median(numbers)), max(numbers)
+            found.append(f"{name}: min {low:,}, median {middle:,}, max {high:,}")
+    if collator is None:
+        found.append("pictures are as large as Qwen2.5-VL sees them; --model NAME counts tokens")
+    elif arguments := collator.ruler.effective_arguments:
+        found.append(f"arguments that the chat template reads (null: not set): {json.dumps(arguments)}")
+    return "; ".join(found)
+
+
+def _evenly_spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordError]:
+    """``n`` rows, evenly spread over all files."""
+    indices, first = uniform_indices(sum(map(len, files)), n), 0
+    for file in files:
+        yield from file.subset([i - first for i in indices if first <= i < first + len(file)]).iterate()
+        first += len(file)
+
+
+def _section(
+    record: Record, sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubric, ruler: Ruler
+) -> dict[str, Any]:
+    """The values of one record for ``preview.html``."""
+    section: dict[str, Any] = {
+        "record": record,
+        "problem": "",  # why the record can't be trained on
+        "turns": "\n\n".join(f"[{message.role}] {message.text}" for message in record.messages),
+        "scores": own_scores(record, rubric),
+        "prompt": "",  # as the model reads it, vision tokens folded. Empty without a processor
+        "budget": "",  # its tokens, in a sentence
+        "tokens": None,
+        "clips": [],
+        "images": [],
+        "look": None,  # one look at the clip
+    }
+    if isinstance(sample, BadSample):
+        return section | {"problem": sample.error}
+    if collator is not None:
+        batch = collator([sample])["prompts"]
+        if batch.bad:
+            section["problem"] = batch.bad[0].error
+        else:
+            section["budget"] = _budget(batch, sample, collator)
+            section["tokens"] = batch.input_ids.shape[1]
+            section["prompt"] = folded_prompt(batch.input_ids[0].tolist(), collator.processor)
+    section["clips"] = [
+        _clip(clip, settings_read(meta)) for clip, meta in zip(sample.videos, record.clip_meta, strict=True)
+    ]
+    for image, wanted in zip(sample.images, image_sizes_of(record, len(sample.images)), strict=True):
+        size = ruler.image_size(tuple(image.shape[-2:]), wanted)
+        picture = resize(image, size, ruler.processor.image_processor)
+        caption = _sizes(image.shape[-2:], size)
+        if wanted is not None:
+            caption += f", by {in_words(settings_read(wanted))}"
+        section["images"].append(_picture(picture, "image", caption))
+    return section
+
+
+def _budget(batch: PromptBatch, sample: Sample, collator: GRPOCollator) -> str:
+    ids, processor = batch.input_ids[0].tolist(), collator.processor
+    n_vision = sum(i in (processor.image_token_id, processor.video_token_id) for i in ids)
+    budget = f"{len(ids):,} tokens: {n_vision:,} vision, {len(ids) - n_vision:,} text"
+    if collator.options.max_prompt_length is not None:
+        budget += f"; {collator.options.max_prompt_length - len(ids):,} below --max_prompt_length"
+    lowered = ", ".join(f"{after} of {before} frames" for before, after in sample.fitted or () if after < before)
+    return budget + (f"; to fit, shown with {lowered}" if lowered else "")
+
+
+def folded_prompt(ids: list[int], processor: Any) -> str:
+    """The prompt as text, each run of vision tokens folded: ``<video: 96 tokens>``."""
+    fold = lambda run: f"<{run[2]}: {len(run[0]) // len(run[1]):,} tokens>"
+    return re.sub(r"(<\|(video|image)_pad\|>)\1*", fold, processor.tokenizer.decode(ids))
+
+
+def own_scores(record: Record, rubric: Rubric) -> str:
+    """How the accuracy reward reads the solution, and the rewards of the solution as a completion."""
+    if problem := rubric.check_record(record):
+        return f"can't be scored: {problem}"
+    truth = solution_of(record.solution)
+    numbers = action_numbers(truth)
+    read = f"actions {numbers}" if numbers else f"phrases {action_phrases(truth)}"
+    scored = rubric.score([record.solution], reward_columns([record], 1))
+    values = ", ".join(f"{name} {values[0]}" for name, values in zip(scored.names, scored.components, strict=True))
+    return f"read as {read}; as a completion it would score {values}"
+
+
+def _clip(clip: VideoClip, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The file name of a clip, a line about its frames, and the frames.
+
+    Args:
+        settings: by which its row says how it is shown.
+    """
+    info, pictures = clip.info, []
+    for i, frame in enumerate(clip.frames):
+        segment = None if info.segments is None else info.segments[i]
+        again = " again" if i and info.indices[i] == info.indices[i - 1] else ""
+        place = f"frame {info.indices[i]}{again}" + ("" if segment is None else f", segment {segment}")
+        pictures.append(_picture(frame, f"{info.times[i]:.2f} s", place, segment))
+    sizes = _sizes(clip.decoded_size or (), clip.frames.shape[-2:])
+    notes = [f"{len(pictures)} frames", f"{info.seconds_per_frame:.2f} s between frames", sizes]
+    notes += ["segments rescaled to the clip"] * info.rescaled
+    if settings:
+        notes.append(f"by {in_words(dict(settings))}")
+    return {"name": Path(info.path).name, "notes": ", ".join(notes), "frames": pictures}
+
+
+def _look(sample: Sample, toolbox: Toolbox) -> dict[str, Any]:
+    """A look at the first span of the record's evidence, else at the middle of its frames, as the model reads it."""
+    record, times = sample.record, sample.videos[0].info.times
+    spans, middle = readable_evidence(record.fields), (times[0] + times[-1]) / 2
+    start, end = spans[0] if spans else (middle - (times[-1] - times[0]) / 20, middle + (times[-1] - times[0]) / 20)
+    name = f"look at {start:.4g} to {end:.4g} s, {'the evidence of the record' if spans else 'as an example'}"
+    try:
+        given = toolbox.run(toolbox.tools["look"], {"start": start, "end": end}, record, {})
+    except ToolError as error:
+        return {"name": name, "notes": f"refused: {error}", "frames": [], "answer": "", "tokens": 0}
+    ids = toolbox.appended(record, [given]).input_ids.tolist()
+    answer = folded_prompt(ids, toolbox.collator.processor).strip()
+    [clip] = [part for part in given if isinstance(part, VideoClip)]
+    return _clip(clip) | {"name": name, "answer": answer, "tokens": len(ids)}
+
+
+def _sizes(decoded: Sequence[int], size: Sequence[int]) -> str:
+    return f"{decoded[1]} x {decoded[0]} pixels, the model sees {size[1]} x {size[0]}"
+
+
+def _picture(pixels: Tensor, title: str, caption: str, segment: int | None = None) -> dict[str, Any]:
+    """A picture for the macro ``frames``."""
+    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    source = data_url(picture)
+    return {"source": source, "width": picture.width, "title": title, "caption": caption, "segment": segment}

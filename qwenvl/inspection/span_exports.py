@@ -1,0 +1,98 @@
+"""Labels with times as programs for annotation export them: Label Studio (JSON) and ELAN (.eaf)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.etree import ElementTree
+
+from qwenvl.data.errors import RecordError, kind_of
+from qwenvl.files import plain_file
+from qwenvl.inspection.spans import LabelledSpan
+
+SUFFIXES = (".json", ".eaf")
+# Label Studio puts eight hexadecimal digits in front of the name of an uploaded file.
+_UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")
+
+
+def exported_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
+    """The spans of an exported file, by its ending."""
+    return label_studio_spans(path) if path.suffix == ".json" else elan_spans(path)
+
+
+def label_studio_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
+    """The spans of Label Studio's JSON export: timeline labels, in frames from 1, and labels with start and end.
+
+    Of each task the first annotation counts that is not cancelled, ground truth before others.
+    """
+    try:
+        tasks = json.loads(plain_file(path).read_text("utf-8-sig"))
+    except ValueError as error:
+        raise RecordError(f"{path}: not valid JSON: {error}", "JSON") from None
+    if not isinstance(tasks, list):
+        raise RecordError(f"{path}: expected the list of tasks that Label Studio exports as JSON, got {kind_of(tasks)}")
+    for number, task in enumerate(tasks):
+        where = f"{path}[{number}]"
+        try:
+            yield from _task_spans(task, where)
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError):
+            message = "expected a task with data and annotations as Label Studio exports it"
+            yield RecordError(f"{where}: {message}, got {kind_of(task)}")
+
+
+def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | RecordError]:
+    addresses = [value for key, value in task["data"].items() if isinstance(value, str) and "." in value]
+    named = task["data"].get("video")
+    clip = _clip_name(named if isinstance(named, str) else addresses[0])
+    annotations = [each for each in task["annotations"] if not each.get("was_cancelled")]
+    annotations.sort(key=lambda each: not each.get("ground_truth"))
+    for number, region in enumerate(annotations[0]["result"] if annotations else []):
+        place = f"{where}.result[{number}]"
+        value = region["value"]
+        if region["type"] == "timelinelabels":
+            for span in value["ranges"]:
+                first, last = int(span["start"]), int(span["end"])
+                for label in value["timelinelabels"]:
+                    # Frames are counted from 1, and the last one is included.
+                    yield LabelledSpan(place, clip, str(label), first - 1, last, in_frames=True)
+        elif region["type"] == "labels" and {"start", "end"} <= value.keys():
+            for label in value["labels"]:
+                yield LabelledSpan(place, clip, str(label), value["start"], value["end"])
+
+
+def elan_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
+    """The spans of an ELAN file: the annotations of all tiers that have times of their own, in milliseconds.
+
+    The clip is the first medium that the file names, or that of the file's own name.
+    """
+    try:
+        root = ElementTree.fromstring(plain_file(path).read_bytes())
+    except ElementTree.ParseError as error:
+        raise RecordError(f"{path}: not valid XML: {error}") from None
+    medium = root.find("HEADER/MEDIA_DESCRIPTOR")
+    address = "" if medium is None else medium.get("MEDIA_URL", "")
+    clip = _clip_name(address) if address else path.stem
+    slots = {slot.get("TIME_SLOT_ID"): slot.get("TIME_VALUE") for slot in root.iterfind("TIME_ORDER/TIME_SLOT")}
+    for number, annotation in enumerate(root.iterfind("TIER/ANNOTATION/ALIGNABLE_ANNOTATION")):
+        where = f"{path}[{annotation.get('ANNOTATION_ID', number)}]"
+        label = (annotation.findtext("ANNOTATION_VALUE") or "").strip()
+        edges = [slots.get(annotation.get(key)) for key in ("TIME_SLOT_REF1", "TIME_SLOT_REF2")]
+        if not label:
+            yield RecordError(f"{where}: expected the name of a step, got an empty annotation")
+        elif not all(edge is not None and re.fullmatch("[0-9]{1,12}", edge) for edge in edges):
+            yield RecordError(f"{where}: expected two time slots in milliseconds, got {edges}")
+        else:
+            start, end = (int(edge) / 1000 for edge in edges if edge is not None)
+            yield LabelledSpan(where, clip, label, start, end)
+
+
+def _clip_name(address: str) -> str:
+    """The file name of a clip in an address: of a path, an upload, local storage or a URL."""
+    parts = urlsplit(address)
+    local = parse_qs(parts.query).get("d")
+    name = Path(local[0] if local else unquote(parts.path)).name
+    return _UPLOADED.sub("", name, count=1) if "/upload/" in address else name

@@ -1,0 +1,477 @@
+"""Run folders and evaluation folders: their files, written and read with the standard library alone.
+
+A run:
+
+    run.json               the settings, and the versions of packages. Of a resumed run also those of earlier starts
+    metrics.jsonl          one object per line: ``step`` and numbers
+    rollouts/rank-0.jsonl  one completion per line, a file for each process
+
+An evaluation:
+
+    evaluation.json        the protocol, and at the end the numbers
+    samples.jsonl          one line for each record, model, control and sample: prompt, media, completion, rewards.
+                           Until the end, process 1 writes samples-1.jsonl, and so on
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from qwenvl.files import written_whole
+from qwenvl.types import FrameInfo, Turn
+
+FORMAT = 1  # of ``evaluation.json``
+NUMBERS, SAMPLES = "evaluation.json", "samples.jsonl"
+AS_IT_IS = "none"  # the control that takes nothing away
+_ENDED = ("finished", "trained")  # in ``run.json``, with the last step: the model is saved, training has ended
+_NON_FINITE: dict[Any, Any] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class RunLogError(ValueError):
+    """A file of a run or an evaluation is not what it should be. The message begins with file and line."""
+
+
+Row = TypeVar("Row", bound="Completion")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One completion, as a line of a run or of an evaluation.
+
+    Attributes:
+        record_id, where: the record's ``id``, and its file and place.
+        sample: number in its group, from 0.
+        prompt: messages, each with ``role`` and ``text``.
+        completion: without special tokens.
+        tokens: of the completion, its end token included.
+        finish_reason: ``stop`` or ``length``.
+        rewards: by function. None where it does not apply.
+        total: the weighted sum of the rewards. None for a completion that no function gave a reward.
+        clips, images: of the prompt, in order.
+        fitted: for each clip the ``frames`` that it would have had, and those that it has so that the prompt fits
+            into ``max_prompt_length``. None where none was left out.
+        turns: with tools.
+        evidence: with tools, the spans of the record's field ``evidence``, in seconds.
+        ended_by: the token that ended it, such as ``<|im_end|>``. Empty where it was cut, or ended by a stop string.
+    """
+
+    record_id: str
+    sample: int
+    prompt: tuple[Mapping[str, str], ...]
+    completion: str
+    tokens: int
+    finish_reason: str
+    rewards: Mapping[str, float | None]
+    total: float | None
+    clips: tuple[FrameInfo, ...] = ()
+    images: tuple[str, ...] = ()
+    where: str = ""
+    fitted: Mapping[str, Any] | None = None
+    turns: tuple[Turn, ...] = ()
+    evidence: tuple[tuple[float, float], ...] = ()
+    ended_by: str = ""
+
+    @classmethod
+    def of(cls: type[Row], row: Mapping[str, Any], where: str) -> Row:
+        """From its JSON object.
+
+        Raises:
+            RunLogError: a field is missing. The message begins with ``where``.
+        """
+        try:
+            own = {name: value for name, value in row.items() if name in cls.__dataclass_fields__}
+            if "resps" in row:  # of an evaluation
+                own |= {"completion": row["resps"][0][0], "answer": row["filtered_resps"][0]}
+            return cls(
+                **own
+                | {name: tuple(row[name]) for name in ("images", "prompt")}
+                | {"clips": tuple(map(FrameInfo.of, row["clips"]))}
+                # Earlier versions wrote neither turns nor evidence.
+                | {"turns": tuple(map(Turn.of, row.get("turns", ())))}
+                | {"evidence": tuple((start, end) for start, end in row.get("evidence", ()))}
+            )
+        except (KeyError, TypeError, IndexError) as error:
+            raise RunLogError(f"{where}: no completion: {type(error).__name__} {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout(Completion):
+    """One completion of a run.
+
+    Attributes:
+        step: optimizer step, from 1. In evaluation the last step before it.
+        advantage: None in evaluation, and for a dropped completion.
+        dropped: sampled and not trained on, because the rewards of its group are equal (``--filter_groups``).
+        epoch: of the prompt. With weights: how often the record was drawn before.
+        split: ``train``, or the name of the evaluation.
+    """
+
+    step: int
+    solution: str
+    advantage: float | None = None
+    epoch: int = 0
+    split: str = "train"
+    dropped: bool = False
+
+
+class RunLog:
+    """Writes a run folder. Each process has its own.
+
+    Args:
+        folder: made when something is written.
+        rank, world_size: of this process. Only rank 0 writes metrics and configuration.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], rank: int = 0, world_size: int = 1) -> None:
+        self.folder = Path(folder)
+        self.rank, self.world_size = rank, world_size
+        self._rollouts = self.folder / "rollouts" / f"rank-{rank}.jsonl"
+        self._earlier: dict[Path, int] = {}  # bytes of a file before this process wrote to it
+
+    def write_config(
+        self, config: Mapping[str, Any], launch: Mapping[str, str] | None = None, resumed_at: int = 0
+    ) -> None:
+        """Write the settings of the run. Those of earlier starts stay in ``earlier_starts``, the oldest first.
+
+        Args:
+            launch: ``command``, ``started`` and ``hardware`` of the newest start.
+            resumed_at: the finished steps at which it begins. 0: a new run, which has no earlier starts.
+        """
+        if self.rank != 0:
+            return
+        content: dict[str, Any] = {"config": config, "versions": installed_versions()}
+        if launch:
+            content["launch"] = launch
+        if resumed_at:
+            content["resumed_at"] = resumed_at
+            content["earlier_starts"] = self._earlier_starts(plain(config))
+        write_json(self.folder / "run.json", content)
+
+    def _earlier_starts(self, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What ``run.json`` says of the starts so far. Of the settings of each, those that the next start changed."""
+        try:
+            written = read_config(self.folder)
+        except RunLogError:  # a folder to which only checkpoints were copied
+            return []
+        before = written.get("config", {})
+        changed = {name: value for name, value in before.items() if config.get(name) != value}
+        kept = {name: written[name] for name in ("launch", "resumed_at", "versions") if name in written}
+        return [*written.get("earlier_starts", []), {**kept, "changed_settings": changed}]
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line of numbers to ``metrics.jsonl``. NaN and infinity are written as words and read back."""
+        if self.rank == 0:
+            self._append(self.folder / "metrics.jsonl", [{"step": step, **metrics} | {"step": step}])
+
+    def log_rollouts(self, rollouts: Iterable[Rollout]) -> None:
+        """Append completions to the file of this process."""
+        self._append(self._rollouts, [{"step": each.step, **asdict(each)} for each in rollouts])
+
+    def begin(self, step: int = 0) -> None:
+        """Delete the rows that a run resumed after ``step``, or a new one (0), writes again. Call it before writing.
+
+        These are the rows of later steps, and the completions of an evaluation that was interrupted: it has no line of
+        metrics. A new run keeps the rows that this process wrote before, such as an evaluation of the untrained model.
+        Rank 0 also deletes rows of processes beyond ``world_size``.
+
+        Raises:
+            RunLogError: a line of a file is no row.
+        """
+        evaluated: dict[float, set[str]] = {}
+        for row in read_metrics(self.folder):
+            evaluated.setdefault(row["step"], set()).update(row)
+        paths = [self._rollouts]
+        if self.rank == 0:
+            gone = (path for path in _rollout_paths(self.folder) if _rank_of(path) >= self.world_size)
+            paths += [self.folder / "metrics.jsonl", *gone]
+        for path in paths:
+            if path.exists():
+                earlier = 0 if step else self._earlier.get(path, path.stat().st_size)
+                lines, at = [], 0
+                for _, line, row in _steps(path):
+                    done, split = evaluated.get(row["step"], ()), row.get("split", "train")
+                    whole = split == "train" or any(name.startswith(f"{split}_") for name in done)
+                    if at >= earlier and row["step"] <= step and whole:
+                        lines.append(line)
+                    at += len(line.encode())
+                with written_whole(path) as partial:
+                    partial.write_text("".join(lines), encoding="utf-8")
+                self._earlier[path] = 0
+
+    def finish(self, step: int, saved: bool = True) -> None:
+        """Note in ``run.json`` that the run ended at ``step``. ``write_config`` of a resumed run removes the note.
+
+        Args:
+            saved: its model is in the folder.
+        """
+        if self.rank == 0:
+            write_json(self.folder / "run.json", {**read_config(self.folder), _ENDED[not saved]: step})
+
+    def _append(self, path: Path, rows: list[dict[str, Any]]) -> None:
+        if path not in self._earlier:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            drop_cut_line(path)
+            self._earlier[path] = path.stat().st_size if path.exists() else 0
+        append_lines(path, rows)
+
+
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """``{"config": ..., "versions": ...}``, ``"trained": step`` once training has ended, and
+    ``"finished": step`` once the model is saved. Of a resumed run also ``resumed_at`` and ``earlier_starts``.
+
+    Raises:
+        RunLogError: there is none, or it is not JSON.
+    """
+    return _read_json(Path(folder) / "run.json", "a run")
+
+
+def read_metrics(folder: str | os.PathLike[str], split: str | None = None) -> list[dict[str, float]]:
+    """The lines of ``metrics.jsonl`` in order. Empty before the first one.
+
+    Args:
+        split: ``train`` for the lines of optimizer steps, the name of an evaluation (``eval``) for its lines. None for
+            all, with the Trainer's own line at the end of training.
+
+    Raises:
+        RunLogError: a line, other than a cut last one, is not an object with a ``step``.
+    """
+    mark = {None: "step", "train": "loss"}.get(split, f"{split}_total_reward")
+    rows = (row for _, _, row in _steps(Path(folder) / "metrics.jsonl") if mark in row)
+    return [
+        {name: _NON_FINITE.get(value, value) if isinstance(value, str) else value for name, value in row.items()}
+        for row in rows
+    ]
+
+
+def read_rollouts(
+    folder: str | os.PathLike[str], step: int | None = None, split: str | None = "train"
+) -> Iterator[Rollout]:
+    """The completions of all processes, process by process in the order they were written.
+
+    Args:
+        step: only those of this step. None for all.
+        split: only those of training, or of the evaluation of this name. None for all.
+
+    Raises:
+        RunLogError: a line, other than a cut last one, is not a rollout.
+    """
+    for path in _rollout_paths(Path(folder)):
+        for where, _, row in _steps(path):
+            if step in (None, row["step"]) and split in (None, row.get("split", "train")):
+                yield Rollout.of(row, where)
+
+
+class SampleKey(NamedTuple):
+    """The key of a line of ``samples.jsonl``."""
+
+    model: str
+    control: str
+    doc_id: int
+    sample: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSample(Completion):
+    """One completion of an evaluation.
+
+    Attributes:
+        model: its name in ``evaluation.json``.
+        control: the evidence taken away from the record, ``none`` for the record as it is. With ``other_clip`` clips
+            and images are those of another record.
+        doc_id: number of the record in the data, from 0.
+        dataset: name of the data set.
+        cluster: a key that correlated records share: their clip or image, else the record's own place.
+        target: the record's solution.
+        answer: as the rewards read it, or "" without an answer block.
+        prompt_tokens: of the prompt, vision tokens included.
+        doc_hash: of the record's row in its file, see ``hash_of``.
+        doc: that row. On the first sample of the record as it is, None on others.
+    """
+
+    model: str
+    control: str
+    doc_id: int
+    dataset: str
+    cluster: str
+    target: str
+    answer: str
+    prompt_tokens: int
+    doc_hash: str = ""
+    doc: Mapping[str, Any] | None = None
+
+    @property
+    def key(self) -> SampleKey:
+        """The key of its line."""
+        return SampleKey(self.model, self.control, self.doc_id, self.sample)
+
+    def row(self) -> dict[str, Any]:
+        """The line as ``samples.jsonl`` has it: completion, answer and row by the names that lmms-eval gives them."""
+        named = {**vars(self), "clips": [vars(clip) for clip in self.clips], "turns": [*map(asdict, self.turns)]}
+        return {
+            **{name: named.pop(name) for name in ("model", "control", "doc_id", "sample", "target")},
+            "resps": [[named.pop("completion")]],
+            "filtered_resps": [named.pop("answer")],
+            **named,
+        }
+
+
+class EvaluationLog:
+    """Writes the folder of an evaluation. Each process has its own.
+
+    Args:
+        folder: made when something is written.
+        process: the number of this process. Only process 0 writes ``evaluation.json``.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], process: int = 0) -> None:
+        self.folder, self.process = Path(folder), process
+        self._path = self.folder / (f"samples-{process}.jsonl" if process else SAMPLES)
+
+    def begin(self, numbers: Mapping[str, Any]) -> None:
+        """Write ``numbers``, and make the file of samples ready for further lines."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        drop_cut_line(self._path)
+        self.write(numbers)
+
+    def log(self, samples: Iterable[EvaluationSample]) -> None:
+        """Append lines."""
+        append_lines(self._path, [sample.row() for sample in samples])
+
+    def write(self, numbers: Mapping[str, Any]) -> None:
+        """Write ``evaluation.json`` anew."""
+        if self.process == 0:
+            write_json(self.folder / NUMBERS, {"format": FORMAT, **numbers})
+
+    def join(self, samples: Iterable[EvaluationSample]) -> None:
+        """Write all lines into one file, in this order, and delete those of other processes."""
+        with written_whole(self.folder / SAMPLES) as partial:
+            append_lines(partial, (sample.row() for sample in samples))
+        for path in self.folder.glob("samples-*.jsonl"):
+            path.unlink()
+
+    def forget(self) -> None:
+        """Delete what an earlier evaluation wrote here."""
+        for path in (self.folder / NUMBERS, *self.folder.glob("samples*.jsonl")):
+            path.unlink(missing_ok=True)
+
+
+def read_evaluation(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of ``evaluation.json``.
+
+    Raises:
+        RunLogError: there is none, it is not JSON, or of a later format.
+    """
+    numbers = _read_json(path := Path(folder) / NUMBERS, "an evaluation")
+    if not isinstance(numbers, dict) or numbers.get("format") != FORMAT:
+        raise RunLogError(f'{path}: expected an object whose "format" is {FORMAT}: another version wrote it')
+    return numbers
+
+
+def read_samples(folder: str | os.PathLike[str]) -> dict[SampleKey, EvaluationSample]:
+    """The lines of all processes by their keys. A sample that was repeated after a stop is there once.
+
+    Raises:
+        RunLogError: a line, other than a cut last one, is not a sample.
+    """
+    rows = (each for path in sorted(Path(folder).glob("samples*.jsonl")) for each in read_lines(path))
+    samples = (EvaluationSample.of(row, where) for where, _, row in rows)
+    return {sample.key: sample for sample in samples}
+
+
+def hash_of(value: Any) -> str:
+    """The SHA-256 of a text, or of a value as JSON, as lmms-eval takes it of a row."""
+    text = value if isinstance(value, str) else json.dumps(plain(value), indent=2, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()  # of names of files that are not UTF-8
+
+
+def _read_json(path: Path, of: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunLogError(f"{path}: no such file; is {path.parent} the output_dir of {of}?") from None
+    except ValueError as error:
+        raise RunLogError(f"{path}: not JSON: {error}") from None
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, str, Any]]:
+    """Place, text and value of each line of a JSONL file, without a last line that a crash cut off."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith("\n"):
+                try:
+                    yield f"{path}:{number}", line, json.loads(line)
+                except ValueError as error:
+                    raise RunLogError(f"{path}:{number}: not JSON: {error}") from None
+
+
+def _steps(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Place, text and value of each line of a run."""
+    for where, line, row in read_lines(path):
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise RunLogError(f'{where}: expected an object with an integer "step", got {line[:80]!r}')
+        yield where, line, row
+
+
+def _rollout_paths(folder: Path) -> list[Path]:
+    return sorted(folder.glob("rollouts/rank-*.jsonl"), key=_rank_of)
+
+
+def _rank_of(path: Path) -> int:
+    return int(path.stem.removeprefix("rank-"))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file of JSON so that a crash leaves the old one or the new one."""
+    with written_whole(path) as partial:
+        partial.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append a line for each row. The folder must be there."""
+    # Half a surrogate pair, which a tokenizer can decode to, becomes the escape that JSON has for it.
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.writelines(json.dumps(plain(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+
+
+def drop_cut_line(path: Path) -> None:
+    """Truncate a file after its last line end, so that an appended line begins on its own."""
+    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON: NaN and infinity as words, arrays and tensors as numbers, other objects as their repr."""
+    if isinstance(value, (str, int, type(None))):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else json.dumps(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return str(value) if isinstance(value, os.PathLike) else repr(value)
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide what a run computes. Those not installed are left out."""
+    names = ("qwenvl", "torch", "torchvision", "transformers", "accelerate", "peft", "av", "decord")
+    versions = {"python": platform.python_version()}
+    for name in (*names, "deepspeed", "flash-attn", "vllm"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,286 @@
+"""The folder of a report: pages, ``summary.json``, warnings. The same runs give the same files, byte for byte."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from qwenvl.run_log.health import Finding
+from qwenvl.run_log.report.pages import (
+    DROPPED,
+    EQUAL,
+    SUSPECT,
+    TRUNCATED,
+    GroupRow,
+    Reading,
+    Strip,
+    as_json,
+    write_groups,
+    write_script,
+)
+from qwenvl.run_log.run import SECTIONS, Run, charts, clocks, differing_settings, finite, is_phase, phases, trend
+from qwenvl.run_log.warnings import warnings_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+HERE = Path(__file__).parent  # base.html, which pages extend, and macros.html
+APP = HERE / "app"
+# In the order that they need each other.
+SCRIPTS = ("core.js", "charts.js", "filter.js", "group.js", "list.js", "browser.js")
+STYLE = "report.css"
+TILES = (
+    ("reward/total", "reward in training"),
+    ("kl", "KL"),
+    ("completion/length_mean", "tokens a completion"),
+    ("target/loss", "loss of the warm-up"),
+)
+
+
+class ReportError(ValueError):
+    """A report can't be written where it should be."""
+
+
+Picture = dict[str, Any]
+"""The file of a strip: its ``columns`` and ``rows`` of pictures, and the ``ratio`` of width and height of one of them.
+Without a file: ``problem``, the reason."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A report that was written.
+
+    Attributes:
+        page: the file to open.
+        summary: the content of ``summary.json``.
+        strips: the pictures that the page would show, the newest first.
+    """
+
+    page: Path
+    summary: Mapping[str, Any]
+    strips: list[Strip]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the report."""
+        return self.page.parent
+
+
+def write_report(
+    runs: Sequence[Run], folder: str | Path, read: Reading, defaults: Mapping[str, Any] | None = None
+) -> Written:
+    """Write ``index.html``, ``summary.json``, the page's scripts and its data into a folder.
+
+    Pictures of an earlier report stay. ``write_pictures`` adds others.
+
+    Args:
+        read: reads answers and solutions.
+        defaults: of the settings, by name. The page lists those that differ.
+
+    Raises:
+        ReportError: the folder holds something that is no report.
+        RunLogError: a file of a run is damaged.
+
+    Example:
+        >>> write_report(read_runs(["runs/sop"]), "runs/sop/report", read).page
+        PosixPath('runs/sop/report/index.html')
+    """
+    folder = Path(folder)
+    data = folder / "data"
+    require_report_folder(folder)
+    groups = [write_groups(run, number, data / f"run-{number}", read) for number, run in enumerate(runs)]
+    for old in data.glob("run-*"):
+        if int(old.name.removeprefix("run-")) >= len(runs):
+            shutil.rmtree(old)
+    curves = {
+        "runs": [run.name for run in runs],
+        "sections": charts(runs),
+        "phases": phases(runs),
+        "clocks": clocks(runs),
+    }
+    write_script(data / "curves.js", f"report.curves({as_json(curves)});\n")
+    facts = summary(runs, [rows for rows, _ in groups])
+    write_script(folder / "summary.json", json.dumps(facts, indent=1, default=repr) + "\n")
+    page = write_index(
+        folder,
+        "index.html",
+        SCRIPTS,
+        title="Report of " + (" and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"),
+        runs=facts["runs"],
+        facts=facts_of(runs),
+        settings=changed_settings(runs, defaults or {}),
+        sections=SECTIONS,
+        tiles=TILES,
+        evaluations=list(dict.fromkeys(name for run in facts["runs"] for name in run["evaluations"])),
+        metrics={name for run in facts["runs"] for name in run["trends"]},
+    )
+    in_turn = zip_longest(*(strips for _, strips in groups))  # one of each run
+    return Written(page, facts, list(dict.fromkeys(strip for turn in in_turn for strip in turn if strip)))
+
+
+def write_index(folder: Path, template: str, scripts: Sequence[str], **values: Any) -> Path:
+    """Write ``index.html``, its scripts and style, and an empty list of pictures if there is none. Return the page."""
+    if not (folder / "data" / "pictures.js").exists():
+        write_pictures(folder, {})
+    for name in (*scripts, STYLE):
+        write_script(folder / "app" / name, (APP / name).read_text(encoding="utf-8"))
+    write_script(folder / "index.html", render(HERE / template, scripts=scripts, **values))
+    return folder / "index.html"
+
+
+def require_report_folder(folder: Path) -> None:
+    """Raise ReportError for a path that is not a folder, or a folder with files that are not of a report."""
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "data").is_dir())):
+        raise ReportError(f"{folder}: holds something that is no report; give another folder with --out")
+
+
+def write_pictures(folder: Path, pictures: Mapping[str, Picture]) -> None:
+    """Write the list of strips in the folder ``pictures``, by their keys, with the reasons why others are missing."""
+    write_script(folder / "data" / "pictures.js", f"report.pictures({as_json(dict(sorted(pictures.items())))});\n")
+
+
+def facts_of(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """The model, the data, the command, the hardware and the versions: each by name, a text for each run."""
+    facts = [
+        {
+            "model": run.settings.get("start_from_weights") or run.settings.get("model_name_or_path"),
+            "training data": run.settings.get("dataset_use"),
+            "held-out data": run.settings.get("eval_dataset_use"),
+            "folder": str(run.folder),
+            "steps": f"{run.steps:,}" + ("" if run.finished is not None else ", not finished"),
+            **{name: run.launch.get(name) for name in ("started", "command", "hardware")},
+            "processes": run.settings.get("processes"),
+            "versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
+        }
+        for run in runs
+    ]
+    return [(name, [_text(each[name]) for each in facts]) for name in facts[0] if any(each[name] for each in facts)]
+
+
+def changed_settings(runs: Sequence[Run], defaults: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
+    """The settings that differ from their default or between runs: name, default, and the text of each run's value."""
+    shown = {"model_name_or_path", "start_from_weights", "dataset_use", "eval_dataset_use", "output_dir", "processes"}
+    names = {name for run in runs for name, value in run.settings.items() if value != defaults.get(name, value)}
+    return [
+        (name, _text(defaults.get(name)), [_text(run.settings.get(name)) for run in runs])
+        for name in sorted((names | set(differing_settings(runs))) - shown)
+    ]
+
+
+def _text(value: Any) -> str:
+    return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def render(template: Path, **values: Any) -> str:
+    """Fill a Jinja template. It may extend ``base.html`` and import from ``macros.html``. The page needs no network.
+
+    Args:
+        template: the file. Templates beside it can be included by name.
+        values: by the names in the template. Text is escaped.
+
+    Raises:
+        jinja2.UndefinedError: a value is missing.
+
+    Example:
+        >>> render(Path("preview.html"), title="My records", rows=[])
+    """
+    environment = Environment(
+        loader=FileSystemLoader([template.parent, HERE]),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template.name).render(**values)
+
+
+def data_url(picture: Image) -> str:
+    """A picture as JPEG in the text of an ``src`` attribute."""
+    data = io.BytesIO()
+    picture.save(data, "JPEG", quality=90)
+    return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
+
+
+# ---- warnings of a run with their remedies, and the facts of ``summary.json``
+
+MOST_SUSPECT = 0.2  # share of groups in which reward hacking is suspected
+
+
+def warnings(run: Run, rows: Sequence[GroupRow]) -> list[Finding]:
+    """All warnings of a run: of its rows, and of its completions.
+
+    Args:
+        rows: the groups of the run.
+    """
+    return [*warnings_of(run), *_suspected(rows)]
+
+
+def _suspected(rows: Sequence[GroupRow]) -> Iterator[Finding]:
+    trained = sorted((row for row in rows if row["split"] == "train"), key=lambda row: row["step"])
+    last_rows = trained[-max(1, len(trained) // 5) :]
+    share = fmean(bool(row["marks"] & SUSPECT) for row in last_rows) if last_rows else 0.0
+    if share > MOST_SUSPECT:
+        message = f"reward hacking is suspected in {share:.0%} of the last {len(last_rows)} groups"
+        yield Finding("suspected_hacking", message, "read them in the browser of groups, and weigh the format less")
+
+
+COUNTED_MARKS = {"equal": EQUAL, "truncated": TRUNCATED, "suspected": SUSPECT}
+TRENDS = (
+    *("reward/total", "reward/std", "group/zero_std_frac", "kl", "entropy", "grad_norm"),
+    *("completion/length_mean", "completion/truncated_frac", "target/loss"),
+    *("completion/thinking_mean", "completion/thinking_cut_frac"),
+)
+
+
+def summary(runs: Sequence[Run], rows: Sequence[Sequence[GroupRow]]) -> dict[str, Any]:
+    """The content of ``summary.json``. ``docs/evaluation.md`` explains each name.
+
+    Args:
+        rows: the groups of each run.
+    """
+    each = [run_summary(run, groups) for run, groups in zip(runs, rows, strict=True)]
+    return {"runs": each, "differing_settings": differing_settings(runs)}
+
+
+def run_summary(run: Run, rows: Sequence[GroupRow]) -> dict[str, Any]:
+    """The part of ``summary.json`` about one run."""
+    sampled = [row for row in rows if row["split"] == "train"]
+    trained = [row for row in sampled if not row["marks"] & DROPPED]
+    names = [*TRENDS[:1], *(name for name in run.metrics() if name.startswith("reward/")), *TRENDS]
+    phases = {name: fmean(value for _, value in run.values(name)) for name in run.metrics() if is_phase(name)}
+    return {
+        "run": run.name,
+        "steps": run.steps,
+        "finished": run.finished,
+        "evaluations": {
+            name: {"first": points[0], "last": points[-1], "best": max(points, key=lambda each: each["reward"])}
+            for name, points in run.evaluations().items()
+        },
+        "trends": {name: _trend(run, name) for name in dict.fromkeys(names) if run.values(name)},
+        "warnings": [{k: v for k, v in asdict(each).items() if k != "flags"} for each in warnings(run, rows)],
+        "groups": {
+            "trained": len(trained),
+            "dropped": len(sampled) - len(trained),
+            "completions": sum(row["size"] for row in trained),
+            **{name: sum(bool(row["marks"] & mark) for row in trained) for name, mark in COUNTED_MARKS.items()},
+        },
+        "seconds_per_step": {name: finite([value])[0] for name, value in phases.items()},
+    }
+
+
+def _trend(run: Run, metric: str) -> dict[str, Any] | None:
+    found = trend([value for _, value in run.values(metric)])
+    if found is None:
+        return None
+    *numbers, verdict = found
+    return dict(zip(found._fields, [*finite(numbers), verdict], strict=True))

@@ -1,0 +1,104 @@
+"""``qwenvl plan`` by running it: on a whole checkpoint, on a config.json alone, and where there is neither."""
+
+import shutil
+
+import pytest
+from safetensors.torch import load_file
+
+from qwenvl.commands.plan import main, plan_of, request_of
+from qwenvl.plan.memory import fullest
+from qwenvl.train.planning.case import case_of
+
+
+@pytest.fixture
+def flags(tiny_checkpoint, sop_data) -> list[str]:
+    return ["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data)]
+
+
+def planned(*flags: str):
+    return plan_of(*request_of(flags))
+
+
+def test_a_plan_prints_lengths_memory_and_remedies(flags, capsys):
+    assert main([*flags, "--grpo_sample_size", "8", "--gpu_memory", "0.0001"]) == 3
+    out = capsys.readouterr().out
+    assert "prompts of 8 records: " in out and "tokens (median)" in out and "It does not fit: " in out
+    assert "--gradient_checkpointing True gives " in out and "it costs about a fifth more time" in out
+    for part in ("weights", "optimizer", "reference", "activations", "in all"):
+        assert f"\n  {part}" in out
+    assert main([*flags, "--gpu_memory", "1"]) == 0
+    assert fullest(planned(*flags).phases).total <= 9 * 10**8
+
+
+def test_a_plan_is_of_the_case_of_the_run_itself(flags, make_trainer):
+    plan = planned(*flags, "--base_interval", "0.5", "--seed", "3", "--use_cpu")
+    trainer = make_trainer(per_device_train_batch_size=8, max_steps=1)
+    batch = next(iter(trainer.get_train_dataloader()))["prompts"]
+    assert [length.tokens for length in plan.lengths] == sorted(batch.attention_mask.sum(1).tolist())
+    args, job = trainer.args, plan.case[-1]
+    args.per_device_train_batch_size, args.grpo_sample_size, args.generation_max_length = 1, job.group, job.length
+    assert case_of(args, trainer.model, plan.lengths[-1]) == plan.case
+
+
+def test_a_teacher_is_a_second_model(flags, tiny_checkpoint):
+    """Its weights, in bfloat16, are there in every phase. Offloaded, they are there while its pass runs."""
+    path = tiny_checkpoint(num_layers=3)
+    size = 2 * sum(each.numel() for each in load_file(path / "model.safetensors").values())
+    alone, stays, leaves = (
+        {each.name: each for each in planned(*flags, *words).phases}
+        for words in ([], ["--teacher", str(path)], ["--teacher", f"{path}(offload=True)"])
+    )
+    for name, phase in alone.items():
+        assert stays[name].total == phase.total + size and leaves[name] == phase
+    assert stays["log-probs of the teacher"] == leaves["log-probs of the teacher"]
+    assert leaves["log-probs of the teacher"].parts["teacher"] == size
+
+
+def test_files_without_weights_are_enough(tiny_checkpoint, sop_data, tmp_path, capsys):
+    whole = tiny_checkpoint("qwen3_5_moe")
+    flags = ["--dataset_use", str(sop_data), "--gpu_memory", "1"]
+    shutil.copy(whole / "config.json", tmp_path / "config.json")
+    with pytest.raises(SystemExit):
+        main(["--model", str(tmp_path), *flags])
+    assert "no tokenizer.json in it" in capsys.readouterr().err
+    shutil.copytree(whole, tmp_path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+    light, full = (planned("--model", str(path), *flags) for path in (tmp_path, whole))
+    assert light == full
+
+
+def test_a_name_that_the_hub_does_not_give(sop_data, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SystemExit) as end:
+        main(["--model", "Qwen/Qwen2.5-VL-none", "--dataset_use", str(sop_data)])
+    assert end.value.code == 2
+    told = capsys.readouterr().err
+    assert "Qwen/Qwen2.5-VL-none: no such folder, not in the cache, and HF_HUB_OFFLINE is set" in told
+    assert "hf download Qwen/Qwen2.5-VL-none --local-dir FOLDER" in told and len(told.strip().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--gpus", "0"], "--gpus must be at least 1"),
+        (["--device", "h100"], "unknown flag --device"),
+        (["--engine", "fsdp"], "--engine fsdp has no effect with --gpus 1"),
+        (["--gpus", "8", "--deepspeed", "zero3.json"], "a plan takes --engine zero2, zero3 or fsdp"),
+        (["--warmup"], "unknown flag warmup; use qwenvl plan with the flags of the training that follows"),
+        (["--stop_below_loss", "0.5"], "unknown flag stop_below_loss; qwenvl warmup has it"),
+    ],
+)
+def test_bad_flags_are_told(flags, told, tiny_checkpoint, sop_data, capsys):
+    assert main(["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data), *flags]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_what_is_of_another_machine_can_be_planned(tiny_checkpoint, sop_data, tmp_path):
+    """bfloat16, an optimizer of a package and several GPUs, none of which is here, from a settings file too."""
+    file = tmp_path / "run.yaml"
+    file.write_text(f"model_name_or_path: {tiny_checkpoint()}\ndataset_use: {sop_data}\noptim: adamw_8bit\n")
+    job = planned(str(file), "--gpus", "4", "--engine", "zero3").case[-1]
+    assert (job.optimizer, job.engine, job.processes) == ("adamw_8bit", "zero3", 4)
+    assert job.products == 2
+    assert planned(str(file), "--bf16", "False").case[-1].products == 4
+    adapted = planned(str(file), "--lora_enable", "--tune_mm_mlp", "False").case[-1]
+    assert adapted.stream == 2 and adapted.reference == "adapter"

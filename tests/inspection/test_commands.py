@@ -1,0 +1,207 @@
+"""The commands as a user runs them, on data with one of everything that goes wrong."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from qwenvl.commands.data import main
+from qwenvl.commands.preview import main as preview
+
+
+@pytest.fixture
+def folder(tmp_path, make_clip, write_rows, make_row):
+    """A data set of nine rows, two of them good."""
+    (tmp_path / "sub").mkdir()
+    make_clip("sub/good.mp4", 25)
+    cut = make_clip("cut.mp4", 60, size=(128, 128), container_options={"movflags": "faststart"})
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    (tmp_path / "empty.mp4").write_bytes(b"")
+    (tmp_path / "page.mp4").write_text("<html>404</html>")
+    Image.new("RGB", (30, 30)).save(tmp_path / "a.png")
+    rows = [
+        make_row(id="good", prompt="<video><image>?", video="sub/good.mp4", image="a.png", meta={"max_frames": 4}),
+        make_row(id="text", prompt="Which?", line=3),
+        make_row(id="none", prompt="<video>", video="none.mp4"),
+        make_row(id="empty", prompt="<video>", video="empty.mp4"),
+        make_row(id="page", prompt="<video>", video="page.mp4"),
+        make_row(id="cut", prompt="<video>", video="cut.mp4"),
+        make_row(id="meta", prompt="<video>", video="sub/good.mp4", meta={"frame_cnts": [40]}),
+        make_row(id="tags", prompt="no tag", video="sub/good.mp4"),
+        make_row(id="score", solution="<answer> </answer>"),
+    ]
+    path = write_rows(rows, "data.jsonl")
+    with open(path, "a") as file:
+        file.write('{"id": \n')
+    return tmp_path
+
+
+def run(capsys, *argv):
+    capsys.readouterr()
+    code = main([str(arg) for arg in argv])
+    return code, capsys.readouterr().out
+
+
+def refused(capsys, *argv, code=2):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([str(arg) for arg in argv])
+    assert ended.value.code == code
+    return capsys.readouterr().err
+
+
+def test_check_finds_everything_and_harms_nothing_else(folder, capsys):
+    code, out = run(capsys, "check", folder / "data.jsonl", "--json")
+    report = json.loads(out)
+    assert code == 1
+    assert (report["records"], report["good"], report["bad"]) == (10, 2, 8)
+    assert report["bad_by_kind"] == {
+        "missing media": 1,
+        "empty media": 1,
+        "not a video": 1,
+        "cut short": 1,
+        "meta and clip disagree": 1,
+        "tags": 1,
+        "solution": 1,
+        "JSON": 1,
+    }
+    assert (report["clips"], report["images"], report["text_only"]) == (1, 1, 1)
+    assert report["frames_per_clip"]["max"] == 4
+    messages = "\n".join(problem["message"] for problem in report["problems"])
+    for place in (
+        "data.jsonl:10: not valid JSON",
+        "data.jsonl:3 (id none): ",
+        "data.jsonl:8: the prompt has 0 <video>",
+    ):
+        assert place in messages
+
+
+def test_check_counts_the_frame_settings_that_it_read(make_clip, write_rows, make_row, capsys):
+    make_clip("a.mp4", 60)
+    rows = [
+        make_row(prompt="<video>1", video="a.mp4", fps=2),
+        make_row(prompt="<video>2", video="a.mp4", nframes=16, meta={"video_start": 1}),
+        make_row(prompt="<video>3", video=["a.mp4"], fps=1),
+        make_row(prompt="<video>4", video="a.mp4", start=1, end=3),
+    ]
+    path = write_rows(rows)
+    report = json.loads(run(capsys, "check", path, "--json")[1])
+    assert report["frame_settings"] == {"fps": 2, "video_start": 1, "nframes": 1}
+    assert report["frames_per_clip"] == {"min": 4, "median": 12, "p95": 16, "max": 16}
+    out = run(capsys, "check", path)[1]
+    assert "frame settings read: fps of 2 records, video_start of 1 record, nframes of 1 record" in out
+    assert "start and end beside the turns bound no frames" in out
+
+
+def test_write_clean_gives_a_data_set_that_passes(folder, capsys):
+    code, out = run(capsys, "check", folder / "data.jsonl", "--write-clean", folder / "clean.json")
+    assert code == 1 and all(each in out for each in ("10 records, 2 good, 8 bad", "bad: cut short (1)", "what to do"))
+    code, out = run(capsys, "check", folder / "clean.json")
+    assert code == 0
+    assert "2 records, 2 good, 0 bad" in out
+    good, text = json.loads((folder / "clean.json").read_text())
+    assert (good["video"], good["meta"]) == ("sub/good.mp4", {"max_frames": 4})
+    assert text["line"] == 3, "keys that only rewards know are kept"
+
+
+def test_tokens_and_those_that_are_too_long(folder, tiny_checkpoint, capsys):
+    command = ("check", folder / "data.jsonl", "--json", "--model", tiny_checkpoint())
+    tokens = json.loads(run(capsys, *command)[1])["prompt_tokens"]
+    assert tokens["min"] < tokens["max"]
+    report = json.loads(run(capsys, *command, "--max_prompt_length", int(tokens["min"]))[1])
+    assert report["bad_by_kind"]["too long"] == 1
+    assert report["good"] == 1
+
+
+def test_what_would_be_lowered_to_fit(make_clip, write_rows, make_row, tiny_checkpoint, capsys):
+    make_clip("a.mp4", 50, size=(112, 112))
+    path = write_rows([make_row(id="clip", prompt="<video>", video="a.mp4"), make_row(id="text", prompt="a " * 80)])
+    flags = ("--model", tiny_checkpoint(), "--base_interval", 0.1, "--video_max_frames", 16)
+    free = json.loads(run(capsys, "check", path, "--json", *flags)[1])
+    longest = int(free["prompt_tokens"]["max"])  # of the clip: 8 pairs of 16 tokens
+    code, out = run(
+        capsys, "check", path, "--json", *flags, "--fit_frames", "--max_prompt_length", longest - 3 * 16 + 1
+    )
+    report = json.loads(out)
+    assert (code, report["fitted_prompts"], report["prompt_tokens"]["max"]) == (0, 1, longest - 3 * 16)
+    assert report["warnings"][0] == {"kind": "fewer frames to fit", "message": f"{path}[0] (id clip): 10 of 16 frames"}
+    assert [each["kind"] for each in report["warnings"][1:]] == ["no question", "text alone"]
+    assert "--fit_frames has no effect without" in refused(capsys, "check", path, "--fit_frames")
+    assert "without --max_prompt_length" in refused(capsys, "check", path, "--fit_frames", *flags)
+
+
+def test_repeated_questions_are_worth_a_look(write_rows, make_row, capsys):
+    path = write_rows([make_row(), make_row(), make_row(solution="(2) b")])
+    code, out = run(capsys, "check", path, "--json")
+    assert code == 0
+    first, second, _ = json.loads(out)["warnings"]
+    assert first["message"].endswith("data.json[1] asks the same as " + f"{path}[0] and has the same solution")
+    assert "but has another solution" in second["message"]
+
+
+def test_solutions_and_what_weights_come_to(write_rows, make_row, capsys):
+    small = write_rows([make_row(id=str(i)) for i in range(2)], "small.json")
+    large = write_rows([make_row(id=str(i), prompt=f"Which of {i}?") for i in range(8)], "large.json")
+    _, out = run(capsys, "check", f"{small}:0.3,{large}:0.7")
+    # 0.3 and 0.7 of ten records
+    assert "  1 solutions, 10 times " in out and f"  drawn in an epoch: 3 of {small}, 7 of {large}\n" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["check", "no_such_set"], 2, "no data set 'no_such_set'"),
+        (["check", "example", "--max_prompt_length", "5"], 2, "give --model"),
+        (["check", "example", "--columns", "x"], 2, "expected name=known"),
+        (["convert", "example", "out.parquet"], 2, "expected a name that ends in .json or .jsonl"),
+    ],
+)
+def test_bad_commands(argv, code, message, capsys):
+    assert message in refused(capsys, *argv, code=code)
+
+
+def test_what_is_worth_a_look_is_told_by_check_and_by_the_preview(
+    tmp_path, make_clip, write_rows, make_row, capsys, never_at_full_size
+):
+    make_clip("large.mp4", 4, size=(1280, 720))
+    row = make_row(prompt="<video>(1) a\n(2) b\n<answer>actions</answer>", video="large.mp4", meta={"fps": 25})
+    path = write_rows([row, row | {"A": "x", "B": "y"}])
+    code, out = run(capsys, "check", path)
+    assert code == 0
+    for said in (
+        "meta has fps, which change no frames",
+        "clips of 1280 x 720 pixels are seen at 196 x 112; --video_max_frame_pixels 100352 shows",
+    ):
+        assert said in out
+    assert f"(2 records, the first is {path}[0] (id data-0))" in out
+    assert "the options in the columns A, B are not in the prompt" in out
+    assert preview(["--out", str(tmp_path / "page.html"), str(path)]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("worth a look: clips of 1280 x 720 pixels are seen at 196 x 112") == 2
+    assert page.count("worth a look: the options in the columns A, B") == 1
+
+
+def test_check_names_every_key_that_nothing_reads(write_rows, make_clip, capsys):
+    make_clip("a.mp4")
+    keys = {f"key_{n}": n for n in range(9)}
+    rows = [{"question": "Which colour?", "answer": "red", "path": "a.mp4", "problem_type": "OCR", "line": 7} | keys]
+    path = write_rows(rows)
+    code, out = run(capsys, "check", path, "--reward_funcs", "by_problem_type")
+    assert code == 0
+    assert ", ".join(f"{key} (1 of 1)" for key in ("line", *keys)) in out, "all of them, on one line"
+    report = json.loads(run(capsys, "check", path, "--reward_funcs", "by_problem_type", "--json")[1])
+    assert report["unread_keys"] == dict.fromkeys(("line", *keys), 1)
+    assert (report["clips"], report["text_only"]) == (1, 0)
+
+
+def test_check_says_what_answers_count_from_and_that_spans_leave_the_clip(write_rows, make_clip, capsys):
+    make_clip("a.mp4")
+    rows = [{"question": f"Where {n}?", "answer": n, "options": ["left", "right"], "video": "a.mp4"} for n in (1, 2)]
+    code, out = run(capsys, "check", write_rows(rows), "--reward_funcs", "by_problem_type")
+    assert code == 0 and "count the options from 1" in out
+    spans = [
+        {"prompt": f"<video>{n}?", "solution": f"{n} to 500", "problem_type": "temporal grounding", "video": "a.mp4"}
+        for n in (1, 2)
+    ]
+    code, out = run(capsys, "check", write_rows(spans), "--reward_funcs", "by_problem_type")
+    assert code == 0 and "a span that ends after the clip (2 records" in out

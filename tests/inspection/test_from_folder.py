@@ -1,0 +1,229 @@
+"""A folder of clips as an engineer has it, answers as people write them, and the records made of both."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from qwenvl.commands.data import main
+from qwenvl.config.command_line import parse_args
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.errors import RecordError
+from qwenvl.demo.clips import QUESTION, make_labelled_folder
+from qwenvl.inspection.from_folder import answer_in, numbered, read_steps
+
+CLIPS = ["2_insert_fan/c1.mp4", "2_insert_fan/c2.MOV", "2_insert_fan/c10.mp4", "10_close-lid/c3.mkv"]
+STEPS = ("take the lid", "insert the fan, both sides", "fasten 10 mm screw", "pick-up")
+
+
+@pytest.fixture
+def folder(tmp_path, make_clip, monkeypatch) -> Path:
+    """Four clips in two folders, one beside them, and files that are no clips."""
+    for number, name in enumerate(CLIPS):
+        made = make_clip(f"made-{number}.mkv", 8 + number)
+        (tmp_path / "clips" / name).parent.mkdir(parents=True, exist_ok=True)
+        made.rename(tmp_path / "clips" / name)
+    (tmp_path / "clips/loose.mp4").write_bytes((tmp_path / "clips" / CLIPS[0]).read_bytes())
+    for name in ("notes.txt", "._c1.mp4", ".hidden/c4.mp4", "2_insert_fan/photo.jpg", "README"):
+        (tmp_path / "clips" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "clips" / name).write_text("x")
+    (tmp_path / "steps.txt").write_text("insert fan\nclose lid\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys, *argv: str) -> str:
+    assert main(["from-folder", *map(str, argv)]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *argv: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["from-folder", *map(str, argv)])
+    assert ended.value.code in (1, 2)
+    return capsys.readouterr().err
+
+
+def records(path: str = "clips/records.json"):
+    return load_dataset(path).records
+
+
+def test_a_table_is_written_filled_in_and_read(folder, capsys):
+    assert "wrote 5 clips to labels.csv" in run(capsys, "clips", "--write-labels", "labels.csv")
+    lines = Path("labels.csv").read_text().splitlines()
+    assert lines == ["clip,answer", *(f"{name}," for name in [*CLIPS, "loose.mp4"])]
+    answers = {CLIPS[0]: "1 2", CLIPS[1]: "insert fan; close lid", CLIPS[2]: "(2) Close Lid", CLIPS[3]: ""}
+    rows = [f"{clip};{answer and chr(34) + answer + chr(34)};A7" for clip, answer in answers.items()]
+    Path("labels.csv").write_text("\ufeffClip;Answer;Station\n" + "\n".join(rows), encoding="utf-8")
+    question = ("--question", "Which of {steps}\nhere?")
+    out = run(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt", *question)
+    assert "2 without an answer, left out:\n    10_close-lid/c3.mkv\n    loose.mp4" in out
+    assert "3 files that are no clips by their endings, left out: 1 .jpg, 1 .txt, 1 without an ending\n" in out
+    assert "2 hidden files, left out\n" in out
+    found = records()
+    assert [record.id for record in found] == CLIPS[:3], "numbers in names count by their value"
+    assert [Path(record.videos[0]) for record in found] == [folder / "clips" / name for name in CLIPS[:3]]
+    both = "<answer>(1) insert fan (2) close lid</answer>"
+    assert [record.solution for record in found] == [both, both, "<answer>(2) close lid</answer>"]
+    assert found[0].fields["Station"] == "A7"
+    assert found[0].messages[0].text.startswith("<video>\nWhich of (1) insert fan\n(2) close lid\nhere?\n")
+
+
+def test_answers_in_words_need_no_steps(folder, capsys):
+    Path("labels.tsv").write_text("answer\tclip\nscratch\tc1\nnone\tc2.MOV\n")
+    question = "Which defect? Answer as <answer>defect</answer>."
+    run(capsys, "clips", "--answers", "labels.tsv", "--question", question, "--out", "clips/defects.json")
+    found = records("clips/defects.json")
+    assert [(record.id, record.solution) for record in found] == [
+        (CLIPS[0], "<answer>scratch</answer>"),
+        (CLIPS[1], "<answer>none</answer>"),
+    ]
+    assert found[0].messages[0].text == "<video>\n" + question, "a question that says how to answer stays as it is"
+
+
+def test_the_question_of_the_demo_is_asked_as_its_model_knows_it(tmp_path, capsys):
+    make_labelled_folder(tmp_path / "mine", count=2)
+    mine = [str(tmp_path / "mine" / name) for name in ("clips", "labels.csv", "steps.txt", "question.txt")]
+    run(capsys, mine[0], "--answers", mine[1], "--steps", mine[2], "--question", mine[3], "--no-form")
+    for record in records(f"{mine[0]}/records.json"):
+        assert record.messages[0].text == f"<video>\n{QUESTION}"
+    asked = ("--question", "Answer as <answer>(1)</answer>. {steps}", "--no-form", "--out", "other.json")
+    assert "--no-form has no effect" in refused(capsys, mine[0], "--answers", mine[1], "--steps", mine[2], *asked)
+
+
+def test_every_bad_line_is_named(folder, capsys):
+    Path("labels.csv").write_text(
+        'clip,answer\nc4,1\nc1,3\nC1.mp4,1\nc1,2\n2_insert_fan\\c1.mp4,1\nc2,"insert fann"\nc3,1,2\nnotes.txt,1\n'
+    )
+    said = refused(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt")
+    for line in (
+        "8 lines of the table can't be used:",
+        "labels.csv:2: there is no clip 'c4'",
+        "labels.csv:3: '3' is no step: expected a number from 1 to 2",
+        "labels.csv:4: there is no clip 'C1.mp4'; did you mean c1.mp4 or ",
+        "labels.csv:5: 2_insert_fan/c1.mp4 is at labels.csv:3 too; a clip has one answer",
+        "labels.csv:7: 'insert fann' is no step: expected a number from 1 to 2",
+        "did you mean insert fan?",
+        "labels.csv:8: expected 2 cells as in the first line, got 3",
+        "labels.csv:9: there is no clip 'notes.txt'",
+    ):
+        assert line in said
+    assert not Path("clips/records.json").exists()
+
+
+def test_held_out_clips_are_others_and_stay_the_same(folder, capsys):
+    copies = "clip,answer\nloose,1\n" + "".join(f"{name},1\n" for name in CLIPS)
+    Path("labels.csv").write_text(copies)
+    argv = ("clips", "--answers", "labels.csv", "--steps", "steps.txt", "--overwrite", "--split")
+    sides = []
+    for share in ("0.2", "0.4", "0.7", "0.2"):
+        run(capsys, *argv, share)
+        train, held = ({record.id for record in records(f"clips/records{end}.json")} for end in ("", "_held_out"))
+        assert train | held == {*CLIPS, "loose.mp4"} and not train & held and train and held
+        sides.append(held)
+    assert sides[0] == sides[3] < sides[2]
+
+
+def test_the_next_commands_are_understood(folder, capsys):
+    Path("labels.csv").write_text("clip,answer\n" + "".join(f"{name},1\n" for name in CLIPS))
+    table = ("--answers", "labels.csv", "--steps", "steps.txt")
+    out = run(capsys, "clips", *table, "--split", "0.3", "--out", "my data/r.json")
+    assert "<think> </think>" in out and "<answer>(number) step" in out
+    check, preview, train = (shlex.split(line) for line in out.partition("next:\n")[2].strip().splitlines())
+    assert (check[:3], preview[:2]) == (["qwenvl", "data", "check"], ["qwenvl", "preview"])
+    assert check[3] == "my data/r.json,my data/r_held_out.json"
+    assert main(check[2:]) == 0
+    parsed = parse_args(train[2:])
+    assert (parsed.dataset_use, parsed.eval_dataset_use) == ("my data/r.json", "my data/r_held_out.json")
+    assert parsed.allow_outside_media, "the clips lie elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["nowhere", "--answers", "labels.csv"], "nowhere: expected a folder of clips"),
+        (["clips"], "one of the arguments --answers --write-labels is required"),
+        (["empty", "--answers", "labels.csv"], "no clips; expected files that end in"),
+        (["clips", "--answers", "folders"], "expected a .csv or .tsv file with the columns clip and answer; --write-l"),
+        (["clips", "--answers", "none.csv"], "none.csv"),
+        (["clips", "--answers", "labels.csv"], "give --steps"),
+        (["clips", "--answers", "labels.csv", "--question", "{steps}?"], "give --steps"),
+        (["clips", "--answers", "bad.csv"], "bad.csv:2: expected the columns clip and answer, and a clip"),
+        (["clips", "--answers", "taken.csv"], "taken.csv:2: the column 'video' has another meaning"),
+        (["clips", "--answers", "empty.csv", "--question", "?"], "no clip has an answer"),
+        (["clips", "--answers", "labels.csv", "--question", "?", "--split", "1"], "--split must be above 0"),
+        (["clips", "--write-labels", "new.csv", "--out", "a.json"], "--out has no effect with --write-labels"),
+        (["clips", "--write-labels", "labels.csv"], "labels.csv: is there already"),
+        (["clips", "--answers", "labels.csv", "--question", "?", "--out", "labels.csv"], "ends in .json"),
+        (["clips", "--answers", "labels.csv", "--question", "?", "--out", "there.json"], "pass --overwrite"),
+    ],
+)
+def test_what_is_refused(argv, message, folder, capsys):
+    Path("empty").mkdir()
+    Path("there.json").write_text("[]")
+    Path("labels.csv").write_text("clip,answer\nc1,1\n")
+    Path("bad.csv").write_text("file,label\nc1,1\n")
+    Path("taken.csv").write_text("clip,answer,video\nc1,1,2\n")
+    Path("empty.csv").write_text("clip,answer\nc1,\n")
+    assert message in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("written", "numbers"),
+    [
+        ("2", [2]),
+        ("1,3", [1, 3]),
+        ("1; 1;4", [1, 1, 4]),
+        ("(3) fasten 10 mm screw (1) Take the  lid.", [3, 1]),
+        ("<answer>(1) take the lid</answer>", [1]),
+        ("Insert the fan, both sides", [2]),
+        ("insert the fan, both sides; take the lid", [2, 1]),
+        ("take the lid, pick_up", [1, 4]),
+        ("1. take the lid; 3: fasten 10 mm screw", [1, 3]),
+        ("pick-up (1)", [4, 1]),
+        ("03 fasten 10 mm screw", [3]),
+    ],
+)
+def test_answers_come_out_in_one_form(written, numbers):
+    assert answer_in(STEPS, written) == " ".join(f"({n}) {STEPS[n - 1]}" for n in numbers)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("5", "'5' is no step: expected a number from 1 to 4"),
+        ("1 0", "'0' is no step"),
+        ("(2) take the lid", r"'\(2\) take the lid' is no step: .* or both that agree"),
+        ("tak the lid", "did you mean take the lid"),
+    ],
+)
+def test_what_is_no_step_is_refused(written, message):
+    with pytest.raises(ValueError, match=message):
+        answer_in(STEPS, written)
+
+
+def test_files_of_steps(tmp_path):
+    path = tmp_path / "steps.txt"
+    for text in (
+        "take the lid\n\n  insert  the fan \n",
+        "(1) take the lid\n2. insert the fan",
+        "\ufeff1: take the lid\n(2)insert the fan",
+    ):
+        path.write_text(text, encoding="utf-8")
+        assert numbered(read_steps(path)) == "(1) take the lid\n(2) insert the fan"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(1) a\n(3) b", r"steps.txt: expected step 2, got '\(3\) b'; number all steps from 1, or none"),
+        ("1. a\nb", "expected step 2, got 'b'"),
+        ("a\nA.", "steps 1 and 2 have the same name"),
+        ("a\nscrew (4) in", r"step 2, 'screw \(4\) in': \(number\) and < have a meaning in answers"),
+        ("\n", "at least one step"),
+    ],
+)
+def test_bad_files_of_steps(text, message, tmp_path):
+    (tmp_path / "steps.txt").write_text(text)
+    with pytest.raises(RecordError, match=message):
+        read_steps(tmp_path / "steps.txt")

@@ -1,0 +1,218 @@
+"""Labels with times: a table with several rows per clip, and folders of label files, made to records."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from qwenvl.commands.data import main
+from qwenvl.config.command_line import parse_args
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.media.open import open_clip
+from qwenvl.data.options import SampleOptions
+
+STEPS = "insert fan\nclose lid\n"
+
+
+@pytest.fixture
+def folder(tmp_path, make_clip, monkeypatch) -> Path:
+    """Two clips of 3 s, 30 frames each, and one without labels."""
+    (tmp_path / "clips").mkdir()
+    for name in ("a", "b", "c"):
+        make_clip("made.mp4", 30, fps=10).rename(tmp_path / "clips" / f"{name}.mp4")
+    (tmp_path / "steps.txt").write_text(STEPS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys, *argv: str) -> str:
+    assert main(["from-folder", "clips", *map(str, argv)]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *argv: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["from-folder", "clips", *map(str, argv)])
+    assert ended.value.code in (1, 2)
+    return capsys.readouterr().err
+
+
+def records(path: str = "clips/records.json"):
+    return load_dataset(path).records
+
+
+def solutions() -> list[str]:
+    return [record.solution.removeprefix("<answer>").removesuffix("</answer>") for record in records()]
+
+
+def test_a_table_of_spans_becomes_timelines(folder, capsys):
+    Path("spans.csv").write_text(
+        "Clip,Step,Start,End,station\na,2,1.5,0:03,A7\nb.mp4,close lid,0,1,A8\na,(1) insert fan,0,1.5,A7\n"
+    )
+    out = run(capsys, "--answers", "spans.csv", "--steps", "steps.txt")
+    assert "1 without an answer, left out:\n    c.mp4" in out and "2  (2) close lid" in out
+    found = records()
+    assert [record.id for record in found] == ["a.mp4", "b.mp4"]
+    assert solutions() == ["0.0-1.5 (1) insert fan\n1.5-3.0 (2) close lid", "0.0-1.0 (2) close lid"]
+    assert found[0].fields["timeline"] == [{"step": 1, "start": 0.0, "end": 1.5}, {"step": 2, "start": 1.5, "end": 3.0}]
+    assert (found[0].fields["duration"], found[0].fields["station"]) == (pytest.approx(3.0), "A7")
+    prompt = found[0].messages[0].text
+    assert "from when to when?\n(1) insert fan\n(2) close lid\n" in prompt and "<answer>start-end (number)" in prompt
+
+
+def test_the_next_commands_score_timelines(folder, capsys):
+    Path("spans.csv").write_text("clip,step,start,end\na,1,0,1\nb,2,0,1\n")
+    out = run(capsys, "--answers", "spans.csv", "--steps", "steps.txt", "--split", "0.5", "--out", "r.json")
+    check, _, train = (shlex.split(line) for line in out.partition("next:\n")[2].strip().splitlines())
+    assert main(check[2:]) == 0
+    parsed = parse_args(train[2:])
+    assert "timelines: the shortest span has 1.00 s; frames are up to" in capsys.readouterr().out
+    assert parsed.reward_funcs == ["format", "timeline_iou", "segment_f1"] and parsed.eval_dataset_use
+
+
+def test_without_steps_the_names_of_the_table_are_the_list(folder, capsys):
+    Path("spans.tsv").write_text("clip\tstep\tstart\tend\na\ttake_lid\t0\t1\na\tinsert fan\t1\t2\nb\tTake lid\t0\t2\n")
+    run(capsys, "--answers", "spans.tsv")
+    assert "(1) take lid\n(2) insert fan\n" in records()[0].messages[0].text
+    assert solutions() == ["0.0-1.0 (1) take lid\n1.0-2.0 (2) insert fan", "0.0-2.0 (1) take lid"]
+
+
+def test_columns_of_other_tools_are_renamed(folder, capsys):
+    Path("boris.csv").write_text("Media file name,Behavior,Start (s),Stop (s)\na.mp4,close lid,0.5,1\n")
+    columns = "Media file name=clip,Behavior=step,Start (s)=start,Stop (s)=end"
+    run(capsys, "--answers", "boris.csv", "--steps", "steps.txt", "--columns", columns)
+    assert solutions() == ["0.5-1.0 (2) close lid"]
+    Path("answers.csv").write_text("file;label\na;1\n")
+    again = ("--steps", "steps.txt", "--columns", "file=clip,label=answer", "--overwrite")
+    run(capsys, "--answers", "answers.csv", *again)
+    assert solutions() == ["(1) insert fan"]
+
+
+def test_a_decoder_that_began_in_another_working_folder_finds_the_clips(folder, capsys, monkeypatch):
+    with open_clip(str(folder / "clips/a.mp4"), timeout=SampleOptions.decode_timeout):
+        pass  # its process waits for the next clip
+    monkeypatch.chdir(folder / "clips")
+    Path("spans.csv").write_text("clip,step,start,end\na,1,0,1\n")
+    assert main(["from-folder", ".", "--answers", "spans.csv", "--steps", "../steps.txt"]) == 0
+    assert len(records("records.json")) == 1
+
+
+def test_a_label_for_each_frame(folder, capsys):
+    Path("labels").mkdir()
+    Path("labels/a.txt").write_text("SIL\n" * 5 + "insert_fan\n" * 10 + "close_lid\n" * 15)
+    Path("labels/b.txt").write_text("background\n" * 30)
+    out = run(capsys, "--answers", "labels", "--steps", "steps.txt")
+    assert solutions() == ["0.5-1.5 (1) insert fan\n1.5-3.0 (2) close lid"]
+    assert "SIL (1), background (1)" in out
+
+
+def test_ranges_of_frames_and_times(folder, capsys):
+    Path("labels").mkdir()
+    Path("labels/a.txt").write_text("1-5 SIL\n6-15 insert_fan\n16-30 close_lid\n")  # Breakfast
+    Path("labels/b.txt").write_text("0.25\t1.5\tinsert fan\n1.5\t2\tclose lid\n")  # Audacity
+    run(capsys, "--answers", "labels", "--steps", "steps.txt")
+    assert solutions() == [
+        "0.5-1.5 (1) insert fan\n1.5-3.0 (2) close lid",
+        "0.25-1.5 (1) insert fan\n1.5-2.0 (2) close lid",
+    ]
+
+
+def test_frames_of_a_table_are_those_of_the_clip_or_of_a_rate(folder, capsys):
+    Path("spans.csv").write_text("clip,step,start_frame,end_frame\na,1,0,9\n")  # the tenth is included
+    run(capsys, "--answers", "spans.csv", "--steps", "steps.txt")
+    assert solutions() == ["0.0-1.0 (1) insert fan"]
+    run(capsys, "--answers", "spans.csv", "--steps", "steps.txt", "--label_fps", "5", "--overwrite")
+    assert solutions() == ["0.0-2.0 (1) insert fan"]
+
+
+def test_every_bad_span_is_named(folder, capsys):
+    rows = ["d,1,0,1", "a,3,0,1", "a,1,2,1", "a,1,1,1", "a,1,0,3.5", "a,1,-1,1", "a,,0,1", "a,1,soon,2", "a,1,0,1,2"]
+    Path("spans.csv").write_text("clip,step,start,end\n" + "\n".join(rows))
+    said = refused(capsys, "--answers", "spans.csv", "--steps", "steps.txt")
+    for line in (
+        "9 spans can't be used",
+        "spans.csv:2: there is no clip 'd'",
+        "spans.csv:3: '3' is no step: expected a number from 1 to 2",
+        "spans.csv:4: the span from 2.0 to 1.0 s ends before it starts",
+        "spans.csv:5: the span from 1.0 to 1.0 s is empty",
+        "spans.csv:6: the span from 0.0 to 3.5 s ends after the clip, which has 3.0 s",
+        'spans.csv:7: start: expected seconds, such as 7.5 or 0:07.5, got string "-1"',
+        "spans.csv:8: expected clip, step, start and end, got none for step",
+        "spans.csv:9: start: expected seconds",
+        "spans.csv:10: expected 4 cells",
+    ):
+        assert line in said, said
+    assert not Path("clips/records.json").exists()
+
+
+def test_exports_of_label_studio(folder, capsys):
+    frames = {"ranges": [{"start": 6, "end": 15}], "timelinelabels": ["insert fan"]}
+    seconds = {"start": 1.5, "end": 3, "channel": 0, "labels": ["close lid"]}
+    results = [
+        [{"type": "timelinelabels", "value": frames}, {"type": "choices", "value": {"choices": ["good"]}}],
+        [{"type": "labels", "value": seconds}],
+    ]
+    clips = ["/data/upload/1/0a1b2c3d-a.mp4", "/data/local-files/?d=station/b.mp4"]
+    tasks = [
+        {"data": {"video": clip}, "annotations": [{"was_cancelled": True, "result": []}, {"result": result}]}
+        for clip, result in zip(clips, results, strict=True)
+    ]
+    Path("export.json").write_text(json.dumps(tasks))
+    run(capsys, "--answers", "export.json", "--steps", "steps.txt")
+    assert solutions() == ["0.5-1.5 (1) insert fan", "1.5-3.0 (2) close lid"]
+    run(capsys, "--answers", "export.json", "--steps", "steps.txt", "--label_fps", "5", "--overwrite")
+    assert solutions()[0] == "1.0-3.0 (1) insert fan"
+
+
+def test_an_export_of_another_kind_is_refused(folder, capsys):
+    for text, message in (("{", "not valid JSON"), ("{}", "list of tasks"), ('[{"data": 3}]', r"export.json[0]: ")):
+        Path("export.json").write_text(text)
+        assert message in refused(capsys, "--answers", "export.json", "--steps", "steps.txt")
+
+
+EAF = """<?xml version="1.0" encoding="UTF-8"?><ANNOTATION_DOCUMENT>
+<HEADER TIME_UNITS="milliseconds"><MEDIA_DESCRIPTOR MEDIA_URL="file:///home/me/a.mp4" MIME_TYPE="video/mp4"/></HEADER>
+<TIME_ORDER><TIME_SLOT TIME_SLOT_ID="t1" TIME_VALUE="0"/><TIME_SLOT TIME_SLOT_ID="t2" TIME_VALUE="1250"/>
+<TIME_SLOT TIME_SLOT_ID="t3"/></TIME_ORDER>
+<TIER TIER_ID="steps"><ANNOTATION><ALIGNABLE_ANNOTATION ANNOTATION_ID="a1" TIME_SLOT_REF1="t1" TIME_SLOT_REF2="t2">
+<ANNOTATION_VALUE>insert fan</ANNOTATION_VALUE></ALIGNABLE_ANNOTATION></ANNOTATION></TIER></ANNOTATION_DOCUMENT>"""
+
+
+def test_files_of_elan(folder, capsys):
+    Path("x.eaf").write_text(EAF)
+    run(capsys, "--answers", "x.eaf", "--steps", "steps.txt")
+    assert solutions() == ["0.0-1.25 (1) insert fan"]
+    Path("labels").mkdir()
+    Path("labels/one.eaf").write_text(EAF)
+    Path("labels/b.txt").write_text("close_lid\n" * 30)
+    run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite")
+    assert solutions() == ["0.0-1.25 (1) insert fan", "0.0-3.0 (2) close lid"]
+    Path("x.eaf").write_text(EAF.replace('REF2="t2"', 'REF2="t3"'))
+    assert "x.eaf[a1]: expected two time slots" in refused(capsys, "--answers", "x.eaf", "--steps", "steps.txt")
+
+
+@pytest.mark.parametrize(
+    ("files", "argv", "message"),
+    [
+        ({"s.csv": "clip,step,start,end\na,1,0,1\n"}, [], "s.csv:2: '1' is a number; give the names"),
+        ({"s.csv": "clip,step,start,end\na,lid (2),0,1\n"}, [], "s.csv:2: 'lid (2)'"),
+        ({"s.csv": "clip,step,start_frame,end_frame\na,1,0,40\n"}, ["--steps", "steps.txt"], "s.csv:2: frame 41 is"),
+        ({"s.csv": "clip,step,start_frame,end_frame\na,1,0,9.5\n"}, ["--steps", "steps.txt"], "s.csv:2: end_frame"),
+        ({"s.csv": "clip,step,start,end\na,turn 2-3 times,0,1\n"}, [], "s.csv: step 1, 'turn 2-3 times'"),
+        ({"s.csv": "clip,step,start,end,id\na,lid,0,1,3\n"}, [], "the column 'id' has another meaning"),
+        ({"s.csv": "clip,step,start,end,who\na,lid,0,1,x\na,lid,1,2,y\n"}, [], "s.csv:3: the column 'who'"),
+        ({"s.csv": "clip,answer\na,1\n"}, ["--steps", "steps.txt", "--label_fps", "5"], "--label_fps has no effect"),
+        ({"s.csv": "clip,step,start,end\na,lid,0,1\n"}, ["--label_fps", "0"], "--label_fps must be above 0"),
+        ({"s.csv/x.txt": "lid\n"}, [], "no label of a clip in it; expected files such as a.txt"),
+        ({"s.csv/a.txt": "lid\n\nlid\n"}, [], "a.txt:2: expected a label for each frame"),
+        ({"s.csv/a.txt": "1-5 lid\nlid\n"}, [], "a.txt:2: expected a span like that of line 1"),
+        ({"s.csv/a.txt": "0-5 lid\n"}, [], "a.txt:1: a span begins before the first frame"),
+        ({"s.csv/a.txt": "lid\n" * 40}, [], "a.txt:1: frame 40 is beyond the clip"),
+    ],
+)
+def test_what_is_refused(files, argv, message, folder, capsys):
+    for name, text in files.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    assert message in refused(capsys, "--answers", "s.csv", *argv)

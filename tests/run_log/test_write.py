@@ -1,0 +1,194 @@
+"""The folder of a report: its data, its summary, and that it is a function of the run alone."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.report.runs import SCAN, group
+
+from qwenvl.commands.report import main
+from qwenvl.inspection.run_report import make_report
+from qwenvl.run_log.log import RunLog, RunLogError
+from qwenvl.run_log.report import pages
+from qwenvl.run_log.report.write import changed_settings, facts_of
+from qwenvl.run_log.run import read_runs
+
+
+def told(path: Path) -> Iterator:
+    """The arguments with which a data file calls the page."""
+    call = re.fullmatch(r"report\.\w+\((.*)\);\n", path.read_text(), flags=re.DOTALL)
+    yield from json.loads(f"[{call[1]}]")
+
+
+@pytest.fixture
+def report(make_run, capsys):
+    """The folder of a report of the run ``sop``."""
+    run = make_run()
+    assert main([str(run)]) == 0 and capsys.readouterr().out.startswith(f"wrote {run / 'report' / 'index.html'}; open")
+    return run / "report"
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_same_run_gives_the_same_bytes(report, make_run):
+    before = files_of(report)
+    assert main([str(report.parent)]) == 0
+    assert files_of(report) == before
+
+
+def test_nothing_of_the_page_comes_from_a_network(report):
+    for name, data in files_of(report).items():
+        urls = set(re.findall(rb"https?://[^\"' )]+", data)) - {b"http://www.w3.org/2000/svg"}
+        assert not urls, f"{name}: {urls}"
+
+
+def test_the_index_has_a_row_for_each_group(report):
+    number, index = told(report / "data" / "run-0" / "index.js")
+    columns = index["columns"]
+    assert number == 0
+    assert [index["splits"][n] for n in columns["split"]] == ["eval", "train", "train", "train", "train", "eval"]
+    assert columns["step"] == [0, 1, 1, 2, 2, 2] and columns["size"] == [1, 4, 4, 4, 4, 1]
+    assert columns["mean"] == [0.4, 0.25, 0, 0.875, 1, 0.6]
+    assert (columns["low"][1], columns["high"][1]) == (0, 0.5)
+    assert index["records"] == [
+        ["held", "data/held.json[0]", 0],
+        ["17", "data/sop.json[17]", 1],
+        ["18", "data/more.jsonl:3", 2],
+    ]
+    assert index["datasets"] == ["held", "sop", "more"] and index["rewards"] == ["format", "accuracy"]
+    assert index["parts"]["accuracy"] == [1, 0.25, 0, 0.875, 1, 1]
+    assert {len(column) for column in columns.values()} == {6}
+
+
+def test_a_page_has_the_texts_and_the_answers(report):
+    _, _, groups = told(report / "data" / "run-0" / "page-0.js")
+    shown = groups[1]
+    assert (shown["id"], shown["step"], shown["rewards"]) == ("17", 1, ["format", "accuracy"])
+    assert shown["clips"][0]["times"] == [0, 1, 2] and shown["clips"][0]["segments"] == [0, 0, 1]
+    wrong = shown["rows"][0]
+    assert (wrong["answer"], shown["truth"]) == ("(0)", "(2) insert the fan")
+    assert (wrong["total"], wrong["advantage"], wrong["end"], wrong["tokens"]) == (0, -0.25, "stop", 12)
+
+
+def test_groups_are_spread_over_pages(make_run, monkeypatch):
+    monkeypatch.setattr(pages, "PAGE_BYTES", 1000)
+    run = make_run()
+    folder = make_report([run], run / "report").folder / "data" / "run-0"
+    _, index = told(folder / "index.js")
+    columns = index["columns"]
+    assert max(columns["page"]) > 1
+    for n, (page, place) in enumerate(zip(columns["page"], columns["place"], strict=True)):
+        _, number, groups = told(folder / f"page-{page}.js")
+        assert number == page and groups[place]["step"] == columns["step"][n]
+        assert groups[place]["id"] == index["records"][columns["record"][n]][0]
+    monkeypatch.setattr(pages, "PAGE_BYTES", 10**6)
+    make_report([run], run / "report")
+    assert [path.name for path in folder.glob("page-*")] == ["page-0.js"], "pages of the earlier report are gone"
+
+
+def test_texts_cannot_break_out_of_their_script(make_run):
+    text = "</script><script>alert(1)</script>\u2028<answer>`${1}`</answer>"
+    run = make_run(rollouts=group([0.0, 1.0], [text, text]))
+    _, _, groups = told(make_report([run], run / "report").folder / "data" / "run-0" / "page-0.js")
+    assert groups[0]["rows"][0]["text"] == text
+    assert (run / "report" / "data" / "run-0" / "page-0.js").read_bytes().isascii()
+
+
+def test_the_summary_says_the_same_in_numbers(report):
+    facts = json.loads((report / "summary.json").read_text())
+    [run] = facts["runs"]
+    assert (run["run"], run["steps"], run["finished"], facts["differing_settings"]) == ("sop", 2, 2, {})
+    evaluation = run["evaluations"]["eval"]
+    assert evaluation["first"] == {"step": 0, "reward": 0.4, "ci95": 0.1, "n": 30}
+    assert evaluation["last"] == evaluation["best"] == {"step": 2, "reward": 0.6, "ci95": 0.1, "n": 30}
+    trend = {"first": 0.25, "last": 0.75, "change": 0.5, "ci95": None, "verdict": "short"}
+    assert run["trends"]["reward/total"] == trend and run["seconds_per_step"] == {"time/sample_s": 3.0}
+    counted = {"trained": 4, "dropped": 0, "completions": 16, "equal": 2, "truncated": 0, "suspected": 2}
+    assert run["groups"] == counted
+
+
+def test_dropped_groups_and_those_of_other_processes_are_counted(make_run, tmp_path):
+    run = make_run(rollouts=[*group([0.0, 1.0]), *group([1.0, 1.0], dropped=True, **SCAN)])
+    RunLog(run, rank=1, world_size=2).log_rollouts(group([0.0, 1.0], record_id="other", step=2))
+    groups = make_report([run], tmp_path / "out").summary["runs"][0]["groups"]
+    assert (groups["trained"], groups["dropped"], groups["equal"], groups["completions"]) == (2, 1, 0, 4)
+
+
+def test_two_runs_are_laid_over_each_other(make_run, tmp_path):
+    first = make_run("first", eval_steps=10)
+    second = make_run("second", learning_rate=5e-6, metrics=[(1, {"loss": 0.0, "reward/total": 0.5})], finished=0)
+    assert main([str(first), str(second), "--out", str(tmp_path / "both")]) == 0
+    [curves] = told(tmp_path / "both" / "data" / "curves.js")
+    assert curves["runs"] == ["first", "second"]
+    [total] = [each for each in curves["sections"]["learning"] if each["metric"] == "reward/total"]
+    assert [(each["run"], each["steps"], each["values"]) for each in total["curves"]] == [
+        (0, [1, 2], [0.25, 0.75]),
+        (1, [1], [0.5]),
+    ]
+    differing = json.loads((tmp_path / "both" / "summary.json").read_text())["differing_settings"]
+    assert differing == {"learning_rate": [1e-6, 5e-6], "eval_steps": [10, None]}
+    page = (tmp_path / "both" / "index.html").read_text()
+    assert "<td>5e-06</td>" in page and "not finished" in page and "learning_rate" in page
+    assert main([str(first), "--out", str(tmp_path / "both")]) == 0
+    assert not (tmp_path / "both" / "data" / "run-1").exists()
+
+
+def test_the_facts_of_a_run(make_run, tmp_path):
+    launch = {"command": "qwenvl train run.yaml", "started": "2026-11-21 09:12:44", "hardware": "8 CPU cores"}
+    settings = {"model_name_or_path": "org/base", "dataset_use": "sop.json", "grpo_sample_size": 8, "grpo_beta": 0.04}
+    run = make_run(**settings)
+    RunLog(run).write_config(settings, launch)
+    [read] = read_runs([run])
+    rows = {name: values for name, values in facts_of([read])}
+    assert (rows["model"], rows["training data"]) == (["org/base"], ["sop.json"])
+    assert rows["versions"][0].startswith("python 3.")
+    assert {name: rows[name] for name in launch} == {name: [value] for name, value in launch.items()}
+    assert "held-out data" not in rows  # it has none
+    assert changed_settings([read], {"grpo_sample_size": 4, "grpo_beta": 0.04}) == [("grpo_sample_size", "4", ["8"])]
+    page = make_report([run], tmp_path / "out").page.read_text()
+    assert "8 CPU cores" in page and "<th>grpo_sample_size</th><td>8</td>" in page
+
+
+def test_a_flag_that_is_gone_names_its_replacement(make_run, capsys):
+    with pytest.raises(SystemExit):
+        main([str(make_run()), "--serve", "9000"])
+    assert "unknown flag serve; use qwenvl report again" in capsys.readouterr().err
+
+
+def test_runs_are_named_by_what_tells_them_apart(make_run):
+    folders = [make_run("a/one"), make_run("b/one"), make_run("c/run")]
+    assert [run.name for run in read_runs(folders)] == ["a/one", "b/one", "c/run"]
+    assert [run.name for run in read_runs(folders[:1])] == ["one"]
+    assert [run.name for run in read_runs(folders[2:])] == ["c/run"]
+    with pytest.raises(RunLogError, match="given twice"):
+        read_runs([folders[0], folders[0]])
+
+
+def test_what_is_no_run_and_what_is_no_report(tmp_path, make_run, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert "run.json: no such file; is" in capsys.readouterr().err
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("")
+    assert main([str(make_run()), "--out", str(tmp_path / "mine")]) == 2
+    assert capsys.readouterr().err.endswith("mine: holds something that is no report; give another folder with --out\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "run.json").write_text("[]")
+    assert main([str(tmp_path / "empty")]) == 2
+    assert 'expected an object with "config"' in capsys.readouterr().err
+    assert main([str(make_run()), "--out", "/proc/report"]) == 2  # where root can't make a folder either
+    assert re.fullmatch(
+        r"qwenvl report: /proc/report\S*: .*; give another folder with --out\n", capsys.readouterr().err
+    )
+
+
+def test_three_runs_share_a_table(make_run, tmp_path):
+    runs = [make_run("first"), make_run("second", metrics=[(1, {"loss": 0.0})], finished=0), make_run("third")]
+    page = make_report(runs, tmp_path / "report").page.read_text()
+    text = " ".join(re.sub(r"<[^>]+>", " ", page).split())
+    assert "3 runs run steps held-out reward reward in training KL equal rewards s a step warnings" in text
+    assert "first 2 0.6 ± 0.1 0.75 0.01 50 % 3 none" in text
+    assert "second 1, not finished – – – 50 % 0 none" in text
