@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.report.runs import LOOKED, REFUSED
 
 from qwenvl.cli import main as qwenvl
 from qwenvl.commands.try_model import as_text
@@ -19,6 +18,7 @@ from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.types import Turn
 from tests.evaluate.made import LETTERS
 from tests.made_clips import write_clip
+from tests.run_log.runs import LOOKED, REFUSED
 
 QUESTION = "Which steps? (1) pick (2) insert"
 

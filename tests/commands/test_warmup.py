@@ -4,12 +4,12 @@ import json
 import re
 
 import pytest
-from tests.report.runs import rollout
 from transformers import AutoModelForImageTextToText
 
 from qwenvl.commands.train import main as train
 from qwenvl.commands.warmup import main
 from qwenvl.run_log.log import RunLog, read_config, read_metrics
+from tests.run_log.runs import rollout
 from tests.train.conftest import PROMPT, turns
 
 

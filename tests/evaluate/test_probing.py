@@ -4,7 +4,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.report.runs import rollout
 
 from qwenvl.config.command_line import parse_args
 from qwenvl.evaluate.probing import next_command, numbers_of, verdict, worth_of_looks
@@ -16,6 +15,7 @@ from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.run_log.health import Finding
 from qwenvl.types import BadSample, FrameInfo, Message, Record
+from tests.run_log.runs import rollout
 
 THOUGHT = "<think>a</think><answer>1</answer>"
 QUESTION = {"model": "model", "data": "data", "samples": 4, "group_size": 2}

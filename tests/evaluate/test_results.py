@@ -5,12 +5,12 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from tests.report.runs import LOOKED, REFUSED
 
 from qwenvl.evaluate.results import PASSES, equal_chance, pass_at_k, results_of, share_interval, table
 from qwenvl.grpo.diagnostics import clustered_interval
 from qwenvl.types import Turn
 from tests.evaluate.made import sample
+from tests.run_log.runs import LOOKED, REFUSED
 
 
 def scored(doc_id, values, model="base", control="none", answers=None, **changes):

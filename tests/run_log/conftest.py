@@ -1,9 +1,9 @@
 """Run folders."""
 
 import pytest
-from tests.report.runs import METRICS, ROLLOUTS
 
 from qwenvl.run_log.log import RunLog
+from tests.run_log.runs import METRICS, ROLLOUTS
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ import math
 from pathlib import Path
 
 import pytest
-from tests.report.runs import group
 
 from qwenvl.run_log.health import findings, history_of
 from qwenvl.run_log.report.pages import grouped, row_of
 from qwenvl.run_log.report.write import warnings
 from qwenvl.run_log.run import Run
+from tests.run_log.runs import group
 
 STEPS = range(1, 61)
 

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from tests.report.runs import LOOKED, rollout
 
 from qwenvl.run_log.log import (
     AS_IT_IS,
@@ -21,6 +20,7 @@ from qwenvl.run_log.log import (
 )
 from qwenvl.types import FrameInfo
 from tests.evaluate.made import sample
+from tests.run_log.runs import LOOKED, rollout
 
 
 def test_metrics_come_back(tmp_path):

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from tests.report.runs import ROLLOUTS, group, rollout
 
 from qwenvl.grpo.diagnostics import equal_groups
 from qwenvl.run_log.report.pages import (
@@ -19,6 +18,7 @@ from qwenvl.run_log.report.pages import (
     marks,
     suspicions,
 )
+from tests.run_log.runs import ROLLOUTS, group, rollout
 
 
 def test_rows_of_one_prompt_make_a_group():

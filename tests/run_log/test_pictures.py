@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from PIL import Image
-from tests.report.runs import group
 
 from qwenvl.commands.report import main
 from qwenvl.data.media.open import open_clip
@@ -11,6 +10,7 @@ from qwenvl.inspection.pictures import COLUMNS, WIDTH, make_pictures
 from qwenvl.inspection.run_report import add_pictures, make_report
 from qwenvl.run_log.report.pages import Strip
 from qwenvl.types import FrameInfo
+from tests.run_log.runs import group
 
 
 @pytest.fixture

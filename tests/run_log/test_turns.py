@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from tests.report.runs import CALL, LOOK, LOOKED, REFUSED, group
-from tests.report.test_evaluation import facts, samples, score
 
 from qwenvl.inspection.run_report import add_pictures, make_report, read_answer
 from qwenvl.run_log.log import EvaluationLog
 from qwenvl.run_log.report.evaluation import write_evaluation
 from qwenvl.types import FrameInfo, Turn
+from tests.run_log.runs import CALL, LOOK, LOOKED, REFUSED, group
+from tests.run_log.test_evaluation import facts, samples, score
 
 TURNS = "document.querySelector('[data-sample=\"0\"] .turns')"
 STYLES = "[...document.querySelectorAll('{}')].map(each => [each.style.left, each.style.right])"

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.report.runs import SCAN, group
 
 from qwenvl.commands.report import main
 from qwenvl.inspection.run_report import make_report
@@ -14,6 +13,7 @@ from qwenvl.run_log.log import RunLog, RunLogError
 from qwenvl.run_log.report import pages
 from qwenvl.run_log.report.write import changed_settings, facts_of
 from qwenvl.run_log.run import read_runs
+from tests.run_log.runs import SCAN, group
 
 
 def told(path: Path) -> Iterator:

@@ -2,10 +2,9 @@
 
 import re
 
-from tests.report.runs import rollout
-
 from qwenvl.run_log.log import Rollout, read_rollouts
 from qwenvl.train.callbacks import group_lines
+from tests.run_log.runs import rollout
 
 NASTY = [
     "[bold]not markup[/bold] [/red] {curly} %s",

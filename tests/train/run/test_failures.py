@@ -123,7 +123,7 @@ def test_checkpoints_of_weights_alone_are_named(tmp_path):
         folder.mkdir()
         (folder / "model.safetensors").touch()
         seal(folder)
-    said = explanation(EngineLostError("no server samples any more"), tmp_path)
+    said = explanation(EngineLostError("no server samples any more"), tmp_path, how_to_go_on)
     assert f"--start_from_weights {tmp_path}/checkpoint-2" in said and "--resume_from_checkpoint" not in said
 
 
