@@ -12,7 +12,7 @@ from qwenvl.config.command_line import parsed, split_file
 from qwenvl.config.flags import FLAG_GROUPS, USUAL, FlagParser, settings_class, wants_help
 from qwenvl.console import ends_at_ctrl_c, say
 from qwenvl.option import Options, option
-from qwenvl.plan.memory import Phase, amount, estimate, fullest, memory_lines, remedies
+from qwenvl.plan.memory import RESERVED, Phase, amount, estimate, fullest, memory_lines, remedies, reserved
 from qwenvl.plan.sizes import Engine, Job, ModelWeights, Shapes
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ PURPOSE = (
     "model's config.json and processor, and the headers of media. It needs neither weights nor a GPU."
 )
 SHARE = 0.9
-"""The share of a GPU's memory that a run may take. The driver and gaps between allocations take the remainder."""
+"""The share of a GPU's memory that PyTorch may reserve. The driver, CUDA's context and libraries take the remainder."""
 
 
 @dataclass
@@ -56,16 +56,21 @@ class Plan(NamedTuple):
     left_out: int  # records whose prompts are too long
     case: tuple[Shapes, ModelWeights, Job]  # a step with the longest prompt
     phases: list[Phase]  # the memory of that step
-    room: float  # bytes that it may take
+    room: float  # bytes that PyTorch may reserve for it
 
     def length(self, share: float) -> PromptLength:
         """The quantile of this share, 1.0 for the largest prompt."""
         return self.lengths[min(len(self.lengths) - 1, int(share * len(self.lengths)))]
 
     @property
+    def reserved(self) -> int:
+        """Bytes that PyTorch reserves at the fullest moment, more than its tensors take."""
+        return reserved(fullest(self.phases).total)
+
+    @property
     def fits(self) -> bool:
         """Whether a step fits as it is."""
-        return fullest(self.phases).total <= self.room
+        return self.reserved <= self.room
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,7 +139,7 @@ def plan_of(settings: Any, options: PlanOptions) -> Plan:
 
 def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
     """The plan as text."""
-    job, peak = plan.case[-1], fullest(plan.phases).total
+    job = plan.case[-1]
     median, most, longest = (plan.length(share) for share in (0.5, 0.95, 1.0))
     yield f"prompts of {len(plan.lengths):,} records: {median.tokens:,} tokens (median), {most.tokens:,} (95 %), " + (
         f"{longest.tokens:,} (largest, {longest.vision:,} of them vision)"
@@ -144,12 +149,16 @@ def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
     yield f"memory of a step with the largest prompts, {job.group} completions of {job.length} tokens each:"
     yield from (f"  {line}" for line in memory_lines(plan.phases))
     verdict = "fits" if plan.fits else "does not fit"
-    yield f"It {verdict}: {amount(peak)} of {amount(plan.room)}, nine tenths of {options.gpu_memory:g} GB"
+    more = f"{RESERVED - 1:.0%} more than tensors take"
+    yield (
+        f"It {verdict}: PyTorch reserves {amount(plan.reserved)}, {more}, of {amount(plan.room)}, nine tenths of "
+        f"{options.gpu_memory:g} GB"
+    )
     if found := list(remedies(*plan.case)):
-        yield "What lowers it, one after the other, the cheapest first:"
+        yield "What lowers what is reserved, one after the other, the cheapest first:"
     for flags, costs, lower in found:
-        fits = ", which fits" if lower <= plan.room else ""
-        yield f"  {flags} gives {amount(lower)}{fits}; it costs {costs}"
+        fits = ", which fits" if reserved(lower) <= plan.room else ""
+        yield f"  {flags} gives {amount(reserved(lower))}{fits}; it costs {costs}"
     yield "Plan again with --lora_enable, a smaller --grpo_sample_size or --gpus 8 --engine zero3 to see their savings"
 
 

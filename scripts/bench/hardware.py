@@ -1,4 +1,4 @@
-"""The GPU memory of a step by model, computed by `qwenvl plan`: the table of the README.
+"""The GPU memory that PyTorch reserves for a step, by model, computed by `qwenvl plan`: the table of the README.
 
     python scripts/bench/hardware.py
 
@@ -22,7 +22,6 @@ from gpu import SHAPES
 from qwenvl.commands.plan import plan_of, request_of
 from qwenvl.demo.clips import encode
 from qwenvl.demo.tiny import make_processor
-from qwenvl.plan.memory import fullest
 
 NAMES = {
     "3b": "Qwen2.5-VL-3B",
@@ -62,10 +61,10 @@ def save_shape(name: str, folder: Path) -> Path:
 
 
 def planned(checkpoint: Path, flags: str) -> float:
-    """GB that a step takes on each GPU."""
+    """GB that PyTorch reserves for a step on each GPU."""
     data = checkpoint.parent / "data.json"
     words = f"--model {checkpoint} --dataset_use {data} --gpu_memory 1000 {FLAGS} {flags}"
-    return fullest(plan_of(*request_of(words.split())).phases).total / 1e9
+    return plan_of(*request_of(words.split())).reserved / 1e9
 
 
 def cell(gigabytes: float) -> str:
