@@ -1,7 +1,7 @@
 "use strict";
 // The records of an evaluation: a list, and the record that is chosen, with the answers of all models.
 
-const NO_ANSWER = 1, CUT = 2; // as qwenvl/report/evaluation.py has them
+const NO_ANSWER = 1, CUT = 2; // as qwenvl/run_log/report/evaluation.py has them
 const AS_IT_IS = "none";
 // Each jump: its title, which records it keeps, and how it orders them (a smaller key comes first). The last model is
 // the one that is asked about, the first the one that it is compared with.

@@ -1,7 +1,7 @@
 "use strict";
 // Which groups are shown, and in which order. Functions of the index and of the filters alone.
 
-const EQUAL = 1, TRUNCATED = 2, REPEATED = 4, SUSPECT = 8, UNSCORED = 16, DROPPED = 32; // as qwenvl/report/groups.py has them
+const EQUAL = 1, TRUNCATED = 2, REPEATED = 4, SUSPECT = 8, UNSCORED = 16, DROPPED = 32; // as qwenvl/run_log/report/pages.py has them
 
 const MARKS = [
   [SUSPECT, "suspected hacking", "many completions have the form and nothing right, or repeat a wrong text"],
