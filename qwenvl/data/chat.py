@@ -105,7 +105,9 @@ def check_template_arguments(processor: ProcessorMixin, arguments: Mapping[str, 
             raise ValueError(f"--chat_template_kwargs {name} has no effect: the model's chat template does not read it")
 
 
-def render_end(processor: ProcessorMixin, record: Record, sentence: str, arguments: Mapping[str, Any]) -> str:
+def render_end(
+    processor: ProcessorMixin, record: Record, sentence: str, arguments: Mapping[str, Any]
+) -> str:
     """Return the text behind the last image or clip of a prompt whose question a sentence follows on its own line.
 
     Args:

@@ -36,7 +36,9 @@ def frames(record: Record, count: int | None = None) -> Record:
     """The record with ``count`` frames of each clip, 32 by default, evenly spaced over its span."""
     most = count or 32
     evenly = tuple(
-        replace(meta or ClipMeta(), min_frames=most, max_frames=most, dynamic_sample=False, video_fps=None, count=None)
+        replace(
+            meta or ClipMeta(), min_frames=most, max_frames=most, dynamic_sample=False, video_fps=None, count=None
+        )
         for meta in record.clip_meta
     )
     return replace(record, clip_meta=evenly)

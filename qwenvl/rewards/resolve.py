@@ -125,7 +125,9 @@ def check_names(reward_funcs: Sequence[str], external_plugins: Sequence[str] = (
             raise RewardError(_no_such(name, [*TABLE, *plugins]))
 
 
-def resolve(each: Named, settings: Any = None, plugins: Mapping[str, Any] | None = None) -> RewardFunction:
+def resolve(
+    each: Named, settings: Any = None, plugins: Mapping[str, Any] | None = None
+) -> RewardFunction:
     """The reward function that a user named or gave, with its arguments.
 
     Args:

@@ -40,7 +40,9 @@ from qwenvl.types import RolloutBatch
 class LocalEngine:
     """Samples from the model that is being trained, in eval mode and without gradient, and leaves it as it was."""
 
-    def __init__(self, tokenizer, model: nn.Module, *, token_budget: int | None = None, turn_end: int | None = None):
+    def __init__(
+        self, tokenizer, model: nn.Module, *, token_budget: int | None = None, turn_end: int | None = None
+    ):
         """
         Args:
             tokenizer: decodes completions. Its pad token fills finished rows.

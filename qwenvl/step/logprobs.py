@@ -76,7 +76,9 @@ class Logprobs:
         extras: Extras | None = None,
     ) -> Likelihood:
         """N x T log-probs and entropies of a model on the policy's prompts, with gradient in grad mode."""
-        return self.likelihood.of_rollout(model, experience.prompts, experience.rollout, entropy=entropy, extras=extras)
+        return self.likelihood.of_rollout(
+            model, experience.prompts, experience.rollout, entropy=entropy, extras=extras
+        )
 
     def of_reference(self, experience: Experience) -> Tensor | None:
         """N x T log-probs of the reference. None without a KL term. With ``kl_in_reward`` they are known already."""
@@ -104,7 +106,9 @@ class Logprobs:
         taught = None
         if self.teacher is not None and scores is not None:
             taught = self.teacher.advantages(experience, scores, policy, old, step.meter)
-        return FixedLogprobs(old=old, old_is_sampler=from_sampler, reference=reference, teacher=scores, taught=taught)
+        return FixedLogprobs(
+            old=old, old_is_sampler=from_sampler, reference=reference, teacher=scores, taught=taught
+        )
 
     def _probe(self, policy: nn.Module, prompts: PromptInputs, rows: list[int]) -> Probe | None:
         """A few tokens behind some prompts of a micro-batch, see ``CompletionLikelihood.probe``."""

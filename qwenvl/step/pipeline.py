@@ -1,6 +1,6 @@
 """One training step as a pipeline of stages, and the function that builds it from the settings.
 
-draw -> encode -> sample -> score -> [contrast] -> [refill] -> [KL in the reward] -> compare -> count
+    draw -> encode -> sample -> score -> [contrast] -> [refill] -> [KL in the reward] -> compare -> count
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ def build_pipeline(
             leaves_out_truncated=args.mask_truncated_completions,
             corrects_for_sampler=args.engine_has_own_weights,
         ),
-        count=Count(args.device, reads_entropies=args.reads_sampled_entropies, top_entropy=args.top_entropy_quantile),
+        count=Count(
+            args.device, reads_entropies=args.reads_sampled_entropies, top_entropy=args.top_entropy_quantile
+        ),
     )
 
 

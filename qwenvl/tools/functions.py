@@ -293,4 +293,6 @@ def _resolved(each: str | Tool | Callable[..., Any]) -> list[Tool]:
     public = [(name, method) for name, method in methods if not name.startswith("_") and name != "reset"]
     if not inspect.isclass(made) or not public or not hasattr(made, "reset"):
         raise ValueError(f"--tools {each}: expected a class with reset and at least one other public method")
-    return [Tool(name, method, schema_of(method), environment=made, source=f"{each}.{name}") for name, method in public]
+    return [
+        Tool(name, method, schema_of(method), environment=made, source=f"{each}.{name}") for name, method in public
+    ]

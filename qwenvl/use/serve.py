@@ -262,7 +262,9 @@ class ChatServer:
             self._requests.discard(patience)
             shutil.rmtree(folder, ignore_errors=True)
 
-    async def _received(self, receive: Read, patience: Patience, is_gone: Callable[[], Awaitable[bool]]) -> Parsed:
+    async def _received(
+        self, receive: Read, patience: Patience, is_gone: Callable[[], Awaitable[bool]]
+    ) -> Parsed:
         """The body of a request, parsed. Afterwards it takes no memory, but for the media that messages hold."""
         with self._counted_bytes() as count:
             body = await _patiently(receive(count), patience, _is_there)  # receiving itself notices who leaves
@@ -368,7 +370,9 @@ async def _is_there() -> bool:
     return False
 
 
-async def _patiently(work: Awaitable[Some], patience: Patience, is_gone: Callable[[], Awaitable[bool]]) -> Some:
+async def _patiently(
+    work: Awaitable[Some], patience: Patience, is_gone: Callable[[], Awaitable[bool]]
+) -> Some:
     """The result of ``work``, which is cancelled where the time of a request is up or its client has left.
 
     Raises:

@@ -66,7 +66,9 @@ class Gate:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
         if not self._is_ours(host):
-            return ApiError(403, f"Host {host!r}: this server answers under an address, localhost and --allowed_hosts")
+            return ApiError(
+                403, f"Host {host!r}: this server answers under an address, localhost and --allowed_hosts"
+            )
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").partition("://")[2].lower() != host.lower():
             return ApiError(403, "Origin: this server answers no pages of other sites")

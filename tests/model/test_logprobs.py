@@ -149,7 +149,9 @@ def test_the_exact_kl_to_a_teacher_with_a_longer_prompt(exact_model, random_prom
         settings = {"temperature": 0.7, "logit_chunk_tokens": chunk}
         with torch.no_grad():
             kept = path.completion_likelihood(teacher, longer, ids, mask, **settings, extras=Extras(True))
-        torch.testing.assert_close(kept.logprobs[mask], theirs.gather(1, ids[mask][:, None])[:, 0], rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            kept.logprobs[mask], theirs.gather(1, ids[mask][:, None])[:, 0], rtol=0, atol=1e-9
+        )
         assert torch.equal(kept.top[mask].long(), theirs.argmax(1))
         model.zero_grad()
         extras = Extras(states=kept.states[mask], head=teacher.get_output_embeddings())

@@ -218,7 +218,9 @@ def test_a_prefill_holds_what_is_counted(family):
     assert planned[1] - planned[0] == pytest.approx(most[1] - most[0], rel=0.2)
 
 
-@pytest.mark.parametrize(("family", "checkpointing"), [("qwen2_5_vl", False), ("qwen3_vl", True), ("qwen3_5", False)])
+@pytest.mark.parametrize(
+    ("family", "checkpointing"), [("qwen2_5_vl", False), ("qwen3_vl", True), ("qwen3_5", False)]
+)
 def test_a_forward_keeps_what_is_counted(family, checkpointing):
     model = model_of(family, checkpointing).train()
     ids = torch.randint(0, 250, (GROUP, LENGTH))

@@ -277,5 +277,7 @@ def test_no_deprecated_name_of_transformers_is_called(family, load):
     model, engine, prompts = load(SharedPrefixEngine, family)
     drawn = engine.draw(model, prompts, 2, SAMPLED, seed=1)
     tokens = drawn.completion_ids, drawn.completion_mask
-    likelihood = shared_prefix.completion_likelihood(model, prompts, *tokens, temperature=0.7, logit_chunk_tokens=16)
+    likelihood = shared_prefix.completion_likelihood(
+        model, prompts, *tokens, temperature=0.7, logit_chunk_tokens=16
+    )
     likelihood.logprobs.sum().backward()

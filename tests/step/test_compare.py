@@ -34,7 +34,9 @@ def compare(*parts: Scored, estimator="grpo", scale="none", processes=None, proc
 
 def test_each_reward_is_compared_with_its_group():
     """Two micro-batches of one and of two prompts, and one without prompts, whose stand-in has advantage 0."""
-    one, none, two = compare(scored([1, 1], [1.0, 3.0]), nothing(), scored([1] * 4, [0.0, 0.0, 5.0, 1.0], prompts=2))
+    one, none, two = compare(
+        scored([1, 1], [1.0, 3.0]), nothing(), scored([1] * 4, [0.0, 0.0, 5.0, 1.0], prompts=2)
+    )
     assert one.advantages.tolist() == [-1.0, 1.0]
     assert none.advantages.tolist() == [0.0] and none.completions == 0
     assert two.advantages.tolist() == [0.0, 0.0, 2.0, -2.0] and two.completions == 4

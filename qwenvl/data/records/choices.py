@@ -154,7 +154,7 @@ def list_in(text: str, key: str) -> Any:
     except (ValueError, SyntaxError, tokenize.TokenError):
         value = None
     if not isinstance(value, list | tuple | dict):
-        raise ValueError(f'{key}: expected a list of options, such as ["left", "right"], got {kind_of(text)}')
+        raise ValueError(f"{key}: expected a list of options, such as [\"left\", \"right\"], got {kind_of(text)}")
     return value
 
 

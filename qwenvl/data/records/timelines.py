@@ -1,6 +1,6 @@
 """The field ``timeline`` of a record: named spans of its clip, which make the solution.
 
-"timeline": [{"step": 2, "start": 0.0, "end": 3.5}, {"step": "fasten the screw", "start": 3.5, "end": 7.25}]
+    "timeline": [{"step": 2, "start": 0.0, "end": 3.5}, {"step": "fasten the screw", "start": 3.5, "end": 7.25}]
 """
 
 from __future__ import annotations

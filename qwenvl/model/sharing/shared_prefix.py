@@ -73,7 +73,9 @@ def completion_likelihood(
     mask = completion_mask.bool()
     row, targets = pack(prompts, completion_ids, mask, whole), completion_ids[mask][None]
     everywhere = torch.ones_like(targets, dtype=torch.bool)
-    with selected_logprobs(model, targets, everywhere, temperature, logit_chunk_tokens, entropy=entropy, extras=extras):
+    with selected_logprobs(
+        model, targets, everywhere, temperature, logit_chunk_tokens, entropy=entropy, extras=extras
+    ):
         output = model(**row, use_cache=False, **prompts.vision_with(whole))
     return HeadColumns.of(entropy, extras).unstack(spread_out(output.logits[0], mask))
 

@@ -90,7 +90,6 @@ def cosine(
     ``max_len_value_wrong``. A completion is correct where the function ``correctness_func`` gives 1. Where that gives
     None, so does this. arXiv:2502.03373, section 4.
     """
-
     def score(correct: bool, tokens: int) -> float:
         at_zero = min_len_value_correct if correct else min_len_value_wrong
         at_longest = max_len_value_correct if correct else max_len_value_wrong

@@ -110,7 +110,9 @@ class StopOnSignal(TrainerCallback):
     def message(self) -> str:
         """The signal, the checkpoint, and how to resume, in a line."""
         folder = f"{self._args.output_dir}/checkpoint-{self.step}"
-        return f"stopped by {self.stopped_by} after step {self.step}, saved as {folder}: --resume auto resumes from it"
+        return (
+            f"stopped by {self.stopped_by} after step {self.step}, saved as {folder}: --resume auto resumes from it"
+        )
 
     def _end_if_signalled(self, state: Any, control: Any) -> None:
         number = torch.tensor(float(self._received or 0), device=self._args.device)
