@@ -85,6 +85,8 @@ INTERNALS = (
     Internal("transformers.vision_utils", "get_vision_window_index", ("model/vision_tower.py",)),
     Internal("transformers.cache_utils", "Cache.update_conv_state", ("model/sharing/linear_attention.py",)),
     Internal("transformers.cache_utils", "Cache.update_recurrent_state", ("model/sharing/linear_attention.py",)),
+    Internal("transformers.cache_utils", "Cache.get_conv_state", ("model/sharing/linear_attention.py",)),
+    Internal("transformers.cache_utils", "Cache.get_recurrent_state", ("model/sharing/linear_attention.py",)),
     # Prompts: the template as transformers compiles it, the sizes that processors choose.
     Internal("transformers.utils.chat_template_utils", "_compile_jinja_template", ("data/prompt_length.py",)),
     Internal(

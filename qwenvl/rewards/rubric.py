@@ -9,6 +9,7 @@ import math
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,36 @@ RESERVED = (
     *("completions", "prompts", "completion_ids", "finish_reasons"),
     *("image_paths", "video_paths", "shown", "opened_think", "turns", "trainer_state", "log_metric"),
 )
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What the functions of a rubric are given, and where they log.
+
+    Attributes:
+        texts: N completions.
+        columns: lists of N values.
+        logged: the values of each metric that a function has logged.
+    """
+
+    texts: list[Completion]
+    columns: Mapping[str, list[Any]]
+    trainer_state: Any
+    logged: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a function.
+
+    Attributes:
+        rows: that it scores.
+        result: waits for its values, or makes the call.
+    """
+
+    function: RewardFunction
+    rows: Sequence[int]
+    result: Callable[[], Any]
 
 
 class Rubric:
@@ -177,58 +208,66 @@ class Rubric:
         for name, values in columns.items():
             if len(values) != n:
                 raise RewardError(f"column {name!r} has {len(values)} values for {n} completions")
-        logged: dict[str, list[float]] = defaultdict(list)
         routes = columns.get("reward", [None] * n)
-        texts: list[str] = [Completion(text) for text in completions]
-
-        def begin(function: RewardFunction, rows: Sequence[int]) -> Callable[[], list[Any]]:
-            """A function that gives the values of some rows. An async call runs from now on, another within that.
-
-            The call gets copies, so that it changes nothing that others see. A call that raises is made again row by
-            row, to learn which rows it fails on: these have the exception as their value.
-            """
-            log = lambda name, value: logged[f"reward/{function.name}/{name}"].append(float(value))
-            shared = {"trainer_state": trainer_state, "log_metric": log}
-            own_columns = {name: [values[row] for row in rows] for name, values in columns.items()}
-            positional, keywords = arguments(function, [texts[row] for row in rows], own_columns | shared)
-            keywords = {name: each if name in shared else own(each) for name, each in keywords.items()}
-            bound = partial(function.call, *own(positional), **keywords, **function.arguments)
-            result = self._started(bound) if function.is_async else bound
-
-            def finish() -> list[Any]:
-                try:
-                    with ends_forks():
-                        values = result()
-                    return _one_per_row(function.name, len(rows), values)
-                except RewardError:
-                    raise
-                except (Exception, SystemExit) as error:
-                    failure = error  # the second call is outside of the handler: the traceback shows one error, not two
-                if len(rows) == 1:
-                    return [failure]
-                alone = [value for finish_one in [begin(function, [row]) for row in rows] for value in finish_one()]
-                # A function that fails on no single row fails on several together: all of them are affected.
-                failed_alone = any(isinstance(value, BaseException) for value in alone)
-                return alone if failed_alone else [failure] * len(rows)
-
-            return finish
-
-        begun = []
+        given = _Given([Completion(text) for text in completions], columns, trainer_state)
+        # All calls are started before the first is waited for: async functions run side by side.
+        calls = []
         for function in self.functions:
-            if rows := [row for row in range(n) if is_routed(routes[row], function.name)]:
-                begun.append((function.name, rows, begin(function, rows)))
+            rows = [row for row in range(n) if is_routed(routes[row], function.name)]
+            if rows:
+                calls.append(self._start(function, rows, given))
         components: dict[str, Values] = {name: [None] * n for name in self.names}
         left_out = set()
-        for name, rows, finish in begun:
-            for row, value in zip(rows, finish(), strict=True):
+        for call in calls:
+            name = call.function.name
+            for row, value in zip(call.rows, self._values_of(call, given), strict=True):
                 components[name][row], problem = _as_number(value)
                 if problem:
                     left_out.add(row)
-                    self._leave_out(name, f"{record_name(columns, row)}: {problem}{_shown(texts[row])}", value)
+                    self._leave_out(name, f"{record_name(columns, row)}: {problem}{_shown(given.texts[row])}", value)
                 elif self._on_error == "skip":
                     self._recent_failures[name].append(False)
-        means = {name: math.fsum(values) / len(values) for name, values in logged.items()}
+        means = {name: math.fsum(values) / len(values) for name, values in given.logged.items()}
         return list(components.values()), means, left_out
+
+    def _start(self, function: RewardFunction, rows: Sequence[int], given: _Given) -> _Call:
+        """The call of a function on some rows. An async one runs from now on, another when its result is asked for.
+
+        The function gets copies, so that it changes nothing that others see.
+        """
+
+        def log(name: str, value: Any) -> None:
+            given.logged[f"reward/{function.name}/{name}"].append(float(value))
+
+        shared = {"trainer_state": given.trainer_state, "log_metric": log}
+        own_columns = {name: [values[row] for row in rows] for name, values in given.columns.items()}
+        positional, keywords = arguments(function, [given.texts[row] for row in rows], own_columns | shared)
+        keywords = {name: each if name in shared else own(each) for name, each in keywords.items()}
+        bound = partial(function.call, *own(positional), **keywords, **function.arguments)
+        return _Call(function, rows, self._started(bound) if function.is_async else bound)
+
+    def _values_of(self, call: _Call, given: _Given) -> list[Any]:
+        """The values of a call, one for each of its rows.
+
+        A call that raises is made again row by row, to learn which rows it fails on: these have the exception as their
+        value.
+        """
+        try:
+            with ends_forks():
+                values = call.result()
+            return _one_per_row(call.function.name, len(call.rows), values)
+        except RewardError:
+            raise
+        except (Exception, SystemExit) as error:
+            failure = error  # further calls are outside of the handler: the traceback shows one error, not two
+        if len(call.rows) == 1:
+            return [failure]
+        calls = [self._start(call.function, [row], given) for row in call.rows]
+        alone = [self._values_of(each, given)[0] for each in calls]
+        if any(isinstance(value, BaseException) for value in alone):
+            return alone
+        # A function that fails on no single row fails on several together: all of them are affected.
+        return [failure] * len(call.rows)
 
     def _started(self, bound: Callable[[], Any]) -> Callable[[], Any]:
         """Start an async call. Returns the function that waits for its values."""

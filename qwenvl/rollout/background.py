@@ -6,9 +6,9 @@ import logging
 import pickle
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,7 +23,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.vision_tower import tower_alone
 from qwenvl.rollout.engine import (
     EngineWithWeights,
-    SamplingParams,
+    SamplingRequest,
     WeightsLostError,
     lost_together,
     on_device,
@@ -45,13 +45,15 @@ class PendingStep:
     Attributes:
         version: of the weights that sample.
         seed: of the request. It is a function of the prompts, and distinguishes one step from another.
-        arguments: of ``ask``, after the model. None: the completions are those of a checkpoint.
+        request: what was asked for, without conversations. None: the completions are those of a checkpoint.
+        begin: begins the conversations. None: there are no tools.
         answer: the completions of each micro-batch, or the error that the request raised.
     """
 
     version: int
     seed: int
-    arguments: tuple[Sequence[PromptInputs], int, SamplingParams, int, Begin | None] | None = None
+    request: SamplingRequest | None = None
+    begin: Begin | None = None
     answer: Future[list[RolloutBatch]] = field(default_factory=Future)
 
     @property
@@ -60,7 +62,8 @@ class PendingStep:
         return self.answer.exception() if self.answer.done() else None
 
 
-Request = tuple[PendingStep, Callable[[], list[RolloutBatch]]]
+Work = tuple[PendingStep, Callable[[], list[RolloutBatch]]]
+"""A step, and what the thread calls for its completions."""
 
 
 class BackgroundEngine:
@@ -76,10 +79,11 @@ class BackgroundEngine:
     Example:
         >>> engine = BackgroundEngine(servers)
         >>> engine.sync(model, 0)
-        >>> engine.ask(model, prompts, 8, params, seed=1)
+        >>> request = SamplingRequest(prompts, group_size=8, params=params, seed=1)
+        >>> engine.ask(model, request)
         >>> engine.take(1)  # waits for them. The weights that sampled them:
         0
-        >>> rollouts = engine.sample(model, prompts, 8, params, seed=1)
+        >>> rollouts = engine.sample(model, request)
     """
 
     def __init__(self, engine: EngineWithWeights):
@@ -87,7 +91,7 @@ class BackgroundEngine:
         self.version: int | None = None
         self._pending: deque[PendingStep] = deque()
         self._taken: PendingStep | None = None
-        self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        self._requests: SimpleQueue[Work | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
@@ -110,44 +114,33 @@ class BackgroundEngine:
     def rest(self) -> None:
         """See ``EngineWithWeights.rest``. It does not rest: it samples while the policy trains."""
 
-    def sample(
-        self,
-        model: nn.Module,
-        prompts: Sequence[PromptInputs],
-        group_size: int,
-        params: SamplingParams,
-        seed: int,
-        **conversations: Any,
-    ) -> list[RolloutBatch]:
+    def sample(self, model: nn.Module, request: SamplingRequest) -> list[RolloutBatch]:
         """See ``RolloutEngine.sample``. Completions of the step that was taken are there, others are sampled now."""
-        if self._taken is not None and self._taken.seed == seed:
-            device, answer = prompts[0].input_ids.device, self._taken.answer.result()
+        if self._taken is not None and self._taken.seed == request.seed:
+            answer = self._taken.answer.result()
+            device = request.prompts[0].input_ids.device
             self._taken = None
             return [on_device(each, device) for each in answer]
         self.finish()
-        return self.engine.sample(model, prompts, group_size, params, seed, **conversations)
+        return self.engine.sample(model, request)
 
-    def request(self, model: nn.Module, *arguments: Any) -> Callable[[], list[RolloutBatch]]:
+    def request(self, model: nn.Module, request: SamplingRequest) -> Callable[[], list[RolloutBatch]]:
         """See ``EngineWithWeights.request``."""
-        return self.engine.request(model, *arguments)
+        return self.engine.request(model, request)
 
-    def ask(
-        self,
-        model: nn.Module,
-        prompts: Sequence[PromptInputs],
-        group_size: int,
-        params: SamplingParams,
-        seed: int,
-        begin: Begin | None = None,
-    ) -> None:
+    def ask(self, model: nn.Module, request: SamplingRequest, begin: Begin | None = None) -> None:
         """Request the completions of one more step, which the weights of the last ``sync`` sample.
+
+        Args:
+            request: without conversations.
+            begin: begins them. None: there are no tools.
 
         Raises:
             RuntimeError: the engine has no weights yet.
         """
         if self.version is None:
             raise RuntimeError("the engine has weights of no known optimizer step: call sync before ask")
-        self._pending.append(self._begun(model, (prompts, group_size, params, seed, begin), self.version))
+        self._pending.append(self._begun(model, request, begin, self.version))
 
     def ask_again(self, model: nn.Module, version: int) -> None:
         """Give the engine weights in any case, and request the steps again that lost theirs. Collective."""
@@ -155,14 +148,15 @@ class BackgroundEngine:
         self.sync(model, version)
         for number, step in enumerate(self._pending):
             if isinstance(step.error, WeightsLostError):
-                self._pending[number] = self._begun(model, step.arguments, version)
+                assert step.request is not None, "the completions of a checkpoint are there"
+                self._pending[number] = self._begun(model, step.request, step.begin, version)
 
-    def _begun(self, model: nn.Module, arguments: Any, version: int) -> PendingStep:
-        *given, seed, begin = arguments
+    def _begun(self, model: nn.Module, request: SamplingRequest, begin: Begin | None, version: int) -> PendingStep:
+        step = PendingStep(version, request.seed, request, begin)
         if begin is not None:  # anew, where a request is repeated
             model = tower_alone(model)
-        step, more = PendingStep(version, seed, arguments), () if begin is None else (begin(model),)
-        self._requests.put((step, self.request(model, *given, seed, *more)))
+            request = replace(request, conversations=begin(model))
+        self._requests.put((step, self.request(model, request)))
         if self._thread is None:
             self._thread = threading.Thread(target=partial(_make, self._requests), name="sampling-ahead", daemon=True)
             self._thread.start()
@@ -273,7 +267,7 @@ def _rollout(plain: dict[str, Any]) -> RolloutBatch:
     return RolloutBatch(**own)
 
 
-def _make(requests: SimpleQueue[Request | None]) -> None:
+def _make(requests: SimpleQueue[Work | None]) -> None:
     """Makes requests until None comes. Once a request has failed for good, those after it do too."""
     error: BaseException | None = None
     # At the end of a thread's outermost autocast the casts of all threads are cleared, the policy's too.

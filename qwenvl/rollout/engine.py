@@ -13,6 +13,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
+from qwenvl.tools.toolbox import Conversations
 from qwenvl.types import RolloutBatch, SamplingParams
 
 Some = TypeVar("Some")
@@ -68,17 +69,40 @@ class Drawing:
         return f"token {self.tokens} of at most {self.most:,}{self.of}" if self.most else ""
 
 
+@dataclass(frozen=True)
+class SamplingRequest:
+    """The completions that an engine is asked for.
+
+    Attributes:
+        prompts: P of each micro-batch. Where the tower runs once per prompt they have features in the place of pixels.
+        group_size: G, completions of each prompt.
+        params: how they are drawn.
+        seed: of their random numbers.
+        conversations: with the N completions of all micro-batches, which answer calls. None: there are no tools.
+    """
+
+    prompts: Sequence[PromptInputs]
+    group_size: int
+    params: SamplingParams
+    seed: int
+    conversations: Conversations | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Completions of each micro-batch."""
+        return [len(each) * self.group_size for each in self.prompts]
+
+    def joined(self) -> PromptInputs | None:
+        """The prompts of all micro-batches. None: there are none, as all samples were bad."""
+        some = [each for each in self.prompts if len(each)]
+        return PromptInputs.join(some) if some else None
+
+
 class RolloutEngine(Protocol):
     """Samples completions. The same seed, prompts and weights give the same ones."""
 
-    def sample(
-        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
-    ) -> list[RolloutBatch]:
-        """P prompts of each micro-batch -> N = P * G completions for each, row n for prompt n // G.
-
-        Where the vision tower runs once per prompt, its features take the place of pixels. With tools the trainer also
-        gives ``conversations`` with the N completions of all of them, which answer calls.
-        """
+    def sample(self, model: nn.Module, request: SamplingRequest) -> list[RolloutBatch]:
+        """N = P * G completions of each micro-batch, row n for prompt n // G."""
         ...
 
 
@@ -96,13 +120,11 @@ class EngineWithWeights(RolloutEngine, Protocol):
         """
         ...
 
-    def request(
-        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
-    ) -> Callable[[], list[RolloutBatch]]:
+    def request(self, model: nn.Module, request: SamplingRequest) -> Callable[[], list[RolloutBatch]]:
         """The second half of ``sample``, called once in another thread: no model, no collectives.
 
-        The weights that sample are those of the last ``sync``. With tools the trainer also gives ``conversations``, and
-        as ``model`` a ``tower_alone``, which the thread may run.
+        The weights that sample are those of the last ``sync``. With tools the trainer gives as ``model`` a
+        ``tower_alone``, which the thread may run.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -23,6 +23,7 @@ from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.rollout.engine import (
     Drawing,
     SamplingParams,
+    SamplingRequest,
     completion_mask,
     end_token,
     join_rollouts,
@@ -65,21 +66,15 @@ class LocalEngine:
         self.drawing = Drawing()
         self._stops: dict[tuple[str, ...], StopStrings] = {}  # made once: they look at the whole vocabulary
 
-    def sample(
-        self,
-        model: nn.Module,
-        prompts: Sequence[PromptInputs],
-        group_size: int,
-        params: SamplingParams,
-        seed: int,
-        conversations: Conversations | None = None,
-    ) -> list[RolloutBatch]:
+    def sample(self, model: nn.Module, request: SamplingRequest) -> list[RolloutBatch]:
         """See ``RolloutEngine.sample``. The prompts of all micro-batches are sampled together."""
-        some = [each for each in prompts if len(each)]
-        if not some:  # all samples were bad
-            return [no_completions() for _ in prompts]
-        rollout = self.draw(model, PromptInputs.join(some), group_size, params, seed, conversations)
-        return split_rollouts(rollout, [len(each) * group_size for each in prompts])
+        prompts = request.joined()
+        if prompts is None:
+            return [no_completions() for _ in request.prompts]
+        rollout = self.draw(
+            model, prompts, request.group_size, request.params, request.seed, conversations=request.conversations
+        )
+        return split_rollouts(rollout, request.sizes)
 
     @torch.no_grad()
     def draw(

@@ -18,7 +18,7 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import adapters_of, evaluating, part_of, plain_name, unwrap, with_adapters
-from qwenvl.rollout.engine import SamplingParams, end_token, no_completions, on_device, split_rollouts
+from qwenvl.rollout.engine import SamplingRequest, end_token, no_completions, on_device, split_rollouts
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.rollout.servers import (
@@ -31,7 +31,6 @@ from qwenvl.rollout.servers import (
     in_parallel,
 )
 from qwenvl.rollout.turns import GrowingCompletion, behind_prompts, sample_turns
-from qwenvl.tools.toolbox import Conversations
 from qwenvl.types import RolloutBatch
 from qwenvl.vllm_server.wire import (
     Health,
@@ -121,15 +120,7 @@ class VllmEngine:
         if self._own or PartialState().is_main_process:
             self._servers.ready(number[0], partial(give_weights, model, number[0]))
 
-    def sample(
-        self,
-        model: nn.Module,
-        prompts: Sequence[PromptInputs],
-        group_size: int,
-        params: SamplingParams,
-        seed: int,
-        conversations: Conversations | None = None,
-    ) -> list[RolloutBatch]:
+    def sample(self, model: nn.Module, request: SamplingRequest) -> list[RolloutBatch]:
         """See ``RolloutEngine.sample``. A server that was started again is given the weights of ``model`` first.
 
         A further turn is a prompt with all tokens so far behind it, whose only completion is sampled.
@@ -138,31 +129,23 @@ class VllmEngine:
             EngineLostError: no server answers.
             ServerRefusedError: one refuses to.
         """
-        request = self._request(model, prompts, group_size, params, seed)
-        give = partial(give_weights, model, request.version)
-        rollouts = self._in_turns(request, model, prompts, seed, conversations, give)
-        return [on_device(each, prompts[0].input_ids.device) for each in rollouts]
+        message = self._message(model, request)
+        give = partial(give_weights, model, message.version)
+        rollouts = self._in_turns(message, model, request, give)
+        return [on_device(each, request.prompts[0].input_ids.device) for each in rollouts]
 
-    def request(
-        self,
-        model: nn.Module,
-        prompts: Sequence[PromptInputs],
-        group_size: int,
-        params: SamplingParams,
-        seed: int,
-        conversations: Conversations | None = None,
-    ) -> Callable[[], list[RolloutBatch]]:
+    def request(self, model: nn.Module, request: SamplingRequest) -> Callable[[], list[RolloutBatch]]:
         """See ``EngineWithWeights.request``. The completions that the callable returns are on the CPU.
 
         It raises ``WeightsLostError`` where a server was started again: a thread has no weights to give.
         """
-        request = self._request(model, prompts, group_size, params, seed)
-        kind = prompts[0].input_ids.device.type  # each thread has an autocast of its own
+        message = self._message(model, request)
+        kind = request.prompts[0].input_ids.device.type  # each thread has an autocast of its own
         precision = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
         def made() -> list[RolloutBatch]:
             with precision:
-                rollouts = self._in_turns(request, model, prompts, seed, conversations, None)
+                rollouts = self._in_turns(message, model, request, None)
             return [on_device(each, "cpu") for each in rollouts]
 
         return made
@@ -175,58 +158,52 @@ class VllmEngine:
         """See ``EngineWithWeights.rest``."""
         self._servers.sleep()
 
-    def _request(
-        self, model: nn.Module, prompts: Sequence[PromptInputs], group_size: int, params: SamplingParams, seed: int
-    ) -> SampleRequest:
-        """A request that needs no model any more."""
-        if params.entropies:
+    def _message(self, model: nn.Module, request: SamplingRequest) -> SampleRequest:
+        """The request as servers read it. It needs no model any more."""
+        if request.params.entropies:
             raise ValueError("a vLLM server gives no entropies of its distributions")
         if self._wire_version is None:
             raise RuntimeError("the servers have no weights yet: call sync before sample")
-        inputs = [each for each in prompts if len(each)]
+        inputs = request.joined()
         return SampleRequest(
             version=self._wire_version,
-            group_size=group_size,
-            params=params,
+            group_size=request.group_size,
+            params=request.params,
             banned_ids=self._local.vision_ids,
             end_ids=self._local.end_ids,
-            prompts=prompts_for_server(model, PromptInputs.join(inputs), seed) if inputs else [],
+            prompts=[] if inputs is None else prompts_for_server(model, inputs, request.seed),
         )
 
     def _in_turns(
-        self,
-        request: SampleRequest,
-        model: nn.Module,
-        prompts: Sequence[PromptInputs],
-        seed: int,
-        conversations: Conversations | None,
-        give: GivesWeights | None,
+        self, message: SampleRequest, model: nn.Module, request: SamplingRequest, give: GivesWeights | None
     ) -> list[RolloutBatch]:
         """The completions of a request, and of those for their further turns."""
-        params, group_size = request.params, request.group_size
-        if not request.prompts or conversations is None:
-            return self._sampled(request, _sizes(prompts, group_size), give)
-        inputs, turns = PromptInputs.join([each for each in prompts if len(each)]), count(1)
+        inputs, conversations = request.joined(), request.conversations
+        if inputs is None or conversations is None:
+            return self._sampled(message, request.sizes, give)
+        turns = count(1)
 
-        def turn(request: SampleRequest) -> RolloutBatch:
-            (rollout,) = self._sampled(request, [len(request.prompts) * request.group_size], give)
+        def turn(message: SampleRequest) -> RolloutBatch:
+            (rollout,) = self._sampled(message, [len(message.prompts) * message.group_size], give)
             return on_device(rollout, inputs.input_ids.device)
 
         def resume(rows: list[int], completions: list[GrowingCompletion], most: int) -> RolloutBatch:
-            again = prompts_for_server(model, behind_prompts(inputs, group_size, rows, completions), seed + next(turns))
-            settings = replace(params, max_new_tokens=most)
-            return turn(replace(request, group_size=1, params=settings, prompts=again))
+            behind = behind_prompts(inputs, request.group_size, rows, completions)
+            again = prompts_for_server(model, behind, request.seed + next(turns))
+            settings = replace(request.params, max_new_tokens=most)
+            return turn(replace(message, group_size=1, params=settings, prompts=again))
 
-        rollout = sample_turns(turn(request), inputs, params, conversations, resume, self._local.tokenizer)
-        return split_rollouts(rollout, _sizes(prompts, group_size))
+        tokenizer = self._local.tokenizer
+        rollout = sample_turns(turn(message), inputs, request.params, conversations, resume, tokenizer)
+        return split_rollouts(rollout, request.sizes)
 
-    def _sampled(self, request: SampleRequest, sizes: Sequence[int], give: GivesWeights | None) -> list[RolloutBatch]:
+    def _sampled(self, message: SampleRequest, sizes: Sequence[int], give: GivesWeights | None) -> list[RolloutBatch]:
         """Batches of ``sizes`` completions, on the CPU."""
-        if not request.prompts:
+        if not message.prompts:
             return [no_completions() for _ in sizes]
-        size = request.group_size
+        size = message.group_size
         rows: dict[int, tuple[list[int], list[float], str]] = {}
-        answers = self._servers.sample(request, give)
+        answers = self._servers.sample(message, give)
         for share, answer in answers:
             sampled = zip(answer.ids, answer.logprobs, answer.finish_reasons, strict=True)
             rows |= {share[n // size] * size + n % size: row for n, row in enumerate(sampled)}
@@ -237,16 +214,11 @@ class VllmEngine:
             completion_mask=torch.arange(int(lengths.max())) < lengths[:, None],
             texts=self._local.tokenizer.batch_decode(ids, skip_special_tokens=True),
             finish_reasons=list(reasons),
-            ended_by=[end_token(each, request.end_ids, self._local.tokenizer) for each in ids],
+            ended_by=[end_token(each, message.end_ids, self._local.tokenizer) for each in ids],
             logprobs=pad_sequence([*map(torch.tensor, logprobs)], True, 0.0),
             boots=frozenset(answer.boot for _, answer in answers),
         )
         return split_rollouts(joined, sizes)
-
-
-def _sizes(prompts: Sequence[PromptInputs], group_size: int) -> list[int]:
-    """Completions of each micro-batch."""
-    return [len(each) * group_size for each in prompts]
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from transformers import TrainerState
 
 from qwenvl.model.sharding import whole_weights
 from qwenvl.rollout.background import BackgroundEngine
-from qwenvl.rollout.engine import WeightsLostError, lost_together
+from qwenvl.rollout.engine import SamplingRequest, WeightsLostError, lost_together
 from qwenvl.step.sample import Sample, seed_of
 from qwenvl.step.types import EncodedPrompts, Sampled, StepContext
 from qwenvl.types import PromptBatch
@@ -184,10 +184,14 @@ class SampleAhead:
             begin = None
             if sample.toolbox is not None:
                 begin = partial(sample.conversations, batches, sample.group_size)
+            request = SamplingRequest(
+                prompts=[each.inputs for each in encoded],
+                group_size=sample.group_size,
+                params=sample.params,
+                seed=seed,
+            )
             with sample.encode.autocast():
-                self.engine.ask(
-                    step.policy, [each.inputs for each in encoded], sample.group_size, sample.params, seed, begin
-                )
+                self.engine.ask(step.policy, request, begin)
 
     def _sync(self, step: StepContext) -> None:
         """Give the engine the weights of the present step."""

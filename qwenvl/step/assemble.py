@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -35,10 +35,18 @@ from qwenvl.types import Record
 logger = logging.getLogger(__name__)
 
 
+class ChecksRecords(Protocol):
+    """A rubric, or the targets of a warm-up."""
+
+    def check_record(self, record: Record) -> str | None:
+        """Why a record is of no use to the run, or None."""
+        ...
+
+
 def build_dataset(
     dataset: Any,
     args: GRPOConfig,
-    checker: Any,
+    checker: ChecksRecords,
     collator: GRPOCollator,
     *,
     training: bool,
@@ -49,7 +57,7 @@ def build_dataset(
     Args:
         dataset: what ``dataset_use`` takes, or rows that ``given_rows`` takes. A data set of samples is checked and
             returned as it is, None gives None. For evaluation also several of them by name.
-        checker: has ``check_record``, which says why a record is of no use to the run, or None.
+        checker: says which records are of no use to the run.
         collator: of the run. It says how large clips become, and what length their frames are fitted to.
         name: what rows are called that have no file.
 

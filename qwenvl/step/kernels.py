@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -85,8 +84,7 @@ def build_kernels(args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin
     note = missing_end(tokenizer, bare, turn_end)
     if note is not None:
         logger.warning(note)
-    limits: dict[str, Any] = {"token_budget": args.rollout_token_budget, "turn_end": turn_end}
-    engine: Any = LocalEngine(tokenizer, bare, **limits)
+    local = LocalEngine(tokenizer, bare, token_budget=args.rollout_token_budget, turn_end=turn_end)
     likelihood: LikelihoodKernel = logprobs.completion_likelihood
     encode = None
     if args.shared_prefix == "auto":
@@ -99,17 +97,18 @@ def build_kernels(args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin
             if args.compile_decoding:
                 raise ValueError(f"--compile_decoding cannot be used: {reason}")
         else:
-            engine = SharedPrefixEngine(tokenizer, bare, **limits)
+            local = shared = SharedPrefixEngine(
+                tokenizer, bare, token_budget=args.rollout_token_budget, turn_end=turn_end
+            )
             if args.compile_decoding:
-                engine.compile(args.device)
+                shared.compile(args.device)
             likelihood = shared_prefix.completion_likelihood
     accept_features(policy)
-    if args.engine_has_own_weights:
-        engine = server_engine(args, policy, engine)
+    engine = server_engine(args, policy, local) if args.engine_has_own_weights else local
     return Kernels(likelihood=likelihood, engine=engine, encode_vision=encode)
 
 
-def server_engine(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine:
+def server_engine(args: GRPOConfig, policy: nn.Module, local: LocalEngine) -> RolloutEngine:
     """The servers that the flags name."""
     from qwenvl.rollout.vllm import vllm_engine
 

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from accelerate import Accelerator
 from torch import nn
+from torch.utils.data import Dataset
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
@@ -81,8 +82,8 @@ def build_pipeline(
     *,
     likelihood: CompletionLikelihood,
     reference: Reference | None,
-    dataset: Any,
-    collate: Callable[..., Any],
+    dataset: Dataset | None,
+    collate: GRPOCollator,
     teacher_alone: bool,
 ) -> Pipeline:
     """The stages of a training step, in their order, as the flags ask for them.

@@ -18,7 +18,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
 from qwenvl.model.logprobs import completion_likelihood as plain_likelihood
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.rollout.engine import RolloutEngine
+from qwenvl.rollout.engine import RolloutEngine, SamplingRequest
 from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.types import SamplingParams
 
@@ -128,7 +128,7 @@ def probe_of(
         engine = copy(engine)
         engine.compiled = False  # to compile it for another precision would take minutes
     short = replace(params, max_new_tokens=min(params.max_new_tokens, PROBE_TOKENS), entropies=False)
-    [rollout] = engine.sample(model, [prompts], PROBE_SAMPLES, short, 0)
+    [rollout] = engine.sample(model, SamplingRequest([prompts], PROBE_SAMPLES, short, seed=0))
     if rollout.logprobs is None:
         return None
     settings: dict[str, Any] = {"temperature": params.temperature, "logit_chunk_tokens": PROBE_TOKENS}

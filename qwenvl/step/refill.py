@@ -58,8 +58,8 @@ class Refill:
         args: GRPOConfig,
         groups: Stage[PromptBatch, Scored],
         *,
-        dataset: Any,
-        collate: Callable[..., Any],
+        dataset: Dataset | None,
+        collate: Callable[[list[Any]], dict[str, PromptBatch]],
         rewards: Sequence[str],
         processes: Processes,
     ) -> Refill:

@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import nn
 
 from qwenvl.data.seeds import stable_random
-from qwenvl.rollout.engine import EngineWithWeights, RolloutEngine, SamplingParams, lost_together
+from qwenvl.rollout.engine import EngineWithWeights, RolloutEngine, SamplingParams, SamplingRequest, lost_together
 from qwenvl.step.encode import Encode, EncodeLooks
 from qwenvl.step.processes import Processes
 from qwenvl.step.types import EncodedPrompts, Sampled, StepContext
@@ -109,12 +109,18 @@ class Sample:
     ) -> list[RolloutBatch]:
         """Completions of all micro-batches, drawn together. Not collective: processes may call it unequally often."""
         batches = [each.batch for each in encoded]
-        inputs = [each.inputs for each in encoded]
-        tools = {}
+        conversations = None
         if self.toolbox is not None:
-            tools["conversations"] = self.conversations(batches, group_size, step.policy)
+            conversations = self.conversations(batches, group_size, step.policy)
+        request = SamplingRequest(
+            prompts=[each.inputs for each in encoded],
+            group_size=group_size,
+            params=params,
+            seed=seed_of(batches, step),
+            conversations=conversations,
+        )
         with self.encode.autocast():
-            return self.engine.sample(step.policy, inputs, group_size, params, seed_of(batches, step), **tools)
+            return self.engine.sample(step.policy, request)
 
     def conversations(self, batches: Sequence[PromptBatch], group_size: int, model: nn.Module) -> Conversations:
         """The beginning of the conversations with ``group_size`` completions of each prompt.

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerState
@@ -31,6 +31,7 @@ from qwenvl.train.display.board import LiveBoard
 from qwenvl.train.display.progress import ProgressLines
 from qwenvl.train.journal import Journal
 from qwenvl.train.run.resume import Resumed
+from qwenvl.train.running_trainer import RunningTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -186,12 +187,13 @@ class ShownCompletions(TrainerCallback):
     """Prints the group of a step with the widest spread of rewards, in the first step of this process and each n-th.
 
     Args:
-        trainer: a ``GRPOTrainer``, which has the experiences of the step.
+        trainer: has the experiences of the step.
         every: n.
     """
 
-    def __init__(self, trainer: Any, every: int):
-        self._trainer, self._every = trainer, every
+    def __init__(self, trainer: RunningTrainer, every: int):
+        self._trainer = trainer
+        self._every = every
         self._first = True
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -202,7 +204,7 @@ class ShownCompletions(TrainerCallback):
         """One group of the first process, if it is time."""
         if state.is_world_process_zero and (self._first or state.global_step % self._every == 0):
             rows: list[Rollout] = []
-            for each in self._trainer.step.experiences:
+            for each in self._trainer.experiences:
                 if len(each.batch):
                     own = (each.batch, each.rollout, each.rewards, each.advantages.tolist())
                     rows += rollout_rows(state.global_step, "train", *own)
@@ -226,7 +228,7 @@ def display_of(args: GRPOConfig) -> Literal["rich", "plain", "none"]:
     return "rich" if draws and args.display != "plain" else "plain"
 
 
-def install_callbacks(trainer: Any, journal: Journal) -> None:
+def install_callbacks(trainer: RunningTrainer, journal: Journal) -> None:
     """The callbacks of every run of a ``PolicyTrainer``."""
     if trainer.args.report_to:
         name_run(trainer.args)

@@ -27,6 +27,7 @@ from qwenvl.model.loading import unwrap
 from qwenvl.option import all_options, parse_row, row_text, was_set
 from qwenvl.rewards import Rubric
 from qwenvl.run_log.log import installed_versions
+from qwenvl.train.running_trainer import RunningTrainer
 
 CARD = "README.md"
 METHOD = "GRPO"
@@ -38,9 +39,12 @@ _PRIVATE_ARGUMENTS = ("base_url", "cache")
 _OF_THE_TRAINER = ("learning_rate", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "weight_decay", "seed")
 
 
-def describe_model(trainer: Any, folder: str | Path) -> None:
-    """Write the settings of prompts beside the model that ``trainer``, a ``PolicyTrainer``, has saved, and its card."""
-    settings, args, method, step = trainer.prompt_settings, trainer.args, trainer.trained_by, trainer.state.global_step
+def describe_model(trainer: RunningTrainer, folder: str | Path) -> None:
+    """Write the settings of prompts beside the model that a trainer has saved, and its card."""
+    args = trainer.args
+    settings = trainer.prompt_settings
+    method = trainer.trained_by
+    step = trainer.state.global_step
     settings.save(folder)
     rubric = trainer.rewards if isinstance(trainer.rewards, Rubric) else None  # None: of a warm-up
     environment = Environment(

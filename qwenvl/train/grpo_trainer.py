@@ -28,7 +28,7 @@ from qwenvl.step.logprobs import Logprobs
 from qwenvl.step.parity import ParityCheck
 from qwenvl.step.pipeline import build_pipeline, build_sample
 from qwenvl.step.score import Score
-from qwenvl.step.types import StepContext, TrainStep
+from qwenvl.step.types import Experience, StepContext, TrainStep
 from qwenvl.train.assemble import build_teacher, distills_alone
 from qwenvl.train.callbacks import entropy_weight
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_prompts
@@ -174,6 +174,11 @@ class GRPOTrainer(PolicyTrainer):
     def step(self) -> TrainStep | None:
         """The optimizer step in progress, once its completions are sampled. After training, the last one."""
         return self.in_progress.step
+
+    @property
+    def experiences(self) -> Sequence[Experience]:
+        """See ``PolicyTrainer``."""
+        return () if self.step is None else self.step.experiences
 
     def step_context(self) -> StepContext:
         """What the stages of a step may read of this trainer."""

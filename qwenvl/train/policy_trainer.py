@@ -33,6 +33,7 @@ from qwenvl.run_lock import locked
 from qwenvl.step.assemble import build_dataset, build_sampler
 from qwenvl.step.kernels import build_kernels
 from qwenvl.step.meter import Meter, peak_memory
+from qwenvl.step.types import Experience
 from qwenvl.tools.functions import schemas_of
 from qwenvl.train.assemble import build_policy, build_reference
 from qwenvl.train.callbacks import install_callbacks
@@ -157,6 +158,11 @@ class PolicyTrainer(Trainer):
     def narrowed(self, dataset: Any, flag: str) -> Any:
         """The data set, or those by name, without records that there is nothing to learn from."""
         return dataset
+
+    @property
+    def experiences(self) -> Sequence[Experience]:
+        """Those of the optimizer step in progress, or of the last one. Subclasses that sample have some."""
+        return ()
 
     @property
     def version(self) -> int | None:

@@ -9,7 +9,7 @@ import torch
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.background import BackgroundEngine
-from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
+from qwenvl.rollout.engine import EngineWithWeights, SamplingParams, SamplingRequest
 from qwenvl.types import RolloutBatch
 
 PARAMS = SamplingParams(max_new_tokens=3)
@@ -41,10 +41,11 @@ class Held:
     def rest(self):
         raise AssertionError("it samples while the policy trains")
 
-    def sample(self, *args):
-        return self.request(*args)()
+    def sample(self, model, request):
+        return self.request(model, request)()
 
-    def request(self, model, prompts, group_size, params, seed):
+    def request(self, model, request):
+        seed = request.seed
         version, may = self.version, self.may.setdefault(seed, threading.Event())
 
         def make():
@@ -70,11 +71,11 @@ def held():
 
 
 def ask(ahead, seed):
-    ahead.ask(None, PROMPTS, 1, PARAMS, seed)
+    ahead.ask(None, SamplingRequest(PROMPTS, 1, PARAMS, seed))
 
 
 def sampled(ahead, seed) -> str:
-    [[text]] = [each.texts for each in ahead.sample(None, PROMPTS, 1, PARAMS, seed)]
+    [[text]] = [each.texts for each in ahead.sample(None, SamplingRequest(PROMPTS, 1, PARAMS, seed))]
     return text
 
 
@@ -141,7 +142,7 @@ def test_what_was_asked_is_kept_in_a_file(held, tmp_path):
     other.load(tmp_path / "kept")
     assert other.waiting == 2
     assert other.take(1) == 0 and other.take(2**62 + 1) == 0
-    (kept,) = other.sample(None, PROMPTS, 1, PARAMS, 2**62 + 1)
+    (kept,) = other.sample(None, SamplingRequest(PROMPTS, 1, PARAMS, 2**62 + 1))
     (own,) = rollouts(2**62 + 1, 0)
     assert kept.boots == own.boots == {"boot"}
     assert torch.equal(kept.completion_ids, own.completion_ids) and torch.equal(kept.logprobs, own.logprobs)

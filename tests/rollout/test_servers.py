@@ -15,7 +15,7 @@ import torch
 
 from qwenvl.rollout import engine as engine_module
 from qwenvl.rollout import servers as servers_module
-from qwenvl.rollout.engine import EngineLostError, SamplingParams, WeightsLostError, lost_together
+from qwenvl.rollout.engine import EngineLostError, SamplingParams, SamplingRequest, WeightsLostError, lost_together
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.rollout.servers import ColocatedServer, Server, ServerLostError, ServerRefusedError, server_command
@@ -37,7 +37,7 @@ def scene(tiny_pair, fake, random_prompts):
         engine.sync(model, 0)
 
         def sample():
-            (rollout,) = engine.sample(model, [inputs], 2, params, 3)
+            (rollout,) = engine.sample(model, SamplingRequest([inputs], 2, params, 3))
             assert_same(rollout, expected, 2)
             return rollout
 
@@ -109,7 +109,7 @@ def test_what_was_asked_ahead_is_lost_with_its_server(tiny_pair, scene, random_p
     """A thread has no weights to give: the error comes at once, and who has some may ask again."""
     (one,), engine, _ = scene(1, patience=20.0)
     model, _ = tiny_pair(initializer_range=0.1)
-    ahead = engine.request(model, [random_prompts(model, ["t"])], 2, WAYS["sampled"], 3)
+    ahead = engine.request(model, SamplingRequest([random_prompts(model, ["t"])], 2, WAYS["sampled"], 3))
     one.version, one.boot = 0, "another"
     with pytest.raises(WeightsLostError, match="started again, and without the weights of this request"):
         ahead()

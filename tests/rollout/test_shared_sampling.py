@@ -19,7 +19,7 @@ from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import encode_vision
 from qwenvl.rollout import shared_sampling
-from qwenvl.rollout.engine import SamplingParams
+from qwenvl.rollout.engine import SamplingParams, SamplingRequest
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine, padded_with_own
 from qwenvl.rollout.shared_sampling import SharedSampler
 
@@ -281,7 +281,7 @@ def test_nothing_grows_with_the_square_of_a_prompt_nor_with_group_times_prompt()
     engine = SharedPrefixEngine(processor.tokenizer, model)
     with Made() as made:
         encoded = encode_vision(model, prompt)
-        (rollout,) = engine.sample(model, [encoded], 8, SamplingParams(3), 0)
+        (rollout,) = engine.sample(model, SamplingRequest([encoded], 8, SamplingParams(3), 0))
         model.train()
         shared_prefix.completion_logprobs(
             model, encoded, rollout.completion_ids, rollout.completion_mask, temperature=1.0, logit_chunk_tokens=64

@@ -9,6 +9,7 @@ from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.model import logprobs
 from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.sharing import shared_prefix
+from qwenvl.rollout.engine import SamplingRequest
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 from qwenvl.rollout.vllm import VllmEngine
 from qwenvl.types import SamplingParams
@@ -48,7 +49,7 @@ def sample(random_prompts, fake):
         server._engine.local._stops = {("any",): ShortTurns()}
         engine = engine_of(model, processor, [server])
         engine.sync(model, 0)
-        (rollout,) = engine.sample(model, [prompts], 3, params, 4, script)
+        (rollout,) = engine.sample(model, SamplingRequest([prompts], 3, params, 4, script))
         return model, prompts, rollout
 
     return run

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from qwenvl.rollout import vllm
-from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
+from qwenvl.rollout.engine import EngineWithWeights, SamplingParams, SamplingRequest
 from qwenvl.rollout.servers import Server
 from qwenvl.rollout.vllm import give_weights, in_parts, policy_weights, seed_of
 from tests.rollout.served import WAYS, WORDS, assert_same, engine_of, local_completions
@@ -27,7 +27,7 @@ def test_every_family_and_way_of_drawing(tiny_pair, fake, random_prompts, family
     for params in WAYS.values() if family == "qwen2_5_vl" else [WAYS["sampled"]]:
         size = 1 if params.temperature == 0 else 3
         batches = [inputs.select(rows) for rows in ([0, 1], [], [2, 3])]
-        one, none, two = engine.sample(model, batches, size, params, seed=5)
+        one, none, two = engine.sample(model, SamplingRequest(batches, size, params, seed=5))
         expected = local_completions(model, processor, inputs, size, params, 5)
         assert_same(one, expected[:2], size)
         assert_same(two, expected[2:], size)
@@ -42,7 +42,7 @@ def test_the_same_seeds_whatever_servers_there_are(tiny_pair, fake, random_promp
         servers = [fake(initializer_range=0.1) for _ in range(number)]
         engine = engine_of(model, processor, servers)
         engine.sync(model, 0)
-        (rollout,) = engine.sample(model, [inputs], 4, params, 7)
+        (rollout,) = engine.sample(model, SamplingRequest([inputs], 4, params, 7))
         texts.append(rollout.texts)
         assert [sum(len(asked.prompts) for asked in each.asked) for each in servers] == [4 // number] * number
     assert texts[0] == texts[1]
@@ -55,7 +55,7 @@ def test_no_entropies(tiny_pair, fake, random_prompts):
     engine = engine_of(model, processor, [fake()])
     engine.sync(model, 0)
     with pytest.raises(ValueError, match="no entropies"):
-        engine.sample(model, [random_prompts(model, ["t"])], 2, SamplingParams(4, entropies=True), 0)
+        engine.sample(model, SamplingRequest([random_prompts(model, ["t"])], 2, SamplingParams(4, entropies=True), 0))
 
 
 def test_a_request_has_the_features_of_its_time_and_needs_no_model_any_more(tiny_pair, fake, random_prompts):
@@ -69,7 +69,7 @@ def test_a_request_has_the_features_of_its_time_and_needs_no_model_any_more(tiny
             parameter.add_(0.05 * torch.randn_like(parameter))
     inputs, params = random_prompts(model, ["tv", "t"]), WAYS["sampled"]
     expected = local_completions(model, processor, inputs, 2, params, 1)
-    ahead = engine.request(model, [inputs], 2, params, 1)
+    ahead = engine.request(model, SamplingRequest([inputs], 2, params, 1))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()

@@ -71,8 +71,8 @@ class Dropping:
     def __init__(self, engine):
         self.engine = engine
 
-    def sample(self, model, prompts, *args):
-        return self.engine.sample(model, [dropped(each) for each in prompts], *args)
+    def sample(self, model, request):
+        return self.engine.sample(model, replace(request, prompts=[dropped(each) for each in request.prompts]))
 
 
 def dropped(prompts):

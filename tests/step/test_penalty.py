@@ -69,8 +69,8 @@ def test_an_engine_without_logprobs_is_refused(make_trainer):
     trainer = make_trainer(advantage_estimator="grpo(kl_in_reward=True)")
     draw = trainer.kernels.engine.draw
 
-    def silent(*args):
-        rollout = draw(*args)
+    def silent(*args, **more):
+        rollout = draw(*args, **more)
         rollout.logprobs = None
         return rollout
 

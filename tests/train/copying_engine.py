@@ -53,17 +53,17 @@ class CopyingEngine:
     def rest(self):
         pass
 
-    def sample(self, model, *args):
-        return self.request(model, *args)()
+    def sample(self, model, request):
+        return self.request(model, request)()
 
-    def request(self, model, *args):
+    def request(self, model, request):
         sampled_by, version = self.copy, self.versions[-1]
 
         def made():
             self.requests.append((threading.current_thread().name, version))
             if self.fails is not None and self.fails[0] == len(self.requests):
                 raise self.fails[1]
-            return self.engine.sample(sampled_by, *args)
+            return self.engine.sample(sampled_by, request)
 
         return made
 

@@ -30,8 +30,8 @@ GRADIENTS = "gradients.pt"
 class EngineByRecord:
     """Random tokens and lengths, seeded by the prompt: 1 to 9 tokens, so that no two ways to average agree."""
 
-    def sample(self, model, prompts, group_size, params, seed):
-        return [self._draw(each, group_size) for each in prompts]
+    def sample(self, model, request):
+        return [self._draw(each, request.group_size) for each in request.prompts]
 
     def _draw(self, prompts: PromptInputs, size: int) -> RolloutBatch:
         ids, lengths = [], []

@@ -29,10 +29,10 @@ class Cuts:
     def __init__(self, engine):
         self._engine = engine
 
-    def sample(self, model, prompts, group_size, params, seed):
-        rollouts = self._engine.sample(model, prompts, group_size, params, seed)
-        reasons = ["length", *["stop"] * (group_size - 1)]
-        return [replace(each, finish_reasons=reasons * (len(each.texts) // group_size)) for each in rollouts]
+    def sample(self, model, request):
+        rollouts = self._engine.sample(model, request)
+        reasons = ["length", *["stop"] * (request.group_size - 1)]
+        return [replace(each, finish_reasons=reasons * (len(each.texts) // request.group_size)) for each in rollouts]
 
 
 def test_accumulation_is_exact_with_every_term(make_trainer, tmp_path):
@@ -80,8 +80,8 @@ class Stale:
     def __init__(self, engine):
         self._engine = engine
 
-    def sample(self, model, prompts, group_size, params, seed):
-        rollouts = self._engine.sample(model, prompts, group_size, params, seed)
+    def sample(self, model, request):
+        rollouts = self._engine.sample(model, request)
         generator = torch.Generator().manual_seed(9)
         noise = [0.4 * torch.randn(each.logprobs.shape, generator=generator) for each in rollouts]
         return [replace(each, logprobs=each.logprobs - by) for each, by in zip(rollouts, noise, strict=True)]

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from qwenvl.demo import tiny
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.rollout.engine import SamplingParams
+from qwenvl.rollout.engine import SamplingParams, SamplingRequest
 from qwenvl.rollout.servers import Server, ServerLostError, ServerRefusedError, Servers
 from qwenvl.rollout.vllm import VllmEngine, policy_weights
 from qwenvl.step.parity import NOISE
@@ -239,7 +239,7 @@ def assert_looks(policy: Policy, client: Server, prompts: PromptInputs) -> None:
     script = Scripted([looks[:3], [], looks[3:]], least=1)
     engine = VllmEngine(policy.local, Servers([client], patience=10.0))
     engine.sync(policy.model, 0)
-    (rollout,) = engine.sample(policy.model, [prompts], 1, params, 0, script.select(range(3)))
+    (rollout,) = engine.sample(policy.model, SamplingRequest([prompts], 1, params, 0, script.select(range(3))))
     local = policy.local.draw(policy.model, prompts, 1, params, 0, script)
     assert rollout.completion_ids.equal(local.completion_ids) and rollout.finish_reasons == local.finish_reasons
     assert rollout.whole.position_ids.equal(local.whole.position_ids) and rollout.boots

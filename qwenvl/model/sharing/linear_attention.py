@@ -93,27 +93,6 @@ class State:
         """Goes on by the matrices after the newest token."""
         self.matrices = matrices
 
-    # Methods that layers of transformers before 5.21 call instead of the first three.
-
-    record_past = True
-
-    @property
-    def layers(self) -> State:
-        """One state, whatever the number of the layer."""
-        return self
-
-    def __getitem__(self, layer_idx: int) -> State:
-        return self
-
-    @property
-    def recurrent_states(self) -> list[Tensor | None]:
-        """What transformers calls ``matrices``."""
-        return [self.matrices]
-
-    def has_previous_state(self, layer_idx: int, **which: int) -> bool:
-        """Whether there is a state to go on from."""
-        return self.inputs is not None
-
 
 Layer = Callable[..., Tensor]
 """The stock forward of a layer: ``layer(hidden, state)``, rows x S x width -> rows x S x width.
@@ -126,8 +105,8 @@ def obstacle() -> str | None:
     """None where linear attention can share a prompt, else the reason why not."""
     from transformers.cache_utils import Cache
 
-    known = all(hasattr(Cache, name) for name in ("update_conv_state", "update_recurrent_state"))
-    if known and (hasattr(Cache, "get_conv_state") or hasattr(Cache, "has_previous_state")):
+    methods = ("update_conv_state", "update_recurrent_state", "get_conv_state", "get_recurrent_state")
+    if all(hasattr(Cache, name) for name in methods):
         return None
     return "in this version of transformers linear attention keeps its state another way"
 

@@ -85,10 +85,25 @@ class Parked:
 
 
 @dataclass(frozen=True)
+class _KeptPrompts:
+    """The prompts of a cache whose completions can be continued.
+
+    Attributes:
+        lengths: of all prompts.
+        of_layers: keys and values of all prompts by layer, P x key-value heads x L x D. Filled by the first forward.
+    """
+
+    lengths: tuple[int, ...]
+    of_layers: dict[int, tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
 class _Resuming:
     """The first forward of completions that are continued: R of them, their new tokens end to end in one row.
 
     Attributes:
+        kept: all prompts of the cache that they come from.
+        numbers: which P of these have completions here.
         parked: R. Those of a prompt follow each other.
         fresh: where the new tokens of each lie in the row.
         history: where those that are kept of each lie end to end.
@@ -96,9 +111,13 @@ class _Resuming:
         prompts: where the P prompts lie end to end.
         of_prompts: keys and values of these by layer, P x key-value heads x L x D.
         grid: P x G, which of the R is in a slot. Slots that are left over repeat the last one.
+        filled: the slots that are not left over.
+        first: P x G, the column of a slot's first token: all tokens end in one column.
         width: tokens of the longest, old and new.
     """
 
+    kept: _KeptPrompts
+    numbers: list[int]
     parked: list[Parked]
     fresh: Spans
     history: Spans
@@ -106,6 +125,8 @@ class _Resuming:
     prompts: Spans
     of_prompts: dict[int, tuple[Tensor, ...]]
     grid: Tensor
+    filled: Tensor
+    first: Tensor
     width: int
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -172,6 +193,7 @@ class PrefixCache:
         device: torch.device | str,
         fixed_sizes: bool = False,
         resumable: bool = False,
+        resuming: _Resuming | None = None,
     ):
         """
         Args:
@@ -181,6 +203,7 @@ class PrefixCache:
             fixed_sizes: show the room for all tokens from the start, behind a mask, so that every token's step has the
                 same sizes: for a step that is compiled.
             resumable: keep all prompts, so that completions that have ended can be continued.
+            resuming: the completions that the first forward continues, see ``resumed``. None: it brings the prompts.
         """
         self.prompts = Spans.of(prompt_lengths, device)
         self.slots = (len(prompt_lengths), group_size)
@@ -194,15 +217,33 @@ class PrefixCache:
         self._capacity = capacity
         self._fixed_sizes = fixed_sizes
         self._numbers = [*range(len(prompt_lengths))]
-        self._kept: dict[int, tuple[Tensor, ...]] | None = {} if resumable else None  # of all prompts
-        self._kept_lengths = prompt_lengths
+        self._kept = _KeptPrompts(prompt_lengths, {}) if resumable else None
         self._first = torch.zeros(self.slots, dtype=torch.long)  # the column of a slot's first token
-        self._resuming: _Resuming | None = None
+        self._resuming = resuming
         self._newest = torch.full((1,), -1, device=device)
         self._length = 0
         self._of_prompts: dict[int, tuple[Tensor, ...]] = {}
         self._of_completions: dict[int, tuple[Tensor, ...]] = {}
         self._states: dict[int, State] = {}  # in layers of linear attention
+        if resuming is not None:
+            self._begin_with(resuming)
+
+    def _begin_with(self, resuming: _Resuming) -> None:
+        """Make room for the tokens that continued completions have, and will have after the first forward."""
+        width = resuming.width
+        longest = self.prompts.longest
+        device = self._bias.device
+        self.filled = self.filled[resuming.filled]
+        self._kept = resuming.kept
+        self._numbers = resuming.numbers
+        self._first = resuming.first
+        self._newest += width
+        self._length = width
+        # Completions begin in different columns, so each has a mask of its own.
+        self._masked = True
+        there = torch.arange(width) >= resuming.first[..., None]  # P x G x width
+        self._bias = self._bias.repeat(1, 1, self.slots[1], 1, 1)
+        self._bias[..., 0, longest : longest + width].masked_fill_(there[:, None].to(device), 0.0)
 
     def advance(self) -> None:
         """Makes room for one more token of every completion. Call it before the forward that brings it."""
@@ -253,7 +294,7 @@ class PrefixCache:
         self._of_prompts[layer] = tuple(_laid_out(self._padding.pad(x).transpose(1, 2)) for x in (k, v))
         self._of_completions[layer] = k.new_zeros(room), v.new_zeros(room)
         if self._kept is not None:
-            self._kept[layer] = self._of_prompts[layer]
+            self._kept.of_layers[layer] = self._of_prompts[layer]
         return kernel_for(q).forward(q, k, v, self.prompts, self.prompts, causal=True, scale=scale)[0]
 
     def recur(self, layer: int, forward: Layer, hidden: Tensor) -> Tensor:
@@ -293,36 +334,37 @@ class PrefixCache:
             parked: R completions, those of a prompt following each other. The cache is ``resumable``.
             lengths: R numbers of new tokens, which come end to end in one row, at least 1.
             most: tokens that each may have besides.
+
+        Raises:
+            ValueError: the cache is not ``resumable``.
         """
-        assert self._kept is not None
-        device, numbers = self.prompts.offsets.device, [*dict.fromkeys(each.prompt for each in parked)]
+        kept = self._kept
+        if kept is None:
+            raise ValueError("completions of this cache cannot be continued: it is not resumable")
+        device = self.prompts.offsets.device
+        numbers = [*dict.fromkeys(each.prompt for each in parked)]
         rows = [[n for n, each in enumerate(parked) if each.prompt == number] for number in numbers]
         size = max(map(len, rows))
         grid = torch.tensor([own + own[-1:] * (size - len(own)) for own in rows])
         widths = torch.tensor([each.length + new for each, new in zip(parked, lengths, strict=True)])
         width = int(widths.max())
-        own_lengths = tuple(self._kept_lengths[number] for number in numbers)
-        cache = PrefixCache(own_lengths, size, width + most, device, self._fixed_sizes)
-        longest = cache.prompts.longest
-        cache._kept, cache._kept_lengths, cache._numbers = self._kept, self._kept_lengths, numbers
-        cache._resuming = _Resuming(
-            list(parked),
+        own_lengths = tuple(kept.lengths[number] for number in numbers)
+        prompts = Spans.of(own_lengths, device)
+        resuming = _Resuming(
+            kept=kept,
+            numbers=numbers,
+            parked=list(parked),
             fresh=Spans.of(lengths, device),
             history=Spans.of([each.length for each in parked], device),
             groups=Spans.of([sum(lengths[n] for n in own) for own in rows], device),
-            prompts=cache.prompts,
-            of_prompts={n: tuple(x[numbers, :, :longest] for x in both) for n, both in self._kept.items()},
+            prompts=prompts,
+            of_prompts={n: tuple(x[numbers, :, : prompts.longest] for x in both) for n, both in kept.of_layers.items()},
             grid=grid.to(device),
+            filled=torch.tensor([n < len(own) for own in rows for n in range(size)]),
+            first=width - widths[grid],
             width=width,
         )
-        cache.filled = cache.filled[torch.tensor([n < len(own) for own in rows for n in range(size)])]
-        cache._first = width - widths[grid]
-        cache._newest += width
-        cache._length, cache._masked = width, True
-        there = torch.arange(width) >= cache._first[..., None]  # P x G x width
-        cache._bias = cache._bias.repeat(1, 1, size, 1, 1)
-        cache._bias[..., 0, longest : longest + width].masked_fill_(there[:, None].to(device), 0.0)
-        return cache
+        return PrefixCache(own_lengths, size, width + most, device, self._fixed_sizes, resuming=resuming)
 
     def of(self, layer: int) -> LayerCache | State:
         """What the tokens of the present step see in a layer, or go on from."""

@@ -26,17 +26,15 @@ from qwenvl.failure import has_failed, told_before
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.step.meter import Meter
 from qwenvl.train.run.signals import SIGNALS, end_fork, note_signal, prepare_forks
+from qwenvl.train.running_trainer import RunningTrainer
 
 SECONDS_FOR_EACH = 0.5  # that a process has to write the stacks of its threads
 BACKUP_SECONDS = 30.0  # after the timeout, a thread that holds Python's lock is ended from C
 
 
 @contextmanager
-def interruptible(trainer: Any) -> Iterator[StopOnSignal]:
+def interruptible(trainer: RunningTrainer) -> Iterator[StopOnSignal]:
     """Training runs within. A signal or a stall ends it, and a lost engine after a checkpoint of the last step.
-
-    Args:
-        trainer: a ``PolicyTrainer``.
 
     Raises:
         EngineLostError: all engines died; raised in every process.

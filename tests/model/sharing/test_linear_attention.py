@@ -7,7 +7,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from qwenvl.model.sharing import linear_attention, shared_prefix
-from qwenvl.model.sharing.linear_attention import Padding, State, state_tokens
+from qwenvl.model.sharing.linear_attention import Padding, state_tokens
 from qwenvl.model.sharing.prefix_cache import PrefixCache
 from qwenvl.model.sharing.shared_prefix import PrefixLayout
 from qwenvl.model.sharing.varlen import Spans
@@ -85,13 +85,3 @@ def test_states_are_counted_as_the_tokens_that_take_their_memory(tiny_pair):
     # Inputs, keys and values have half the bytes then, and matrices as many as before: 11,776 / 256 is more than 19.
     assert state_tokens(model.to(torch.bfloat16)) == -(-(4 * 16 * 16 * 4 + 4 * 128 * 2) // (2 * 64 * 2)) == 20
     assert state_tokens(tiny_pair("qwen3_vl")[0]) == 0
-
-
-def test_layers_of_older_versions_find_what_they_ask_for():
-    """Before 5.21 they asked the cache's layers, and whether there was a state."""
-    state = State()
-    assert not state.has_previous_state(3, state_idx=0)
-    state.update_conv_state(torch.ones(1, 2, 3), 3, conv_kernel_size=4)
-    state.update_recurrent_state(torch.ones(1, 1, 2, 2), 3)
-    assert state.has_previous_state(3) and state.layers[3].record_past
-    assert state.layers[3].recurrent_states[0] is state.get_recurrent_state(3)
