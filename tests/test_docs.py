@@ -180,7 +180,7 @@ def test_generated_parts_are_what_the_code_says():
 
 @pytest.fixture(scope="module")
 def trained_on_clips(tiny_checkpoint, tmp_path_factory):
-    """A folder with the run of the quickstart, ``runs/sop``, one step of a tiny model on a real clip; its batch."""
+    """A folder with the run of the pages, ``runs/sop``, one step of a tiny model on a real clip; its batch."""
     from qwenvl import GRPOTrainer
 
     folder = tmp_path_factory.mktemp("trained")
@@ -196,10 +196,10 @@ def trained_on_clips(tiny_checkpoint, tmp_path_factory):
 
 
 def test_the_result_answers_about_a_clip(trained_on_clips, monkeypatch, capsys):
-    """The last step of the quickstart as it stands but for a shorter answer."""
+    """The code of the page on using a model as it stands but for a shorter answer."""
     folder, batch = trained_on_clips
     monkeypatch.chdir(folder)
-    names = run_snippet("quickstart.md", "read_clip", {"max_new_tokens=512": "max_new_tokens=4"})
+    names = run_snippet("using.md", "read_clip", {"max_new_tokens=512": "max_new_tokens=4"})
     assert names["inputs"]["video_grid_thw"].tolist() == batch.video_grid_thw.tolist() == [[2, 8, 12]]
     new = names["output"][0, names["inputs"]["input_ids"].shape[1] :]
     assert 0 < len(new) <= 4 and capsys.readouterr().out.endswith("\n")
@@ -219,7 +219,7 @@ def run_snippet(page: str, word: str, here: dict[str, str] | None = None, **name
 
 def test_a_script_reads_the_files_of_a_run(trained_on_clips, monkeypatch, capsys):
     monkeypatch.chdir(trained_on_clips[0])
-    run_snippet("quickstart.md", "read_metrics")
+    run_snippet("runs.md", "read_metrics")
     said = capsys.readouterr().out
     assert said.startswith("1 ") and said.count("data-0 ") == 4, "the record's id, once for each completion"
 

@@ -1,4 +1,4 @@
-"""The quickstart is followed: its five steps, and then its sections from the first to the tenth, with all files."""
+"""Two pages are followed with all their files: the quickstart, and the way without a GPU."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from qwenvl.cli import main
 from qwenvl.run_log.log import read_config, read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8").split("\n## Details\n")[0]
-FIVE_STEPS, PAGE = TEXT.split("\n## 1. ")
+WITHOUT_A_GPU = (ROOT / "docs" / "without_a_gpu.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8").split("\n## 1. ")[1]
 MODEL = "Qwen/Qwen3.5-4B"
 # As the page has it, but on tiny things.
 SMALL = {
@@ -40,7 +40,7 @@ def status_of(words: list[str]) -> int | str | None:
 @pytest.fixture
 def workplace(tmp_path, monkeypatch, make_clip, tiny_checkpoint) -> Path:
     """The folder that the page begins with: clips, ``steps.txt``, and its settings file made small."""
-    steps, labels = blocks("text")
+    steps, labels, _ = blocks("text")
     (tmp_path / "steps.txt").write_text(steps)
     for number, line in enumerate(labels.splitlines()[1:]):
         make_clip(f"clips/{line.split(',')[0]}", 20 + number, size=(64, 64))
@@ -56,7 +56,7 @@ def workplace(tmp_path, monkeypatch, make_clip, tiny_checkpoint) -> Path:
 def test_the_five_steps_run_in_their_order(tmp_path, monkeypatch, tiny_checkpoint, capsys):
     """All but the installation and the demo, which other tests run."""
     monkeypatch.chdir(tmp_path)
-    block = blocks("bash", FIVE_STEPS)[0].replace("\\\n", "").replace("--max_steps 30", "--max_steps 1")
+    block = blocks("bash", WITHOUT_A_GPU)[1].replace("\\\n", "").replace("--max_steps 30", "--max_steps 1")
     install, demo, *lines = [line for line in block.splitlines() if line and not line.startswith("#")]
     assert (install, demo) == ("pip install -e .", "qwenvl demo")
     for line in lines:
