@@ -35,8 +35,10 @@ from qwenvl.demo.clips import (
     tokenizer_texts,
 )
 from qwenvl.demo.scene import STEPS
+from qwenvl.demo.timelines import TimelineSettings, best_fixed_timeline, make_timeline_clips, timeline_texts
 from qwenvl.model.families import FAMILIES, FamilyName
 from qwenvl.runlog import Rollout, read_evaluation, read_rollouts
+from qwenvl.timeline import written_timeline
 
 MARK = "demo.json"  # the folder is the demo's. At the end it has the minutes that the demo took
 MODEL: dict[str, Any] = {
@@ -74,6 +76,7 @@ class Demo:
     model = property(lambda demo: demo.folder / "model")
     run = property(lambda demo: demo.folder / "run")
     evaluation = property(lambda demo: demo.folder / "evaluation")
+    folder_name: ClassVar[str] = "demo"  # below runs/
     task: ClassVar[str] = "name the steps of videos"
     controls: ClassVar[tuple[str, ...]] = ("blank", "other_clip")
     # Steps, steps of Qwen3.5, clips, family. After 200 steps of Qwen3.5 one of five seeds still mistook one step of
@@ -82,6 +85,7 @@ class Demo:
     minutes: ClassVar[str] = "about 4"  # by default, on two cores
     make_data: ClassVar[Any] = staticmethod(make_clips)
     texts: ClassVar[Any] = staticmethod(tokenizer_texts)  # that the tokenizer is trained on
+    measure: ClassVar[str] = "accuracy"  # the reward that is 1 where an answer is right
 
     def __post_init__(self) -> None:
         steps, linear_steps, clips, family = self.defaults
@@ -177,6 +181,7 @@ class LookDemo(Demo):
     and more often to answer at once. That only a look leads to the right answer is left to GRPO to find out.
     """
 
+    folder_name: ClassVar[str] = "demo_look"
     task: ClassVar[str] = "look for a second within a minute"
     controls: ClassVar[tuple[str, ...]] = ("no_look", "other_span", "evidence")
     defaults: ClassVar[tuple[int, int, int, FamilyName]] = (100, 100, 100, "qwen3_vl")
@@ -223,34 +228,73 @@ class LookDemo(Demo):
         return accuracy, 0.3 * 0.3 + 0.7 * accuracy, "by any of the six steps"  # 0.3: an answer without thinking
 
 
+class TimelineDemo(Demo):
+    """Clips of 12 seconds with three steps: which one, from when to when?
+
+    The warm-up teaches the form, and answers that lack a span or have edges a second off. Which are right is left to
+    GRPO to find out.
+    """
+
+    folder_name: ClassVar[str] = "demo_timeline"
+    task: ClassVar[str] = "say which step a clip shows from when to when"
+    defaults: ClassVar[tuple[int, int, int, FamilyName]] = (150, 150, 600, "qwen3_vl")
+    minutes: ClassVar[str] = "about 8"
+    make_data: ClassVar[Any] = staticmethod(make_timeline_clips)
+    texts: ClassVar[Any] = staticmethod(timeline_texts)
+    measure: ClassVar[str] = "timeline_iou"
+
+    @property
+    def clip_settings(self) -> TimelineSettings:
+        """A fifth as many clips are held out."""
+        return TimelineSettings(seed=self.seed, train=self.clips, heldout=self.clips // 5, warmup=8 * self.clips)
+
+    def warmup_settings(self) -> dict[str, Any]:
+        return super().warmup_settings() | {"stop_below_loss": 0.2, "num_train_epochs": 6}
+
+    def training_settings(self) -> dict[str, Any]:
+        rewards = {"reward_funcs": ["format", self.measure], "reward_weights": [0.3, 0.7]}
+        return super().training_settings() | rewards | {"generation_max_length": 100}
+
+    @property
+    def best_without_looking(self) -> tuple[float, float, str]:
+        value, spans = best_fixed_timeline()
+        return value, 0.3 + 0.7 * value, "by the same spans for every clip: " + written_timeline(spans).replace("\n", "; ")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo in the place of an earlier one, show its result and return the exit status."""
     parser = argparse.ArgumentParser(prog="qwenvl demo", description=__doc__.split("\n\n")[0])
-    folders = "where everything goes, in the place of an earlier demo [runs/demo, with --look runs/demo_look]"
+    folders = "where everything goes, in the place of an earlier demo [runs/demo, runs/demo_look, runs/demo_timeline]"
     parser.add_argument("--output_dir", type=Path, help=folders)
     parser.add_argument("--seed", type=int, default=0, help="of clips, weights and sampling [%(default)s]")
-    (steps, linear_steps, clips, family), (look_steps, _, look_clips, look_family) = Demo.defaults, LookDemo.defaults
-    count = f"optimizer steps of GRPO [{steps}, of Qwen3.5 {linear_steps}, with --look {look_steps}]"
-    parser.add_argument("--steps", type=int, help=count)
-    count = f"training clips, at least 8; more are held out [{clips}, with --look {look_clips}]"
+    steps, linear_steps, clips, family = Demo.defaults
+    look_steps, _, look_clips, look_family = LookDemo.defaults
+    timed_steps, _, timed_clips, timed_family = TimelineDemo.defaults
+    count = f"optimizer steps of GRPO [{steps}, of Qwen3.5 {linear_steps}, {look_steps} and {timed_steps}]"
+    parser.add_argument("--steps", type=int, help=f"{count}; the last two with --look and --timeline, as below")
+    count = f"training clips, at least 8; more are held out [{clips}, {look_clips}, {timed_clips}]"
     parser.add_argument("--clips", type=int, help=count)
-    parser.add_argument("--family", choices=tuple(FAMILIES), help=f"of the model [{family}, with --look {look_family}]")
+    of_model = f"of the model [{family}, {look_family}, {timed_family}]"
+    parser.add_argument("--family", choices=tuple(FAMILIES), help=of_model)
     look = "clips of a minute, of which the model sees four frames: it learns to look at the second in question"
-    parser.add_argument("--look", action="store_true", help=look)
+    tasks = parser.add_mutually_exclusive_group()
+    tasks.add_argument("--look", action="store_true", help=look)
+    timeline = "clips of 12 seconds with three steps: it learns to say which step is shown from when to when"
+    tasks.add_argument("--timeline", action="store_true", help=timeline)
     only = "write ten clips, steps.txt, labels.csv and question.txt, as a user has them, and train nothing"
     parser.add_argument("--only-data", action="store_true", help=only)
     parser.add_argument("--fresh", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.fresh:
         parser.error("there is no --fresh any more: every call begins anew; leave it out")
-    args.output_dir = args.output_dir or Path("runs/demo_look" if args.look else "runs/demo")
+    kind: type[Demo] = LookDemo if args.look else TimelineDemo if args.timeline else Demo
+    args.output_dir = args.output_dir or Path("runs", kind.folder_name)
     if args.only_data:
         make_labelled_folder(args.output_dir, seed=args.seed)
         print(f"{args.output_dir}: clips/ with ten clips, steps.txt, labels.csv, question.txt")
         return 0
     if (args.steps is not None and args.steps < 1) or (args.clips is not None and args.clips < 8):
         parser.error("expected --steps of at least 1 and --clips of at least 8, a batch")
-    kind = LookDemo if args.look else Demo
     demo = kind(args.output_dir.resolve(), args.seed, args.steps or 0, args.clips or 0, args.family)
     run_demo(demo)
     _show(demo)
@@ -330,8 +374,8 @@ def _show(demo: Demo) -> None:
 
     print(table(read_evaluation(demo.evaluation), demo.evaluation))
     accuracy, total, how = demo.best_without_looking
-    print(f"\nBest without looking: accuracy {accuracy:.3f}, total {total:.3f}, {how}.")
-    if found := example(demo.run, demo.steps):
+    print(f"\nBest without looking: {demo.measure} {accuracy:.3f}, total {total:.3f}, {how}.")
+    if found := example(demo.run, demo.steps, demo.measure):
         before, after = found
         print(f"\n{os.path.relpath(after.clips[0].path)} shows {after.solution}")
         print(f"  before: {before.completion}\n  after:  {after.completion}")
@@ -345,11 +389,15 @@ def _show(demo: Demo) -> None:
     )
 
 
-def example(run: str | Path, last_step: int) -> tuple[Rollout, Rollout] | None:
-    """What was said of one held-out clip before and after: the first that was wrong and then right."""
+def example(run: str | Path, last_step: int, measure: str = "accuracy") -> tuple[Rollout, Rollout] | None:
+    """What was said of one held-out clip before and after: the first that was wrong and then right.
+
+    Args:
+        measure: the reward that is 1 where an answer is right.
+    """
     before = {each.record_id: each for each in read_rollouts(run, step=0, split="eval")}
     for after in read_rollouts(run, step=last_step, split="eval"):
-        if after.rewards["accuracy"] == 1 and before[after.record_id].rewards["accuracy"] != 1:
+        if after.rewards[measure] == 1 and before[after.record_id].rewards[measure] != 1:
             return before[after.record_id], after
     return None
 
