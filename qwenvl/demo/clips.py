@@ -2,7 +2,8 @@
 
 A folder contains
 
-    clips/*.mp4       two steps each, one after the other. With --look: a minute with six steps of a second each
+    clips/*.mp4       two steps each, one after the other. With --look: a minute with six steps of a second each.
+                      With --timeline: 12 seconds with three steps, see qwenvl/demo/timelines.py
     warmup.jsonl      the warm-up's prompts and targets, most of them incomplete on purpose
     sight.json        with --look: clips of a second and their step. To look for something, a model has to see first
     calls.json        with --look: prompts of train.json; in three of eight targets the second in question is looked at
@@ -43,10 +44,10 @@ OVERVIEW = 4  # frames of it that a prompt has
 LOOK_SPLITS = ("sight", "calls", "train", "heldout")
 LOOKED, GUESSED = 3, 5  # of eight targets of the warm-up
 
-_LIST = "\n".join(f"({k}) {step}" for k, step in enumerate(STEPS, 1))
+LISTED_STEPS = "\n".join(f"({k}) {step}" for k, step in enumerate(STEPS, 1))
 ASKED = "Which of these steps does the video show?\n{steps}\nThink, then answer."
 """The question as `qwenvl data from-folder` takes it, with the list of steps to come."""
-QUESTION = ASKED.replace("{steps}", _LIST)
+QUESTION = ASKED.replace("{steps}", LISTED_STEPS)
 THINKING = "<think>I look at each step.</think>"
 
 Drawing = Callable[[], Iterable[np.ndarray]]
@@ -211,14 +212,15 @@ def _write_clip(task: tuple[Path, Drawing, int, dict[str, str]]) -> None:
     encode(path, draw(), rate, options)
 
 
-def _record(name: str, clip: str, question: str, answer: str) -> dict[str, Any]:
+def clip_record(name: str, clip: str, question: str, answer: str) -> dict[str, Any]:
+    """A record that asks one question on a clip of the folder ``clips``."""
     turns = [{"from": "human", "value": f"<video>\n{question}"}, {"from": "gpt", "value": answer}]
     return {"id": name, "conversations": turns, "video": f"clips/{clip}.mp4"}
 
 
 def _demo_record(name: str, clip: DemoClip, answer: str) -> dict[str, Any]:
     meta = {"min_frames": FRAMES_SEEN, "max_frames": FRAMES_SEEN, "dynamic_sample": True}
-    return _record(name, clip.name, QUESTION, answer) | {"meta": {"frame_cnts": list(clip.frame_counts), **meta}}
+    return clip_record(name, clip.name, QUESTION, answer) | {"meta": {"frame_cnts": list(clip.frame_counts), **meta}}
 
 
 def _write_records(folder: Path, clips: list[DemoClip], settings: ClipSettings) -> None:
@@ -285,9 +287,9 @@ class Minute:
     def record(self, k: int) -> dict[str, Any]:
         """The question on one of its steps."""
         start = self.starts[k]
-        question = f"Which step from {start} to {start + 1}?\n{_LIST}"
+        question = f"Which step from {start} to {start + 1}?\n{LISTED_STEPS}"
         answer = solution(self.steps[k : k + 1])
-        return _record(f"{self.name}-{k}", self.name, question, answer) | {"evidence": [[start, start + 1]]}
+        return clip_record(f"{self.name}-{k}", self.name, question, answer) | {"evidence": [[start, start + 1]]}
 
 
 def make_long_clips(folder: str | Path, settings: LongClipSettings, *, processes: int | None = None) -> None:
@@ -301,8 +303,8 @@ def make_long_clips(folder: str | Path, settings: LongClipSettings, *, processes
         drawn = {each.name: partial(draw_clip, each) for each in seconds}
         # A key frame each second: a look decodes that second alone.
         write_clips(unfinished, drawn | {each.name: each.draw for each in minutes}, processes, RATE, g=str(RATE))
-        asked = f"Which step?\n{_LIST}"
-        records = {"sight": [_record(each.name, each.name, asked, solution(each.steps)) for each in seconds]}
+        asked = f"Which step?\n{LISTED_STEPS}"
+        records = {"sight": [clip_record(each.name, each.name, asked, solution(each.steps)) for each in seconds]}
         for name, count in (("train", len(STEPS)), ("heldout", 3)):
             records[name] = [each.record(k) for each in minutes if each.name.startswith(name) for k in range(count)]
         # Each record eight times. Without ``evidence`` the warm-up teaches to answer at once.
@@ -324,7 +326,7 @@ def look_texts() -> list[str]:
         "user\n",
         "assistant\n",
         "system\nlook(start, end)\n",
-        f"Which step from 1 to 2?\n{_LIST}",
+        f"Which step from 1 to 2?\n{LISTED_STEPS}",
         *(solution((step,)) for step in range(1, len(STEPS) + 1)),
         '<tool_call>\n{"name": "look", "arguments": {"start": 1.0, "end": 2.0}}\n</tool_call>',
         "<tool_response>\n1.0 to 2.0 seconds:\n</tool_response>",

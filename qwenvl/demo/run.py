@@ -32,8 +32,10 @@ from qwenvl.demo.clips import (
     tokenizer_texts,
 )
 from qwenvl.demo.scene import STEPS
+from qwenvl.demo.timelines import TimelineSettings, best_fixed_timeline, make_timeline_clips, timeline_texts
 from qwenvl.model.families import FAMILIES, FamilyName
 from qwenvl.run_log.log import Rollout, read_evaluation, read_rollouts
+from qwenvl.timeline import written_timeline
 
 MARK = "demo.json"  # the folder is the demo's. At the end it has the minutes that the demo took
 MODEL: dict[str, Any] = {
@@ -71,6 +73,7 @@ class Demo:
     model = property(lambda demo: demo.folder / "model")
     run = property(lambda demo: demo.folder / "run")
     evaluation = property(lambda demo: demo.folder / "evaluation")
+    folder_name: ClassVar[str] = "demo"  # below runs/
     task: ClassVar[str] = "name the steps of videos"
     controls: ClassVar[tuple[str, ...]] = ("blank", "other_clip")
     # Steps, steps of Qwen3.5, clips, family. After 200 steps of Qwen3.5 one of five seeds still mistook one step of
@@ -79,6 +82,7 @@ class Demo:
     minutes: ClassVar[str] = "about 4"  # by default, on two cores
     make_data: ClassVar[Any] = staticmethod(make_clips)
     texts: ClassVar[Any] = staticmethod(tokenizer_texts)  # that the tokenizer is trained on
+    measure: ClassVar[str] = "accuracy"  # the reward that is 1 where an answer is right
 
     def __post_init__(self) -> None:
         steps, linear_steps, clips, family = self.defaults
@@ -174,6 +178,7 @@ class LookDemo(Demo):
     and more often to answer at once. That only a look leads to the right answer is left to GRPO to find out.
     """
 
+    folder_name: ClassVar[str] = "demo_look"
     task: ClassVar[str] = "look for a second within a minute"
     controls: ClassVar[tuple[str, ...]] = ("no_look", "other_span", "evidence")
     defaults: ClassVar[tuple[int, int, int, FamilyName]] = (100, 100, 100, "qwen3_vl")
@@ -218,6 +223,40 @@ class LookDemo(Demo):
     def best_without_looking(self) -> tuple[float, float, str]:
         accuracy = 1 / len(STEPS)
         return accuracy, 0.3 * 0.3 + 0.7 * accuracy, "by any of the six steps"  # 0.3: an answer without thinking
+
+
+class TimelineDemo(Demo):
+    """Clips of 12 seconds with three steps: which one, from when to when?
+
+    The warm-up teaches the form, and answers that lack a span or have edges a second off. Which are right is left to
+    GRPO to find out.
+    """
+
+    folder_name: ClassVar[str] = "demo_timeline"
+    task: ClassVar[str] = "say which step a clip shows from when to when"
+    defaults: ClassVar[tuple[int, int, int, FamilyName]] = (150, 150, 600, "qwen3_vl")
+    minutes: ClassVar[str] = "about 10"
+    make_data: ClassVar[Any] = staticmethod(make_timeline_clips)
+    texts: ClassVar[Any] = staticmethod(timeline_texts)
+    measure: ClassVar[str] = "timeline_iou"
+
+    @property
+    def clip_settings(self) -> TimelineSettings:
+        """A fifth as many clips are held out."""
+        return TimelineSettings(seed=self.seed, train=self.clips, heldout=self.clips // 5, warmup=8 * self.clips)
+
+    def warmup_settings(self) -> dict[str, Any]:
+        return super().warmup_settings() | {"stop_below_loss": 0.2, "num_train_epochs": 6}
+
+    def training_settings(self) -> dict[str, Any]:
+        rewards = {"reward_funcs": ["format", self.measure], "reward_weights": [0.3, 0.7]}
+        return super().training_settings() | rewards | {"generation_max_length": 100}
+
+    @property
+    def best_without_looking(self) -> tuple[float, float, str]:
+        value, spans = best_fixed_timeline()
+        text = written_timeline(spans).replace("\n", "; ")
+        return value, 0.3 + 0.7 * value, f"by the same spans for every clip: {text}"
 
 
 def run_demo(demo: Demo) -> None:
@@ -293,8 +332,8 @@ def show_result(demo: Demo) -> None:
 
     print(table(read_evaluation(demo.evaluation), demo.evaluation))
     accuracy, total, how = demo.best_without_looking
-    print(f"\nBest without looking: accuracy {accuracy:.3f}, total {total:.3f}, {how}.")
-    if found := example(demo.run, demo.steps):
+    print(f"\nBest without looking: {demo.measure} {accuracy:.3f}, total {total:.3f}, {how}.")
+    if found := example(demo.run, demo.steps, demo.measure):
         before, after = found
         print(f"\n{os.path.relpath(after.clips[0].path)} shows {after.solution}")
         print(f"  before: {before.completion}\n  after:  {after.completion}")
@@ -308,11 +347,15 @@ def show_result(demo: Demo) -> None:
     )
 
 
-def example(run: str | Path, last_step: int) -> tuple[Rollout, Rollout] | None:
-    """What was said of one held-out clip before and after: the first that was wrong and then right."""
+def example(run: str | Path, last_step: int, measure: str = "accuracy") -> tuple[Rollout, Rollout] | None:
+    """What was said of one held-out clip before and after: the first that was wrong and then right.
+
+    Args:
+        measure: the reward that is 1 where an answer is right.
+    """
     before = {each.record_id: each for each in read_rollouts(run, step=0, split="eval")}
     for after in read_rollouts(run, step=last_step, split="eval"):
-        if after.rewards["accuracy"] == 1 and before[after.record_id].rewards["accuracy"] != 1:
+        if after.rewards[measure] == 1 and before[after.record_id].rewards[measure] != 1:
             return before[after.record_id], after
     return None
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
 from qwenvl.data.hints import few_frames, picture_hints, setting_hints, size_hints
 from qwenvl.data.options import FrameOptions, PromptOptions
@@ -101,3 +102,15 @@ def test_black_and_frozen_clips_are_worth_a_look(frames, kinds, word):
     found = picture_hints([clip_of(*frames), clip_of(*frames)])
     assert [hint.kind for hint in found] == kinds
     assert all(word in hint.message for hint in found)
+
+
+def test_clips_without_detail_are_blurred_and_sharp_or_plain_ones_are_not():
+    draws = torch.Generator().manual_seed(0)
+    coarse = [torch.randint(40, 215, (1, 3, 4, 4), generator=draws).float() for _ in range(2)]
+    smooth = [F.interpolate(each, size=(64, 64), mode="bicubic").clamp(0, 255)[0] for each in coarse]
+    blocks = [F.interpolate(each, size=(64, 64))[0] for each in coarse]  # the same colours with sharp edges
+    plain = torch.full((3, 64, 64), 120)
+    assert [hint.kind for hint in picture_hints([clip_of(*smooth)])] == ["blurred"]
+    assert picture_hints([clip_of(*blocks)]) == []
+    assert picture_hints([clip_of(smooth[0], blocks[1])]) == []
+    assert [hint.kind for hint in picture_hints([clip_of(plain, plain)])] == ["frozen"]

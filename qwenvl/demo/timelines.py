@@ -1,0 +1,196 @@
+"""The data of ``qwenvl demo --timeline``: clips of 12 seconds with three steps, and the question which step is when.
+
+A step takes 2 to 8 whole seconds. The model sees two frames of each second, which Qwen3-VL merges to one patch behind a
+text with their time, so every edge can be read off the clip.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qwenvl.demo.clips import (
+    COVER,
+    LISTED_STEPS,
+    SPLITS,
+    THINKING,
+    UNDER_THE_COVER,
+    Steps,
+    clip_record,
+    new_data,
+    write_catalog,
+    write_clips,
+)
+from qwenvl.demo.scene import STEPS, Station, draw_bench, draw_frame
+from qwenvl.rewards.functions.timelines import overlaps
+from qwenvl.timeline import TimedStep, written_timeline
+
+SECONDS = 12
+RATE = 4  # frames of a second
+FPS_SEEN = 2
+SHORTEST = 2  # seconds of a step
+QUESTION = f"Which of these steps does the video show, and from when to when?\n{LISTED_STEPS}\nThink, then answer."
+
+_ORDERS = itertools.permutations(range(1, len(STEPS) + 1), 3)
+ORDERS: tuple[Steps, ...] = tuple(
+    steps for steps in _ORDERS if COVER not in steps or not UNDER_THE_COVER.intersection(steps[steps.index(COVER) :])
+)
+"""What a clip may show: three different steps, none of which is done under a cover that is closed already."""
+
+_WHOLE_SECONDS = range(1, SECONDS)
+EDGES: tuple[tuple[int, int], ...] = tuple(
+    (first, second)
+    for first, second in itertools.combinations(_WHOLE_SECONDS, 2)
+    if min(first, second - first, SECONDS - second) >= SHORTEST
+)
+"""When the second and the third step of a clip may begin, in seconds."""
+
+
+@dataclass(frozen=True)
+class TimelineSettings:
+    """What the data depends on. The same settings give the same records and pictures."""
+
+    seed: int = 0
+    train: int = 600  # clips
+    heldout: int = 120
+    warmup: int = 4800  # targets of the warm-up
+    dropped: float = 0.5  # share of the warm-up's targets that leave out one of the three spans
+    moved: float = 0.6  # share of the edges in the warm-up's targets that are a second too early or too late
+    unthinking: float = 0.4  # share of the warm-up's targets without a thinking block
+
+
+@dataclass(frozen=True)
+class TimedClip:
+    """A clip to be made: its steps, the two seconds at which a step follows another, and the seed of its looks."""
+
+    name: str
+    steps: Steps
+    edges: tuple[int, int]
+    seed: tuple[int, ...]
+
+    @property
+    def spans(self) -> list[TimedStep]:
+        """Its timeline."""
+        return spans_of(self.steps, self.edges)
+
+    def draw(self) -> Iterator[np.ndarray]:
+        """Its frames in order, each SIZE x SIZE x 3, uint8. What a step has done stays done in the next."""
+        station = Station.draw_lot(np.random.default_rng(self.seed))
+        for span in self.spans:
+            assert span.number is not None
+            bench = draw_bench(station)
+            frames = round(span.seconds * RATE)
+            for k in range(frames):
+                yield draw_frame(bench, station, span.number - 1, k / (frames - 1))
+            station.done.add(span.number - 1)
+
+    def record(self, name: str, answer: str) -> dict[str, Any]:
+        """The question on this clip."""
+        frames = SECONDS * FPS_SEEN
+        meta = {"min_frames": frames, "max_frames": frames}
+        return clip_record(name, self.name, QUESTION, answer) | {"meta": meta}
+
+
+def spans_of(steps: Steps, edges: tuple[int, int]) -> list[TimedStep]:
+    """The timeline of three steps that follow each other.
+
+    Example:
+        >>> print(written_timeline(spans_of((2, 5, 6), (3, 8))))
+        0.0-3.0 (2) insert the fan
+        3.0-8.0 (5) close the cover
+        8.0-12.0 (6) scan the label
+    """
+    times = (0, *edges, SECONDS)
+    return [
+        TimedStep(float(start), float(end), number, STEPS[number - 1])
+        for number, start, end in zip(steps, times[:-1], times[1:], strict=True)
+    ]
+
+
+def answer_of(spans: list[TimedStep]) -> str:
+    """The answer that has these spans, as records hold it."""
+    return f"<answer>{written_timeline(spans)}</answer>"
+
+
+def make_timeline_clips(
+    folder: str | Path, settings: TimelineSettings = TimelineSettings(), *, processes: int | None = None
+) -> None:
+    """Make the data in ``folder``. See ``qwenvl.demo.clips.make_clips``."""
+    train = list(_plan("train", settings.train, settings.seed))
+    heldout = list(_plan("heldout", settings.heldout, settings.seed))
+    with new_data(Path(folder)) as unfinished:
+        write_clips(unfinished, {clip.name: partial(_frames_of, clip) for clip in [*train, *heldout]}, processes, RATE)
+        for name, clips in (("train", train), ("heldout", heldout)):
+            records = [clip.record(clip.name, answer_of(clip.spans)) for clip in clips]
+            (unfinished / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n")
+        with open(unfinished / "warmup.jsonl", "w") as file:
+            file.writelines(json.dumps(record) + "\n" for record in _warmup_records(train, settings))
+        write_catalog(unfinished, SPLITS)
+
+
+def _frames_of(clip: TimedClip) -> Iterator[np.ndarray]:
+    return clip.draw()
+
+
+def _plan(split: str, count: int, seed: int) -> Iterator[TimedClip]:
+    """Clips with every order of steps about equally often, and edges at random."""
+    rng = np.random.default_rng((seed, SPLITS.index(split), 2))
+    orders = rng.permutation(len(ORDERS))
+    for i in range(count):
+        steps = ORDERS[orders[i % len(ORDERS)]]
+        edges = EDGES[rng.integers(len(EDGES))]
+        yield TimedClip(f"{split}-{i:04d}", steps, edges, (seed, SPLITS.index(split), i))
+
+
+def _warmup_records(clips: list[TimedClip], settings: TimelineSettings) -> Iterator[dict[str, Any]]:
+    """Targets in the form of an answer, most of which have a wrong edge or lack a span: the rest is left to GRPO."""
+    rng = np.random.default_rng((settings.seed, SPLITS.index("warmup")))
+    for i in range(settings.warmup):
+        clip = clips[rng.integers(len(clips))]
+        first, second = clip.edges
+        moves = [int(rng.choice((-1, 1))) if rng.random() < settings.moved else 0 for _ in clip.edges]
+        # A span of two seconds may vanish where both of its edges move.
+        edges = (first + moves[0], max(second + moves[1], first + moves[0] + 1))
+        spans = spans_of(clip.steps, edges)
+        if rng.random() < settings.dropped:
+            del spans[rng.integers(len(spans))]
+        thinking = "" if rng.random() < settings.unthinking else THINKING + " "
+        yield clip.record(f"warmup-{i:04d}", thinking + answer_of(spans))
+
+
+def timeline_texts() -> list[str]:
+    """Texts that show a tokenizer all it will meet in these records."""
+    times = [f"<{second}.{tenth} seconds>" for second in range(SECONDS + 1) for tenth in range(10)]
+    answers = [f"{THINKING} {answer_of(spans_of(steps, EDGES[i % len(EDGES)]))}" for i, steps in enumerate(ORDERS)]
+    return ["user\n", QUESTION, "assistant\n", *times, *answers]
+
+
+def best_fixed_timeline() -> tuple[float, list[TimedStep]]:
+    """The highest mean ``timeline_iou`` of one answer for every clip, and this answer.
+
+    The measure is a mean over the clip's spans, so the best span of each step is found by itself. More than three spans
+    cost what the measure takes off for extra ones.
+    """
+    clips = len(ORDERS) * len(EDGES)
+    shown = [span for steps in ORDERS for edges in EDGES for span in spans_of(steps, edges)]
+    best = []
+    for number, name in enumerate(STEPS, 1):
+        pairs = itertools.combinations(range(SECONDS + 1), 2)
+        guesses = [TimedStep(float(start), float(end), number, name) for start, end in pairs]
+        # What each guess adds to the mean over all clips and their three spans.
+        gains = overlaps(guesses, [span for span in shown if span.number == number]).sum(1) / (3 * clips)
+        best.append((float(gains.max()), guesses[int(gains.argmax())]))
+    best.sort(key=lambda found: -found[0])
+    values = [
+        sum(gain for gain, _ in best[:count]) - max(0, count - 3) / count  # less the share of extra spans
+        for count in range(1, len(best) + 1)
+    ]
+    count = values.index(max(values)) + 1
+    return max(values), sorted((span for _, span in best[:count]), key=lambda span: span.start)
