@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from qwenvl.commands.demo import main
 from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
-from qwenvl.demo.run import Demo, LookDemo, example
+from qwenvl.demo.run import Demo, LookDemo, TimelineDemo, example
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.run_log.log import Rollout, RunLog, read_evaluation, read_metrics
 from tests.printed import commands_in, paste
@@ -97,6 +97,8 @@ def test_all_commands_take_the_settings_of_every_family(tmp_path, family):
     (_, _, sight), (_, _, calls), (_, _, train) = LookDemo(tmp_path, family=family).commands()
     assert WarmupConfig(**sight).tools is None
     assert WarmupConfig(**calls).tools == GRPOConfig(**train).tools == ["look"]
+    (_, _, warmup), (_, _, training) = TimelineDemo(tmp_path, family=family).commands()
+    assert WarmupConfig(**warmup).output_dir == GRPOConfig(**training).model_name_or_path
     assert sight["output_dir"] == calls["model_name_or_path"] and calls["output_dir"] == train["model_name_or_path"]
 
 
@@ -106,3 +108,11 @@ def test_the_demo_that_looks_from_end_to_end(tmp_path):
     assert "[5/5] does it look?" in out and "Best without looking: accuracy 0.167" in out
     evaluation = read_evaluation(tmp_path / "out" / "evaluation")
     assert evaluation["controls"] == ["none", "no_look", "other_span", "evidence"] and evaluation["ended"]
+
+
+def test_the_demo_of_timelines_from_end_to_end(tmp_path):
+    out = call(tmp_path / "out", "--timeline", "--steps", "1")
+    assert "Best without looking: timeline_iou 0.185" in out and "F1@50" in out
+    evaluation = read_evaluation(tmp_path / "out" / "evaluation")
+    assert evaluation["controls"] == ["none", "blank", "other_clip"] and evaluation["ended"]
+    assert evaluation["numbers"][0]["timelines"]["records"] == 1
