@@ -242,8 +242,9 @@ class TimelineDemo(Demo):
 
     @property
     def clip_settings(self) -> TimelineSettings:
-        """A fifth as many clips are held out."""
-        return TimelineSettings(seed=self.seed, train=self.clips, heldout=self.clips // 5, warmup=8 * self.clips)
+        """A fifth as many clips are held out, and at least two: one is shown in place of the other."""
+        heldout = max(2, self.clips // 5)
+        return TimelineSettings(seed=self.seed, train=self.clips, heldout=heldout, warmup=8 * self.clips)
 
     def warmup_settings(self) -> dict[str, Any]:
         return super().warmup_settings() | {"stop_below_loss": 0.2, "num_train_epochs": 6}

@@ -115,4 +115,4 @@ def test_the_demo_of_timelines_from_end_to_end(tmp_path):
     assert "Best without looking: timeline_iou 0.185" in out and "F1@50" in out
     evaluation = read_evaluation(tmp_path / "out" / "evaluation")
     assert evaluation["controls"] == ["none", "blank", "other_clip"] and evaluation["ended"]
-    assert evaluation["numbers"][0]["timelines"]["records"] == 1
+    assert evaluation["numbers"][0]["timelines"]["records"] == 2
