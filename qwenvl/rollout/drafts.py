@@ -18,7 +18,7 @@ LONGEST_SUFFIX = 6
 """Most tokens that are compared: a longer match says little more about what follows."""
 
 HISTORY_TOKENS = 65_536
-"""Most tokens of earlier completions that are kept, about 100 MB with the tables over them."""
+"""Most tokens of earlier completions that are kept, at most about 150 MB with the tables over them."""
 
 LEAST_CHANCE = 0.25
 """A draft goes on as long as its next token is reached and right with this probability."""
@@ -56,8 +56,9 @@ class SuffixTable:
     def append(self, token: int) -> None:
         """Adds a token to the last text."""
         place = len(self._tokens)
-        for length in range(1, min(self._run, LONGEST_SUFFIX) + 1):
-            self._places[tuple(self._tokens[place - length :])] = place
+        run = tuple(self.suffix())
+        for start in range(len(run)):
+            self._places[run[start:]] = place
         self._tokens.append(token)
         self._run += 1
 
@@ -71,6 +72,10 @@ class SuffixTable:
         """The last tokens of the last text, at most ``LONGEST_SUFFIX``."""
         length = min(self._run, LONGEST_SUFFIX)
         return self._tokens[len(self._tokens) - length :]
+
+    def has(self, run: tuple[int, ...]) -> bool:
+        """Whether something stood behind this run."""
+        return run in self._places
 
     def behind(self, run: tuple[int, ...], most: int) -> list[int]:
         """At most so many tokens that stood behind ``run`` when it last occurred."""
@@ -91,7 +96,7 @@ class DraftHistory:
         self.most = most
         self.table = SuffixTable()
         self._kept: deque[tuple[int, list[int]]] = deque()
-        self._by_prompt: dict[int, list[list[int]]] = {}
+        self._by_prompt: dict[int, SuffixTable] = {}
         self.tokens = 0
 
     def add(self, prompt: int, completion: Sequence[int]) -> None:
@@ -102,9 +107,9 @@ class DraftHistory:
             self._drop_oldest(self.most // 2 - len(tokens))
         self._keep(prompt, tokens)
 
-    def of_prompt(self, prompt: int) -> list[list[int]]:
-        """The kept completions of a prompt, oldest first."""
-        return self._by_prompt.get(prompt, [])
+    def of_prompt(self, prompt: int) -> SuffixTable:
+        """The kept completions of one prompt."""
+        return self._by_prompt.get(prompt, SuffixTable())
 
     def state(self) -> list[tuple[int, list[int]]]:
         """What ``load`` takes: the kept completions and the numbers of their prompts."""
@@ -120,7 +125,7 @@ class DraftHistory:
 
     def _keep(self, prompt: int, tokens: list[int]) -> None:
         self._kept.append((prompt, tokens))
-        self._by_prompt.setdefault(prompt, []).append(tokens)
+        self._by_prompt.setdefault(prompt, SuffixTable()).add(tokens)
         self.table.add(tokens)
         self.tokens += len(tokens)
 
@@ -189,16 +194,16 @@ class DraftCounts:
 
 
 class CompletionDrafts:
-    """Drafts for one completion: from itself, from its prompt and earlier completions of it, and from all others.
+    """Drafts for one completion: from itself, and from other texts.
 
-    The longest suffix decides. With equal ones the completion itself comes first, then its prompt, then others.
+    The longest suffix decides. With equal ones the completion itself comes first, then the other texts in their order.
     """
 
-    def __init__(self, start: Sequence[int], of_prompt: SuffixTable, of_others: SuffixTable, lengths: DraftLengths):
+    def __init__(self, start: Sequence[int], others: Sequence[SuffixTable], lengths: DraftLengths):
         """``start``: the last tokens of the prompt."""
         self._own = SuffixTable()
         self._own.add(start)
-        self._tables = (self._own, of_prompt, of_others)
+        self._tables = (self._own, *others)
         self._lengths = lengths
 
     def append(self, token: int) -> None:
@@ -211,13 +216,22 @@ class CompletionDrafts:
 
     def propose(self, most: int) -> Draft:
         """What may follow, at most so many tokens. No tokens where nothing is known, or drafts have failed."""
+        if most < 1:
+            return Draft([], 0)
         suffix = tuple(self._own.suffix())
-        for start in range(len(suffix)):
-            run = suffix[start:]
-            for table in self._tables:
-                if found := table.behind(run, min(most, self._lengths.most)):
-                    return Draft(found[: self._lengths.of(len(run))], len(run))
-        return Draft([], 0)
+        tables: Sequence[SuffixTable] = self._tables
+        source, length = None, 0
+        # From short to long: a table without a run has no longer one that ends with it.
+        while length < len(suffix):
+            run = suffix[len(suffix) - length - 1 :]
+            tables = [table for table in tables if table.has(run)]
+            if not tables:
+                break
+            source, length = tables[0], length + 1
+        if source is None:
+            return Draft([], 0)
+        size = min(most, self._lengths.of(length))
+        return Draft(source.behind(suffix[len(suffix) - length :], size) if size else [], length)
 
 
 @dataclass
@@ -263,14 +277,17 @@ class Drafter:
             media: tokens that stand for pictures and not for text.
         """
         drafts = []
+        texts: dict[int, SuffixTable] = {}
         for prompt in prompts:
-            table = SuffixTable()
-            add_text(table, prompt, media)
-            start = table.suffix()
-            for completion in self.history.of_prompt(prompt_number(prompt, media)):
-                table.add(completion)
+            number = prompt_number(prompt, media)
+            if number not in texts:  # records often share their question
+                texts[number] = SuffixTable()
+                add_text(texts[number], prompt, media)
+            text = texts[number]
+            # What was answered to the same question comes before what stands in it.
+            others = (self.history.of_prompt(number), text, self.history.table)
             for _ in range(group_size):
-                drafts.append(CompletionDrafts(start, table, self.history.table, self.lengths))
+                drafts.append(CompletionDrafts(text.suffix(), others, self.lengths))
         return drafts
 
     def remember(
