@@ -48,7 +48,7 @@ READ_BY_PROBE = {
     *("model_name_or_path", "shared_prefix"),
     *("dataset_use", "teacher", "teacher_sees"),
     *("grpo_sample_size", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
-    *("rollout_token_budget", "compile_decoding", "data_seed"),
+    *("rollout_token_budget", "compile_decoding", "draft_tokens", "data_seed"),
     *("dataloader_num_workers", "dataloader_prefetch_factor"),
     *SAMPLING_FLAGS,
     *_COMPUTE,

@@ -99,7 +99,7 @@ class SamplingRequest:
 
 
 class RolloutEngine(Protocol):
-    """Samples completions. The same seed, prompts and weights give the same ones."""
+    """Samples completions. The same seed, prompts and weights give the same ones, with drafts the same history too."""
 
     def sample(self, model: nn.Module, request: SamplingRequest) -> list[RolloutBatch]:
         """N = P * G completions of each micro-batch, row n for prompt n // G."""

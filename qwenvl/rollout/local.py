@@ -20,6 +20,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.sharing.linear_attention import state_tokens
+from qwenvl.rollout.drafts import Drafter, DraftLengths
 from qwenvl.rollout.engine import (
     Drawing,
     SamplingParams,
@@ -32,7 +33,7 @@ from qwenvl.rollout.engine import (
     split_rollouts,
     within_budget,
 )
-from qwenvl.rollout.shared_sampling import SharedSampler, exponential_race, logits_processors
+from qwenvl.rollout.shared_sampling import SharedSampler, exponential_race, logits_processors, tokens_of
 from qwenvl.rollout.turns import GrowingCompletion, Resume, behind_prompts, sample_turns
 from qwenvl.tools.toolbox import Conversations
 from qwenvl.types import RolloutBatch
@@ -268,6 +269,11 @@ class StopStrings:
     def __init__(self, tokenizer, strings: tuple[str, ...]):
         self._match = StopStringCriteria(tokenizer, list(strings))
 
+    @property
+    def no_token(self) -> int:
+        """A number that matches nothing."""
+        return self._match.embedding_vec.shape[0]
+
     def __call__(self, completion_ids: Tensor) -> Tensor:
         """rows x tokens -> rows bool: True where the last token completes a string."""
         return self._match(completion_ids, None)
@@ -275,15 +281,34 @@ class StopStrings:
     def each_token(self, completion_ids: Tensor) -> Tensor:
         """N x T -> N x T bool: True for every token that completes a string."""
         width = self._match.maximum_token_len  # no string takes more tokens than it has characters
-        unknown = self._match.embedding_vec.shape[0]  # matches nothing
-        windows = nn.functional.pad(completion_ids, (width - 1, 0), value=unknown).unfold(1, width, 1)
+        windows = nn.functional.pad(completion_ids, (width - 1, 0), value=self.no_token).unfold(1, width, 1)
         return torch.cat([self(some) for some in windows.flatten(0, 1).split(2**16)]).view(completion_ids.shape)
 
 
 class SharedPrefixEngine(LocalEngine):
-    """As ``LocalEngine``, with each prompt computed once. The model needs ``supports_shared_prefix``."""
+    """As ``LocalEngine``, with each prompt computed once. The model needs ``supports_shared_prefix``.
+
+    Attributes:
+        compiled: the decode step is compiled (``compile``).
+        drafter: what drafts are taken from (``draft``). None: each forward gives one token.
+    """
 
     compiled = False
+    drafter: Drafter | None = None
+
+    def draft(self, model: nn.Module, most: int) -> None:
+        """From now on a forward verifies drafts of at most ``most`` tokens of each completion.
+
+        Raises:
+            ValueError: the model has layers of linear attention.
+        """
+        if states := state_tokens(model):
+            raise ValueError(
+                f"--draft_tokens {most} needs full attention in all layers: to take back a token of a draft, linear "
+                f"attention would keep its state at each one, {most + 1} times the memory of {states:,} tokens for "
+                "each completion; leave it out"
+            )
+        self.drafter = Drafter(DraftLengths(most))
 
     def compile(self, device: torch.device) -> None:
         """From now on the decode step is compiled.
@@ -300,7 +325,25 @@ class SharedPrefixEngine(LocalEngine):
             ) from error
         self.compiled = True
 
+    def draw(
+        self,
+        model: nn.Module,
+        prompts: PromptInputs,
+        group_size: int,
+        params: SamplingParams,
+        seed: int,
+        conversations: Conversations | None = None,
+    ) -> RolloutBatch:
+        """See ``LocalEngine.draw``. With drafts the completions are remembered, if they are to be learned from."""
+        rollout = super().draw(model, prompts, group_size, params, seed, conversations)
+        if self.drafter is not None:
+            completions = real_tokens(rollout.completion_ids, rollout.completion_mask)
+            self.drafter.remember(tokens_of(prompts), completions, group_size, frozenset(self.vision_ids))
+        return rollout
+
     def _costs(self, prompts: PromptInputs, group_size: int, most: int) -> list[int]:
+        if self.drafter is not None:
+            most += self.drafter.lengths.most  # a draft may reach over the end of a completion
         return [length + group_size * most for length in prompts.attention_mask.sum(1).tolist()]
 
     def _first_turn(
@@ -308,6 +351,7 @@ class SharedPrefixEngine(LocalEngine):
     ) -> tuple[RolloutBatch, Resume]:
         """The first turn of each completion, and what samples further ones: nothing is computed again."""
         stops = self.stops(params)
+        drafter = None if self.drafter is None else self.drafter.begin()
         sampler = SharedSampler(
             model,
             prompts,
@@ -320,6 +364,8 @@ class SharedPrefixEngine(LocalEngine):
             compiled=self.compiled,
             drawing=self.drawing,
             resumable=resumable,
+            drafter=drafter,
+            no_token=0 if stops is None else stops.no_token,
         )
 
         def resume(rows: list[int], completions: list[GrowingCompletion], most: int) -> RolloutBatch:

@@ -142,6 +142,20 @@ class SamplingOptions(Options):
             "shared_prefix != 'off': it compiles the shared sampling",
         ),
     )
+    draft_tokens: int = option(
+        0,
+        "Most tokens of a draft: a guess at what follows, from the prompt, from the completion itself and from those "
+        "of earlier steps, at least 0. One forward verifies the drafts of all completions, so that there are fewer "
+        "forwards than tokens. The distribution of completions is the same, the draws of a seed are others. 0: a "
+        "forward for each token. 4 to 8: for answers that repeat their question or each other.",
+        least=0,
+        needs=(
+            "rollout_engine == 'local': servers sample in a way of their own",
+            "not compile_decoding: the compiled step has one token of each completion",
+            "ds3_gather_for_generation: each process has as many forwards as its own drafts need",
+            "shared_prefix != 'off': it drafts in the shared sampling",
+        ),
+    )
     ds3_gather_for_generation: bool = option(
         True,
         "With DeepSpeed ZeRO-3 or FSDP, gather the whole model in each process to sample. False: the weights of one "

@@ -32,6 +32,7 @@ from qwenvl.model.sharding import is_partitioned, sharded_modules
 from qwenvl.model.sharing.linear_attention import State
 from qwenvl.model.sharing.prefix_cache import Parked, PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
+from qwenvl.rollout.drafts import CompletionDrafts, Drafter, add_text
 from qwenvl.rollout.engine import Drawing, SamplingParams
 
 
@@ -92,6 +93,8 @@ class SharedSampler:
             is not sharded.
         drawing: where progress is written.
         resumable: keep what the cache has of completions that have ended, so that ``resume`` can continue them.
+        drafter: drafts the next tokens of completions. None: each forward gives one token.
+        no_token: a number that ``stopping`` takes for no token. With drafts it fills shorter completions.
     """
 
     model: nn.Module
@@ -106,6 +109,8 @@ class SharedSampler:
     cuda_graph: bool | None = None
     drawing: Drawing = field(default_factory=Drawing)
     resumable: bool = False
+    drafter: Drafter | None = None
+    no_token: int = 0
 
     def __post_init__(self) -> None:
         install_sharing(self.model)
@@ -120,7 +125,11 @@ class SharedSampler:
         self._parked: dict[int, Parked] | None = {} if self.resumable else None
         lengths, fixed = tuple(self.prompts.attention_mask.sum(1).tolist()), self.compiled or self.cuda_graph
         size, most = self.group_size, params.max_new_tokens
-        self._cache = PrefixCache(lengths, size, most, ids.device, fixed, self.resumable)
+        drafted = 0 if self.drafter is None else self.drafter.lengths.most
+        self._cache = PrefixCache(lengths, size, most, ids.device, fixed, self.resumable, drafted)
+        self._drafts: list[CompletionDrafts] = []
+        if self.drafter is not None:
+            self._drafts = self.drafter.of_prompts(tokens_of(self.prompts), size, frozenset(self.suppress))
 
     def first(self) -> tuple[Tensor, Likelihood]:
         """Samples completions, or their first turns.
@@ -133,7 +142,8 @@ class SharedSampler:
         starts = first_positions(prompts.position_ids, size)
         with _without_gradient(starts.device):
             logits = _prefill(self.model, prompts, self._cache).repeat_interleave(size, dim=0)
-            return self._decode(self._cache, [*range(len(starts))], logits, starts, self.params.max_new_tokens)
+            decode = self._decode if self.drafter is None else self._decode_drafted
+            return decode(self._cache, [*range(len(starts))], logits, starts, self.params.max_new_tokens)
 
     def resume(self, rows: Sequence[int], fresh: PromptInputs, most: int) -> tuple[Tensor, Likelihood]:
         """Samples one more turn of some completions whose turn has ended. Nothing before it is computed again.
@@ -156,7 +166,13 @@ class SharedSampler:
                 shared_prefix=cache,
                 **fresh.vision(),
             ).logits[0]
-            return self._decode(cache, rows, logits.float(), fresh.position_ids.amax((0, 2)) + 1, most)
+            starts = fresh.position_ids.amax((0, 2)) + 1
+            if self.drafter is None:
+                return self._decode(cache, rows, logits.float(), starts, most)
+            for row, tokens in zip(rows, tokens_of(fresh), strict=True):
+                appended = tokens[1:]  # the first one was sampled, and is known
+                add_text(self._drafts[row], appended, frozenset(self.suppress))
+            return self._decode_drafted(cache, rows, logits.float(), starts, most)
 
     def _decode(
         self, cache: PrefixCache, rows: Sequence[int], logits: Tensor, starts: Tensor, most: int
@@ -203,6 +219,156 @@ class SharedSampler:
         found = Likelihood(logprobs[:, : t + 1], None if entropies is None else entropies[:, : t + 1])
         return ids[:, start : start + t + 1], found
 
+    def _decode_drafted(
+        self, cache: PrefixCache, rows: Sequence[int], logits: Tensor, starts: Tensor, most: int
+    ) -> tuple[Tensor, Likelihood]:
+        """As ``_decode``, with several tokens of each completion in a forward: its newest one, and those of a draft.
+
+        Every token is drawn from its own distribution. Those of the draft only tell for how many tokens the forward has
+        the right distributions: up to the first draw that is not the drafted token, and with that draw.
+        """
+        assert self.drafter is not None
+        device, counts = logits.device, self.drafter.counts
+        drafts = [self._drafts[row] for row in rows]
+        turn = _DraftedTurn(self, rows, most, device)
+        decoder = DecodeStep(self.model, cache, self.compiled, bool(self.cuda_graph))
+        going = torch.arange(len(rows), device=device)  # the unfinished completions
+        newest, done = turn.draw(going, logits)
+        for draft, token in zip(drafts, newest.tolist(), strict=True):
+            draft.append(token)
+        while True:
+            ended = int(done.sum())
+            if ended and self._parked is not None:
+                self._parked |= {rows[n]: own for n, own in zip(going[done].tolist(), decoder.park(done), strict=True)}
+            if ended == len(done):
+                break
+            if ended:
+                going, newest = going[~done], newest[~done]
+                decoder.keep(~done)
+            numbers, lengths = going.tolist(), turn.lengths[going].tolist()
+            # The token behind a whole draft is drawn too.
+            made = [drafts[n].propose(most - length - 1) for n, length in zip(numbers, lengths, strict=True)]
+            longest = max(len(draft.tokens) for draft in made)
+            width = 1 + (self.drafter.lengths.most if cache.fixed_sizes else longest)
+            padded = [draft.tokens + [0] * (width - 1 - len(draft.tokens)) for draft in made]
+            guesses = torch.tensor(padded, dtype=torch.long, device=device).view(len(made), width - 1)
+            sizes = torch.tensor([len(draft.tokens) for draft in made], device=device)
+            # The newest token of a completion of t tokens is at the position start + t - 1.
+            positions = (starts[going] + turn.lengths[going] - 1)[:, None] + torch.arange(width, device=device)
+            logits = decoder.several(torch.cat([newest[:, None], guesses], dim=1), positions.expand(3, -1, -1))
+            fresh = torch.zeros_like(going)  # tokens of each that the forward gave
+            done = torch.zeros(len(going), dtype=torch.bool, device=device)
+            right = torch.arange(len(going), device=device)  # the completions whose draft was right so far
+            for place in range(longest + 1):
+                tokens, ends = turn.draw(going[right], logits[right, place].float())
+                newest[right], done[right] = tokens, ends
+                fresh[right] += 1
+                for n, token in zip(going[right].tolist(), tokens.tolist(), strict=True):
+                    drafts[n].append(token)
+                if place == longest:
+                    break
+                right = right[(place < sizes[right]) & (tokens == guesses[right, place]) & ~ends]
+                if not len(right):
+                    break
+            decoder.accept(fresh)
+            for draft, drawn, last in zip(made, fresh.tolist(), newest.tolist(), strict=True):
+                # All drawn tokens but the last are of the draft. The last one is where it ends the completion.
+                accepted = drawn if draft.tokens[drawn - 1 : drawn] == [last] else drawn - 1
+                self.drafter.lengths.seen(draft.suffix, min(len(draft.tokens), drawn), accepted)
+                counts.drafted += len(draft.tokens)
+                counts.accepted += accepted
+                counts.tokens += drawn
+                counts.forwards += 1
+        return turn.result()
+
+    def narrowed(self, seen: Tensor, logits: Tensor) -> Tensor:
+        """The logits that are drawn from, behind the tokens ``seen`` of each row."""
+        return self._processors(seen, logits)
+
+    def ends(self, tokens: Tensor) -> Tensor:
+        """True for tokens that end a completion."""
+        return torch.isin(tokens, self._ends)
+
+
+class _DraftedTurn:
+    """The tokens of a turn of R completions, which grow unequally.
+
+    Attributes:
+        lengths: tokens of each so far.
+    """
+
+    def __init__(self, sampler: SharedSampler, rows: Sequence[int], most: int, device: torch.device):
+        self._sampler, self._rows, self._most = sampler, rows, most
+        prompts, size = sampler.prompts, sampler.group_size
+        own = torch.tensor([row // size for row in rows], device=device)
+        self._ids = torch.full((len(rows), most), sampler.pad_id, device=device)
+        self._logprobs = torch.zeros(len(rows), most, device=device)
+        self._entropies = torch.zeros_like(self._logprobs) if sampler.params.entropies else None
+        self.lengths = torch.zeros(len(rows), dtype=torch.long, device=device)
+        # A repetition penalty reads the prompt too. Places without a token repeat one of the prompt, as a token counts
+        # once.
+        self._seen = torch.zeros(len(rows), 0, dtype=torch.long, device=device)
+        if sampler.params.repetition_penalty != 1.0:
+            of_prompts = prompts.input_ids[own]
+            self._seen = torch.cat([of_prompts, of_prompts[:, :1].expand(-1, most)], dim=1)
+
+    def draw(self, rows: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws the next token of some of the completions.
+
+        Args:
+            rows: r numbers of them.
+            logits: r x V, float32.
+
+        Returns:
+            The tokens, and True for those that end their completion.
+        """
+        sampler, params = self._sampler, self._sampler.params
+        scores = sampler.narrowed(self._seen[rows], logits)
+        tokens = (scores if params.temperature == 0 else exponential_race(scores)).argmax(-1)
+        places = self.lengths[rows]
+        self._ids[rows, places] = tokens
+        if self._seen.shape[1]:
+            self._seen[rows, self._seen.shape[1] - self._most + places] = tokens
+        scores = (logits / (params.temperature or 1.0)).log_softmax(-1)
+        self._logprobs[rows, places] = scores.gather(1, tokens[:, None])[:, 0]
+        if self._entropies is not None:  # log-probs are logits that need no normaliser
+            self._entropies[rows, places] = entropy_of(scores, scores.new_zeros(()))
+        before = int(self.lengths.max())
+        self.lengths[rows] += 1
+        for _ in range(int(self.lengths.max()) - before):  # progress is that of the longest
+            sampler.drawing.token()
+        return tokens, self._ended(rows, tokens)
+
+    def _ended(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        sampler = self._sampler
+        done = sampler.ends(tokens) | (self.lengths[rows] == self._most)
+        if sampler.stopping is not None:
+            done = done | sampler.stopping(self._aligned(rows))
+        if sampler.drawing.watch is not None:
+            first = sampler.drawing.first * sampler.group_size
+            done = done | sampler.drawing.watched(rows + first, tokens)
+        return done
+
+    def _aligned(self, rows: Tensor) -> Tensor:
+        """The tokens of some completions, filled up on the left."""
+        lengths = self.lengths[rows]
+        width = int(lengths.max())
+        places = torch.arange(width, device=rows.device) + (lengths - width)[:, None]
+        tokens = self._ids[rows].gather(1, places.clamp(min=0))
+        return tokens.masked_fill(places < 0, self._sampler.no_token)
+
+    def result(self) -> tuple[Tensor, Likelihood]:
+        """See ``SharedSampler.first``."""
+        width = int(self.lengths.max())
+        entropies = None if self._entropies is None else self._entropies[:, :width]
+        return self._ids[:, :width], Likelihood(self._logprobs[:, :width], entropies)
+
+
+def tokens_of(prompts: PromptInputs) -> list[list[int]]:
+    """The tokens of each prompt, without padding."""
+    masks = prompts.attention_mask.bool()
+    return [ids[mask].tolist() for ids, mask in zip(prompts.input_ids, masks, strict=True)]
+
 
 def _without_gradient(device: torch.device) -> AbstractContextManager[None]:
     """Inference mode is about a twentieth faster, but under autocast it rounds every weight again for each token."""
@@ -242,6 +408,24 @@ class DecodeStep:
         where = positions.new_zeros(len(positions), *ids.shape)
         where[:, self._slots, 0] = positions
         return self._run(ids, where)[self._slots, -1].float()
+
+    def several(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The newest token of R completions and their drafts, R x W, at positions 3 x R x W -> logits, R x W x V.
+
+        ``accept`` then says how many of them stay.
+        """
+        width = tokens.shape[1]
+        self._cache.advance_drafts(width)
+        prompts, group_size = self._cache.slots
+        ids = tokens.new_zeros(prompts * group_size, width)
+        ids[self._slots] = tokens
+        where = positions.new_zeros(len(positions), *ids.shape)
+        where[:, self._slots] = positions
+        return self._run(ids, where)[self._slots]
+
+    def accept(self, counts: Tensor) -> None:
+        """Keeps the first ``counts`` (R) tokens that the last forward brought of each completion."""
+        self._cache.accept(self._slots, counts)
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         with _compiled_layers(self._model, self._cache) if self._compiled else nullcontext():

@@ -235,6 +235,10 @@ SHOWN = {
     "ratio/mean": Shown("stable", "importance ratio", "ratio"),
     "async/staleness": Shown("stable", "age of the completions", "optimizer steps", "since they were sampled"),
     "async/wait_s": Shown("fast", "wait for completions sampled ahead", "seconds per step"),
+    "sampling/tokens_per_forward": Shown(
+        "fast", "tokens of a completion per forward", "tokens", "1 without drafts that are right"
+    ),
+    "sampling/accepted_frac": Shown("fast", "right tokens of drafts", "share of drafted tokens"),
     "learning_rate": Shown("stable", "learning rate", "learning rate"),
     "parity/mean": Shown("stable", "sampler against trainer, mean", "nats", "difference of the log-probs of a token"),
     "parity/max": Shown("stable", "sampler against trainer, largest", "nats"),
@@ -256,7 +260,7 @@ ALWAYS = {"reward/total", "kl", "completion/length_mean"}  # not folded away eve
 BY_WORD = {
     **dict.fromkeys(("reward", "group", "filter", "dataset", "target"), "learning"),
     **dict.fromkeys(("loss", "ratio", "parity", "kl", "nonfinite"), "stable"),
-    **dict.fromkeys(("time", "memory"), "fast"),
+    **dict.fromkeys(("time", "memory", "sampling"), "fast"),
     **dict.fromkeys(("completion", "prompt", "data", "epoch", "num_input_tokens_seen"), "data"),
 }
 UNITS = (("reward/", "reward"), ("time/", "seconds"), ("loss", "loss"))  # by prefix

@@ -75,7 +75,8 @@ def build_kernels(args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin
     With ``shared_prefix auto`` a warning says what keeps the model from a fast kernel.
 
     Raises:
-        ValueError: ``compile_decoding`` where there is nothing to compile, or settings of servers that do not fit.
+        ValueError: ``compile_decoding`` where there is nothing to compile, ``draft_tokens`` that the model can't take
+            back, or settings of servers that do not fit.
         RuntimeError: nothing can be compiled on this machine.
     """
     bare = unwrap(policy)
@@ -96,12 +97,16 @@ def build_kernels(args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin
             logger.warning(f"each completion computes its prompt again: {reason}")
             if args.compile_decoding:
                 raise ValueError(f"--compile_decoding cannot be used: {reason}")
+            if args.draft_tokens:
+                raise ValueError(f"--draft_tokens {args.draft_tokens} cannot be used: {reason}")
         else:
             local = shared = SharedPrefixEngine(
                 tokenizer, bare, token_budget=args.rollout_token_budget, turn_end=turn_end
             )
             if args.compile_decoding:
                 shared.compile(args.device)
+            if args.draft_tokens:
+                shared.draft(bare, args.draft_tokens)
             likelihood = shared_prefix.completion_likelihood
     accept_features(policy)
     engine = server_engine(args, policy, local) if args.engine_has_own_weights else local

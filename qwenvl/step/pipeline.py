@@ -166,6 +166,7 @@ def build_sample(
         toolbox=Toolbox.of(args, collator),
         looks=EncodeLooks(encode),
         processes=Processes(lock_step=None if args.ds3_gather_for_generation else LockStep(args.device)),
+        process=args.process_index,
     )
 
 

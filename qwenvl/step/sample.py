@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,12 @@ from typing import Protocol
 from torch import nn
 
 from qwenvl.data.seeds import stable_random
+from qwenvl.files import written_whole
+from qwenvl.rollout.drafts import DraftCounts, Drafter
 from qwenvl.rollout.engine import EngineWithWeights, RolloutEngine, SamplingParams, SamplingRequest, lost_together
+from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.step.encode import Encode, EncodeLooks
+from qwenvl.step.meter import Meter
 from qwenvl.step.processes import Processes
 from qwenvl.step.types import EncodedPrompts, Sampled, StepContext
 from qwenvl.tools.toolbox import Conversations, Toolbox
@@ -68,6 +73,7 @@ class Sample:
         toolbox: answers the calls of completions. None: there are no tools.
         looks: makes what tools show the model's inputs.
         processes: all of the run, which may share the weights of the policy.
+        process: the number of this one.
     """
 
     encode: Encode
@@ -77,6 +83,12 @@ class Sample:
     toolbox: Toolbox | None
     looks: EncodeLooks
     processes: Processes
+    process: int = 0
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """What the engine drafts from. None: it does not draft."""
+        return self.engine.drafter if isinstance(self.engine, SharedPrefixEngine) else None
 
     @contextmanager
     def ready(self, step: StepContext) -> Iterator[None]:
@@ -97,8 +109,12 @@ class Sample:
 
     def of_encoded(self, encoded: Sequence[EncodedPrompts], step: StepContext, staleness: int = 0) -> list[Sampled]:
         """Completions of prompts that are the model's inputs already."""
-        with step.meter.time("time/sample_s"), lost_together(self.engine):
+        drafter = self.drafter
+        learning = nullcontext() if drafter is None else drafter.learning()
+        with step.meter.time("time/sample_s"), lost_together(self.engine), learning:
             rollouts = self.completions(encoded, self.group_size, self.params, step)
+        if drafter is not None:
+            log_drafts(step.meter, drafter.take_counts())
         return [
             Sampled(batch=each.batch, prompts=each.inputs, rollout=rollout, staleness=staleness)
             for each, rollout in zip(encoded, rollouts, strict=True)
@@ -151,10 +167,35 @@ class Sample:
         """See ``Sampler.close``. Nothing is sampled in the background."""
 
     def save(self, folder: str | Path) -> None:
-        """See ``Sampler.save``. A checkpoint is at the end of a step, and the next one is sampled anew."""
+        """See ``Sampler.save``: what drafts are taken from. The next step is sampled anew."""
+        if self.drafter is not None:
+            with written_whole(self._drafts_file(folder)) as path:
+                path.write_text(json.dumps(self.drafter.state()), encoding="utf-8")
 
     def load(self, folder: str | Path) -> None:
-        """See ``Sampler.load``."""
+        """See ``Sampler.load``. A checkpoint of a run without drafts has no file, and the history begins anew.
+
+        Raises:
+            ValueError: the file is no such file.
+        """
+        path = self._drafts_file(folder)
+        if self.drafter is None or not path.is_file():
+            return
+        try:
+            self.drafter.load(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: expected completions that drafts are taken from, found: {error}") from None
+
+    def _drafts_file(self, folder: str | Path) -> Path:
+        return Path(folder) / f"drafts_{self.process}.json"
+
+
+def log_drafts(meter: Meter, counts: DraftCounts) -> None:
+    """Logs how many tokens forwards gave, and how many tokens of drafts were right."""
+    if counts.forwards:
+        meter.mean("sampling/tokens_per_forward", counts.tokens / counts.forwards, weight=counts.forwards)
+    if counts.drafted:
+        meter.mean("sampling/accepted_frac", counts.accepted / counts.drafted, weight=counts.drafted)
 
 
 def seed_of(batches: Sequence[PromptBatch], step: StepContext) -> int:

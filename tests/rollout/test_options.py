@@ -36,6 +36,10 @@ def test_addresses():
             {"compile_decoding": True, "ds3_gather_for_generation": False},
             "--compile_decoding has no effect without --ds3_gather_for_generation",
         ),
+        ({"draft_tokens": 4, "rollout_engine": "vllm_colocate"}, "--draft_tokens has no effect"),
+        ({"draft_tokens": 4, "compile_decoding": True}, "--draft_tokens cannot be used with --compile_decoding"),
+        ({"draft_tokens": 4, "ds3_gather_for_generation": False}, "--draft_tokens has no effect"),
+        ({"draft_tokens": -1}, "--draft_tokens"),
         ({"rollout_engine": "sglang"}, "must be one of local, vllm_server, vllm_colocate"),
     ],
 )

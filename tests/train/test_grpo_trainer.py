@@ -148,6 +148,23 @@ def test_a_killed_and_resumed_run_is_the_same_run(make_trainer, whole_and_resume
     assert any(not torch.equal(p, q) for p, q in zip(whole.model.parameters(), base_model(make_trainer), strict=False))
 
 
+def test_a_run_with_drafts_resumes_with_its_history(whole_and_resumed, tiny_checkpoint, tmp_path):
+    # A model of strong weights at a low temperature repeats itself, so that drafts are right now and then.
+    common = {"max_steps": 6, "save_steps": 3, "save_strategy": "steps", "per_device_train_batch_size": 2}
+    common |= {"model": str(tiny_checkpoint(initializer_range=0.25)), "generation_temperature": 0.3}
+    whole, resumed = whole_and_resumed(killed=5, resumed_from=3, draft_tokens=3, generation_max_length=24, **common)
+    rows, again = logged(whole, times=False), logged(resumed, times=False)
+    assert rows == again and all(row["sampling/tokens_per_forward"] >= 1 for row in rows)
+    assert any(0 < row.get("sampling/accepted_frac", 0) < 1 for row in rows), "drafts of both kinds"
+    assert [r.completion for r in read_rollouts(tmp_path / "whole")] == [
+        r.completion for r in read_rollouts(tmp_path / "cut")
+    ]
+    file = tmp_path / "cut" / "checkpoint-6" / "drafts_0.json"
+    file.write_text("{}")
+    with pytest.raises(ValueError, match=r"drafts_0\.json: expected completions that drafts are taken from"):
+        resumed.pipeline.sample.load(file.parent)
+
+
 def test_a_run_of_experts_resumes_too(whole_and_resumed, tiny_checkpoint, tmp_path):
     model = str(tiny_checkpoint("qwen3_5_moe", initializer_range=0.1))
     common = {"model": model, "max_steps": 3, "save_strategy": "steps", "save_steps": 1, "lora_enable": True}

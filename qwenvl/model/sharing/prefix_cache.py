@@ -65,6 +65,53 @@ class LayerCache:
 
 
 @dataclass(frozen=True)
+class DraftedLayerCache:
+    """What several new tokens of each of P x G completions see in one layer. The completions differ in length.
+
+    Attributes:
+        keys, values, own_keys, own_values: as in ``LayerCache``.
+        places: of the W new tokens of each completion in T, P x G x W.
+        bias: added to the scores, P x 1 x G x 1 x W x (L + T), minus infinity where there is nothing: each new token
+            sees those before it, and itself.
+    """
+
+    keys: Tensor
+    values: Tensor
+    own_keys: Tensor
+    own_values: Tensor
+    places: Tensor
+    bias: Tensor
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Stores k and v, those of the new tokens, and attends.
+
+        Args:
+            layer: not used, as in ``LayerCache``.
+            q: P G W x heads x D.
+            k, v: P G W x key-value heads x D.
+
+        Returns:
+            P G W x heads x D.
+        """
+        prompts, kv_heads, group_size, _, width = self.own_keys.shape
+        fresh = self.places.shape[-1]
+        by_head = (prompts, group_size, fresh, kv_heads, -1, width)
+        places = self.places[:, None, :, :, None].expand(-1, kv_heads, -1, -1, width)
+        for own, newest in ((self.own_keys, k), (self.own_values, v)):
+            own.scatter_(3, places, newest.view(by_head).squeeze(4).permute(0, 3, 1, 2, 4))
+        # P x key-value heads x G x R x W x D, for the R query heads of a key-value head.
+        query = q.view(by_head).permute(0, 3, 1, 4, 2, 5).contiguous()
+        grid = query.shape[2:5]
+        of_prompt = _scores(query.flatten(2, 4), self.keys, scale)
+        of_own = _scores(query.flatten(3, 4), self.own_keys, scale).flatten(2, 3)
+        scores = torch.cat([of_prompt, of_own], dim=-1)
+        scores = (scores.unflatten(2, grid) + self.bias).flatten(2, 4)
+        of_prompt, of_own = scores.softmax(-1).to(v.dtype).split([of_prompt.shape[-1], of_own.shape[-1]], dim=-1)
+        out = (of_own.unflatten(2, (group_size, -1)) @ self.own_values).flatten(2, 3) + of_prompt @ self.values
+        return out.unflatten(2, grid).permute(0, 2, 4, 1, 3, 5).reshape(q.shape)
+
+
+@dataclass(frozen=True)
 class Parked:
     """What is kept of a completion that has ended, so that it can be continued.
 
@@ -177,6 +224,7 @@ class PrefixCache:
         prompts: where the prompts lie in the row of the first forward.
         slots: (P, G).
         filled: the slots with a completion of their own, counted row by row. All, but for some that are continued.
+        fixed_sizes: every forward behind the first has the same sizes.
 
     Example:
         >>> cache = PrefixCache((1200, 800), group_size=4, capacity=256, device="cpu")
@@ -193,6 +241,7 @@ class PrefixCache:
         device: torch.device | str,
         fixed_sizes: bool = False,
         resumable: bool = False,
+        drafted: int = 0,
         resuming: _Resuming | None = None,
     ):
         """
@@ -203,6 +252,8 @@ class PrefixCache:
             fixed_sizes: show the room for all tokens from the start, behind a mask, so that every token's step has the
                 same sizes: for a step that is compiled.
             resumable: keep all prompts, so that completions that have ended can be continued.
+            drafted: tokens of a draft at most. Above 0 every later forward brings several tokens of each completion
+                (``advance_drafts``), of which some are taken back (``accept``).
             resuming: the completions that the first forward continues, see ``resumed``. None: it brings the prompts.
         """
         self.prompts = Spans.of(prompt_lengths, device)
@@ -211,11 +262,16 @@ class PrefixCache:
         lengths, longest = self.prompts.offsets.diff(), self.prompts.longest
         present = torch.arange(longest, device=device) < lengths[:, None]  # P x L
         self._padding = Padding.of(self.prompts)
+        self._drafted = drafted
+        capacity += drafted  # a draft may reach over the end of a completion
+        self._lengths = torch.zeros(self.slots, dtype=torch.long, device=device)  # of completions, with drafts
+        self._places: Tensor | None = None  # of the tokens that the present forward brings, with drafts
+        self._draft_bias: Tensor | None = None
         self._bias = torch.full((len(prompt_lengths), 1, 1, 1, longest + capacity), -torch.inf, device=device)
         self._bias[..., :longest].masked_fill_(present[:, None, None, None], 0.0)
         self._masked = len(set(prompt_lengths)) > 1
         self._capacity = capacity
-        self._fixed_sizes = fixed_sizes
+        self.fixed_sizes = fixed_sizes
         self._numbers = [*range(len(prompt_lengths))]
         self._kept = _KeptPrompts(prompt_lengths, {}) if resumable else None
         self._first = torch.zeros(self.slots, dtype=torch.long)  # the column of a slot's first token
@@ -238,6 +294,7 @@ class PrefixCache:
         self._numbers = resuming.numbers
         self._first = resuming.first
         self._newest += width
+        self._lengths += width
         self._length = width
         # Completions begin in different columns, so each has a mask of its own.
         self._masked = True
@@ -251,10 +308,34 @@ class PrefixCache:
         self._bias[..., self.prompts.longest + self._length] = 0.0
         self._length += 1
 
+    def advance_drafts(self, width: int) -> None:
+        """Makes room for ``width`` tokens of every completion. Call it before the forward that brings them."""
+        places = self._lengths[..., None] + torch.arange(width, device=self._lengths.device)  # P x G x W
+        shown = self._capacity if self.fixed_sizes else int(self._lengths.max()) + width
+        columns = torch.arange(shown, device=places.device)
+        first = self._first.to(places.device)[..., None, None]
+        # Columns behind a completion hold tokens that were taken back: they are written before they are seen.
+        there = (columns >= first) & (columns <= places[..., None])  # P x G x W x T
+        of_own = torch.zeros(there.shape, device=places.device).masked_fill_(~there, -torch.inf)
+        of_prompt = self._bias[:, 0, :, :, : self.prompts.longest].expand(*places.shape, -1)
+        bias = torch.cat([of_prompt, of_own], dim=-1)[:, None, :, None]
+        if self.fixed_sizes and self._places is not None and self._draft_bias is not None:
+            # The same memory for every token: a CUDA graph reads it.
+            self._places.copy_(places)
+            self._draft_bias.copy_(bias)
+        else:
+            self._places, self._draft_bias = places, bias
+
+    def accept(self, slots: Tensor, counts: Tensor) -> None:
+        """Keeps the first ``counts`` tokens that the last forward brought of the completions in ``slots``."""
+        self._lengths.view(-1).index_add_(0, slots, counts)
+
     def select(self, slots: Tensor) -> None:
         """Goes on with the completions ``slots`` (P' x G' of the P G). Those of a row are of one prompt."""
         prompts = slots[:, 0] // self.slots[1]
         self._first = self._first.flatten()[slots.cpu()]
+        self._lengths = self._lengths.flatten()[slots]
+        self._places = self._draft_bias = None
         self._numbers = [self._numbers[n] for n in prompts.tolist()]
         rows = (prompts[:, None], slice(None), slots % self.slots[1])  # the indexed sizes come first: P' x G' x heads
         fewer = len(prompts) < self.slots[0]
@@ -319,7 +400,8 @@ class PrefixCache:
     def parked(self, slot: int) -> Parked:
         """A copy of what there is of the completion in a slot, for ``resumed``."""
         p, g = divmod(slot, self.slots[1])
-        tokens = slice(int(self._first[p, g]), self._length)
+        length = int(self._lengths[p, g]) if self._drafted else self._length
+        tokens = slice(int(self._first[p, g]), length)
         own = {
             layer: tuple(x[p, :, g, tokens].transpose(0, 1).clone() for x in both)
             for layer, both in self._of_completions.items()
@@ -364,14 +446,26 @@ class PrefixCache:
             first=width - widths[grid],
             width=width,
         )
-        return PrefixCache(own_lengths, size, width + most, device, self._fixed_sizes, resuming=resuming)
+        return PrefixCache(
+            own_lengths,
+            size,
+            width + most,
+            device,
+            fixed_sizes=self.fixed_sizes,
+            drafted=self._drafted,
+            resuming=resuming,
+        )
 
-    def of(self, layer: int) -> LayerCache | State:
+    def of(self, layer: int) -> LayerCache | DraftedLayerCache | State:
         """What the tokens of the present step see in a layer, or go on from."""
         if layer in self._states:
             return self._states[layer]
         (keys, values), (own_keys, own_values) = self._of_prompts[layer], self._of_completions[layer]
-        if self._fixed_sizes:
+        if self._places is not None and self._draft_bias is not None:
+            shown = self._draft_bias.shape[-1] - keys.shape[2]
+            own = own_keys[:, :, :, :shown], own_values[:, :, :, :shown]
+            return DraftedLayerCache(keys, values, *own, self._places, self._draft_bias)
+        if self.fixed_sizes:
             return LayerCache(keys, values, own_keys, own_values, self._newest, self._bias)
         own_keys, own_values = (x[:, :, :, : self._length] for x in (own_keys, own_values))
         bias = self._bias[..., : self.prompts.longest + self._length] if self._masked else None
