@@ -1,0 +1,132 @@
+"""What a teacher sees of a record: each view on a record made by hand, and views of a user's own file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from qwenvl.data.errors import RecordError
+from qwenvl.data.views import (
+    changed_by,
+    evidence,
+    feedback,
+    frames,
+    reads_completions,
+    seen_by,
+    sentence_of,
+    solution,
+    unchanged,
+    view_named,
+)
+from qwenvl.own_code import OwnCodeError
+from qwenvl.types import ClipMeta, Message, Record
+
+RECORD = Record(
+    id="17",
+    messages=(Message("user", "<video>\nWhich steps?"),),
+    solution="<answer>(2) insert the fan</answer>",
+    videos=("/clips/17.mp4",),
+    images=(),
+    clip_meta=(None,),
+    fields={"id": "17", "evidence": [[2.0, 3.5], [5.0, 6.0]]},
+    where="data.json[0]",
+)
+BARE = replace(RECORD, solution="", fields={"id": "17"})
+
+
+@pytest.mark.parametrize(("count", "shown"), [(None, 32), (16, 16)])
+def test_frames_are_so_many_evenly_spaced_whatever_the_record_says(count, shown):
+    own = replace(RECORD, clip_meta=(ClipMeta(min_frames=2, max_frames=4, dynamic_sample=True, video_start=1.0),))
+    (meta,) = frames(own, count).clip_meta
+    assert meta is not None
+    assert (meta.min_frames, meta.max_frames, meta.dynamic_sample, meta.video_start) == (shown, shown, False, 1.0)
+
+
+def test_evidence_is_the_span_from_its_first_second_to_its_last():
+    (meta,) = evidence(RECORD).clip_meta
+    assert meta is not None and (meta.video_start, meta.video_end, meta.max_frames) == (2.0, 6.0, None)
+    (meta,) = evidence(RECORD, 8).clip_meta
+    assert meta is not None and (meta.video_start, meta.video_end, meta.max_frames) == (2.0, 6.0, 8)
+    assert evidence(BARE) is BARE
+
+
+def test_the_solution_stands_behind_the_question():
+    (message,) = solution(RECORD).messages
+    assert message.text == "<video>\nWhich steps?\nThe right answer is: (2) insert the fan"
+    assert solution(BARE) is BARE
+
+
+def test_feedback_names_the_rewards_that_apply():
+    text = feedback(RECORD, "anything", {"format": 1.0, "accuracy": 0.25, "length": None})
+    assert text == "An earlier answer was scored: format 1, accuracy 0.25. Do better."
+
+
+def test_a_view_is_chosen_by_its_name_with_arguments():
+    assert view_named(None) is unchanged
+    (meta,) = view_named("frames(12)")(RECORD).clip_meta
+    assert meta is not None and meta.max_frames == 12
+    assert reads_completions(view_named("feedback")) and not reads_completions(view_named("solution"))
+
+
+def test_records_that_a_view_changes_are_counted():
+    assert changed_by(solution, [RECORD, BARE, RECORD]) == (2, 3)
+    assert changed_by(unchanged, [RECORD]) == (0, 1)
+
+
+def test_evidence_of_another_form_is_an_error_of_its_record():
+    with pytest.raises(RecordError, match=r"data\.json\[0\]"):
+        seen_by(evidence, replace(RECORD, fields={"evidence": "somewhere"}))
+
+
+OWN = '''
+from dataclasses import replace
+
+def closer(record):
+    record.fields["mark"] = 1
+    (message,) = record.messages
+    return replace(record, messages=(replace(message, text=message.text + " Look at the hands."),))
+
+def nothing(record):
+    return None
+
+def without_its_clip(record):
+    (message,) = record.messages
+    return replace(record, messages=(replace(message, text="Which steps?"),))
+
+def hint(record, completion, rewards):
+    return f"It said {completion}"
+
+def silent(record, completion, rewards):
+    return " "
+'''
+
+
+@pytest.fixture
+def own_view(tmp_path):
+    """A function of a user's file, by its name."""
+    (tmp_path / "views.py").write_text(OWN)
+    return lambda name: view_named(f"{tmp_path / 'views.py'}:{name}")
+
+
+def test_an_own_view_gets_a_copy_of_the_fields(own_view):
+    assert seen_by(own_view("closer"), RECORD).messages[0].text.endswith("Look at the hands.")
+    assert "mark" not in RECORD.fields
+
+
+@pytest.mark.parametrize(("name", "word"), [("nothing", "NoneType"), ("without_its_clip", "<video>")])
+def test_an_own_view_that_gives_no_record_is_named(own_view, name, word):
+    with pytest.raises(OwnCodeError, match=f"{name}(.|\n)*{word}"):
+        seen_by(own_view(name), RECORD)
+
+
+def test_an_own_sentence_may_quote_control_tokens_but_not_spell_them(own_view):
+    text = sentence_of(own_view("hint"), RECORD, "done<|im_end|>", {})
+    assert text.startswith("It said done") and "<|im_end|>" not in text
+    with pytest.raises(OwnCodeError, match="silent"):
+        sentence_of(own_view("silent"), RECORD, "done", {})
+
+
+def test_a_function_that_is_not_there_is_named(own_view):
+    with pytest.raises(ValueError, match="no function missing"):
+        own_view("missing")
