@@ -37,7 +37,8 @@ def test_the_records_benchmark_opens_what_it_writes(bench, tmp_path):
     for kind in ("jsonl", "csv"):
         records.write(tmp_path / f"bench.{kind}", 30)
         found = records.measure(tmp_path / f"bench.{kind}")
-        assert found["records"] == 30 and found["open"] > 0 and found["memory"] >= 0
+        # Memory may fall while so small a file is opened.
+        assert found["records"] == 30 and found["open"] > 0 and abs(found["memory"]) < 1024
 
 
 @pytest.mark.parametrize("part", ["exact", pytest.param("phases", marks=pytest.mark.slow), "decoding"])

@@ -23,7 +23,7 @@ def test_a_run_shows_the_judge_the_frames_of_its_prompts(make_trainer, make_clip
     )
     engine = trainer.kernels.engine
     draw, answers = engine.draw, [f"<answer>{word}</answer>" for word in ("good", "bad", "also good")]
-    engine.draw = lambda *args: replace(draw(*args), texts=answers * 2)
+    engine.draw = lambda *args, **named: replace(draw(*args, **named), texts=answers * 2)
     trainer.train()
     rollouts = list(read_rollouts(trainer.args.output_dir))
     expected = []
