@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
 import re
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -18,6 +20,8 @@ from qwenvl.demo.tiny import FAMILIES
 from qwenvl.run_log.log import Rollout, RunLog, read_evaluation, read_metrics
 from tests.printed import commands_in, paste
 
+BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
+
 
 def call(folder, *flags):
     """Output of the command, on the smallest set-up that it allows."""
@@ -26,7 +30,8 @@ def call(folder, *flags):
     return out.getvalue()
 
 
-def test_it_trains_and_says_where_everything_is(tmp_path, caplog, capsys):
+def test_it_trains_and_says_where_everything_is(tmp_path, monkeypatch, caplog, capsys):
+    monkeypatch.chdir(tmp_path)  # where a pasted command writes its page
     folder = tmp_path / "out"
     out = call(folder, "--steps", "2")
     shown, said = commands_in(out), commands_in(capsys.readouterr().err)
@@ -110,9 +115,18 @@ def test_the_demo_that_looks_from_end_to_end(tmp_path):
     assert evaluation["controls"] == ["none", "no_look", "other_span", "evidence"] and evaluation["ended"]
 
 
-def test_the_demo_of_timelines_from_end_to_end(tmp_path):
+def test_the_demo_of_timelines_from_end_to_end(tmp_path, monkeypatch):
     out = call(tmp_path / "out", "--timeline", "--steps", "1")
     assert "Best without looking: timeline_iou 0.185" in out and "F1@50" in out
     evaluation = read_evaluation(tmp_path / "out" / "evaluation")
     assert evaluation["controls"] == ["none", "blank", "other_clip"] and evaluation["ended"]
     assert evaluation["numbers"][0]["timelines"]["records"] == 2
+    monkeypatch.syspath_prepend(str(BENCH))
+    seeds = importlib.import_module("demo_seeds")
+    demo = TimelineDemo(tmp_path / "out", steps=1, clips=8)
+    scores = seeds.scores_of(demo)  # before, after, and after with each control
+    assert [score.exact for score in scores[:2]] == [
+        each["timelines"]["scores"]["f1@50"]["mean"] for each in evaluation["numbers"] if each["control"] == "none"
+    ]
+    columns = seeds.heading(demo)[0].count("|")
+    assert len(scores) == 4 and seeds.line(demo, 0, scores, 1.0).count("|") == columns
