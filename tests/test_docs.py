@@ -112,6 +112,10 @@ def check(words: list[str], environment: dict[str, str]) -> None:
         check(rest[rest.index("--module") + 1 :], environment)
     elif program in ("bash", "python") and rest[0].endswith((".sh", ".py")):
         assert (ROOT / rest[0]).is_file()
+        if program == "python":  # the others hand flags on
+            text = (ROOT / rest[0]).read_text(encoding="utf-8")
+            flags = {word.split("=")[0] for word in rest[1:] if word.startswith("--")} - {"--help"}
+            assert all(flag in text for flag in flags)
     elif program == "python" and rest[:2] == ["-m", "pytest"]:
         assert all((ROOT / word.split("::")[0]).exists() for word in rest[2:] if word.startswith("tests"))
     elif program == "jupyter":

@@ -29,21 +29,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", choices=tuple(FAMILIES), help=f"of the model [{names}]")
     tasks = parser.add_mutually_exclusive_group()
     look = "clips of a minute, of which the model sees four frames: it learns to look at the second in question"
-    tasks.add_argument("--look", action="store_true", help=look)
+    tasks.add_argument("--look", dest="kind", action="store_const", const=LookDemo, help=look)
     timeline = "clips of 12 seconds with three steps: it learns to say which step is shown from when to when"
-    tasks.add_argument("--timeline", action="store_true", help=timeline)
+    tasks.add_argument("--timeline", dest="kind", action="store_const", const=TimelineDemo, help=timeline)
+    parser.set_defaults(kind=Demo)
     only = "write ten clips, steps.txt, labels.csv and question.txt, as a user has them, and train nothing"
     parser.add_argument("--only-data", action="store_true", help=only)
     args = parser.parse_args(argv)
-    kind: type[Demo] = LookDemo if args.look else TimelineDemo if args.timeline else Demo
-    args.output_dir = args.output_dir or Path("runs", kind.folder_name)
+    args.output_dir = args.output_dir or Path("runs", args.kind.folder_name)
     if args.only_data:
         make_labelled_folder(args.output_dir, seed=args.seed)
         print(f"{args.output_dir}: clips/ with ten clips, steps.txt, labels.csv, question.txt")
         return 0
     if (args.steps is not None and args.steps < 1) or (args.clips is not None and args.clips < 8):
         parser.error("expected --steps of at least 1 and --clips of at least 8, a batch")
-    demo = kind(args.output_dir.resolve(), args.seed, args.steps or 0, args.clips or 0, args.family)
+    demo = args.kind(args.output_dir.resolve(), args.seed, args.steps or 0, args.clips or 0, args.family)
     run_demo(demo)
     show_result(demo)
     return 0
