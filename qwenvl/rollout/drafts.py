@@ -120,7 +120,8 @@ class DraftHistory:
 
     def load(self, kept: Sequence[tuple[int, list[int]]]) -> None:
         """Becomes the history that had this state."""
-        self.table, self._by_prompt = SuffixTable(), {}
+        self.table = SuffixTable()
+        self._by_prompt = {}
         self._kept.clear()
         self.tokens = 0
         for prompt, tokens in kept:
@@ -152,7 +153,8 @@ class DraftLengths:
 
     def of(self, suffix: int) -> int:
         """Tokens of a draft behind a suffix of this length."""
-        chance, length = self.right[suffix], 0
+        chance = self.right[suffix]
+        length = 0
         while length < self.most and chance >= LEAST_CHANCE:
             length += 1
             chance *= self.right[suffix]
@@ -187,7 +189,8 @@ class DraftCounts:
     Attributes:
         tokens: that forwards gave. A first token comes with the prompt, and is not among them.
         forwards: one for each completion in a forward.
-        drafted, accepted: tokens of drafts, and those that were right.
+        drafted: tokens of drafts.
+        accepted: drafted tokens that equal the drawn ones.
     """
 
     tokens: int = 0
@@ -223,14 +226,16 @@ class CompletionDrafts:
             return Draft([], 0)
         suffix = tuple(self._own.suffix())
         tables: Sequence[SuffixTable] = self._tables
-        source, length = None, 0
+        source = None
+        length = 0
         # From short to long: a table without a run has no longer one that ends with it.
         while length < len(suffix):
             run = suffix[len(suffix) - length - 1 :]
             tables = [table for table in tables if table.has(run)]
             if not tables:
                 break
-            source, length = tables[0], length + 1
+            source = tables[0]
+            length += 1
         if source is None:
             return Draft([], 0)
         size = min(most, self._lengths.of(length))
@@ -287,11 +292,26 @@ class Drafter:
                 texts[number] = SuffixTable()
                 add_text(texts[number], prompt, media)
             text = texts[number]
-            # What was answered to the same question comes before what stands in it.
+            # Earlier answers to the same question are a better guess than the question itself.
             others = (self.history.of_prompt(number), text, self.history.table)
             for _ in range(group_size):
                 drafts.append(CompletionDrafts(text.suffix(), others, self.lengths))
         return drafts
+
+    def verified(self, draft: Draft, drawn: int, last: int) -> None:
+        """Notes how a draft did.
+
+        Args:
+            drawn: tokens that its forward gave, at least 1. All but the last of them equal the draft.
+            last: the last one. It equals the draft only where it ends the completion.
+        """
+        ends_within = draft.tokens[drawn - 1 : drawn] == [last]
+        accepted = drawn if ends_within else drawn - 1
+        self.lengths.seen(draft.suffix, min(len(draft.tokens), drawn), accepted)
+        self.counts.drafted += len(draft.tokens)
+        self.counts.accepted += accepted
+        self.counts.tokens += drawn
+        self.counts.forwards += 1
 
     def remember(
         self,
@@ -309,7 +329,8 @@ class Drafter:
 
     def take_counts(self) -> DraftCounts:
         """The counts since the last call."""
-        taken, self.counts = self.counts, DraftCounts()
+        taken = self.counts
+        self.counts = DraftCounts()
         return taken
 
     def state(self) -> dict:
@@ -319,7 +340,8 @@ class Drafter:
     def load(self, state: dict) -> None:
         """Becomes the drafter that had this state."""
         self.history.load(state["history"])
-        self.lengths.right, self.lengths.skipped = list(state["right"]), list(state["skipped"])
+        self.lengths.right = list(state["right"])
+        self.lengths.skipped = list(state["skipped"])
 
 
 def add_text(table: SuffixTable | CompletionDrafts, tokens: Sequence[int], media: Collection[int]) -> None:
@@ -332,5 +354,6 @@ def add_text(table: SuffixTable | CompletionDrafts, tokens: Sequence[int], media
 
 
 def prompt_number(prompt: Sequence[int], media: Collection[int]) -> int:
-    """A number for the text of a prompt, whatever its pictures. The same in every process: tokens are numbers."""
+    """A number for the text of a prompt without its pictures."""
+    # Python salts the hashes of texts, and not those of numbers: a resumed run finds its history again.
     return hash(tuple(token for token in prompt if token not in media))

@@ -103,7 +103,12 @@ class LocalEngine:
                     first = sample_turns(first, own, params, answers, resume, self.tokenizer)
                 parts.append(first)
             self.drawing.end()
-        return join_rollouts(parts, self.tokenizer.pad_token_id)
+        rollout = join_rollouts(parts, self.tokenizer.pad_token_id)
+        self._remember(prompts, rollout, group_size)
+        return rollout
+
+    def _remember(self, prompts: PromptInputs, rollout: RolloutBatch, group_size: int) -> None:
+        """Called with all completions that were drawn. This engine learns nothing from them."""
 
     def _costs(self, prompts: PromptInputs, group_size: int, most: int) -> list[int]:
         """Tokens that are held for each prompt and its completions of ``most`` tokens."""
@@ -325,21 +330,11 @@ class SharedPrefixEngine(LocalEngine):
             ) from error
         self.compiled = True
 
-    def draw(
-        self,
-        model: nn.Module,
-        prompts: PromptInputs,
-        group_size: int,
-        params: SamplingParams,
-        seed: int,
-        conversations: Conversations | None = None,
-    ) -> RolloutBatch:
-        """See ``LocalEngine.draw``. With drafts the completions are remembered, if they are to be learned from."""
-        rollout = super().draw(model, prompts, group_size, params, seed, conversations)
+    def _remember(self, prompts: PromptInputs, rollout: RolloutBatch, group_size: int) -> None:
+        """Later drafts are taken from these completions, if the drafter learns now."""
         if self.drafter is not None:
             completions = real_tokens(rollout.completion_ids, rollout.completion_mask)
             self.drafter.remember(tokens_of(prompts), completions, group_size, frozenset(self.vision_ids))
-        return rollout
 
     def _costs(self, prompts: PromptInputs, group_size: int, most: int) -> list[int]:
         if self.drafter is not None:

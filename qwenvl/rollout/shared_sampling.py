@@ -195,14 +195,12 @@ class SharedSampler:
         decoder = DecodeStep(self.model, cache, self.compiled, bool(self.cuda_graph))
         for t in range(most):
             self.drawing.token()
-            scores = self._processors(ids[going, : start + t], logits)
-            tokens = (scores if params.temperature == 0 else exponential_race(scores)).argmax(-1)
+            tokens, likelihood = self.drawn(ids[going, : start + t], logits)
             ids[going, start + t] = tokens
-            scores = (logits / (params.temperature or 1.0)).log_softmax(-1)
-            logprobs[going, t] = scores.gather(1, tokens[:, None])[:, 0]
-            if entropies is not None:  # log-probs are logits that need no normaliser
-                entropies[going, t] = entropy_of(scores, scores.new_zeros(()))
-            done = torch.isin(tokens, self._ends)
+            logprobs[going, t] = likelihood.logprobs
+            if entropies is not None and likelihood.entropies is not None:
+                entropies[going, t] = likelihood.entropies
+            done = self.ends(tokens)
             if self.stopping is not None:
                 done = done | self.stopping(ids[going, start : start + t + 1])
             if self.drawing.watch is not None:
@@ -228,7 +226,7 @@ class SharedSampler:
         the right distributions: up to the first draw that is not the drafted token, and with that draw.
         """
         assert self.drafter is not None
-        device, counts = logits.device, self.drafter.counts
+        device = logits.device
         drafts = [self._drafts[row] for row in rows]
         turn = _DraftedTurn(self, rows, most, device)
         decoder = DecodeStep(self.model, cache, self.compiled, bool(self.cuda_graph))
@@ -272,18 +270,27 @@ class SharedSampler:
                     break
             decoder.accept(fresh)
             for draft, drawn, last in zip(made, fresh.tolist(), newest.tolist(), strict=True):
-                # All drawn tokens but the last are of the draft. The last one is where it ends the completion.
-                accepted = drawn if draft.tokens[drawn - 1 : drawn] == [last] else drawn - 1
-                self.drafter.lengths.seen(draft.suffix, min(len(draft.tokens), drawn), accepted)
-                counts.drafted += len(draft.tokens)
-                counts.accepted += accepted
-                counts.tokens += drawn
-                counts.forwards += 1
+                self.drafter.verified(draft, drawn, last)
         return turn.result()
 
-    def narrowed(self, seen: Tensor, logits: Tensor) -> Tensor:
-        """The logits that are drawn from, behind the tokens ``seen`` of each row."""
-        return self._processors(seen, logits)
+    def drawn(self, seen: Tensor, logits: Tensor) -> tuple[Tensor, Likelihood]:
+        """Draws the next token of r completions, or takes the most probable one.
+
+        Args:
+            seen: r x s, the tokens that a repetition penalty counts.
+            logits: r x V, float32.
+
+        Returns:
+            r tokens, and their likelihood, r, of softmax(logits / temperature) before truncation.
+        """
+        temperature = self.params.temperature
+        scores = self._processors(seen, logits)
+        tokens = (scores if temperature == 0 else exponential_race(scores)).argmax(-1)
+        scores = (logits / (temperature or 1.0)).log_softmax(-1)
+        logprobs = scores.gather(1, tokens[:, None])[:, 0]
+        # Log-probs are logits that need no normaliser.
+        entropies = entropy_of(scores, scores.new_zeros(())) if self.params.entropies else None
+        return tokens, Likelihood(logprobs, entropies)
 
     def ends(self, tokens: Tensor) -> Tensor:
         """True for tokens that end a completion."""
@@ -320,22 +327,21 @@ class _DraftedTurn:
             logits: r x V, float32.
 
         Returns:
-            The tokens, and True for those that end their completion.
+            r tokens, and r bool: whether each of them ends its completion.
         """
-        sampler, params = self._sampler, self._sampler.params
-        scores = sampler.narrowed(self._seen[rows], logits)
-        tokens = (scores if params.temperature == 0 else exponential_race(scores)).argmax(-1)
+        sampler = self._sampler
+        tokens, likelihood = sampler.drawn(self._seen[rows], logits)
         places = self.lengths[rows]
         self._ids[rows, places] = tokens
         if self._seen.shape[1]:
             self._seen[rows, self._seen.shape[1] - self._most + places] = tokens
-        scores = (logits / (params.temperature or 1.0)).log_softmax(-1)
-        self._logprobs[rows, places] = scores.gather(1, tokens[:, None])[:, 0]
-        if self._entropies is not None:  # log-probs are logits that need no normaliser
-            self._entropies[rows, places] = entropy_of(scores, scores.new_zeros(()))
+        self._logprobs[rows, places] = likelihood.logprobs
+        if self._entropies is not None and likelihood.entropies is not None:
+            self._entropies[rows, places] = likelihood.entropies
         before = int(self.lengths.max())
         self.lengths[rows] += 1
-        for _ in range(int(self.lengths.max()) - before):  # progress is that of the longest
+        # The longest completion is the progress that a display shows.
+        for _ in range(int(self.lengths.max()) - before):
             sampler.drawing.token()
         return tokens, self._ended(rows, tokens)
 
@@ -402,22 +408,20 @@ class DecodeStep:
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """R tokens and their positions (3 x R) -> float32 logits, R x V."""
         self._cache.advance()
-        prompts, group_size = self._cache.slots
-        ids = tokens.new_zeros(prompts * group_size, 1)
-        ids[self._slots, 0] = tokens
-        where = positions.new_zeros(len(positions), *ids.shape)
-        where[:, self._slots, 0] = positions
-        return self._run(ids, where)[self._slots, -1].float()
+        return self._in_slots(tokens[:, None], positions[..., None])[:, -1].float()
 
     def several(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """The newest token of R completions and their drafts, R x W, at positions 3 x R x W -> logits, R x W x V.
 
         ``accept`` then says how many of them stay.
         """
-        width = tokens.shape[1]
-        self._cache.advance_drafts(width)
+        self._cache.advance_drafts(tokens.shape[1])
+        return self._in_slots(tokens, positions)
+
+    def _in_slots(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Runs R x W tokens in the slots of their completions. Slots without one get zeros, which nothing reads."""
         prompts, group_size = self._cache.slots
-        ids = tokens.new_zeros(prompts * group_size, width)
+        ids = tokens.new_zeros(prompts * group_size, tokens.shape[1])
         ids[self._slots] = tokens
         where = positions.new_zeros(len(positions), *ids.shape)
         where[:, self._slots] = positions

@@ -324,7 +324,8 @@ class PrefixCache:
             self._places.copy_(places)
             self._draft_bias.copy_(bias)
         else:
-            self._places, self._draft_bias = places, bias
+            self._places = places
+            self._draft_bias = bias
 
     def accept(self, slots: Tensor, counts: Tensor) -> None:
         """Keeps the first ``counts`` tokens that the last forward brought of the completions in ``slots``."""
