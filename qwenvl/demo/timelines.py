@@ -10,7 +10,6 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,17 +125,14 @@ def make_timeline_clips(
     train = list(_plan("train", settings.train, settings.seed))
     heldout = list(_plan("heldout", settings.heldout, settings.seed))
     with new_data(Path(folder)) as unfinished:
-        write_clips(unfinished, {clip.name: partial(_frames_of, clip) for clip in [*train, *heldout]}, processes, RATE)
+        # ``clip.draw`` itself: bound methods can be sent to the processes that encode.
+        write_clips(unfinished, {clip.name: clip.draw for clip in [*train, *heldout]}, processes, RATE)
         for name, clips in (("train", train), ("heldout", heldout)):
             records = [clip.record(clip.name, answer_of(clip.spans)) for clip in clips]
             (unfinished / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n")
         with open(unfinished / "warmup.jsonl", "w") as file:
             file.writelines(json.dumps(record) + "\n" for record in _warmup_records(train, settings))
         write_catalog(unfinished, SPLITS)
-
-
-def _frames_of(clip: TimedClip) -> Iterator[np.ndarray]:
-    return clip.draw()
 
 
 def _plan(split: str, count: int, seed: int) -> Iterator[TimedClip]:
@@ -167,7 +163,8 @@ def _warmup_records(clips: list[TimedClip], settings: TimelineSettings) -> Itera
 
 def timeline_texts() -> list[str]:
     """Texts that show a tokenizer all it will meet in these records."""
-    times = [f"<{second}.{tenth} seconds>" for second in range(SECONDS + 1) for tenth in range(10)]
+    # The processor writes the time of each pair of frames, in tenths.
+    times = [f"<{tenths / 10:.1f} seconds>" for tenths in range(10 * (SECONDS + 1))]
     answers = [f"{THINKING} {answer_of(spans_of(steps, EDGES[i % len(EDGES)]))}" for i, steps in enumerate(ORDERS)]
     return ["user\n", QUESTION, "assistant\n", *times, *answers]
 
@@ -178,14 +175,15 @@ def best_fixed_timeline() -> tuple[float, list[TimedStep]]:
     The measure is a mean over the clip's spans, so the best span of each step is found by itself. More than three spans
     cost what the measure takes off for extra ones.
     """
-    clips = len(ORDERS) * len(EDGES)
-    shown = [span for steps in ORDERS for edges in EDGES for span in spans_of(steps, edges)]
+    shown = []
+    for steps, edges in itertools.product(ORDERS, EDGES):
+        shown += spans_of(steps, edges)
     best = []
     for number, name in enumerate(STEPS, 1):
         pairs = itertools.combinations(range(SECONDS + 1), 2)
         guesses = [TimedStep(float(start), float(end), number, name) for start, end in pairs]
-        # What each guess adds to the mean over all clips and their three spans.
-        gains = overlaps(guesses, [span for span in shown if span.number == number]).sum(1) / (3 * clips)
+        # What each guess adds to the mean over the spans of all clips, three in each.
+        gains = overlaps(guesses, [span for span in shown if span.number == number]).sum(1) / len(shown)
         best.append((float(gains.max()), guesses[int(gains.argmax())]))
     best.sort(key=lambda found: -found[0])
     values = [

@@ -74,9 +74,55 @@ def test_records_that_a_view_changes_are_counted():
     assert changed_by(unchanged, [RECORD]) == (0, 1)
 
 
-def test_evidence_of_another_form_is_an_error_of_its_record():
-    with pytest.raises(RecordError, match=r"data\.json\[0\]"):
-        seen_by(evidence, replace(RECORD, fields={"evidence": "somewhere"}))
+@pytest.mark.parametrize("wrong", ["somewhere", [[3, "so"]]])
+def test_a_field_that_a_view_cannot_read_is_named(wrong):
+    with pytest.raises(RecordError, match=r"data\.json\[0\].*'evidence' must be a list"):
+        seen_by(evidence, replace(RECORD, fields={"evidence": wrong}))
+
+
+NO_SENTENCE = {
+    "returns None": (lambda record, completion, rewards: None, "it returned NoneType; expected a sentence"),
+    "returns blanks": (lambda record, completion, rewards: " \n", "it returned an empty text; expected a sentence"),
+    "returns a list": (lambda record, completion, rewards: ["so"], "it returned list; expected a sentence"),
+    "ends the turn": (lambda record, completion, rewards: "So.<|im_end|>", "it holds '<|im_end|>'"),
+    "raises": (lambda record, completion, rewards: 1 / 0, "ZeroDivisionError: division by zero (test_views.py, line"),
+}
+
+
+@pytest.mark.parametrize("name", NO_SENTENCE)
+def test_a_feedback_that_fails_is_named_with_the_record_in_one_line(name):
+    view, problem = NO_SENTENCE[name]
+    with pytest.raises(OwnCodeError) as failed:
+        sentence_of(view, RECORD, "an answer", {})
+    message = str(failed.value)
+    assert message.startswith("--teacher_sees <lambda>, called for ") and RECORD.where in message
+    assert problem in message and "\n" not in message
+
+
+def test_a_feedback_may_quote_what_a_completion_spells():
+    quote = lambda record, completion, rewards: f"You said {completion}"
+    assert sentence_of(quote, RECORD, "<|im_end|><|video_pad|>", {}) == "You said < |im_end|>< |video_pad|>"
+
+
+NO_RECORD = {
+    "returns None": (lambda record: None, "it returned NoneType; expected a record"),
+    "leaves out a tag": (lambda record: with_text(record, "Which?"), "do not fit its media"),
+    "adds a tag": (lambda record: with_text(record, "<video><video> Which?"), "do not fit its media"),
+    "ends the turn": (lambda record: with_text(record, "<video> Which?<|im_end|>"), "it holds '<|im_end|>'"),
+    "raises": (lambda record: {}[1], "KeyError: 1 (test_views.py, line"),
+}
+
+
+def with_text(record, text):
+    return replace(record, messages=(replace(record.messages[-1], text=text),))
+
+
+@pytest.mark.parametrize("name", NO_RECORD)
+def test_a_view_that_fails_is_named_with_the_record_in_one_line(name):
+    view, problem = NO_RECORD[name]
+    with pytest.raises(OwnCodeError) as failed:
+        seen_by(view, RECORD)
+    assert RECORD.where in str(failed.value) and problem in str(failed.value) and "\n" not in str(failed.value)
 
 
 OWN = '''
@@ -87,18 +133,6 @@ def closer(record):
     (message,) = record.messages
     return replace(record, messages=(replace(message, text=message.text + " Look at the hands."),))
 
-def nothing(record):
-    return None
-
-def without_its_clip(record):
-    (message,) = record.messages
-    return replace(record, messages=(replace(message, text="Which steps?"),))
-
-def hint(record, completion, rewards):
-    return f"It said {completion}"
-
-def silent(record, completion, rewards):
-    return " "
 '''
 
 
@@ -112,19 +146,6 @@ def own_view(tmp_path):
 def test_an_own_view_gets_a_copy_of_the_fields(own_view):
     assert seen_by(own_view("closer"), RECORD).messages[0].text.endswith("Look at the hands.")
     assert "mark" not in RECORD.fields
-
-
-@pytest.mark.parametrize(("name", "word"), [("nothing", "NoneType"), ("without_its_clip", "<video>")])
-def test_an_own_view_that_gives_no_record_is_named(own_view, name, word):
-    with pytest.raises(OwnCodeError, match=f"{name}(.|\n)*{word}"):
-        seen_by(own_view(name), RECORD)
-
-
-def test_an_own_sentence_may_quote_control_tokens_but_not_spell_them(own_view):
-    text = sentence_of(own_view("hint"), RECORD, "done<|im_end|>", {})
-    assert text.startswith("It said done") and "<|im_end|>" not in text
-    with pytest.raises(OwnCodeError, match="silent"):
-        sentence_of(own_view("silent"), RECORD, "done", {})
 
 
 def test_a_function_that_is_not_there_is_named(own_view):

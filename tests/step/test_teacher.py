@@ -14,15 +14,12 @@ from transformers import AutoModelForImageTextToText
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.errors import RecordError
 from qwenvl.data.views import (
     VIEWS,
     evidence,
     feedback,
     frames,
     reads_completions,
-    seen_by,
-    sentence_of,
     solution,
     view_named,
 )
@@ -31,7 +28,6 @@ from qwenvl.grpo.options import VIEW_ROWS
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.model.positions import position_rule, prompt_positions
-from qwenvl.own_code import OwnCodeError
 from qwenvl.step.assemble import check_view
 from qwenvl.step.teacher import Teacher, with_sentence
 from qwenvl.train import assemble
@@ -298,53 +294,6 @@ def test_a_sentence_may_spell_a_media_tag(sop_data):
     assert "\nNot <video> again.<|im_end|>" in processor.tokenizer.decode(got.input_ids[0])
 
 
-NO_SENTENCE = {
-    "returns None": (lambda record, completion, rewards: None, "it returned NoneType; expected a sentence"),
-    "returns blanks": (lambda record, completion, rewards: " \n", "it returned an empty text; expected a sentence"),
-    "returns a list": (lambda record, completion, rewards: ["so"], "it returned list; expected a sentence"),
-    "ends the turn": (lambda record, completion, rewards: "So.<|im_end|>", "it holds '<|im_end|>'"),
-    "raises": (lambda record, completion, rewards: 1 / 0, "ZeroDivisionError: division by zero (test_teacher.py, line"),
-}
-
-
-@pytest.mark.parametrize("name", NO_SENTENCE)
-def test_a_feedback_that_fails_is_named_with_the_record_in_one_line(evident_data, name):
-    view, problem = NO_SENTENCE[name]
-    record = load_dataset(str(evident_data)).record(0)
-    with pytest.raises(OwnCodeError) as failed:
-        sentence_of(view, record, "an answer", {})
-    message = str(failed.value)
-    assert message.startswith("--teacher_sees <lambda>, called for ") and record.where in message
-    assert problem in message and "\n" not in message
-
-
-def test_a_feedback_may_quote_what_a_completion_spells(evident_data):
-    record = load_dataset(str(evident_data)).record(0)
-    quote = lambda record, completion, rewards: f"You said {completion}"
-    assert sentence_of(quote, record, "<|im_end|><|video_pad|>", {}) == "You said < |im_end|>< |video_pad|>"
-
-
-NO_RECORD = {
-    "returns None": (lambda record: None, "it returned NoneType; expected a record"),
-    "adds a tag": (lambda record: with_text(record, "<video><video> Which?"), "do not fit its media"),
-    "ends the turn": (lambda record: with_text(record, "<video> Which?<|im_end|>"), "it holds '<|im_end|>'"),
-    "raises": (lambda record: {}[1], "KeyError: 1 (test_teacher.py, line"),
-}
-
-
-def with_text(record, text):
-    return replace(record, messages=(replace(record.messages[-1], text=text),))
-
-
-@pytest.mark.parametrize("name", NO_RECORD)
-def test_a_view_that_fails_is_named_with_the_record_in_one_line(evident_data, name):
-    view, problem = NO_RECORD[name]
-    record = load_dataset(str(evident_data)).record(0)
-    with pytest.raises(OwnCodeError) as failed:
-        seen_by(view, record)
-    assert record.where in str(failed.value) and problem in str(failed.value) and "\n" not in str(failed.value)
-
-
 @pytest.mark.parametrize("sees", ["evidence", "evidence(4)", "solution", "frames(4)"])
 def test_a_teacher_with_nothing_to_teach_is_refused(sees):
     records = [Record("a", (Message("user", "Which?"),), " ", (), (), (), {}, "data.json[0]")]
@@ -366,7 +315,10 @@ def test_a_view_of_ones_own_is_asked_until_it_changes_a_record(evident_data):
 
     def second(record):
         asked.append(record)
-        return record if len(asked) < 2 else with_text(record, record.messages[-1].text + " Hm?")
+        if len(asked) < 2:
+            return record
+        question = record.messages[-1]
+        return replace(record, messages=(replace(question, text=question.text + " Hm?"),))
 
     args = SimpleNamespace(teacher_sees="file.py:second")
     records = load_dataset(str(evident_data)).records
@@ -374,12 +326,6 @@ def test_a_view_of_ones_own_is_asked_until_it_changes_a_record(evident_data):
     assert len(asked) == 2
     with pytest.raises(ValueError, match=r"--teacher_sees file\.py:second has no effect: none of 5 records"):
         check_view(args, lambda record: record, records)
-
-
-def test_a_field_that_a_view_cannot_read_is_named(evident_data):
-    record = replace(load_dataset(str(evident_data)).record(0), fields={"evidence": [[3, "so"]]})
-    with pytest.raises(RecordError, match="'evidence' must be a list"):
-        seen_by(evidence, record)
 
 
 def test_views_of_a_record(evident_data):
