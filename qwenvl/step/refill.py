@@ -10,12 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.order import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
-from qwenvl.option import row_of
-from qwenvl.step.contrast import NAME
 from qwenvl.step.groups import join, select, without_media
 from qwenvl.step.meter import Meter
 from qwenvl.step.processes import Processes
@@ -51,55 +47,6 @@ class Refill:
     group_size: int
     by_function: bool
     processes: Processes
-
-    @classmethod
-    def of(
-        cls,
-        args: GRPOConfig,
-        groups: Stage[PromptBatch, Scored],
-        *,
-        dataset: Dataset | None,
-        collate: Callable[[list[Any]], dict[str, PromptBatch]],
-        rewards: Sequence[str],
-        processes: Processes,
-    ) -> Refill:
-        """What ``--filter_groups`` asks for.
-
-        Args:
-            groups: samples and scores prompts.
-            dataset: the one to train on.
-            rewards: the names of the rewards of the run.
-
-        Raises:
-            ValueError: there is no such reward, or the data set can't be drawn from by number.
-        """
-        if not isinstance(dataset, GRPODataset):
-            raise ValueError("--filter_groups needs a GRPODataset, as load_dataset makes it")
-        chosen = row_of(args, "filter_groups")
-        assert chosen is not None
-        by = chosen.name or TOTAL
-        rounds = chosen.arguments.max_rounds
-        names = (TOTAL, *rewards, *([NAME] if args.temporal_contrast else []))
-        if by not in names:
-            raise ValueError(f"--filter_groups {by}: no such reward in this run; give one of {', '.join(names)}")
-        order = RefillOrder(
-            dataset.parts,
-            args.seed if args.data_seed is None else args.data_seed,
-            longest=args.per_device_train_batch_size * args.gradient_accumulation_steps * (4 + rounds),
-            process=args.process_index,
-            processes=args.world_size,
-        )
-        return cls(
-            groups=groups,
-            dataset=dataset,
-            collate=collate,
-            order=order,
-            by=by,
-            rounds=rounds,
-            group_size=args.grpo_sample_size,
-            by_function=args.estimator == "gdpo",
-            processes=processes,
-        )
 
     def __call__(self, batches: Sequence[PromptBatch], step: StepContext) -> list[Scored]:
         """The micro-batches with other groups in the places of those with equal rewards, which become ``dropped``."""
