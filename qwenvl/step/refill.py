@@ -50,7 +50,7 @@ class Refill:
 
     def __call__(self, batches: Sequence[PromptBatch], step: StepContext) -> list[Scored]:
         """The micro-batches with other groups in the places of those with equal rewards, which become ``dropped``."""
-        places = [_Place(each, self._equal(each.rewards)) for each in self.groups(batches, step)]
+        places = [_Place(each, self.equal(each.rewards)) for each in self.groups(batches, step)]
         rounds = 0
         for number in range(1, self.rounds + 1):
             drawn = self._draw(places, step, number)
@@ -63,7 +63,7 @@ class Refill:
                 prompts = self.loaded(drawn)
             refills = self.groups(prompts, step.drawing_for("refill", step.finished_steps, number))
             for place, refill in zip(places, refills, strict=True):
-                place.take(refill, self._equal(refill.rewards))
+                place.take(refill, self.equal(refill.rewards))
         _report(places, rounds, step.meter)
         return [place.filled() for place in places]
 
@@ -78,7 +78,7 @@ class Refill:
         """The prompts of the keys of each place."""
         return [self.collate([self.dataset[key] for key in each])["prompts"] for each in keys]
 
-    def _equal(self, rewards: RewardBatch) -> list[bool]:
+    def equal(self, rewards: RewardBatch) -> list[bool]:
         """P, whether a group has equal rewards. A group without values of the function ``by`` goes by its total."""
         size = self.group_size
         total = equal_groups(rewards.total, size)
