@@ -281,7 +281,7 @@ def test_a_correction_is_for_engines_with_weights_of_their_own(make, monkeypatch
     message = refusal(make, importance_correction="token_mask(min=3)")
     assert message == "--importance_correction: min must be below max, 3, got 3"
     message = refusal(make, importance_correction="token_mask", loss_type="vespo")
-    assert "--importance_correction has no effect without --loss_type other than vespo" in message
+    assert "--importance_correction cannot be used with --loss_type vespo" in message
 
 
 def test_deepspeed_without_a_launcher_is_told_of_one(make, monkeypatch):
