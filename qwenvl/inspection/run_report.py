@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from qwenvl.config.flags import FLAG_GROUPS, describe
+from qwenvl.config.flags import describe
+from qwenvl.config.settings import FLAG_GROUPS
 from qwenvl.rewards.functions.text import answer_of, solution_of
 from qwenvl.run_log.log import plain
 from qwenvl.run_log.report.write import Written, write_pictures, write_report
