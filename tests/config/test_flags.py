@@ -4,7 +4,7 @@ import pytest
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import ReadingOptions
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.options import GenerationOptions, SamplingOptions
 
 
 @pytest.fixture
@@ -13,6 +13,7 @@ def parse():
     parser.add_argument("dataset")
     parser.add_argument("--write-labels")
     parser.add_options(ReadingOptions, without={"format"})
+    parser.add_options(GenerationOptions)
     parser.add_options(SamplingOptions)
     return lambda *argv: vars(parser.parse_args(argv))
 
