@@ -45,3 +45,16 @@ def test_a_flag_before_and_behind_other_words(parse, argv, expected):
 def test_wrong_flags_are_errors(parse, argv):
     with pytest.raises(ValueError):
         parse("data.json", *argv)
+
+
+def test_a_misspelt_flag_is_sought_among_those_of_the_command():
+    whole = FlagParser(raises=True, add_help=False)
+    commands = whole.add_subparsers(dest="command")
+    commands.add_parser("check", raises=True).add_options(ReadingOptions)
+    commands.add_parser("other", raises=True).add_options(GenerationOptions)
+    with pytest.raises(ValueError, match="unknown flag --fromat; near: format$"):
+        whole.parse_args(["check", "--fromat", "x"])
+    with pytest.raises(ValueError, match="unknown flag --generation_top; near: generation_top_p"):
+        whole.parse_args(["other", "--generation_top", "1"])
+    with pytest.raises(ValueError, match="stray word more"):
+        whole.parse_args(["check", "more"])
