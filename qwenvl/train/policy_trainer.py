@@ -107,16 +107,23 @@ class PolicyTrainer(Trainer):
         set_seed(args.seed)
         self.rewards = rewards
         source = args.model_name_or_path if model is None else model
-        # Bad records are reported before the weights of a checkpoint are loaded, which takes minutes.
-        policy = None if isinstance(source, (str, Path)) else build_policy(source, args, peft_config)
+
+        # Data come before the weights of a checkpoint: these take minutes to load, and a bad record ends the run.
+        policy = None
+        if not isinstance(source, (str, Path)):
+            policy = build_policy(source, args, peft_config)
         settle_output()
-        processor = processing_class or load_processor(str(source) if policy is None else unwrap(policy).name_or_path)
+        processor = processing_class
+        if processor is None:
+            processor = load_processor(str(source) if policy is None else unwrap(policy).name_or_path)
         collator = self.make_collator(processor, args)
         build = partial(build_dataset, args=args, checker=rewards, collator=collator)
         train = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
         evaluation = build(args.eval_dataset_use if eval_dataset is None else eval_dataset, training=False)
         first_look(train, rewards.columns)
-        policy = build_policy(source, args, peft_config) if policy is None else policy
+
+        if policy is None:
+            policy = build_policy(source, args, peft_config)
         bare = unwrap(policy)
         self.kernels = build_kernels(args, policy, processor)
         self.prompt_settings = PromptSettings.of(args, train, bare.name_or_path)
@@ -133,6 +140,8 @@ class PolicyTrainer(Trainer):
             if self.is_world_process_zero():
                 logger.warning(warning)
         self.model_accepts_loss_kwargs = False  # for versions that do not know loss_is_scaled_for_ga
+
+        # In forwards under FSDP weights may be rounded: those of a reference then are rounded alike.
         rounded_to = settle_fsdp(
             self.accelerator,
             policy,
@@ -141,8 +150,9 @@ class PolicyTrainer(Trainer):
             output_dir=args.output_dir,
         )
         self.reference = build_reference(args, policy, processor, self.kernels, rounded_to) if with_reference else None
-        if args.start_from_weights is not None:
+        if args.start_from_weights is not None:  # after the reference, which stays the model that was named
             start_from_weights(policy, args.start_from_weights)
+
         engine = self.kernels.engine
         self.meter = Meter(args.device, engine.drawing if isinstance(engine, LocalEngine) else None)
         self.journal = Journal(args, self.meter, self.train_dataset)
@@ -193,10 +203,11 @@ class PolicyTrainer(Trainer):
         if beginning.finished and checkpoint is None:
             raise FileExistsError(beginning.finished)
         begun = 0 if checkpoint is None else read_state(checkpoint)["global_step"]
-        folder, evaluates = locked(self.args.output_dir, self.args.process_index), self.args.eval_on_start
+        evaluates = self.args.eval_on_start
         self.args.eval_on_start = evaluates and not begun  # a resumed run's start was evaluated when it began
+        folder_held = locked(self.args.output_dir, self.args.process_index)
         try:
-            with folder, display_closed(self), self.sampling(), interruptible(self) as stop:
+            with folder_held, display_closed(self), self.sampling(), interruptible(self) as stop:
                 output = super().train(checkpoint, *args, **kwargs)
         finally:
             self.args.eval_on_start = evaluates

@@ -52,7 +52,7 @@ def test_a_misspelt_flag_is_sought_among_those_of_the_command():
     commands = whole.add_subparsers(dest="command")
     commands.add_parser("check", raises=True).add_options(ReadingOptions)
     commands.add_parser("other", raises=True).add_options(GenerationOptions)
-    with pytest.raises(ValueError, match="unknown flag --fromat; near: format$"):
+    with pytest.raises(ValueError, match=r"unknown flag --fromat; near: format$"):
         whole.parse_args(["check", "--fromat", "x"])
     with pytest.raises(ValueError, match="unknown flag --generation_top; near: generation_top_p"):
         whole.parse_args(["other", "--generation_top", "1"])
