@@ -24,8 +24,16 @@ def bench(monkeypatch):
 @pytest.mark.slow
 def test_the_step_benchmark_runs():
     command = [sys.executable, str(BENCH / "step.py"), "--cases", "200,2,4", "--repeats", "1", "--threads", "1"]
+    command += ["--vocabulary", "5000"]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert "200,2,4: 222 prompt tokens" in out and out.count(" MiB, ") == 2
+
+
+def test_the_benchmark_of_the_next_token_draws_by_both_ways(bench, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["next_token.py", "--vocabulary", "5000", "--rows", "2", "--repeats", "1"])
+    bench("next_token").main()
+    out = capsys.readouterr().out
+    assert "2 rows of 5,000" in out and out.count("\n| ") == 10
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks come from /proc")
@@ -43,7 +51,8 @@ def test_the_records_benchmark_opens_what_it_writes(bench, tmp_path):
 
 @pytest.mark.parametrize("part", ["exact", pytest.param("phases", marks=pytest.mark.slow), "decoding"])
 def test_what_a_gpu_is_asked_runs_on_a_cpu(part, bench, tmp_path):
-    bench("gpu").main([part, "--rehearse", "--plain", "--results", str(tmp_path / "rows.jsonl")])
+    results = str(tmp_path / "rows.jsonl")
+    bench("gpu").main([part, "--rehearse", "--vocabulary", "5000", "--plain", "--results", results])
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {row["model"] for row in rows} == {"tiny_qwen2_5_vl", "tiny_qwen3_5"}
     assert all(row["logprobs_ratio"] < 3 and row["parity_mean"] < 0.01 for row in rows if part == "exact")
@@ -55,7 +64,7 @@ def test_a_step_on_a_long_video_is_watched(bench, monkeypatch, tmp_path, capsys)
     long_video = bench("long_video")
     rows, measured = [], long_video.measured
     monkeypatch.setattr(long_video, "run", lambda case, sizes: rows.append(measured(case, sizes, tmp_path)) or rows[-1])
-    flags = "--family qwen3_vl --layers 1 --pixels 9000 --hidden 64 --group 2 --length 3"
+    flags = "--family qwen3_vl --layers 1 --pixels 9000 --hidden 64 --group 2 --length 3 --vocabulary 5000"
     long_video.main(["--cases", "0.1k", *flags.split()])
     [row] = rows
     assert [*row["peaks"]] == [*row["seconds"]] == [*long_video.CLOCKS.values()]

@@ -143,18 +143,20 @@ def make_model(
     vision_depth: int = 2,
     tie_word_embeddings: bool = True,
     initializer_range: float = 0.02,
+    vocabulary: int = 0,
 ) -> PreTrainedModel:
     """A float32 model of ``family`` with random weights that fits ``processor``. The same seed gives the same weights.
 
     Text heads are 16 wide up to ``hidden_size`` 64 and 32 wide above, two of them sharing one key-value head. Those of
     Qwen3 are wider: queries and keys are normalised there, which bounds scores by the root of the width. With
     ``vision_depth`` 2 or more, Qwen2.5-VL's first blocks attend within windows and its last to everything. Linear
-    attention begins with a memory that lasts.
+    attention begins with a memory that lasts. ``vocabulary``: rows of embedding and head, if more than the tokens of
+    the processor; a token without a text is sampled like any other.
     """
     ids = {token: processor.tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
     head_dim = 16 if hidden_size <= 64 else 32
     text = {
-        "vocab_size": len(processor.tokenizer),
+        "vocab_size": max(vocabulary, len(processor.tokenizer)),
         "hidden_size": hidden_size,
         "intermediate_size": hidden_size * 2,
         "num_hidden_layers": num_layers,

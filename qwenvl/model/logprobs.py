@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,9 +24,13 @@ EntropyUse = Literal["none", "measured", "trained"]
 BYTES_PER_LOGIT = 16
 """What a logit takes at the peak of its backward pass.
 
-That is four values: as the head gave it, in float32, divided by the temperature, and its gradient. It was measured to
-be the same in float32 and in bfloat16, and with an entropy, measured or trained.
+That is four values where an entropy is trained or a teacher compared: as the head gave it, in float32, divided by the
+temperature, and its gradient. Log-probs alone take the first and the last of them.
 """
+
+
+CACHED_LOGITS = 2**18
+"""Logits on a CPU that passes are made over together. In float32 they are 1 MB, half of a usual cache of a core."""
 
 
 @dataclass(frozen=True)
@@ -302,20 +306,31 @@ class _HeadOfTokens:
     def _chunk(self, hidden: Tensor, wanted: Tensor, teacher: Tensor) -> Tensor:
         """K x hidden -> K x columns, for the K tokens ``wanted`` and, where they are asked for, a teacher's states."""
         columns = HeadColumns.of(self.entropy, self.extras)
-        logits = self._at_temperature(self.logits_of(hidden))
-        normaliser = logits.logsumexp(1)
-        logprobs = logits.gather(1, wanted[:, None])[:, 0] - normaliser
+        raw = self.logits_of(hidden)
         divergences = entropies = top = states = None
-        if columns.divergences:
-            divergences = reverse_kl(logits, self._teacher_logits(hidden, teacher))
-        # Last: the backward pass recomputes a chunk only as far as gradients need it.
-        if columns.entropies:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and self.entropy == "trained"):
+        if columns.divergences or self.entropy == "trained":
+            # More than the log-probs has a gradient: autograd takes it of each operation.
+            logits = at_temperature(raw, self.temperature)
+            normaliser = logits.logsumexp(1)
+            logprobs = logits.gather(1, wanted[:, None])[:, 0] - normaliser
+            if columns.divergences:
+                divergences = reverse_kl(logits, self._teacher_logits(hidden, teacher))
+            if self.entropy == "trained":
                 entropies = entropy_of(logits, normaliser)
-        if columns.top:
-            top = logits.argmax(1).to(logits.dtype)
+        else:
+            logprobs, normaliser = LogprobsOfTokens.apply(raw, wanted, self.temperature)
+        # Last: the backward pass recomputes a chunk only as far as gradients need it.
+        with torch.no_grad():
+            if self.entropy == "measured":
+                entropies = torch.cat([
+                    entropy_of(at_temperature(logits, self.temperature), own)
+                    for logits, own in zip(in_rows(raw, raw), in_rows(normaliser, raw), strict=True)
+                ])
+            if columns.top:
+                likeliest = [at_temperature(logits, self.temperature).argmax(1) for logits in in_rows(raw, raw)]
+                top = torch.cat(likeliest).to(logprobs.dtype)
         if columns.states:
-            states = hidden.to(logits.dtype)
+            states = hidden.to(logprobs.dtype)
         return columns.stack(Likelihood(logprobs, entropies, divergences, top, states))
 
     @torch.no_grad()
@@ -323,8 +338,53 @@ class _HeadOfTokens:
         """Logits of a teacher's states, K x H. States are kept in float32, heads without autocast in half precision."""
         other = None if self.extras is None else self.extras.head
         if other is None:
-            return self._at_temperature(self.logits_of(teacher.to(hidden.dtype)))
-        return self._at_temperature(other(teacher.to(other.weight.dtype)))
+            return at_temperature(self.logits_of(teacher.to(hidden.dtype)), self.temperature)
+        return at_temperature(other(teacher.to(other.weight.dtype)), self.temperature)
 
-    def _at_temperature(self, logits: Tensor) -> Tensor:
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
+
+class LogprobsOfTokens(torch.autograd.Function):
+    """The log-probs of chosen tokens under softmax(logits / temperature), and what they are normalised by.
+
+    The numbers and the gradient of logits.gather(tokens) - logits.logsumexp(1), bit for bit. Autograd would make six
+    tensors of the size of the logits, each read and written by all others than the CPU's cache. Here there is the
+    gradient, and besides it what is made of a few rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, wanted: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """K x V logits and K tokens -> K log-probs, and K normalisers, which have no gradient."""
+        logprobs, normalisers = [], []
+        for rows, tokens in zip(in_rows(logits, logits), in_rows(wanted, logits), strict=True):
+            scaled = at_temperature(rows, temperature)
+            normaliser = scaled.logsumexp(1)
+            logprobs.append(scaled.gather(1, tokens[:, None])[:, 0] - normaliser)
+            normalisers.append(normaliser)
+        found = torch.cat(normalisers)
+        ctx.temperature = temperature
+        ctx.save_for_backward(logits, wanted, found)
+        ctx.mark_non_differentiable(found)
+        return torch.cat(logprobs), found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """d log p(token) / d logits = (1 at the token, else 0) - softmax, divided by the temperature."""
+        logits, wanted, normalisers = ctx.saved_tensors
+        found = torch.empty_like(logits)
+        pieces = (in_rows(each, logits) for each in (found, logits, wanted, normalisers, grads[0]))
+        for into, rows, tokens, normaliser, grad in zip(*pieces, strict=True):
+            probs = (at_temperature(rows, ctx.temperature) - normaliser[:, None]).exp_()
+            own = probs.mul_(-grad[:, None]).scatter_add_(1, tokens[:, None], grad[:, None])
+            into.copy_(own if ctx.temperature == 1 else own.div_(ctx.temperature))
+        return found, None, None
+
+
+def at_temperature(logits: Tensor, temperature: float) -> Tensor:
+    """logits / temperature, in float32 or wider. They are the given ones where nothing is to be done."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return wide if temperature == 1 else wide / temperature
+
+
+def in_rows(values: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+    """K x ... values of K x V logits, some rows at a time: on a CPU as many as stay in its cache, else all."""
+    rows = max(1, CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    return values.split(max(1, rows))

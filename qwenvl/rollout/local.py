@@ -18,7 +18,7 @@ from transformers import (
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating
-from qwenvl.model.logprobs import Likelihood, entropy_of
+from qwenvl.model.logprobs import Likelihood
 from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.rollout.drafts import Drafter, DraftLengths
 from qwenvl.rollout.engine import (
@@ -33,7 +33,8 @@ from qwenvl.rollout.engine import (
     split_rollouts,
     within_budget,
 )
-from qwenvl.rollout.shared_sampling import SharedSampler, exponential_race, logits_processors, tokens_of
+from qwenvl.rollout.next_token import NextToken
+from qwenvl.rollout.shared_sampling import SharedSampler, tokens_of
 from qwenvl.rollout.turns import GrowingCompletion, Resume, behind_prompts, sample_turns
 from qwenvl.tools.toolbox import Conversations
 from qwenvl.types import RolloutBatch
@@ -133,17 +134,13 @@ class LocalEngine:
 
     def _turn(self, model: nn.Module, rows: PromptInputs, params: SamplingParams, most: int) -> RolloutBatch:
         """At most so many tokens behind each row."""
-        recorder = LikelihoodRecorder(params.temperature or 1.0, params.entropies, self.drawing)
-        processors = LogitsProcessorList([recorder])  # the first, so that it sees the raw logits
-        processors.extend(logits_processors(params, self.vision_ids, rows.input_ids.device))
-        if params.temperature != 0:
-            processors.append(lambda ids, scores: exponential_race(scores))  # whose greedy choice is a draw
+        drawn = DrawnTokens(NextToken(params, self.vision_ids, rows.input_ids.device), self.drawing)
         stops, prompt_tokens = self.stops(params), rows.input_ids.shape[1]
         criteria = [lambda ids, scores, **_: stops(ids[:, prompt_tokens:])] if stops else []
         text_positions = (rows.attention_mask.cumsum(1) - 1).clamp(min=0)
         settings = GenerationConfig(
             max_new_tokens=most,
-            do_sample=False,  # processors narrow the choice and draw
+            do_sample=False,  # the processor has drawn
             eos_token_id=self.end_ids,
             pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,
@@ -153,13 +150,13 @@ class LocalEngine:
                 input_ids=rows.input_ids,
                 attention_mask=rows.attention_mask,
                 position_ids=torch.cat([text_positions[None], rows.position_ids]),
-                logits_processor=processors,
+                logits_processor=LogitsProcessorList([drawn]),
                 stopping_criteria=StoppingCriteriaList(criteria),
                 synced_gpus=False,  # with ZeRO-3 and FSDP it would wait for processes that may have nothing to sample
                 **rows.vision(),
             )
         completion_ids = sequences[:, prompt_tokens:]
-        return self._finish(completion_ids, recorder.likelihood(completion_ids), stops)
+        return self._finish(completion_ids, drawn.likelihood(), stops)
 
     def _finish(self, completion_ids: Tensor, likelihood: Likelihood, stops: StopStrings | None) -> RolloutBatch:
         """Masks and decodes N x T sampled tokens, and finds why each row ended."""
@@ -199,37 +196,25 @@ def missing_end(tokenizer, model: nn.Module, turn_end: int | None) -> str | None
     )
 
 
-class LikelihoodRecorder(LogitsProcessor):
-    """Records log softmax(logits / temperature) of each sampled token, and the entropy if requested.
+class DrawnTokens(LogitsProcessor):
+    """Draws each token of ``generate``, which then takes the only one that it is left, and records its likelihood."""
 
-    It must be the first processor, so that it gets the raw logits. A step's token is known only at the next step: one
-    distribution (rows x V) is held until then.
-    """
-
-    def __init__(self, temperature: float, entropies: bool, drawing: Drawing):
-        self._temperature, self._drawing = temperature, drawing
-        self._columns: list[Tensor] = []
-        self._entropies: list[Tensor] | None = [] if entropies else None
-        self._last: Tensor | None = None
+    def __init__(self, next_token: NextToken, drawing: Drawing):
+        self._next_token, self._drawing = next_token, drawing
+        self._found: list[Likelihood] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Leaves the scores as they are."""
+        """Raw logits, rows x V -> 1 at the drawn token of each row, and 0 elsewhere."""
         self._drawing.token()
-        if self._last is not None:
-            self._take(input_ids[:, -1])
-        self._last = (scores.float() / self._temperature).log_softmax(-1)
-        if self._entropies is not None:  # log-probs are logits that need no normaliser
-            self._entropies.append(entropy_of(self._last, self._last.new_zeros(())))
-        return scores
+        tokens, found = self._next_token.draw(input_ids, scores.float())
+        self._found.append(found)
+        return torch.zeros_like(scores).scatter_(1, tokens[:, None], 1)
 
-    def likelihood(self, completion_ids: Tensor) -> Likelihood:
-        """For the tokens that were sampled, N x T. Call it once, after ``generate``."""
-        self._take(completion_ids[:, -1])
-        columns = (self._columns, self._entropies)
-        return Likelihood(*(None if each is None else torch.stack(each, dim=1) for each in columns))
-
-    def _take(self, tokens: Tensor) -> None:
-        self._columns.append(self._last.gather(1, tokens[:, None])[:, 0])
+    def likelihood(self) -> Likelihood:
+        """That of the tokens so far, N x T. Behind the end of a row it is that of tokens which nobody sees."""
+        logprobs = torch.stack([found.logprobs for found in self._found], dim=1)
+        entropies = [found.entropies for found in self._found if found.entropies is not None]
+        return Likelihood(logprobs, torch.stack(entropies, dim=1) if entropies else None)
 
 
 def padded_with_own(prompts: PromptInputs) -> PromptInputs:

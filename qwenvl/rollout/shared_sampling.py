@@ -15,18 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.model.logprobs import Likelihood, entropy_of
+from qwenvl.model.logprobs import Likelihood
 from qwenvl.model.positions import first_positions
 from qwenvl.model.sharding import is_partitioned, sharded_modules
 from qwenvl.model.sharing.linear_attention import State
@@ -34,45 +25,7 @@ from qwenvl.model.sharing.prefix_cache import Parked, PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
 from qwenvl.rollout.drafts import CompletionDrafts, Drafter, add_text
 from qwenvl.rollout.engine import Drawing, SamplingParams
-
-
-def logits_processors(
-    params: SamplingParams, suppress: list[int], device: torch.device | str = "cpu"
-) -> LogitsProcessorList:
-    """The processors of transformers for these settings, in the order of ``generate``. A setting that is off has none.
-
-    Args:
-        params: a temperature of 0 leaves out all but the repetition penalty and ``suppress``.
-        suppress: tokens that are never sampled.
-        device: that of the logits. On another one ``suppress`` would be copied for each token.
-    """
-    chosen = LogitsProcessorList()
-    if params.repetition_penalty != 1.0:
-        chosen.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
-    if suppress:
-        chosen.append(SuppressTokensLogitsProcessor(suppress, device=device))
-    if params.temperature == 0:
-        return chosen
-    if params.temperature != 1.0:
-        chosen.append(TemperatureLogitsWarper(float(params.temperature)))
-    if params.top_k:
-        chosen.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1.0:
-        chosen.append(TopPLogitsWarper(params.top_p))
-    if params.min_p:
-        chosen.append(MinPLogitsWarper(params.min_p))
-    return chosen
-
-
-def exponential_race(scores: Tensor) -> Tensor:
-    """Rows x V logits -> rows x V numbers whose argmax is a draw from softmax(logits).
-
-    Of independent exponential variables with rates p that sum to 1, each is the smallest with probability p. On a CPU
-    the draws equal those of ``Tensor.multinomial``, bit for bit. Logits that are not finite raise no error here, while
-    ``multinomial`` ends the process on a GPU. The trainer reports them (``--on_nonfinite``).
-    """
-    probs = scores.softmax(-1)
-    return probs / torch.empty_like(probs).exponential_()
+from qwenvl.rollout.next_token import NextToken
 
 
 @dataclass
@@ -120,7 +73,7 @@ class SharedSampler:
             # Some ways to run experts wait for the GPU.
             experts = getattr(self.model.config.get_text_config(), "num_experts", 0)
             self.cuda_graph = ids.is_cuda and not sharded and not experts
-        self._processors = logits_processors(params, self.suppress, ids.device)
+        self.next_token = NextToken(params, self.suppress, ids.device)
         self._ends = torch.tensor(self.end_ids, device=ids.device)
         self._parked: dict[int, Parked] | None = {} if self.resumable else None
         lengths, fixed = tuple(self.prompts.attention_mask.sum(1).tolist()), self.compiled or self.cuda_graph
@@ -195,7 +148,7 @@ class SharedSampler:
         decoder = DecodeStep(self.model, cache, self.compiled, bool(self.cuda_graph))
         for t in range(most):
             self.drawing.token()
-            tokens, likelihood = self.drawn(ids[going, : start + t], logits)
+            tokens, likelihood = self.next_token.draw(ids[going, : start + t], logits)
             ids[going, start + t] = tokens
             logprobs[going, t] = likelihood.logprobs
             if entropies is not None and likelihood.entropies is not None:
@@ -273,25 +226,6 @@ class SharedSampler:
                 self.drafter.verified(draft, drawn, last)
         return turn.result()
 
-    def drawn(self, seen: Tensor, logits: Tensor) -> tuple[Tensor, Likelihood]:
-        """Draws the next token of r completions, or takes the most probable one.
-
-        Args:
-            seen: r x s, the tokens that a repetition penalty counts.
-            logits: r x V, float32.
-
-        Returns:
-            r tokens, and their likelihood, r, of softmax(logits / temperature) before truncation.
-        """
-        temperature = self.params.temperature
-        scores = self._processors(seen, logits)
-        tokens = (scores if temperature == 0 else exponential_race(scores)).argmax(-1)
-        scores = (logits / (temperature or 1.0)).log_softmax(-1)
-        logprobs = scores.gather(1, tokens[:, None])[:, 0]
-        # Log-probs are logits that need no normaliser.
-        entropies = entropy_of(scores, scores.new_zeros(())) if self.params.entropies else None
-        return tokens, Likelihood(logprobs, entropies)
-
     def ends(self, tokens: Tensor) -> Tensor:
         """True for tokens that end a completion."""
         return torch.isin(tokens, self._ends)
@@ -330,7 +264,7 @@ class _DraftedTurn:
             r tokens, and r bool: whether each of them ends its completion.
         """
         sampler = self._sampler
-        tokens, likelihood = sampler.drawn(self._seen[rows], logits)
+        tokens, likelihood = sampler.next_token.draw(self._seen[rows], logits)
         places = self.lengths[rows]
         self._ids[rows, places] = tokens
         if self._seen.shape[1]:

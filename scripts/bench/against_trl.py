@@ -59,6 +59,9 @@ def main() -> None:
     parser.add_argument("--prompt_tokens", type=int, default=2000)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--length", type=int, default=64, help="completion tokens")
+    parser.add_argument(
+        "--vocabulary", type=int, default=151_936, help="rows of embedding and head, random ones [%(default)s]"
+    )
     parser.add_argument("--steps", type=int, default=2, help="measured steps each time a trainer has its turn")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
@@ -66,7 +69,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         sizes = {"hidden_size": 256, "num_layers": 8, "vision_hidden_size": 128, "vision_depth": 4}
-        checkpoint = save_tiny(Path(folder) / "checkpoint", **sizes)
+        checkpoint = save_tiny(Path(folder) / "checkpoint", vocabulary=options.vocabulary, **sizes)
         clips = [make_pictures(options, seed) for seed in range(options.steps + 1)]
         runs = {"this library": ours(options, Path(folder), checkpoint, clips)}
         runs["TRL"] = theirs(options, Path(folder), checkpoint, clips)
@@ -75,7 +78,8 @@ def main() -> None:
             for name, run in runs.items():
                 clocks[name].last = None
                 run(clocks[name])
-    print(f"\n{options.prompt_tokens} prompt tokens, G = {options.group}, C = {options.length}")
+    sizes = f"G = {options.group}, C = {options.length}, vocabulary {options.vocabulary:,}"
+    print(f"\n{options.prompt_tokens} prompt tokens, {sizes}")
     for name, clock in clocks.items():
         cpu, wall = clock.median()
         print(f"  {name:13} {cpu:7.2f} CPU s  {wall:7.2f} s a step")

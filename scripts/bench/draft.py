@@ -96,12 +96,19 @@ def demo(folder: Path, settings: tuple[int, ...], steps: int | None) -> dict[int
 
 
 def untrained(
-    settings: tuple[int, ...], steps: int, strength: float, tokens: int, width: int
+    settings: tuple[int, ...], steps: int, strength: float, tokens: int, width: int, vocabulary: int
 ) -> dict[int, list[Sampling]]:
     """The same four prompts of text in each step, by a model of random weights."""
     SideBySide.settings, SideBySide.found = settings, {}
     processor = make_processor("qwen2_5_vl")
-    model = make_model("qwen2_5_vl", processor, hidden_size=width, num_layers=4, initializer_range=strength)
+    model = make_model(
+        "qwen2_5_vl",
+        processor,
+        hidden_size=width,
+        num_layers=4,
+        initializer_range=strength,
+        vocabulary=vocabulary,
+    )
     model.requires_grad_(False)
     ids = torch.randint(0, 250, (4, 200), generator=torch.Generator().manual_seed(0))
     prompts = PromptInputs.of_text(ids)
@@ -137,6 +144,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=12, help="steps of the other tasks [%(default)s]")
     parser.add_argument("--tokens", type=int, default=128, help="of their completions [%(default)s]")
     parser.add_argument("--width", type=int, default=256, help="of their models [%(default)s]")
+    parser.add_argument("--vocabulary", type=int, default=151_936, help="of their models, random rows [%(default)s]")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -148,7 +156,14 @@ def main() -> None:
             found = demo(options.demo.resolve(), settings, options.steps)
         else:
             strength = 0.25 if task == "free" else 0.02
-            found = untrained(settings, options.repeats, strength, options.tokens, options.width)
+            found = untrained(
+                settings,
+                steps=options.repeats,
+                strength=strength,
+                tokens=options.tokens,
+                width=options.width,
+                vocabulary=options.vocabulary,
+            )
         report(task, found, behind=4)
 
 

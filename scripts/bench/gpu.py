@@ -109,6 +109,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--no_gradients", action="store_true", help="exact: for models whose float32 copy does not fit")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="decoding: how")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--vocabulary", type=int, default=151_936, help="of tiny models [%(default)s]")
     parser.add_argument("--results", type=Path, help="a file that rows are added to, as JSON lines")
     parser.add_argument("--rehearse", action="store_true", help="tiny models on the CPU")
     options = parser.parse_args(argv)
@@ -128,7 +129,7 @@ def make_model(name: str, options: argparse.Namespace, trained: bool) -> nn.Modu
     """A model with random weights in bfloat16; ``trained``: with gradient checkpointing, and adapters with --lora."""
     if name.startswith("tiny_"):
         family = name.removeprefix("tiny_")
-        model = make_tiny(family, make_processor(family), hidden_size=128)
+        model = make_tiny(family, make_processor(family), hidden_size=128, vocabulary=options.vocabulary)
         model.set_attn_implementation(options.attention)
         model = model.to(options.device, torch.bfloat16)
     else:

@@ -62,6 +62,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--family", default="qwen2_5_vl", help="of the tiny checkpoint [%(default)s]")
     parser.add_argument("--hidden", type=int, default=256, help="width of the language model [%(default)s]")
     parser.add_argument("--layers", type=int, default=8, help="of the language model [%(default)s]")
+    parser.add_argument(
+        "--vocabulary", type=int, default=151_936, help="rows of embedding and head, random ones [%(default)s]"
+    )
     parser.add_argument("--pixels", type=int, default=113_000, help="most of a frame [%(default)s]")
     parser.add_argument("--group", type=int, default=8, help="completions [%(default)s]")
     parser.add_argument("--length", type=int, default=64, help="tokens of each [%(default)s]")
@@ -172,7 +175,7 @@ def save_model(sizes: argparse.Namespace, folder: Path) -> Path:
     from qwenvl.demo.tiny import save_tiny
 
     sized = {"hidden_size": sizes.hidden, "num_layers": sizes.layers, "vision_hidden_size": 128, "vision_depth": 4}
-    return save_tiny(folder, sizes.family, **sized)
+    return save_tiny(folder, sizes.family, vocabulary=sizes.vocabulary, **sized)
 
 
 def write_record(tokens: int, sizes: argparse.Namespace, folder: Path) -> Path:

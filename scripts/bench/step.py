@@ -47,6 +47,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=["1000,8,64", "2000,8,64", "4000,16,64"], metavar="P,G,C")
     parser.add_argument("--family", default="qwen2_5_vl", choices=FAMILIES)
+    parser.add_argument(
+        "--vocabulary", type=int, default=151_936, help="rows of embedding and head, random ones [%(default)s]"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="runs of each path, in turn; medians are printed")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile_decoding", action="store_true", help="also sample by the compiled step")
@@ -55,16 +58,17 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.memory_of:
-        print(peak_memory(Step.of(Case.parse(options.cases[0]), options.family), *options.memory_of))
+        step = Step.of(Case.parse(options.cases[0]), options.family, options.vocabulary)
+        print(peak_memory(step, *options.memory_of))
         return
-    print(f"{options.threads} threads, float32; seconds are CPU (wall)")
+    print(f"{options.threads} threads, float32, vocabulary {options.vocabulary:,}; seconds are CPU (wall)")
     for text in options.cases:
         (report_looks if options.looks else report_case)(Case.parse(text), options)
 
 
 def report_case(case: Case, options: argparse.Namespace) -> None:
     """Prints the rows of one case."""
-    step = Step.of(case, options.family)
+    step = Step.of(case, options.family, options.vocabulary)
     print(f"\n{case}: {step.prompt_tokens} prompt tokens, {step.patches} patches")
     ways = ["plain", "shared", *(["compiled"] if options.compile_decoding else [])]
     for phase in ("train", "sample"):
@@ -83,7 +87,7 @@ def report_case(case: Case, options: argparse.Namespace) -> None:
 
 def report_looks(case: Case, options: argparse.Namespace) -> None:
     """Prints what it costs to continue behind a look, and to compute prompts and completions again instead."""
-    step = Step.of(case, options.family)
+    step = Step.of(case, options.family, options.vocabulary)
     shown = encode_vision(step.model, video_prompt(step.model, options.looks))
     ways = {"turn": None, "continued": False, "again": True}
     spent = in_turn({name: partial(step.look, shown, again) for name, again in ways.items()}, options.repeats)
@@ -106,7 +110,7 @@ def in_turn(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, tupl
 def child_memory(case: Case, options: argparse.Namespace, path: str, phase: str) -> float:
     """Peak MiB of one phase, measured in a new process."""
     command = [sys.executable, __file__, "--cases", str(case), "--family", options.family]
-    command += ["--threads", str(options.threads), "--memory_of", path, phase]
+    command += ["--vocabulary", str(options.vocabulary), "--threads", str(options.threads), "--memory_of", path, phase]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return float(printed.splitlines()[-1])  # libraries print before it
 
@@ -160,11 +164,15 @@ class Step:
         self.weights = torch.randn(self.mask.shape, generator=generator).to(device)
 
     @classmethod
-    def of(cls, case: Case, family: str) -> Step:
-        """For the bench model: text 256 wide with 8 layers, vision 128 wide with 4 layers, random weights, float32."""
+    def of(cls, case: Case, family: str, vocabulary: int) -> Step:
+        """For the bench model: text 256 wide with 8 layers, vision 128 wide with 4 layers, random weights, float32.
+
+        Args:
+            vocabulary: rows of embedding and head.
+        """
         processor = make_processor(family)
         sizes = {"hidden_size": 256, "num_layers": 8, "vision_hidden_size": 128, "vision_depth": 4}
-        model = make_model(family, processor, **sizes)
+        model = make_model(family, processor, vocabulary=vocabulary, **sizes)
         apply_tuning(model, TuneOptions())
         return cls(model, video_prompt(model, case.prompt), case)
 

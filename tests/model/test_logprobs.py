@@ -162,3 +162,53 @@ def test_the_exact_kl_to_a_teacher_with_a_longer_prompt(exact_model, random_prom
             if name in gradients:
                 torch.testing.assert_close(each.grad, gradients[name], rtol=1e-7, atol=1e-9, msg=name)
         assert all(each.grad is None for each in teacher.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_some_rows_at_a_time_are_those_that_autograd_takes_at_once(dtype, temperature, monkeypatch):
+    monkeypatch.setattr(logprobs, "CACHED_LOGITS", 3 * 700)  # three rows of eleven
+    wide = torch.promote_types(dtype, torch.float32)
+    logits = (3 * torch.randn(11, 700, generator=torch.Generator().manual_seed(0))).to(dtype)
+    tokens, grad = torch.arange(11) * 63, torch.linspace(-2, 3, 11, dtype=wide)
+    plain, ours = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    scaled = plain.to(wide) / temperature
+    normaliser = scaled.logsumexp(1)
+    expected = scaled.gather(1, tokens[:, None])[:, 0] - normaliser
+    found, found_normaliser = logprobs.LogprobsOfTokens.apply(ours, tokens, temperature)
+    assert torch.equal(found, expected) and torch.equal(found_normaliser, normaliser)
+    assert not found_normaliser.requires_grad
+    expected.backward(grad)
+    found.backward(grad)
+    assert torch.equal(ours.grad, plain.grad) and torch.equal(ours, logits)
+    # By hand, for one row: (1 at the token, else 0) - softmax.
+    by_hand = -(logits[4].double() / temperature).softmax(0)
+    by_hand[tokens[4]] += 1
+    by_hand *= grad[4].double() / temperature
+    rounding = 2.0**-7 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(ours.grad[4].double(), by_hand, rtol=rounding, atol=1e-7)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_what_is_measured_beside_the_log_probs_changes_neither_them_nor_their_gradient(
+    tiny_pair, random_prompts, random_completions, monkeypatch, temperature
+):
+    model, _ = tiny_pair("qwen2_5_vl", initializer_range=0.1)
+    monkeypatch.setattr(logprobs, "CACHED_LOGITS", 3 * model.config.text_config.vocab_size)
+    prompts = random_prompts(model, ["tvt", "t"])
+    ids, mask = random_completions(4, 5)
+    gradients, likelihoods = [], []
+    for entropy, extras in (("none", None), ("measured", Extras()), ("trained", Extras())):
+        model.zero_grad()
+        found = completion_likelihood(
+            model, prompts, ids, mask, temperature=temperature, logit_chunk_tokens=8, entropy=entropy, extras=extras
+        )
+        found.logprobs.sum().backward()
+        likelihoods.append(found)
+        gradients.append(model.lm_head.weight.grad.clone())
+    none, measured, trained = likelihoods
+    assert torch.equal(none.logprobs, measured.logprobs) and torch.equal(none.logprobs, trained.logprobs)
+    assert torch.equal(gradients[0], gradients[1])
+    torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(measured.entropies, trained.entropies, rtol=1e-6, atol=1e-6)
+    assert torch.equal(measured.top, trained.top)

@@ -8,7 +8,7 @@ import torch
 
 from qwenvl.demo.tiny import make_processor
 from qwenvl.own_code import OwnCodeError
-from qwenvl.rollout import background, local, shared_sampling
+from qwenvl.rollout import background, next_token
 from qwenvl.run_log.log import read_rollouts
 from qwenvl.step import encode as encode_stage
 from qwenvl.step import kernels
@@ -22,23 +22,22 @@ CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</to
 def calls_first(monkeypatch):
     """Every other completion begins with a call of ``look``: what is sampled is forced, its log-probs are not."""
     tokens = make_processor("qwen2_5_vl").tokenizer(CALL)["input_ids"]
-    for module in (shared_sampling, local):
 
-        def processors(*args, made=module.logits_processors):
-            chosen, starts = made(*args), []
+    def processors(*args, made=next_token.logits_processors):
+        chosen, starts = made(*args), []
 
-            def forced(ids, scores):
-                starts.append(ids.shape[1])
-                if (t := ids.shape[1] - starts[0]) >= len(tokens):
-                    return scores
-                follows = torch.arange(len(ids)) % 2 == 0 if t == 0 else ids[:, starts[0]] == tokens[0]
-                only = torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor(tokens[t]), 0.0)
-                return torch.where(follows[:, None], only, scores.index_fill(1, torch.tensor(tokens[:1]), -torch.inf))
+        def forced(ids, scores):
+            starts.append(ids.shape[1])
+            if (t := ids.shape[1] - starts[0]) >= len(tokens):
+                return scores
+            follows = torch.arange(len(ids)) % 2 == 0 if t == 0 else ids[:, starts[0]] == tokens[0]
+            only = torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor(tokens[t]), 0.0)
+            return torch.where(follows[:, None], only, scores.index_fill(1, torch.tensor(tokens[:1]), -torch.inf))
 
-            chosen.insert(0, forced)
-            return chosen
+        chosen.insert(0, forced)
+        return chosen
 
-        monkeypatch.setattr(module, "logits_processors", processors)
+    monkeypatch.setattr(next_token, "logits_processors", processors)
 
 
 LOOKS = {"tools": ["look"], "look_frames": 4, "generation_max_length": 120, "max_turns": 2, "check_parity": "every"}
@@ -135,24 +134,23 @@ def says(monkeypatch):
     tokenizer = make_processor("qwen2_5_vl").tokenizer
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     scripts = [[*tokenizer(text, split_special_tokens=True)["input_ids"], end] for text in HOSTILE]
-    for module in (shared_sampling, local):
 
-        def processors(*args, made=module.logits_processors):
-            chosen, starts = made(*args), []
+    def processors(*args, made=next_token.logits_processors):
+        chosen, starts = made(*args), []
 
-            def forced(ids, scores):
-                starts.append(ids.shape[1])
-                t = ids.shape[1] - starts[0]
-                only = torch.full_like(scores, -torch.inf)
-                for row in range(len(ids)):
-                    script = scripts[row % len(scripts)]
-                    only[row, script[t] if t < len(script) else end] = 0.0
-                return only
+        def forced(ids, scores):
+            starts.append(ids.shape[1])
+            t = ids.shape[1] - starts[0]
+            only = torch.full_like(scores, -torch.inf)
+            for row in range(len(ids)):
+                script = scripts[row % len(scripts)]
+                only[row, script[t] if t < len(script) else end] = 0.0
+            return only
 
-            chosen.insert(0, forced)
-            return chosen
+        chosen.insert(0, forced)
+        return chosen
 
-        monkeypatch.setattr(module, "logits_processors", processors)
+    monkeypatch.setattr(next_token, "logits_processors", processors)
 
 
 def test_a_run_whose_completions_write_anything(make_trainer, says, tmp_path):

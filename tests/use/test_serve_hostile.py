@@ -17,7 +17,7 @@ from PIL import Image
 
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.images import load_image
-from qwenvl.rollout import shared_sampling
+from qwenvl.rollout import next_token
 from qwenvl.use.fetch import fetch, is_public
 from qwenvl.use.pictures import PictureReader
 from qwenvl.use.serve import StopWatch
@@ -419,7 +419,7 @@ def test_a_look_at_a_clip_of_a_request(made_media, monkeypatch):
     """The policy is made to call: its clip is there until the request ends, and a client that leaves ends its turns."""
     server = Running(made_media, "--tools", "look", "--max_turns", "2", "--generation_max_length", "90")
     tokens = server.server.collator.processor.tokenizer(CALL)["input_ids"]
-    made = shared_sampling.logits_processors
+    made = next_token.logits_processors
 
     def processors(*given):
         chosen, starts = made(*given), []
@@ -434,7 +434,7 @@ def test_a_look_at_a_clip_of_a_request(made_media, monkeypatch):
         chosen.insert(0, forced)
         return chosen
 
-    monkeypatch.setattr(shared_sampling, "logits_processors", processors)
+    monkeypatch.setattr(next_token, "logits_processors", processors)
     sampled, looks = server.server._sampled, []
 
     def noted(*given):
