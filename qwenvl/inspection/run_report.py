@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qwenvl.config.flags import FLAG_GROUPS, describe
+from qwenvl.rewards.functions.actions import list_of_turns
 from qwenvl.rewards.functions.text import answer_of, solution_of
+from qwenvl.rewards.functions.timelines import matches, overlaps, read_pair
+from qwenvl.rewards.table import about_a_timeline
 from qwenvl.run_log.log import plain
+from qwenvl.run_log.report.timelines import FOUND_AT, Messages, ReadTimelines
 from qwenvl.run_log.report.write import Written, write_pictures, write_report
 from qwenvl.run_log.run import read_runs
 
@@ -17,12 +21,29 @@ MOST_PICTURES = 300  # that one call decodes
 def make_report(folders: Sequence[Path], out: Path) -> Written:
     """Read the runs and write their report, with the pictures that it has already."""
     defaults = {name: default for group in FLAG_GROUPS for name, _, default, _ in describe(group)}
-    return write_report(read_runs(folders), out, read_answer, plain(defaults))
+    return write_report(read_runs(folders), out, RewardsReading(), plain(defaults))
 
 
-def read_answer(completion: str, solution: str) -> tuple[str | None, str]:
-    """The answer of a completion, None without one, and the solution's, as the rewards read them."""
-    return answer_of(completion), solution_of(solution)
+class RewardsReading:
+    """Reads completions and solutions as the rewards do. See ``qwenvl.run_log.report.timelines.Reading``."""
+
+    def answer(self, completion: str) -> str | None:
+        """The answer of a completion. None: it has no answer."""
+        return answer_of(completion)
+
+    def solution(self, solution: str) -> str:
+        """What a solution says inside its answer block."""
+        return solution_of(solution)
+
+    def timelines(
+        self, prompt: Messages, completion: str, solution: str, rewards: Mapping[str, float | None]
+    ) -> ReadTimelines | None:
+        """The timelines of a completion and its solution, merged as the rewards see them."""
+        named, true = read_pair(answer_of(completion) or "", solution_of(solution), list_of_turns(prompt))
+        if not about_a_timeline(true, rewards):
+            return None
+        best = overlaps(named, true).max(axis=1).tolist() if named else []
+        return ReadTimelines(named, true, best, dict(matches(FOUND_AT, named, true)))
 
 
 def add_pictures(written: Written, most: int = MOST_PICTURES) -> str:

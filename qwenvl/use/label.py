@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from accelerate.utils import wait_for_everyone
 
@@ -21,6 +22,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import FRAME_SUFFIXES, frame_list
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.data.records.framing import unframed
+from qwenvl.data.records.timelines import numbers_of
 from qwenvl.evaluate.protocol import differing, model_facts
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of, in_blocks
@@ -32,13 +34,16 @@ from qwenvl.inspection.run_report import add_pictures
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.option import parse_row
 from qwenvl.rewards import build_rubric
+from qwenvl.rewards.functions.actions import names_in
 from qwenvl.rewards.functions.text import answer_of
 from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
-from qwenvl.rewards.table import SHAPING, TABLE, reading
+from qwenvl.rewards.table import SHAPING, TABLE, TIMELINES, reading
 from qwenvl.run_log.log import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
 from qwenvl.run_log.report.evaluation import write_labels
+from qwenvl.run_log.report.timelines import MOST_SPANS, axis_length, span_as_shown
+from qwenvl.timeline import timeline_in
 from qwenvl.tools.options import ToolOptions
-from qwenvl.types import PromptBatch, Record, RolloutBatch
+from qwenvl.types import FrameInfo, PromptBatch, Record, RolloutBatch
 from qwenvl.use.options import UseRequest
 
 PROTOCOL = "protocol.json"
@@ -146,10 +151,38 @@ class Labels:
     def _as_shown(self, question: Record | ValueError, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row with what the page needs beside it: its prompt, and the record to save it as, with paths in full."""
         if not isinstance(question, Record):
-            return {**row, "id": "", "prompt": [], "record": None}
+            # The reason begins with the file and the place of the row.
+            where = str(question).partition(": ")[0]
+            return {**row, "id": where, "prompt": [], "record": None}
         record = row_of(unframed(question, self.request.asking.reading), lambda path: frame_list(path) or path)
         prompt = [{"role": message.role, "text": message.text} for message in question.messages]
-        return {**row, "id": question.id, "prompt": prompt, "record": plain(record)}
+        shown = {**row, "id": question.id, "prompt": prompt, "record": plain(record)}
+        return shown | self._spans_as_shown(question, row) | {"files": [self._playable(path) for path in question.videos]}
+
+    def _spans_as_shown(self, question: Record, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The ``steps`` that a prompt lists and, of questions for a timeline, ``timeline`` and the spans of each vote."""
+        listed = names_in(question.messages[-1].text)
+        steps = [[number, name] for number, name in listed.items()]
+        spans = timeline_in(row.get("answer") or "", numbers_of(listed))
+        numbered = bool(spans) and all(span.number is not None for span in spans)
+        if self.reward not in TIMELINES and not numbered:
+            return {"steps": steps, "timeline": None, "vote_spans": []}
+        clips = [FrameInfo.of(clip) for clip in row.get("clips", ())]
+        votes = [timeline_in(answer, numbers_of(listed)) for answer, _ in row.get("votes", ())]
+        return {
+            "steps": steps,
+            "timeline": {
+                "length": axis_length(spans if not clips else (), clips),
+                "spans": [span_as_shown(span) for span in spans[:MOST_SPANS]],
+            },
+            "vote_spans": [[span_as_shown(span) for span in vote[:MOST_SPANS]] for vote in votes],
+        }
+
+    def _playable(self, path: str) -> str | None:
+        """The address of a clip for the page. None: it is no file that a browser could play."""
+        if not os.path.isfile(path):
+            return None
+        return quote(os.fsencode(os.path.relpath(path, self.folder)))
 
     def _rows(self) -> Iterator[tuple[Record | ValueError, dict[str, Any]]]:
         """Each question that has been asked, with its row."""

@@ -83,7 +83,7 @@ def test_labels_are_confirmed_corrected_and_saved_as_records(opened, tmp_path):
     page.wait(f"{TITLE} === 'sure.mp4' && {COUNT} === 'save 2 records'")
     page = opened()  # they stay
     assert page.run(COUNT) == "save 2 records"
-    assert page.run("document.querySelector('#done').textContent") == "2 of 5 done"
+    assert page.run("document.querySelector('#done').textContent") == "2 of 4 done"  # the one with an error cannot be checked
     page.run("document.querySelector('[data-jump=corrected]').click()")
     page.wait(f"{ROWS}.join() === 'torn.mp4'")
     keep = "blob.text().then((text) => (window.saved = text))"

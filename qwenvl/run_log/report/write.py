@@ -22,12 +22,12 @@ from qwenvl.run_log.report.pages import (
     SUSPECT,
     TRUNCATED,
     GroupRow,
-    Reading,
     Strip,
     as_json,
     write_groups,
     write_script,
 )
+from qwenvl.run_log.report.timelines import Reading
 from qwenvl.run_log.run import SECTIONS, Run, charts, clocks, differing_settings, finite, is_phase, phases, trend
 from qwenvl.run_log.warnings import warnings_of
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent  # base.html, which pages extend, and macros.html
 APP = HERE / "app"
 # In the order that they need each other.
-SCRIPTS = ("core.js", "charts.js", "filter.js", "group.js", "list.js", "browser.js")
+SCRIPTS = ("core.js", "timeline.js", "charts.js", "filter.js", "group.js", "list.js", "browser.js")
 STYLE = "report.css"
 TILES = (
     ("reward/total", "reward in training"),

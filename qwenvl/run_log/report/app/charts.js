@@ -130,15 +130,6 @@ function scales(places, values, width) {
   };
 }
 
-function niceTicks(low, high, most) {
-  const rough = (high - low) / most || 1;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const size = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
-  const ticks = [];
-  for (let n = Math.floor(low / size); n <= Math.ceil(high / size); n++) ticks.push(Number((n * size).toPrecision(12)));
-  return ticks;
-}
-
 function frame(scale, width, label, unit) {
   const picture = svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", tabindex: 0, "aria-label": label });
   picture.append(svg("text", { class: "axis", x: 0, y: 10 }, unit));
