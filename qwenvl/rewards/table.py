@@ -168,7 +168,7 @@ TIMELINES = ("segment_f1", "edit_score", "frame_accuracy", "step_order", "timeli
 
 
 def about_a_timeline(true: Sequence[TimedStep], rewards: Mapping[str, float | None]) -> bool:
-    """Whether a record asks for a timeline: a reward for timelines scored it, or all spans of its solution have numbers.
+    """Whether a record asks for a timeline: such a reward scored it, or all spans of its solution have numbers.
 
     Args:
         true: the spans that are read in its solution.

@@ -36,6 +36,7 @@ from qwenvl.option import parse_row
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.functions.actions import names_in
 from qwenvl.rewards.functions.text import answer_of
+from qwenvl.rewards.options import RewardOptions
 from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import SHAPING, TABLE, TIMELINES, reading
 from qwenvl.run_log.log import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
@@ -157,10 +158,11 @@ class Labels:
         record = row_of(unframed(question, self.request.asking.reading), lambda path: frame_list(path) or path)
         prompt = [{"role": message.role, "text": message.text} for message in question.messages]
         shown = {**row, "id": question.id, "prompt": prompt, "record": plain(record)}
-        return shown | self._spans_as_shown(question, row) | {"files": [self._playable(path) for path in question.videos]}
+        files = [self._playable(path) for path in question.videos]
+        return shown | self._spans_as_shown(question, row) | {"files": files}
 
     def _spans_as_shown(self, question: Record, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The ``steps`` that a prompt lists and, of questions for a timeline, ``timeline`` and the spans of each vote."""
+        """The ``steps`` of a prompt's list and, of a question for a timeline, the spans of answer and votes."""
         listed = names_in(question.messages[-1].text)
         steps = [[number, name] for number, name in listed.items()]
         spans = timeline_in(row.get("answer") or "", numbers_of(listed))
@@ -216,12 +218,12 @@ def deciding_reward(names: Sequence[Any] | None) -> str | None:
 
 
 def training_command(request: UseRequest) -> str:
-    """The command that trains the model again on the labels that its page saves, with the prompts that it has here."""
+    """The command that trains the model again on the labels that its page saves, with its prompts and rewards."""
     path = request.model.path
     base = base_of_adapter(path)
     model = ["--model_name_or_path", base or path]
     adapter = [] if base is None else ["--lora_enable", "--start_from_weights", path]
-    groups = (ReadingOptions, FrameOptions, PromptOptions, ToolOptions)
+    groups = (ReadingOptions, FrameOptions, PromptOptions, ToolOptions, RewardOptions)
     # Records of the page name their media in full, and labels leave out what training would stop at.
     prompts = changed_flags(request.config, groups, without=("allow_outside_media", "on_long_prompt"))
     data = ["--dataset_use", "labels.json", "--allow_outside_media"]

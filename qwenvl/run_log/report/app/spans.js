@@ -27,7 +27,8 @@ class SpanEditor {
 
   // Show other spans in the place of these.
   replace(spans, told = true) {
-    this.spans = spans.map((span) => ({ start: span.start, end: Math.min(span.end, Math.max(this.length, span.start + GRAIN)), number: span.number, name: span.name }));
+    // A model may name seconds that the clip does not have.
+    this.spans = spans.map(({ start, end, number, name }) => ({ start: Math.min(start, this.length - GRAIN), end: Math.min(end, this.length), number, name }));
     for (const { body, row } of this.views.values()) { body.remove(); row.remove(); }
     this.views = new Map(this.spans.map((span) => [span, this.viewOf(span)]));
     this.chosen = null;

@@ -66,7 +66,7 @@ function filmView(clip, length) {
   const pictured = Boolean(strip && !strip.problem);
   const draw = (width) => {
     const ticks = niceTicks(0, length, Math.max(2, width / 70)).filter((tick) => tick >= 0 && tick <= length);
-    axis.replaceChildren(...ticks.map((tick) => h("span", { style: `left:${(100 * tick) / length}%` }, `${seconds(tick)}`)), h("span", { class: "unit" }, "s"));
+    axis.replaceChildren(...ticks.map((tick) => h("span", { style: placeOnAxis(tick / length) }, `${seconds(tick)} s`)));
     if (!pictured) return;
     const count = Math.max(1, Math.round(width / (FILM_HEIGHT * strip.ratio)));
     const middles = Array.from({ length: count }, (_, cell) => ((cell + 0.5) * length) / count);
@@ -82,6 +82,12 @@ function filmView(clip, length) {
     if (width) draw(width);
   }).observe(axis);
   return [pictured ? film : null, axis];
+}
+
+// Texts at both ends of the axis stay inside of it.
+function placeOnAxis(share) {
+  const shift = share < 0.03 ? 0 : share > 0.95 ? -100 : -50;
+  return `left:${100 * share}%;transform:translateX(${shift}%)`;
 }
 
 function nearestTo(values, wanted) {
