@@ -26,6 +26,7 @@ class Run:
         finished: the last step of a run that has ended, else None.
         rows: the lines of ``metrics.jsonl``, in order.
         launch: ``command``, ``started`` and ``hardware``, of ``run.json``.
+        set_by_user: the names of the settings that were given. None: the run does not say.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Run:
     finished: int | None
     rows: Sequence[Mapping[str, float]]
     launch: Mapping[str, str] = field(default_factory=dict)
+    set_by_user: Sequence[str] | None = None
 
     @property
     def steps(self) -> int:
@@ -97,8 +99,18 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
             raise RunLogError(f'{path / "run.json"}: expected an object with "config"; is {path} the folder of a run?')
         versions = content.get("versions") or {}
         ended = content.get("finished", content.get("trained"))
-        launch = content.get("launch", {})
-        runs.append(Run(name, path, content["config"], versions, ended, read_metrics(path), launch))
+        runs.append(
+            Run(
+                name=name,
+                folder=path,
+                settings=content["config"],
+                versions=versions,
+                finished=ended,
+                rows=read_metrics(path),
+                launch=content.get("launch", {}),
+                set_by_user=content.get("set_by_user"),
+            )
+        )
     return runs
 
 

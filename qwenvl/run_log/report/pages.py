@@ -140,6 +140,7 @@ def row_of(group: Group) -> GroupRow:
     return {
         **{"split": head.split, "step": head.step, "epoch": head.epoch},
         **{"record": head.record_id, "where": head.where, "size": len(group), "marks": marks(group)},
+        "media": (*(clip.path for clip in head.clips), *head.images),
         **{"mean": mean(totals), "low": min(totals, default=None), "high": max(totals, default=None)},
         "parts": {name: mean(each.rewards.get(name) for each in group) for name in names},
     }
