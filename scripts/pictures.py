@@ -56,7 +56,7 @@ def demo(page: Page, folder: Path, scratch: Path) -> None:
     shoot(page, report + telling_group(folder / "run"), "group", ".title", 760, parents=1)
     shoot(page, report, "report", "#learning", 1000, most=620)
     shoot(page, evaluation, "evaluation", "#scores", 900, most=700)
-    shoot(page, preview.as_uri(), "preview", "body", 900, most=760)
+    shoot(page, preview.as_uri(), "preview", "body", 900, most=790)
 
 
 def looks(page: Page, run: Path, scratch: Path) -> None:

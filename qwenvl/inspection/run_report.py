@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
-from qwenvl.config.flags import FLAG_GROUPS, describe
+from qwenvl.config.flags import FLAG_GROUPS, describe, trainer_settings
 from qwenvl.rewards.functions.actions import list_of_turns
 from qwenvl.rewards.functions.text import answer_of, solution_of
 from qwenvl.rewards.functions.timelines import matches, overlaps, read_pair
@@ -20,7 +22,11 @@ MOST_PICTURES = 300  # that one call decodes
 
 def make_report(folders: Sequence[Path], out: Path) -> Written:
     """Read the runs and write their report, with the pictures that it has already."""
-    defaults = {name: default for group in FLAG_GROUPS for name, _, default, _ in describe(group)}
+    defaults: dict[str, Any] = {}
+    for setting in fields(trainer_settings()):
+        defaults[setting.name] = None if setting.default is MISSING else setting.default
+    for group in FLAG_GROUPS:
+        defaults |= {name: default for name, _, default, _ in describe(group)}
     return write_report(read_runs(folders), out, RewardsReading(), plain(defaults))
 
 

@@ -357,17 +357,27 @@ def _evaluations(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def clocks(runs: Sequence[Run]) -> list[dict[str, Any] | None]:
-    """The hours of training of each run by step: ``steps`` and ``hours``. None for a run without seconds of a step."""
+    """The hours of training of each run by step: ``steps`` and ``hours``. None for a run without seconds of a step.
+
+    The seconds of a step are the sum of its phases. Runs of earlier versions log the whole step too.
+    """
     found: list[dict[str, Any] | None] = []
     for run in runs:
         steps, hours, last = [0], [0.0], 0
-        for step, seconds in run.values(WHOLE_STEP):
+        for step, seconds in run.values(WHOLE_STEP) or seconds_of_steps(run):
             steps.append(step)
             hours.append(hours[-1] + (step - last) * seconds / 3600)
             last = step
         steps, hours, _ = thinned(steps, hours)
         found.append({"steps": steps, "hours": finite(hours)} if last else None)
     return found
+
+
+def seconds_of_steps(run: Run) -> list[tuple[int, float]]:
+    """Step and sum of the phases of each row that has any."""
+    names = [name for name in run.metrics() if is_phase(name)]
+    rows = [row for row in run.rows if any(name in row for name in names)]
+    return [(int(row["step"]), sum(row.get(name, 0.0) for name in names)) for row in rows]
 
 
 def phases(runs: Sequence[Run]) -> list[dict[str, Any]]:

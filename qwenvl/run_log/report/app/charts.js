@@ -38,7 +38,7 @@ function controls() {
   return [
     runs.length > 1 ? h("span", { class: "runs-shown" }, keys) : null,
     h("label", { title: "half-life of the exponential mean, in percent of the curve" }, "smoothing", slider, said),
-    clocks.some(Boolean) ? h("label", {}, "over", axis) : null,
+    clocks.some(Boolean) ? h("label", { title: "hours: the sum of the phases of the steps" }, "over", axis) : null,
   ].filter(Boolean);
 }
 

@@ -161,7 +161,7 @@ function tint(advantage) {
 function completionView(row, group) {
   const calls = row.turns.reduce((sum, turn) => sum + turn.calls.length, 0);
   const head = [
-    row.times > 1 ? h("b", { class: "times", title: "completions with this text" }, `${row.times} ×`) : null,
+    row.times > 1 ? h("b", { class: "often", title: "completions with this text" }, `${row.times} ×`) : null,
     row.advantage === null ? null : h("b", { title: "advantage" }, signed(row.advantage)),
     h("span", { title: "total reward" }, `reward ${brief(row.total)}`),
     h("span", {}, `${row.tokens} tokens`),
