@@ -261,7 +261,7 @@ def test_the_clip_plays_and_gives_its_second_to_an_edge(timelines):
     page.press("p")
     page.wait("!document.querySelector('video').paused")
     page = timelines("none")
-    page.wait("document.querySelector('.player').textContent.includes('gone.webm')")
+    page.wait("document.querySelector('.player').textContent.includes('/there/cam/none.mp4')")
 
 
 def test_the_editor_fits_a_phone(timelines):

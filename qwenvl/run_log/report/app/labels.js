@@ -59,7 +59,7 @@ class Labels extends List {
     if (label.error !== null) return h("article", {}, head, h("p", { class: "bad" }, label.error));
     const facts = [label.agreement === null ? null : `${Math.round(100 * label.agreement)} % of ${label.texts.length} completions agree`, `mean log-prob ${brief(label.logprob)}`, `${label.frames} frames`, label.finish_reason === "length" ? "cut at the limit" : null];
     const prompt = label.prompt.map((each) => (label.prompt.length > 1 ? `[${each.role}] ${each.text}` : each.text)).join("\n\n");
-    const players = label.files.filter(Boolean).map(playerView);
+    const players = label.files.map((file, place) => (file ? playerView(file, label.clips[place]?.path ?? file) : null)).filter(Boolean);
     this.player = players.length === 1 ? players[0].querySelector("video") : null;
     return h("article", {}, head,
       players,
@@ -103,7 +103,7 @@ class Labels extends List {
       bar("the model's answer", barView(spans, length)),
       bar("your timeline", editor.lanes),
       editor.palette, editor.rows,
-      h("p", {}, editor.addButton, h("span", { class: "fine keys" }, "Drag an edge or a span, or draw a new one. Tab goes to spans and edges: ← → move them by 0.1 s, with Shift by 1 s; 1 to 9 set the step, Delete removes.")),
+      h("p", {}, editor.addButton, h("span", { class: "fine keys" }, `Drag an edge or a span, or draw a new one. Tab goes to spans and edges: ← → move them by ${editor.grain} s, with Shift by ${seconds(FAR * editor.grain)} s; 1 to 9 set the step, Delete removes.`)),
       buttons, votesView(votes));
   }
 
@@ -238,10 +238,10 @@ function foldersOf(ids) {
 }
 
 // The clip itself, played from its file beside the page.
-function playerView(file) {
+function playerView(file, path) {
   const video = h("video", { src: file, controls: true, preload: "metadata", playsinline: true });
   const box = h("div", { class: "player" }, video);
-  video.addEventListener("error", () => box.replaceChildren(h("p", { class: "fine" }, `This browser can't play ${file}: the file has moved, or the browser lacks a decoder for it.`)));
+  video.addEventListener("error", () => box.replaceChildren(h("p", { class: "fine" }, `This browser can't play ${path}: the file has moved, or the browser has no decoder for it. Its frames are below.`)));
   return box;
 }
 

@@ -1,15 +1,16 @@
 "use strict";
 // The spans of a timeline that a reader edits: by dragging, with the keyboard, and as numbers in fields.
 
-const GRAIN = 0.1; // seconds: what an arrow key moves, and what a drag is rounded to
-const FAR = 1; // seconds that an arrow key moves together with Shift
+// What an arrow key moves, and what a drag is rounded to, in seconds. With Shift it is ten times as much.
+const grainOf = (length) => (length < 5 ? 0.02 : 0.1);
+const FAR = 10;
 const SNAP = 6; // pixels: an edge that is dragged so near to another one takes its time
 
 class SpanEditor {
   // spans: to begin with. steps: [number, name] of the prompt's list. player: the clip's video, or null.
   // changed: called after each change.
   constructor({ spans, length, steps, player, changed }) {
-    Object.assign(this, { length: length || 1, steps, player, changed, spans: [], views: new Map(), chosen: null });
+    Object.assign(this, { length: length || 1, grain: grainOf(length || 1), steps, player, changed, spans: [], views: new Map(), chosen: null });
     this.lanes = h("div", { class: "lanes editable", role: "group", "aria-label": "your timeline", onpointerdown: (event) => this.draw(event) });
     this.head = h("i", { class: "playhead", hidden: true });
     this.lanes.append(this.head);
@@ -28,7 +29,7 @@ class SpanEditor {
   // Show other spans in the place of these.
   replace(spans, told = true) {
     // A model may name seconds that the clip does not have.
-    this.spans = spans.map(({ start, end, number, name }) => ({ start: Math.min(start, this.length - GRAIN), end: Math.min(end, this.length), number, name }));
+    this.spans = spans.map(({ start, end, number, name }) => ({ start: Math.min(start, this.length - this.grain), end: Math.min(end, this.length), number, name }));
     for (const { body, row } of this.views.values()) { body.remove(); row.remove(); }
     this.views = new Map(this.spans.map((span) => [span, this.viewOf(span)]));
     this.chosen = null;
@@ -41,7 +42,7 @@ class SpanEditor {
     const edge = (part) => h("i", { class: `edge ${part}`, tabindex: 0, role: "slider", "aria-valuemin": 0, "aria-valuemax": this.length, onpointerdown: (event) => this.drag(event, span, part), onkeydown: (event) => this.pressed(event, span, part), onfocus: () => this.choose(span) });
     const [start, end] = [edge("start"), edge("end")], text = h("span", {});
     const body = h("div", { tabindex: 0, role: "button", onpointerdown: (event) => this.drag(event, span, "body"), onkeydown: (event) => this.pressed(event, span, "body"), onfocus: () => this.choose(span) }, start, text, end);
-    const time = (part) => h("input", { type: "number", step: GRAIN, min: 0, max: this.length, "aria-label": `${part} in seconds`, onchange: (event) => this.typed(span, part, event.target) });
+    const time = (part) => h("input", { type: "number", step: this.grain, min: 0, max: this.length, "aria-label": `${part} in seconds`, onchange: (event) => this.typed(span, part, event.target) });
     const fields = { step: this.stepField(span), start: time("start"), end: time("end") };
     const remove = h("button", { type: "button", "aria-label": "remove this span", title: "Delete", onclick: () => this.remove(span) }, "✕");
     const row = h("li", { onfocusin: () => this.choose(span) }, h("i", {}), fields.step, h("label", {}, fields.start, " to ", fields.end, " s"), remove);
@@ -114,10 +115,10 @@ class SpanEditor {
     const exact = (value) => Number(value.toFixed(3));
     const within = (value, low, high) => exact(Math.min(high, Math.max(low, snap(this.rounded(value)))));
     if (part === "start") {
-      const start = within(from.start + by, least, span.end - GRAIN);
+      const start = within(from.start + by, least, span.end - this.grain);
       this.change(span, { start }, start);
     } else if (part === "end") {
-      const end = within(from.end + by, span.start + GRAIN, most);
+      const end = within(from.end + by, span.start + this.grain, most);
       this.change(span, { end }, end);
     } else {
       const long = from.end - from.start, start = within(from.start + by, least, most - long);
@@ -125,7 +126,7 @@ class SpanEditor {
     }
   }
 
-  rounded(value) { return Math.round(value / GRAIN) * GRAIN; }
+  rounded(value) { return Math.round(value / this.grain) * this.grain; }
 
   // The second under the pointer.
   secondAt(event) {
@@ -159,7 +160,7 @@ class SpanEditor {
     let span = null;
     const move = (now) => {
       const other = this.rounded(this.secondAt(now)), start = Math.min(began, other), end = Math.max(began, other);
-      if (end - start < GRAIN) return;
+      if (end - start < this.grain) return;
       if (!span) span = this.insert({ start, end });
       this.change(span, { start: Number(start.toFixed(3)), end: Number(end.toFixed(3)) }, other);
     };
@@ -183,7 +184,7 @@ class SpanEditor {
   pressed(event, span, part) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key], digit = /^[1-9]$/.test(event.key) ? Number(event.key) : null;
-    if (way) this.moveBy(span, part, { ...span }, way * (event.shiftKey ? FAR : GRAIN));
+    if (way) this.moveBy(span, part, { ...span }, way * this.grain * (event.shiftKey ? FAR : 1));
     else if (event.key === "Delete" || event.key === "Backspace") this.remove(span);
     else if (digit !== null) this.setStep(span, digit, this.nameOf(digit));
     else return;
@@ -228,7 +229,7 @@ class SpanEditor {
   add(number = this.nextStep()) {
     const start = Number(this.rounded(this.freeSecond()).toFixed(3));
     const next = Math.min(...this.spans.map((span) => span.start).filter((each) => each > start), this.length);
-    const span = this.insert({ start, end: Number(Math.max(start + GRAIN, Math.min(next, start + Math.max(FAR, this.length / 10))).toFixed(3)) }, number);
+    const span = this.insert({ start, end: Number(Math.max(start + this.grain, Math.min(next, start + Math.max(FAR * this.grain, this.length / 10))).toFixed(3)) }, number);
     this.changed();
     this.views.get(span).body.focus();
     return span;
@@ -236,7 +237,7 @@ class SpanEditor {
 
   freeSecond() {
     const free = (time) => !this.spans.some((span) => span.start <= time && time < span.end - 1e-6);
-    const last = this.length - GRAIN;
+    const last = this.length - this.grain;
     if (this.player && this.player.currentTime > 0 && free(this.player.currentTime)) return Math.min(last, this.player.currentTime);
     const gap = [0, ...this.spans.map((span) => span.end)].sort((a, b) => a - b).find((time) => time <= last && free(time));
     return gap ?? last;
