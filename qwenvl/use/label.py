@@ -30,6 +30,7 @@ from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.failure import counted
 from qwenvl.files import written_whole
 from qwenvl.inspection.convert import row_of
+from qwenvl.inspection.playable import make_playable
 from qwenvl.inspection.run_report import add_pictures
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.option import parse_row
@@ -144,13 +145,29 @@ class Labels:
         lines = [f"wrote {options.output}: {counted(len(found), 'clip')}, {len(bad):,} of them with an error, "]
         lines[0] += f"{unread:,} without an <answer>"
         if options.page:
-            shown, command = [self._as_shown(*each) for each in found], training_command(self.request)
+            played = self._make_playable(found, options.pictures)
+            shown, command = [self._as_shown(*each, played) for each in found], training_command(self.request)
             written = write_labels(self.folder, self.request.model.name, shown, command)
             lines += [f"wrote {written.page}; open it in a browser", add_pictures(written, options.pictures)]
         return "\n".join(filter(None, lines))
 
-    def _as_shown(self, question: Record | ValueError, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A row with what the page needs beside it: its prompt, and the record to save it as, with paths in full."""
+    def _make_playable(
+        self, found: Sequence[tuple[Record | ValueError, Mapping[str, Any]]], most: int
+    ) -> dict[str, Path]:
+        """The file to play of each clip that is a file: itself, or a copy beside the page."""
+        records = [question for question, row in found if isinstance(question, Record) and row["error"] is None]
+        clips = {path for record in records for path in record.videos if os.path.isfile(path)}
+        copies = {path: hash_of([path, *version_of(path)])[:20] for path in sorted(clips)}
+        return make_playable(copies, self.folder / "clips", most)
+
+    def _as_shown(
+        self, question: Record | ValueError, row: Mapping[str, Any], played: Mapping[str, Path]
+    ) -> dict[str, Any]:
+        """A row with what the page needs beside it: its prompt, and the record to save it as, with paths in full.
+
+        Args:
+            played: the file to play by the path of a clip.
+        """
         if not isinstance(question, Record):
             # The reason begins with the file and the place of the row.
             where = str(question).partition(": ")[0]
@@ -158,7 +175,7 @@ class Labels:
         record = row_of(unframed(question, self.request.asking.reading), lambda path: frame_list(path) or path)
         prompt = [{"role": message.role, "text": message.text} for message in question.messages]
         shown = {**row, "id": question.id, "prompt": prompt, "record": plain(record)}
-        files = [self._playable(path) for path in question.videos]
+        files = [self._address(played[path]) if path in played else None for path in question.videos]
         return shown | self._spans_as_shown(question, row) | {"files": files}
 
     def _spans_as_shown(self, question: Record, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,10 +197,8 @@ class Labels:
             "vote_spans": [[span_as_shown(span) for span in vote[:MOST_SPANS]] for vote in votes],
         }
 
-    def _playable(self, path: str) -> str | None:
-        """The address of a clip for the page. None: it is no file that a browser could play."""
-        if not os.path.isfile(path):
-            return None
+    def _address(self, path: Path) -> str:
+        """The address of a file for the page."""
         return quote(os.fsencode(os.path.relpath(path, self.folder)))
 
     def _rows(self) -> Iterator[tuple[Record | ValueError, dict[str, Any]]]:

@@ -237,7 +237,7 @@ function foldersOf(ids) {
   return all.map((parts) => parts.slice(shared).join("/"));
 }
 
-// The clip itself, played from its file beside the page.
+// The clip, played from its file or from a copy beside the page.
 function playerView(file, path) {
   const video = h("video", { src: file, controls: true, preload: "metadata", playsinline: true });
   const box = h("div", { class: "player" }, video);
