@@ -126,6 +126,14 @@ def test_an_evaluation_shows_a_bar_for_each_model(tmp_path, browser):
     assert browser.errors == []
 
 
+def test_long_names_keep_their_ends(report, browser):
+    browser.show(1280)
+    browser.open(report.as_uri())
+    name = "05_B01_BN01_ASSY07_0_X1504ZA_20240927074539_v_1.mp4"
+    assert browser.run(f"shortName({name!r})") == "05_B01_B…7074539_v_1.mp4"
+    assert browser.run("shortName('heldout-0003')") == "heldout-0003"
+
+
 def test_spans_that_overlap_lie_below_each_other(report, browser):
     browser.show(1280)
     browser.open(report.as_uri())

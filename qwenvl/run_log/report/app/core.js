@@ -61,6 +61,13 @@ function brief(value) {
 
 const fixed = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 
+// A long name with its middle left out: names of a set often differ in their ends.
+function shortName(name, most = 24) {
+  if (name.length <= most) return name;
+  const tail = Math.ceil(most * 0.6);
+  return `${name.slice(0, most - tail - 1)}…${name.slice(-tail)}`;
+}
+
 // Round numbers from `low` or a little below to `high` or a little above, about `most` of them.
 function niceTicks(low, high, most) {
   const rough = (high - low) / most || 1;

@@ -75,7 +75,7 @@ class Records extends List {
     const blind = without(index).filter((each) => asGood(index, each, n)).map((each) => index.shown[each][0]);
     if (blind.length) signs.push(`as good with ${blind.join(", ")}`);
     return [
-      h("span", { class: "at" }, String(n)), h("span", { class: "id" }, index.ids[n]),
+      h("span", { class: "at" }, String(n)), h("span", { class: "id", title: index.ids[n] }, shortName(index.ids[n])),
       ...this.models.map((model) => h("b", { title: model }, fixed(index.means[AS_IT_IS][model][n]))),
       signs.length ? h("span", { class: "signs" }, signs.map((text) => h("i", {}, text))) : null,
     ].filter(Boolean);

@@ -47,7 +47,7 @@ class Labels extends List {
     const { index } = this, { agreement, logprob } = index.columns, done = this.done(n), answer = done ? done.answer : index.answers[n];
     const folder = this.folders[n];
     return [
-      h("span", { class: "at" }, `${done ? "✓ " : ""}${n + 1}`), h("span", { class: "id", title: index.ids[n] }, baseName(index.ids[n]) || "–"),
+      h("span", { class: "at" }, `${done ? "✓ " : ""}${n + 1}`), h("span", { class: "id", title: index.ids[n] }, shortName(baseName(index.ids[n])) || "–"),
       h("b", {}, agreement[n] === null || agreement[n] === undefined ? "" : `${Math.round(100 * agreement[n])} %`), h("b", {}, logprob[n] === null || logprob[n] === undefined ? "" : logprob[n].toFixed(2)),
       h("span", { class: "signs" }, folder ? h("i", { class: "folder" }, folder) : null, answer === null ? h("i", { class: "bad" }, "error") : h("i", { class: "clamped", title: answer }, answer || "no answer"), done ? h("i", {}, done.state) : null),
     ];
