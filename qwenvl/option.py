@@ -59,7 +59,6 @@ def option(
     most: float | None = None,
     below: float | None = None,
     why: str | None = None,
-    needs: str | tuple[str, ...] = (),
     rows: Mapping[str | None, type[Options]] | None = None,
 ) -> Any:
     """A field of a dataclass of options. The choices of one are those of its type, a ``Literal``.
@@ -69,9 +68,6 @@ def option(
         unset: the meaning of a default of None, appended to the help.
         least, above, most, below: bounds of a number.
         why: the reason for the bounds, part of the error.
-        needs: conditions on other options, Python expressions in their names, each with an optional reason:
-            ``"num_iterations > 1: the ratio is 1 otherwise"``. Where one is false, any value but the default is
-            refused. The help names them.
         rows: for an option whose value is a row with arguments, such as ``cispo(bound=4)``: the rows by name, each with
             the options that are its arguments. None as a name: any name.
 
@@ -79,7 +75,11 @@ def option(
         >>> @dataclass
         ... class Window(Options):
         ...     seconds: float = option(2.0, "Seconds between frames, above 0.", above=0)
-        ...     look: bool = option(False, "Look at every frame.", needs="seconds < 1")
+        ...     look: bool = option(False, "Look at every frame. Needs --seconds below 1.")
+        ...
+        ...     def problems(self):
+        ...         if self.look and self.seconds >= 1:
+        ...             yield no_effect("--look", without="--seconds below 1")
         >>> Window(seconds=0)
         Traceback (most recent call last):
         ...
@@ -88,13 +88,10 @@ def option(
         Traceback (most recent call last):
         ...
         ValueError: --look has no effect without --seconds below 1: change that or leave --look out
-        >>> fields(Window)[1].metadata["help"]
-        'Look at every frame. Needs --seconds below 1.'
     """
-    needs = (needs,) if isinstance(needs, str) else needs
-    texts = [help, *map(_need_in_help, needs), *([] if unset is None else [f"Unset: {unset}."])]
+    text = help if unset is None else f"{help} Unset: {unset}."
     bounds = Bounds(least=least, above=above, most=most, below=below, why=why)
-    return field(default=default, metadata={"help": " ".join(texts), "bounds": bounds, "needs": needs, "rows": rows})
+    return field(default=default, metadata={"help": text, "bounds": bounds, "rows": rows})
 
 
 @dataclass
@@ -132,26 +129,19 @@ def problems_of(config: Any, more: Callable[[Any], Iterable[str]] = lambda confi
         more: a further check of ``config``, made where all types are right.
     """
     hints, options = get_type_hints(type(config)), all_options(type(config))
-    rows: dict[str, RowValue | None] = {}
     problems: list[str | None] = []
     for each in options:
         problem = misfit(config, each.name, hints[each.name])
-        try:
-            rows[each.name] = row_of(config, each.name) if each.metadata["rows"] and not problem else None
-        except ValueError as error:
-            problem = str(error)
+        if problem is None and each.metadata["rows"]:
+            try:
+                row_of(config, each.name)
+            except ValueError as error:
+                problem = str(error)
         problems.append(problem)
     if any(problems):
         return [*filter(None, problems)]
     for each in options:
         problems.append(each.metadata["bounds"].problem(each.name, getattr(config, each.name)))
-        if was_set(config, each.name):
-            problems += unmet_needs(config, f"--{each.name}", each.metadata["needs"])
-        chosen = rows[each.name]
-        for argument in all_options(type(chosen.arguments)) if chosen else ():
-            if was_set(chosen.arguments, argument.name):
-                subject = f"{argument.name} of --{each.name} {chosen.name}"
-                problems += unmet_needs(config, subject, argument.metadata["needs"])
     for group in type(config).__mro__:
         if "problems" in vars(group):
             problems += vars(group)["problems"](config)
@@ -274,57 +264,38 @@ def row_text(value: str | Mapping[str, Any]) -> str:
     return f"{name}({', '.join(f'{each}={value!r}' for each, value in given.items())})" if given else str(name)
 
 
-def unmet_needs(config: Any, subject: str, needs: Iterable[str]) -> Iterator[str]:
-    """An error for each condition of ``needs`` that is false.
-
-    A condition on an option that ``config`` does not have is passed over.
+def no_effect(subject: str, without: str, reason: str = "") -> str:
+    """The sentence about an option that has no effect as the others are set.
 
     Args:
-        subject: the flag, or the argument, that needs them.
+        subject: the option, ``--name``, or the argument of a row, ``name of --option row``.
+        without: the setting that it needs, in flags.
+
+    Example:
+        >>> no_effect("--lora_r", without="--lora_enable")
+        '--lora_r has no effect without --lora_enable: change that or leave --lora_r out'
     """
-    for need in needs:
-        condition, _, reason = need.partition(": ")
-        code = compile(condition, subject, "eval")
-        if not all(hasattr(config, name) for name in code.co_names):
-            continue
-        if not eval(code, {"__builtins__": {}}, {name: _compared(config, name) for name in code.co_names}):
-            unwanted = _unwanted(condition)
-            found = f"cannot be used with {unwanted}" if unwanted else f"has no effect without {_in_words(condition)}"
-            yield f"{subject} {found}{f': {reason};' if reason else ':'} change that or leave {subject} out"
+    return f"{subject} has no effect without {without}{_because(reason)} change that or leave {subject} out"
 
 
-def _compared(config: Any, name: str) -> Any:
-    """The value of an option for conditions: that of an Enum, and the name of a row."""
-    value, kind = getattr(config, name), getattr(config, "__dataclass_fields__", {}).get(name)
-    if isinstance(value, str) and kind and kind.metadata.get("rows"):
-        return parse_row(value, unnamed=True)[0]
-    return getattr(value, "value", value)
+def not_with(subject: str, other: str, reason: str = "") -> str:
+    """The sentence about two options that exclude each other. See ``no_effect``."""
+    return f"{subject} cannot be used with {other}{_because(reason)} change that or leave {subject} out"
 
 
-_WORDS = {" == ": " ", " != ": " other than ", " not in ": " other than ", " in ": " ", "not ": "no "}
-_WORDS |= {" > ": " above ", " >= ": " at least ", " < ": " below ", " <= ": " at most "}
+def _because(reason: str) -> str:
+    return f": {reason};" if reason else ":"
 
 
-def _in_words(condition: str) -> str:
-    """A condition in flags: ``lora_enable and loss_type == 'grpo'`` gives ``--lora_enable and --loss_type grpo``."""
-    text = re.sub(r"\(('[^()]*')\)", lambda found: found[1].replace("', '", "' or '"), condition)
-    flag_or_text = r"\b(?!(?:and|or|not|in)\b)([a-z]\w*)|'([^']*)'"
-    text = re.sub(flag_or_text, lambda found: f"--{found[1]}" if found[1] else found[2], text)
-    for sign, words in _WORDS.items():
-        text = text.replace(sign, words)
-    return text
+def set_among(config: Any, *names: str) -> list[str]:
+    """Those of the named options that differ from their defaults."""
+    return [name for name in names if was_set(config, name)]
 
 
-def _unwanted(condition: str) -> str | None:
-    """The settings that a condition excludes. None for a condition that requires one."""
-    found = re.fullmatch(r"(?:not (\w+)|(\w+) (?:!=|not in) (\w+|'[^']*'|\([^()]*\)))", condition)
-    return found and _in_words(found[1] or f"{found[2]} in {found[3]}")
-
-
-def _need_in_help(need: str) -> str:
-    condition = need.partition(": ")[0]
-    unwanted = _unwanted(condition)
-    return f"Not with {unwanted}." if unwanted else f"Needs {_in_words(condition)}."
+def name_of_row(config: Any, option_name: str) -> str | None:
+    """The name of the row that an option holds, without its arguments. None where it is unset."""
+    value = getattr(config, option_name)
+    return parse_row(value, unnamed=True)[0] if isinstance(value, str) else None
 
 
 def all_options(group: type) -> list[Field]:

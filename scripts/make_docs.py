@@ -14,8 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwenvl.config.flags import FLAG_GROUPS, SUCCESSORS, arguments, describe  # noqa: E402 (works uninstalled)
+from qwenvl.config.flags import arguments, describe  # noqa: E402 (works uninstalled)
 from qwenvl.config.own_options import WarmupOptions  # noqa: E402
+from qwenvl.config.settings import FLAG_GROUPS  # noqa: E402
 from qwenvl.grpo.advantages import ESTIMATORS  # noqa: E402
 from qwenvl.grpo.loss import AVERAGES, LOSSES, Objective  # noqa: E402
 from qwenvl.grpo.surrogates import (  # noqa: E402
@@ -50,8 +51,7 @@ def flags() -> list[str]:
         if in_brackets:
             head = "flag | of | argument | values | default | meaning"
             parts += ["Arguments, in brackets behind the value:", "", *table(head, in_brackets), ""]
-    named = [[f"`{old}`", new] for old, new in SUCCESSORS.items()]
-    return [*parts, "## Names from elsewhere", "", *table("there | here", named)]
+    return parts[:-1]
 
 
 def values(kind: str) -> str:

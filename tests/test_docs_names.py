@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from transformers import TrainingArguments
 
-from qwenvl.config.flags import SUCCESSORS
+from qwenvl.config.other_names import HERE_FOR
+from qwenvl.config.settings import TrainingSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("[A-Z]*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -72,7 +73,17 @@ def test_the_flags_that_a_page_names_exist(page):
 
 def test_what_trl_has_and_we_have_not_is_refused_with_our_name():
     there = [name for row in rows(MIGRATION, "Flag for flag") for name in CODE.findall(row[1])]
-    assert [name for name in there if name not in {*flags(), *SUCCESSORS}] == []
+    assert [name for name in there if name not in {*flags(), *HERE_FOR}] == []
+
+
+def test_each_name_of_another_library_that_is_answered_stands_on_the_page():
+    named = set(CODE.findall(MIGRATION.read_text(encoding="utf-8")))
+    assert [name for name in HERE_FOR if name not in named] == []
+
+
+def test_no_name_that_is_answered_is_a_flag_of_training():
+    known = {each.name for each in dataclasses.fields(TrainingSettings)}
+    assert known.isdisjoint(HERE_FOR)
 
 
 def messages() -> list[str]:

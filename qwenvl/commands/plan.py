@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from qwenvl.config.command_line import parsed, split_file
-from qwenvl.config.flags import FLAG_GROUPS, USUAL, FlagParser, settings_class, wants_help
+from qwenvl.config.flags import USUAL, FlagParser, wants_help
+from qwenvl.config.settings import FLAG_GROUPS, TrainingSettings
 from qwenvl.console import ends_at_ctrl_c, say
 from qwenvl.option import Options, option
 from qwenvl.plan.memory import RESERVED, Phase, amount, estimate, fullest, memory_lines, remedies, reserved
@@ -108,7 +109,7 @@ def request_of(argv: Sequence[str]) -> tuple[Any, PlanOptions]:
     parser.add_options(PlanOptions)
     own, rest = parser.parse_known_args(argv)
     options = PlanOptions(**vars(own))
-    settings = settings_class(FLAG_GROUPS)(**parsed(*split_file(rest), FLAG_GROUPS))
+    settings = TrainingSettings(**parsed(*split_file(rest), TrainingSettings))
     for name, word in (("model_name_or_path", "--model"), ("dataset_use", "--dataset_use")):
         if getattr(settings, name) is None:
             raise ValueError(f"{word} is missing")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from qwenvl.config.flags import unknown_flag
+from qwenvl.config.other_names import unknown_flag
 from qwenvl.inspection.run_report import MOST_PICTURES, RewardsReading, add_pictures, make_report
 from qwenvl.run_log.log import NUMBERS, RunLogError
 from qwenvl.run_log.report.evaluation import write_evaluation

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.grpo.options import ObjectiveOptions
-from qwenvl.option import Bounds, problems_of, row_of, unmet_needs, was_set
+from qwenvl.option import Bounds, all_options, name_of_row, no_effect, not_with, problems_of, row_of, set_among, was_set
 
 BOUNDS = {
     "adam_beta1": Bounds(least=0, below=1),
@@ -52,35 +52,8 @@ NOT_OF_OURS = {
 }
 """Settings of the Trainer that must keep their default here, and why."""
 
-_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "in_order")
-NEEDS = {
-    **dict.fromkeys((f"dataloader_{name}" for name in _WORKERS), "dataloader_num_workers"),
-    "dataloader_drop_last": "num_iterations == 1: short steps are filled up",
-    **dict.fromkeys(("hub_strategy", "hub_always_push"), "push_to_hub"),
-    "liger_kernel_config": "use_liger_kernel",
-    **dict.fromkeys(
-        ("adam_beta1", "adam_beta2", "adam_epsilon"), "optim not in ('adafactor', 'sgd', 'adagrad', 'rmsprop')"
-    ),
-    "optim_args": "optim not in ('adamw_torch', 'adamw_torch_fused', 'adafactor')",
-    "optim_target_modules": (
-        "optim not in ('adamw_torch', 'adamw_torch_fused', 'adafactor', 'sgd', 'adagrad', 'rmsprop')"
-    ),
-    "warmup_steps": "lr_scheduler_type not in ('constant', 'reduce_lr_on_plateau', 'greedy')",
-    "lr_scheduler_kwargs": "lr_scheduler_type not in ('constant', 'constant_with_warmup')",
-    "eval_steps": "eval_strategy == 'steps'",
-    **dict.fromkeys(
-        ("eval_delay", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"), "eval_strategy != 'no'"
-    ),
-    "save_strategy": "save_strategy != 'best' or eval_strategy != 'no'",
-    **dict.fromkeys(("save_total_limit", "save_only_model"), "save_strategy != 'no': no checkpoint is saved"),
-    "fsdp_config": "fsdp",
-    **dict.fromkeys(
-        ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
-        "gradient_checkpointing or activation_checkpointing",
-    ),
-}
-"""Conditions of settings that keep the defaults they have in the Trainer, see ``option``."""
-
+WITHOUT_BETAS = ("adafactor", "sgd", "adagrad", "rmsprop")
+"""Optimizers that have no beta1, beta2 and epsilon of Adam."""
 _LAUNCHED = {"RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"}  # what DeepSpeed finds out about its processes from
 
 OPTIMIZER_PACKAGES = {
@@ -103,13 +76,39 @@ def problems_of_run(config: Any) -> list[str]:
 def _between_rooms(config: Any) -> Iterator[str]:
     if isinstance(config, ObjectiveOptions):
         yield from _of_training(config)
-    if not (config.tune_mm_llm or config.tune_mm_vision or config.tune_mm_mlp or config.lora_enable):
-        yield "nothing is trained: set one of --tune_mm_llm, --tune_mm_mlp, --tune_mm_vision, or --lora_enable"
-    if config.activation_offload and not hasattr(config, "activation_checkpointing_kwargs"):
-        yield "--activation_offload needs a newer version of transformers, 5.23 or above"
+    if getattr(config, "stop_below_loss", None) is not None and config.logging_steps != 1:  # of a warm-up
+        reason = "it reads the loss of each step from the log"
+        yield no_effect("--stop_below_loss", without="--logging_steps 1", reason=reason)
+    yield from _of_what_is_trained(config)
+    if config.activation_offload and not config.gradient_checkpointing:
+        yield no_effect("--activation_offload", without="--gradient_checkpointing")
+    if config.tools and config.fsdp and getattr(config, "async_rollouts", 0):
+        reason = "the vision tower is copied for looks that are sampled ahead"
+        yield not_with("--tools", "--fsdp and --async_rollouts", reason)
+    if config.on_nonfinite == "skip":
+        if config.deepspeed:
+            yield not_with("--on_nonfinite", "--deepspeed", "it updates before gradients can be looked at")
+        if _text(config.optim) in ("lomo", "adalomo"):
+            yield not_with("--on_nonfinite", f"--optim {_text(config.optim)}", "it updates during the backward pass")
+    if config.display is not None and config.disable_tqdm:
+        yield not_with("--display", "--disable_tqdm", "--display none shows no progress")
     if config.output_dir == "":
         yield "--output_dir is empty: name the folder of the run"
     yield from _of_trainer(config)
+
+
+def _of_what_is_trained(config: Any) -> Iterator[str]:
+    """Problems between the parts of the model that learn, their learning rates and how their weights are kept."""
+    if not (config.tune_mm_llm or config.tune_mm_vision or config.tune_mm_mlp or config.lora_enable):
+        yield "nothing is trained: set one of --tune_mm_llm, --tune_mm_mlp, --tune_mm_vision, or --lora_enable"
+    if config.mm_projector_lr is not None and not config.tune_mm_mlp:
+        yield no_effect("--mm_projector_lr", without="--tune_mm_mlp")
+    if config.vision_tower_lr is not None and not config.tune_mm_vision:
+        yield no_effect("--vision_tower_lr", without="--tune_mm_vision")
+    if config.load_in_4bit:
+        for name in ("deepspeed", "fsdp"):
+            if getattr(config, name):
+                yield not_with("--load_in_4bit", f"--{name}", "weights in 4 bits are not split or gathered")
 
 
 def _of_trainer(config: Any) -> Iterator[str]:
@@ -125,11 +124,75 @@ def _of_trainer(config: Any) -> Iterator[str]:
     for name, reason in NOT_OF_OURS.items():
         if was_set(config, name):
             yield f"--{name} cannot be used: {reason}; leave it out"
-    for name, need in NEEDS.items():
-        if hasattr(config, name) and was_set(config, name):
-            yield from unmet_needs(config, f"--{name}", (need,))
+    yield from _without_effect(config)
     if config.optim_args and not all(part.count("=") == 1 for part in config.optim_args.split(",")):
         yield f"--optim_args must be name=value,name=value, got {config.optim_args!r}"
+
+
+def _without_effect(config: Any) -> Iterator[str]:
+    """Settings of the Trainer that have no effect as its others are set."""
+    yield from _of_optimizer(config)
+    yield from _of_logs_and_checkpoints(config)
+    if not config.dataloader_num_workers:
+        workers = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "in_order")
+        for name in set_among(config, *(f"dataloader_{each}" for each in workers)):
+            yield no_effect(f"--{name}", without="--dataloader_num_workers")
+    if config.dataloader_drop_last and getattr(config, "num_iterations", 1) > 1:
+        yield no_effect("--dataloader_drop_last", without="--num_iterations 1", reason="short steps are filled up")
+    if not config.push_to_hub:
+        for name in set_among(config, "hub_strategy", "hub_always_push"):
+            yield no_effect(f"--{name}", without="--push_to_hub")
+    if config.liger_kernel_config is not None and not config.use_liger_kernel:
+        yield no_effect("--liger_kernel_config", without="--use_liger_kernel")
+    if was_set(config, "fsdp_config") and not config.fsdp:
+        yield no_effect("--fsdp_config", without="--fsdp")
+    if not config.gradient_checkpointing and not config.activation_checkpointing:
+        for name in set_among(config, "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+            yield no_effect(f"--{name}", without="--gradient_checkpointing or --activation_checkpointing")
+
+
+def _of_optimizer(config: Any) -> Iterator[str]:
+    optimizer, schedule = _text(config.optim), _text(config.lr_scheduler_type)
+    if optimizer in WITHOUT_BETAS:
+        for name in set_among(config, "adam_beta1", "adam_beta2", "adam_epsilon"):
+            yield not_with(f"--{name}", f"--optim {optimizer}")
+    if config.optim_args and optimizer in ("adamw_torch", "adamw_torch_fused", "adafactor"):
+        yield not_with("--optim_args", f"--optim {optimizer}")
+    if config.optim_target_modules and optimizer in ("adamw_torch", "adamw_torch_fused", *WITHOUT_BETAS):
+        yield not_with("--optim_target_modules", f"--optim {optimizer}")
+    if config.warmup_steps and schedule in ("constant", "reduce_lr_on_plateau", "greedy"):
+        yield not_with("--warmup_steps", f"--lr_scheduler_type {schedule}")
+    if was_set(config, "lr_scheduler_kwargs") and schedule in ("constant", "constant_with_warmup"):
+        yield not_with("--lr_scheduler_kwargs", f"--lr_scheduler_type {schedule}")
+
+
+def _of_logs_and_checkpoints(config: Any) -> Iterator[str]:
+    logs_by_steps, evaluates, saves = (
+        _text(each) for each in (config.logging_strategy, config.eval_strategy, config.save_strategy)
+    )
+    paces_evaluation = evaluates == "steps" and not config.eval_steps
+    if was_set(config, "logging_steps") and logs_by_steps != "steps" and not paces_evaluation:
+        needed = "--logging_strategy steps or (--eval_strategy steps and no --eval_steps)"
+        yield no_effect("--logging_steps", without=needed)
+    if was_set(config, "save_steps") and saves != "steps":
+        yield no_effect("--save_steps", without="--save_strategy steps")
+    if config.eval_steps is not None and evaluates != "steps":
+        yield no_effect("--eval_steps", without="--eval_strategy steps")
+    if evaluates == "no":
+        for name in ("eval_delay", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"):
+            if was_set(config, name):
+                yield not_with(f"--{name}", "--eval_strategy no")
+        if saves == "best":
+            reason = "nothing says which checkpoint is the best"
+            yield not_with("--save_strategy best", "--eval_strategy no", reason)
+    if saves == "no":
+        for name in set_among(config, "save_total_limit", "save_only_model"):
+            yield not_with(f"--{name}", "--save_strategy no", "no checkpoint is saved")
+
+
+def _text(value: Any) -> str:
+    """The text of a setting that the Trainer makes a member of an Enum."""
+    return str(getattr(value, "value", value))
 
 
 def problems_of_machine(config: Any) -> Iterator[str]:
@@ -138,7 +201,7 @@ def problems_of_machine(config: Any) -> Iterator[str]:
         path = getattr(config, name, None)
         if isinstance(path, str | Path) and not str(path).lstrip().startswith("{") and not Path(path).is_file():
             yield f"--{name} {path}: no such file; expected a {'YAML' if name == 'dataset_catalog' else 'JSON'} file"
-    optimizer = str(getattr(config.optim, "value", config.optim))  # the Trainer makes it a member of an Enum
+    optimizer = _text(config.optim)
     for package, names in OPTIMIZER_PACKAGES.items():
         if optimizer.startswith(names) and find_spec(package) is None:
             pip = package.replace("_", "-")
@@ -152,6 +215,28 @@ def problems_of_machine(config: Any) -> Iterator[str]:
 
 def _of_training(config: Any) -> Iterator[str]:
     """Problems of a ``GRPOConfig`` between the options of several rooms."""
+    yield from _of_reference(config)
+    yield from _of_ratio(config)
+    if config.tools and config.temporal_contrast:
+        reason = "its second group would look at frames in the right order"
+        yield not_with("--tools", "--temporal_contrast", reason)
+    if config.tools and config.generation_repetition_penalty != 1:
+        yield not_with("--tools", "--generation_repetition_penalty", "it would count what tools append")
+    if config.shared_prefix == "off":
+        if config.compile_decoding:
+            yield not_with("--compile_decoding", "--shared_prefix off", "it compiles the shared sampling")
+        if config.draft_tokens:
+            yield not_with("--draft_tokens", "--shared_prefix off", "it drafts in the shared sampling")
+    if config.check_parity == "every" and config.lora_dropout:
+        reason = "dropout changes the trainer's log-probs on purpose"
+        yield not_with("--check_parity every", "--lora_dropout", reason)
+    if config.log_completions_every is not None:
+        if config.display == "none":
+            yield not_with("--log_completions_every", "--display none")
+        if config.disable_tqdm:
+            yield not_with("--log_completions_every", "--disable_tqdm")
+    if config.offloads_teacher and config.use_cpu:
+        yield not_with(f"offload of --teacher {config.teacher_path}", "--use_cpu")
     if config.num_iterations > 1:
         yield from _saves_within_windows(config)
     if config.engine_has_own_weights:
@@ -178,6 +263,43 @@ def _of_training(config: Any) -> Iterator[str]:
         yield (
             f"off_policy_mask of --loss_type {loss.name} has no effect with --num_iterations 1: the policy has not "
             "moved since it sampled; leave one of the two out"
+        )
+
+
+def _of_reference(config: Any) -> Iterator[str]:
+    if config.load_in_4bit and config.ref_model_name_or_path is not None:
+        reason = "the reference is the model without its adapter"
+        yield not_with("--load_in_4bit", "--ref_model_name_or_path", reason)
+    if not config.grpo_beta and config.teacher != "reference":
+        needed, reason = "--grpo_beta above 0 or --teacher reference", "there is no reference otherwise"
+        for name in set_among(config, "ref_model_name_or_path", "sync_ref_model"):
+            yield no_effect(f"--{name}", without=needed, reason=reason)
+    if config.sync_ref_model:
+        if config.lora_enable:
+            reason = "the frozen weights of the reference do not change"
+            yield not_with("--sync_ref_model", "--lora_enable", reason)
+        if 0 <= config.max_steps <= config.ref_model_sync_steps:
+            needed = f"--max_steps above --ref_model_sync_steps {config.ref_model_sync_steps}"
+            yield no_effect("--sync_ref_model", without=needed, reason="the run ends before the reference moves")
+
+
+def _of_ratio(config: Any) -> Iterator[str]:
+    """Settings of the importance ratio, which is 1 where each step has completions of the policy itself."""
+    uncorrected = config.async_rollouts > 0 and name_of_row(config, "importance_correction") == "none"
+    if config.num_iterations > 1 or uncorrected:
+        return
+    subjects = [f"--{name}" for name in set_among(config, "grpo_epsilon", "grpo_epsilon_high")]
+    for option, arguments in (("loss_type", ("ratio", "delta", "dual_clip", "bound")), ("kl_estimator", ("unbiased",))):
+        row = row_of(config, option)
+        if row is not None:
+            known = {each.name for each in all_options(type(row.arguments))}
+            given = set_among(row.arguments, *(name for name in arguments if name in known))
+            subjects += [f"{name} of --{option} {row.name}" for name in given]
+    for subject in subjects:
+        yield no_effect(
+            subject,
+            without="--num_iterations above 1 or (--async_rollouts above 0 and --importance_correction none)",
+            reason="the ratio is 1 otherwise, as each step has completions of the policy itself",
         )
 
 

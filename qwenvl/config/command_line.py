@@ -15,12 +15,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from qwenvl.config.checks import problems_of_machine
-from qwenvl.config.flags import FLAG_GROUPS, OF_TRAINING, WARMUP_GROUPS, FlagParser, settings_class, unknown_flag
+from qwenvl.config.flags import FlagParser
+from qwenvl.config.other_names import unknown_flag
+from qwenvl.config.settings import OF_TRAINING, TrainingOptions, TrainingSettings, WarmupSettings, flags_elsewhere
 from qwenvl.data.prompt_settings import trained_otherwise
 from qwenvl.failure import tell
 from qwenvl.files import plain_file
@@ -29,7 +31,7 @@ from qwenvl.option import Options, all_options, kinds_of, row_text, was_set
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
 
-WITH_ROWS = {each.name for group in FLAG_GROUPS for each in fields(group) if each.metadata.get("rows")}
+WITH_ROWS = {each.name for each in fields(TrainingOptions) if each.metadata.get("rows")}
 """Options that a settings file can give as a mapping, ``loss_type: {cispo: {bound: 4}}``."""
 FILES_AND_FLAGS = "[FILE.yaml | FILE.json] [--config FILE] [--dry_run [all]] [--flag value ...]"
 
@@ -52,10 +54,10 @@ def read_command(command: str, argv: Sequence[str], begins: bool = False) -> Any
         begins: the run begins on this machine: check models, data and packages too.
     """
     warmup = command == "qwenvl warmup"
-    groups, ignored = (WARMUP_GROUPS, OF_TRAINING) if warmup else (FLAG_GROUPS, ())
+    kind = WarmupSettings if warmup else TrainingSettings
     try:
-        values = parsed(*split_file(argv), groups, ignored=ignored)
-        settings = settings_class(groups)(**values)
+        values = parsed(*split_file(argv), kind)
+        settings = kind(**values)
         if problems := [*_missing(settings), *(_of_machine(settings) if begins else ())]:
             raise ValueError("\n".join(problems))
         if begins:
@@ -96,8 +98,8 @@ def config_from(
     Args:
         check: what else must hold on this machine. It gets the settings before torch is loaded.
     """
-    values = parsed(file, argv, FLAG_GROUPS, only)
-    settings = settings_class(FLAG_GROUPS)(**values)
+    values = parsed(file, argv, TrainingSettings, only)
+    settings = TrainingSettings(**values)
     if check is not None:
         check(settings)
         announce_loading()
@@ -122,29 +124,28 @@ def announce_loading(command: str = "") -> None:
 def parsed(
     file: Path | None,
     argv: Sequence[str],
-    groups: tuple[type[Options], ...],
+    kind: type[TrainingSettings | WarmupSettings],
     only: Collection[str] | None = None,
-    ignored: Collection[str] = (),
 ) -> dict[str, Any]:
     """The settings of ``file``, overridden by the flags in ``argv``, by name, without those that have their default.
 
     Args:
+        kind: a dataclass with all settings that there are.
         only: names of the settings that are taken from the file. None for all.
-        ignored: further names that the file may have, for another command.
 
     Raises:
         ValueError: an unknown name or unfit value, and whether it stands in the file or on the command line.
     """
-    kind = settings_class(groups)
     known, hints = {each.name: each for each in fields(kind)}, get_type_hints(kind)
+    elsewhere = flags_elsewhere(kind)
     parser = FlagParser(raises=True, add_help=False)
     parser.add_options(kind)
     defaults = vars(parser.parse_args([]))
     namespace = argparse.Namespace()
-    for parser.where, tokens in ((f"{file}: ", file_tokens(file, known, only, ignored)), ("", list(argv))):
+    for parser.where, tokens in ((f"{file}: ", file_tokens(file, kind, only)), ("", list(argv))):
         _, unknown = parser.parse_known_args(tokens, namespace)
         if unknown:
-            raise ValueError(unknown_flag(unknown[0], known))
+            raise ValueError(unknown_flag(unknown[0], known, elsewhere))
     values = {name: value for name, value in vars(namespace).items() if value != defaults[name]}
     for name, value in values.items():  # --report_to takes one word, or several as a list
         if isinstance(value, list) and len(value) == 1 and str in kinds_of(hints[name]):
@@ -165,18 +166,15 @@ def split_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def file_tokens(
-    file: Path | None,
-    known: Mapping[str, Field],
-    only: Collection[str] | None = None,
-    ignored: Collection[str] = (),
+    file: Path | None, kind: type[TrainingSettings | WarmupSettings], only: Collection[str] | None = None
 ) -> list[str]:
     """The settings of a YAML or JSON file as a command line. Empty without a file.
 
-    Scalars of YAML stay strings, but for null: the flags interpret them.
+    Scalars of YAML stay strings, but for null: the flags interpret them. A file of training serves for a warm-up too:
+    what a warm-up does not have is passed over.
 
     Args:
-        known: the settings that there are, by name.
-        only, ignored: as for ``parsed``.
+        kind, only: as for ``parsed``.
 
     Raises:
         ValueError: the file cannot be read, is not a mapping, repeats a name or has an unknown one.
@@ -196,10 +194,12 @@ def file_tokens(
     if not isinstance(settings, dict):
         got = "nothing: it is empty" if settings is None else f"a {type(settings).__name__}"
         raise ValueError(f"{file}: expected settings as `name: value`, got {got}")
-    settings = {name: value for name, value in settings.items() if name not in ignored}
+    known = {each.name: each for each in fields(kind)}
+    if kind is WarmupSettings:
+        settings = {name: value for name, value in settings.items() if name in known or name not in OF_TRAINING}
     for name, value in settings.items():
         if name not in known:
-            raise ValueError(f"{file}: {unknown_flag(str(name), known)}")
+            raise ValueError(f"{file}: {unknown_flag(str(name), known, flags_elsewhere(kind))}")
         if value is None and known[name].default is not None:
             raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name].default}")
     return tokens_of({name: value for name, value in settings.items() if only is None or name in only})

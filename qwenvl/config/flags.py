@@ -1,117 +1,21 @@
-"""The flags: the options of all rooms by topic, those of the Trainer, their parser, their help, and unknown ones.
+"""Options as flags: their parser, and the three forms of ``--help``.
 
-Each room has its options in a file of its own, ``options.py``, with the standard library alone. Those of the Trainer
-are read from the source of transformers. So neither ``--help`` nor a misspelt flag waits for torch.
+Each room has its options in a file of its own, ``options.py``, with the standard library alone. So neither ``--help``
+nor a misspelt flag waits for torch.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import MISSING, Field, field, fields, make_dataclass
-from difflib import get_close_matches
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import MISSING, Field, fields
 from types import NoneType
-from typing import Any, Literal, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_type_hints
 
-from qwenvl.config.checks import problems_of_run
-from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
-from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
-from qwenvl.grpo.options import ObjectiveOptions, TeacherOptions
-from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
+from qwenvl.config.trainer_settings import TrainerSettings
 from qwenvl.option import Options, all_options, choices_of, did_you_mean, kinds_of
-from qwenvl.rewards.options import RewardOptions
-from qwenvl.rollout.options import SamplingOptions
-from qwenvl.tools.options import ToolOptions
-
-SHARED_GROUPS: tuple[type[Options], ...] = (
-    ModelOptions,
-    TuneOptions,
-    LoraOptions,
-    DataOptions,
-    ReadingOptions,
-    FrameOptions,
-    DecodingOptions,
-    PromptOptions,
-    ToolOptions,
-    RunOptions,
-    TrainerOptions,
-)
-"""The options that a warm-up reads too."""
-_NOT_OF_A_WARMUP: dict[type[Options], str] = {
-    ReferenceOptions: "a warm-up has no reference",
-    RewardOptions: "a warm-up scores nothing",
-    SamplingOptions: "a warm-up samples nothing",
-    ObjectiveOptions: "the loss of a warm-up is the cross-entropy of its targets",
-    TeacherOptions: "a warm-up learns from its targets",
-}
-FLAG_GROUPS: tuple[type[Options], ...] = (*SHARED_GROUPS, *_NOT_OF_A_WARMUP)
-WARMUP_GROUPS: tuple[type[Options], ...] = (WarmupOptions, *SHARED_GROUPS)
-OF_TRAINING = {each.name: reason for group, reason in _NOT_OF_A_WARMUP.items() for each in fields(group)}
-"""The flags of training that a warm-up does not have, each with the reason. A settings file may have them."""
-
-
-@cache
-def trainer_settings() -> type:
-    """A dataclass of the settings of transformers' ``TrainingArguments``, from its source: the import takes seconds.
-
-    An enumeration is a ``Literal`` of its values. A default that is no literal is None.
-    """
-    found = find_spec("transformers")
-    folder = Path(next(iter(found.submodule_search_locations or ()))) if found else Path()
-    known = {"Any": Any, "Literal": Literal, **{kind.__name__: kind for kind in (dict, list, int, float, bool)}}
-    names: Any = defaultdict(lambda: str, known)  # a name that is not known is taken for text
-    settings: list[Any] = []
-    for file in ("trainer_utils.py", "training_args.py"):
-        tree: Any = ast.parse((folder / file).read_text(encoding="utf-8"))
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and any("Enum" in ast.unparse(base) for base in node.bases):
-                values: Any = [each.value for each in node.body if isinstance(each, ast.Assign)]
-                names[node.name] = Literal[tuple(each.value for each in values)]
-            if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
-                settings = [each for each in node.body if isinstance(each, ast.AnnAssign)]
-    about = {"__doc__": "Settings of transformers' TrainingArguments."}
-    return make_dataclass("TrainerSettings", [_setting(each, names) for each in settings], namespace=about)
-
-
-def _setting(row: Any, names: Any) -> tuple[str, Any, Any]:
-    """Name, type and field of a setting, by its assignment in the source."""
-    given = {each.arg: each.value for each in row.value.keywords}
-    metadata = given.get("metadata", ast.Dict([], []))
-    texts = {key.value: _literal(value) for key, value in zip(metadata.keys, metadata.values, strict=True)}
-    made: Any = field(
-        **({"default_factory": list} if "default_factory" in given else {"default": _literal(given["default"])}),
-        metadata={key: value for key, value in texts.items() if value is not None},
-    )
-    hint = eval(ast.unparse(row.annotation), {"__builtins__": {}}, names)
-    if any(isinstance(each, str) for each in choices_of(hint)):  # the Trainer takes enumerations as any text
-        hint = next(part for part in (*get_args(hint), hint) if choices_of(part))
-    return row.target.id, hint, made
-
-
-def _literal(node: Any) -> Any:
-    """The value of a literal. None for other expressions."""
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None
-
-
-@cache
-def settings_class(groups: tuple[type[Options], ...]) -> Any:
-    """A dataclass of all settings of a run, which checks itself as its config does, without torch and its machine."""
-
-    def check(self: Any) -> None:
-        if problems := problems_of_run(self):
-            raise ValueError("\n".join(problems))
-
-    return make_dataclass("Settings", [], bases=(*groups, trainer_settings()), namespace={"__post_init__": check})
 
 
 def describe(group: type[Options]) -> Iterator[tuple[str, str, Any, str]]:
@@ -295,7 +199,7 @@ def wants_help(
         return False
     following = [*argv, ""][min(argv.index(each) for each in ("-h", "--help") if each in argv) + 1]
     word = "" if following.startswith("-") else following.lstrip("-").lower()
-    every = (*groups, trainer_settings()) if trains else tuple(groups)
+    every: tuple[type, ...] = (*groups, TrainerSettings) if trains else tuple(groups)
     known: dict[str, object] = {each.name: each.default for group in reversed(every) for each in fields(group)}
     head = f"usage: {usage}\n\n{purpose}"
     if not word:
@@ -320,126 +224,3 @@ def wants_help(
         listed |= own.keys()
     print(parser.format_help() if parser._option_string_actions else f"{head}\n\nno flag has the word {word}")
     return True
-
-
-# ---- flags that do not exist
-
-_ARGUMENTS = """
-cosine(max_len=512) cosine(min_len_value_correct=1.0) cosine(max_len_value_correct=0.5)
-cosine(min_len_value_wrong=-0.5) cosine(max_len_value_wrong=0.0) repetition(n_grams=3) repetition(max_penalty=-1.0)
-soft_overlong(max_len=512) soft_overlong(cache=100) length_window(min=320) length_window(max=512)
-length_window(bonus=0.2) numeric(tolerance=0.01) temporal_iou(boundary=True)
-judge(base_url='http://localhost:8000/v1') judge(model='NAME') judge(prompt='prompt.txt') judge(correct=1.0)
-judge(wrong=0.0) judge(bad_format=0.0) judge(timeout=60) judge(retries=4) judge(concurrency=16)
-"""
-"""Arguments of reward functions that had a flag each, such as ``cosine_max_len``."""
-_RENAMED = """
-warmup_ratio: --warmup_steps with a value below 1, which is a share of all steps
-evaluation_strategy: --eval_strategy
-logging_dir: the environment variable TENSORBOARD_LOGGING_DIR
-no_cuda: --use_cpu
-lr: --learning_rate
-num_generations: --grpo_sample_size
-max_completion_length: --generation_max_length
-beta: --grpo_beta
-temperature: --generation_temperature
-top_k: --generation_top_k
-top_p: --generation_top_p
-min_p: --generation_min_p
-repetition_penalty: --generation_repetition_penalty
-num_generations_eval: --eval_sample_size
-steps_per_generation generation_batch_size: --num_iterations
-use_vllm vllm_mode: --rollout_engine vllm_server or vllm_colocate
-vllm_server_host vllm_server_port vllm_server_base_url: --vllm_server HOST:PORT
-vllm_server_timeout: --vllm_patience
-vllm_gpu_memory_utilization: --vllm_gpu_memory
-vllm_weights: no flag: a server on this machine reads weights from memory, another gets messages
-vision_cache: no flag: the vision tower runs once per prompt and step
-frame_cache cache_gb frame_cache_gb: --dataloader_num_workers: more processes decode clips while a step runs
-allow_remote_media: no flag: download the files, and write the paths of the copies into the records
-frame_sampler: --video_fps and --video_max_frames, or video_start and video_end in the record's `meta`
-vllm_importance_sampling_mode: --importance_correction
-vllm_importance_sampling_clip_max importance_correction_max: --importance_correction "token_truncate(max=3)"
-vllm_importance_sampling_clip_min importance_correction_min: --importance_correction "token_truncate(min=0.5)"
-multi_objective_aggregation reward_aggregation: --advantage_estimator gdpo
-reward_timeout: --stall_timeout, which ends a run that hangs and says where
-reward_workers: no flag: math_accuracy verifies in one process, and async functions run side by side
-use_adaptive_entropy: --entropy_target
-log_completions: --log_completions_every to see some; all are in the run folder
-disable_dropout: --lora_dropout 0, the default
-shuffle_dataset: --train_sampling_strategy
-model_init_kwargs: --attn_implementation and --bf16
-epsilon: --grpo_epsilon
-epsilon_high: --grpo_epsilon_high
-delta grpo_delta: --loss_type "grpo(delta=4)"
-dual_clip: --loss_type "grpo(dual_clip=3)"
-cispo_bound: --loss_type "cispo(bound=5)"
-importance_sampling_level: --loss_type "grpo(ratio=sequence)"
-off_policy_mask_threshold: --loss_type "grpo(off_policy_mask=0.5)"
-use_bias_correction_kl kl_unbiased: --kl_estimator "k3(unbiased=True)"
-kl_in_reward: --advantage_estimator "reinforce_plus_plus(kl_in_reward=True)"
-ref_offload: --lora_enable, whose reference takes no memory, or --grpo_beta 0, which needs none
-entropy_coef_delta entropy_coef_step: --entropy_target, which moves the weight by 0.005
-filter_by max_resample_rounds max_resample_times: --filter_groups "total(max_rounds=3)"
-on_unfilled_step: no flag: filter/unfilled_frac of the log is the share of groups that no round could replace
-correctness_func temporal_contrast_share: --temporal_contrast "accuracy(share=0.5, margin=0, bonus=0.3)"
-temporal_contrast_margin temporal_contrast_bonus: --temporal_contrast "accuracy(share=0.5, margin=0, bonus=0.3)"
-update_card: no flag: quote the printed table in the model card, which has the evaluations of its run
-difficulty_band difficulty_by difficulty_window difficulty_weight: --filter_groups, or the pass rates of qwenvl probe
-stream_above_mb stream_above_records: no flag: files of more than 512 MB or 20,000 records are read one record at a time
-model: --model_name_or_path
-dataset dataset_name: --dataset_use
-val_dataset: --eval_dataset_use
-ref_model: --ref_model_name_or_path
-lora_rank: --lora_r
-freeze_llm: --tune_mm_llm, which says the opposite
-freeze_vit: --tune_mm_vision, which says the opposite
-freeze_aligner: --tune_mm_mlp, which says the opposite
-vit_lr: --vision_tower_lr
-aligner_lr: --mm_projector_lr
-stop_words: --stop_strings
-overlong_filter: --mask_truncated_completions
-soft_max_length: --reward_funcs "soft_overlong(max_len=512)"
-soft_cache_length: --reward_funcs "soft_overlong(cache=100)"
-temporal: --temporal_contrast
-strata: docs/evaluation.md, which computes numbers by any key of the samples in four lines
-serve: qwenvl report again, which shows a running run so far; python -m http.server serves its folder
-picture: qwenvl preview: its page has the frames as the model sees them
-box_units: --reward_funcs "box_iou(units='thousandths')"
-auto_fit: qwenvl plan, which names the flags that make a run fit
-fit_memory_gb: qwenvl plan --gpu_memory
-warmup: qwenvl plan with the flags of the training that follows: a warm-up needs less memory
-records: no flag: qwenvl plan measures 1000 records
-json: plan_of(*request_of(words)) of qwenvl.commands.plan, which gives a plan's numbers to a script
-len_control: the reward length_window among --reward_funcs
-"""
-"""Flags of earlier versions and of other trainers, and behind the colon what to use here."""
-_ROWS = [row.partition(": ") for row in _RENAMED.strip().splitlines()]
-SUCCESSORS = {
-    **{text.split("=")[0].replace("(", "_"): f'--reward_funcs "{text}"' for text in _ARGUMENTS.split()},
-    **{old: new for names, _, new in _ROWS for old in names.split()},
-}
-"""What to use in place of a flag that does not exist, by its name."""
-OF_A_WARMUP = {each.name for each in fields(WarmupOptions)} - {each.name for each in fields(TrainerOptions)}
-
-
-def unknown_flag(token: str, known: Iterable[str]) -> str:
-    """The message for a flag that does not exist, or for a word that belongs to none.
-
-    Args:
-        known: the names that there are.
-    """
-    known, name = set(known), token.split("=")[0].lstrip("-").replace("-", "_")
-    if name in SUCCESSORS:
-        return f"unknown flag {name}; use {SUCCESSORS[name]}"
-    if (flag := name.removeprefix("no_")) in OF_TRAINING and flag not in known:
-        return f"--{flag} has no effect in a warm-up: {OF_TRAINING[flag]}; leave it out"
-    if name in OF_A_WARMUP:
-        return f"unknown flag {name}; qwenvl warmup has it"
-    if not token.startswith("-") and Path(token).suffix:
-        return (
-            f"stray word {token}; a file of settings comes first, there is one, and its name ends in .yaml, .yml or "
-            ".json"
-        )
-    near = get_close_matches(name, sorted(known))
-    return f"unknown flag {token}; " + (f"near: {', '.join(near)}" if near else "--help all lists them")

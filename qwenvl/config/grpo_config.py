@@ -6,23 +6,21 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import TrainingArguments
 
 from qwenvl.config.checks import problems_of_machine, problems_of_run
-from qwenvl.config.flags import FLAG_GROUPS, SHARED_GROUPS, help_of, unknown_flag
-from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
-from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
-from qwenvl.grpo.options import ObjectiveOptions, TeacherOptions
-from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
-from qwenvl.rewards.options import RewardOptions
+from qwenvl.config.flags import help_of
+from qwenvl.config.other_names import unknown_flag
+from qwenvl.config.settings import TrainingOptions, WarmupRunOptions, flags_elsewhere
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.tools.options import ToolOptions
+
+Some = TypeVar("Some")
 
 WORKERS = 2
 """They keep up with steps of seconds, and each holds a decoder and a few prompts."""
@@ -30,26 +28,32 @@ SHARED_MEMORY = Path("/dev/shm")
 _LEAST_BYTES = 2 * 10**9  # prompts cross there. Docker gives 64 MB, and a full one kills the process
 
 
+def named_settings(kind: type[Some]) -> type[Some]:
+    """A decorator of a config: an unknown setting is named, those that were given are kept, and help shows them all.
+
+    The call stays that of the dataclass, with its signature.
+    """
+    made_by_dataclass = kind.__init__
+    in_order = [each.name for each in fields(kind) if each.init]  # type: ignore[arg-type]
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+
+    @wraps(made_by_dataclass)
+    def init(self: Any, *values: Any, **settings: Any) -> None:
+        for name in settings:
+            if name not in known:
+                raise TypeError(f"{kind.__name__}: {unknown_flag(name, known, flags_elsewhere(kind))}")
+        self.set_by_user = frozenset([*in_order[: len(values)], *settings])
+        made_by_dataclass(self, *values, **settings)
+
+    kind.__init__ = init  # type: ignore[method-assign]
+    told = [f"    {each.name}: {help_of(each)}" for each in fields(kind) if "help" in each.metadata]  # type: ignore[arg-type]
+    kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Args:", *told])
+    return kind
+
+
+@named_settings
 @dataclass
-class GRPOConfig(
-    ModelOptions,
-    TuneOptions,
-    LoraOptions,
-    DataOptions,
-    ReadingOptions,
-    FrameOptions,
-    DecodingOptions,
-    PromptOptions,
-    ToolOptions,
-    RunOptions,
-    TrainerOptions,
-    ReferenceOptions,
-    RewardOptions,
-    SamplingOptions,
-    ObjectiveOptions,
-    TeacherOptions,
-    TrainingArguments,
-):
+class GRPOConfig(TrainingOptions, TrainingArguments):
     """The flags of this library and all ``TrainingArguments`` of transformers, in one object.
 
     Batch sizes count prompts, not completions. A value out of range, or one that would have no effect, is refused.
@@ -65,12 +69,6 @@ class GRPOConfig(
 
     set_by_user = frozenset[str]()
     """Names of the settings that were given. All others have their default, or what it resolves to on this machine."""
-
-    def __new__(cls, *values: Any, **settings: Any) -> GRPOConfig:
-        refuse_unknown(cls, settings)
-        made = super().__new__(cls)
-        made.set_by_user = names_given(cls, values, settings)
-        return made
 
     def __post_init__(self) -> None:
         settle(self, rates=(1e-6, 1e-5), best_metric="eval_total_reward")
@@ -90,22 +88,9 @@ class GRPOConfig(
         return self.async_rollouts > 0 and self.correction == "none"
 
 
+@named_settings
 @dataclass
-class WarmupConfig(
-    WarmupOptions,
-    ModelOptions,
-    TuneOptions,
-    LoraOptions,
-    DataOptions,
-    ReadingOptions,
-    FrameOptions,
-    DecodingOptions,
-    PromptOptions,
-    ToolOptions,
-    RunOptions,
-    TrainerOptions,
-    TrainingArguments,
-):
+class WarmupConfig(WarmupRunOptions, TrainingArguments):
     """The flags of a warm-up: its own, and those of training that are not about sampling, rewards and their loss.
 
     Raises:
@@ -120,43 +105,21 @@ class WarmupConfig(
     set_by_user = frozenset[str]()
     """Names of the settings that were given, as those of a ``GRPOConfig``."""
 
-    def __new__(cls, *values: Any, **settings: Any) -> WarmupConfig:
-        refuse_unknown(cls, settings)
-        made = super().__new__(cls)
-        made.set_by_user = names_given(cls, values, settings)
-        return made
+    # What code that both trainers share reads. A warm-up takes one step on its targets, and samples nothing.
+    num_iterations = 1
+    async_rollouts = 0
+    entropy_target = None
+    sync_ref_model = False
+    engine_has_own_weights = False
+    compile_decoding = False
+    draft_tokens = 0
+    rollout_token_budget = SamplingOptions.rollout_token_budget
+    log_completions_every = 0
 
     def __post_init__(self) -> None:
         if self.per_device_eval_batch_size is None:
             self.per_device_eval_batch_size = self.per_device_train_batch_size
         settle(self, rates=(1e-5, 1e-4), best_metric="eval_loss")
-
-    def __getattr__(self, name: str) -> Any:
-        """An option of training by rewards, which shared code reads: its default, or none of what a warm-up lacks."""
-        if name in DEFAULTS_OF_TRAINING:
-            return DEFAULTS_OF_TRAINING[name]
-        raise AttributeError(f"{type(self).__name__} has no {name}")
-
-
-DEFAULTS_OF_TRAINING = {
-    **{each.name: each.default for group in FLAG_GROUPS if group not in SHARED_GROUPS for each in fields(group)},
-    **{"grpo_sample_size": 1, "grpo_beta": 0.0, "log_completions_every": 0, "generation_top_p": 1.0},
-    "engine_has_own_weights": False,
-}
-
-
-def refuse_unknown(kind: type, settings: Iterable[str]) -> None:
-    """Raise TypeError for a setting that does not exist, with what to use in its place."""
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
-    for name in settings:
-        if name not in known:
-            raise TypeError(f"{kind.__name__}: {unknown_flag(name, known)}")
-
-
-def names_given(kind: type, values: Sequence[Any], settings: Iterable[str]) -> frozenset[str]:
-    """The names of the settings of a call, of those without a name by their place."""
-    in_order = [each.name for each in fields(kind) if each.init]  # type: ignore[arg-type]
-    return frozenset([*in_order[: len(values)], *settings])
 
 
 def require_config(args: Any, kind: type) -> None:
@@ -167,15 +130,6 @@ def require_config(args: Any, kind: type) -> None:
     trainer = kind.__name__.replace("Config", "Trainer")
     found = "transformers.TrainingArguments" if type(args) is TrainingArguments else type(args).__name__
     raise TypeError(f"{trainer}: expected a {kind.__name__} as args, got {found}: {kind.__name__}({make})")
-
-
-def shows_settings(kind: type) -> None:
-    """Let ``help`` and editors show the settings of a config with their help, which its ``__new__`` hides from them."""
-    of_call = inspect.signature(kind.__init__)  # type: ignore[misc]
-    without_self = list(of_call.parameters.values())[1:]
-    kind.__signature__ = of_call.replace(parameters=without_self)  # type: ignore[attr-defined]
-    told = [f"    {each.name}: {help_of(each)}" for each in fields(kind) if "help" in each.metadata]
-    kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Args:", *told])
 
 
 def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
@@ -258,7 +212,3 @@ def gathering_problem(config: Any) -> str | None:
         "--ds3_gather_for_generation False has no effect without DeepSpeed ZeRO-3 or FSDP: each process has all "
         "weights anyway; leave it out, or give --deepspeed scripts/deepspeed/zero3.json"
     )
-
-
-for _kind in (GRPOConfig, WarmupConfig):
-    shows_settings(_kind)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from qwenvl.option import Options, option
+from qwenvl.option import Options, no_effect, not_with, option, set_among
 
 STOP_STEPS = 10
 """Optimizer steps whose mean loss ``stop_below_loss`` is compared with."""
@@ -37,12 +37,12 @@ class TrainerOptions(Options):
     )
     logging_steps: float = option(
         1,
-        "Optimizer steps between log entries, above 0. A step takes seconds, so each is logged.",
+        "Optimizer steps between log entries, above 0. A step takes seconds, so each is logged. Needs "
+        "--logging_strategy steps or (--eval_strategy steps and no --eval_steps).",
         above=0,
-        needs="logging_strategy == 'steps' or (eval_strategy == 'steps' and not eval_steps)",
     )
     save_steps: float = option(
-        100, "Optimizer steps between checkpoints, above 0.", above=0, needs="save_strategy == 'steps'"
+        100, "Optimizer steps between checkpoints, above 0. Needs --save_strategy steps.", above=0
     )
     # Set, not offered: ``NOT_OF_OURS`` of ``checks`` has the reasons, and other values are refused.
     remove_unused_columns: bool = False
@@ -64,8 +64,7 @@ class RunOptions(Options):
     overwrite_output_dir: bool = option(
         False,
         "Let a new run replace the model and the rows of an earlier one in --output_dir. Checkpoints are never "
-        "replaced: delete them, or give another folder.",
-        needs="resume == 'never'",
+        "replaced: delete them, or give another folder. Needs --resume never.",
     )
     save_on_signal: float = option(
         600,
@@ -83,24 +82,22 @@ class RunOptions(Options):
     on_nonfinite: Literal["stop", "skip"] = option(
         "stop",
         "What becomes of an optimizer step whose loss or gradients are NaN or infinite. stop: the run ends. skip: the "
-        "step changes no weight and is counted, and after three in a row the run ends. The message names its records.",
-        needs=(
-            "not deepspeed: it updates before gradients can be looked at",
-            "optim not in ('lomo', 'adalomo'): it updates during the backward pass",
-        ),
+        "step changes no weight and is counted, and after three in a row the run ends. The message names its records. "
+        "Not with --deepspeed. Not with --optim lomo or adalomo.",
     )
 
     display: Literal["rich", "plain", "none"] | None = option(
         None,
         "How progress is shown. rich: a board of a few lines at the foot of the terminal, with curves of reward, KL, "
-        "entropy, equal groups and lengths, the seconds of a step by phase, and memory. plain: lines that stay, "
-        "which a file or a pipe always gets. none: nothing. During a long step the board shows its phase, and plain "
-        "lines show it each minute. Warnings and the summary are shown in any case.",
+        "entropy, equal groups and lengths, the seconds of a step by phase, and memory. plain: lines that stay, which "
+        "a file or a pipe always gets. none: nothing. During a long step the board shows its phase, and plain lines "
+        "show it each minute. Warnings and the summary are shown in any case. Not with --disable_tqdm.",
         unset="rich on a terminal, else plain; with --disable_tqdm the Trainer's own lines",
-        needs="not disable_tqdm: --display none shows no progress",
     )
 
     def problems(self) -> Iterator[str]:
+        if self.resume != "never" and self.overwrite_output_dir:
+            yield no_effect("--overwrite_output_dir", without="--resume never")
         if self.resume != "never" and getattr(self, "resume_from_checkpoint", None):
             yield "--resume and --resume_from_checkpoint name what the run goes on from twice: leave one of them out"
 
@@ -111,12 +108,11 @@ class WarmupOptions(Options):
 
     target_template: str | None = option(
         None,
-        "Text of a target. {solution} becomes what the record's answer block holds, or its whole solution where it has "
-        "no such block. {thinking} becomes the record's field `thinking`, or the think block of its solution: "
-        "'<think>{thinking}</think><answer>{solution}</answer>'.",
+        "Text of a target. {solution} becomes what the record's answer block holds, or its whole solution where it "
+        "has no such block. {thinking} becomes the record's field `thinking`, or the think block of its solution: "
+        "'<think>{thinking}</think><answer>{solution}</answer>'. Not with --from_rollouts.",
         unset="the solution as it stands, in <answer> tags where it has none, after the record's `thinking` in <think> "
         "tags where it has one",
-        needs="not from_rollouts: a completion is taught as it was written",
     )
     from_rollouts: str | None = option(
         None,
@@ -127,25 +123,22 @@ class WarmupOptions(Options):
     min_reward: float | None = option(
         None,
         "Least total reward of a completion of --from_rollouts to learn from. Required there: total rewards have no "
-        "fixed scale.",
+        "fixed scale. Needs --from_rollouts.",
         unset="none",
-        needs="from_rollouts",
     )
     max_per_prompt: int = option(
         4,
         "Most completions of --from_rollouts to learn from for each prompt, at least 1; equal texts count once. Those "
-        "with the highest reward are taken, and of equal ones the latest.",
+        "with the highest reward are taken, and of equal ones the latest. Needs --from_rollouts.",
         least=1,
-        needs="from_rollouts",
     )
     stop_below_loss: float | None = option(
         None,
         f"End when the mean loss of the last {STOP_STEPS} optimizer steps is below this, in nats per target token, "
         "above 0. A low one leaves a policy that says the same to a prompt every time, which training by rewards can "
-        "learn nothing from.",
+        "learn nothing from. Needs --logging_steps 1.",
         unset="the run ends with --max_steps or --num_train_epochs",
         above=0,
-        needs="logging_steps == 1: it reads the loss of each step from the log",
     )
     learning_rate: float | None = option(None, "Peak learning rate, above 0.", unset="1e-05, with LoRA 0.0001", above=0)
     per_device_eval_batch_size: int | None = option(
@@ -156,6 +149,11 @@ class WarmupOptions(Options):
     )
 
     def problems(self) -> Iterator[str]:
+        if self.from_rollouts is None:
+            for name in set_among(self, "min_reward", "max_per_prompt"):
+                yield no_effect(f"--{name}", without="--from_rollouts")
+        elif self.target_template is not None:
+            yield not_with("--target_template", "--from_rollouts", "a completion is taught as it was written")
         if self.target_template is not None and "{solution}" not in self.target_template:
             yield f"--target_template must hold {{solution}}, got {self.target_template!r}"
         if self.from_rollouts is not None and self.min_reward is None:

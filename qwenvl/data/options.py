@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qwenvl.option import Options, option, was_set
+from qwenvl.option import Options, no_effect, option, set_among, was_set
 
 
 @dataclass
@@ -94,10 +94,9 @@ class DecodingOptions(Options):
     )
     decode_check: Literal["fast", "strict"] = option(
         "fast",
-        "How damage of clips is looked for. fast: by the decoder's own errors on the frames that it gives, at no cost. "
-        "strict: read the whole container too, and stop at errors that the decoder would hide; it sees only what it "
-        "decodes, the frames asked for and those they are predicted from.",
-        needs="video_backend in ('auto', 'pyav'): only PyAV reports errors",
+        "How damage of clips is looked for. fast: by the decoder's own errors on the frames that it gives, at no "
+        "cost. strict: read the whole container too, and stop at errors that the decoder would hide; it sees only "
+        "what it decodes, the frames asked for and those they are predicted from. Needs --video_backend auto or pyav.",
     )
     decode_timeout: float = option(
         60.0, "Seconds after which the decoder of a clip is killed, at least 0; 0 decodes without bounds.", least=0
@@ -108,6 +107,12 @@ class DecodingOptions(Options):
         "A row that cannot be read, or whose media cannot. error: stop, naming file and record. skip: leave it out, "
         "count it and list it at the end; nothing takes its place.",
     )
+
+    def problems(self) -> Iterator[str]:
+        if self.decode_check == "strict" and self.video_backend == "decord":
+            yield no_effect(
+                "--decode_check", without="--video_backend auto or pyav", reason="only PyAV reports errors"
+            )
 
 
 @dataclass
@@ -136,14 +141,14 @@ class PromptOptions(Options):
     )
     on_long_prompt: Literal["error", "skip"] = option(
         "error",
-        "A prompt above --max_prompt_length. error: stop, naming the record. skip: leave it out and count it.",
-        needs="max_prompt_length",
+        "A prompt above --max_prompt_length. error: stop, naming the record. skip: leave it out and count it. Needs "
+        "--max_prompt_length.",
     )
     fit_frames: bool = option(
         False,
         "Take fewer frames of the clips of a prompt above --max_prompt_length until it fits, down to "
-        "--video_min_frames. The rollouts have both numbers. --on_long_prompt handles a prompt that is still too long.",
-        needs="max_prompt_length",
+        "--video_min_frames. The rollouts have both numbers. --on_long_prompt handles a prompt that is still too "
+        "long. Needs --max_prompt_length.",
     )
 
     @property
@@ -161,6 +166,9 @@ class PromptOptions(Options):
         yield from template_problems(self.chat_template_kwargs)
         yield from crossed(self, "video_min_frame_pixels", "video_max_frame_pixels")
         yield from crossed(self, "min_pixels", "max_pixels")
+        if self.max_prompt_length is None:
+            for name in set_among(self, "on_long_prompt", "fit_frames"):
+                yield no_effect(f"--{name}", without="--max_prompt_length")
 
 
 @dataclass

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qwenvl.config.command_line import config_from, split_file, tell_otherwise, tokens_of
-from qwenvl.config.flags import FLAG_GROUPS, FlagParser, settings_class
+from qwenvl.config.flags import FlagParser
+from qwenvl.config.settings import TrainingSettings
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.framing import Framing, asked_record
 from qwenvl.data.records.parse import ReadOptions, text_or_file
@@ -102,7 +103,7 @@ def refuse_unread(flags: Sequence[str], read: Collection[str], greedy: bool = Fa
         read: names of the flags that it reads.
         greedy: the command takes the greedy completion, so that flags of sampling have no effect.
     """
-    known = {each.name for each in fields(settings_class(FLAG_GROUPS))}
+    known = {each.name for each in fields(TrainingSettings)}
     for name in map(setting_of, flags):
         if name in known and (name not in read or (greedy and name in SAMPLING_FLAGS)):
             reason = REASONS.get(name, "only training reads it")

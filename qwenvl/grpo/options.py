@@ -6,15 +6,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qwenvl.option import NoArguments, Options, nearest, option, parse_row, row_of, was_set
+from qwenvl.option import (
+    NoArguments,
+    Options,
+    name_of_row,
+    nearest,
+    no_effect,
+    not_with,
+    option,
+    parse_row,
+    row_of,
+    set_among,
+    was_set,
+)
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "gspo", "luspo")
 """The losses with the limit ``clip``, which reads the two epsilons."""
-RATIO_MOVES = (
-    "num_iterations > 1 or (async_rollouts > 0 and importance_correction == 'none'): the ratio is 1 otherwise, as each "
-    "step has completions of the policy itself"
-)
-
 
 _OFF_POLICY_MASK: Any = option(
     None,
@@ -39,10 +46,10 @@ class RatioArguments(Options):
     off_policy_mask: float | None = _OFF_POLICY_MASK
     ratio: Literal["token", "sequence", "sequence_token"] | None = option(
         None,
-        "What has an importance ratio. token: each token. sequence: the completion, the geometric mean of its tokens'. "
-        "sequence_token: that value, with the gradient of each token.",
+        "What has an importance ratio. token: each token. sequence: the completion, the geometric mean of its "
+        "tokens'. sequence_token: that value, with the gradient of each token. Needs --num_iterations above 1 or "
+        "(--async_rollouts above 0 and --importance_correction none).",
         unset="that of the loss: sequence for gspo and luspo, else token",
-        needs=RATIO_MOVES,
     )
 
 
@@ -53,18 +60,18 @@ class ClipArguments(RatioArguments):
     delta: float | None = option(
         None,
         "Largest ratio that weighs a token of a completion with a negative advantage, above 1 + --grpo_epsilon_high "
-        "(two-sided clipping). Less: such tokens are pushed down less.",
+        "(two-sided clipping). Less: such tokens are pushed down less. Needs --num_iterations above 1 or "
+        "(--async_rollouts above 0 and --importance_correction none).",
         unset="no such bound",
         above=1,
-        needs=RATIO_MOVES,
     )
     dual_clip: float | None = option(
         None,
-        "Dual clip: the most that a token of a completion with a negative advantage costs, in its advantages, above 1; "
-        "3 is usual. Where it acts the token has no gradient.",
+        "Dual clip: the most that a token of a completion with a negative advantage costs, in its advantages, above "
+        "1; 3 is usual. Where it acts the token has no gradient. Needs --num_iterations above 1 or (--async_rollouts "
+        "above 0 and --importance_correction none).",
         unset="no such bound",
         above=1,
-        needs=RATIO_MOVES,
     )
 
 
@@ -74,9 +81,9 @@ class CispoArguments(RatioArguments):
 
     bound: float = option(
         5.0,
-        "Largest weight of a token, above 0: the bound itself, not what it exceeds 1 by.",
+        "Largest weight of a token, above 0: the bound itself, not what it exceeds 1 by. Needs --num_iterations above "
+        "1 or (--async_rollouts above 0 and --importance_correction none).",
         above=0,
-        needs=RATIO_MOVES,
     )
 
 
@@ -97,8 +104,8 @@ class EstimatorArguments(Options):
     kl_in_reward: bool = option(
         False,
         "Take the KL off the reward in the place of a term of the loss (REINFORCE++): before advantages are computed, "
-        "each completion's reward is lowered by --grpo_beta x the sum over its tokens of policy - reference log-prob.",
-        needs="grpo_beta > 0",
+        "each completion's reward is lowered by --grpo_beta x the sum over its tokens of policy - reference log-prob. "
+        "Needs --grpo_beta above 0.",
     )
 
 
@@ -115,9 +122,9 @@ class KlArguments(Options):
 
     unbiased: bool = option(
         False,
-        "Multiply the KL of a token by its importance ratio, so that its gradient stays unbiased for completions of an "
-        "older policy.",
-        needs=RATIO_MOVES,
+        "Multiply the KL of a token by its importance ratio, so that its gradient stays unbiased for completions of "
+        "an older policy. Needs --num_iterations above 1 or (--async_rollouts above 0 and --importance_correction "
+        "none).",
     )
 
 
@@ -164,18 +171,19 @@ class ObjectiveOptions(Options):
     grpo_epsilon: float | None = option(
         None,
         "How far the importance ratio may fall below 1 before an advantage pushes it no further, above 0 and below 1. "
-        "Less: steps on the same completions change less.",
+        "Less: steps on the same completions change less. Needs --num_iterations above 1 or (--async_rollouts above 0 "
+        "and --importance_correction none). Needs --loss_type grpo or bnpo or dapo or dr_grpo or gspo or luspo.",
         unset="that of the loss, 0.2, for gspo and luspo 0.0003",
         above=0,
         below=1,
-        needs=(RATIO_MOVES, f"loss_type in {CLIPPED_LOSSES}: the others do not clip the ratio"),
     )
     grpo_epsilon_high: float | None = option(
         None,
-        "How far the ratio may rise above 1, above 0. More than --grpo_epsilon: rare tokens may become likely sooner.",
+        "How far the ratio may rise above 1, above 0. More than --grpo_epsilon: rare tokens may become likely sooner. "
+        "Needs --num_iterations above 1 or (--async_rollouts above 0 and --importance_correction none). Needs "
+        "--loss_type grpo or bnpo or dapo or dr_grpo or gspo or luspo.",
         unset="that of the loss, 0.28 for dapo, 0.0004 for gspo and luspo, else that of --grpo_epsilon",
         above=0,
-        needs=(RATIO_MOVES, f"loss_type in {CLIPPED_LOSSES}: the others do not clip the ratio"),
     )
     advantage_estimator: str = option(
         "grpo",
@@ -188,8 +196,7 @@ class ObjectiveOptions(Options):
     scale_rewards: Literal["group", "batch", "none"] = option(
         "group",
         "What a reward minus its group's mean is divided by. group: the group's standard deviation. batch: that of "
-        "all rewards of the step. none: nothing.",
-        needs="advantage_estimator == 'grpo': the other estimators have a scale of their own, or none",
+        "all rewards of the step. none: nothing. Needs --advantage_estimator grpo.",
     )
     loss_type: str = option(
         "grpo",
@@ -201,9 +208,8 @@ class ObjectiveOptions(Options):
     )
     kl_estimator: str = option(
         "k3",
-        "Estimator of the KL divergence from d = reference - policy log-prob. k1: -d. k2: d^2 / 2. "
-        "k3: exp(d) - d - 1, never negative and of low variance.",
-        needs="grpo_beta > 0: there is no KL term otherwise",
+        "Estimator of the KL divergence from d = reference - policy log-prob. k1: -d. k2: d^2 / 2. k3: exp(d) - d - "
+        "1, never negative and of low variance. Needs --grpo_beta above 0.",
         rows=dict.fromkeys(("k1", "k2", "k3"), KlArguments),
     )
     mask_truncated_completions: bool = option(
@@ -228,18 +234,17 @@ class ObjectiveOptions(Options):
         None,
         "Entropy in nats, above 0. Where the sampled tokens have at most this on average, the weight of the bonus "
         "grows by 0.005, and where they have more it shrinks by as much and the bonus is left out. --entropy_coef is "
-        "where the weight begins.",
+        "where the weight begins. Needs --entropy_coef above 0.",
         unset="the weight stays",
         above=0,
-        needs="entropy_coef > 0: that is the weight of the bonus, 0.001, say",
     )
     importance_correction: str | None = option(
         None,
-        "Weigh the policy term by how much likelier a token is to the policy than to the engine that sampled it, where "
-        "the engine has weights of its own. token: each token by itself. sequence: the product over a completion. "
-        "truncate: weights are held within the bounds. mask: what is out of bounds is left out.",
+        "Weigh the policy term by how much likelier a token is to the policy than to the engine that sampled it, "
+        "where the engine has weights of its own. token: each token by itself. sequence: the product over a "
+        "completion. truncate: weights are held within the bounds. mask: what is out of bounds is left out. Needs "
+        "--loss_type other than vespo or --importance_correction none.",
         unset="none, with --async_rollouts token_truncate",
-        needs="loss_type != 'vespo' or importance_correction == 'none': it weighs whole completions by itself",
         rows=CORRECTION_ROWS,
     )
 
@@ -265,6 +270,25 @@ class ObjectiveOptions(Options):
         return getattr(chosen and chosen.arguments, "kl_in_reward", False)
 
     def problems(self) -> Iterator[str]:
+        if name_of_row(self, "loss_type") not in CLIPPED_LOSSES:
+            clipped, reason = f"--loss_type {' or '.join(CLIPPED_LOSSES)}", "the others do not clip the ratio"
+            for name in set_among(self, "grpo_epsilon", "grpo_epsilon_high"):
+                yield no_effect(f"--{name}", without=clipped, reason=reason)
+        if self.scale_rewards != "group" and self.estimator != "grpo":
+            reason = "the other estimators have a scale of their own, or none"
+            yield no_effect("--scale_rewards", without="--advantage_estimator grpo", reason=reason)
+        if self.entropy_target is not None and not self.entropy_coef:
+            reason = "that is the weight of the bonus, 0.001, say"
+            yield no_effect("--entropy_target", without="--entropy_coef above 0", reason=reason)
+        if self.correction != "none" and name_of_row(self, "loss_type") == "vespo":
+            yield not_with("--importance_correction", "--loss_type vespo", "it weighs whole completions by itself")
+        if not self.grpo_beta:
+            if was_set(self, "kl_estimator"):
+                reason = "there is no KL term otherwise"
+                yield no_effect("--kl_estimator", without="--grpo_beta above 0", reason=reason)
+            if self.kl_in_reward:
+                subject = f"kl_in_reward of --advantage_estimator {self.estimator}"
+                yield no_effect(subject, without="--grpo_beta above 0")
         if self.kl_in_reward and was_set(self, "kl_estimator"):
             yield (
                 f"--kl_estimator has no effect with --advantage_estimator {self.advantage_estimator}: the loss has no "
@@ -278,8 +302,8 @@ class LoadedTeacher(Options):
 
     offload: bool = option(
         False,
-        "Keep it in CPU memory between its passes, one for each micro-batch.",
-        needs=("distill_kl != 'full': the policy's pass reads its head", "not use_cpu"),
+        "Keep it in CPU memory between its passes, one for each micro-batch. Not with --distill_kl full. Not with "
+        "--use_cpu.",
     )
 
 
@@ -325,30 +349,29 @@ class TeacherOptions(Options):
         "What the teacher's prompt has beyond the policy's. frames: another number of frames, as frames(32). "
         "evidence: the span of the record's `evidence` in place of the clip. solution: its solution. feedback: what "
         "the rewards gave the completion, so that each has a prompt of its own. file.py:name: a function of your own, "
-        "f(record) -> record, or f(record, completion, rewards) -> a sentence behind the question.",
+        "f(record) -> record, or f(record, completion, rewards) -> a sentence behind the question. Needs --teacher.",
         unset="the policy's prompt",
-        needs="teacher",
         rows=VIEW_ROWS,
     )
     distill_weight: float | None = option(
         None,
-        "Weight of the teacher beside the advantages of the rewards, at least 0. 0: the two are only compared.",
+        "Weight of the teacher beside the advantages of the rewards, at least 0. 0: the two are only compared. Needs "
+        "--teacher.",
         unset="1; where no flag names a reward, the teacher alone is learned from, and rewards are only logged",
         least=0,
-        needs="teacher",
     )
     distill_kl: str = option(
         "sampled",
         "Estimate of the KL of policy and teacher. sampled: a token has the advantage teacher - policy log-prob. "
-        "full: the exact sum over the vocabulary, a term of the loss; less noise, one more product with the head.",
-        needs=("teacher", "distill_weight != 0: the teacher is only compared with"),
+        "full: the exact sum over the vocabulary, a term of the loss; less noise, one more product with the head. "
+        "Needs --teacher. Not with --distill_weight 0.",
         rows={"sampled": SampledKl, "full": NoArguments},
     )
     distill_on: Literal["all", "vision"] = option(
         "all",
         "Tokens that are taught. vision: each by the share of its probability, by the teacher, that grey frames take "
-        "away or add, so that tokens that no picture decides count little. Costs another pass of the teacher.",
-        needs=("teacher", "distill_weight != 0: the teacher is only compared with"),
+        "away or add, so that tokens that no picture decides count little. Costs another pass of the teacher. Needs "
+        "--teacher. Not with --distill_weight 0.",
     )
 
     @property
@@ -358,11 +381,26 @@ class TeacherOptions(Options):
         return None if teacher is None or teacher.name in ("self", "reference") else teacher.name
 
     @property
+    def offloads_teacher(self) -> bool:
+        """Whether the teacher is kept in CPU memory between its passes."""
+        teacher = row_of(self, "teacher")
+        return teacher is not None and getattr(teacher.arguments, "offload", False)
+
+    @property
     def teacher_weight(self) -> float:
         """The weight of the teacher. 0 without one."""
         return 0.0 if self.teacher is None else 1.0 if self.distill_weight is None else self.distill_weight
 
     def problems(self) -> Iterator[str]:
+        if self.teacher is None:
+            for name in set_among(self, "teacher_sees", "distill_weight", "distill_kl", "distill_on"):
+                yield no_effect(f"--{name}", without="--teacher")
+        if self.distill_weight == 0:
+            for name in set_among(self, "distill_kl", "distill_on"):
+                yield not_with(f"--{name}", "--distill_weight 0", "the teacher is only compared with")
+        if self.offloads_teacher and name_of_row(self, "distill_kl") == "full":
+            subject = f"offload of --teacher {self.teacher_path}"
+            yield not_with(subject, "--distill_kl full", "the policy's pass reads its head")
         if self.teacher == "self" and self.teacher_sees is None:
             yield "--teacher self has no effect where it sees what the policy sees: give --teacher_sees, as frames(32)"
         view = row_of(self, "teacher_sees")

@@ -7,7 +7,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from qwenvl.config.flags import FLAG_GROUPS, describe, trainer_settings
+from qwenvl.config.flags import describe
+from qwenvl.config.settings import FLAG_GROUPS
+from qwenvl.config.trainer_settings import TrainerSettings
 from qwenvl.rewards.functions.actions import list_of_turns
 from qwenvl.rewards.functions.text import answer_of, solution_of
 from qwenvl.rewards.functions.timelines import matches, overlaps, read_pair
@@ -23,7 +25,7 @@ MOST_PICTURES = 300  # that one call decodes
 def make_report(folders: Sequence[Path], out: Path) -> Written:
     """Read the runs and write their report, with the pictures that it has already."""
     defaults: dict[str, Any] = {}
-    for setting in fields(trainer_settings()):
+    for setting in fields(TrainerSettings):
         defaults[setting.name] = None if setting.default is MISSING else setting.default
     for group in FLAG_GROUPS:
         defaults |= {name: default for name, _, default, _ in describe(group)}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from qwenvl.option import Options, option
+from qwenvl.option import Options, no_effect, option, set_among
 
 Part = Literal["llm", "vision", "mlp"]
 """The language model with embeddings and head, the vision tower's blocks and patch embedding, the mergers between."""
-
-WITH_REFERENCE = "grpo_beta > 0 or teacher == 'reference': there is no reference otherwise"
 
 
 @dataclass
@@ -36,39 +35,38 @@ class LoraOptions(Options):
         "Freeze the model and train low-rank adapters (LoRA) on the linear layers of the parts that the tune flags "
         "name, or of the language model where all three are False. The reference is the model without adapters.",
     )
-    lora_r: int = option(64, "Rank of the adapters, at least 1.", least=1, needs="lora_enable")
+    lora_r: int = option(64, "Rank of the adapters, at least 1. Needs --lora_enable.", least=1)
     lora_alpha: int = option(
         128,
-        "Scale of the adapters, above 0: their output is multiplied by lora_alpha / lora_r.",
+        "Scale of the adapters, above 0: their output is multiplied by lora_alpha / lora_r. Needs --lora_enable.",
         above=0,
-        needs="lora_enable",
     )
     lora_dropout: float = option(
         0.0,
-        "Dropout on the adapters' input, 0 to below 1. Above 0 the trained log-probs differ from the sampled ones.",
+        "Dropout on the adapters' input, 0 to below 1. Above 0 the trained log-probs differ from the sampled ones. "
+        "Needs --lora_enable.",
         least=0,
         below=1,
-        needs="lora_enable",
     )
     lora_targets: list[str] | None = option(
         None,
         "Which layers of these parts get adapters, by any part of their names: q_proj, self_attn, in_proj_qkv, "
-        "linear_attn, experts, experts.down_proj, shared_expert. Experts have adapters of rank lora_r each.",
+        "linear_attn, experts, experts.down_proj, shared_expert. Experts have adapters of rank lora_r each. Needs "
+        "--lora_enable.",
         unset="all linear layers and experts",
-        needs="lora_enable",
     )
     load_in_4bit: bool = option(
         False,
-        "Keep the frozen layers of the language model in 4 bits under the adapters (QLoRA): a quarter of the memory of "
-        "bfloat16 weights, slower products, and a policy that begins a little off the checkpoint. The reference is the "
-        "same model. Needs a CUDA device and bitsandbytes. Not for mixtures of experts.",
-        needs=(
-            "lora_enable",
-            "not deepspeed: weights in 4 bits are not split or gathered",
-            "not fsdp: weights in 4 bits are not split or gathered",
-            "not ref_model_name_or_path: the reference is the model without its adapter",
-        ),
+        "Keep the frozen layers of the language model in 4 bits under the adapters (QLoRA): a quarter of the memory "
+        "of bfloat16 weights, slower products, and a policy that begins a little off the checkpoint. The reference is "
+        "the same model. Needs a CUDA device and bitsandbytes. Not for mixtures of experts. Needs --lora_enable. Not "
+        "with --deepspeed. Not with --fsdp. Not with --ref_model_name_or_path.",
     )
+
+    def problems(self) -> Iterator[str]:
+        if not self.lora_enable:
+            for name in set_among(self, "lora_r", "lora_alpha", "lora_dropout", "lora_targets", "load_in_4bit"):
+                yield no_effect(f"--{name}", without="--lora_enable")
 
 
 @dataclass
@@ -78,31 +76,31 @@ class ReferenceOptions(Options):
     ref_model_name_or_path: str | None = option(
         None,
         "Checkpoint that the policy is held near, a folder or hub name of the same family, vocabulary and shapes. It "
-        "is a second model in memory.",
+        "is a second model in memory. Needs --grpo_beta above 0 or --teacher reference.",
         unset="the policy as it was before training, or --model_name_or_path with --start_from_weights",
-        needs=WITH_REFERENCE,
     )
     sync_ref_model: bool = option(
         False,
         "Move the reference towards the policy every --ref_model_sync_steps (TR-DPO), so that the KL term limits how "
-        "fast the policy moves and not how far. Checkpoints then hold the reference.",
-        needs=(
-            WITH_REFERENCE,
-            "not lora_enable: the frozen weights of the reference do not change",
-            "max_steps < 0 or max_steps > ref_model_sync_steps: the run ends before the reference moves otherwise",
-        ),
+        "fast the policy moves and not how far. Checkpoints then hold the reference. Needs --grpo_beta above 0 or "
+        "--teacher reference. Not with --lora_enable. Needs --max_steps below 0 or --max_steps above "
+        "--ref_model_sync_steps.",
     )
     ref_model_mixup_alpha: float = option(
         0.6,
         "What a weight of the reference becomes: this share of the policy's and the rest of its own, above 0, at most "
-        "1, a copy of the policy.",
+        "1, a copy of the policy. Needs --sync_ref_model.",
         above=0,
         most=1,
-        needs="sync_ref_model",
     )
     ref_model_sync_steps: int = option(
-        512, "Optimizer steps from one mixing to the next, at least 1.", least=1, needs="sync_ref_model"
+        512, "Optimizer steps from one mixing to the next, at least 1. Needs --sync_ref_model.", least=1
     )
+
+    def problems(self) -> Iterator[str]:
+        if not self.sync_ref_model:
+            for name in set_among(self, "ref_model_mixup_alpha", "ref_model_sync_steps"):
+                yield no_effect(f"--{name}", without="--sync_ref_model")
 
 
 @dataclass
@@ -126,14 +124,13 @@ class ModelOptions(Options):
         "capability 8.0 or more and products are in bfloat16 or float16, else sdpa.",
     )
     mm_projector_lr: float | None = option(
-        None, "Learning rate of the merger, above 0.", unset="that of --learning_rate", above=0, needs="tune_mm_mlp"
+        None, "Learning rate of the merger, above 0. Needs --tune_mm_mlp.", unset="that of --learning_rate", above=0
     )
     vision_tower_lr: float | None = option(
         None,
-        "Learning rate of the vision tower, above 0.",
+        "Learning rate of the vision tower, above 0. Needs --tune_mm_vision.",
         unset="that of --learning_rate",
         above=0,
-        needs="tune_mm_vision",
     )
     shared_prefix: Literal["auto", "off"] = option(
         "auto",
@@ -143,8 +140,7 @@ class ModelOptions(Options):
     activation_offload: bool = option(
         False,
         "Keep the input of each checkpointed layer in CPU memory until the backward pass: GPU memory then does not "
-        "grow with layers x tokens, and the copies take time.",
-        needs="gradient_checkpointing",
+        "grow with layers x tokens, and the copies take time. Needs --gradient_checkpointing.",
     )
     logit_memory_gb: float = option(
         1.0,

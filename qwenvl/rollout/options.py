@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from qwenvl.option import Options, option
+from qwenvl.option import Options, no_effect, not_with, option, set_among
 from qwenvl.rewards.options import LONGEST
 from qwenvl.types import SamplingParams
 
 LIVE_COMPLETIONS_EVERY = 20
-WITH_VLLM = "rollout_engine in ('vllm_server', 'vllm_colocate')"
 
 
 @dataclass
@@ -40,30 +39,27 @@ class SamplingOptions(Options):
     vllm_server: list[str] | None = option(
         None,
         "Addresses of the servers of --rollout_engine vllm_server, each HOST:PORT. Prompts are dealt to all of them. "
-        "Their token is that of $QWENVL_VLLM_TOKEN, or of the cache folder.",
-        needs="rollout_engine == 'vllm_server'",
+        "Their token is that of $QWENVL_VLLM_TOKEN, or of the cache folder. Needs --rollout_engine vllm_server.",
     )
     vllm_deadline: float = option(
         600.0,
-        "Seconds that a server may take for the completions of a step, or for its weights, above 0. Later it counts as "
-        "lost, and the others are asked.",
+        "Seconds that a server may take for the completions of a step, or for its weights, above 0. Later it counts "
+        "as lost, and the others are asked. Needs --rollout_engine vllm_server or vllm_colocate.",
         above=0,
-        needs=WITH_VLLM,
     )
     vllm_patience: float = option(
         300.0,
         "Seconds to wait, where no server is there, until one has come back, at least 0. A new one is given all "
-        "weights and goes on. Otherwise the run saves a checkpoint and ends with the reason.",
+        "weights and goes on. Otherwise the run saves a checkpoint and ends with the reason. Needs --rollout_engine "
+        "vllm_server or vllm_colocate.",
         least=0,
-        needs=WITH_VLLM,
     )
     vllm_gpu_memory: float = option(
         0.4,
-        "Share of the GPU's memory that vLLM takes, above 0 and below 1. More: more completions at a time. It is given "
-        "back while the policy trains.",
+        "Share of the GPU's memory that vLLM takes, above 0 and below 1. More: more completions at a time. It is "
+        "given back while the policy trains. Needs --rollout_engine vllm_colocate.",
         above=0,
         below=1,
-        needs="rollout_engine == 'vllm_colocate'",
     )
 
     grpo_sample_size: int = option(
@@ -135,40 +131,29 @@ class SamplingOptions(Options):
         False,
         "Compile the layers of the sampling step from token to token (torch.compile). The first batch of one prompt "
         "and the first of several wait for it, up to 20 seconds: it pays in long runs of long completions. Needs a "
-        "C++ compiler, on a GPU Triton.",
-        needs=(
-            "rollout_engine == 'local': the servers compile their own",
-            "ds3_gather_for_generation: weights that are gathered by layer can't be compiled",
-            "shared_prefix != 'off': it compiles the shared sampling",
-        ),
+        "C++ compiler, on a GPU Triton. Needs --rollout_engine local. Needs --ds3_gather_for_generation. Not with "
+        "--shared_prefix off.",
     )
     draft_tokens: int = option(
         0,
         "Most tokens of a draft: a guess at what follows, from the prompt, from the completion itself and from those "
         "of earlier steps, at least 0. One forward verifies the drafts of all completions, so that there are fewer "
         "forwards than tokens. The distribution of completions is the same, the draws of a seed are others. 0: a "
-        "forward for each token. 4 to 8: for answers that repeat their question or each other.",
+        "forward for each token. 4 to 8: for answers that repeat their question or each other. Needs --rollout_engine "
+        "local. Not with --compile_decoding. Needs --ds3_gather_for_generation. Not with --shared_prefix off.",
         least=0,
-        needs=(
-            "rollout_engine == 'local': servers sample in a way of their own",
-            "not compile_decoding: the compiled step has one token of each completion",
-            "ds3_gather_for_generation: each process has as many forwards as its own drafts need",
-            "shared_prefix != 'off': it drafts in the shared sampling",
-        ),
     )
     ds3_gather_for_generation: bool = option(
         True,
         "With DeepSpeed ZeRO-3 or FSDP, gather the whole model in each process to sample. False: the weights of one "
         "layer at a time, so that models larger than a GPU can be sampled from. The completions are the same. False "
-        "takes less memory and more time: each layer is gathered for each token.",
-        needs="rollout_engine == 'local': servers sample from weights of their own",
+        "takes less memory and more time: each layer is gathered for each token. Needs --rollout_engine local.",
     )
     check_parity: Literal["every", "first", "off"] = option(
         "first",
         "Compare the sampler's log-probs with the trainer's for the same tokens, on every step, the first (of a run, "
         "and of each start of a server) or none, and stop where they differ: it catches wrong positions, frames and "
-        "templates.",
-        needs="lora_dropout == 0 or check_parity == 'off': dropout changes the trainer's log-probs on purpose",
+        "templates. Needs --lora_dropout 0 or --check_parity off.",
     )
     async_rollouts: int = option(
         0,
@@ -181,10 +166,10 @@ class SamplingOptions(Options):
     log_completions_every: int | None = option(
         None,
         "Optimizer steps between two prompts that are shown with all their completions, rewards and advantages, at "
-        "least 0. The first step is shown too, and of each step the group whose rewards differ most. 0: none.",
+        "least 0. The first step is shown too, and of each step the group whose rewards differ most. 0: none. Not "
+        "with --display none. Not with --disable_tqdm.",
         unset=f"{LIVE_COMPLETIONS_EVERY} with the display rich, else 0",
         least=0,
-        needs=("display != 'none'", "not disable_tqdm"),
     )
 
     @property
@@ -210,6 +195,21 @@ class SamplingOptions(Options):
         )
 
     def problems(self) -> Iterator[str]:
+        yield from self._problems_of_servers()
+        yield from self._problems_of_the_local_engine()
+        if self.generation_top_k == 1:
+            yield "--generation_top_k 1 makes all completions of a group the same: give at least 2, or 0 for all tokens"
+        if not all(isinstance(text, str) and text for text in self.stop_strings or ()):
+            yield f"--stop_strings must be texts of at least one character, got {self.stop_strings}"
+
+    def _problems_of_servers(self) -> Iterator[str]:
+        if self.rollout_engine != "vllm_server" and self.vllm_server is not None:
+            yield no_effect("--vllm_server", without="--rollout_engine vllm_server")
+        if self.rollout_engine == "local":
+            for name in set_among(self, "vllm_deadline", "vllm_patience"):
+                yield no_effect(f"--{name}", without="--rollout_engine vllm_server or vllm_colocate")
+        if self.rollout_engine != "vllm_colocate" and set_among(self, "vllm_gpu_memory"):
+            yield no_effect("--vllm_gpu_memory", without="--rollout_engine vllm_colocate")
         addresses = self.vllm_server or []
         if self.rollout_engine == "vllm_server" and not addresses:
             yield "--rollout_engine vllm_server needs --vllm_server HOST:PORT: scripts/serve_vllm.sh MODEL starts one"
@@ -218,14 +218,32 @@ class SamplingOptions(Options):
                 host_and_port(str(address))
             except ValueError as error:
                 yield f"--vllm_server: {error}"
-        if self.generation_top_k == 1:
-            yield "--generation_top_k 1 makes all completions of a group the same: give at least 2, or 0 for all tokens"
-        if not all(isinstance(text, str) and text for text in self.stop_strings or ()):
-            yield f"--stop_strings must be texts of at least one character, got {self.stop_strings}"
         if self.async_rollouts and (not self.engine_has_own_weights or self.rollout_engine == "vllm_colocate"):
             yield (
                 f"--async_rollouts {self.async_rollouts} needs --rollout_engine vllm_server: the local engine, and a "
                 "server on the same GPU, cannot sample while the policy trains; leave it out"
+            )
+
+    def _problems_of_the_local_engine(self) -> Iterator[str]:
+        local, gathers = "--rollout_engine local", "--ds3_gather_for_generation"
+        if self.compile_decoding:
+            if self.rollout_engine != "local":
+                yield no_effect("--compile_decoding", without=local, reason="the servers compile their own")
+            if not self.ds3_gather_for_generation:
+                reason = "weights that are gathered by layer can't be compiled"
+                yield no_effect("--compile_decoding", without=gathers, reason=reason)
+        if self.draft_tokens:
+            if self.rollout_engine != "local":
+                yield no_effect("--draft_tokens", without=local, reason="servers sample in a way of their own")
+            if self.compile_decoding:
+                reason = "the compiled step has one token of each completion"
+                yield not_with("--draft_tokens", "--compile_decoding", reason)
+            if not self.ds3_gather_for_generation:
+                reason = "each process has as many forwards as its own drafts need"
+                yield no_effect("--draft_tokens", without=gathers, reason=reason)
+        if not self.ds3_gather_for_generation and self.rollout_engine != "local":
+            yield no_effect(
+                "--ds3_gather_for_generation", without=local, reason="servers sample from weights of their own"
             )
 
 

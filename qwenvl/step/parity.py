@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Literal
 
 from torch import Tensor
 
-from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import logprob_gap
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.step.meter import Meter
@@ -41,13 +41,22 @@ class ParityCheck:
 
     Completions that older weights sampled ahead legitimately have other log-probs: they are not compared. Dropout on
     adapters makes the two differ by design: then none are.
+
+    Args:
+        when: whether every step is compared, only the first ones, or none (``check_parity``).
+        half_precision: the trainer computes in bfloat16 or float16.
+        dropout: adapters are trained with dropout.
+        meter: counts the differences.
     """
 
-    def __init__(self, args: GRPOConfig, meter: Meter):
-        self._args, self._meter = args, meter
-        self._dropout = args.lora_enable and args.lora_dropout > 0
-        if self._dropout and args.check_parity != "off":
+    def __init__(
+        self, when: Literal["every", "first", "off"], *, half_precision: bool, dropout: bool, meter: Meter
+    ) -> None:
+        if dropout and when != "off":
             logger.warning("check_parity: left out, because lora_dropout changes the trainer's log-probs on purpose")
+        self._when = "off" if dropout else when
+        self._half_precision = half_precision
+        self._meter = meter
         self._begun: dict[str, int] = {}  # by sampling process, the step before which it was first compared
         self._probed: set[str] = set()  # the kinds of media that were compared
 
@@ -61,7 +70,7 @@ class ParityCheck:
         Raises:
             ParityError: the differences are above what the trainer's own rounding explains.
         """
-        if self._dropout or self._args.check_parity == "off":
+        if self._when == "off":
             return
         rows = probe_rows(prompts, self._probed)
         if not rows:
@@ -84,20 +93,20 @@ class ParityCheck:
         Raises:
             ParityError: a difference is above what rounding explains.
         """
-        rollout, args = experience.rollout, self._args
-        if self._dropout or experience.staleness or rollout.logprobs is None:
+        rollout = experience.rollout
+        if self._when == "off" or experience.staleness or rollout.logprobs is None:
             return
         new = [self._begun.setdefault(boot, finished_steps) == finished_steps for boot in rollout.boots]
         first = finished_steps == 0 or any(new)
-        if args.check_parity == "off" or (args.check_parity == "first" and not first):
+        if self._when == "first" and not first:
             return
         if not logprobs[rollout.completion_mask].isfinite().all():
             return  # what is not finite is reported with the loss
         largest, mean = logprob_gap(rollout.logprobs, logprobs, rollout.completion_mask)
         self._meter.max("parity/max", largest)
         self._meter.mean("parity/mean", mean, weight=int(rollout.completion_mask.sum()))
-        most, most_mean = HALF_PRECISION if args.bf16 or args.fp16 else FULL_PRECISION
-        if rollout.boots and (args.bf16 or args.fp16) and (precise := exact()) is not None:
+        most, most_mean = HALF_PRECISION if self._half_precision else FULL_PRECISION
+        if rollout.boots and self._half_precision and (precise := exact()) is not None:
             furthest, noise = logprob_gap(precise, logprobs, rollout.completion_mask)
             self._meter.mean("parity/noise", noise, weight=int(rollout.completion_mask.sum()))
             most, most_mean = max(most, NOISE * furthest), max(FULL_PRECISION[1], NOISE * noise)

@@ -15,6 +15,8 @@ from torch.utils.data import Dataset
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.order import RefillOrder
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import unwrap
 from qwenvl.model.positions import position_rule
@@ -26,6 +28,7 @@ from qwenvl.rollout.background import BackgroundEngine
 from qwenvl.rollout.engine import EngineWithWeights, RolloutEngine
 from qwenvl.step.ahead import SampleAhead
 from qwenvl.step.compare import Advantages, Compare, GroupAdvantages, no_advantages
+from qwenvl.step.contrast import NAME as TEMPORAL_CONTRAST
 from qwenvl.step.contrast import TemporalContrast
 from qwenvl.step.count import Count
 from qwenvl.step.encode import Encode, EncodeLooks
@@ -38,7 +41,7 @@ from qwenvl.step.sample import Sample, Sampler
 from qwenvl.step.score import Score, ScoredGroups
 from qwenvl.step.types import Experience, Sampled, Scored, Stage, StepContext, TrainStep
 from qwenvl.tools.toolbox import Toolbox
-from qwenvl.types import PromptBatch
+from qwenvl.types import TOTAL, PromptBatch
 
 
 @dataclass(frozen=True)
@@ -104,14 +107,7 @@ def build_pipeline(
 
     groups: Stage[PromptBatch, Scored] = ScoredGroups(sampler, with_contrast(args, policy, sample, score))
     if row_of(args, "filter_groups") is not None and dataset is not None:
-        groups = Refill.of(
-            args,
-            groups,
-            dataset=dataset,
-            collate=collate,
-            rewards=score.rubric.names,
-            processes=sample.processes,
-        )
+        groups = with_refill(args, groups, dataset, collate, score.rubric.names, sample.processes)
 
     changes: tuple[Stage[Scored, Scored], ...] = ()
     if args.kl_in_reward and reference is not None:
@@ -210,6 +206,57 @@ def with_contrast(args: GRPOConfig, policy: nn.Module, sample: Sample, score: Sc
         flags=contrast.arguments,
         correctness=rubric_of(args, functions=correctness, weights=None),
         temporal_patch_size=unwrap(policy).config.vision_config.temporal_patch_size,
+    )
+
+
+def with_refill(
+    args: GRPOConfig,
+    groups: Stage[PromptBatch, Scored],
+    dataset: Dataset,
+    collate: GRPOCollator,
+    rewards: Sequence[str],
+    processes: Processes,
+) -> Refill:
+    """The stages that sample and score, with other groups in the places of those that ``--filter_groups`` replaces.
+
+    Args:
+        groups: samples and scores prompts.
+        dataset, collate: what to train on.
+        rewards: the names of the rewards of the run.
+
+    Raises:
+        ValueError: there is no such reward, or the data set can't be drawn from by number.
+    """
+    if not isinstance(dataset, GRPODataset):
+        raise ValueError("--filter_groups needs a GRPODataset, as load_dataset makes it")
+    chosen = row_of(args, "filter_groups")
+    assert chosen is not None
+    by = chosen.name or TOTAL
+    names = [TOTAL, *rewards]
+    if args.temporal_contrast:
+        names.append(TEMPORAL_CONTRAST)
+    if by not in names:
+        raise ValueError(f"--filter_groups {by}: no such reward in this run; give one of {', '.join(names)}")
+
+    rounds = chosen.arguments.max_rounds
+    prompts_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    order = RefillOrder(
+        dataset.parts,
+        args.seed if args.data_seed is None else args.data_seed,
+        longest=prompts_per_step * (4 + rounds),
+        process=args.process_index,
+        processes=args.world_size,
+    )
+    return Refill(
+        groups=groups,
+        dataset=dataset,
+        collate=collate,
+        order=order,
+        by=by,
+        rounds=rounds,
+        group_size=args.grpo_sample_size,
+        by_function=args.estimator == "gdpo",
+        processes=processes,
     )
 
 

@@ -10,12 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.order import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
-from qwenvl.option import row_of
-from qwenvl.step.contrast import NAME
 from qwenvl.step.groups import join, select, without_media
 from qwenvl.step.meter import Meter
 from qwenvl.step.processes import Processes
@@ -52,58 +48,9 @@ class Refill:
     by_function: bool
     processes: Processes
 
-    @classmethod
-    def of(
-        cls,
-        args: GRPOConfig,
-        groups: Stage[PromptBatch, Scored],
-        *,
-        dataset: Dataset | None,
-        collate: Callable[[list[Any]], dict[str, PromptBatch]],
-        rewards: Sequence[str],
-        processes: Processes,
-    ) -> Refill:
-        """What ``--filter_groups`` asks for.
-
-        Args:
-            groups: samples and scores prompts.
-            dataset: the one to train on.
-            rewards: the names of the rewards of the run.
-
-        Raises:
-            ValueError: there is no such reward, or the data set can't be drawn from by number.
-        """
-        if not isinstance(dataset, GRPODataset):
-            raise ValueError("--filter_groups needs a GRPODataset, as load_dataset makes it")
-        chosen = row_of(args, "filter_groups")
-        assert chosen is not None
-        by = chosen.name or TOTAL
-        rounds = chosen.arguments.max_rounds
-        names = (TOTAL, *rewards, *([NAME] if args.temporal_contrast else []))
-        if by not in names:
-            raise ValueError(f"--filter_groups {by}: no such reward in this run; give one of {', '.join(names)}")
-        order = RefillOrder(
-            dataset.parts,
-            args.seed if args.data_seed is None else args.data_seed,
-            longest=args.per_device_train_batch_size * args.gradient_accumulation_steps * (4 + rounds),
-            process=args.process_index,
-            processes=args.world_size,
-        )
-        return cls(
-            groups=groups,
-            dataset=dataset,
-            collate=collate,
-            order=order,
-            by=by,
-            rounds=rounds,
-            group_size=args.grpo_sample_size,
-            by_function=args.estimator == "gdpo",
-            processes=processes,
-        )
-
     def __call__(self, batches: Sequence[PromptBatch], step: StepContext) -> list[Scored]:
         """The micro-batches with other groups in the places of those with equal rewards, which become ``dropped``."""
-        places = [_Place(each, self._equal(each.rewards)) for each in self.groups(batches, step)]
+        places = [_Place(each, self.equal(each.rewards)) for each in self.groups(batches, step)]
         rounds = 0
         for number in range(1, self.rounds + 1):
             drawn = self._draw(places, step, number)
@@ -116,7 +63,7 @@ class Refill:
                 prompts = self.loaded(drawn)
             refills = self.groups(prompts, step.drawing_for("refill", step.finished_steps, number))
             for place, refill in zip(places, refills, strict=True):
-                place.take(refill, self._equal(refill.rewards))
+                place.take(refill, self.equal(refill.rewards))
         _report(places, rounds, step.meter)
         return [place.filled() for place in places]
 
@@ -131,7 +78,7 @@ class Refill:
         """The prompts of the keys of each place."""
         return [self.collate([self.dataset[key] for key in each])["prompts"] for each in keys]
 
-    def _equal(self, rewards: RewardBatch) -> list[bool]:
+    def equal(self, rewards: RewardBatch) -> list[bool]:
         """P, whether a group has equal rewards. A group without values of the function ``by`` goes by its total."""
         size = self.group_size
         total = equal_groups(rewards.total, size)

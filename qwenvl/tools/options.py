@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qwenvl.option import Options, nearest, option
+from qwenvl.option import Options, nearest, no_effect, option, set_among
 
 BUILT_IN = ("look", "zoom")
 
@@ -17,34 +17,32 @@ class ToolOptions(Options):
     tools: list[str] | None = option(
         None,
         "Tools that completions may call: look (frames of a span of the first clip), zoom (an enlarged part of a "
-        "picture), file.py:name (a function marked with @tool), trl:file.py:Class (as TRL's environment_factory).",
+        "picture), file.py:name (a function marked with @tool), trl:file.py:Class (as TRL's environment_factory). "
+        "Needs --async_rollouts 0 or no --fsdp. Not with --temporal_contrast. Needs --generation_repetition_penalty 1.",
         unset="no tools",
-        needs=(
-            "async_rollouts == 0 or not fsdp: the vision tower is copied for looks that are sampled ahead",
-            "not temporal_contrast: its second group would look at frames in the right order",
-            "generation_repetition_penalty == 1: it would count what tools append",
-        ),
     )
     max_turns: int = option(
         3,
         "Turns of a completion, at least 2. One that calls tools, at most 16 times, is answered by them and followed "
-        "by another one; the last one has to answer, and calls in it are not executed.",
+        "by another one; the last one has to answer, and calls in it are not executed. Needs --tools.",
         least=2,
-        needs="tools",
     )
-    look_frames: int = option(16, "Frames that a look shows at most, at least 2.", least=2, needs="tools")
+    look_frames: int = option(16, "Frames that a look shows at most, at least 2. Needs --tools.", least=2)
     look_fps: float | None = option(
-        None, "Frames per second of a look, above 0.", unset="--look_frames, evenly spaced", above=0, needs="tools"
+        None, "Frames per second of a look, above 0. Needs --tools.", unset="--look_frames, evenly spaced", above=0
     )
     look_tokens: int = option(
         4096,
-        "Tokens that tools may append to a completion, at least 1, beside the --generation_max_length that it samples. "
-        "What does not fit is refused in words that the model reads, and where these do not fit, the completion ends.",
+        "Tokens that tools may append to a completion, at least 1, beside the --generation_max_length that it "
+        "samples. What does not fit is refused in words that the model reads, and where these do not fit, the "
+        "completion ends. Needs --tools.",
         least=1,
-        needs="tools",
     )
 
     def problems(self) -> Iterator[str]:
+        if not self.tools:
+            for name in set_among(self, "max_turns", "look_frames", "look_fps", "look_tokens"):
+                yield no_effect(f"--{name}", without="--tools")
         if self.tools is not None and not self.tools:
             yield "--tools: expected at least one tool, such as look"
         for name in self.tools or []:

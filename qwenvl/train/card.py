@@ -16,8 +16,8 @@ import yaml
 from huggingface_hub.repocard import metadata_load
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.settings import FLAG_GROUPS
 from qwenvl.console import with_interval
 from qwenvl.data.prompt_settings import SETTINGS_FILE
 from qwenvl.data.records.framing import framed_question

@@ -165,7 +165,12 @@ class GRPOTrainer(PolicyTrainer):
                 collator=collator,
                 accelerator=self.accelerator,
             ),
-            parity=ParityCheck(args, self.meter),
+            parity=ParityCheck(
+                args.check_parity,
+                half_precision=args.bf16 or args.fp16,
+                dropout=args.lora_enable and args.lora_dropout > 0,
+                meter=self.meter,
+            ),
             sample=sample,
             ratio_from_sampler=args.ratio_from_sampler,
         )

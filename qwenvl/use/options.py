@@ -18,7 +18,7 @@ from qwenvl.evaluate.settings import (
     refuse_unread,
 )
 from qwenvl.failure import beginning
-from qwenvl.option import Options, option, was_set
+from qwenvl.option import Options, no_effect, option, was_set
 from qwenvl.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -45,9 +45,8 @@ class LabelOptions(Options):
     choices: list[str] | None = option(
         None,
         "Options of the question, each a text: they stand below it with letters, as training has them, and the answer "
-        "is a letter.",
+        "is a letter. Needs --question.",
         unset="the question has none, or holds them itself",
-        needs="question",
     )
     samples: int = option(
         1,
@@ -62,6 +61,10 @@ class LabelOptions(Options):
     )
     page: bool = option(False, "Write the page of the labels, on which they are corrected and saved as records.")
     pictures: int = option(300, "Clips and images to decode for the page, at least 0, the worst first.", least=0)
+
+    def problems(self) -> Iterator[str]:
+        if self.question is None and self.choices is not None:
+            yield no_effect("--choices", without="--question")
 
 
 @dataclass
@@ -93,7 +96,7 @@ class ServeOptions(Options):
         "host are public.",
     )
     allow_private_http: bool = option(
-        False, "Fetch them from this machine and its network as well.", needs="allow_http"
+        False, "Fetch them from this machine and its network as well. Needs --allow_http."
     )
     max_waiting: int = option(256, "Requests that are read or wait, at least 1; others get status 429.", least=1)
     max_body_mb: float = option(64.0, "Largest request, and most that is fetched for one, in MB, above 0.", above=0)
@@ -117,6 +120,8 @@ class ServeOptions(Options):
         for name, key in (("--api_key", self.api_key), (f"${KEY_VARIABLE}", os.environ.get(KEY_VARIABLE) or None)):
             if key is not None and not (key.isascii() and key.isprintable() and key.strip() and " " not in key):
                 yield f"{name} must be visible ASCII characters without spaces"
+        if self.allow_private_http and not self.allow_http:
+            yield no_effect("--allow_private_http", without="--allow_http")
         if self.check and (others := [each for each in vars(self) if each != "check" and was_set(self, each)]):
             yield f"--{others[0]} has no effect with --check, which compares and does not serve: leave it out"
 

@@ -93,7 +93,6 @@ def test_a_name_that_the_hub_does_not_give(sop_data, monkeypatch, capsys):
         (["--device", "h100"], "unknown flag --device"),
         (["--engine", "fsdp"], "--engine fsdp has no effect with --gpus 1"),
         (["--gpus", "8", "--deepspeed", "zero3.json"], "a plan takes --engine zero2, zero3 or fsdp"),
-        (["--warmup"], "unknown flag warmup; use qwenvl plan with the flags of the training that follows"),
         (["--stop_below_loss", "0.5"], "unknown flag stop_below_loss; qwenvl warmup has it"),
     ],
 )

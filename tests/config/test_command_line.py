@@ -4,16 +4,22 @@ import json
 import subprocess
 import sys
 from dataclasses import fields
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Union, get_args, get_origin, get_type_hints
 
 import pytest
+from transformers import TrainingArguments
 
 from qwenvl.commands.preview import main as preview
 from qwenvl.config.command_line import parse_args, read_command
-from qwenvl.config.flags import FLAG_GROUPS, WARMUP_GROUPS, settings_class
 from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
+from qwenvl.config.settings import TrainingSettings, WarmupSettings
+from qwenvl.config.trainer_settings import TrainerSettings
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.evaluate.settings import probe_request
+from qwenvl.option import choices_of
 
 NEEDED = ["--model_name_or_path", "tiny", "--dataset_use", "sop", "--use_cpu"]
 
@@ -120,7 +126,7 @@ def test_a_wrong_file_is_named_with_what_is_wrong(capsys, write, text, name, exp
         (["--learning_rate", "-1e-6"], "--learning_rate must be above 0, got -1e-06"),
         (["--output_dir", ""], "--output_dir is empty: name the folder of the run"),
         (["--cosine_max_len", "3"], 'unknown flag cosine_max_len; use --reward_funcs "cosine(max_len=512)"'),
-        (["--dual-clip", "3"], 'unknown flag dual_clip; use --loss_type "grpo(dual_clip=3)"'),
+        (["--stop-words", "a"], "unknown flag stop_words; use --stop_strings"),
         (["--config", "/nowhere/run.yaml"], "/nowhere/run.yaml: no such file"),
         (["--config", "/dev/null"], "/dev/null: expected a regular file, this is a pipe, socket or device"),
         (["--config"], "argument --config: expected one argument"),
@@ -220,13 +226,33 @@ def test_a_wrong_command_line_waits_for_no_import(tmp_path):
 
 
 def test_settings_without_torch_are_those_of_the_config():
-    free = {each.name: each for each in fields(settings_class(FLAG_GROUPS))}
+    free = {each.name: each for each in fields(TrainingSettings)}
     assert free.keys() == {each.name for each in fields(GRPOConfig)}
     for each in fields(GRPOConfig):
         default = getattr(each.default, "value", each.default)
         assert free[each.name].default == default or each.name == "optim", each.name
-    own = {each.name for each in fields(settings_class(WARMUP_GROUPS))}
+    own = {each.name for each in fields(WarmupSettings)}
     assert own == {each.name for each in fields(WarmupConfig)}
+
+
+def plain(hint) -> set:
+    """The types that a hint allows: of an Enum its values, of a generic type its class."""
+    kinds = set()
+    for part in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        is_enum = isinstance(part, type) and issubclass(part, Enum)
+        kinds |= {each.value for each in part} if is_enum else set(choices_of(part)) or {get_origin(part) or part}
+    return kinds
+
+
+def test_the_settings_of_the_trainer_have_the_types_of_its_class():
+    """Where the class takes an Enum or any text, the flag takes the values of the Enum."""
+    ours, theirs = get_type_hints(TrainerSettings), get_type_hints(TrainingArguments)
+    for name, hint in ours.items():
+        expected = plain(theirs[name])
+        values = plain(hint)
+        if choices_of(hint) and str not in values:
+            expected -= {str}
+        assert values - {NoneType} == expected - {NoneType}, name
 
 
 def test_other_prompts_than_those_that_a_model_was_trained_with_are_told(tmp_path, capsys):

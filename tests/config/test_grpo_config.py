@@ -15,7 +15,6 @@ import torch
 from accelerate.utils import HfDeepSpeedConfig
 from transformers import get_scheduler
 
-from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import (
     GRPOConfig,
     WarmupConfig,
@@ -23,6 +22,7 @@ from qwenvl.config.grpo_config import (
     decoding_workers,
     gathering_problem,
 )
+from qwenvl.config.settings import FLAG_GROUPS
 from qwenvl.grpo.loss import LOSSES, objective_of
 from qwenvl.option import all_options, row_of
 from qwenvl.rollout.options import SamplingOptions
@@ -256,8 +256,8 @@ def test_values_out_of_range_are_refused_with_the_range(make, settings, expected
 def test_a_setting_that_does_not_exist_is_told_what_there_is(make):
     with pytest.raises(TypeError, match="GRPOConfig: unknown flag grpo_sampl_size; near: grpo_sample_size"):
         make(grpo_sampl_size=4)
-    with pytest.raises(TypeError, match="GRPOConfig: unknown flag auto_fit; use qwenvl plan"):
-        make(auto_fit=True)
+    with pytest.raises(TypeError, match="GRPOConfig: unknown flag num_generations; use --grpo_sample_size"):
+        make(num_generations=True)
 
 
 def test_every_flag_has_help_and_a_home_in_the_config():
@@ -281,7 +281,7 @@ def test_a_correction_is_for_engines_with_weights_of_their_own(make, monkeypatch
     message = refusal(make, importance_correction="token_mask(min=3)")
     assert message == "--importance_correction: min must be below max, 3, got 3"
     message = refusal(make, importance_correction="token_mask", loss_type="vespo")
-    assert "--importance_correction has no effect without --loss_type other than vespo" in message
+    assert "--importance_correction cannot be used with --loss_type vespo" in message
 
 
 def test_deepspeed_without_a_launcher_is_told_of_one(make, monkeypatch):

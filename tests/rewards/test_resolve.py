@@ -7,7 +7,7 @@ from typing import Annotated
 
 import pytest
 
-from qwenvl.config.flags import SUCCESSORS
+from qwenvl.config.other_names import HERE_FOR
 from qwenvl.option import parse_row
 from qwenvl.rewards import Argument, RewardError, build_rubric
 from qwenvl.rewards.function import Completion, arguments_of, reward_columns
@@ -269,7 +269,7 @@ def test_settings_of_the_run_are_defaults_that_arguments_override():
 
 
 def test_flags_that_became_arguments_name_arguments_that_exist():
-    for replacement in SUCCESSORS.values():
+    for replacement in HERE_FOR.values():
         if replacement.startswith("--reward_funcs "):
             name, given = parse_row(replacement.split('"')[1])
             assert given.keys() <= arguments_of(TABLE[name].made_of).keys(), replacement

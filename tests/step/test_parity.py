@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
@@ -18,14 +17,15 @@ from qwenvl.types import RolloutBatch, SamplingParams
 from tests.train.conftest import with_kernels
 
 
-def checked(sampled, trained, exact=None, **settings) -> dict[str, float]:
+def checked(sampled, trained, exact=None, half_precision=False) -> dict[str, float]:
     """What is logged of one row of completion tokens with these log-probs of sampler and trainer."""
     mask = torch.arange(sampled.shape[1])[None] < sampled.shape[1] - 1  # the last one is padding
     rollout = RolloutBatch(
         mask.long(), mask, ["x"], ["stop"], sampled, boots=frozenset(["a"] if exact is not None else [])
     )
     meter, experience = Meter(), SimpleNamespace(rollout=rollout, staleness=0)
-    ParityCheck(GRPOConfig(use_cpu=True, **settings), meter).check(0, experience, trained, lambda: exact)
+    parity = ParityCheck("first", half_precision=half_precision, dropout=False, meter=meter)
+    parity.check(0, experience, trained, lambda: exact)
     return meter.flush()
 
 
@@ -38,13 +38,13 @@ def test_differences_are_measured_over_tokens_that_count():
 def test_what_rounding_does_not_explain_stops_the_run(difference, half):
     ours = torch.tensor([[-1.0, -2.0, 0.0]])
     with pytest.raises(ParityError, match="positions, frames or templates"):
-        checked(ours - difference, ours, bf16=half)
+        checked(ours - difference, ours, half_precision=half)
 
 
 def test_half_precision_may_round_a_single_token_far_off():
     theirs = torch.zeros(1, 101)
     theirs[0, 3] = 1.5
-    checked(theirs, torch.zeros(1, 101), bf16=True)
+    checked(theirs, torch.zeros(1, 101), half_precision=True)
 
 
 def test_dropout_on_adapters_leaves_it_out_which_is_said_once(make_trainer, tmp_path, caplog):
@@ -58,11 +58,11 @@ def test_a_server_in_half_precision_is_held_to_the_trainers_own_rounding():
     ours = torch.zeros(1, 101)
     exact = ours + 0.03
     found = checked(
-        ours + 0.059, ours, exact, bf16=True
+        ours + 0.059, ours, exact, half_precision=True
     )  # less than twice the rounding, more than without a measurement
     assert found["parity/noise"] == pytest.approx(0.03) and found["parity/mean"] == pytest.approx(0.059)
     with pytest.raises(ParityError, match=r"expected at most 2 and 0\.06"):
-        checked(ours + 0.07, ours, exact, bf16=True)
+        checked(ours + 0.07, ours, exact, half_precision=True)
 
 
 class Dropping:

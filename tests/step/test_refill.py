@@ -127,50 +127,6 @@ def test_where_no_group_is_replaced_the_run_is_that_without_the_flag(make_traine
         assert (row["filter/kept_frac"], row["filter/unfilled_frac"], row["filter/rounds"]) == (kept, 1 - kept, rounds)
 
 
-def test_by_the_values_of_one_function(make_trainer):
-    """Records whose totals differ are replaced where the named function is equal; without values the total counts."""
-
-    def right(completions, id, **columns):
-        values = {"clip-1": 1.0, "clip-2": 0.0, "text": None}
-        return [values.get(each, float(n % 3 == 0)) for n, each in enumerate(id)]
-
-    def letters(completions, id, **columns):
-        return [0.1 * (n % 3) for n in range(len(completions))]
-
-    trainer = make_trainer(**nine_rounds("right"), functions=[right, letters], max_steps=4)
-    trainer.train()
-    groups = [group for groups in groups_of(trainer).values() for group in groups]
-    assert {group[0].record_id for group in groups if is_dropped(group)} == {"clip-1", "clip-2"}
-    assert "text" in {group[0].record_id for group in groups if not is_dropped(group)}
-
-
-def up(completions, **columns):
-    return [float(n % 3) for n in range(len(completions))]
-
-
-def down(completions, id, **columns):
-    return [-float(n % 3) if each != "text" else 0.0 for n, each in enumerate(id)]
-
-
-def same(completions, **columns):
-    return [1.0] * len(completions)
-
-
-@pytest.mark.parametrize(
-    ("functions", "weights", "estimator", "rounds"),
-    [
-        ((up, down), None, "grpo", 1),
-        ((up, down), None, "gdpo", 0),  # functions that cancel out
-        ((up, same), [0.0, 1.0], "gdpo", 1),  # a reward without weight: all advantages are 0
-    ],
-)
-def test_gdpo_goes_by_each_function_that_weighs(make_trainer, functions, weights, estimator, rounds):
-    settings = {"functions": functions, "reward_weights": weights, "advantage_estimator": estimator}
-    trainer = make_trainer(**ONE_ROUND, **settings, max_steps=1)
-    trainer.train()
-    assert logged(trainer)[0]["filter/rounds"] == rounds
-
-
 def test_there_is_no_such_reward(make_trainer):
     with pytest.raises(ValueError, match="--filter_groups accurate: no such reward in this run; give one of total"):
         make_trainer(filter_groups="accurate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -16,8 +17,8 @@ from qwenvl.step.pipeline import Pipeline
 from qwenvl.step.processes import Processes
 from qwenvl.step.refill import Refill
 from qwenvl.step.sample import seed_of
-from qwenvl.step.types import Experience, FixedLogprobs, Scored, StepContext
-from qwenvl.types import PromptBatch
+from qwenvl.step.types import Experience, FixedLogprobs, Scored, Stage, StepContext
+from qwenvl.types import PromptBatch, RewardBatch
 from tests.step.made import RECORD, batch, context, scored
 
 
@@ -69,16 +70,18 @@ class Indices:
         return key[1]
 
 
-def refill(groups: OddTeachNothing, order: InOrder, rounds: int) -> Refill:
+def refill(
+    groups: Stage[PromptBatch, Scored], order: InOrder, rounds: int, by: str = "total", by_function: bool = False
+) -> Refill:
     return Refill(
         groups=groups,
         dataset=Indices(),
         collate=lambda numbers: {"prompts": numbered(*numbers)},
         order=order,
-        by="total",
+        by=by,
         rounds=rounds,
         group_size=2,
-        by_function=False,
+        by_function=by_function,
         processes=Processes(),
     )
 
@@ -112,6 +115,43 @@ def test_a_group_that_no_round_replaces_stays():
     [part] = refill(OddTeachNothing(), InOrder([], next_number=11), rounds=1)([numbered(1, 2)], step)
     assert [record.index for record in part.batch.records] == [1, 2]
     assert step.meter.flush()["filter/unfilled_frac"] == 0.5
+
+
+def open_groups(
+    functions: dict[str, list[float | None]], weights: tuple[float, ...], by: str, by_function: bool
+) -> list[bool]:
+    """For each group of two whether it would be replaced, given the values of each reward function."""
+    prompts = len(next(iter(functions.values()))) // 2
+    values = [[math.nan if each is None else each for each in column] for column in functions.values()]
+    total = sum(weight * torch.tensor(column).nan_to_num() for weight, column in zip(weights, values, strict=True))
+    rewards = RewardBatch(tuple(functions), weights, list(functions.values()), total)
+    part = replace(scored([1] * 2 * prompts, [0.0] * 2 * prompts, prompts=prompts), rewards=rewards)
+    stage = refill(lambda batches, step: [part], InOrder([]), rounds=1, by=by, by_function=by_function)
+    return stage.equal(part.rewards)
+
+
+def test_groups_are_replaced_by_the_values_of_one_function():
+    """The totals of all groups differ by `letters`. Groups without values of `right` go by their totals."""
+    letters = [0.0, 0.1] * 4
+    right = [1.0, 1.0, 0.0, 0.0, 1.0, 0.0, None, None]
+    functions = {"right": right, "letters": letters}
+    assert open_groups(functions, (1.0, 1.0), "right", by_function=False) == [True, True, False, False]
+    assert open_groups(functions, (1.0, 1.0), "total", by_function=False) == [False] * 4
+
+
+UP, DOWN, SAME = [0.0, 1.0, 0.0, 1.0], [0.0, -1.0, 0.0, 0.0], [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("functions", "weights", "by_function", "replaced"),
+    [
+        ({"up": UP, "down": DOWN}, (1.0, 1.0), False, [True, False]),
+        ({"up": UP, "down": DOWN}, (1.0, 1.0), True, [False, False]),  # functions that cancel out
+        ({"up": UP, "same": SAME}, (0.0, 1.0), True, [True, True]),  # a reward without weight: all advantages are 0
+    ],
+)
+def test_gdpo_keeps_groups_by_each_function_that_weighs(functions, weights, by_function, replaced):
+    assert open_groups(functions, weights, "total", by_function) == replaced
 
 
 def test_draws_are_a_function_of_seed_process_records_and_purpose():

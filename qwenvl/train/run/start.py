@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qwenvl.config.command_line import FILES_AND_FLAGS, read_command, without_dry_run
-from qwenvl.config.flags import FLAG_GROUPS, USUAL, USUAL_OF_A_WARMUP, WARMUP_GROUPS, wants_help
+from qwenvl.config.flags import USUAL, USUAL_OF_A_WARMUP, wants_help
+from qwenvl.config.settings import FLAG_GROUPS, WARMUP_GROUPS
 from qwenvl.console import ends_at_ctrl_c
 from qwenvl.failure import tells_errors_once
 from qwenvl.option import Options

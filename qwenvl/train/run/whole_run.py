@@ -13,8 +13,8 @@ from torch import nn
 from transformers import TrainerCallback
 
 from qwenvl.config.command_line import changed_flags
-from qwenvl.config.flags import FLAG_GROUPS, WARMUP_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
+from qwenvl.config.settings import FLAG_GROUPS, WARMUP_GROUPS
 from qwenvl.console import evaluated, say, with_interval
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.errors import DATA_ERRORS, place_of, told_to_the_user

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qwenvl.config.flags import FLAG_GROUPS, settings_class
+from qwenvl.config.settings import TrainingSettings
 from qwenvl.run_log.health import Finding
 from qwenvl.run_log.log import RunLog
 from qwenvl.run_log.report.write import summary
@@ -33,7 +33,7 @@ def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
 
 def settings_of(**settings):
     defaults = {"output_dir": "runs/a", "dataset_use": "my data.json", "model_name_or_path": "base"}
-    return settings_class(FLAG_GROUPS)(**defaults | settings)
+    return TrainingSettings(**defaults | settings)
 
 
 @pytest.mark.parametrize("over", [True, False])
