@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from qwenvl.run_log.log import plain
 from qwenvl.run_log.report.timelines import FOUND_AT, Messages, ReadTimelines
 from qwenvl.run_log.report.write import Written, write_pictures, write_report
 from qwenvl.run_log.run import read_runs
+from qwenvl.timeline import timeline_in
 
 MOST_PICTURES = 300  # that one call decodes
 
@@ -47,11 +49,19 @@ class RewardsReading:
         self, prompt: Messages, completion: str, solution: str, rewards: Mapping[str, float | None]
     ) -> ReadTimelines | None:
         """The timelines of a completion and its solution, merged as the rewards see them."""
+        if not has_spans(solution):
+            return None
         named, true = read_pair(answer_of(completion) or "", solution_of(solution), list_of_turns(prompt))
         if not about_a_timeline(true, rewards):
             return None
         best = overlaps(named, true).max(axis=1).tolist() if named else []
         return ReadTimelines(named, true, best, dict(matches(FOUND_AT, named, true)))
+
+
+@lru_cache(maxsize=256)
+def has_spans(solution: str) -> bool:
+    """Whether a solution has spans. The completions of a group share theirs, and most runs ask for no timeline."""
+    return bool(timeline_in(solution_of(solution)))
 
 
 def add_pictures(written: Written, most: int = MOST_PICTURES) -> str:

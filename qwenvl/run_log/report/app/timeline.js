@@ -3,6 +3,7 @@
 
 const FILM_HEIGHT = 56; // pixels
 const STEP_COLORS = 8;
+const MOST_BARS = 16; // of the answers of one group
 
 const seconds = (value) => `${Number(value.toFixed(2))}`;
 
@@ -116,7 +117,8 @@ function timelineView(timeline, clips, answers) {
   return h("div", { class: "timeline" },
     filmView(clips.length === 1 ? clips[0] : null, length),
     bar("solution", timeline.spans),
-    answers.map((each) => bar(each.title, each.timeline.spans)),
+    answers.slice(0, MOST_BARS).map((each) => bar(each.title, each.timeline.spans)),
+    answers.length > MOST_BARS ? h("p", { class: "fine" }, `The spans of ${answers.length - MOST_BARS} more stand with their texts below.`) : null,
     stepsLegend([...timeline.spans, ...named]),
     lost ? h("p", { class: "fine" }, "Hatched: it overlaps no span of the same step in the solution by at least half.") : null);
 }
