@@ -173,6 +173,7 @@ class Labels:
             where = str(question).partition(": ")[0]
             return {**row, "id": where, "prompt": [], "record": None}
         record = row_of(unframed(question, self.request.asking.reading), lambda path: frame_list(path) or path)
+        record.pop("timeline", None)  # a solution, as the last turn is: the page saves its own
         prompt = [{"role": message.role, "text": message.text} for message in question.messages]
         shown = {**row, "id": question.id, "prompt": prompt, "record": plain(record)}
         files = [self._address(played[path]) if path in played else None for path in question.videos]
@@ -184,7 +185,8 @@ class Labels:
         steps = [[number, name] for number, name in listed.items()]
         spans = timeline_in(row.get("answer") or "", numbers_of(listed))
         numbered = bool(spans) and all(span.number is not None for span in spans)
-        if self.reward not in TIMELINES and not numbered:
+        asked = self.reward in TIMELINES or question.fields.get("timeline") is not None
+        if not asked and not numbered:
             return {"steps": steps, "timeline": None, "vote_spans": []}
         clips = [FrameInfo.of(clip) for clip in row.get("clips", ())]
         votes = [timeline_in(answer, numbers_of(listed)) for answer, _ in row.get("votes", ())]

@@ -170,6 +170,18 @@ def test_corrected_labels_train(there, capsys):
     assert GRPOTrainer("model", config).train().global_step == 1
 
 
+def test_a_record_with_a_timeline_is_asked_about_one_and_saved_without_it(there):
+    turns = [{"from": "human", "value": f"<video>\n{QUESTION}"}]
+    timeline = [{"step": 1, "start": 0, "end": 1}]
+    rows = [{"id": "a", "video": "clips/2.mp4", "conversations": turns, "timeline": timeline}]
+    Path("rows.json").write_text(json.dumps(rows))
+    labelled("model", "rows.json", "--page")
+    text = Path("labels/data/run-0/page-0.js").read_text()
+    [row] = json.loads(text[text.index("[") : text.rindex("]") + 1])
+    assert row["timeline"] == {"length": 4.0, "spans": []} and row["record"]["conversations"] == turns
+    assert "timeline" not in row["record"]
+
+
 @pytest.mark.parametrize(
     ("readings", "means", "expected"),
     [
