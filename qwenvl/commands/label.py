@@ -9,7 +9,7 @@ from glob import glob
 from pathlib import Path
 
 from qwenvl.evaluate.command import MODEL, run_command
-from qwenvl.evaluate.settings import READ_BY_EVALUATION, record_of, skip_bad_records
+from qwenvl.evaluate.settings import EVALUATION_GROUPS, record_of, skip_bad_records
 from qwenvl.types import Record
 from qwenvl.use.options import LabelOptions, UseRequest, use_request
 
@@ -17,7 +17,7 @@ ABOUT = (
     "qwenvl label MODEL CLIPS... [--question FILE|TEXT] [--output labels.csv] [--samples 8] [--page]\n"
     "       [--flag of training value ...]",
     LabelOptions,
-    READ_BY_EVALUATION,
+    EVALUATION_GROUPS,
     "Answer the same question about many clips, or a file of records without solutions: a table with a row per clip, "
     f"and with --page a page to skim, correct and save as records for the next training. {MODEL}. Settings are those "
     "of the run that trained the model, if that is known.",
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def label_request(argv: Sequence[str], begins: bool = False) -> UseRequest:
     """The command line. See ``use_request``."""
-    request = use_request(argv, LabelOptions, READ_BY_EVALUATION, "MODEL CLIPS...", begins)
+    request = use_request(argv, LabelOptions, EVALUATION_GROUPS, "MODEL CLIPS...", begins)
     config, output = request.config, request.options.output
     if Path(output).suffix != ".csv":
         raise ValueError(f"--output {output}: expected a path that ends in .csv")

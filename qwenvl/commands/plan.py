@@ -109,7 +109,7 @@ def request_of(argv: Sequence[str]) -> tuple[Any, PlanOptions]:
     parser.add_options(PlanOptions)
     own, rest = parser.parse_known_args(argv)
     options = PlanOptions(**vars(own))
-    settings = TrainingSettings(**parsed(*split_file(rest), TrainingSettings))
+    settings = TrainingSettings(**parsed(*split_file(rest), TrainingSettings, more=vars(own)))
     for name, word in (("model_name_or_path", "--model"), ("dataset_use", "--dataset_use")):
         if getattr(settings, name) is None:
             raise ValueError(f"{word} is missing")

@@ -11,7 +11,7 @@ from pathlib import Path
 from qwenvl.config.command_line import tell_otherwise
 from qwenvl.config.flags import FlagParser, wants_help
 from qwenvl.data.errors import told_to_the_user
-from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
+from qwenvl.data.options import DecodingOptions, FrameOptions, ReadingOptions, SizeOptions
 from qwenvl.inspection.flags import NOT_OF_A_LOOK, ProcessorOptions, add_dataset_flags, add_frame_flags, check_flags
 from qwenvl.option import Options, option
 from qwenvl.tools.options import ToolOptions
@@ -49,7 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     about = "Write an offline HTML page of what the model will see of a data set. DATA is as --dataset_use."
     usage = "qwenvl preview DATA [--model MODEL] [--n 8] [--flag value ...]"
-    groups = (PreviewOptions, ProcessorOptions, ReadingOptions, SampleOptions, PromptOptions, ToolOptions)
+    groups = (
+        PreviewOptions,
+        ProcessorOptions,
+        ReadingOptions,
+        FrameOptions,
+        DecodingOptions,
+        SizeOptions,
+        ToolOptions,
+    )
     if wants_help(argv, usage, about, groups, USUAL, trains=False, without=NOT_OF_A_LOOK):
         return 0
     own = FlagParser(prog="qwenvl preview", description=about)

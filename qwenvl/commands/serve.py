@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qwenvl.console import say
-from qwenvl.data.options import ReadingOptions
 from qwenvl.evaluate.command import MODEL, run_command
-from qwenvl.evaluate.settings import READ_BY_TRY, names_of
+from qwenvl.evaluate.settings import SERVE_GROUPS
 from qwenvl.files import check_installed
-from qwenvl.rewards.options import RewardOptions
 from qwenvl.use.options import ServeOptions, UseRequest, use_request
 
 LOCAL = ("127.0.0.1", "::1", "localhost")
-READ = READ_BY_TRY - names_of(RewardOptions, ReadingOptions) | {"system", "prompt_template", "format"}
 ABOUT = (
     "qwenvl serve MODEL [--port 8000] [--media_root DIR] [--flag of training value ...]\n"
     "       qwenvl serve MODEL DATA --check URL [--flag of training value ...]",
     ServeOptions,
-    READ,
+    SERVE_GROUPS,
     "Serve a model to OpenAI clients (/v1/chat/completions) with the frames, times, sizes, template and system turn of "
     f"its training. Without a temperature an answer is greedy, as that of qwenvl try. {MODEL}. Settings are those of "
     "the run that trained the model, if that is known.",
@@ -40,7 +37,7 @@ def serve_request(argv: Sequence[str], begins: bool = False) -> UseRequest:
     if begins and not checks:
         for package in ("uvicorn", "fastapi"):
             check_installed(package, "serve")
-    request = use_request(argv, ServeOptions, READ, "one MODEL, or MODEL DATA with --check,", begins)
+    request = use_request(argv, ServeOptions, SERVE_GROUPS, "one MODEL, or MODEL DATA with --check,", begins)
     if request.options.check is None and not request.config.decode_timeout:
         raise ValueError("--decode_timeout 0 lets the clip of one request stop the server: give seconds")
     return request

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from qwenvl.evaluate.command import MODEL, run_command
 from qwenvl.evaluate.options import TryOptions
-from qwenvl.evaluate.settings import READ_BY_TRY, Request, try_request
+from qwenvl.evaluate.settings import TRY_GROUPS, Request, try_request
 
 ABOUT = (
     'qwenvl try MODEL [CLIP or IMAGE ...] "question" [-n 4] [--solution TEXT] [--flag of training value ...]',
     TryOptions,
-    READ_BY_TRY,
+    TRY_GROUPS,
     "Answer a question about clips and images: the times of the frames, the prompt as the model reads it, the answers, "
     f"and with --solution their rewards. {MODEL}. The question is a text or a file that holds it; each clip and image "
     "comes before it unless it has <video> or <image> tags. Settings are those of the run that trained the model, if "

@@ -18,7 +18,6 @@ BOUNDS = {
     "adam_beta1": Bounds(least=0, below=1),
     "adam_beta2": Bounds(least=0, below=1),
     "adam_epsilon": Bounds(least=0),
-    "dataloader_prefetch_factor": Bounds(least=1),
     "ddp_bucket_cap_mb": Bounds(above=0),
     "ddp_timeout": Bounds(above=0),
     "eval_delay": Bounds(least=0),
@@ -27,7 +26,6 @@ BOUNDS = {
     "max_grad_norm": Bounds(least=0),
     "neftune_noise_alpha": Bounds(above=0),
     "save_total_limit": Bounds(least=1, why="without the setting all checkpoints are kept"),
-    "seed": Bounds(least=0, most=2**32 - 1),
     "warmup_steps": Bounds(least=0),
     "weight_decay": Bounds(least=0),
 }
@@ -222,6 +220,7 @@ def _of_training(config: Any) -> Iterator[str]:
         yield not_with("--tools", "--temporal_contrast", reason)
     if config.tools and config.generation_repetition_penalty != 1:
         yield not_with("--tools", "--generation_repetition_penalty", "it would count what tools append")
+    yield from _of_local_engine(config)
     if config.shared_prefix == "off":
         if config.compile_decoding:
             yield not_with("--compile_decoding", "--shared_prefix off", "it compiles the shared sampling")
@@ -281,6 +280,30 @@ def _of_reference(config: Any) -> Iterator[str]:
         if 0 <= config.max_steps <= config.ref_model_sync_steps:
             needed = f"--max_steps above --ref_model_sync_steps {config.ref_model_sync_steps}"
             yield no_effect("--sync_ref_model", without=needed, reason="the run ends before the reference moves")
+
+
+def _of_local_engine(config: Any) -> Iterator[str]:
+    local, gathers = "--rollout_engine local", "--ds3_gather_for_generation"
+    if config.rollout_engine != "local":
+        if config.compile_decoding:
+            yield no_effect("--compile_decoding", without=local, reason="the servers compile their own")
+        if config.draft_tokens:
+            yield no_effect("--draft_tokens", without=local, reason="servers sample in a way of their own")
+        if not config.ds3_gather_for_generation:
+            reason = "servers sample from weights of their own"
+            yield no_effect("--ds3_gather_for_generation", without=local, reason=reason)
+    if not config.ds3_gather_for_generation:
+        if config.compile_decoding:
+            reason = "weights that are gathered by layer can't be compiled"
+            yield no_effect("--compile_decoding", without=gathers, reason=reason)
+        if config.draft_tokens:
+            reason = "each process has as many forwards as its own drafts need"
+            yield no_effect("--draft_tokens", without=gathers, reason=reason)
+    if config.async_rollouts and (not config.engine_has_own_weights or config.rollout_engine == "vllm_colocate"):
+        yield (
+            f"--async_rollouts {config.async_rollouts} needs --rollout_engine vllm_server: the local engine, and a "
+            "server on the same GPU, cannot sample while the policy trains; leave it out"
+        )
 
 
 def _of_ratio(config: Any) -> Iterator[str]:

@@ -126,12 +126,14 @@ def parsed(
     argv: Sequence[str],
     kind: type[TrainingSettings | WarmupSettings],
     only: Collection[str] | None = None,
+    more: Collection[str] = (),
 ) -> dict[str, Any]:
     """The settings of ``file``, overridden by the flags in ``argv``, by name, without those that have their default.
 
     Args:
         kind: a dataclass with all settings that there are.
         only: names of the settings that are taken from the file. None for all.
+        more: further flags of the command, among which a misspelt one is sought too.
 
     Raises:
         ValueError: an unknown name or unfit value, and whether it stands in the file or on the command line.
@@ -144,8 +146,10 @@ def parsed(
     namespace = argparse.Namespace()
     for parser.where, tokens in ((f"{file}: ", file_tokens(file, kind, only)), ("", list(argv))):
         _, unknown = parser.parse_known_args(tokens, namespace)
+        if unknown and not unknown[0].startswith("-") and not Path(unknown[0]).suffix:
+            raise ValueError(f"stray word {unknown[0]}: the flag before it takes no such value, or there is none")
         if unknown:
-            raise ValueError(unknown_flag(unknown[0], known, elsewhere))
+            raise ValueError(unknown_flag(unknown[0], {*known, *more}, elsewhere))
     values = {name: value for name, value in vars(namespace).items() if value != defaults[name]}
     for name, value in values.items():  # --report_to takes one word, or several as a list
         if isinstance(value, list) and len(value) == 1 and str in kinds_of(hints[name]):

@@ -14,6 +14,7 @@ from dataclasses import MISSING, Field, fields
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
+from qwenvl.config.other_names import unknown_flag
 from qwenvl.config.trainer_settings import TrainerSettings
 from qwenvl.option import Options, all_options, choices_of, did_you_mean, kinds_of
 
@@ -63,6 +64,22 @@ class FlagParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         args = [*(sys.argv[1:] if args is None else args)]
         return super().parse_known_args(list(map(self._as_known, args, [*args[1:], ""])), namespace)
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown and not unknown[0].startswith("-"):
+            self.error(f"stray word {unknown[0]}: one more than there may be")
+        if unknown:
+            self.error(unknown_flag(unknown[0], self._names(found)))
+        return found
+
+    def _names(self, found: argparse.Namespace) -> set[str]:
+        """The names of the flags that there are, with those of the command that was found."""
+        names = {flag.lstrip("-") for flag in self._option_string_actions}
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                names |= action.choices[getattr(found, action.dest)]._names(found)
+        return names
 
     def _as_known(self, word: str, following: str) -> str:
         """A flag with underscores, and with its value where it is a switch that stands alone."""

@@ -18,7 +18,7 @@ from qwenvl.config.checks import problems_of_machine, problems_of_run
 from qwenvl.config.flags import help_of
 from qwenvl.config.other_names import unknown_flag
 from qwenvl.config.settings import TrainingOptions, WarmupRunOptions, flags_elsewhere
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.options import DecodingSpeedOptions
 
 Some = TypeVar("Some")
 
@@ -113,7 +113,7 @@ class WarmupConfig(WarmupRunOptions, TrainingArguments):
     engine_has_own_weights = False
     compile_decoding = False
     draft_tokens = 0
-    rollout_token_budget = SamplingOptions.rollout_token_budget
+    rollout_token_budget = DecodingSpeedOptions.rollout_token_budget
     log_completions_every = 0
 
     def __post_init__(self) -> None:

@@ -13,11 +13,41 @@ STOP_STEPS = 10
 
 
 @dataclass
+class DeviceOptions(Options):
+    """Device, precision and seed."""
+
+    bf16: bool | None = option(None, "Compute in bfloat16.", unset="where a CUDA device has it, never on a CPU")
+    fp16: bool = option(False, "Compute in float16, in training with a scale on the loss.")
+    tf32: bool | None = option(None, "Products of float32 in TF32 on a GPU.", unset="as PyTorch has it")
+    use_cpu: bool = option(False, "Compute on the CPU, whatever else there is.")
+    seed: int = option(42, "Seed of everything that is drawn, 0 to 4294967295.", least=0, most=2**32 - 1)
+
+
+@dataclass
+class LoaderOptions(Options):
+    """Loading of data."""
+
+    dataloader_num_workers: int | None = option(
+        None,
+        "Processes for each training process that decode clips while a step runs, at least 0; 0 decodes between steps. "
+        "Each has a decoder with --decode_memory_gb.",
+        unset="2 on a CUDA device with 3 cores and 2 GB of free /dev/shm for each process, else fewer or 0",
+        least=0,
+    )
+    dataloader_prefetch_factor: int | None = option(
+        None,
+        "Micro-batches that each of these processes loads ahead, at least 1. Needs --dataloader_num_workers.",
+        unset="2",
+        least=1,
+    )
+    data_seed: int | None = option(None, "Seed of the order of the records.", unset="that of --seed")
+
+
+@dataclass
 class TrainerOptions(Options):
     """Settings of the Trainer with another default. All others keep theirs."""
 
     learning_rate: float | None = option(None, "Peak learning rate, above 0.", unset="1e-06, with LoRA 1e-05", above=0)
-    bf16: bool | None = option(None, "Compute in bfloat16.", unset="where a CUDA device has it, never on a CPU")
     num_train_epochs: float = option(1.0, "Passes over the data, above 0; --max_steps overrides it.", above=0)
     per_device_train_batch_size: int = option(
         1, "Prompts per process and micro-batch, at least 1; each has --grpo_sample_size completions.", least=1
@@ -27,13 +57,6 @@ class TrainerOptions(Options):
         "Prompts per process that evaluation samples together, at least 1. More: less time, more memory.",
         unset="as many as --rollout_token_budget holds",
         least=1,
-    )
-    dataloader_num_workers: int | None = option(
-        None,
-        "Processes for each training process that decode clips while a step runs, at least 0; 0 decodes between steps. "
-        "Each has a decoder with --decode_memory_gb.",
-        unset="2 on a CUDA device with 3 cores and 2 GB of free /dev/shm for each process, else fewer or 0",
-        least=0,
     )
     logging_steps: float = option(
         1,

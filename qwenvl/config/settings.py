@@ -5,35 +5,57 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from qwenvl.config.checks import problems_of_run
-from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
+from qwenvl.config.own_options import DeviceOptions, LoaderOptions, RunOptions, TrainerOptions, WarmupOptions
 from qwenvl.config.trainer_settings import TrainerSettings
-from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
-from qwenvl.grpo.options import ObjectiveOptions, TeacherOptions
-from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
+from qwenvl.data.options import (
+    BadSampleOptions,
+    DataOptions,
+    DecodingOptions,
+    FrameOptions,
+    PromptOptions,
+    ReadingOptions,
+)
+from qwenvl.grpo.options import DistillOptions, ObjectiveOptions
+from qwenvl.model.options import KernelOptions, LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
 from qwenvl.option import Options
-from qwenvl.rewards.options import RewardOptions
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rewards.options import ContrastOptions, RewardOptions
+from qwenvl.rollout.options import (
+    DecodingSpeedOptions,
+    EngineOptions,
+    GenerationOptions,
+    GroupOptions,
+    SamplingOptions,
+)
 from qwenvl.tools.options import ToolOptions
 
 
 @dataclass
 class TrainingOptions(
     ModelOptions,
+    KernelOptions,
     TuneOptions,
     LoraOptions,
     DataOptions,
     ReadingOptions,
     FrameOptions,
     DecodingOptions,
+    BadSampleOptions,
     PromptOptions,
     ToolOptions,
     RunOptions,
+    DeviceOptions,
+    LoaderOptions,
     TrainerOptions,
     ReferenceOptions,
     RewardOptions,
+    ContrastOptions,
+    GroupOptions,
+    GenerationOptions,
+    EngineOptions,
+    DecodingSpeedOptions,
     SamplingOptions,
     ObjectiveOptions,
-    TeacherOptions,
+    DistillOptions,
 ):
     """The options of training by rewards, but for those of the Trainer."""
 
@@ -42,15 +64,19 @@ class TrainingOptions(
 class WarmupRunOptions(
     WarmupOptions,
     ModelOptions,
+    KernelOptions,
     TuneOptions,
     LoraOptions,
     DataOptions,
     ReadingOptions,
     FrameOptions,
     DecodingOptions,
+    BadSampleOptions,
     PromptOptions,
     ToolOptions,
     RunOptions,
+    DeviceOptions,
+    LoaderOptions,
     TrainerOptions,
 ):
     """The options of a warm-up, but for those of the Trainer."""
@@ -60,12 +86,19 @@ FLAG_GROUPS: tuple[type[Options], ...] = TrainingOptions.__bases__
 WARMUP_GROUPS: tuple[type[Options], ...] = WarmupRunOptions.__bases__
 """The options of a command by topic, as ``--help`` and the docs have them."""
 
+_SAMPLES_NOTHING = "a warm-up samples nothing"
+_SCORES_NOTHING = "a warm-up scores nothing"
 _NOT_OF_A_WARMUP: dict[type[Options], str] = {
     ReferenceOptions: "a warm-up has no reference",
-    RewardOptions: "a warm-up scores nothing",
-    SamplingOptions: "a warm-up samples nothing",
+    RewardOptions: _SCORES_NOTHING,
+    ContrastOptions: _SCORES_NOTHING,
+    GroupOptions: _SAMPLES_NOTHING,
+    GenerationOptions: _SAMPLES_NOTHING,
+    EngineOptions: _SAMPLES_NOTHING,
+    DecodingSpeedOptions: _SAMPLES_NOTHING,
+    SamplingOptions: _SAMPLES_NOTHING,
     ObjectiveOptions: "the loss of a warm-up is the cross-entropy of its targets",
-    TeacherOptions: "a warm-up learns from its targets",
+    DistillOptions: "a warm-up learns from its targets",
 }
 OF_TRAINING = {each.name: reason for group, reason in _NOT_OF_A_WARMUP.items() for each in fields(group)}
 """The flags of training that a warm-up does not have, each with the reason. A settings file may have them."""

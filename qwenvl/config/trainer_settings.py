@@ -90,8 +90,6 @@ class TrainerSettings:
     output_dir: str | None = setting(None, "Folder of the run: its model, checkpoints, log and completions.")
     max_steps: int = setting(-1, "Optimizer steps of the run. -1: as --num_train_epochs says.")
     gradient_accumulation_steps: int = setting(1, "Micro-batches of an optimizer step.")
-    seed: int = setting(42, "Seed of everything that is drawn.")
-    data_seed: int | None = setting(None, "Seed of the order of the records. Unset: that of --seed.")
     full_determinism: bool = setting(False, "Take deterministic kernels, which are slower; for finding errors.")
     resume_from_checkpoint: str | None = setting(None, "Folder of a checkpoint to resume, of a script; see --resume.")
     ignore_data_skip: bool = setting(False, "A resumed run begins with the first records of its epoch again.")
@@ -115,9 +113,6 @@ class TrainerSettings:
     neftune_noise_alpha: float | None = setting(None, "Noise on the embeddings while training (NEFTune), above 0.")
 
     # ---- numbers and memory
-    fp16: bool = setting(False, "Compute in float16, with a scale on the loss.")
-    tf32: bool | None = setting(None, "Products of float32 in TF32 on a GPU. Unset: as PyTorch has it.")
-    use_cpu: bool = setting(False, "Train on the CPU, whatever else there is.")
     gradient_checkpointing: bool | None = setting(
         None,
         "Compute the layers again in the backward pass: less memory, about a fifth more time.",
@@ -190,7 +185,6 @@ class TrainerSettings:
     dataloader_drop_last: bool = setting(False, "Leave out the last micro-batch of an epoch if it is short.")
     dataloader_pin_memory: bool = setting(True, "Pinned memory, from which copies to a GPU are faster.")
     dataloader_persistent_workers: bool = setting(False, "Keep the loading processes from epoch to epoch.")
-    dataloader_prefetch_factor: int | None = setting(None, "Micro-batches that each of them loads ahead, at least 1.")
     dataloader_multiprocessing_context: str | None = setting(
         None, "How these processes are started.", choices=["fork", "spawn", "forkserver"]
     )

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qwenvl.option import Options, no_effect, option, set_among, was_set
+from qwenvl.option import Options, no_effect, option, was_set
 
 
 @dataclass
-class ReadingOptions(Options):
-    """Files and formats of records."""
+class FileOptions(Options):
+    """Files of records."""
 
     dataset_catalog: str | None = option(
         None,
@@ -24,6 +24,12 @@ class ReadingOptions(Options):
     columns: str | None = option(
         None, "Names of fields as the files have them, and as they are known here: question=prompt,answer=solution."
     )
+
+
+@dataclass
+class TurnOptions(Options):
+    """Formats of records, and what stands around their questions."""
+
     format: str | None = option(
         None,
         "Form that the rows of others are in, such as video-r1 or videomme: all are in docs/data.md. qwenvl: one "
@@ -34,6 +40,11 @@ class ReadingOptions(Options):
     system: str | None = option(
         None, "System turn of every prompt, in place of its own: a text, or a file that holds it."
     )
+
+
+@dataclass
+class ReadingOptions(TurnOptions, FileOptions):
+    """Files and formats of records."""
 
 
 @dataclass
@@ -102,11 +113,6 @@ class DecodingOptions(Options):
         60.0, "Seconds after which the decoder of a clip is killed, at least 0; 0 decodes without bounds.", least=0
     )
     decode_memory_gb: float = option(8.0, "Memory that the decoder may take for one clip, in GB, above 0.", above=0)
-    on_bad_sample: Literal["error", "skip"] = option(
-        "error",
-        "A row that cannot be read, or whose media cannot. error: stop, naming file and record. skip: leave it out, "
-        "count it and list it at the end; nothing takes its place.",
-    )
 
     def problems(self) -> Iterator[str]:
         if self.decode_check == "strict" and self.video_backend == "decord":
@@ -116,12 +122,23 @@ class DecodingOptions(Options):
 
 
 @dataclass
-class SampleOptions(FrameOptions, DecodingOptions):
+class BadSampleOptions(Options):
+    """Records that cannot be used."""
+
+    on_bad_sample: Literal["error", "skip"] = option(
+        "error",
+        "A row that cannot be read, or whose media cannot. error: stop, naming file and record. skip: leave it out, "
+        "count it and list it at the end; nothing takes its place.",
+    )
+
+
+@dataclass
+class SampleOptions(FrameOptions, DecodingOptions, BadSampleOptions):
     """How frames are chosen and decoded: what a data set reads."""
 
 
 @dataclass
-class PromptOptions(Options):
+class SizeOptions(Options):
     """Sizes of media, and the length of prompts."""
 
     video_min_frame_pixels: int = option(
@@ -138,11 +155,6 @@ class PromptOptions(Options):
     )
     max_prompt_length: int | None = option(
         None, "Longest prompt in tokens, vision tokens included, at least 1.", unset="no limit", least=1
-    )
-    on_long_prompt: Literal["error", "skip"] = option(
-        "error",
-        "A prompt above --max_prompt_length. error: stop, naming the record. skip: leave it out and count it. Needs "
-        "--max_prompt_length.",
     )
     fit_frames: bool = option(
         False,
@@ -166,9 +178,23 @@ class PromptOptions(Options):
         yield from template_problems(self.chat_template_kwargs)
         yield from crossed(self, "video_min_frame_pixels", "video_max_frame_pixels")
         yield from crossed(self, "min_pixels", "max_pixels")
-        if self.max_prompt_length is None:
-            for name in set_among(self, "on_long_prompt", "fit_frames"):
-                yield no_effect(f"--{name}", without="--max_prompt_length")
+        if self.max_prompt_length is None and self.fit_frames:
+            yield no_effect("--fit_frames", without="--max_prompt_length")
+
+
+@dataclass
+class PromptOptions(SizeOptions):
+    """Sizes of media, and the length of prompts."""
+
+    on_long_prompt: Literal["error", "skip"] = option(
+        "error",
+        "A prompt above --max_prompt_length. error: stop, naming the record. skip: leave it out and count it. Needs "
+        "--max_prompt_length.",
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.max_prompt_length is None and self.on_long_prompt != "error":
+            yield no_effect("--on_long_prompt", without="--max_prompt_length")
 
 
 @dataclass

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.console import ends_at_ctrl_c, settle_output
 from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
+from qwenvl.evaluate.settings import names_of
 from qwenvl.failure import tell, tells_errors_once
+from qwenvl.option import Options
 from qwenvl.own_code import OwnCodeError
 from qwenvl.rewards import RewardError
 from qwenvl.run_lock import RunFolderError
@@ -28,16 +30,16 @@ class RequestOf(Protocol[Request]):
 MODEL = "MODEL is a checkpoint, an adapter's folder, a run's folder or a name on the hub"
 PASSES = "A completion passes where the reward --pass_by is at least --pass_at."
 
-About = tuple[str, type[Any], Set[str], str]
-"""The usage of a command, its own options, the flags of training that it reads, and what it does."""
+About = tuple[str, type[Options], Sequence[type[Options]], str]
+"""The usage of a command, its own options, the options of training that it reads, and what it does."""
 
 
 def help_text(about: About) -> str:
     """The ``--help`` of a command."""
-    usage, own, read, description = about
+    usage, own, groups, description = about
     parser = FlagParser(usage=usage, add_help=False, description=description)
     parser.add_options(own, group=parser.add_argument_group("options"))
-    names = " ".join(f"--{name}" for name in sorted(read))
+    names = " ".join(f"--{name}" for name in sorted(names_of(*groups)))
     parser.add_argument_group("flags of training, which qwenvl train --help explains", names)
     return parser.format_help()
 

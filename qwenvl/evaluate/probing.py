@@ -46,7 +46,7 @@ from qwenvl.evaluate.settings import Request, setting_of
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.rewards import RewardError, Rubric
 from qwenvl.rewards.options import RewardOptions
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.options import GenerationOptions
 from qwenvl.run_lock import NAME
 from qwenvl.run_log.health import CUT_OFF_SHARE, EQUAL_SHARE, Finding
 from qwenvl.run_log.intervals import Interval, clustered_interval
@@ -287,13 +287,13 @@ def _mean(values: Sequence[float]) -> float:
 def judged(numbers: dict[str, Any], request: Request) -> dict[str, Any]:
     """The numbers with their verdict and the next command, as ``probe.json`` has them."""
     config = request.config
-    findings = verdict(numbers, SamplingOptions.of(config), RewardOptions.of(config))
+    findings = verdict(numbers, GenerationOptions.of(config), RewardOptions.of(config))
     shown = [{"name": each.code, "words": each.message, "flags": each.flags} for each in findings]
     base = base_of_adapter(str(config.model_name_or_path))
     return {**numbers, "verdict": shown, "next": next_command(findings, request, base)}
 
 
-def verdict(numbers: dict[str, Any], sampling: SamplingOptions, rewards: RewardOptions) -> list[Finding]:
+def verdict(numbers: dict[str, Any], generation: GenerationOptions, rewards: RewardOptions) -> list[Finding]:
     """The obstacles to training, the most urgent first, or the one finding ``GOOD``.
 
     Codes: cut off, format missing, looks bring nothing, looks not measured, too hard, too easy, no diversity, good to
@@ -302,20 +302,20 @@ def verdict(numbers: dict[str, Any], sampling: SamplingOptions, rewards: RewardO
 
     Args:
         numbers: of ``numbers_of``.
-        sampling, rewards: of the training run.
+        generation, rewards: of the training run.
     """
-    unread = list(_cut_off(numbers, sampling))
+    unread = list(_cut_off(numbers, generation))
     if numbers["truncated"]["mean"] < HALF:
         unread += _form(numbers, rewards)
-    if found := unread or [*_looks(numbers), *_spread(numbers, sampling)]:
+    if found := unread or [*_looks(numbers), *_spread(numbers, generation)]:
         return found
     teach = 1 - numbers["equal_groups"]["mean"]
     text = f"{teach:.0%} of the groups of {numbers['group_size']} have rewards that differ, and teach something"
     return [Finding(GOOD, text + (". The others cost as much and teach nothing" if teach < HALF else ""))]
 
 
-def _cut_off(numbers: dict[str, Any], sampling: SamplingOptions) -> Iterator[Finding]:
-    share, limit, stops = numbers["truncated"]["mean"], sampling.generation_max_length, sampling.stop_strings or ()
+def _cut_off(numbers: dict[str, Any], generation: GenerationOptions) -> Iterator[Finding]:
+    share, limit, stops = numbers["truncated"]["mean"], generation.generation_max_length, generation.stop_strings or ()
     if share < CUT_OFF_SHARE:
         return
     found = f"{share:.0%} of the completions end at the limit of {limit} tokens"
@@ -358,8 +358,8 @@ def _looks(numbers: dict[str, Any]) -> Iterator[Finding]:
     )
 
 
-def _spread(numbers: dict[str, Any], sampling: SamplingOptions) -> Iterator[Finding]:
-    most, size, chances = numbers["samples"], sampling.grpo_sample_size, numbers["pass_at_k"]
+def _spread(numbers: dict[str, Any], generation: GenerationOptions) -> Iterator[Finding]:
+    most, size, chances = numbers["samples"], numbers["group_size"], numbers["pass_at_k"]
     first, best, equal = chances["1"]["mean"], chances[str(most)]["mean"], numbers["equal_groups"]["mean"]
     larger = () if size >= LARGEST_GROUP else ("--grpo_sample_size", str(min(LARGEST_GROUP, max(most, 2 * size))))
     if best is not None and best <= HARDLY_EVER_RIGHT and numbers["equal_answers"]["mean"] > EQUAL_SHARE:
@@ -374,8 +374,8 @@ def _spread(numbers: dict[str, Any], sampling: SamplingOptions) -> Iterator[Find
         text = f"{first:.0%} of the completions pass: take harder records. Larger groups hold a wrong answer more often"
         yield Finding("too easy", text, flags=larger)
     elif equal > EQUAL_SHARE:
-        warmer = () if sampling.generation_temperature >= 1 else ("--generation_temperature", "1.0")
-        wider = () if sampling.generation_top_p == 1 else ("--generation_top_p", "1.0")
+        warmer = () if generation.generation_temperature >= 1 else ("--generation_temperature", "1.0")
+        wider = () if generation.generation_top_p == 1 else ("--generation_top_p", "1.0")
         text = (
             f"{equal:.0%} of the groups of {size} have equal rewards, and {numbers['unique']:.1f} of "
             f"{numbers['samples']} completions differ: a prompt is answered alike each time. Sample more freely"

@@ -17,7 +17,7 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.evaluate.questions import Questions
-from qwenvl.evaluate.settings import OF_A_RUN, READ_BY_EVALUATION, ModelSource, Request
+from qwenvl.evaluate.settings import EVALUATION_GROUPS, OF_A_RUN, ModelSource, Request, names_of
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.model.positions import position_rule
 from qwenvl.rewards import Rubric
@@ -76,7 +76,7 @@ def protocol_of(
     params.pop("entropies")
     if options.samples == 1:
         params = {name: params[name] for name in ("max_new_tokens", "repetition_penalty", "stop_strings")}
-    names = sorted(READ_BY_EVALUATION & (OF_A_RUN | _NUMERICS))
+    names = sorted(names_of(*EVALUATION_GROUPS) & (OF_A_RUN | _NUMERICS))
     rows = [  # what is asked and expected, and the names of media, without the folders above them
         [[vars(m) for m in r.messages], r.solution, [Path(p).name for p in (*r.videos, *r.images)]]
         for r in (questions.record(AS_IT_IS, number) for number in questions.records)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.own_options import LoaderOptions
 from qwenvl.console import shows_bars
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
@@ -133,7 +134,7 @@ def dataset_of(records: Sequence[Record], config: GRPOConfig, collator: GRPOColl
     return GRPODataset(records, SampleOptions.of(config), training=False, ruler=collator.ruler, fit_to=fit_to)
 
 
-def loader_of(dataset: Dataset, keys: Sequence[Any], collator: GRPOCollator, config: GRPOConfig) -> DataLoader:
+def loader_of(dataset: Dataset, keys: Sequence[Any], collator: GRPOCollator, config: LoaderOptions) -> DataLoader:
     """The prompts of ``keys``, one to a batch, in this order."""
     return DataLoader(
         dataset,

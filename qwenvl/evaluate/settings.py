@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qwenvl.config.command_line import config_from, split_file, tell_otherwise, tokens_of
 from qwenvl.config.flags import FlagParser
+from qwenvl.config.other_names import unknown_flag
+from qwenvl.config.own_options import DeviceOptions, LoaderOptions
 from qwenvl.config.settings import TrainingSettings
-from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
+from qwenvl.data.options import DecodingOptions, FrameOptions, ReadingOptions, SizeOptions, TurnOptions
 from qwenvl.data.records.framing import Framing, asked_record
 from qwenvl.data.records.parse import ReadOptions, text_or_file
 from qwenvl.evaluate.options import EvaluateOptions, ProbeOptions, TryOptions
+from qwenvl.grpo.options import TeacherOptions
+from qwenvl.model.options import KernelOptions
 from qwenvl.option import Options, all_options
-from qwenvl.rewards.options import RewardOptions
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rewards.options import ContrastOptions, RewardOptions
+from qwenvl.rollout.options import DRAWING, DecodingSpeedOptions, EngineOptions, GenerationOptions, GroupOptions
 from qwenvl.run_log.log import read_config
 from qwenvl.tools.options import ToolOptions
 
@@ -31,62 +35,66 @@ if TYPE_CHECKING:
 
 # ---- the flags of training that the commands read
 
+EVALUATION_GROUPS: tuple[type[Options], ...] = (
+    KernelOptions,
+    ReadingOptions,
+    FrameOptions,
+    DecodingOptions,
+    SizeOptions,
+    ToolOptions,
+    RewardOptions,
+    GenerationOptions,
+    EngineOptions,
+    DecodingSpeedOptions,
+    DeviceOptions,
+    LoaderOptions,
+)
+"""What ``qwenvl evaluate`` and ``label`` read of the options of training."""
+PROBE_GROUPS = (*EVALUATION_GROUPS, ContrastOptions, GroupOptions, TeacherOptions)
+"""What ``qwenvl probe`` reads: all that shapes the completions and rewards of training."""
+SERVE_GROUPS: tuple[type[Options], ...] = (
+    KernelOptions,
+    TurnOptions,
+    FrameOptions,
+    DecodingOptions,
+    SizeOptions,
+    ToolOptions,
+    GenerationOptions,
+    EngineOptions,
+    DeviceOptions,
+)
+"""What ``qwenvl serve`` reads, which answers one question at a time and scores nothing."""
+TRY_GROUPS = (*SERVE_GROUPS, RewardOptions)
+LMMS_GROUPS = tuple(each for each in SERVE_GROUPS if each is not ToolOptions)
+"""What is read where lmms-eval brings the questions and the scores."""
+
 
 def names_of(*groups: type[Options]) -> set[str]:
     """The names of all options of some groups."""
     return {each.name for group in groups for each in all_options(group)}
 
 
-SAMPLING_FLAGS = {f"generation_{name}" for name in ("temperature", "top_p", "top_k", "min_p")}
-"""Flags of sampled completions, without effect on the greedy one."""
-
-_SKIPS = {"on_bad_sample", "on_long_prompt"}
-_COMPUTE = {"attn_implementation", "bf16", "fp16", "tf32", "use_cpu", "seed"}
-_ENGINE = {name for name in names_of(SamplingOptions) if name.startswith(("rollout_engine", "vllm_"))}
-# A new option of one of these groups is of data, prompts or rewards, and so the probe reads it too.
-READ_BY_PROBE = {
-    *(names_of(ReadingOptions, SampleOptions, PromptOptions, ToolOptions, RewardOptions) - _SKIPS),
-    *("model_name_or_path", "shared_prefix"),
-    *("dataset_use", "teacher", "teacher_sees"),
-    *("grpo_sample_size", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
-    *("rollout_token_budget", "compile_decoding", "draft_tokens", "data_seed"),
-    *("dataloader_num_workers", "dataloader_prefetch_factor"),
-    *SAMPLING_FLAGS,
-    *_COMPUTE,
-    *_ENGINE,
+OF_A_RUN = {
+    *names_of(ReadingOptions, FrameOptions, SizeOptions, ToolOptions, RewardOptions, GenerationOptions),
+    "video_backend",
 }
-OF_A_RUN = (
-    {
-        *names_of(ReadingOptions, FrameOptions, PromptOptions, ToolOptions, RewardOptions),
-        *SAMPLING_FLAGS,
-        *("video_backend", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
-    }
-    & READ_BY_PROBE
-) - {"temporal_contrast"}
-"""The flags whose defaults come from the run of a model: frames, prompts, sampling and scoring."""
+"""The settings whose defaults come from the run of a model: frames, prompts, sampling and scoring."""
 
+_LEFT_OUT = "records that cannot be used are left out, counted and named"
 _SAMPLES = "--samples, of qwenvl try -n, sets the number of completions"
 REASONS = {
-    **dict.fromkeys(("model_name_or_path", "start_from_weights"), "give the model as MODEL"),
-    **dict.fromkeys(("dataset_use", "eval_dataset_use"), "give the data as DATA"),
-    **dict.fromkeys(("grpo_sample_size", "eval_sample_size"), _SAMPLES),
-    **dict.fromkeys(_SKIPS, "records that cannot be used are left out, counted and named"),
+    "model_name_or_path": "give the model as MODEL",
+    "start_from_weights": "give the model as MODEL",
+    "dataset_use": "give the data as DATA",
+    "eval_dataset_use": "give the data as DATA",
+    "grpo_sample_size": _SAMPLES,
+    "eval_sample_size": _SAMPLES,
+    "on_bad_sample": _LEFT_OUT,
+    "on_long_prompt": _LEFT_OUT,
     "temporal_contrast": "--controls shuffled compares with shuffled frames",
     "teacher_sees": "name it in --controls",
 }
 """Why a command refuses a flag of training. Reason for all others: only training reads them."""
-
-READ_BY_EVALUATION = READ_BY_PROBE - {
-    *("temporal_contrast", "grpo_sample_size", "model_name_or_path", "dataset_use", "teacher", "teacher_sees")
-}
-_SCORING = names_of(RewardOptions) - {"temporal_contrast"}
-READ_BY_LMMS = {
-    *(names_of(SampleOptions, PromptOptions) - _SKIPS),
-    *("generation_max_length", "generation_repetition_penalty", "stop_strings", "system", "prompt_template"),
-    *(*_COMPUTE, *_ENGINE),
-} - names_of(RewardOptions)
-"""The flags that have an effect where lmms-eval brings the questions and the scores."""
-READ_BY_TRY = READ_BY_LMMS | _SCORING | SAMPLING_FLAGS | names_of(ToolOptions) | {"format"}
 
 
 def setting_of(token: str) -> str | None:
@@ -96,32 +104,50 @@ def setting_of(token: str) -> str | None:
     return token.removeprefix("--").split("=")[0].removeprefix("no_").replace("-", "_")
 
 
-def refuse_unread(flags: Sequence[str], read: Collection[str], greedy: bool = False) -> None:
-    """Raise ValueError for a flag of training that a command does not read, with the reason.
-
-    Args:
-        read: names of the flags that it reads.
-        greedy: the command takes the greedy completion, so that flags of sampling have no effect.
-    """
-    known = {each.name for each in fields(TrainingSettings)}
-    for name in map(setting_of, flags):
-        if name in known and (name not in read or (greedy and name in SAMPLING_FLAGS)):
-            reason = REASONS.get(name, "only training reads it")
-            if name in SAMPLING_FLAGS:
-                reason = "the one completion is greedy, several are sampled"
-            raise ValueError(f"--{name} has no effect: {reason}; leave it out")
-
-
 Own = TypeVar("Own", bound=Options)
 
 
-def parse_words(argv: Sequence[str], own: type[Own]) -> tuple[list[str], Own, list[str]]:
-    """The words before the flags, the command's own options, and the remaining flags."""
+def parse_words(
+    argv: Sequence[str], own: type[Own], groups: Sequence[type[Options]]
+) -> tuple[list[str], Own, list[str]]:
+    """The words before the flags, the command's own options, and the flags of training, as typed.
+
+    Args:
+        own: the options of the command.
+        groups: the options of training that it reads.
+
+    Raises:
+        ValueError: a flag that the command does not have, with the reason or the names near to it.
+    """
     words = list(takewhile(lambda word: not word.startswith("-"), argv))
     parser = FlagParser(raises=True, add_help=False)
     parser.add_options(own)
     found, flags = parser.parse_known_args(argv[len(words) :])
+    refuse_others(split_file(flags)[1], own, groups)
     return words, own(**vars(found)), flags
+
+
+def refuse_others(flags: Sequence[str], own: type[Options], groups: Sequence[type[Options]]) -> None:
+    """Raise ValueError for a flag that a command does not have, with the reason or the names near to it."""
+    parser = FlagParser(raises=True, add_help=False)
+    for group in groups:
+        parser.add_options(group)
+    _, unknown = parser.parse_known_args(flags)
+    if not unknown:
+        return
+    known = names_of(own, *groups)
+    elsewhere = {}
+    for each in fields(TrainingSettings):
+        reason = REASONS.get(each.name, "only training reads it")
+        elsewhere[each.name] = f"--{each.name} has no effect: {reason}; leave it out"
+    raise ValueError(unknown_flag(unknown[0], known, elsewhere))
+
+
+def refuse_drawing(flags: Sequence[str]) -> None:
+    """Raise ValueError for a flag of sampled completions where the one completion is the greedy one."""
+    for name in map(setting_of, flags):
+        if name in DRAWING:
+            raise ValueError(f"--{name} has no effect: the one completion is greedy, several are sampled; leave it out")
 
 
 def skip_bad_records(config: GRPOConfig) -> None:
@@ -292,11 +318,10 @@ def probe_request(argv: Sequence[str], begins: bool = False) -> Request:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError("a probe runs in one process: start it without torchrun or accelerate launch")
     file, rest = split_file(argv)
-    words, options, flags = parse_words(rest, ProbeOptions)
+    words, options, flags = parse_words(rest, ProbeOptions, PROBE_GROUPS)
     if len(words) != 2 and (words or file is None):
         raise ValueError(f"expected MODEL DATA or a settings file before the flags, got {' '.join(words) or 'nothing'}")
     named = ("model_name_or_path", "dataset_use")
-    refuse_unread(flags, READ_BY_PROBE.difference(named))
     tokens = [f"--{name}={word}" for name, word in zip(named, words, strict=bool(words))]
 
     def check(settings: Any) -> None:
@@ -307,7 +332,7 @@ def probe_request(argv: Sequence[str], begins: bool = False) -> Request:
             check_machine(settings, [settings.model_name_or_path], settings.dataset_use)
             tell_otherwise(settings.model_name_or_path, settings)
 
-    only = {*READ_BY_PROBE, "start_from_weights"}
+    only = {*names_of(*PROBE_GROUPS), *named, "start_from_weights"}
     config = config_from(file, [*tokens, *flags], only=only, check=check)
     if not words and config.start_from_weights is not None:  # as the run of the file begins
         config.model_name_or_path = config.start_from_weights
@@ -332,16 +357,18 @@ def evaluation_request(argv: Sequence[str], begins: bool = False) -> Request:
     Raises:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
     """
-    words, options, rest = parse_words(argv, EvaluateOptions)
+    words, options, rest = parse_words(argv, EvaluateOptions, EVALUATION_GROUPS)
     if len(words) < 2:
         raise ValueError(f"expected MODEL DATA before the flags, got {' '.join(words) or 'nothing'}")
     file, flags = split_file(rest)
-    refuse_unread(flags, READ_BY_EVALUATION, greedy=options.samples == 1)
+    if options.samples == 1:
+        refuse_drawing(flags)
     models = named_models(words[:-1], present=begins)
     of_run = [model for model in models if model.run is not None]
     tokens = training_flags(of_run[-1], flags) if file is None and of_run else []
     check = partial(check_machine, models=[model.path for model in models], data=words[-1]) if begins else None
-    config = config_from(file, [*tokens, f"--dataset_use={words[-1]}", *flags], only=READ_BY_EVALUATION, check=check)
+    only = names_of(*EVALUATION_GROUPS)
+    config = config_from(file, [*tokens, f"--dataset_use={words[-1]}", *flags], only=only, check=check)
     if config.engine_has_own_weights and config.world_size > 1:
         raise ValueError(
             f"--rollout_engine {config.rollout_engine} evaluates in one process: start it without torchrun or "
@@ -365,11 +392,12 @@ def try_request(argv: Sequence[str], begins: bool = False) -> Request:
         ValueError, OSError: an unknown, unfit or meaningless flag, no question, no such model or file.
     """
     argv = ["--n" if word == "-n" else re.sub(r"^-n(\d+)$", r"--n=\1", word) for word in argv]
-    words, options, flags = parse_words(argv, TryOptions)
+    words, options, flags = parse_words(argv, TryOptions, TRY_GROUPS)
     if len(words) < 2 or not _is_text(words[-1]):
         raise ValueError("expected MODEL, clips or images, and a question in quotes, in this order, before the flags")
-    refuse_unread(flags, READ_BY_TRY, greedy=options.n == 1)
-    if options.solution is None and (given := _SCORING.intersection(map(setting_of, flags))):
+    if options.n == 1:
+        refuse_drawing(flags)
+    if options.solution is None and (given := names_of(RewardOptions).intersection(map(setting_of, flags))):
         raise ValueError(f"--{min(given)} has no effect without --solution: there is nothing to score an answer by")
     for path in words[1:-1]:
         _require_medium(path)

@@ -334,7 +334,7 @@ RECORD_VIEWS = tuple(name for name in VIEW_ROWS if name and name != "feedback")
 
 @dataclass
 class TeacherOptions(Options):
-    """Learning from a teacher (on-policy distillation)."""
+    """A teacher, and what it sees."""
 
     teacher: str | None = option(
         None,
@@ -353,6 +353,33 @@ class TeacherOptions(Options):
         unset="the policy's prompt",
         rows=VIEW_ROWS,
     )
+
+    @property
+    def teacher_path(self) -> str | None:
+        """The checkpoint of a teacher that is another model."""
+        teacher = row_of(self, "teacher")
+        return None if teacher is None or teacher.name in ("self", "reference") else teacher.name
+
+    @property
+    def offloads_teacher(self) -> bool:
+        """Whether the teacher is kept in CPU memory between its passes."""
+        teacher = row_of(self, "teacher")
+        return teacher is not None and getattr(teacher.arguments, "offload", False)
+
+    def problems(self) -> Iterator[str]:
+        if self.teacher is None and self.teacher_sees is not None:
+            yield no_effect("--teacher_sees", without="--teacher")
+        if self.teacher == "self" and self.teacher_sees is None:
+            yield "--teacher self has no effect where it sees what the policy sees: give --teacher_sees, as frames(32)"
+        view = row_of(self, "teacher_sees")
+        if view and view.name not in VIEW_ROWS and ":" not in view.name:
+            yield f"--teacher_sees {view.name}: {nearest(view.name, [*filter(None, VIEW_ROWS)])}, or file.py:name"
+
+
+@dataclass
+class DistillOptions(TeacherOptions):
+    """Learning from a teacher (on-policy distillation)."""
+
     distill_weight: float | None = option(
         None,
         "Weight of the teacher beside the advantages of the rewards, at least 0. 0: the two are only compared. Needs "
@@ -375,25 +402,13 @@ class TeacherOptions(Options):
     )
 
     @property
-    def teacher_path(self) -> str | None:
-        """The checkpoint of a teacher that is another model."""
-        teacher = row_of(self, "teacher")
-        return None if teacher is None or teacher.name in ("self", "reference") else teacher.name
-
-    @property
-    def offloads_teacher(self) -> bool:
-        """Whether the teacher is kept in CPU memory between its passes."""
-        teacher = row_of(self, "teacher")
-        return teacher is not None and getattr(teacher.arguments, "offload", False)
-
-    @property
     def teacher_weight(self) -> float:
         """The weight of the teacher. 0 without one."""
         return 0.0 if self.teacher is None else 1.0 if self.distill_weight is None else self.distill_weight
 
     def problems(self) -> Iterator[str]:
         if self.teacher is None:
-            for name in set_among(self, "teacher_sees", "distill_weight", "distill_kl", "distill_on"):
+            for name in set_among(self, "distill_weight", "distill_kl", "distill_on"):
                 yield no_effect(f"--{name}", without="--teacher")
         if self.distill_weight == 0:
             for name in set_among(self, "distill_kl", "distill_on"):
@@ -401,11 +416,6 @@ class TeacherOptions(Options):
         if self.offloads_teacher and name_of_row(self, "distill_kl") == "full":
             subject = f"offload of --teacher {self.teacher_path}"
             yield not_with(subject, "--distill_kl full", "the policy's pass reads its head")
-        if self.teacher == "self" and self.teacher_sees is None:
-            yield "--teacher self has no effect where it sees what the policy sees: give --teacher_sees, as frames(32)"
-        view = row_of(self, "teacher_sees")
-        if view and view.name not in VIEW_ROWS and ":" not in view.name:
-            yield f"--teacher_sees {view.name}: {nearest(view.name, [*filter(None, VIEW_ROWS)])}, or file.py:name"
         loss = row_of(self, "loss_type") if hasattr(self, "loss_type") else None
         level = loss and (getattr(loss.arguments, "ratio", None) or loss.name)
         if loss and level in ("gspo", "luspo", "sequence") and self.teacher_weight and self.distill_kl != "full":

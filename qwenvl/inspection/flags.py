@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.flags import FlagParser
-from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
+from qwenvl.data.options import DecodingOptions, FrameOptions, PromptOptions, ReadingOptions, SizeOptions
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, record_hints
 from qwenvl.data.records.presets import how_counted, how_read
@@ -29,8 +29,8 @@ def add_dataset_flags(parser: FlagParser) -> None:
     parser.add_options(ReadingOptions)
 
 
-NOT_OF_A_LOOK = ("on_bad_sample", "on_long_prompt", "max_turns", "look_tokens")
-"""Options that the commands here do not have: records are looked at, and not trained on."""
+NOT_OF_A_LOOK = ("max_turns", "look_tokens")
+"""Options of tools that the commands here do not have: records are looked at, and not trained on."""
 
 
 @dataclass
@@ -45,8 +45,8 @@ class ProcessorOptions(Options):
 def add_frame_flags(parser: FlagParser) -> None:
     """Add the flags of frames and prompts, with the names and defaults of training."""
     parser.add_options(ProcessorOptions)
-    parser.add_options(SampleOptions, without=NOT_OF_A_LOOK)
-    parser.add_options(PromptOptions, without=NOT_OF_A_LOOK)
+    for group in (FrameOptions, DecodingOptions, SizeOptions):
+        parser.add_options(group)
 
 
 def check_flags(args: argparse.Namespace) -> None:

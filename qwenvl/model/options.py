@@ -104,6 +104,22 @@ class ReferenceOptions(Options):
 
 
 @dataclass
+class KernelOptions(Options):
+    """How the model is computed."""
+
+    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = option(
+        "auto",
+        "Attention kernel. auto: flash_attention_2 where flash-attn is installed, the CUDA device has compute "
+        "capability 8.0 or more and products are in bfloat16 or float16, else sdpa.",
+    )
+    shared_prefix: Literal["auto", "off"] = option(
+        "auto",
+        "auto: each prompt, and each frame while the vision tower is frozen, is computed once for all its completions, "
+        "with the same numbers; where a model cannot, the reason is logged. off: once per completion and pass.",
+    )
+
+
+@dataclass
 class ModelOptions(Options):
     """The model and its computation."""
 
@@ -118,11 +134,6 @@ class ModelOptions(Options):
         "reference stays --model_name_or_path, or is --ref_model_name_or_path.",
         unset="the weights of --model_name_or_path",
     )
-    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = option(
-        "auto",
-        "Attention kernel. auto: flash_attention_2 where flash-attn is installed, the CUDA device has compute "
-        "capability 8.0 or more and products are in bfloat16 or float16, else sdpa.",
-    )
     mm_projector_lr: float | None = option(
         None, "Learning rate of the merger, above 0. Needs --tune_mm_mlp.", unset="that of --learning_rate", above=0
     )
@@ -131,11 +142,6 @@ class ModelOptions(Options):
         "Learning rate of the vision tower, above 0. Needs --tune_mm_vision.",
         unset="that of --learning_rate",
         above=0,
-    )
-    shared_prefix: Literal["auto", "off"] = option(
-        "auto",
-        "auto: each prompt, and each frame while the vision tower is frozen, is computed once for all its completions, "
-        "with the same numbers; where a model cannot, the reason is logged. off: once per completion and pass.",
     )
     activation_offload: bool = option(
         False,

@@ -58,6 +58,15 @@ class RewardOptions(Options):
         "answer_only: one <answer> pair and no thinking.",
     )
 
+    def problems(self) -> Iterator[str]:
+        if self.format_reward_weight == 0 and self.accuracy_reward_weight == 0:
+            yield "--format_reward_weight and --accuracy_reward_weight are both 0: every reward would be 0"
+
+
+@dataclass
+class ContrastOptions(Options):
+    """A bonus for answers that need the order of the frames."""
+
     temporal_contrast: bool | str = option(
         False,
         "Answer each video prompt a few more times with its frames in random order; where the ordered group is correct "
@@ -65,7 +74,3 @@ class RewardOptions(Options):
         "is correct, with arguments or without, as accuracy(bonus=0.5). The flag alone: accuracy.",
         rows={None: ContrastArguments},
     )
-
-    def problems(self) -> Iterator[str]:
-        if self.format_reward_weight == 0 and self.accuracy_reward_weight == 0:
-            yield "--format_reward_weight and --accuracy_reward_weight are both 0: every reward would be 0"

@@ -27,47 +27,9 @@ class FilterArguments(Options):
 
 
 @dataclass
-class SamplingOptions(Options):
-    """Sampling of completions."""
+class GenerationOptions(Options):
+    """How completions are drawn, and when they end."""
 
-    rollout_engine: Literal["local", "vllm_server", "vllm_colocate"] = option(
-        "local",
-        "Engine that samples completions. local: the policy itself. vllm_server: vLLM in processes that you start with "
-        "scripts/serve_vllm.sh, on other GPUs or machines. vllm_colocate: the same, started by each process of the run "
-        "on its own GPU, asleep while it trains. See docs/scaling.md.",
-    )
-    vllm_server: list[str] | None = option(
-        None,
-        "Addresses of the servers of --rollout_engine vllm_server, each HOST:PORT. Prompts are dealt to all of them. "
-        "Their token is that of $QWENVL_VLLM_TOKEN, or of the cache folder. Needs --rollout_engine vllm_server.",
-    )
-    vllm_deadline: float = option(
-        600.0,
-        "Seconds that a server may take for the completions of a step, or for its weights, above 0. Later it counts "
-        "as lost, and the others are asked. Needs --rollout_engine vllm_server or vllm_colocate.",
-        above=0,
-    )
-    vllm_patience: float = option(
-        300.0,
-        "Seconds to wait, where no server is there, until one has come back, at least 0. A new one is given all "
-        "weights and goes on. Otherwise the run saves a checkpoint and ends with the reason. Needs --rollout_engine "
-        "vllm_server or vllm_colocate.",
-        least=0,
-    )
-    vllm_gpu_memory: float = option(
-        0.4,
-        "Share of the GPU's memory that vLLM takes, above 0 and below 1. More: more completions at a time. It is "
-        "given back while the policy trains. Needs --rollout_engine vllm_colocate.",
-        above=0,
-        below=1,
-    )
-
-    grpo_sample_size: int = option(
-        4,
-        "Completions sampled per prompt in training (the group), at least 2. More: steadier advantages, more time.",
-        least=2,
-        why="the advantage of a completion is relative to its group, and in a group of one it is always 0",
-    )
     generation_temperature: float = option(
         0.7,
         "Sampling temperature, above 0. Log-probs are taken at the same temperature. Lower: groups more alike.",
@@ -107,17 +69,98 @@ class SamplingOptions(Options):
         "Longest completion in new tokens, at least 1; what is longer is cut.",
         least=1,
     )
-    eval_sample_size: int = option(
-        1, "Completions per prompt in evaluation, at least 1. 1: the greedy one. More: sampled as in training.", least=1
+
+    def sampling_params(self, entropies: bool = False) -> SamplingParams:
+        """The settings of training."""
+        return SamplingParams(
+            max_new_tokens=self.generation_max_length,
+            temperature=self.generation_temperature,
+            top_k=self.generation_top_k,
+            top_p=self.generation_top_p,
+            min_p=self.generation_min_p,
+            repetition_penalty=self.generation_repetition_penalty,
+            stop_strings=tuple(self.stop_strings or ()),
+            entropies=entropies,
+        )
+
+    def problems(self) -> Iterator[str]:
+        if self.generation_top_k == 1:
+            yield "--generation_top_k 1 makes all completions of a group the same: give at least 2, or 0 for all tokens"
+        if not all(isinstance(text, str) and text for text in self.stop_strings or ()):
+            yield f"--stop_strings must be texts of at least one character, got {self.stop_strings}"
+
+
+DRAWING = ("generation_temperature", "generation_top_p", "generation_top_k", "generation_min_p")
+"""The options that have no effect on a greedy completion."""
+
+
+@dataclass
+class EngineOptions(Options):
+    """The engine that samples, and its servers."""
+
+    rollout_engine: Literal["local", "vllm_server", "vllm_colocate"] = option(
+        "local",
+        "Engine that samples completions. local: the policy itself. vllm_server: vLLM in processes that you start with "
+        "scripts/serve_vllm.sh, on other GPUs or machines. vllm_colocate: the same, started by each process of the run "
+        "on its own GPU, asleep while it trains. See docs/scaling.md.",
     )
-    filter_groups: bool | str = option(
-        False,
-        "Replace groups whose rewards are all equal, which have no gradient, by groups of other prompts, drawn at "
-        "random, until the step is full (dynamic sampling, arXiv:2503.14476). Costs sampling; prompts are read by the "
-        "training process itself. A reward by name, or total, with arguments or without, as accuracy(max_rounds=5): "
-        "that whose values are compared; a group to which it does not apply goes by its total. The flag alone: total.",
-        rows={None: FilterArguments},
+    vllm_server: list[str] | None = option(
+        None,
+        "Addresses of the servers of --rollout_engine vllm_server, each HOST:PORT. Prompts are dealt to all of them. "
+        "Their token is that of $QWENVL_VLLM_TOKEN, or of the cache folder. Needs --rollout_engine vllm_server.",
     )
+    vllm_deadline: float = option(
+        600.0,
+        "Seconds that a server may take for the completions of a step, or for its weights, above 0. Later it counts "
+        "as lost, and the others are asked. Needs --rollout_engine vllm_server or vllm_colocate.",
+        above=0,
+    )
+    vllm_patience: float = option(
+        300.0,
+        "Seconds to wait, where no server is there, until one has come back, at least 0. A new one is given all "
+        "weights and goes on. Otherwise the run saves a checkpoint and ends with the reason. Needs --rollout_engine "
+        "vllm_server or vllm_colocate.",
+        least=0,
+    )
+    vllm_gpu_memory: float = option(
+        0.4,
+        "Share of the GPU's memory that vLLM takes, above 0 and below 1. More: more completions at a time. It is "
+        "given back while the policy trains. Needs --rollout_engine vllm_colocate.",
+        above=0,
+        below=1,
+    )
+
+    @property
+    def engine_has_own_weights(self) -> bool:
+        """Whether another process samples, with weights that are not quite the policy's.
+
+        This is the one place where settings say so: options that correct for it are refused where it is False. The
+        engine itself is then an ``EngineWithWeights``, which stages ask for its methods.
+        """
+        return self.rollout_engine != "local"
+
+    def problems(self) -> Iterator[str]:
+        if self.rollout_engine != "vllm_server" and self.vllm_server is not None:
+            yield no_effect("--vllm_server", without="--rollout_engine vllm_server")
+        if self.rollout_engine == "local":
+            for name in set_among(self, "vllm_deadline", "vllm_patience"):
+                yield no_effect(f"--{name}", without="--rollout_engine vllm_server or vllm_colocate")
+        if self.rollout_engine != "vllm_colocate" and set_among(self, "vllm_gpu_memory"):
+            yield no_effect("--vllm_gpu_memory", without="--rollout_engine vllm_colocate")
+        addresses = self.vllm_server or []
+        if self.rollout_engine == "vllm_server" and not addresses:
+            yield "--rollout_engine vllm_server needs --vllm_server HOST:PORT: scripts/serve_vllm.sh MODEL starts one"
+        for address in addresses:
+            try:
+                host_and_port(str(address))
+            except ValueError as error:
+                yield f"--vllm_server: {error}"
+
+
+@dataclass
+class DecodingSpeedOptions(Options):
+    """Memory and time of the local engine."""
+
     rollout_token_budget: int = option(
         65536,
         "Prompts of an optimizer step are sampled together while their tokens, completions in full length included, "
@@ -142,6 +185,40 @@ class SamplingOptions(Options):
         "forward for each token. 4 to 8: for answers that repeat their question or each other. Needs --rollout_engine "
         "local. Not with --compile_decoding. Needs --ds3_gather_for_generation. Not with --shared_prefix off.",
         least=0,
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.draft_tokens and self.compile_decoding:
+            reason = "the compiled step has one token of each completion"
+            yield not_with("--draft_tokens", "--compile_decoding", reason)
+
+
+@dataclass
+class GroupOptions(Options):
+    """The completions of a prompt."""
+
+    grpo_sample_size: int = option(
+        4,
+        "Completions sampled per prompt in training (the group), at least 2. More: steadier advantages, more time.",
+        least=2,
+        why="the advantage of a completion is relative to its group, and in a group of one it is always 0",
+    )
+
+
+@dataclass
+class SamplingOptions(Options):
+    """Sampling in training and its evaluation."""
+
+    eval_sample_size: int = option(
+        1, "Completions per prompt in evaluation, at least 1. 1: the greedy one. More: sampled as in training.", least=1
+    )
+    filter_groups: bool | str = option(
+        False,
+        "Replace groups whose rewards are all equal, which have no gradient, by groups of other prompts, drawn at "
+        "random, until the step is full (dynamic sampling, arXiv:2503.14476). Costs sampling; prompts are read by the "
+        "training process itself. A reward by name, or total, with arguments or without, as accuracy(max_rounds=5): "
+        "that whose values are compared; a group to which it does not apply goes by its total. The flag alone: total.",
+        rows={None: FilterArguments},
     )
     ds3_gather_for_generation: bool = option(
         True,
@@ -171,80 +248,6 @@ class SamplingOptions(Options):
         unset=f"{LIVE_COMPLETIONS_EVERY} with the display rich, else 0",
         least=0,
     )
-
-    @property
-    def engine_has_own_weights(self) -> bool:
-        """Whether another process samples, with weights that are not quite the policy's.
-
-        This is the one place where settings say so: options that correct for it are refused where it is False. The
-        engine itself is then an ``EngineWithWeights``, which stages ask for its methods.
-        """
-        return self.rollout_engine != "local"
-
-    def sampling_params(self, entropies: bool = False) -> SamplingParams:
-        """The settings of training."""
-        return SamplingParams(
-            max_new_tokens=self.generation_max_length,
-            temperature=self.generation_temperature,
-            top_k=self.generation_top_k,
-            top_p=self.generation_top_p,
-            min_p=self.generation_min_p,
-            repetition_penalty=self.generation_repetition_penalty,
-            stop_strings=tuple(self.stop_strings or ()),
-            entropies=entropies,
-        )
-
-    def problems(self) -> Iterator[str]:
-        yield from self._problems_of_servers()
-        yield from self._problems_of_the_local_engine()
-        if self.generation_top_k == 1:
-            yield "--generation_top_k 1 makes all completions of a group the same: give at least 2, or 0 for all tokens"
-        if not all(isinstance(text, str) and text for text in self.stop_strings or ()):
-            yield f"--stop_strings must be texts of at least one character, got {self.stop_strings}"
-
-    def _problems_of_servers(self) -> Iterator[str]:
-        if self.rollout_engine != "vllm_server" and self.vllm_server is not None:
-            yield no_effect("--vllm_server", without="--rollout_engine vllm_server")
-        if self.rollout_engine == "local":
-            for name in set_among(self, "vllm_deadline", "vllm_patience"):
-                yield no_effect(f"--{name}", without="--rollout_engine vllm_server or vllm_colocate")
-        if self.rollout_engine != "vllm_colocate" and set_among(self, "vllm_gpu_memory"):
-            yield no_effect("--vllm_gpu_memory", without="--rollout_engine vllm_colocate")
-        addresses = self.vllm_server or []
-        if self.rollout_engine == "vllm_server" and not addresses:
-            yield "--rollout_engine vllm_server needs --vllm_server HOST:PORT: scripts/serve_vllm.sh MODEL starts one"
-        for address in addresses:
-            try:
-                host_and_port(str(address))
-            except ValueError as error:
-                yield f"--vllm_server: {error}"
-        if self.async_rollouts and (not self.engine_has_own_weights or self.rollout_engine == "vllm_colocate"):
-            yield (
-                f"--async_rollouts {self.async_rollouts} needs --rollout_engine vllm_server: the local engine, and a "
-                "server on the same GPU, cannot sample while the policy trains; leave it out"
-            )
-
-    def _problems_of_the_local_engine(self) -> Iterator[str]:
-        local, gathers = "--rollout_engine local", "--ds3_gather_for_generation"
-        if self.compile_decoding:
-            if self.rollout_engine != "local":
-                yield no_effect("--compile_decoding", without=local, reason="the servers compile their own")
-            if not self.ds3_gather_for_generation:
-                reason = "weights that are gathered by layer can't be compiled"
-                yield no_effect("--compile_decoding", without=gathers, reason=reason)
-        if self.draft_tokens:
-            if self.rollout_engine != "local":
-                yield no_effect("--draft_tokens", without=local, reason="servers sample in a way of their own")
-            if self.compile_decoding:
-                reason = "the compiled step has one token of each completion"
-                yield not_with("--draft_tokens", "--compile_decoding", reason)
-            if not self.ds3_gather_for_generation:
-                reason = "each process has as many forwards as its own drafts need"
-                yield no_effect("--draft_tokens", without=gathers, reason=reason)
-        if not self.ds3_gather_for_generation and self.rollout_engine != "local":
-            yield no_effect(
-                "--ds3_gather_for_generation", without=local, reason="servers sample from weights of their own"
-            )
 
 
 def host_and_port(address: str) -> tuple[str, int]:

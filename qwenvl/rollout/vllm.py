@@ -20,7 +20,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import adapters_of, evaluating, part_of, plain_name, unwrap, with_adapters
 from qwenvl.rollout.engine import SamplingRequest, end_token, no_completions, on_device, split_rollouts
 from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.options import EngineOptions
 from qwenvl.rollout.servers import (
     ColocatedServer,
     GivesWeights,
@@ -48,7 +48,7 @@ PART_BYTES = 2**30  # of weights in one message or file
 
 
 def vllm_engine(
-    options: SamplingOptions,
+    options: EngineOptions,
     local: LocalEngine,
     *,
     model: str,

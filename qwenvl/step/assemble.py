@@ -26,6 +26,7 @@ from qwenvl.data.records.record_file import all_or_spot_checked
 from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.data.views import SHOWN, View, changed_by, reads_completions, unchanged, view_named
 from qwenvl.failure import counted
+from qwenvl.grpo.options import TeacherOptions
 from qwenvl.model.loading import four_bit_settings, load_model, require_four_bit, resolve_attention
 from qwenvl.option import was_set
 from qwenvl.rewards import Rubric
@@ -198,7 +199,7 @@ def build_rewards(
     return rubric
 
 
-def dataset_view(args: GRPOConfig) -> View | None:
+def dataset_view(args: TeacherOptions) -> View | None:
     """What the teacher sees of a record. None: the prompt of the policy, or that with a sentence for a completion."""
     view = view_named(args.teacher_sees)
     if reads_completions(view):
@@ -207,7 +208,7 @@ def dataset_view(args: GRPOConfig) -> View | None:
     return None if view is unchanged and args.teacher_path is None else view
 
 
-def check_view(args: GRPOConfig, view: View, records: Sequence[Record]) -> None:
+def check_view(args: TeacherOptions, view: View, records: Sequence[Record]) -> None:
     """Check that the teacher sees more than the policy of some records. Says how many it does not see more of.
 
     Raises:

@@ -24,8 +24,10 @@ from qwenvl.model.reference import Reference
 from qwenvl.model.sharding import LockStep
 from qwenvl.option import row_of
 from qwenvl.rewards import Rubric, build_rubric
+from qwenvl.rewards.options import ContrastOptions
 from qwenvl.rollout.background import BackgroundEngine
 from qwenvl.rollout.engine import EngineWithWeights, RolloutEngine
+from qwenvl.rollout.options import SamplingOptions
 from qwenvl.step.ahead import SampleAhead
 from qwenvl.step.compare import Advantages, Compare, GroupAdvantages, no_advantages
 from qwenvl.step.contrast import NAME as TEMPORAL_CONTRAST
@@ -166,7 +168,7 @@ def build_sample(
     )
 
 
-def background_engine(args: GRPOConfig, engine: RolloutEngine) -> BackgroundEngine:
+def background_engine(args: SamplingOptions, engine: RolloutEngine) -> BackgroundEngine:
     """The engine of ``--async_rollouts``, which samples in a thread.
 
     Raises:
@@ -260,7 +262,7 @@ def with_refill(
     )
 
 
-def correctness_of(args: GRPOConfig) -> str | None:
+def correctness_of(args: ContrastOptions) -> str | None:
     """The reward that tells the temporal contrast which completions are correct. None without contrast."""
     contrast = row_of(args, "temporal_contrast")
     return contrast and (contrast.name or "accuracy")

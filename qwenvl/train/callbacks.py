@@ -20,6 +20,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.console import say, shows_bars
 from qwenvl.data.errors import RecordError
 from qwenvl.failure import counted, visible
+from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.loading import unwrap
 from qwenvl.model.reference import Reference
 from qwenvl.option import was_set
@@ -142,7 +143,7 @@ COEFFICIENT_STEP = 0.005
 """The change of the weight each time completions are sampled."""
 
 
-def entropy_weight(args: GRPOConfig, entropy: float | None, state: TrainerState) -> float:
+def entropy_weight(args: ObjectiveOptions, entropy: float | None, state: TrainerState) -> float:
     """The weight of the entropy bonus of a step, with ``entropy_target`` (Skywork-OR1, arXiv:2505.22312, section 4.1).
 
     Each time completions are sampled it compares their mean entropy e with the target. The bonus has its weight c where

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from qwenvl.evaluate.settings import (
     config_for,
     model_source,
     parse_words,
-    refuse_unread,
+    refuse_drawing,
 )
 from qwenvl.failure import beginning
 from qwenvl.option import Options, no_effect, option, was_set
@@ -138,22 +138,23 @@ class UseRequest:
 
 
 def use_request(
-    argv: Sequence[str], own: type[Options], read: Set[str], usage: str, begins: bool = False
+    argv: Sequence[str], own: type[Options], groups: Sequence[type[Options]], usage: str, begins: bool = False
 ) -> UseRequest:
     """The model and the settings of a command line.
 
     Args:
-        own, read: the options of the command, and the flags of training that it reads.
+        own, groups: the options of the command, and those of training that it reads.
         usage: its words. With "..." there are several.
         begins: the command begins on this machine: check the model before torch is loaded.
 
     Raises:
         ValueError, OSError: an unknown, unfit or meaningless flag, other words, no such model.
     """
-    words, options, flags = parse_words(argv, own)
+    words, options, flags = parse_words(argv, own, groups)
     if len(words) < 2 if "..." in usage else len(words) != 1 + bool(getattr(options, "check", None)):
         raise ValueError(f"expected {usage} before the flags, got {' '.join(words) or 'nothing'}")
-    refuse_unread(flags, read, greedy=getattr(options, "samples", None) == 1)
+    if getattr(options, "samples", None) == 1:
+        refuse_drawing(flags)
     root = getattr(options, "media_root", None)
     if root is not None and not Path(root).is_dir():
         raise FileNotFoundError(f"--media_root {root}: no such folder")

@@ -84,12 +84,24 @@ def prepared(own: argparse.Namespace, flags: Sequence[str]) -> tuple[Any, Any, d
     from qwenvl.data.options import FrameOptions, PromptOptions
     from qwenvl.data.records.parse import ReadOptions
     from qwenvl.evaluate.protocol import model_facts
-    from qwenvl.evaluate.settings import READ_BY_LMMS, Asking, asking_of, config_for, model_source, refuse_unread
+    from qwenvl.evaluate.settings import (
+        LMMS_GROUPS,
+        Asking,
+        asking_of,
+        config_for,
+        model_source,
+        refuse_drawing,
+        refuse_others,
+    )
+    from qwenvl.option import Options
     from qwenvl.run_log.log import installed_versions
     from scripts.lmms.model import QwenVL
 
     settle_output()
-    refuse_unread(flags, READ_BY_LMMS)
+    refuse_others(flags, Options, LMMS_GROUPS)
+    refuse_drawing(flags)
+    if "--format" in flags:
+        raise ValueError("--format has no effect: the tasks bring their questions; leave it out")
     known = model_source(own.model)
     config = config_for(known, flags)
     # Tasks bring their own requests for an answer. Only the spaces around media are those of training.

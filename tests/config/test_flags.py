@@ -4,7 +4,7 @@ import pytest
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import ReadingOptions
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.options import GenerationOptions, SamplingOptions
 
 
 @pytest.fixture
@@ -13,6 +13,7 @@ def parse():
     parser.add_argument("dataset")
     parser.add_argument("--write-labels")
     parser.add_options(ReadingOptions, without={"format"})
+    parser.add_options(GenerationOptions)
     parser.add_options(SamplingOptions)
     return lambda *argv: vars(parser.parse_args(argv))
 
@@ -44,3 +45,16 @@ def test_a_flag_before_and_behind_other_words(parse, argv, expected):
 def test_wrong_flags_are_errors(parse, argv):
     with pytest.raises(ValueError):
         parse("data.json", *argv)
+
+
+def test_a_misspelt_flag_is_sought_among_those_of_the_command():
+    whole = FlagParser(raises=True, add_help=False)
+    commands = whole.add_subparsers(dest="command")
+    commands.add_parser("check", raises=True).add_options(ReadingOptions)
+    commands.add_parser("other", raises=True).add_options(GenerationOptions)
+    with pytest.raises(ValueError, match="unknown flag --fromat; near: format$"):
+        whole.parse_args(["check", "--fromat", "x"])
+    with pytest.raises(ValueError, match="unknown flag --generation_top; near: generation_top_p"):
+        whole.parse_args(["other", "--generation_top", "1"])
+    with pytest.raises(ValueError, match="stray word more"):
+        whole.parse_args(["check", "more"])

@@ -25,7 +25,7 @@ from qwenvl.config.grpo_config import (
 from qwenvl.config.settings import FLAG_GROUPS
 from qwenvl.grpo.loss import LOSSES, objective_of
 from qwenvl.option import all_options, row_of
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.options import EngineOptions
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ def test_fsdp_is_a_switch_in_a_settings_file_too(tmp_path):
 
 
 def test_a_correction_is_for_engines_with_weights_of_their_own(make, monkeypatch):
-    monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
+    monkeypatch.setattr(EngineOptions, "engine_has_own_weights", True)
     make(importance_correction="sequence_mask(min=0.5)", loss_type="grpo(off_policy_mask=0.1)")
     message = refusal(make, importance_correction="token_mask(min=3)")
     assert message == "--importance_correction: min must be below max, 3, got 3"

@@ -11,7 +11,7 @@ from qwenvl.evaluate.results import Answers
 from qwenvl.evaluate.settings import probe_request
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.options import RewardOptions
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.options import GenerationOptions
 from qwenvl.run_log.health import Finding
 from qwenvl.run_log.intervals import clustered_interval
 from qwenvl.types import BadSample, FrameInfo, Message, Record
@@ -95,7 +95,7 @@ def test_looks_that_bring_nothing_are_told_of_before_anyone_trains(looks, codes,
     overview, span, gain = looks
     named = {"records": 0 if overview is None else 9, "overview": {"mean": overview}, "right_span": {"mean": span}}
     named |= {"gain": dict(zip(("mean", "low", "high"), gain, strict=True))}
-    found = verdict({**HEALTHY, "pass_by": "accuracy", "looks": named}, SamplingOptions(), RewardOptions())
+    found = verdict({**HEALTHY, "pass_by": "accuracy", "looks": named}, GenerationOptions(), RewardOptions())
     assert [each.code for each in found] == codes and words in found[0].message
 
 
@@ -117,14 +117,14 @@ def found(sampling=None, rewards=None, right=None, **changes) -> list[tuple[str,
     changes = {name: share(value) if name in shares and value is not None else value for name, value in changes.items()}
     if right is not None:
         changes["pass_at_k"] = dict(zip(("1", "8"), map(share, right), strict=True))
-    findings = verdict(HEALTHY | changes, SamplingOptions(**(sampling or {})), RewardOptions(**(rewards or {})))
+    findings = verdict(HEALTHY | changes, GenerationOptions(**(sampling or {})), RewardOptions(**(rewards or {})))
     return [(finding.code, finding.flags) for finding in findings]
 
 
 def test_nothing_stands_in_the_way():
-    [finding] = verdict(HEALTHY, SamplingOptions(), RewardOptions())
+    [finding] = verdict(HEALTHY, GenerationOptions(), RewardOptions())
     assert finding == Finding("good to train", "70% of the groups of 4 have rewards that differ, and teach something")
-    [finding] = verdict(HEALTHY | {"equal_groups": share(0.7)}, SamplingOptions(), RewardOptions())
+    [finding] = verdict(HEALTHY | {"equal_groups": share(0.7)}, GenerationOptions(), RewardOptions())
     assert finding.message.endswith("teach something. The others cost as much and teach nothing")
 
 
@@ -169,9 +169,10 @@ def test_too_easy_and_no_diversity():
     assert found(**equal, right=(0.8, 1.0)) == [("too easy", ("--grpo_sample_size", "8"))]
     freely = ("--generation_temperature", "1.0", "--generation_top_p", "1.0")
     assert found(**equal, right=(0.5, 0.5)) == [("no diversity", freely)]
-    free = {"generation_temperature": 1.2, "generation_top_p": 1.0, "grpo_sample_size": 16}
-    assert found(free, **equal, right=(0.5, 0.5)) == [("no diversity", ("--grpo_sample_size", "32"))]
-    assert found({**free, "grpo_sample_size": 64}, **equal, right=(0.5, 0.5)) == [("no diversity", ())]
+    free = {"generation_temperature": 1.2, "generation_top_p": 1.0}
+    equal["right"] = (0.5, 0.5)
+    assert found(free, **equal, group_size=16) == [("no diversity", ("--grpo_sample_size", "32"))]
+    assert found(free, **equal, group_size=64) == [("no diversity", ())]
 
 
 MODEL, DATA = "m", "data/my set.json"

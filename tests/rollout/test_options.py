@@ -2,7 +2,8 @@
 
 import pytest
 
-from qwenvl.rollout.options import SamplingOptions, host_and_port
+from qwenvl.config.settings import TrainingSettings
+from qwenvl.rollout.options import host_and_port
 
 
 def test_addresses():
@@ -45,4 +46,4 @@ def test_addresses():
 )
 def test_what_has_no_effect_is_refused(settings, told):
     with pytest.raises(ValueError, match=told):
-        SamplingOptions(**settings)
+        TrainingSettings(**settings)

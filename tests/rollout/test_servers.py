@@ -17,7 +17,7 @@ from qwenvl.rollout import engine as engine_module
 from qwenvl.rollout import servers as servers_module
 from qwenvl.rollout.engine import EngineLostError, SamplingParams, SamplingRequest, WeightsLostError, lost_together
 from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.options import EngineOptions
 from qwenvl.rollout.servers import ColocatedServer, Server, ServerLostError, ServerRefusedError, server_command
 from qwenvl.rollout.vllm import vllm_engine
 from qwenvl.vllm_server.wire import Health, SampleRequest, pack
@@ -214,7 +214,7 @@ def test_from_options_to_servers(monkeypatch, tmp_path, tiny_pair):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
     given = {"process": 0, "dtype": torch.bfloat16, "max_tokens": 700}
-    options = SamplingOptions(rollout_engine="vllm_colocate", vllm_gpu_memory=0.3)
+    options = EngineOptions(rollout_engine="vllm_colocate", vllm_gpu_memory=0.3)
     engine = vllm_engine(options, local, model="some/model", device=torch.device("cuda", 0), **given)
     (server,) = engine._servers.servers
     words = "some/model --dtype bfloat16 --gpu_memory_utilization 0.3 --max_model_len 700"

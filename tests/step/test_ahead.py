@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from qwenvl.config.command_line import parse_args
 from qwenvl.grpo.loss import objective_of
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.options import EngineOptions
 from qwenvl.run_log.log import read_rollouts
 from qwenvl.step import kernels
 from qwenvl.train.run.resume import SettingsError
@@ -257,7 +257,7 @@ def test_a_checkpoint_of_other_data_is_refused(make_trainer, engine_of_its_own, 
 def test_the_policys_own_engine_and_a_second_group_are_refused(make_trainer, monkeypatch):
     with pytest.raises(ValueError, match=r"--async_rollouts 1 needs --rollout_engine vllm_server: the local engine"):
         make_trainer(async_rollouts=1)
-    monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
+    monkeypatch.setattr(EngineOptions, "engine_has_own_weights", True)
     with pytest.raises(ValueError, match="--temporal_contrast: its second group cannot be sampled ahead"):
         make_trainer(temporal_contrast=True, async_rollouts=1)
     monkeypatch.setattr(kernels, "server_engine", lambda args, policy, local: local)
@@ -271,7 +271,7 @@ def test_what_corrects_for_older_weights(tmp_path, monkeypatch):
         return parse_args([*needed, *flags])
 
     assert objective_of(args(), 8).weighting.correction == "none"
-    monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
+    monkeypatch.setattr(EngineOptions, "engine_has_own_weights", True)
     assert objective_of(args(), 8).weighting.correction == "none"
     ahead = args("--async_rollouts", "2")
     assert objective_of(ahead, 8).weighting.correction == "token_truncate" and not ahead.ratio_from_sampler

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from qwenvl.rollout import local
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.options import EngineOptions
 from qwenvl.step import kernels
 
 _plain_exponential, _of_this_thread = torch.Tensor.exponential_, threading.local()
@@ -85,4 +85,4 @@ def with_copying_engine(patch) -> None:
     """
     patch.setattr(kernels, "server_engine", lambda args, policy, local: CopyingEngine(local))
     draw_by_thread(patch)
-    patch.setattr(SamplingOptions, "engine_has_own_weights", True)
+    patch.setattr(EngineOptions, "engine_has_own_weights", True)

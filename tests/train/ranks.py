@@ -34,7 +34,7 @@ from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.rollout.engine import completion_mask
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.options import EngineOptions
 from qwenvl.rollout.turns import sample_turns
 from qwenvl.step import kernels
 from qwenvl.train.run import launch
@@ -228,7 +228,7 @@ def run_ahead(
 ) -> None:
     """One process of a run whose engine has weights of its own. ``killed``: after its first step."""
     begin(environment, log)
-    SamplingOptions.engine_has_own_weights = True
+    EngineOptions.engine_has_own_weights = True
     kernels.server_engine = by_prompt_with_own_weights
     args = parse_args([f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags])
     trainer = GRPOTrainer(args=args, reward_funcs=[vowels])

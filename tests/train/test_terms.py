@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qwenvl.rollout.options import SamplingOptions
+from qwenvl.rollout.options import EngineOptions
 from qwenvl.run_log.log import read_rollouts
 from qwenvl.step import kernels
 from tests.train.conftest import logged, with_kernels
@@ -89,7 +89,7 @@ class Stale:
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_an_engine_with_weights_of_its_own_is_corrected_for(make_trainer, monkeypatch, level):
-    monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
+    monkeypatch.setattr(EngineOptions, "engine_has_own_weights", True)
     monkeypatch.setattr(kernels, "server_engine", lambda args, policy, local: Stale(local))
     trainer = make_trainer(
         per_device_train_batch_size=2,

@@ -10,7 +10,7 @@ import time
 import openai
 
 from qwenvl.commands.serve import serve_request
-from qwenvl.evaluate.settings import parse_words
+from qwenvl.evaluate.settings import SERVE_GROUPS, parse_words
 from qwenvl.use.options import ServeOptions
 from qwenvl.use.serve import ChatServer
 from qwenvl.use.web import WebServer
@@ -105,7 +105,7 @@ def status_of(client: socket.socket) -> int:
 
 
 def options_of(*words: str) -> ServeOptions:
-    return parse_words(words, ServeOptions)[1]
+    return parse_words(words, ServeOptions, SERVE_GROUPS)[1]
 
 
 def held_until(free, begun=None) -> None:

@@ -18,7 +18,7 @@ from qwenvl.config.settings import FLAG_GROUPS, WARMUP_GROUPS
 from qwenvl.console import evaluated, say, with_interval
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.errors import DATA_ERRORS, place_of, told_to_the_user
-from qwenvl.data.options import DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
+from qwenvl.data.options import BadSampleOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.failure import beginning, counted
 from qwenvl.model.loading import MisfitError, load_processor, load_without_weights, part_of, unwrap
 from qwenvl.model.options import LoraOptions, TuneOptions
@@ -181,7 +181,16 @@ def next_steps(args: GRPOConfig, found: Sequence[Finding], scored: bool = True) 
     return commands
 
 
-LIKE_A_RUN = (TuneOptions, LoraOptions, ReadingOptions, FrameOptions, DecodingOptions, PromptOptions, ToolOptions)
+LIKE_A_RUN = (
+    TuneOptions,
+    LoraOptions,
+    ReadingOptions,
+    FrameOptions,
+    DecodingOptions,
+    BadSampleOptions,
+    PromptOptions,
+    ToolOptions,
+)
 """Options that a run and the warm-up before it have in common."""
 OF_THE_MACHINE = ("use_cpu", "gradient_checkpointing")
 SKIPS = ("on_bad_sample", "on_long_prompt")
