@@ -2,6 +2,7 @@
 
     qwenvl demo && python scripts/pictures.py runs/demo
     python scripts/pictures.py --looks runs/look   # of any run with --tools look
+    python scripts/pictures.py --timelines runs/demo_timeline   # of qwenvl demo --timeline
 
 It makes the pages of the runs again, opens them in a headless Chromium, and writes parts of them into docs/pictures.
 """
@@ -20,7 +21,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from qwenvl.cli import main as qwenvl
-from qwenvl.run_log.log import Rollout, read_rollouts
+from qwenvl.run_log.log import Rollout, read_evaluation, read_rollouts, read_samples
 from tests.chromium import Page, find_chromium
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
@@ -33,7 +34,7 @@ COLORS = 128  # of a picture: files that everybody clones stay small
 
 
 def main(words: list[str]) -> None:
-    """Write the pictures of a demo, or with ``--looks`` that of a run with looks."""
+    """Write the pictures of a demo, or that of a run with looks or of a demo with timelines."""
     program = find_chromium()
     if program is None:
         sys.exit("no Chromium on this machine; apt install chromium, or name one in $CHROMIUM")
@@ -41,7 +42,8 @@ def main(words: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Page(program, Path(folder) / "profile")
         try:
-            (looks if words[0] == "--looks" else demo)(page, Path(words[-1]), Path(folder))
+            kinds = {"--looks": looks, "--timelines": timelines}
+            kinds.get(words[0], demo)(page, Path(words[-1]), Path(folder))
         finally:
             page.close()
 
@@ -56,12 +58,29 @@ def demo(page: Page, folder: Path, scratch: Path) -> None:
     shoot(page, report + telling_group(folder / "run"), "group", ".title", 760, parents=1)
     shoot(page, report, "report", "#learning", 1000, most=620)
     shoot(page, evaluation, "evaluation", "#scores", 900, most=700)
-    shoot(page, preview.as_uri(), "preview", "body", 900, most=760)
+    shoot(page, preview.as_uri(), "preview", "body", 900, most=790)
 
 
 def looks(page: Page, run: Path, scratch: Path) -> None:
     """The picture of completions that look."""
     shoot(page, report_of(run) + group_with_looks(run), "turns", ".completions", 1240, most=1100)
+
+
+def timelines(page: Page, folder: Path, scratch: Path) -> None:
+    """The picture of a held-out clip with its solution and the answers of both models."""
+    evaluation = folder / "evaluation"
+    url = report_of(evaluation) + f"#id={gained_most(evaluation)}"
+    shoot(page, url, "timeline", "#group .timeline", 1000)
+
+
+def gained_most(evaluation: Path) -> str:
+    """The id of the record on which the last model is farthest ahead of the first."""
+    models = [each["name"] for each in read_evaluation(evaluation)["models"]]
+    rewards: dict[str, dict[str, float]] = {}
+    for each in read_samples(evaluation).values():
+        if each.control == "none" and each.total is not None:
+            rewards.setdefault(each.record_id, {})[each.model] = each.total
+    return max(rewards, key=lambda record: rewards[record][models[-1]] - rewards[record][models[0]])
 
 
 def report_of(folder: Path) -> str:

@@ -105,11 +105,26 @@ class Page:
             time.sleep(0.05)
         return found
 
-    def press(self, key: str) -> None:
-        """Type one character or named key."""
+    def press(self, key: str, modifiers: int = 0) -> None:
+        """Type one character or named key. Modifiers, added up: 2 Ctrl, 8 Shift."""
+        # The number of a key is what moves the focus and the slider of a field.
+        codes = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowRight": 39, "Delete": 46}
+        code = {"windowsVirtualKeyCode": codes[key]} if key in codes else {}
         text = {"text": key} if len(key) == 1 else {}
-        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
-        self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
+        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, modifiers=modifiers, **text, **code)
+        self.send("Input.dispatchKeyEvent", type="keyUp", key=key, modifiers=modifiers, **code)
+
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Press the mouse at a place of the window, move it in three steps and let it go."""
+        (x, y), (to_x, to_y) = start, end
+        self._mouse("mousePressed", x, y)
+        for share in (0.3, 0.7, 1.0):
+            self._mouse("mouseMoved", x + share * (to_x - x), y + share * (to_y - y))
+        self._mouse("mouseReleased", to_x, to_y)
+
+    def _mouse(self, kind: str, x: float, y: float) -> None:
+        buttons = 0 if kind == "mouseReleased" else 1
+        self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=buttons, clickCount=1)
 
     def picture(self, path: Path, whole: bool = False) -> None:
         """A screenshot as PNG."""

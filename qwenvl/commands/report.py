@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qwenvl.config.other_names import unknown_flag
-from qwenvl.inspection.run_report import MOST_PICTURES, add_pictures, make_report, read_answer
+from qwenvl.inspection.run_report import MOST_PICTURES, RewardsReading, add_pictures, make_report
 from qwenvl.run_log.log import NUMBERS, RunLogError
 from qwenvl.run_log.report.evaluation import write_evaluation
 from qwenvl.run_log.report.write import ReportError
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if evaluations and len(args.run) > 1:
             raise ReportError(f"{evaluations[0]}: an evaluation has a page of its own: give its folder alone")
-        written = write_evaluation(args.run[0], out, read_answer) if evaluations else make_report(args.run, out)
+        written = write_evaluation(args.run[0], out, RewardsReading()) if evaluations else make_report(args.run, out)
     except (RunLogError, ReportError) as error:
         return _failed(str(error))
     except OSError as error:

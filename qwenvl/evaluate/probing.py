@@ -43,13 +43,13 @@ from qwenvl.evaluate.results import (
     share_over,
 )
 from qwenvl.evaluate.settings import Request, setting_of
-from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.rewards import RewardError, Rubric
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import GenerationOptions
 from qwenvl.run_lock import NAME
 from qwenvl.run_log.health import CUT_OFF_SHARE, EQUAL_SHARE, Finding
+from qwenvl.run_log.intervals import Interval, clustered_interval
 from qwenvl.run_log.log import AS_IT_IS, Rollout, RunLog
 from qwenvl.step.answer import in_budget, require_finite
 from qwenvl.step.assemble import build_dataset, build_rewards, build_sampler, check_view, dataset_view

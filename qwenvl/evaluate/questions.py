@@ -21,9 +21,9 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
 from qwenvl.data.views import view_named
 from qwenvl.evaluate.options import LOOK_CONTROLS, EvaluateOptions
-from qwenvl.grpo.diagnostics import clusters_by
 from qwenvl.model.vision_tower import GREY
 from qwenvl.rewards.functions.text import normalized, solution_of
+from qwenvl.run_log.intervals import clusters_by
 from qwenvl.run_log.log import AS_IT_IS
 from qwenvl.step.contrast import random_order
 from qwenvl.tools.toolbox import Toolbox

@@ -21,10 +21,10 @@ from qwenvl.evaluate.timelines import (
     step_text,
 )
 from qwenvl.failure import counted
-from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.rewards.functions.looking import answered_calls, looks_iou
 from qwenvl.rewards.table import SHAPING, TABLE
 from qwenvl.run_log.health import CUT_OFF_SHARE, SAME_REWARD, says_nothing, signed_number
+from qwenvl.run_log.intervals import Interval, clustered_interval
 from qwenvl.run_log.log import AS_IT_IS, NUMBERS, SAMPLES, EvaluationSample, Rollout
 from qwenvl.types import TOTAL
 

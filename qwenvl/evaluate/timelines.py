@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from qwenvl.failure import counted
-from qwenvl.rewards.functions.actions import action_numbers, list_in
+from qwenvl.rewards.functions.actions import action_numbers, list_of_turns
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.functions.timelines import edit_of, f1_at, frames_right, matches, overlaps, read_pair
-from qwenvl.rewards.table import TIMELINES
+from qwenvl.rewards.table import about_a_timeline
 from qwenvl.run_log.log import AS_IT_IS, EvaluationSample
 from qwenvl.timeline import TimedStep, plain_name, timeline_in
 
@@ -42,18 +42,11 @@ def read_answer(row: EvaluationSample) -> ReadAnswer | None:
 
     A record is about a timeline if a reward for timelines scored it, or if its solution has spans with numbers.
     """
-    named, true = read_pair(row.answer, solution_of(row.target), listed_in(row))
-    scored = any(row.rewards.get(name) is not None for name in TIMELINES)
-    if not true or not (scored or all(span.number is not None for span in true)):
+    named, true = read_pair(row.answer, solution_of(row.target), list_of_turns(row.prompt))
+    if not about_a_timeline(true, row.rewards):
         return None
     durations = [clip.duration for clip in row.clips if clip.duration > 0]
     return ReadAnswer(named, true, durations[0] if len(durations) == 1 else None)
-
-
-def listed_in(row: EvaluationSample) -> dict[str, int]:
-    """The steps that the last user turn of a prompt lists."""
-    asked = [message["text"] for message in row.prompt if message["role"] == "user"]
-    return list_in(asked[-1]) if asked else {}
 
 
 MEASURES: dict[str, Callable[[ReadAnswer], float]] = {

@@ -24,7 +24,14 @@ from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.data.prompt_length import MediaSizes, Ruler, image_sizes_of
 from qwenvl.data.records.clip_settings import in_words, settings_read
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.data.timeline_hints import TimelineTimes, beyond_the_clip, fineness, short_spans, timeline_times
+from qwenvl.data.timeline_hints import (
+    TimelineTimes,
+    beyond_the_clip,
+    fineness,
+    record_timeline,
+    short_spans,
+    timeline_times,
+)
 from qwenvl.failure import counted
 from qwenvl.inspection.flags import hints_by, make_collator, record_files
 from qwenvl.rewards.function import reward_columns
@@ -33,7 +40,9 @@ from qwenvl.rewards.functions.looking import readable_evidence
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.resolve import build_rubric
 from qwenvl.rewards.rubric import Rubric
+from qwenvl.rewards.table import SHAPING
 from qwenvl.run_log.report.write import data_url, render
+from qwenvl.timeline import written_timeline
 from qwenvl.tools.functions import ToolError, resolve_tools, schemas_of
 from qwenvl.tools.options import ToolOptions
 from qwenvl.tools.toolbox import Toolbox
@@ -180,11 +189,19 @@ def own_scores(record: Record, rubric: Rubric) -> str:
     if problem := rubric.check_record(record):
         return f"can't be scored: {problem}"
     truth = solution_of(record.solution)
+    if spans := record_timeline(record):
+        return f"read as a timeline of {counted(len(spans), 'span')}: {'; '.join(written_timeline(spans).splitlines())}"
     numbers = action_numbers(truth)
     read = f"actions {numbers}" if numbers else f"phrases {action_phrases(truth)}"
     scored = rubric.score([record.solution], reward_columns([record], 1))
-    values = ", ".join(f"{name} {values[0]}" for name, values in zip(scored.names, scored.components, strict=True))
-    return f"read as {read}; as a completion it would score {values}"
+    # A solution is no completion: without a thinking block it says nothing about the form of one.
+    whole = "<think>" in record.solution
+    values = [
+        f"{name} {values[0]}"
+        for name, values in zip(scored.names, scored.components, strict=True)
+        if whole or name not in SHAPING
+    ]
+    return f"read as {read}; as {'a completion' if whole else 'an answer'} it would score {', '.join(values)}"
 
 
 def _clip(clip: VideoClip, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:

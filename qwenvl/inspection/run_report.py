@@ -2,28 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from qwenvl.config.flags import describe
 from qwenvl.config.settings import FLAG_GROUPS
+from qwenvl.config.trainer_settings import TrainerSettings
+from qwenvl.rewards.functions.actions import list_of_turns
 from qwenvl.rewards.functions.text import answer_of, solution_of
+from qwenvl.rewards.functions.timelines import matches, overlaps, read_pair
+from qwenvl.rewards.table import about_a_timeline
 from qwenvl.run_log.log import plain
+from qwenvl.run_log.report.timelines import FOUND_AT, Messages, ReadTimelines
 from qwenvl.run_log.report.write import Written, write_pictures, write_report
 from qwenvl.run_log.run import read_runs
+from qwenvl.timeline import timeline_in
 
 MOST_PICTURES = 300  # that one call decodes
 
 
 def make_report(folders: Sequence[Path], out: Path) -> Written:
     """Read the runs and write their report, with the pictures that it has already."""
-    defaults = {name: default for group in FLAG_GROUPS for name, _, default, _ in describe(group)}
-    return write_report(read_runs(folders), out, read_answer, plain(defaults))
+    defaults: dict[str, Any] = {}
+    for setting in fields(TrainerSettings):
+        defaults[setting.name] = None if setting.default is MISSING else setting.default
+    for group in FLAG_GROUPS:
+        defaults |= {name: default for name, _, default, _ in describe(group)}
+    return write_report(read_runs(folders), out, RewardsReading(), plain(defaults))
 
 
-def read_answer(completion: str, solution: str) -> tuple[str | None, str]:
-    """The answer of a completion, None without one, and the solution's, as the rewards read them."""
-    return answer_of(completion), solution_of(solution)
+class RewardsReading:
+    """Reads completions and solutions as the rewards do. See ``qwenvl.run_log.report.timelines.Reading``."""
+
+    def answer(self, completion: str) -> str | None:
+        """The answer of a completion. None: it has no answer."""
+        return answer_of(completion)
+
+    def solution(self, solution: str) -> str:
+        """What a solution says inside its answer block."""
+        return solution_of(solution)
+
+    def timelines(
+        self, prompt: Messages, completion: str, solution: str, rewards: Mapping[str, float | None]
+    ) -> ReadTimelines | None:
+        """The timelines of a completion and its solution, merged as the rewards see them."""
+        if not has_spans(solution):
+            return None
+        named, true = read_pair(answer_of(completion) or "", solution_of(solution), list_of_turns(prompt))
+        if not about_a_timeline(true, rewards):
+            return None
+        best = overlaps(named, true).max(axis=1).tolist() if named else []
+        return ReadTimelines(named, true, best, dict(matches(FOUND_AT, named, true)))
+
+
+@lru_cache(maxsize=256)
+def has_spans(solution: str) -> bool:
+    """Whether a solution has spans. The completions of a group share theirs, and most runs ask for no timeline."""
+    return bool(timeline_in(solution_of(solution)))
 
 
 def add_pictures(written: Written, most: int = MOST_PICTURES) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from qwenvl.rewards.function import arguments_of
 from qwenvl.rewards.functions import actions, answers, grounding, looking, maths, models, shaping, timelines
 from qwenvl.rewards.functions.text import normalized
+from qwenvl.timeline import TimedStep
 
 KINDS: dict[str, str] = {  # the function of each kind of problem
     "multiple choice": "multiple_choice",
@@ -164,6 +165,18 @@ BY_FLAG: dict[str, Entry] = {
 
 TIMELINES = ("segment_f1", "edit_score", "frame_accuracy", "step_order", "timeline_iou")
 """Functions of the table that read answers as timelines."""
+
+
+def about_a_timeline(true: Sequence[TimedStep], rewards: Mapping[str, float | None]) -> bool:
+    """Whether a record asks for a timeline: such a reward scored it, or all spans of its solution have numbers.
+
+    Args:
+        true: the spans that are read in its solution.
+        rewards: of a completion, by name.
+    """
+    scored = any(rewards.get(name) is not None for name in TIMELINES)
+    return bool(true) and (scored or all(span.number is not None for span in true))
+
 
 READERS: dict[str, Callable[[str], Any]] = {  # what two answers are compared by. Others: their normalized texts
     "multiple_choice": answers.letters,

@@ -20,7 +20,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -138,17 +138,25 @@ class RunLog:
         self._earlier: dict[Path, int] = {}  # bytes of a file before this process wrote to it
 
     def write_config(
-        self, config: Mapping[str, Any], launch: Mapping[str, str] | None = None, resumed_at: int = 0
+        self,
+        config: Mapping[str, Any],
+        launch: Mapping[str, str] | None = None,
+        resumed_at: int = 0,
+        set_by_user: Collection[str] | None = None,
     ) -> None:
         """Write the settings of the run. Those of earlier starts stay in ``earlier_starts``, the oldest first.
 
         Args:
             launch: ``command``, ``started`` and ``hardware`` of the newest start.
             resumed_at: the finished steps at which it begins. 0: a new run, which has no earlier starts.
+            set_by_user: the names of the settings that were given. All others have their default, or what it became on
+                this machine.
         """
         if self.rank != 0:
             return
         content: dict[str, Any] = {"config": config, "versions": installed_versions()}
+        if set_by_user is not None:
+            content["set_by_user"] = sorted(set_by_user)
         if launch:
             content["launch"] = launch
         if resumed_at:

@@ -26,6 +26,7 @@ class Run:
         finished: the last step of a run that has ended, else None.
         rows: the lines of ``metrics.jsonl``, in order.
         launch: ``command``, ``started`` and ``hardware``, of ``run.json``.
+        set_by_user: the names of the settings that were given. None: the run does not say.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Run:
     finished: int | None
     rows: Sequence[Mapping[str, float]]
     launch: Mapping[str, str] = field(default_factory=dict)
+    set_by_user: Sequence[str] | None = None
 
     @property
     def steps(self) -> int:
@@ -97,8 +99,18 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
             raise RunLogError(f'{path / "run.json"}: expected an object with "config"; is {path} the folder of a run?')
         versions = content.get("versions") or {}
         ended = content.get("finished", content.get("trained"))
-        launch = content.get("launch", {})
-        runs.append(Run(name, path, content["config"], versions, ended, read_metrics(path), launch))
+        runs.append(
+            Run(
+                name=name,
+                folder=path,
+                settings=content["config"],
+                versions=versions,
+                finished=ended,
+                rows=read_metrics(path),
+                launch=content.get("launch", {}),
+                set_by_user=content.get("set_by_user"),
+            )
+        )
     return runs
 
 
@@ -345,17 +357,27 @@ def _evaluations(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def clocks(runs: Sequence[Run]) -> list[dict[str, Any] | None]:
-    """The hours of training of each run by step: ``steps`` and ``hours``. None for a run without seconds of a step."""
+    """The hours of training of each run by step: ``steps`` and ``hours``. None for a run without seconds of a step.
+
+    The seconds of a step are the sum of its phases. Runs of earlier versions log the whole step too.
+    """
     found: list[dict[str, Any] | None] = []
     for run in runs:
         steps, hours, last = [0], [0.0], 0
-        for step, seconds in run.values(WHOLE_STEP):
+        for step, seconds in run.values(WHOLE_STEP) or seconds_of_steps(run):
             steps.append(step)
             hours.append(hours[-1] + (step - last) * seconds / 3600)
             last = step
         steps, hours, _ = thinned(steps, hours)
         found.append({"steps": steps, "hours": finite(hours)} if last else None)
     return found
+
+
+def seconds_of_steps(run: Run) -> list[tuple[int, float]]:
+    """Step and sum of the phases of each row that has any."""
+    names = [name for name in run.metrics() if is_phase(name)]
+    rows = [row for row in run.rows if any(name in row for name in names)]
+    return [(int(row["step"]), sum(row.get(name, 0.0) for name in names)) for row in rows]
 
 
 def phases(runs: Sequence[Run]) -> list[dict[str, Any]]:

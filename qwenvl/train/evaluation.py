@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from qwenvl.data.errors import RecordError
-from qwenvl.grpo.diagnostics import clustered_interval, clusters_by
+from qwenvl.run_log.intervals import clustered_interval, clusters_by
 from qwenvl.types import PromptBatch, RewardBatch
 
 logger = logging.getLogger(__name__)

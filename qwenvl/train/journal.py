@@ -115,7 +115,12 @@ class Journal:
         self.runlog.begin(finished_steps)
         settings = {**self._args.to_dict(), "processes": self._args.world_size, "video_decoder": self._decoder}
         settings["template_arguments"] = self._ruler and self._ruler.effective_arguments
-        self.runlog.write_config(settings, launch=launch_facts(), resumed_at=finished_steps)
+        self.runlog.write_config(
+            settings,
+            launch=launch_facts(),
+            resumed_at=finished_steps,
+            set_by_user=self._args.set_by_user,
+        )
 
     def drawn(self, batch: PromptBatch) -> None:
         """Count the samples that training drew from each data set, left-out ones included."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from accelerate.utils import wait_for_everyone
 
@@ -21,6 +22,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import FRAME_SUFFIXES, frame_list
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.data.records.framing import unframed
+from qwenvl.data.records.timelines import numbers_of
 from qwenvl.evaluate.protocol import differing, model_facts
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of, in_blocks
@@ -28,17 +30,22 @@ from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.failure import counted
 from qwenvl.files import written_whole
 from qwenvl.inspection.convert import row_of
+from qwenvl.inspection.playable import make_playable
 from qwenvl.inspection.run_report import add_pictures
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.option import parse_row
 from qwenvl.rewards import build_rubric
+from qwenvl.rewards.functions.actions import names_in
 from qwenvl.rewards.functions.text import answer_of
+from qwenvl.rewards.options import RewardOptions
 from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
-from qwenvl.rewards.table import SHAPING, TABLE, reading
+from qwenvl.rewards.table import SHAPING, TABLE, TIMELINES, reading
 from qwenvl.run_log.log import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
 from qwenvl.run_log.report.evaluation import write_labels
+from qwenvl.run_log.report.timelines import MOST_SPANS, axis_length, span_as_shown
+from qwenvl.timeline import timeline_in
 from qwenvl.tools.options import ToolOptions
-from qwenvl.types import PromptBatch, Record, RolloutBatch
+from qwenvl.types import FrameInfo, PromptBatch, Record, RolloutBatch
 from qwenvl.use.options import UseRequest
 
 PROTOCOL = "protocol.json"
@@ -138,18 +145,63 @@ class Labels:
         lines = [f"wrote {options.output}: {counted(len(found), 'clip')}, {len(bad):,} of them with an error, "]
         lines[0] += f"{unread:,} without an <answer>"
         if options.page:
-            shown, command = [self._as_shown(*each) for each in found], training_command(self.request)
+            played = self._make_playable(found, options.pictures)
+            shown, command = [self._as_shown(*each, played) for each in found], training_command(self.request)
             written = write_labels(self.folder, self.request.model.name, shown, command)
             lines += [f"wrote {written.page}; open it in a browser", add_pictures(written, options.pictures)]
         return "\n".join(filter(None, lines))
 
-    def _as_shown(self, question: Record | ValueError, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A row with what the page needs beside it: its prompt, and the record to save it as, with paths in full."""
+    def _make_playable(
+        self, found: Sequence[tuple[Record | ValueError, Mapping[str, Any]]], most: int
+    ) -> dict[str, Path]:
+        """The file to play of each clip that is a file: itself, or a copy beside the page."""
+        records = [question for question, row in found if isinstance(question, Record) and row["error"] is None]
+        clips = {path for record in records for path in record.videos if os.path.isfile(path)}
+        copies = {path: hash_of([path, *version_of(path)])[:20] for path in sorted(clips)}
+        return make_playable(copies, self.folder / "clips", most)
+
+    def _as_shown(
+        self, question: Record | ValueError, row: Mapping[str, Any], played: Mapping[str, Path]
+    ) -> dict[str, Any]:
+        """A row with what the page needs beside it: its prompt, and the record to save it as, with paths in full.
+
+        Args:
+            played: the file to play by the path of a clip.
+        """
         if not isinstance(question, Record):
-            return {**row, "id": "", "prompt": [], "record": None}
+            # The reason begins with the file and the place of the row.
+            where = str(question).partition(": ")[0]
+            return {**row, "id": where, "prompt": [], "record": None}
         record = row_of(unframed(question, self.request.asking.reading), lambda path: frame_list(path) or path)
+        record.pop("timeline", None)  # a solution, as the last turn is: the page saves its own
         prompt = [{"role": message.role, "text": message.text} for message in question.messages]
-        return {**row, "id": question.id, "prompt": prompt, "record": plain(record)}
+        shown = {**row, "id": question.id, "prompt": prompt, "record": plain(record)}
+        files = [self._address(played[path]) if path in played else None for path in question.videos]
+        return shown | self._spans_as_shown(question, row) | {"files": files}
+
+    def _spans_as_shown(self, question: Record, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The ``steps`` of a prompt's list and, of a question for a timeline, the spans of answer and votes."""
+        listed = names_in(question.messages[-1].text)
+        steps = [[number, name] for number, name in listed.items()]
+        spans = timeline_in(row.get("answer") or "", numbers_of(listed))
+        numbered = bool(spans) and all(span.number is not None for span in spans)
+        asked = self.reward in TIMELINES or question.fields.get("timeline") is not None
+        if not asked and not numbered:
+            return {"steps": steps, "timeline": None, "vote_spans": []}
+        clips = [FrameInfo.of(clip) for clip in row.get("clips", ())]
+        votes = [timeline_in(answer, numbers_of(listed)) for answer, _ in row.get("votes", ())]
+        return {
+            "steps": steps,
+            "timeline": {
+                "length": axis_length(spans if not clips else (), clips),
+                "spans": [span_as_shown(span) for span in spans[:MOST_SPANS]],
+            },
+            "vote_spans": [[span_as_shown(span) for span in vote[:MOST_SPANS]] for vote in votes],
+        }
+
+    def _address(self, path: Path) -> str:
+        """The address of a file for the page."""
+        return quote(os.fsencode(os.path.relpath(path, self.folder)))
 
     def _rows(self) -> Iterator[tuple[Record | ValueError, dict[str, Any]]]:
         """Each question that has been asked, with its row."""
@@ -183,12 +235,12 @@ def deciding_reward(names: Sequence[Any] | None) -> str | None:
 
 
 def training_command(request: UseRequest) -> str:
-    """The command that trains the model again on the labels that its page saves, with the prompts that it has here."""
+    """The command that trains the model again on the labels that its page saves, with its prompts and rewards."""
     path = request.model.path
     base = base_of_adapter(path)
     model = ["--model_name_or_path", base or path]
     adapter = [] if base is None else ["--lora_enable", "--start_from_weights", path]
-    groups = (ReadingOptions, FrameOptions, PromptOptions, ToolOptions)
+    groups = (ReadingOptions, FrameOptions, PromptOptions, ToolOptions, RewardOptions)
     # Records of the page name their media in full, and labels leave out what training would stop at.
     prompts = changed_flags(request.config, groups, without=("allow_outside_media", "on_long_prompt"))
     data = ["--dataset_use", "labels.json", "--allow_outside_media"]

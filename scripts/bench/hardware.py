@@ -70,7 +70,8 @@ def planned(checkpoint: Path, flags: str) -> float:
 def cell(gigabytes: float) -> str:
     """The memory, and the smallest card of which it takes at most nine tenths."""
     card = next((card for card in CARDS if gigabytes <= 0.9 * card), None)
-    return f"{gigabytes:.0f} GB ({card} GB card)" if card else f"{gigabytes:.0f} GB (none)"
+    text = f"{gigabytes:.0f} GB ({card} GB card)" if card else f"{gigabytes:.0f} GB (none)"
+    return text.replace(" ", "\u00a0")  # a cell stays in one line on a phone
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from qwenvl.config.command_line import parse_args
 from qwenvl.evaluate.probing import next_command, numbers_of, verdict, worth_of_looks
 from qwenvl.evaluate.results import Answers
 from qwenvl.evaluate.settings import probe_request
-from qwenvl.grpo.diagnostics import clustered_interval
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import GenerationOptions
 from qwenvl.run_log.health import Finding
+from qwenvl.run_log.intervals import clustered_interval
 from qwenvl.types import BadSample, FrameInfo, Message, Record
 from tests.run_log.runs import rollout
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from qwenvl.evaluate.results import PASSES, equal_chance, pass_at_k, results_of, share_interval, table
-from qwenvl.grpo.diagnostics import clustered_interval
+from qwenvl.run_log.intervals import clustered_interval
 from qwenvl.types import Turn
 from tests.evaluate.made import sample
 from tests.run_log.runs import LOOKED, REFUSED

@@ -67,6 +67,9 @@ def test_what_never_changes_stands_behind_unless_it_matters():
 def test_hours_are_the_seconds_of_all_steps_so_far():
     rows = ({"time/step_s": 3600.0}, {"loss": 0.0}, {"time/step_s": 1800.0})  # the third row is of two steps
     assert clocks([run_of(*rows), run_of({"loss": 0.0})]) == [{"steps": [0, 1, 3], "hours": [0, 1, 2]}, None]
+    # As runs log them: the seconds of a step are those of its phases.
+    rows = ({"time/sample_s": 3000.0, "time/logp_s": 600.0}, {"loss": 0.0}, {"time/sample_s": 1800.0})
+    assert clocks([run_of(*rows)]) == [{"steps": [0, 1, 3], "hours": [0, 1, 2]}]
 
 
 def test_an_evaluation_has_points_with_intervals_and_a_later_row_counts():

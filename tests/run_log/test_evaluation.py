@@ -5,7 +5,7 @@ import re
 import pytest
 
 from qwenvl.commands.report import main
-from qwenvl.inspection.run_report import read_answer
+from qwenvl.inspection.run_report import RewardsReading
 from qwenvl.run_log.log import EvaluationLog, EvaluationSample, RunLogError
 from qwenvl.run_log.report.evaluation import headline, write_evaluation
 from qwenvl.run_log.report.write import ReportError
@@ -111,7 +111,7 @@ def evaluation(tmp_path):
 
 
 def test_the_tables_are_those_of_the_evaluation(evaluation, tmp_path):
-    page = write_evaluation(evaluation, tmp_path / "out", read_answer).page.read_text()
+    page = write_evaluation(evaluation, tmp_path / "out", RewardsReading()).page.read_text()
     rows = [" ".join(re.sub(r"<[^>]+>", " ", row).split()) for row in re.findall(r"<tr>.*?</tr>", page)]
     assert "base as it is 0.500 [0.400, 0.600] 0.500 [0.400, 0.600] 25.0 % 0.0 % 7" in rows
     assert "tuned another clip 0.500 [0.400, 0.600] 0.500 [0.400, 0.600] 25.0 % – 7" in rows
@@ -124,7 +124,7 @@ def test_the_tables_are_those_of_the_evaluation(evaluation, tmp_path):
     assert "<dd>one every 2 s, 4 to 8 of a clip, decoded by pyav</dd>" in page
     # the same evaluation gives the same files
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    write_evaluation(evaluation, tmp_path / "out", read_answer)
+    write_evaluation(evaluation, tmp_path / "out", RewardsReading())
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
@@ -163,7 +163,7 @@ def test_the_headline_concludes_nothing_from_models_without_an_answer():
 
 def test_one_that_has_not_ended_shows_what_it_has(evaluation, tmp_path):
     EvaluationLog(evaluation).write(facts(ended=None))
-    written = write_evaluation(evaluation, tmp_path / "out", read_answer)
+    written = write_evaluation(evaluation, tmp_path / "out", RewardsReading())
     assert "The evaluation has not ended: the same command continues it" in written.page.read_text()
     assert [strip.path for strip in written.strips] == ["clips/0.mp4", "clips/1.mp4", "clips/2.mp4"]
 
@@ -172,13 +172,13 @@ def test_what_is_no_evaluation_and_what_is_no_report(evaluation, tmp_path, capsy
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("")
     with pytest.raises(ReportError, match="holds something that is no report"):
-        write_evaluation(evaluation, tmp_path / "mine", read_answer)
+        write_evaluation(evaluation, tmp_path / "mine", RewardsReading())
     (evaluation / "samples.jsonl").write_text("")
     with pytest.raises(ReportError, match="has written no completion yet"):
-        write_evaluation(evaluation, tmp_path / "out", read_answer)
+        write_evaluation(evaluation, tmp_path / "out", RewardsReading())
     (evaluation / "samples.jsonl").write_text("{}\n{}\n")
     with pytest.raises(RunLogError, match=r"samples.jsonl:1: no completion"):
-        write_evaluation(evaluation, tmp_path / "out", read_answer)
+        write_evaluation(evaluation, tmp_path / "out", RewardsReading())
     assert main([str(evaluation), str(tmp_path)]) == 2
     assert "an evaluation has a page of its own" in capsys.readouterr().err
 

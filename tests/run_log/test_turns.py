@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from qwenvl.inspection.run_report import add_pictures, make_report, read_answer
+from qwenvl.inspection.run_report import RewardsReading, add_pictures, make_report
 from qwenvl.run_log.log import EvaluationLog
 from qwenvl.run_log.report.evaluation import write_evaluation
 from qwenvl.types import FrameInfo, Turn
@@ -104,7 +104,7 @@ def test_the_page_of_an_evaluation_has_looks(browser, tmp_path):
     found["numbers"][0] |= {"looks": looks}
     log.begin(found)
     log.log(replace(each, turns=LOOKED, evidence=((12.0, 15.5),)) for each in samples())
-    written = write_evaluation(log.folder, tmp_path / "out", read_answer)
+    written = write_evaluation(log.folder, tmp_path / "out", RewardsReading())
     assert [len(strip.indices) for strip in written.strips].count(4) == 1, "the look's strip, once"
     browser.errors.clear()
     browser.show(1280)

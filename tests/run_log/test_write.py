@@ -13,7 +13,8 @@ from qwenvl.run_log.log import RunLog, RunLogError
 from qwenvl.run_log.report import pages
 from qwenvl.run_log.report.write import changed_settings, facts_of
 from qwenvl.run_log.run import read_runs
-from tests.run_log.runs import SCAN, group
+from qwenvl.types import FrameInfo
+from tests.run_log.runs import SCAN, group, rollout
 
 
 def told(path: Path) -> Iterator:
@@ -148,9 +149,48 @@ def test_the_facts_of_a_run(make_run, tmp_path):
     assert rows["versions"][0].startswith("python 3.")
     assert {name: rows[name] for name in launch} == {name: [value] for name, value in launch.items()}
     assert "held-out data" not in rows  # it has none
-    assert changed_settings([read], {"grpo_sample_size": 4, "grpo_beta": 0.04}) == [("grpo_sample_size", "4", ["8"])]
+    assert changed_settings([read], {"grpo_sample_size": 4, "grpo_beta": 0.04}) == [("--grpo_sample_size", "4", ["8"])]
     page = make_report([run], tmp_path / "out").page.read_text()
-    assert "8 CPU cores" in page and "<th>grpo_sample_size</th><td>8</td>" in page
+    assert "8 CPU cores" in page and "<th><code>--grpo_sample_size</code></th><td>8</td>" in page
+
+
+def test_settings_are_those_that_were_set_and_those_that_differ(make_run):
+    defaults = {"grpo_sample_size": 4, "dataloader_num_workers": 0, "eval_steps": None, "learning_rate": 1e-6}
+    resolved = {"dataloader_num_workers": 2, "eval_steps": 10}  # on this machine, by the run itself
+    run = make_run()
+    settings = {"grpo_sample_size": 8, **resolved, "learning_rate": 1e-6, "video_decoder": "pyav"}
+    RunLog(run).write_config(settings, set_by_user={"grpo_sample_size", "learning_rate"})
+    [read] = read_runs([run])
+    assert read.set_by_user == ["grpo_sample_size", "learning_rate"]
+    assert [name for name, _, _ in changed_settings([read], defaults)] == ["--grpo_sample_size"]
+    other = make_run("other")
+    RunLog(other).write_config(settings | {"dataloader_num_workers": 8, "video_decoder": "decord"}, set_by_user=())
+    both = changed_settings(read_runs([run, other]), defaults)
+    assert both == [
+        ("--dataloader_num_workers", "0", ["2", "8"]),
+        ("--grpo_sample_size", "4", ["8", "8"]),
+        ("video_decoder", "–", ["pyav", "decord"]),  # no flag
+    ]
+
+
+def test_two_runs_are_compared_on_the_same_held_out_records(make_run, tmp_path):
+    def evaluated(totals, step=2, split="eval"):
+        clips = [(FrameInfo(f"/gone/{n // 2}.mp4", (0,), (0.0,)),) for n in range(len(totals))]
+        shared = {"step": step, "split": split, "advantage": None}
+        return [
+            rollout(record_id=str(n), total=total, where=f"data/held.json[{n}]", clips=clips[n], **shared)
+            for n, total in enumerate(totals)
+        ]
+
+    first = make_run("first", rollouts=[*evaluated([1.0] * 5, step=1), *evaluated([0.0, 0.25, 0.5, 0.5, None])])
+    second = make_run("second", rollouts=evaluated([0.5, 0.25, 1.0, 0.75, 1.0, 1.0]))
+    written = make_report([first, second, make_run("third", rollouts=group([0.0, 1.0]))], tmp_path / "report")
+    [found] = written.summary["held_out_differences"]
+    # Gains 0.5, 0 of one clip and 0.5, 0.25 of another: by the bootstrap one, the other, or both.
+    assert (found["before"], found["after"], found["records"], found["steps"]) == ("first", "second", 4, (2, 2))
+    assert (found["difference"], found["low"], found["high"]) == (0.3125, 0.25, 0.375)
+    assert "second − first: +0.312 [+0.250, +0.375]" in written.page.read_text()
+    assert make_report([first], tmp_path / "one").summary["held_out_differences"] == []
 
 
 def test_a_flag_that_is_gone_names_its_replacement(make_run, capsys):

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from qwenvl.grpo.advantages import group_advantages
-from qwenvl.grpo.diagnostics import clustered_interval
 from qwenvl.model.logprobs import completion_logprobs
+from qwenvl.run_log.intervals import clustered_interval
 from qwenvl.run_log.log import read_config, read_metrics, read_rollouts
 from tests.train.conftest import caught_draws, caught_gradients, logged, with_kernels
 

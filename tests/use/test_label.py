@@ -170,6 +170,18 @@ def test_corrected_labels_train(there, capsys):
     assert GRPOTrainer("model", config).train().global_step == 1
 
 
+def test_a_record_with_a_timeline_is_asked_about_one_and_saved_without_it(there):
+    turns = [{"from": "human", "value": f"<video>\n{QUESTION}"}]
+    timeline = [{"step": 1, "start": 0, "end": 1}]
+    rows = [{"id": "a", "video": "clips/2.mp4", "conversations": turns, "timeline": timeline}]
+    Path("rows.json").write_text(json.dumps(rows))
+    labelled("model", "rows.json", "--page")
+    text = Path("labels/data/run-0/page-0.js").read_text()
+    [row] = json.loads(text[text.index("[") : text.rindex("]") + 1])
+    assert row["timeline"] == {"length": 4.0, "spans": []} and row["record"]["conversations"] == turns
+    assert "timeline" not in row["record"]
+
+
 @pytest.mark.parametrize(
     ("readings", "means", "expected"),
     [
@@ -254,3 +266,18 @@ def test_two_processes_give_the_rows_of_one(there):
     one, two = ([row | {"seconds": ""} for row in table(name)] for name in ("labels.csv", "two.csv"))
     assert one == two and len(one) == BLOCK + 4
     assert len(Path("two/rows-1.jsonl").read_text().splitlines()) == 4
+
+
+def test_the_page_has_spans_steps_and_files_of_a_question_for_a_timeline(there):
+    question = "Which, and when?\n(1) pick the lid\n(2) insert the fan"
+    flags = ("--reward_funcs", "timeline_iou", "--samples", "2", "--page")
+    labelled("model", "clips/2.mp4", "clips/more/b.mp4", "--question", question, *flags)
+    text = Path("labels/data/run-0/page-0.js").read_text()
+    shown = {row["id"]: row for row in json.loads(text[text.index("[") : text.rindex("]") + 1])}
+    row = shown["clips/more/b.mp4"]
+    assert row["steps"] == [[1, "pick the lid"], [2, "insert the fan"]] and row["files"] == ["../clips/more/b.mp4"]
+    assert row["timeline"] == {"length": 3.0, "spans": []}  # the tiny model has said nothing that is a span
+    assert len(row["vote_spans"]) == len(row["votes"])
+    assert not Path("labels/clips").exists()  # browsers play these clips
+    page = Path("labels/index.html").read_text()
+    assert "--reward_funcs timeline_iou" in page  # of the command that trains on the saved labels

@@ -98,6 +98,12 @@ def list_of(prompt: Sequence[Mapping[str, Any]] | None) -> dict[str, int]:
     return list_in(asked[-1]) if asked and isinstance(asked[-1], str) else {}
 
 
+def list_of_turns(prompt: Sequence[Mapping[str, str]]) -> dict[str, int]:
+    """The same for messages with ``role`` and ``text``, as completions of a run or an evaluation have them."""
+    asked = [message["text"] for message in prompt if message["role"] == "user"]
+    return list_in(asked[-1]) if asked else {}
+
+
 def list_in(text: str) -> dict[str, int]:
     """The numbers of the actions by name that a user turn lists."""
     return {normalized(name): number for number, name in names_in(text).items()}

@@ -10,7 +10,6 @@ from typing import Any
 from qwenvl.run_log.health import says_nothing, signed_number
 from qwenvl.run_log.log import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
 from qwenvl.run_log.report.pages import (
-    Reading,
     as_json,
     completion_as_shown,
     dataset_of,
@@ -21,12 +20,14 @@ from qwenvl.run_log.report.pages import (
     write_pages,
     write_script,
 )
+from qwenvl.run_log.report.timelines import Reading, solution_as_shown
 from qwenvl.run_log.report.write import ReportError, Written, require_report_folder, write_index
 from qwenvl.run_log.run import finite
 from qwenvl.types import FrameInfo
 
-SCRIPTS = ("core.js", "group.js", "list.js", "evaluation.js")  # in the order that they need each other
-LABEL_SCRIPTS = (*SCRIPTS[:-1], "labels.js")
+# In the order that they need each other.
+SCRIPTS = ("core.js", "timeline.js", "group.js", "list.js", "evaluation.js")
+LABEL_SCRIPTS = (*SCRIPTS[:-1], "spans.js", "labels.js")
 CONTROLS = {
     AS_IT_IS: ("as it is", ""),
     "blank": ("grey frames", "Every frame and image was grey."),
@@ -220,11 +221,14 @@ def _as_shown(record: Answers, names: Sequence[str], read: Reading) -> dict[str,
     views = []
     for control, own in groupby(record, key=lambda each: each.control):
         samples = list(own)
+        shown = samples[0]
+        timelines = read.timelines(shown.prompt, shown.completion, shown.target, shown.rewards)
         views.append(
             {
                 "control": control,
-                "evidence": () if control == "other_clip" else samples[0].evidence,
-                **media_as_shown(samples[0].clips, samples[0].images),
+                "evidence": () if control == "other_clip" else shown.evidence,
+                "timeline": solution_as_shown(timelines, shown.clips),
+                **media_as_shown(shown.clips, shown.images),
                 "models": [
                     [model, [completion_as_shown(each, each.target, None, names, read) for each in rows]]
                     for model, rows in groupby(samples, key=lambda each: each.model)
@@ -236,7 +240,7 @@ def _as_shown(record: Answers, names: Sequence[str], read: Reading) -> dict[str,
         "where": head.where,
         "prompt": list(head.prompt),
         "solution": head.target,
-        "truth": read(head.completion, head.target)[1],
+        "truth": read.solution(head.target),
         "rewards": list(names),
         "fitted": head.fitted,
         "views": views,
@@ -253,21 +257,34 @@ def doubt(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return False, bool(row["answer"]), 1.0 if row["agreement"] is None else row["agreement"], row["logprob"] or 0.0
 
 
+def has_answer(row: Mapping[str, Any]) -> bool:
+    """Whether a label has an answer that can be saved: spans where its question is about a timeline, else any text."""
+    timeline = row.get("timeline")
+    return bool(timeline["spans"] if timeline else row.get("answer"))
+
+
+WITHOUT_RECORD: dict[str, Any] = {"steps": [], "timeline": None, "vote_spans": [], "files": []}
+"""What a row has if it could not be read: no list of steps, no timeline, no file to play."""
+
+
 def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], command: str) -> Written:
     """Write ``index.html``, its scripts and its data into a folder.
 
     Args:
         command: trains the model again on the saved labels.
         rows: of ``Labels``, each also with its ``id``, its ``prompt`` (messages, each with ``role`` and ``text``) and
-            ``record``, the row to save it as: a conversation without its last turn.
+            ``record``, the row to save it as: a conversation without its last turn. Those that could be read have
+            the ``steps`` of the prompt's list, the ``timeline`` of the answer (None: the question is about none) and of
+            each vote (``vote_spans``), and for each clip the address of its file (``files``), None where there is none.
     """
     rows = sorted(rows, key=doubt)
     media = [([FrameInfo.of(clip) for clip in row.get("clips", ())], row.get("images", ())) for row in rows]
-    shown = ({**row, **media_as_shown(*own)} for row, own in zip(rows, media, strict=True))
+    shown = ({**WITHOUT_RECORD, **row, **media_as_shown(*own)} for row, own in zip(rows, media, strict=True))
     places = write_pages(shown, 0, folder / "data" / "run-0")
     index = {
         "ids": [row["id"] for row in rows],
         "answers": [row.get("answer") for row in rows],  # None: an error
+        "answered": [has_answer(row) for row in rows],
         "columns": {
             **places,
             "agreement": [row.get("agreement") for row in rows],

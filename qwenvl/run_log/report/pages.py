@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +19,7 @@ from typing import Any
 from qwenvl.files import written_whole
 from qwenvl.run_log.health import all_equal
 from qwenvl.run_log.log import EvaluationSample, Rollout, read_rollouts
+from qwenvl.run_log.report.timelines import Reading, answer_as_shown, solution_as_shown
 from qwenvl.run_log.run import Run, finite
 from qwenvl.types import FrameInfo, Turn
 
@@ -139,15 +140,13 @@ def row_of(group: Group) -> GroupRow:
     return {
         **{"split": head.split, "step": head.step, "epoch": head.epoch},
         **{"record": head.record_id, "where": head.where, "size": len(group), "marks": marks(group)},
+        "media": (*(clip.path for clip in head.clips), *head.images),
         **{"mean": mean(totals), "low": min(totals, default=None), "high": max(totals, default=None)},
         "parts": {name: mean(each.rewards.get(name) for each in group) for name in names},
     }
 
 
 PAGE_BYTES = 300_000  # a page is closed when its text is longer
-
-Reading = Callable[[str, str], tuple[str | None, str]]
-"""Returns the answer of a completion (None: no answer) and of its solution, as the reward functions read them."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +263,7 @@ def _numbered(items: Iterable[Any]) -> dict[Any, int]:
 def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
     """The page's object of a group: the fields that its completions share, then each completion."""
     head, names = group[0], list(dict.fromkeys(name for each in group for name in each.rewards))
+    timelines = read.timelines(head.prompt, head.completion, head.solution, head.rewards)
     return {
         "split": head.split,
         "step": head.step,
@@ -272,7 +272,8 @@ def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
         "where": head.where,
         "prompt": list(head.prompt),
         "solution": head.solution,
-        "truth": read(head.completion, head.solution)[1],
+        "truth": read.solution(head.solution),
+        "timeline": solution_as_shown(timelines, head.clips),
         **media_as_shown(head.clips, head.images),
         "fitted": head.fitted,
         "evidence": head.evidence,
@@ -308,7 +309,8 @@ def completion_as_shown(
         "rewards": finite([each.rewards.get(name) for name in names]),
         "total": finite([each.total])[0],
         "advantage": finite([advantage])[0],
-        "answer": read(each.completion, solution)[0],
+        "answer": read.answer(each.completion),
+        "timeline": answer_as_shown(read.timelines(each.prompt, each.completion, solution, each.rewards)),
         "turns": turns_as_shown(each.turns),
     }
 

@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from qwenvl.run_log.health import Finding
+from qwenvl.run_log.report.difference import HeldOutDifference, held_out_differences
 from qwenvl.run_log.report.pages import (
     DROPPED,
     EQUAL,
     SUSPECT,
     TRUNCATED,
     GroupRow,
-    Reading,
     Strip,
     as_json,
     write_groups,
     write_script,
 )
+from qwenvl.run_log.report.timelines import Reading
 from qwenvl.run_log.run import SECTIONS, Run, charts, clocks, differing_settings, finite, is_phase, phases, trend
 from qwenvl.run_log.warnings import warnings_of
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent  # base.html, which pages extend, and macros.html
 APP = HERE / "app"
 # In the order that they need each other.
-SCRIPTS = ("core.js", "charts.js", "filter.js", "group.js", "list.js", "browser.js")
+SCRIPTS = ("core.js", "timeline.js", "charts.js", "filter.js", "group.js", "list.js", "browser.js")
 STYLE = "report.css"
 TILES = (
     ("reward/total", "reward in training"),
@@ -109,7 +110,8 @@ def write_report(
         "clocks": clocks(runs),
     }
     write_script(data / "curves.js", f"report.curves({as_json(curves)});\n")
-    facts = summary(runs, [rows for rows, _ in groups])
+    differences = list(held_out_differences([run.name for run in runs], [rows for rows, _ in groups]))
+    facts = summary(runs, [rows for rows, _ in groups], differences)
     write_script(folder / "summary.json", json.dumps(facts, indent=1, default=repr) + "\n")
     page = write_index(
         folder,
@@ -117,6 +119,7 @@ def write_report(
         SCRIPTS,
         title="Report of " + (" and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"),
         runs=facts["runs"],
+        differences=differences,
         facts=facts_of(runs),
         settings=changed_settings(runs, defaults or {}),
         sections=SECTIONS,
@@ -168,12 +171,24 @@ def facts_of(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def changed_settings(runs: Sequence[Run], defaults: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
-    """The settings that differ from their default or between runs: name, default, and the text of each run's value."""
-    shown = {"model_name_or_path", "start_from_weights", "dataset_use", "eval_dataset_use", "output_dir", "processes"}
-    names = {name for run in runs for name, value in run.settings.items() if value != defaults.get(name, value)}
+    """The settings that were set or that differ between runs: flag, default, and the text of each run's value.
+
+    A setting that resolved itself on a machine, such as the number of workers, is not listed. Runs of earlier versions
+    do not say what was set: of these it is what differs from its default.
+    """
+    shown_above = {"model_name_or_path", "start_from_weights", "dataset_use", "eval_dataset_use", "output_dir"}
+    names = set(differing_settings(runs))
+    for run in runs:
+        given = run.settings if run.set_by_user is None else run.set_by_user
+        names |= {name for name in given if run.settings.get(name) != defaults.get(name, run.settings.get(name))}
+    listed = sorted(names - shown_above - {"processes"})
     return [
-        (name, _text(defaults.get(name)), [_text(run.settings.get(name)) for run in runs])
-        for name in sorted((names | set(differing_settings(runs))) - shown)
+        (
+            f"--{name}" if name in defaults else name,
+            _text(defaults.get(name)),
+            [_text(run.settings.get(name)) for run in runs],
+        )
+        for name in listed
     ]
 
 
@@ -242,14 +257,20 @@ TRENDS = (
 )
 
 
-def summary(runs: Sequence[Run], rows: Sequence[Sequence[GroupRow]]) -> dict[str, Any]:
+def summary(
+    runs: Sequence[Run], rows: Sequence[Sequence[GroupRow]], differences: Sequence[HeldOutDifference]
+) -> dict[str, Any]:
     """The content of ``summary.json``. ``docs/evaluation.md`` explains each name.
 
     Args:
         rows: the groups of each run.
+        differences: of the runs on held-out records.
     """
-    each = [run_summary(run, groups) for run, groups in zip(runs, rows, strict=True)]
-    return {"runs": each, "differing_settings": differing_settings(runs)}
+    return {
+        "runs": [run_summary(run, groups) for run, groups in zip(runs, rows, strict=True)],
+        "held_out_differences": [asdict(each) for each in differences],
+        "differing_settings": differing_settings(runs),
+    }
 
 
 def run_summary(run: Run, rows: Sequence[GroupRow]) -> dict[str, Any]:

@@ -47,11 +47,11 @@ class Groups extends List {
   says(group, text) { return says(group, text); }
 
   row(n) {
-    const { columns, records, splits } = this.index;
+    const { columns, records, splits } = this.index, id = records[columns.record[n]][0];
     const signs = MARKS.filter(([mark]) => columns.marks[n] & mark);
     return [
       h("span", { class: "at" }, `${columns.step[n]}`, isTrain(this.index, n) ? "" : ` ${splits[columns.split[n]]}`),
-      h("span", { class: "id" }, records[columns.record[n]][0]),
+      h("span", { class: "id", title: id }, shortName(id)),
       h("b", { title: `from ${brief(columns.low[n])} to ${brief(columns.high[n])}` }, brief(columns.mean[n])),
       signs.length ? h("span", { class: "signs" }, signs.map(([, text, title]) => h("i", { title }, text))) : null,
     ].filter(Boolean);

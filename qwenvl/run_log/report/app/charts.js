@@ -38,7 +38,7 @@ function controls() {
   return [
     runs.length > 1 ? h("span", { class: "runs-shown" }, keys) : null,
     h("label", { title: "half-life of the exponential mean, in percent of the curve" }, "smoothing", slider, said),
-    clocks.some(Boolean) ? h("label", {}, "over", axis) : null,
+    clocks.some(Boolean) ? h("label", { title: "hours: the sum of the phases of the steps" }, "over", axis) : null,
   ].filter(Boolean);
 }
 
@@ -128,15 +128,6 @@ function scales(places, values, width) {
     y: (value) => TOP + (1 - (value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM),
     place: (x) => first + ((x - LEFT) / (width - LEFT - RIGHT)) * span,
   };
-}
-
-function niceTicks(low, high, most) {
-  const rough = (high - low) / most || 1;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const size = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
-  const ticks = [];
-  for (let n = Math.floor(low / size); n <= Math.ceil(high / size); n++) ticks.push(Number((n * size).toPrecision(12)));
-  return ticks;
 }
 
 function frame(scale, width, label, unit) {

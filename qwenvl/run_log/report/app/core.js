@@ -61,6 +61,23 @@ function brief(value) {
 
 const fixed = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 
+// A long name with its middle left out: names of a set often differ in their ends.
+function shortName(name, most = 24) {
+  if (name.length <= most) return name;
+  const tail = Math.ceil(most * 0.6);
+  return `${name.slice(0, most - tail - 1)}…${name.slice(-tail)}`;
+}
+
+// Round numbers from `low` or a little below to `high` or a little above, about `most` of them.
+function niceTicks(low, high, most) {
+  const rough = (high - low) / most || 1;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const size = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
+  const ticks = [];
+  for (let n = Math.floor(low / size); n <= Math.ceil(high / size); n++) ticks.push(Number((n * size).toPrecision(12)));
+  return ticks;
+}
+
 const loading = new Map();
 
 // Load a script once. A later call for the same file waits for the first.

@@ -75,7 +75,7 @@ class Records extends List {
     const blind = without(index).filter((each) => asGood(index, each, n)).map((each) => index.shown[each][0]);
     if (blind.length) signs.push(`as good with ${blind.join(", ")}`);
     return [
-      h("span", { class: "at" }, String(n)), h("span", { class: "id" }, index.ids[n]),
+      h("span", { class: "at" }, String(n)), h("span", { class: "id", title: index.ids[n] }, shortName(index.ids[n])),
       ...this.models.map((model) => h("b", { title: model }, fixed(index.means[AS_IT_IS][model][n]))),
       signs.length ? h("span", { class: "signs" }, signs.map((text) => h("i", {}, text))) : null,
     ].filter(Boolean);
@@ -92,7 +92,8 @@ class Records extends List {
       h("h3", { class: "title" }, record.id, h("small", {}, record.where)),
       note ? h("p", { class: "warning" }, note) : null,
       record.fitted ? h("p", { class: "fine" }, `To fit, the prompt was shown with less: ${JSON.stringify(record.fitted)}`) : null,
-      ...(pictured ? view.clips.map(clipView) : []),
+      view.timeline ? timelineView(view.timeline, pictured ? view.clips : [], view.models.flatMap(([model, rows]) => answersIn(together(rows), `${model}: `))) : null,
+      ...(pictured ? view.clips.map((clip) => clipView(clip, view.timeline !== null)) : []),
       pictured && view.images.length ? h("div", { class: "frames" }, view.images.map(imageView)) : null,
       questionView(record),
       h("div", { class: "models" }, view.models.map(([model, rows]) => h("div", { "data-model": model },

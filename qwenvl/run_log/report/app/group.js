@@ -4,17 +4,33 @@
 function groupView(index, n, group, go) {
   const { columns } = index;
   const chips = MARKS.filter(([mark]) => columns.marks[n] & mark).map(([, text, title]) => h("span", { class: "chip", title }, text));
+  const rows = byAdvantage(together(group.rows));
   const place = [`step ${group.step}`, group.split === "train" ? `epoch ${group.epoch}` : group.split, group.where];
   return h("article", {},
     h("h3", { class: "title" }, group.id, h("small", {}, place.filter(Boolean).join(" · "))),
     chips.length ? h("p", {}, chips) : null,
     ...group.suspicions.map((each) => h("p", { class: "warning" }, `${each}.`)),
     group.fitted ? h("p", { class: "fine" }, `To fit, the prompt was shown with less: ${JSON.stringify(group.fitted)}`) : null,
-    ...group.clips.map(clipView),
+    group.timeline ? timelineView(group.timeline, group.clips, answersIn(rows)) : null,
+    ...group.clips.map((clip) => clipView(clip, group.timeline !== null)),
     group.images.length ? h("div", { class: "frames" }, group.images.map(imageView)) : null,
     questionView(group),
     historyView(index, n, go),
-    h("div", { class: "completions" }, byAdvantage(together(group.rows)).map((row) => completionView(row, group))));
+    h("div", { class: "completions" }, rows.map((row) => completionView(row, group))));
+}
+
+// Completions as bars of a timeline, each with what it is worth.
+function answersIn(rows, name = "") {
+  return rows.map((row) => {
+    const worth = row.advantage === null ? "" : `, advantage ${signed(row.advantage)}`;
+    const times = row.times > 1 ? `${row.times} × ` : "";
+    return { timeline: row.timeline, title: `${name}${times}reward ${brief(row.total)}${worth}` };
+  });
+}
+
+function signed(value) {
+  const text = value.toFixed(2);
+  return Number(text) === 0 ? "0.00" : `${value > 0 ? "+" : ""}${text}`;
 }
 
 function baseName(path) {
@@ -27,15 +43,18 @@ function missing(key) {
   return strip ? strip.problem : "no pictures were made of it (qwenvl report --pictures makes more)";
 }
 
-function clipView(clip) {
+// A clip with its frames, `folded` where a film has shown them already.
+function clipView(clip, folded = false) {
   const why = missing(clip.strip);
   const frames = clip.indices.map((index, n) => {
     const segment = clip.segments ? clip.segments[n] : null;
     return frameView(clip.strip, n, `${clip.times[n].toFixed(2)} s`, `frame ${index}`, segment);
   });
   const segments = clip.segments ? [...new Set(clip.segments)].sort((a, b) => a - b) : [];
+  const head = [h("b", {}, baseName(clip.path)), ` ${clip.indices.length} ${clip.indices.length === 1 ? "frame" : "frames"}`, why ? h("span", { class: report.strips[clip.strip] ? "bad" : "fine" }, `: ${why}`) : null];
+  if (folded) return h("details", { class: "clip" }, h("summary", { title: clip.path }, head), h("div", { class: "frames" }, frames));
   return h("div", { class: "clip" },
-    h("p", { title: clip.path }, h("b", {}, baseName(clip.path)), ` ${clip.indices.length} ${clip.indices.length === 1 ? "frame" : "frames"}`, why ? h("span", { class: report.strips[clip.strip] ? "bad" : "fine" }, `: ${why}`) : null),
+    h("p", { title: clip.path }, head),
     h("div", { class: "frames" }, frames),
     segments.length ? h("p", { class: "legend" }, "segments of the clip: ", segments.map((each) => h("span", {}, h("i", { class: "key", style: `background:${segmentColor(each)}` }), String(each)))) : null);
 }
@@ -59,14 +78,19 @@ function frameView(key, n, title, caption, segment = null) {
   const border = segment === null ? "" : `border-color:${segmentColor(segment)}`;
   let picture = null;
   if (strip && !strip.problem) {
-    const [column, row] = [n % strip.columns, Math.floor(n / strip.columns)];
-    const share = (place, all) => (all > 1 ? (100 * place) / (all - 1) : 0);
-    picture = h("button", {
-      type: "button", class: "picture", "aria-label": `enlarge ${[title, caption].filter(Boolean).join(", ")}`, onclick: enlarge,
-      style: `aspect-ratio:${strip.ratio};background-image:url(pictures/${key}.jpg);background-size:${100 * strip.columns}% ${100 * strip.rows}%;background-position:${share(column, strip.columns)}% ${share(row, strip.rows)}%`,
-    });
+    picture = h("button", { type: "button", class: "picture", "aria-label": `enlarge ${[title, caption].filter(Boolean).join(", ")}`, onclick: enlarge, style: pictureStyle(key, n) });
   }
   return h("figure", { style: border, title: segment === null ? caption : `${caption}, segment ${segment}` }, picture, h("figcaption", {}, h("b", {}, title), " ", caption));
+}
+
+// The style of an element that shows one picture of a strip.
+function pictureStyle(key, n) {
+  const strip = report.strips[key];
+  const column = n % strip.columns, row = Math.floor(n / strip.columns);
+  const share = (place, all) => (all > 1 ? (100 * place) / (all - 1) : 0);
+  const size = `${100 * strip.columns}% ${100 * strip.rows}%`;
+  const position = `${share(column, strip.columns)}% ${share(row, strip.rows)}%`;
+  return `aspect-ratio:${strip.ratio};background-image:url(pictures/${key}.jpg);background-size:${size};background-position:${position}`;
 }
 
 // A frame as large as the window. The arrow keys show its neighbours, Escape closes it.
@@ -137,8 +161,8 @@ function tint(advantage) {
 function completionView(row, group) {
   const calls = row.turns.reduce((sum, turn) => sum + turn.calls.length, 0);
   const head = [
-    row.times > 1 ? h("b", { class: "times", title: "completions with this text" }, `${row.times} ×`) : null,
-    row.advantage === null ? null : h("b", { title: "advantage" }, `${row.advantage > 0 ? "+" : ""}${row.advantage.toFixed(2)}`),
+    row.times > 1 ? h("b", { class: "often", title: "completions with this text" }, `${row.times} ×`) : null,
+    row.advantage === null ? null : h("b", { title: "advantage" }, signed(row.advantage)),
     h("span", { title: "total reward" }, `reward ${brief(row.total)}`),
     h("span", {}, `${row.tokens} tokens`),
     calls ? h("span", {}, calls === 1 ? "1 call" : `${calls} calls`) : null,
@@ -147,7 +171,7 @@ function completionView(row, group) {
   return h("div", { class: "completion", "data-sample": row.sample },
     h("header", { style: `background:${tint(row.advantage)}` }, head),
     h("div", { class: "parts" }, group.rewards.map((name, n) => partView(name, row.rewards[n]))),
-    answerView(row, group.truth),
+    group.timeline && row.timeline && row.answer !== null ? spansView(row.timeline, group.timeline) : answerView(row, group.truth),
     row.turns.length ? h("div", { class: "turns" }, row.turns.map((turn) => turnView(turn, group))) : h("pre", {}, marked(row.text)));
 }
 

@@ -16,13 +16,15 @@ class Labels extends List {
     const columns = [["number", "#", (_, n) => n], ["id", "clip", (_, n) => index.ids[n]], ["agreement", "agree", (_, n) => index.columns.agreement[n]], ["logprob", "log-prob", (_, n) => index.columns.logprob[n]]];
     super({ filters: NO_CHOICE, jumps: Object.entries(SHOWN), columns, kind: "label", nothing: "No clip was labelled." });
     this.index = index;
-    this.checked = new Map(); // number -> {answer, state: confirmed | corrected}
+    this.checked = new Map(); // number -> {answer, timeline: spans of one, state: confirmed | corrected}
+    this.drafts = new Map(); // number -> what was edited and not saved: a text, or spans
+    this.folders = foldersOf(index.ids);
     const numbers = new Map(index.ids.map((id, n) => [id, n]));
     try {
       for (const [id, each] of Object.entries(JSON.parse(localStorage.getItem(STORE) || "{}"))) if (numbers.has(id)) this.checked.set(numbers.get(id), each);
     } catch { /* a browser that keeps nothing: the labels are those of this visit */ }
     for (const part of [this.parts.list, this.parts.heads]) part.style.setProperty("--models", 2);
-    this.place([this.field("q", "text", 14, "/")], [["y", " the answer is right"], ["e", " correct it"], ["/", " search"]]);
+    this.place([this.field("q", "text", 14, "/")], [["y", " the answer is right"], ["e", " correct it"], ["p", " play"], ["n", " a new span"], ["[", "]", " begin and end the span where the clip stands"], ["/", " search"]]);
     for (const id of ["save", "unchecked"]) document.querySelector(`#${id}`).addEventListener(id === "save" ? "click" : "change", () => (id === "save" ? this.save() : this.count()));
     this.count();
     this.opened();
@@ -43,39 +45,83 @@ class Labels extends List {
 
   row(n) {
     const { index } = this, { agreement, logprob } = index.columns, done = this.done(n), answer = done ? done.answer : index.answers[n];
+    const folder = this.folders[n];
     return [
-      h("span", { class: "at" }, `${done ? "✓ " : ""}${n + 1}`), h("span", { class: "id", title: index.ids[n] }, baseName(index.ids[n]) || "–"),
+      h("span", { class: "at" }, `${done ? "✓ " : ""}${n + 1}`), h("span", { class: "id", title: index.ids[n] }, shortName(baseName(index.ids[n])) || "–"),
       h("b", {}, agreement[n] === null || agreement[n] === undefined ? "" : `${Math.round(100 * agreement[n])} %`), h("b", {}, logprob[n] === null || logprob[n] === undefined ? "" : logprob[n].toFixed(2)),
-      h("span", { class: "signs" }, answer === null ? h("i", { class: "bad" }, "error") : h("i", { class: "clamped", title: answer }, answer || "no answer"), done ? h("i", {}, done.state) : null),
+      h("span", { class: "signs" }, folder ? h("i", { class: "folder" }, folder) : null, answer === null ? h("i", { class: "bad" }, "error") : h("i", { class: "clamped", title: answer }, answer || "no answer"), done ? h("i", {}, done.state) : null),
     ];
   }
 
   view(n, label) {
-    const head = h("h3", { class: "title", title: label.id }, baseName(label.id) || "a row that can't be read");
+    const head = h("h3", { class: "title", title: label.id }, baseName(label.id), folderOf(label.id) ? h("small", {}, folderOf(label.id)) : null);
+    this.editor = this.player = null;
     if (label.error !== null) return h("article", {}, head, h("p", { class: "bad" }, label.error));
-    const done = this.done(n);
-    const box = h("textarea", { id: "answer", rows: 3, "aria-label": "the answer", onkeydown: (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.check(n, box.value); } });
-    box.value = done ? done.answer : label.answer;
-    const button = (id, text, title, act) => h("button", { type: "button", id, title, onclick: act }, text);
     const facts = [label.agreement === null ? null : `${Math.round(100 * label.agreement)} % of ${label.texts.length} completions agree`, `mean log-prob ${brief(label.logprob)}`, `${label.frames} frames`, label.finish_reason === "length" ? "cut at the limit" : null];
     const prompt = label.prompt.map((each) => (label.prompt.length > 1 ? `[${each.role}] ${each.text}` : each.text)).join("\n\n");
+    const players = label.files.map((file, place) => (file ? playerView(file, label.clips[place]?.path ?? file) : null)).filter(Boolean);
+    this.player = players.length === 1 ? players[0].querySelector("video") : null;
     return h("article", {}, head,
-      ...label.clips.map(clipView),
+      players,
+      ...label.clips.map((clip) => clipView(clip, label.timeline !== null)),
       label.images.length ? h("div", { class: "frames" }, label.images.map(imageView)) : null,
       h("p", { class: "fine" }, facts.filter(Boolean).join(" · ")),
-      h("div", { class: "label" }, box, h("p", {},
-        label.answer ? button("confirm", "right", "y", () => this.check(n, label.answer)) : null, button("correct", "save correction", "Ctrl+Enter in the field", () => this.check(n, box.value)),
-        done ? button("undo", `${done.state}: undo`, "", () => this.check(n, null)) : null)),
-      label.votes.length > 1 ? h("ul", { class: "votes" }, label.votes.map(([answer, count]) => h("li", {}, h("button", { type: "button", onclick: () => { box.value = answer; box.focus(); } }, `${count} ×`), ` ${answer || "no answer"}`))) : null,
+      label.timeline ? this.spansPart(n, label) : this.textPart(n, label),
       h("details", {}, h("summary", {}, "what it wrote"), h("pre", {}, marked(label.text))),
       h("details", { open: prompt.length < 200 }, h("summary", {}, "prompt"), h("pre", {}, prompt)));
   }
 
+  // The field of an answer in words, with a button for each step of the prompt's list.
+  textPart(n, label) {
+    const done = this.done(n);
+    const box = h("textarea", { id: "answer", rows: 3, "aria-label": "the answer", oninput: () => changed(), onkeydown: (event) => { if (savesNow(event)) this.check(n, { answer: box.value }); } });
+    const steps = h("div", { class: "palette", role: "group", "aria-label": "steps" }, label.steps.map(([number, name]) => h("button", { type: "button", "data-step": number, onclick: () => { box.value = toggledStep(box.value, number, name); changed(); } }, h("b", {}, String(number)), ` ${name}`)));
+    const press = () => {
+      const named = new Set(partsOf(box.value).map((part) => part.key));
+      for (const button of steps.children) button.setAttribute("aria-pressed", String(named.has(button.dataset.step)));
+    };
+    const changed = () => { this.drafts.set(n, box.value); press(); };
+    box.value = this.drafts.get(n) ?? (done ? done.answer : label.answer);
+    press();
+    const votes = label.votes.map(([answer, count]) => ({ answer, count, use: () => { box.value = answer; changed(); box.focus(); } }));
+    return h("div", { class: "label" }, label.steps.length ? steps : null, box, this.buttons(n, label, () => ({ answer: box.value })), votesView(votes));
+  }
+
+  // The bar of the model's timeline, and below it the one that is edited.
+  spansPart(n, label) {
+    const done = this.done(n), { length, spans } = label.timeline;
+    const editor = this.editor = new SpanEditor({ spans: this.drafts.get(n) ?? done?.timeline ?? spans, length, steps: label.steps, player: this.player, changed: () => changed() });
+    const entry = () => ({ answer: spansLine(editor.spans), timeline: sortedSpans(editor.spans) });
+    const buttons = this.buttons(n, label, entry);
+    const enable = () => { buttons.querySelector("#correct").disabled = !editor.spans.length || !editor.spans.every((span) => editor.listed(span)); };
+    const changed = () => { this.drafts.set(n, sortedSpans(editor.spans)); enable(); };
+    enable();
+    const bar = (title, element) => h("div", { class: "bar-of-spans" }, h("p", {}, title), element);
+    const votes = label.votes.map(([answer, count], vote) => ({ answer: spansLine(label.vote_spans[vote]), count, use: () => editor.replace(label.vote_spans[vote]) }));
+    return h("div", { class: "label editor", onkeydown: (event) => { if (savesNow(event)) buttons.querySelector("#correct").click(); } },
+      filmView(label.clips.length === 1 ? label.clips[0] : null, length),
+      bar("the model's answer", barView(spans, length)),
+      bar("your timeline", editor.lanes),
+      editor.palette, editor.rows,
+      h("p", {}, editor.addButton, h("span", { class: "fine keys" }, `Drag an edge or a span, or draw a new one. Tab goes to spans and edges: ← → move them by ${editor.grain} s, with Shift by ${seconds(FAR * editor.grain)} s; 1 to 9 set the step, Delete removes.`)),
+      buttons, votesView(votes));
+  }
+
+  buttons(n, label, entry) {
+    const done = this.done(n), button = (id, text, title, act) => h("button", { type: "button", id, title, onclick: act }, text);
+    const answered = label.timeline ? label.timeline.spans.length : label.answer;
+    const given = label.timeline ? { answer: spansLine(label.timeline.spans), timeline: sortedSpans(label.timeline.spans) } : { answer: label.answer };
+    return h("p", {},
+      answered ? button("confirm", "right", "y", () => this.check(n, given)) : null, button("correct", "save correction", "Ctrl+Enter", () => this.check(n, entry())),
+      done ? button("undo", `${done.state}: undo`, "", () => this.check(n, null)) : null);
+  }
+
   // Note an answer as right or corrected, and go to the next label. None takes the note back.
-  check(n, answer) {
-    if (answer === null) this.checked.delete(n);
-    else if (!answer.trim()) return;
-    else this.checked.set(n, { answer: answer.trim(), state: answer.trim() === this.index.answers[n].trim() ? "confirmed" : "corrected" });
+  async check(n, entry) {
+    if (entry === null) this.checked.delete(n);
+    else if (!entry.answer.trim()) return;
+    else this.checked.set(n, { ...entry, answer: entry.answer.trim(), state: await this.isModels(n, entry) ? "confirmed" : "corrected" });
+    this.drafts.delete(n);
     try {
       localStorage.setItem(STORE, JSON.stringify(Object.fromEntries([...this.checked].map(([each, value]) => [this.index.ids[each], value]))));
     } catch { /* as above */ }
@@ -83,28 +129,38 @@ class Labels extends List {
     if (row) row.replaceChildren(...this.row(n).filter(Boolean));
     this.count();
     const next = this.found[at + 1];
-    this.choose(answer === null || next === undefined ? n : next, true);
+    this.choose(entry === null || next === undefined ? n : next, true);
+  }
+
+  // Whether an answer is the one that the model gave.
+  async isModels(n, entry) {
+    const label = await this.label(n);
+    if (!entry.timeline) return entry.answer.trim() === label.answer.trim();
+    return JSON.stringify(entry.timeline) === JSON.stringify(sortedSpans(label.timeline.spans));
+  }
+
+  async label(n) {
+    const { page, place } = this.index.columns;
+    return (await pageOf(0, page[n]))[place[n]];
   }
 
   // The numbers of the labels that would be saved.
   saved() {
     const all = document.querySelector("#unchecked").checked;
-    return this.index.ids.map((_, n) => n).filter((n) => this.done(n) || (all && this.index.answers[n]));
+    return this.index.ids.map((_, n) => n).filter((n) => this.done(n) || (all && this.index.answered[n]));
   }
 
   count() {
     const button = document.querySelector("#save"), count = this.saved().length;
     button.textContent = `save ${count.toLocaleString("en")} ${count === 1 ? "record" : "records"}`;
     button.disabled = !count;
-    document.querySelector("#done").textContent = `${this.checked.size.toLocaleString("en")} of ${this.index.ids.length.toLocaleString("en")} done`;
+    const answered = this.index.answers.filter((answer) => answer !== null).length; // of the others there is nothing to check
+    document.querySelector("#done").textContent = `${this.checked.size.toLocaleString("en")} of ${answered.toLocaleString("en")} done`;
   }
 
   async save() {
-    const { page, place } = this.index.columns, rows = [];
-    for (const n of this.saved()) {
-      const label = (await pageOf(0, page[n]))[place[n]], answer = this.done(n)?.answer ?? label.answer;
-      rows.push({ ...label.record, conversations: [...label.record.conversations, { from: "gpt", value: `<answer>${answer}</answer>` }] });
-    }
+    const rows = [];
+    for (const n of this.saved()) rows.push(recordOf(await this.label(n), this.done(n)));
     const link = h("a", { href: URL.createObjectURL(new Blob([JSON.stringify(rows, null, 1) + "\n"], { type: "application/json" })), download: "labels.json" });
     link.click();
     URL.revokeObjectURL(link.href);
@@ -128,8 +184,65 @@ class Labels extends List {
   }
 
   keys() {
-    return { y: () => document.querySelector("#confirm")?.click(), e: () => document.querySelector("#answer")?.focus() };
+    const { editor, player } = this, edge = (part) => () => editor?.edgeHere(part);
+    return {
+      y: () => document.querySelector("#confirm")?.click(),
+      e: () => document.querySelector("#answer, .editable .span, #add")?.focus(),
+      p: () => { if (player) player[player.paused ? "play" : "pause"](); },
+      n: () => editor?.add(),
+      "[": edge("start"),
+      "]": edge("end"),
+    };
   }
+}
+
+// The record that training reads: with a timeline as its field, else with the answer as its last turn.
+function recordOf(label, done) {
+  const timeline = done ? done.timeline : label.timeline?.spans;
+  if (timeline) return { ...label.record, timeline: timeline.map((span) => ({ step: span.number ?? span.name, start: span.start, end: span.end })) };
+  const answer = { from: "gpt", value: `<answer>${done ? done.answer : label.answer}</answer>` };
+  return { ...label.record, conversations: [...label.record.conversations, answer] };
+}
+
+// The text without the step, if it names its number, else with it at the end.
+function toggledStep(text, number, name) {
+  const marks = [...text.matchAll(/\(\s*([0-9]{1,9})\s*\)/g)], at = marks.findIndex((mark) => Number(mark[1]) === number);
+  if (at < 0) return `${text.trim()} (${number}) ${name}`.trim();
+  return `${text.slice(0, marks[at].index)}${text.slice(marks[at + 1]?.index ?? text.length)}`.trim();
+}
+
+const savesNow = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey);
+
+function votesView(votes) {
+  if (votes.length < 2) return null;
+  return h("ul", { class: "votes" }, votes.map(({ answer, count, use }) => h("li", {}, h("button", { type: "button", title: "take this answer over", onclick: use }, `${count} ×`), ` ${answer || "no answer"}`)));
+}
+
+// Spans in the order of time, with what a record says of them.
+function sortedSpans(spans) {
+  const plain = spans.map(({ start, end, number, name }) => ({ start, end, number, name }));
+  return plain.sort((a, b) => a.start - b.start || a.end - b.end);
+}
+
+// Spans in a line, for the list. It is for the eye: records keep numbers.
+const spansLine = (spans) => sortedSpans(spans).map((span) => `${seconds(span.start)}-${seconds(span.end)} ${stepText(span)}`).join("; ");
+
+const folderOf = (path) => path.split(/[\\/]/).slice(0, -1).join("/");
+
+// The folder of each label below the one that all have in common.
+function foldersOf(ids) {
+  const all = ids.map((id) => folderOf(id).split("/").filter(Boolean));
+  let shared = 0;
+  while (all.length && all.every((parts) => parts.length > shared && parts[shared] === all[0][shared])) shared += 1;
+  return all.map((parts) => parts.slice(shared).join("/"));
+}
+
+// The clip, played from its file or from a copy beside the page.
+function playerView(file, path) {
+  const video = h("video", { src: file, controls: true, preload: "metadata", playsinline: true });
+  const box = h("div", { class: "player" }, video);
+  video.addEventListener("error", () => box.replaceChildren(h("p", { class: "fine" }, `This browser can't play ${path}: the file has moved, or the browser has no decoder for it. Its frames are below.`)));
+  return box;
 }
 
 async function startLabels() {

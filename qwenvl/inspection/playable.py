@@ -1,0 +1,115 @@
+"""Copies of clips that browsers have no decoder for, beside the page on which they are played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from pathlib import Path
+
+from qwenvl.child import Child, ChildDied, ChildError, ChildTimeout
+from qwenvl.files import written_whole
+
+# What Chromium, Firefox and Safari play in a <video> element.
+PLAYED_CODECS = {"h264", "vp8", "vp9", "av1"}
+PLAYED_PIXELS = {"yuv420p", "yuvj420p"}
+PLAYED_SUFFIXES = {".mp4", ".m4v", ".mov", ".webm"}
+WIDTH = 640  # of a copy at most, in pixels
+SECONDS = 120.0  # for one clip: a longer one is not copied
+MEMORY_BYTES = 4 * 10**9
+MILLISECOND = Fraction(1, 1000)
+
+
+def make_playable(copies: Mapping[str, str], folder: Path, most: int) -> dict[str, Path]:
+    """For each clip the file that a browser can play: the clip itself, or a copy in the folder.
+
+    Clips that cannot be read, or not within ``SECONDS``, have none. Copies of other clips are deleted.
+
+    Args:
+        copies: the name of the copy, without ending, by the path of the clip. Another name where the file has changed.
+        most: clips to copy in this call.
+    """
+    names = set(copies.values())
+    for file in folder.glob("*.mp4"):
+        if file.stem not in names:
+            file.unlink()
+    found: dict[str, Path] = {}
+    child: Child | None = None
+    left = most
+    for path, name in copies.items():
+        target = folder / f"{name}.mp4"
+        if target.exists():
+            found[path] = target
+            continue
+        if not left:
+            break
+        try:
+            child = child or Child(f"{__name__}:copier", memory_bytes=MEMORY_BYTES)
+            if child.ask((path, ""), SECONDS):
+                found[path] = Path(path)
+                continue
+            left -= 1
+            folder.mkdir(parents=True, exist_ok=True)
+            with written_whole(target) as part:
+                child.ask((path, str(part)), SECONDS)
+            found[path] = target
+        except (ChildTimeout, ChildDied):
+            child = None  # it is gone; the next clip gets another one
+        except ChildError:
+            continue  # a clip that cannot be read: its row says why
+    if child is not None:
+        child.kill()
+    return found
+
+
+def copier() -> Callable[[tuple[str, str]], bool]:
+    """The child's side: without a target whether browsers play a clip, with one its copy is written there."""
+
+    def answer(request: tuple[str, str]) -> bool:
+        path, target = request
+        if not target:
+            return plays(path)
+        write_copy(path, target)
+        return True
+
+    return answer
+
+
+def plays(path: str) -> bool:
+    """Whether browsers have a decoder for a clip."""
+    import av
+
+    with av.open(path) as container:
+        video = container.streams.video[0].codec_context
+        known = video.name in PLAYED_CODECS and video.pix_fmt in PLAYED_PIXELS
+    return known and Path(path).suffix.lower() in PLAYED_SUFFIXES
+
+
+def write_copy(path: str, target: str) -> None:
+    """Write a clip as H.264, at most ``WIDTH`` pixels wide, its frames at their times after the first one."""
+    import av
+
+    from qwenvl.data.media.reader import ClipReader
+
+    with ClipReader(path) as clip, av.open(target, "w", format="mp4") as made:
+        # Without B-frames the first frame is at 0 s. Times are those of the frames and not of the rate.
+        stream = made.add_stream("libx264", rate=25, options={"preset": "veryfast", "crf": "26", "bf": "0"})
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.time_base = stream.time_base = MILLISECOND
+        number = 0
+        for part in clip.parts(range(clip.frame_count)):
+            for picture in part:
+                frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+                if not number:
+                    stream.width, stream.height = copy_size(frame.width, frame.height)
+                frame = frame.reformat(stream.width, stream.height, "yuv420p")
+                frame.pts = round(1000 * clip.frame_times[number])
+                frame.time_base = MILLISECOND
+                made.mux(stream.encode(frame))
+                number += 1
+        made.mux(stream.encode(None))
+
+
+def copy_size(width: int, height: int) -> tuple[int, int]:
+    """The size of a copy: even numbers, as the encoder needs them."""
+    scale = min(1.0, WIDTH / width)
+    return max(2, 2 * round(width * scale / 2)), max(2, 2 * round(height * scale / 2))

@@ -1,0 +1,291 @@
+"use strict";
+// The spans of a timeline that a reader edits: by dragging, with the keyboard, and as numbers in fields.
+
+// What an arrow key moves, and what a drag is rounded to, in seconds. With Shift it is ten times as much.
+const grainOf = (length) => (length < 5 ? 0.02 : 0.1);
+const FAR = 10;
+const SNAP = 6; // pixels: an edge that is dragged so near to another one takes its time
+
+class SpanEditor {
+  // spans: to begin with. steps: [number, name] of the prompt's list. player: the clip's video, or null.
+  // changed: called after each change.
+  constructor({ spans, length, steps, player, changed }) {
+    Object.assign(this, { length: length || 1, grain: grainOf(length || 1), steps, player, changed, spans: [], views: new Map(), chosen: null });
+    this.lanes = h("div", { class: "lanes editable", role: "group", "aria-label": "your timeline", onpointerdown: (event) => this.draw(event) });
+    this.head = h("i", { class: "playhead", hidden: true });
+    this.lanes.append(this.head);
+    this.rows = h("ul", { class: "span-rows" });
+    this.palette = h("div", { class: "palette", role: "group", "aria-label": "steps" }, steps.map(([number, name]) => h("button", {
+      type: "button", class: stepColor({ number }), "data-step": number, title: "the step of the chosen span, or of a new one", onclick: () => this.useStep(number, name),
+    }, h("b", {}, String(number)), ` ${name}`)));
+    this.addButton = h("button", { type: "button", id: "add", title: "n", onclick: () => this.add() }, "add a span");
+    if (player) {
+      const follow = () => this.follow(player.currentTime);
+      for (const kind of ["timeupdate", "seeking", "seeked"]) player.addEventListener(kind, follow);
+    }
+    this.replace(spans, false);
+  }
+
+  // Show other spans in the place of these.
+  replace(spans, told = true) {
+    // A model may name seconds that the clip does not have.
+    this.spans = spans.map(({ start, end, number, name }) => ({ start: Math.min(start, this.length - this.grain), end: Math.min(end, this.length), number, name }));
+    for (const { body, row } of this.views.values()) { body.remove(); row.remove(); }
+    this.views = new Map(this.spans.map((span) => [span, this.viewOf(span)]));
+    this.chosen = null;
+    this.update();
+    if (told) this.changed();
+  }
+
+  // The elements of a span: its body and its two edges in the bar, and its row of fields.
+  viewOf(span) {
+    const edge = (part) => h("i", { class: `edge ${part}`, tabindex: 0, role: "slider", "aria-valuemin": 0, "aria-valuemax": this.length, onpointerdown: (event) => this.drag(event, span, part), onkeydown: (event) => this.pressed(event, span, part), onfocus: () => this.choose(span) });
+    const [start, end] = [edge("start"), edge("end")], text = h("span", {});
+    const body = h("div", { tabindex: 0, role: "button", onpointerdown: (event) => this.drag(event, span, "body"), onkeydown: (event) => this.pressed(event, span, "body"), onfocus: () => this.choose(span) }, start, text, end);
+    const time = (part) => h("input", { type: "number", step: this.grain, min: 0, max: this.length, "aria-label": `${part} in seconds`, onchange: (event) => this.typed(span, part, event.target) });
+    const fields = { step: this.stepField(span), start: time("start"), end: time("end") };
+    const remove = h("button", { type: "button", "aria-label": "remove this span", title: "Delete", onclick: () => this.remove(span) }, "✕");
+    const row = h("li", { onfocusin: () => this.choose(span) }, h("i", {}), fields.step, h("label", {}, fields.start, " to ", fields.end, " s"), remove);
+    this.lanes.append(body);
+    this.rows.append(row);
+    return { body, start, end, text, row, fields };
+  }
+
+  // Which step a span has: one of the list, or any text where the prompt has no list.
+  stepField(span) {
+    if (!this.steps.length) return h("input", { "aria-label": "step: number or name", onchange: (event) => this.nameStep(span, event.target) });
+    const options = this.steps.map(([number, name]) => h("option", { value: number }, `(${number}) ${name}`));
+    if (!this.listed(span)) options.unshift(h("option", { value: "" }, `${stepText(span)}: not in the list`));
+    return h("select", { "aria-label": "step", onchange: (event) => {
+      const found = this.steps.find(([number]) => String(number) === event.target.value);
+      if (found) this.setStep(span, ...found);
+    } }, options);
+  }
+
+  listed(span) { return !this.steps.length || this.steps.some(([number]) => number === span.number); }
+
+  // Bring every element up to date with its span.
+  update() {
+    const lanes = lanesOf(this.spans);
+    this.lanes.style.setProperty("--lanes", Math.max(1, ...lanes.map((lane) => lane + 1)));
+    this.spans.forEach((span, n) => {
+      const { body, start, end, text, row, fields } = this.views.get(span), chosen = span === this.chosen;
+      body.className = `span ${stepColor(span)}${chosen ? " chosen" : ""}`;
+      Object.assign(body.style, spanStyle(span, lanes[n], this.length));
+      body.title = spanText(span);
+      setAttributes(body, { "aria-label": spanText(span), "aria-pressed": String(chosen) });
+      text.textContent = span.number ?? span.name;
+      for (const [part, element] of [["start", start], ["end", end]]) {
+        setAttributes(element, { "aria-label": `${part} of ${stepText(span)}`, "aria-valuenow": span[part], "aria-valuetext": `${seconds(span[part])} seconds` });
+        if (fields[part] !== document.activeElement || Number(fields[part].value) !== span[part]) fields[part].value = seconds(span[part]);
+      }
+      fields.step.value = this.steps.length ? (this.listed(span) ? span.number : "") : span.number ?? span.name;
+      row.className = chosen ? "chosen" : "";
+      row.firstChild.className = `key ${stepColor(span)}`;
+    });
+    for (const button of this.palette.children) button.setAttribute("aria-pressed", String(Boolean(this.chosen) && this.chosen.number === Number(button.dataset.step)));
+    this.sortRows();
+  }
+
+  // Rows in the order of time. The field that is being edited keeps its focus.
+  sortRows() {
+    const order = [...this.spans].sort((a, b) => a.start - b.start || a.end - b.end).map((span) => this.views.get(span).row);
+    if (order.every((row, n) => this.rows.children[n] === row)) return;
+    const active = document.activeElement;
+    this.rows.append(...order);
+    if (this.rows.contains(active)) active.focus();
+  }
+
+  choose(span) {
+    if (this.chosen === span) return;
+    this.chosen = span;
+    this.update();
+  }
+
+  change(span, times, seen) {
+    Object.assign(span, times);
+    this.update();
+    this.changed();
+    if (seen !== undefined) this.seek(seen);
+  }
+
+  // Move an edge or the whole span by some seconds from where it was.
+  moveBy(span, part, from, by, snap = (time) => time) {
+    const [least, most] = [0, this.length];
+    const exact = (value) => Number(value.toFixed(3));
+    const within = (value, low, high) => exact(Math.min(high, Math.max(low, snap(this.rounded(value)))));
+    if (part === "start") {
+      const start = within(from.start + by, least, span.end - this.grain);
+      this.change(span, { start }, start);
+    } else if (part === "end") {
+      const end = within(from.end + by, span.start + this.grain, most);
+      this.change(span, { end }, end);
+    } else {
+      const long = from.end - from.start, start = within(from.start + by, least, most - long);
+      this.change(span, { start, end: exact(start + long) }, start);
+    }
+  }
+
+  rounded(value) { return Math.round(value / this.grain) * this.grain; }
+
+  // The second under the pointer.
+  secondAt(event) {
+    const box = this.lanes.getBoundingClientRect();
+    return Math.min(this.length, Math.max(0, ((event.clientX - box.left) / box.width) * this.length));
+  }
+
+  // Rounds a time to the edge of another span that is near enough.
+  snapped(span) {
+    const reach = (SNAP * this.length) / this.lanes.clientWidth;
+    const edges = this.spans.filter((each) => each !== span).flatMap((each) => [each.start, each.end]);
+    return (time) => edges.find((each) => Math.abs(each - time) <= reach) ?? time;
+  }
+
+  drag(event, span, part) {
+    if (event.button !== 0) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const view = this.views.get(span), element = part === "body" ? view.body : view[part];
+    element.focus({ preventScroll: true });
+    this.choose(span);
+    const began = this.secondAt(event), from = { ...span };
+    const snap = part === "body" ? undefined : this.snapped(span);
+    this.followPointer(element, event, (now) => this.moveBy(span, part, from, this.secondAt(now) - began, snap));
+  }
+
+  // Draw a new span on the empty bar.
+  draw(event) {
+    if (event.button !== 0 || event.target !== this.lanes) return;
+    const began = this.rounded(this.secondAt(event));
+    let span = null;
+    const move = (now) => {
+      const other = this.rounded(this.secondAt(now)), start = Math.min(began, other), end = Math.max(began, other);
+      if (end - start < this.grain) return;
+      if (!span) span = this.insert({ start, end });
+      this.change(span, { start: Number(start.toFixed(3)), end: Number(end.toFixed(3)) }, other);
+    };
+    this.followPointer(this.lanes, event, move, () => {
+      if (span) this.views.get(span).body.focus({ preventScroll: true });
+      else this.seek(began);
+    });
+  }
+
+  followPointer(element, event, move, end = () => {}) {
+    element.setPointerCapture(event.pointerId);
+    const stop = () => {
+      element.removeEventListener("pointermove", move);
+      for (const kind of ["pointerup", "pointercancel"]) element.removeEventListener(kind, stop);
+      end();
+    };
+    element.addEventListener("pointermove", move);
+    for (const kind of ["pointerup", "pointercancel"]) element.addEventListener(kind, stop);
+  }
+
+  pressed(event, span, part) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key], digit = /^[1-9]$/.test(event.key) ? Number(event.key) : null;
+    if (way) this.moveBy(span, part, { ...span }, way * this.grain * (event.shiftKey ? FAR : 1));
+    else if (event.key === "Delete" || event.key === "Backspace") this.remove(span);
+    else if (digit !== null) this.setStep(span, digit, this.nameOf(digit));
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  nameOf(number) { return this.steps.find(([each]) => each === number)?.[1] ?? ""; }
+
+  typed(span, part, field) {
+    const value = Number(field.value), other = part === "start" ? span.end : span.start;
+    const fits = field.value !== "" && value >= 0 && value <= this.length && (part === "start" ? value < other : value > other);
+    field.setCustomValidity(fits ? "" : `expected seconds from 0 to ${seconds(this.length)}, the start before the end`);
+    if (fits) this.change(span, { [part]: Number(value.toFixed(3)) }, value);
+    else field.reportValidity();
+  }
+
+  setStep(span, number, name) {
+    if (this.steps.length && !this.steps.some(([each]) => each === number)) return; // a digit beyond the list
+    this.change(span, { number, name });
+    const view = this.views.get(span), field = this.stepField(span); // without the option that is not in the list
+    const active = view.fields.step === document.activeElement;
+    view.fields.step.replaceWith(field);
+    view.fields.step = field;
+    this.update();
+    if (active) field.focus();
+  }
+
+  nameStep(span, field) {
+    const text = field.value.trim(), numbered = /^\(?(\d{1,9})\)?\s*(.*)$/.exec(text);
+    if (!text) { this.update(); return; }
+    this.change(span, numbered ? { number: Number(numbered[1]), name: numbered[2] } : { number: null, name: text });
+  }
+
+  // A step's button: for the chosen span, or a new span.
+  useStep(number, name) {
+    if (this.chosen) this.setStep(this.chosen, number, name);
+    else this.add(number);
+  }
+
+  // A new span where the clip stands, else in the first gap, else at the end.
+  add(number = this.nextStep()) {
+    const start = Number(this.rounded(this.freeSecond()).toFixed(3));
+    const next = Math.min(...this.spans.map((span) => span.start).filter((each) => each > start), this.length);
+    const span = this.insert({ start, end: Number(Math.max(start + this.grain, Math.min(next, start + Math.max(FAR * this.grain, this.length / 10))).toFixed(3)) }, number);
+    this.changed();
+    this.views.get(span).body.focus();
+    return span;
+  }
+
+  freeSecond() {
+    const free = (time) => !this.spans.some((span) => span.start <= time && time < span.end - 1e-6);
+    const last = this.length - this.grain;
+    if (this.player && this.player.currentTime > 0 && free(this.player.currentTime)) return Math.min(last, this.player.currentTime);
+    const gap = [0, ...this.spans.map((span) => span.end)].sort((a, b) => a - b).find((time) => time <= last && free(time));
+    return gap ?? last;
+  }
+
+  // The first step of the list that no span has yet.
+  nextStep() {
+    const used = new Set(this.spans.map((span) => span.number));
+    const free = this.steps.find(([number]) => !used.has(number)) ?? this.steps[0];
+    return free ? free[0] : Math.max(0, ...this.spans.map((span) => span.number ?? 0)) + 1;
+  }
+
+  insert(times, number = this.nextStep()) {
+    const span = { ...times, number, name: this.nameOf(number) };
+    this.spans.push(span);
+    this.views.set(span, this.viewOf(span));
+    this.chosen = span;
+    this.update();
+    return span;
+  }
+
+  remove(span) {
+    const { body, row } = this.views.get(span), at = this.spans.indexOf(span);
+    this.spans.splice(at, 1);
+    this.views.delete(span);
+    body.remove();
+    row.remove();
+    this.chosen = null;
+    this.update();
+    this.changed();
+    const next = this.spans[Math.min(at, this.spans.length - 1)];
+    if (next) this.views.get(next).body.focus();
+    else this.addButton.focus();
+  }
+
+  // Give an edge of the chosen span the second at which the clip stands.
+  edgeHere(part) {
+    if (!this.player || !this.chosen) return;
+    this.moveBy(this.chosen, part, { ...this.chosen, [part]: this.player.currentTime }, 0);
+  }
+
+  seek(time) {
+    if (this.player && this.player.readyState) this.player.currentTime = Math.min(time, this.player.duration || time);
+    this.follow(time);
+  }
+
+  follow(time) {
+    this.head.hidden = false;
+    this.head.style.left = `${(100 * Math.min(time, this.length)) / this.length}%`;
+  }
+}

@@ -1,0 +1,97 @@
+"""The difference of two runs on their held-out records, paired record by record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qwenvl.run_log.health import signed_number
+from qwenvl.run_log.intervals import clustered_interval, clusters_by
+from qwenvl.run_log.report.pages import mean
+from qwenvl.run_log.run import finite
+
+TRAIN = "train"  # the split of the groups that were trained on
+
+
+@dataclass(frozen=True)
+class HeldOutDifference:
+    """The mean total reward of a run minus that of another, on the held-out records that both have answered.
+
+    Attributes:
+        evaluation: its name, such as ``eval``.
+        before, after: the names of the runs. The difference is that of ``after`` minus ``before``.
+        steps: after which each of them was evaluated, the last time.
+        records: that both have answered.
+        difference: the mean over records.
+        low, high: the ends of its 95 % interval, a bootstrap over records that share no clip or image. None where all
+            records share one.
+    """
+
+    evaluation: str
+    before: str
+    after: str
+    steps: tuple[int, int]
+    records: int
+    difference: float
+    low: float | None
+    high: float | None
+
+    @property
+    def text(self) -> str:
+        """The difference with its interval."""
+        if self.low is None or self.high is None:
+            return signed_number(self.difference)
+        return f"{signed_number(self.difference)} [{signed_number(self.low)}, {signed_number(self.high)}]"
+
+
+Rows = Sequence[Mapping[str, Any]]
+"""The groups of a run, each as ``row_of`` makes it."""
+
+
+def held_out_differences(names: Sequence[str], rows: Sequence[Rows]) -> Iterator[HeldOutDifference]:
+    """Each further run against the first, in every evaluation that both have."""
+    first = {name: last_answers(rows[0], name) for name in evaluations_in(rows[0])}
+    for number in range(1, len(names)):
+        for evaluation in evaluations_in(rows[number]):
+            if evaluation not in first:
+                continue
+            found = difference_of(first[evaluation], last_answers(rows[number], evaluation))
+            if found is not None:
+                yield HeldOutDifference(evaluation, names[0], names[number], *found)
+
+
+def evaluations_in(rows: Rows) -> list[str]:
+    """The names of the evaluations that groups are of."""
+    return list(dict.fromkeys(row["split"] for row in rows if row["split"] != TRAIN))
+
+
+def last_answers(rows: Rows, evaluation: str) -> list[Mapping[str, Any]]:
+    """The groups of the last time that an evaluation ran."""
+    own = [row for row in rows if row["split"] == evaluation]
+    last = max(row["step"] for row in own)
+    return [row for row in own if row["step"] == last]
+
+
+def difference_of(before: Rows, after: Rows) -> tuple[tuple[int, int], int, float, float | None, float | None] | None:
+    """Steps, records, difference and interval of two evaluations. None where no record has a reward in both."""
+    rewards = [rewards_by_record(rows) for rows in (before, after)]
+    both = [record for record in rewards[0] if record in rewards[1]]
+    if not both:
+        return None
+    media = {(row["record"], row["where"]): row["media"] or (row["where"],) for row in before}
+    clusters = clusters_by({record: media[record] for record in both})
+    gains = [rewards[1][record] - rewards[0][record] for record in both]
+    interval = clustered_interval(gains, [clusters[record] for record in both])
+    low, high = finite([interval.low, interval.high])
+    return (before[0]["step"], after[0]["step"]), len(both), math.fsum(gains) / len(gains), low, high
+
+
+def rewards_by_record(rows: Rows) -> dict[tuple[str, str], float]:
+    """The mean total reward of each record that has one, by its id and place."""
+    values: dict[tuple[str, str], list[float | None]] = {}
+    for row in rows:
+        values.setdefault((row["record"], row["where"]), []).append(row["mean"])
+    means = {record: mean(own) for record, own in values.items()}
+    return {record: value for record, value in means.items() if value is not None}

@@ -1,0 +1,55 @@
+"""Copies of clips for browsers: whether one is needed, and that its frames and times are those of the clip."""
+
+from pathlib import Path
+
+import pytest
+
+from qwenvl.data.media.reader import ClipReader
+from qwenvl.inspection import playable
+from qwenvl.inspection.playable import copy_size, make_playable, plays
+from tests.made_clips import painted_number, write_clip
+
+
+def test_which_clips_browsers_play(tmp_path):
+    assert plays(str(write_clip(tmp_path / "a.mp4", 5)))
+    assert plays(str(write_clip(tmp_path / "a.webm", 5, codec="libvpx")))
+    assert not plays(str(write_clip(tmp_path / "b.mp4", 5, codec="mpeg4")))
+    assert not plays(str(write_clip(tmp_path / "c.avi", 5)))
+    assert not plays(str(write_clip(tmp_path / "d.mp4", 5, pix_fmt="yuv444p")))
+
+
+def test_a_copy_has_the_frames_of_the_clip_at_their_times(tmp_path):
+    times = [0.0, 0.1, 0.4, 0.5, 2.0, 2.1]
+    clip = write_clip(tmp_path / "old.mkv", 6, codec="mpeg4", size=(96, 64), times=times)
+    good = write_clip(tmp_path / "good.mp4", 5)
+    bad = tmp_path / "bad.mp4"
+    bad.write_bytes(b"no clip")
+    folder = tmp_path / "clips"
+    copies = {str(clip): "one", str(bad): "two", str(good): "three"}
+    found = make_playable(copies, folder, most=9)
+    assert found == {str(clip): folder / "one.mp4", str(good): Path(good)}
+    assert plays(str(folder / "one.mp4"))
+    with ClipReader(str(folder / "one.mp4")) as copy:
+        assert copy.frame_times == pytest.approx(times, abs=0.002)
+        numbers = [painted_number(picture.permute(1, 2, 0).numpy()) for picture in copy.read(range(6))]
+    assert numbers == [*range(6)]
+
+
+def test_copies_are_kept_and_those_of_other_clips_deleted(tmp_path, monkeypatch):
+    clips = [str(write_clip(tmp_path / f"{n}.avi", 3, codec="mpeg4")) for n in range(3)]
+    folder = tmp_path / "clips"
+    assert len(make_playable({clip: str(n) for n, clip in enumerate(clips)}, folder, most=2)) == 2
+    monkeypatch.setattr(playable, "Child", None)  # nothing is read again
+    assert make_playable({clips[0]: "0"}, folder, most=0) == {clips[0]: folder / "0.mp4"}
+    assert [file.name for file in folder.iterdir()] == ["0.mp4"]
+    assert make_playable({}, tmp_path / "none", most=5) == {} and not (tmp_path / "none").exists()
+
+
+def test_a_clip_that_takes_too_long_has_no_copy(tmp_path, monkeypatch):
+    monkeypatch.setattr(playable, "SECONDS", 0.0)
+    clip = str(write_clip(tmp_path / "a.avi", 3, codec="mpeg4"))
+    assert make_playable({clip: "a"}, tmp_path / "clips", most=5) == {}
+
+
+def test_the_size_of_a_copy_is_even():
+    assert copy_size(1280, 720) == (640, 360) and copy_size(65, 33) == (64, 32) and copy_size(2000, 3) == (640, 2)
