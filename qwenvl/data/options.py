@@ -100,9 +100,13 @@ class DecodingOptions(Options):
         needs="video_backend in ('auto', 'pyav'): only PyAV reports errors",
     )
     decode_timeout: float = option(
-        60.0, "Seconds after which the decoder of a clip is killed, at least 0; 0 decodes without bounds.", least=0
+        60.0,
+        "Seconds after which the decoder of a clip or an image is killed, at least 0; 0 decodes without bounds.",
+        least=0,
     )
-    decode_memory_gb: float = option(8.0, "Memory that the decoder may take for one clip, in GB, above 0.", above=0)
+    decode_memory_gb: float = option(
+        8.0, "Memory that the decoder may take for one clip or image, in GB, above 0.", above=0
+    )
     on_bad_sample: Literal["error", "skip"] = option(
         "error",
         "A row that cannot be read, or whose media cannot. error: stop, naming file and record. skip: leave it out, "
