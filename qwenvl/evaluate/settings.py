@@ -481,13 +481,12 @@ def _require_medium(path: str) -> None:
 def _kind_of_medium(path: str) -> str:
     """``video`` or ``image``, by the bytes of a file."""
     from qwenvl.data.errors import BadMediaError
-    from qwenvl.data.media.open import read_image_size
-    from qwenvl.data.options import SampleOptions
+    from qwenvl.data.media.open import HEADER_SECONDS, read_image_size
 
     _require_medium(path)
     try:
         if not Path(path).is_dir():
-            read_image_size(path, timeout=SampleOptions.decode_timeout)
+            read_image_size(path, timeout=HEADER_SECONDS)
             return "image"
     except BadMediaError:
         pass  # reading it as a clip reports what it is instead

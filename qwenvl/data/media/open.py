@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+HEADER_SECONDS = 5.0  # for a header that is read to learn what a file is, or how large
 LEAST_BYTES = 16 * 2**20  # a clip that has less room than that while it is opened is not called damaged
 # Else glibc hands the memory of every frame back and asks for it anew: on short clips that took as long as decoding.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
@@ -200,6 +201,7 @@ class GuardedFile(AbstractContextManager):
 
     def __init__(self, path: str, backend: str = "pyav", *, timeout: float, memory_gb: float) -> None:
         self.path, self._backend = path, backend
+        self._full_path = os.path.abspath(path)  # the child may have been started in another working folder
         self._timeout, self._memory_gb = timeout, memory_gb
         self._pool = _idle[os.getpid(), backend, memory_gb]
         self._child: Decoder | None = None
@@ -215,11 +217,11 @@ class GuardedFile(AbstractContextManager):
 
     def picture(self) -> np.ndarray:
         """The image that the file is, as ``load_image`` has it: H x W x 3."""
-        return self._received(self._ask("picture", self.path)).copy()
+        return self._received(self._ask("picture", self._full_path)).copy()
 
     def picture_size(self) -> tuple[int, int]:
         """The height and width of the image that the file is, by its header."""
-        return self._ask("picture size", self.path)
+        return self._ask("picture size", self._full_path)
 
     def _received(self, answer: Any) -> np.ndarray:
         """Pixels that the child has sent, or the shape of those in shared memory, which the next ones overwrite."""
@@ -269,6 +271,8 @@ class GuardedFile(AbstractContextManager):
             answer = MemoryError()
         if isinstance(answer, MemoryError):
             raise BadMediaError(self.path, f"takes more than {self._memory_gb} GB to decode (--decode_memory_gb)")
+        if isinstance(answer, BadMediaError) and answer.path == self._full_path:
+            raise BadMediaError(self.path, answer.reason, answer.kind)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -300,7 +304,7 @@ class GuardedClip(GuardedFile, Clip):
         frames: tuple[float | None, Sequence[float] | None, list[str] | None] | None = None,
     ) -> None:
         super().__init__(path, backend, timeout=timeout, memory_gb=memory_gb)
-        self._opening = (path, strict, frames)
+        self._opening = (self._full_path, strict, frames)
         try:
             self.frame_times, self.duration, self.size = self._ask("open", self._opening)
         except BaseException:

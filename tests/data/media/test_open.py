@@ -18,6 +18,7 @@ from qwenvl.data.media import open as media_open
 from qwenvl.data.media import reader
 from qwenvl.data.media.images import FrameFolder, load_image
 from qwenvl.data.media.open import Decoder, GuardedClip, GuardedFile, open_clip, read_image, read_image_size
+from tests.made_clips import slow_gif
 
 QUIET_X265 = {"x265-params": "log-level=none"}
 
@@ -231,14 +232,6 @@ def test_a_failure_of_our_own_is_no_fault_of_the_clip(make_clip, number_of):
         assert number_of(clip.read([3])[0]) == 3
 
 
-def slow_gif(path, blocks=3_000_000):
-    """A picture behind a comment that Pillow reads byte by byte and copies for each: far above a second."""
-    Image.new("P", (16, 16)).save(path)
-    data = path.read_bytes()
-    at = data.index(b",")  # where the picture begins
-    path.write_bytes(data[:at] + b"!\xfe" + b"\x01a" * blocks + b"\0" + data[at:])
-
-
 def test_an_image_in_a_child_is_the_same(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
     for name, size in {"small.png": (1, 1), "photo.png": (30, 40), "large.png": (2400, 1800)}.items():
@@ -291,3 +284,20 @@ def test_a_folder_of_frames_in_a_child_is_the_same(tmp_path):
     for timeout in (0, 60):
         with open_clip(str(folder), timeout=timeout) as clip, pytest.raises(BadMediaError, match=r"3\.png: 32 x 48"):
             clip.read([0, 3])
+
+
+def test_a_relative_path_is_that_of_the_working_folder(make_clip, tmp_path, monkeypatch):
+    """A child lives longer than the folder that it was started in is the working one."""
+    make_clip("clip.mp4", 5)
+    make_clip("other/clip.mp4", 9)
+    for name, size in (("photo.png", (30, 20)), ("other/photo.png", (60, 40))):
+        Image.new("RGB", size).save(tmp_path / name)
+    (tmp_path / "other/bad.mp4").write_bytes(b"no clip at all")
+    for folder, frames, size in ((tmp_path, 5, (20, 30)), (tmp_path / "other", 9, (40, 60))):
+        monkeypatch.chdir(folder)
+        with open_clip("clip.mp4", timeout=60) as clip:
+            assert clip.frame_count == frames and clip.path == "clip.mp4"
+        assert read_image("photo.png", timeout=60).shape == (3, *size)
+    with pytest.raises(BadMediaError, match=r"^bad\.mp4: not a video") as told:
+        open_clip("bad.mp4", timeout=60)
+    assert told.value.path == "bad.mp4"
