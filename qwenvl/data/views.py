@@ -27,7 +27,7 @@ from qwenvl.types import ClipMeta, Record
 View = Callable[..., Any]
 
 LONGEST_SENTENCE = 50_000
-"""Characters behind a question. The forward of a much longer prompt would hold the run for hours, or fill the memory."""
+"""Characters behind a question. The forward of a much longer prompt would take hours, or fill the memory."""
 
 
 def unchanged(record: Record) -> Record:
