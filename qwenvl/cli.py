@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module, metadata
 
+from qwenvl.console import ends_at_ctrl_c
+
 COMMANDS = {
     "probe": ("qwenvl.commands.probe", "see before training whether a checkpoint could learn from your records"),
     "train": ("qwenvl.commands.train", "train a checkpoint by GRPO on your records"),
@@ -43,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int | None:
     if argv is None and {"-h", "--help"} & set(rest):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the end of ``qwenvl train --help | head`` is quiet
     module, _ = COMMANDS[command]
-    return import_module(module).main(rest)
+    with ends_at_ctrl_c(f"qwenvl {command}"):  # also while a library is loaded
+        return import_module(module).main(rest)
 
 
 def usage() -> str:

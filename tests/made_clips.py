@@ -66,6 +66,17 @@ def write_clip(
     return path
 
 
+def slow_gif(path: Path, blocks: int = 3_000_000) -> Path:
+    """Write a picture behind a comment that Pillow reads byte by byte and copies for each: far above a second."""
+    from PIL import Image
+
+    Image.new("P", (16, 16)).save(path)
+    data = path.read_bytes()
+    at = data.index(b",")  # where the picture begins
+    path.write_bytes(data[:at] + b"!\xfe" + b"\x01a" * blocks + b"\0" + data[at:])
+    return path
+
+
 @pytest.fixture
 def make_clip(tmp_path) -> Callable[..., Path]:
     """``make_clip("a.mp4", 25, fps=10, ...)`` -> path of a clip with painted frame numbers under ``tmp_path``."""

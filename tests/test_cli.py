@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from qwenvl.cli import COMMANDS, main
 
 
@@ -98,3 +100,13 @@ def test_wrong_commands_end_before_torch_is_loaded(tmp_path):
             message = message.replace(name, place)
         assert message in said[number], (command, said[number])
         assert said[number + 1].startswith("2\n"), command
+
+
+def test_ctrl_c_ends_a_command_with_a_line(monkeypatch, capsys):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("qwenvl.commands.rewards.main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["rewards"])
+    assert ended.value.code == 130 and capsys.readouterr().err == "qwenvl rewards: stopped by Ctrl-C\n"

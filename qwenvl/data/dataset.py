@@ -20,8 +20,7 @@ from torch.utils.data import ConcatDataset, Dataset
 from qwenvl.data.chat import chat_messages
 from qwenvl.data.errors import BadMediaError, full_memory_at, place_of
 from qwenvl.data.frames import FramePlan, FrameRule, Timeline, uniform_indices
-from qwenvl.data.media.images import load_image
-from qwenvl.data.media.open import open_clip, resolve_backend
+from qwenvl.data.media.open import open_clip, read_image, resolve_backend
 from qwenvl.data.media.reader import Clip
 from qwenvl.data.media.resize import BICUBIC, check_size, read_resized, resize, small
 from qwenvl.data.media.source import check_media_exist
@@ -141,7 +140,7 @@ class GRPODataset(Dataset):
         """
         chat, numbers = chat_messages(record), range(len(record.videos))
         with full_memory_at(f"{place_of(record)}: {', '.join((*record.videos, *record.images))}"):
-            images = _load_images(record)
+            images = self._load_images(record)
             most, fitted = None, None
             if self.fit_to is not None and numbers:
                 most, fitted = self._fitted(record, chat, images, epoch, self.fit_to)
@@ -190,6 +189,17 @@ class GRPODataset(Dataset):
         else:
             most = max(1, bisect_right(counts, longest, key=tokens))
         return most, tuple(zip(free, map(len, times_with(most)), strict=True))
+
+    def _load_images(self, record: Record) -> tuple[Tensor, ...]:
+        images = tuple(map(self.load_image, record.images))
+        for path, image in zip(record.images, images, strict=True):
+            check_size(path, image.shape[-2:])
+        return images
+
+    def load_image(self, path: str) -> Tensor:
+        """An image of a record: 3 x H x W, uint8."""
+        options = self.options
+        return read_image(path, timeout=options.decode_timeout, memory_gb=options.decode_memory_gb)
 
     def load_clip(self, record: Record, number: int, plan_of: Callable[[Timeline], FramePlan]) -> VideoClip:
         """The frames of the clip ``number`` of a record that ``plan_of`` chooses, resized by the ruler."""
@@ -256,7 +266,8 @@ class Pictures:
             with open_clip(clip.path, timeout=SampleOptions.decode_timeout) as opened:
                 frames, _ = read_resized(opened, [index for index, _ in own], small, BICUBIC)
             titled += zip((f"The frame at {time:.2f} s:" for _, time in own), frames, strict=True)
-        for image in map(load_image, self.images):
+        for path in self.images:
+            image = read_image(path, timeout=SampleOptions.decode_timeout)
             titled.append(("An image:", resize(image, small((image.shape[-2], image.shape[-1])), BICUBIC)))
         parts: list[dict[str, Any]] = []
         for title, pixels in titled:
@@ -265,13 +276,6 @@ class Pictures:
             url = f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
             parts += [{"type": "text", "text": title}, {"type": "image_url", "image_url": {"url": url}}]
         return parts
-
-
-def _load_images(record: Record) -> tuple[Tensor, ...]:
-    images = tuple(load_image(path) for path in record.images)
-    for path, image in zip(record.images, images, strict=True):
-        check_size(path, image.shape[-2:])
-    return images
 
 
 def _seconds_per_frame(times: tuple[float, ...], duration: float) -> float:

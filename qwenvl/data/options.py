@@ -110,9 +110,13 @@ class DecodingOptions(Options):
         "what it decodes, the frames asked for and those they are predicted from. Needs --video_backend auto or pyav.",
     )
     decode_timeout: float = option(
-        60.0, "Seconds after which the decoder of a clip is killed, at least 0; 0 decodes without bounds.", least=0
+        60.0,
+        "Seconds after which the decoder of a clip or an image is killed, at least 0; 0 decodes without bounds.",
+        least=0,
     )
-    decode_memory_gb: float = option(8.0, "Memory that the decoder may take for one clip, in GB, above 0.", above=0)
+    decode_memory_gb: float = option(
+        8.0, "Memory that the decoder may take for one clip or image, in GB, above 0.", above=0
+    )
 
     def problems(self) -> Iterator[str]:
         if self.decode_check == "strict" and self.video_backend == "decord":

@@ -6,7 +6,6 @@ The sizes come from decoded media, where a prompt is built, or from headers, whe
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -28,13 +27,11 @@ from qwenvl.data.errors import BadMediaError
 from qwenvl.data.frames import FRAMES_PER_PATCH, FrameRule, Timeline
 from qwenvl.data.library_rules import frame_size_by_library, image_size_by_library
 from qwenvl.data.media.container import frame_size, open_video
-from qwenvl.data.media.images import FrameFolder, image_size
+from qwenvl.data.media.open import HEADER_SECONDS, is_of_images, open_clip, read_image_size
 from qwenvl.data.media.resize import Size
-from qwenvl.data.media.source import frame_list
 from qwenvl.data.options import PromptOptions
 from qwenvl.types import ClipMeta, FrameInfo, LibrarySize, Record, Sample
 
-HEADER_SECONDS = 5.0
 MAX_FRAMES = 2_000_000  # 18 hours at 30 a second; headers that claim more are noise
 
 
@@ -238,9 +235,9 @@ def read_header(
     Raises:
         BadMediaError: there is none, or it does not say how long the clip is.
     """
-    if os.path.isdir(path) or frame_list(path) is not None:
-        folder = FrameFolder(path, frames_fps, frame_times)
-        return Timeline(folder.frame_times, folder.duration), folder.size
+    if is_of_images(path):
+        with open_clip(path, timeout=HEADER_SECONDS, frames_fps=frames_fps, frame_times=frame_times) as folder:
+            return Timeline(folder.frame_times, folder.duration), folder.size
     try:
         container, stream = open_video(path, HEADER_SECONDS)
         with closing(container):
@@ -303,7 +300,7 @@ class LengthEstimate:
 
 def _image_size(path: str) -> Size | None:
     try:
-        return image_size(path)
+        return read_image_size(path, timeout=HEADER_SECONDS)
     except BadMediaError:
         return None
 

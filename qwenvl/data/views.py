@@ -26,6 +26,9 @@ from qwenvl.types import ClipMeta, Record
 
 View = Callable[..., Any]
 
+LONGEST_SENTENCE = 50_000
+"""Characters behind a question. The forward of a much longer prompt would take hours, or fill the memory."""
+
 
 def unchanged(record: Record) -> Record:
     """The record."""
@@ -136,6 +139,8 @@ def sentence_of(view: View, record: Record, completion: str, rewards: Mapping[st
         if not isinstance(sentence, str) or not sentence.strip():
             got = "an empty text" if isinstance(sentence, str) else type(sentence).__name__
             raise TypeError(f"it returned {got}; expected a sentence")
+        if len(sentence) > LONGEST_SENTENCE:
+            raise ValueError(f"it returned {len(sentence):,} characters; expected at most {LONGEST_SENTENCE:,}")
         _check_text(sentence)
     return sentence
 

@@ -510,13 +510,16 @@ def _require_medium(path: str) -> None:
 def _kind_of_medium(path: str) -> str:
     """``video`` or ``image``, by the bytes of a file."""
     from qwenvl.data.errors import BadMediaError
-    from qwenvl.data.media.images import image_size
+    from qwenvl.data.media.open import HEADER_SECONDS, read_image_size
 
     _require_medium(path)
     try:
-        return "video" if Path(path).is_dir() else image_size(path) and "image"
+        if not Path(path).is_dir():
+            read_image_size(path, timeout=HEADER_SECONDS)
+            return "image"
     except BadMediaError:
-        return "video"  # reading it reports what it is instead
+        pass  # reading it as a clip reports what it is instead
+    return "video"
 
 
 def _is_text(word: str) -> bool:

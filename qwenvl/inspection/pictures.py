@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.images import load_image
-from qwenvl.data.media.open import open_clip
+from qwenvl.data.media.open import open_clip, read_image
 from qwenvl.data.media.resize import BICUBIC, read_resized, small
 from qwenvl.data.options import SampleOptions
 from qwenvl.files import written_whole
@@ -54,12 +53,12 @@ def _make(path: Path, strip: Strip) -> Picture:
     if not Path(strip.path).exists():
         return {"problem": "the file is gone"}
     try:
+        seconds = SampleOptions.decode_timeout or 60.0  # a file that never ends must not block the report
         if strip.indices:
-            seconds = SampleOptions.decode_timeout or 60.0  # a clip that never ends must not block the report
             with open_clip(strip.path, timeout=seconds) as clip:
                 frames, _ = read_resized(clip, strip.indices, small, BICUBIC)
         else:
-            frames = load_image(strip.path)[None]
+            frames = read_image(strip.path, timeout=seconds)[None]
     except IndexError:
         return {"problem": "the clip has changed since the run: it has fewer frames"}
     except (BadMediaError, OSError) as error:

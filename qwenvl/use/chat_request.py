@@ -282,6 +282,7 @@ class RequestReader:
                     raise ValueError('expected {"url": ...}')
                 path = self.path_of(url, media)
             except (ValueError, OSError) as error:
+                media.patience.check()  # the end of a request ends its downloads
                 raise ApiError(400, f"{kind} {str(url)[:80]!r}: {error}") from None
             media.count += 1
             found.append({"type": MEDIA[kind], MEDIA[kind]: path})

@@ -82,10 +82,13 @@ class Labels:
         facts = model_facts(request.model, self.config, self.collator)
         there, protocol = folder / PROTOCOL, {"model": facts, "samples": request.options.samples, "settings": settings}
         others = any(each.name != ".lock" for each in folder.glob("*"))
-        earlier = json.loads(there.read_text("utf-8")) if there.is_file() else {} if others else protocol
+        if others and not there.is_file():
+            # It may well be the folder of the clips: nobody is told to delete it.
+            raise FileExistsError(f"{folder}: holds files that are no labels: give another --output")
+        earlier = json.loads(there.read_text("utf-8")) if there.is_file() else protocol
         if problems := differing(earlier, protocol):
             lines = "".join(f"\n  {line}" for line in problems[:5])
-            raise FileExistsError(f"{folder}: holds other files or labels: give another --output, or delete it:{lines}")
+            raise FileExistsError(f"{folder}: holds other labels: give another --output, or delete it:{lines}")
         self.rows = self._read()
         wait_for_everyone()  # all have read before one of them writes
         if self.config.process_index == 0:

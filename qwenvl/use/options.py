@@ -193,7 +193,9 @@ class ChatOptions(Options):
             yield f"--stop must be texts of at least one character, got {beginning(repr(self.stop))}"
         elif len(self.stops) > MOST_STOPS or any(len(each) > LONGEST_STOP for each in self.stops):
             yield f"--stop must be at most {MOST_STOPS} texts of at most {LONGEST_STOP} characters"
-        if self.temperature and self.temperature < LEAST_TEMPERATURE:
+        if self.model is not None and not isinstance(self.model, str):
+            yield f"--model must be a string or None, got {beginning(repr(self.model))}"
+        if self.temperature and 0 < self.temperature < LEAST_TEMPERATURE:
             yield f"--temperature must be 0, or at least {LEAST_TEMPERATURE:g}, got {self.temperature:g}"
         if self.stream and self.logprobs:
             yield "--logprobs are not offered with stream: leave one of them out"

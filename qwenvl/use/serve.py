@@ -11,7 +11,7 @@ import traceback
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -20,13 +20,13 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import DATA_ERRORS
-from qwenvl.data.media.images import MAX_IMAGE_PIXELS
+from qwenvl.data.media.images import MAX_IMAGE_PIXELS, load_image
 from qwenvl.data.media.reader import Clip
 from qwenvl.data.options import SampleOptions
 from qwenvl.evaluate.respondent import build_respondent, collator_of
@@ -45,6 +45,7 @@ READING = 2  # times --decode_timeout, for all media of a request: a few request
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
 SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
 MOST_BODIES = 2 * 2**30  # bytes of the bodies that are being received or parsed
+LONG_ARRIVAL_SECONDS = 2.0  # a request that is received or fetched for longer gives way where others find no room
 MOST_PIXELS = 4 * 2**30  # bytes of the prompts that wait: more are not decoded before some of these are sampled
 LONG_TEXT = 50_000  # characters, whose tokens take a tenth of a second or more to find
 LONG_FORWARD = 4096  # tokens or patches: a layer takes so long that a GPU is waited for before the next one
@@ -72,6 +73,23 @@ class Pending:
     events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
 
+@dataclass(eq=False)
+class Arrival:
+    """A request that waits for others: for its client to send the body, or for a machine that has its media.
+
+    Attributes:
+        patience: of the request.
+        began: when it began to wait.
+        held: bytes of the body so far.
+        complete: whether the body is there, and is being parsed.
+    """
+
+    patience: Patience
+    began: float
+    held: int = 0
+    complete: bool = False
+
+
 class DatasetInTime(GRPODataset):
     """Decodes the clips of one request within what is left of its time."""
 
@@ -91,6 +109,9 @@ class DatasetInTime(GRPODataset):
         bounded = copy(self)
         bounded.options = replace(self.options, decode_timeout=self.seconds_left())
         return GRPODataset.open(bounded, record, number)
+
+    def load_image(self, path: str) -> Tensor:
+        return load_image(path)  # the server has written it itself, from what a child has decoded
 
 
 class ChatServer:
@@ -124,7 +145,7 @@ class ChatServer:
         self._fetchers = ThreadPoolExecutor(self.limits.max_waiting, "fetch")
         self._sampler = ThreadPoolExecutor(1, "sample")
         self._folder = Path(tempfile.mkdtemp(prefix="qwenvl-serve-"))
-        self._bodies = 0  # bytes
+        self._arrivals: list[Arrival] = []
         self._requests: set[Patience] = set()
         self._waiting: list[Pending] = []
         self._sampling: Sequence[Pending] = ()
@@ -238,8 +259,9 @@ class ChatServer:
         Raises:
             ApiError: the request cannot be answered.
         """
-        if self.active >= self.limits.max_waiting:
-            raise ApiError(429, f"{self.active} requests wait already (--max_waiting); try again later")
+        taken = sum(not each.gone for each in self._requests)
+        if taken >= self.limits.max_waiting and not self._make_room():
+            raise ApiError(429, f"{taken} requests wait already (--max_waiting); try again later")
         patience = Patience(self.limits.max_seconds)
         self.active += 1
         self._requests.add(patience)
@@ -266,27 +288,46 @@ class ChatServer:
         self, receive: Read, patience: Patience, is_gone: Callable[[], Awaitable[bool]]
     ) -> Parsed:
         """The body of a request, parsed. Afterwards it takes no memory, but for the media that messages hold."""
-        with self._counted_bytes() as count:
-            body = await _patiently(receive(count), patience, _is_there)  # receiving itself notices who leaves
+        with self._arriving(patience) as arrival:
+            receiving = receive(partial(self._count, arrival))
+            body = await _patiently(receiving, patience, _is_there)  # receiving itself notices who leaves
+            arrival.complete = True
             making = self._run(self._parsers, parse_body, body, self.name, self.respondent.sample.params)
             return await _patiently(making, patience, is_gone)
 
     @contextmanager
-    def _counted_bytes(self) -> Iterator[Callable[[int], None]]:
-        """Counts the bytes of a body against those of all bodies."""
-        own = 0
-
-        def count(more: int) -> None:
-            nonlocal own
-            own += more
-            self._bodies += more
-            if self._bodies > MOST_BODIES:
-                raise ApiError(429, "other requests take the memory of this one; try again later")
-
+    def _arriving(self, patience: Patience) -> Iterator[Arrival]:
+        """Notes that a request waits for others, and may have to give way."""
+        arrival = Arrival(patience, monotonic())
+        self._arrivals.append(arrival)
         try:
-            yield count
+            yield arrival
         finally:
-            self._bodies -= own
+            self._arrivals.remove(arrival)
+
+    def _count(self, arrival: Arrival, more: int) -> None:
+        """Count the bytes of a body against those of all bodies.
+
+        Raises:
+            ApiError: there is no room for them.
+        """
+        arrival.held += more
+        held = sum(each.held for each in self._arrivals if not each.patience.gone)
+        if held > MOST_BODIES and not self._make_room():
+            raise ApiError(429, "other requests take the memory of this one; try again later")
+        arrival.patience.check()  # it may be the one that gives way
+
+    def _make_room(self) -> bool:
+        """End the request that has waited for others for the longest time, and say whether one has waited for long.
+
+        Else clients that send as slowly as is allowed would keep everybody out: their requests cost them nothing.
+        """
+        waiting = [each for each in self._arrivals if not each.complete and not each.patience.gone]
+        oldest = min(waiting, key=lambda each: each.began, default=None)
+        if oldest is None or monotonic() - oldest.began < LONG_ARRIVAL_SECONDS:
+            return False
+        oldest.patience.end(ApiError(429, "this request comes slowly, and others wait; try again later"))
+        return True
 
     async def _read(
         self, parsed: Parsed, folder: Path, patience: Patience, is_gone: Callable[[], Awaitable[bool]]
@@ -295,8 +336,9 @@ class ChatServer:
         folder.mkdir()
         # Media are written by the thread that parses: what waits for a reader is then on the disk.
         writers = self._fetchers if parsed.has_addresses else self._parsers
-        writing = self._run(writers, self.reader.record, parsed, folder, patience)
-        record = await _patiently(writing, patience, is_gone)
+        with self._arriving(patience) if parsed.has_addresses else nullcontext():
+            writing = self._run(writers, self.reader.record, parsed, folder, patience)
+            record = await _patiently(writing, patience, is_gone)
         while sum(media_bytes(each.batch) for each in self._waiting) > MOST_PIXELS:
             await _patiently(asyncio.sleep(SECONDS_BETWEEN_TRIES), patience, is_gone)
         if parsed.characters > LONG_TEXT:

@@ -84,6 +84,7 @@ NO_SENTENCE = {
     "returns None": (lambda record, completion, rewards: None, "it returned NoneType; expected a sentence"),
     "returns blanks": (lambda record, completion, rewards: " \n", "it returned an empty text; expected a sentence"),
     "returns a list": (lambda record, completion, rewards: ["so"], "it returned list; expected a sentence"),
+    "returns a book": (lambda record, completion, rewards: "so " * 20_000, "it returned 60,000 characters; "),
     "ends the turn": (lambda record, completion, rewards: "So.<|im_end|>", "it holds '<|im_end|>'"),
     "raises": (lambda record, completion, rewards: 1 / 0, "ZeroDivisionError: division by zero (test_views.py, line"),
 }

@@ -19,7 +19,7 @@ from qwenvl.rewards.table import TABLE, reading
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.types import ClipMeta, LibraryCount, LibrarySize, Message, Record
 from qwenvl.use.label import as_cell, deciding_reward, elected, key_of, version_of
-from tests.made_clips import write_clip
+from tests.made_clips import slow_gif, write_clip
 from tests.train.test_distributed import launch_ranks
 
 QUESTION = "Which steps? (1) pick (2) insert"
@@ -97,7 +97,15 @@ def test_it_continues_and_refuses_other_settings(there, capsys, monkeypatch):
     labelled("model", "clips/2.mp4", "--question", QUESTION, "--video_fps", "1", code=2)
     assert "settings.video_fps: null there, 1.0 here" in capsys.readouterr().err
     labelled("model", "clips/broken.mp4", "--question", QUESTION, "--output", "clips.csv", code=2)
-    assert "clips: holds other files or labels" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "clips: holds files that are no labels" in told and "delete" not in told
+
+
+def test_an_image_whose_header_takes_for_ever_keeps_no_other_waiting(there, monkeypatch):
+    slow_gif(there / "clips" / "slow.gif")
+    monkeypatch.setattr("qwenvl.data.media.open.HEADER_SECONDS", 0.3)
+    rows = labelled("model", "clips/slow.gif", "clips/2.mp4", "--question", QUESTION, "--decode_timeout", "30")
+    assert {row["id"]: row["error"] for row in rows} == {"clips/slow.gif": "", "clips/2.mp4": ""}  # a clip of one frame
 
 
 def test_a_clip_that_was_replaced_is_asked_about_again(there, capsys):

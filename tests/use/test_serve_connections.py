@@ -113,6 +113,7 @@ def test_a_key_of_the_environment(monkeypatch):
 
 
 def test_a_body_takes_a_place_and_has_to_come_in_time(running, monkeypatch):
+    monkeypatch.setattr("qwenvl.use.serve.LONG_ARRIVAL_SECONDS", 60.0)
     monkeypatch.setattr(running.server.limits, "max_waiting", 1)
     with connected(running) as slow:
         slow.sendall(head(len(ASK)) + ASK[:10])
@@ -124,6 +125,33 @@ def test_a_body_takes_a_place_and_has_to_come_in_time(running, monkeypatch):
         monkeypatch.setattr(web, "SECONDS_BETWEEN_LOOKS", 0.1)
         slow.sendall(head(len(ASK)) + ASK[:10])
         assert status_of(slow) == 408
+    assert running.is_idle()
+
+
+def test_a_body_that_comes_slowly_gives_way_to_other_requests(running, monkeypatch):
+    monkeypatch.setattr("qwenvl.use.serve.LONG_ARRIVAL_SECONDS", 0.0)
+    monkeypatch.setattr(running.server.limits, "max_waiting", 2)
+    with connected(running) as oldest, connected(running) as other:
+        for number, client in enumerate((oldest, other), start=1):
+            client.sendall(head(len(ASK)) + ASK[:10])
+            while running.server.active < number:
+                time.sleep(0.01)
+        assert raw(running, "POST", CHAT, ASK)[0] == 200
+        assert status_of(oldest) == 429
+        other.sendall(ASK[10:])
+        assert status_of(other) == 200
+    assert running.is_idle()
+
+
+def test_a_body_that_comes_slowly_gives_back_its_memory(running, monkeypatch):
+    monkeypatch.setattr("qwenvl.use.serve.LONG_ARRIVAL_SECONDS", 0.0)
+    monkeypatch.setattr("qwenvl.use.serve.MOST_BODIES", 1000 + len(ASK) // 2)
+    with connected(running) as slow:
+        slow.sendall(head(2000) + b" " * 1000)
+        while not sum(each.held for each in running.server._arrivals):
+            time.sleep(0.01)
+        assert raw(running, "POST", CHAT, ASK)[0] == 200
+        assert status_of(slow) == 429
     assert running.is_idle()
 
 
@@ -148,7 +176,7 @@ def test_bodies_have_a_length_and_a_bound(running, monkeypatch):
             assert status_of(client) in (400, 413)
     monkeypatch.setattr("qwenvl.use.serve.MOST_BODIES", 100)
     assert raw(running, "POST", CHAT, ask("x" * 100))[0] == 429
-    assert running.is_idle() and running.server._bodies == 0
+    assert running.is_idle() and not running.server._arrivals
 
 
 def test_a_connection_without_a_head_is_closed(running, monkeypatch):

@@ -35,6 +35,7 @@ from tests.use.running import (
     layers_of,
     options_of,
     raw,
+    status_of,
     video,
 )
 
@@ -56,6 +57,8 @@ from tests.use.running import (
         {"model": "\ud800"},
         {"\ud800": 1},
         {"model": "x" * 10**5},
+        {"model": 1},
+        {"model": {"id": "x"}},
         {"y" * 10**5: 1},
         {"max_tokens": 10**30},
         {"n": True},
@@ -214,6 +217,21 @@ def test_slow_downloads_hold_no_other_request(fetching):
         for each in waiting:
             each.join()
     assert statuses == [400] * 8 and fetching.is_idle()
+
+
+def test_a_slow_download_gives_way_to_other_requests(fetching, monkeypatch):
+    monkeypatch.setattr("qwenvl.use.serve.LONG_ARRIVAL_SECONDS", 0.0)
+    monkeypatch.setattr(fetching.server.limits, "max_waiting", 1)
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000) as server:
+        body = ask([video(f"{server.address}/x.mp4")])
+        with connected(fetching) as client:
+            client.sendall(head(len(body)) + body)
+            while not server.asked:
+                time.sleep(0.01)
+            assert fetching.ask("Hi", max_tokens=2).choices
+            assert status_of(client) == 429
+        assert server.left.wait(30)
+    assert fetching.is_idle()
 
 
 def test_a_download_ends_when_its_client_leaves(fetching):

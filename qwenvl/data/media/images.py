@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.reader import PART_BYTES, Clip
-from qwenvl.data.media.source import FRAME_SUFFIXES, check_regular_file, frame_list
+from qwenvl.data.media.source import FRAME_SUFFIXES, check_regular_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,6 +96,10 @@ class FrameFolder(Clip):
 
     The frames of a folder are ordered by the numbers in their names, 2 before 10. Those of a list keep its order.
 
+    Args:
+        path: the folder, or the name of the list.
+        listed: the files of a list, see ``frame_list``.
+
     Attributes:
         files: the path of each frame.
 
@@ -104,10 +108,15 @@ class FrameFolder(Clip):
             where sizes differ.
     """
 
-    def __init__(self, path: str, fps: float | None = None, times: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        fps: float | None = None,
+        times: Sequence[float] | None = None,
+        listed: list[str] | None = None,
+    ) -> None:
         self.path = path
-        listed = frame_list(path)
-        self.files = listed if listed is not None else _images_of(Path(path))
+        self.files = _images_of(Path(path)) if listed is None else listed
         if not self.files:
             raise BadMediaError(path, f"a folder without images ({', '.join(FRAME_SUFFIXES)})")
         fps = fps or DEFAULT_FRAMES_FPS
@@ -126,11 +135,11 @@ class FrameFolder(Clip):
         """Height and width of the first frame as its header says them."""
         return image_size(self.files[0])
 
-    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[np.ndarray]:
-        """One frame at a time."""
+    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES, memory: Any = b"") -> Iterator[np.ndarray]:
+        """One frame at a time, in memory of its own."""
         first = None
         for index in indices:
-            picture = load_image(self.files[index]).permute(1, 2, 0).numpy()
+            picture = np.array(upright_image(self.files[index]))
             first = first or picture.shape
             if picture.shape != first:
                 sizes = "{1} x {0} pixels in a clip whose first frame has {4} x {3}".format(*picture.shape, *first)

@@ -1,4 +1,4 @@
-"""Opens a clip, in this process or in a child that can be killed.
+"""Opens a clip or an image, in this process or in a child that can be killed.
 
 PyAV with an index of presentation times gives the right frames of every container tried (docs/benchmarks.md). It brings
 its own FFmpeg, and so gives the same pixels on every machine: ``auto`` means PyAV. decord gives wrong frames for clips
@@ -16,22 +16,27 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from qwenvl.child import Child, ChildDied, ChildError, ChildFailed, ChildTimeout
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.images import FrameFolder
+from qwenvl.data.media.images import FrameFolder, image_size, load_image, upright_image
 from qwenvl.data.media.reader import PART_BYTES, Clip, ClipReader
 from qwenvl.data.media.source import frame_list
 from qwenvl.data.options import SampleOptions
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 logger = logging.getLogger(__name__)
 
+HEADER_SECONDS = 5.0  # for a header that is read to learn what a file is, or how large
 LEAST_BYTES = 16 * 2**20  # a clip that has less room than that while it is opened is not called damaged
 # Else glibc hands the memory of every frame back and asks for it anew: on short clips that took as long as decoding.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
@@ -57,7 +62,7 @@ def open_clip(
             process. 0 decodes in this process, without bounds.
         memory_gb: how much memory the child may take for one clip, in GB.
         strict: also look for damage that PyAV's decoder would hide, in what is decoded and in the whole container.
-        frames_fps: frames per second of a folder or list of images, which need no decoder.
+        frames_fps: frames per second of a folder or list of images.
         frame_times: seconds of each of these images, in place of ``frames_fps``.
 
     Raises:
@@ -70,16 +75,61 @@ def open_clip(
         ...     frames = clip.read([0, clip.frame_count - 1])  # 2 x 3 x H x W, uint8
     """
     chosen = resolve_backend(backend)
-    if os.path.isdir(path) or frame_list(path) is not None:
-        return FrameFolder(path, frames_fps, frame_times)
-    if frame_times is not None:
+    listed = frame_list(path)
+    of_images = listed is not None or os.path.isdir(path)
+    if frame_times is not None and not of_images:
         message = "frame_times are for a folder or list of frames; this is a file, which has its own: leave them out"
         raise BadMediaError(path, message, "meta and clip disagree")
     if timeout > 0:
-        return GuardedClip(path, chosen, timeout=timeout, memory_gb=memory_gb, strict=strict)
+        return GuardedClip(
+            path,
+            chosen,
+            timeout=timeout,
+            memory_gb=memory_gb,
+            strict=strict,
+            frames=(frames_fps, frame_times, listed) if of_images else None,
+        )
+    if of_images:
+        return FrameFolder(path, frames_fps, frame_times, listed)
     if chosen == "decord":
         raise ValueError("video_backend decord: it hangs on some files, so it needs --decode_timeout above 0")
     return ClipReader(path, strict)
+
+
+def is_of_images(path: str) -> bool:
+    """Whether a clip is a folder or a list of images."""
+    return os.path.isdir(path) or frame_list(path) is not None
+
+
+def read_image(
+    path: str, *, timeout: float = 0.0, memory_gb: float = SampleOptions.decode_memory_gb
+) -> Tensor:
+    """What ``load_image`` reads, within bounds: a file of a megabyte can keep Pillow busy for hours.
+
+    Args:
+        timeout, memory_gb: see ``open_clip``.
+
+    Raises:
+        BadMediaError: as ``load_image`` raises it, or the image exceeds the bounds.
+    """
+    import torch
+
+    if timeout <= 0:
+        return load_image(path)
+    with GuardedFile(path, timeout=timeout, memory_gb=memory_gb) as file:
+        return torch.from_numpy(file.picture()).permute(2, 0, 1).contiguous()
+
+
+def read_image_size(
+    path: str, *, timeout: float, memory_gb: float = SampleOptions.decode_memory_gb
+) -> tuple[int, int]:
+    """What ``image_size`` reads, within the bounds of ``read_image``. Already the header can take for ever.
+
+    Raises:
+        BadMediaError: as ``image_size`` raises it, or the header exceeds the bounds.
+    """
+    with GuardedFile(path, timeout=timeout, memory_gb=memory_gb) as file:
+        return file.picture_size()
 
 
 @lru_cache  # so that it warns once
@@ -130,61 +180,68 @@ def _anonymous_file() -> IO[bytes]:
     return open(os.memfd_create("frames"), "r+b") if in_memory else tempfile.TemporaryFile()
 
 
-class GuardedClip(Clip):
-    """A clip open in a child process: one that hangs, crashes or swallows memory counts as bad, and the run continues.
+class GuardedFile(AbstractContextManager):
+    """A file read in a child process: one that hangs, crashes or swallows memory counts as bad, and the run continues.
 
-    Each process that reads clips (the trainer, or a worker of the DataLoader) has such a child. It starts the child
-    when it opens its first clip, and again after a kill.
+    Each process that reads media (the trainer, or a worker of the DataLoader) has such a child. It starts the child
+    when it reads its first file, and again after a kill.
 
     Args:
         path: the file.
-        backend, strict: as for ``ClipReader``.
-        timeout: seconds from opening the clip to the end of the last read. After them the child is killed.
-        memory_gb: how much memory the child may take for the clip, in GB.
+        backend: as for ``ClipReader``.
+        timeout: seconds from the first request to the end of the last one. After them the child is killed.
+        memory_gb: how much memory the child may take for the file, in GB.
 
-    Raises:
-        BadMediaError: as ``ClipReader`` raises it, or the clip exceeds a bound, or its decoder crashed.
-        MemoryError: the system killed the child, and a second one too. Reading raises it as well.
+    ``picture`` and ``picture_size`` raise:
+        BadMediaError: the file is bad, or exceeds a bound, or its decoder crashed.
+        MemoryError: the system killed the child, and a second one too.
     """
 
-    def __init__(self, path: str, backend: str, *, timeout: float, memory_gb: float, strict: bool = False) -> None:
+    _opening: tuple[Any, ...] = ()  # how a child opens the clip
+
+    def __init__(self, path: str, backend: str = "pyav", *, timeout: float, memory_gb: float) -> None:
         self.path, self._backend = path, backend
-        self._strict, self._timeout, self._memory_gb = strict, timeout, memory_gb
+        self._full_path = os.path.abspath(path)  # the child may have been started in another working folder
+        self._timeout, self._memory_gb = timeout, memory_gb
         self._pool = _idle[os.getpid(), backend, memory_gb]
         self._child: Decoder | None = None
-        try:
-            self.frame_times, self.duration, self.size = self._ask("open", (path, strict))
-        except BaseException:
-            self.close()
-            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        """Leave the child to the next clip, at which the child closes this one."""
+        """Leave the child to the next file, at which the child closes this one."""
         if self._child is not None:
             self._pool.append(self._child)
             self._child = None
 
-    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[np.ndarray]:
-        left = tuple(indices)
-        while True:
-            part = self._ask("part", (left, most_bytes))  # the child continues where it stopped
-            if isinstance(part, tuple):  # the shape of a part in shared memory, which the next part overwrites
-                part = np.ndarray(part, np.uint8, self._child.frames)
-            left = left[len(part) :]
-            yield part
-            if not left:
-                return
+    def picture(self) -> np.ndarray:
+        """The image that the file is, as ``load_image`` has it: H x W x 3."""
+        return self._received(self._ask("picture", self._full_path)).copy()
+
+    def picture_size(self) -> tuple[int, int]:
+        """The height and width of the image that the file is, by its header."""
+        return self._ask("picture size", self._full_path)
+
+    def _received(self, answer: Any) -> np.ndarray:
+        """Pixels that the child has sent, or the shape of those in shared memory, which the next ones overwrite."""
+        if isinstance(answer, np.ndarray):
+            return answer
+        assert self._child is not None
+        return np.ndarray(answer, np.uint8, self._child.frames)
 
     def _ask(self, kind: str, argument: Any) -> Any:
         """The answer to a request. A child that the system kills is replaced once: most often memory was full."""
         for _ in range(2):
             try:
                 if self._child is None:
-                    idle = self._pool.pop() if self._pool else None
+                    idle = None
+                    with suppress(IndexError):  # other threads take from it too
+                        idle = self._pool.pop()
                     self._child = idle if idle and idle.alive else Decoder(self._backend, self._memory_gb)
                     self._deadline = time.monotonic() + self._timeout
-                    if kind != "open":
-                        self._answer("open", (self.path, self._strict))
+                    if kind == "part":
+                        self._answer("open", self._opening)
                 return self._answer(kind, argument)
             except ChildError as error:
                 self._child = None
@@ -214,13 +271,58 @@ class GuardedClip(Clip):
             answer = MemoryError()
         if isinstance(answer, MemoryError):
             raise BadMediaError(self.path, f"takes more than {self._memory_gb} GB to decode (--decode_memory_gb)")
+        if isinstance(answer, BadMediaError) and answer.path == self._full_path:
+            raise BadMediaError(self.path, answer.reason, answer.kind)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
+class GuardedClip(GuardedFile, Clip):
+    """A clip that is open in a child process, which closes it when the process reads another file.
+
+    Args:
+        path: the file, or a folder or list of images.
+        backend, strict: as for ``ClipReader``.
+        timeout: seconds from opening the clip to the end of the last read.
+        memory_gb: see ``GuardedFile``.
+        frames: of a folder or list of images, the arguments of ``FrameFolder`` behind the path. None: it is a file.
+
+    Raises:
+        BadMediaError: as ``ClipReader`` raises it, or the clip exceeds a bound, or its decoder crashed.
+        MemoryError: the system killed the child, and a second one too. Reading raises it as well.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        backend: str,
+        *,
+        timeout: float,
+        memory_gb: float,
+        strict: bool = False,
+        frames: tuple[float | None, Sequence[float] | None, list[str] | None] | None = None,
+    ) -> None:
+        super().__init__(path, backend, timeout=timeout, memory_gb=memory_gb)
+        self._opening = (self._full_path, strict, frames)
+        try:
+            self.frame_times, self.duration, self.size = self._ask("open", self._opening)
+        except BaseException:
+            self.close()
+            raise
+
+    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[np.ndarray]:
+        left = tuple(indices)
+        while True:
+            part = self._received(self._ask("part", (left, most_bytes)))  # the child continues where it stopped
+            left = left[len(part) :]
+            yield part
+            if not left:
+                return
+
+
 def serve(backend: str, descriptor: str) -> Callable[[tuple[str, Any]], Any]:
-    """The child's side: a function from a request of ``GuardedClip`` to its answer, an exception among them.
+    """The child's side: a function from a request of ``GuardedFile`` to its answer, an exception among them.
 
     The child does without torch.
 
@@ -230,9 +332,17 @@ def serve(backend: str, descriptor: str) -> Callable[[tuple[str, Any]], Any]:
     memory = mmap.mmap(int(descriptor), PART_BYTES)
     if backend == "decord":
         import_module("decord")  # before memory is bounded
-    clip: ClipReader | None = None
+    clip: ClipReader | FrameFolder | None = None
     parts: Iterator[np.ndarray] = iter(())
     left: tuple[int, ...] = ()  # the numbers of the frames that `parts` has not given yet
+
+    def sent(pixels: np.ndarray) -> Any:
+        if pixels.nbytes > PART_BYTES:
+            return pixels
+        shared: np.ndarray = np.ndarray(pixels.shape, np.uint8, memory)
+        if not np.may_share_memory(shared, pixels):  # a ClipReader decodes into it
+            shared[:] = pixels
+        return pixels.shape
 
     def answer(request: tuple[str, Any]) -> Any:
         nonlocal clip, parts, left
@@ -245,13 +355,17 @@ def serve(backend: str, descriptor: str) -> Callable[[tuple[str, Any]], Any]:
                 left = ()
                 part = next(parts)
                 left = wanted[len(part) :]
-                return part.shape if part.nbytes <= PART_BYTES else part
+                return sent(part)
             left = ()
             if clip is not None:
                 clip.close()
                 clip = None
-            path, strict = argument
-            clip = ClipReader(path, strict, backend)
+            if kind == "picture":
+                return sent(np.array(upright_image(argument)))
+            if kind == "picture size":
+                return image_size(argument)
+            path, strict, frames = argument
+            clip = ClipReader(path, strict, backend) if frames is None else FrameFolder(path, *frames)
             return clip.frame_times, clip.duration, clip.size
         except (MemoryError, BadMediaError, IndexError) as error:
             # FFmpeg takes a packet whose frame it has no memory for to be damaged, or leaves its frame out.

@@ -1,6 +1,7 @@
 """Every frame carries its number, and the bounds are real ones: children are killed, starved and crashed."""
 
 import os
+import re
 import signal
 import struct
 import time
@@ -9,12 +10,15 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media import open as media_open
 from qwenvl.data.media import reader
-from qwenvl.data.media.open import Decoder, GuardedClip, open_clip
+from qwenvl.data.media.images import FrameFolder, load_image
+from qwenvl.data.media.open import Decoder, GuardedClip, GuardedFile, open_clip, read_image, read_image_size
+from tests.made_clips import slow_gif
 
 QUIET_X265 = {"x265-params": "log-level=none"}
 
@@ -226,3 +230,74 @@ def test_a_failure_of_our_own_is_no_fault_of_the_clip(make_clip, number_of):
         with pytest.raises(RuntimeError, match=r"(?s)clip.mp4: the decoding process failed:.*TypeError"):
             clip.read(["third"])
         assert number_of(clip.read([3])[0]) == 3
+
+
+def test_an_image_in_a_child_is_the_same(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    for name, size in {"small.png": (1, 1), "photo.png": (30, 40), "large.png": (2400, 1800)}.items():
+        path = str(tmp_path / name)
+        Image.fromarray(noise).resize(size).save(path)
+        plain, guarded = load_image(path), read_image(path, timeout=60)
+        assert torch.equal(plain, guarded) and guarded.is_contiguous() and guarded.dtype == torch.uint8
+        assert read_image_size(path, timeout=60) == size[::-1]
+    first = read_image(str(tmp_path / "small.png"), timeout=60)
+    kept = first.clone()
+    read_image(str(tmp_path / "photo.png"), timeout=60)
+    assert torch.equal(first, kept), "it shares no memory with the next one"
+
+
+def test_an_image_that_takes_too_long_costs_a_record_and_no_run(tmp_path, write_rows, make_row):
+    slow_gif(tmp_path / "slow.gif")
+    Image.new("RGB", (64, 64)).save(tmp_path / "good.png")
+    path = str(write_rows([make_row(prompt="<image>Which?", image=name) for name in ("slow.gif", "good.png")]))
+    told = r"slow.gif: not decoded within 0.3 s \(--decode_timeout\)"
+    assert re.search(told, load_dataset(path, decode_timeout=0.3, on_bad_sample="skip")[0].error)
+    with pytest.raises(BadMediaError, match=told):
+        read_image_size(str(tmp_path / "slow.gif"), timeout=0.3)
+    assert load_dataset(path, decode_timeout=60)[1].images[0].shape == (3, 64, 64)
+
+
+def test_an_image_that_takes_too_much_memory_or_crashes_its_decoder_is_named(tmp_path):
+    path = str(tmp_path / "large.png")
+    Image.new("1", (7000, 7000)).save(path)
+    with pytest.raises(BadMediaError, match=r"takes more than 0.05 GB to decode \(--decode_memory_gb\)"):
+        read_image(path, timeout=60, memory_gb=0.05)
+    with GuardedFile(path, timeout=60, memory_gb=8.0) as file:
+        file.picture_size()
+        os.kill(file._child.pid, signal.SIGSEGV)
+        with pytest.raises(BadMediaError, match=r"its decoder crashed \(exit code -11\)"):
+            file.picture()
+
+
+def test_a_folder_of_frames_in_a_child_is_the_same(tmp_path):
+    folder = tmp_path / "frames"
+    folder.mkdir()
+    for number in range(4):
+        Image.new("RGB", (64, 48), (number, 0, 0)).save(folder / f"{number}.png")
+    plain = FrameFolder(str(folder), fps=4.0)
+    with open_clip(str(folder), timeout=60, frames_fps=4.0) as clip:
+        assert (clip.frame_times, clip.duration, clip.size) == (plain.frame_times, plain.duration, plain.size)
+        assert torch.equal(clip.read([0, 2, 2, 3]), plain.read([0, 2, 2, 3]))
+    with open_clip(str(folder), timeout=60, frame_times=(0, 1, 2, 5)) as clip:
+        assert clip.frame_times == (0, 1, 2, 5)
+    Image.new("RGB", (32, 48)).save(folder / "3.png")
+    for timeout in (0, 60):
+        with open_clip(str(folder), timeout=timeout) as clip, pytest.raises(BadMediaError, match=r"3\.png: 32 x 48"):
+            clip.read([0, 3])
+
+
+def test_a_relative_path_is_that_of_the_working_folder(make_clip, tmp_path, monkeypatch):
+    """A child lives longer than the folder that it was started in is the working one."""
+    make_clip("clip.mp4", 5)
+    make_clip("other/clip.mp4", 9)
+    for name, size in (("photo.png", (30, 20)), ("other/photo.png", (60, 40))):
+        Image.new("RGB", size).save(tmp_path / name)
+    (tmp_path / "other/bad.mp4").write_bytes(b"no clip at all")
+    for folder, frames, size in ((tmp_path, 5, (20, 30)), (tmp_path / "other", 9, (40, 60))):
+        monkeypatch.chdir(folder)
+        with open_clip("clip.mp4", timeout=60) as clip:
+            assert clip.frame_count == frames and clip.path == "clip.mp4"
+        assert read_image("photo.png", timeout=60).shape == (3, *size)
+    with pytest.raises(BadMediaError, match=r"^bad\.mp4: not a video") as told:
+        open_clip("bad.mp4", timeout=60)
+    assert told.value.path == "bad.mp4"
