@@ -193,10 +193,10 @@ def test_two_runs_are_compared_on_the_same_held_out_records(make_run, tmp_path):
     assert make_report([first], tmp_path / "one").summary["held_out_differences"] == []
 
 
-def test_a_flag_that_is_gone_names_its_replacement(make_run, capsys):
+def test_a_misspelt_flag_is_told_its_name(make_run, capsys):
     with pytest.raises(SystemExit):
-        main([str(make_run()), "--serve", "9000"])
-    assert "unknown flag serve; use qwenvl report again" in capsys.readouterr().err
+        main([str(make_run()), "--pictres", "9"])
+    assert "unknown flag --pictres; near: pictures" in capsys.readouterr().err
 
 
 def test_runs_are_named_by_what_tells_them_apart(make_run):
