@@ -60,6 +60,7 @@ def option(
     below: float | None = None,
     why: str | None = None,
     rows: Mapping[str | None, type[Options]] | None = None,
+    nargs: str | None = None,
 ) -> Any:
     """A field of a dataclass of options. The choices of one are those of its type, a ``Literal``.
 
@@ -70,6 +71,7 @@ def option(
         why: the reason for the bounds, part of the error.
         rows: for an option whose value is a row with arguments, such as ``cispo(bound=4)``: the rows by name, each with
             the options that are its arguments. None as a name: any name.
+        nargs: how many words its flag takes, as argparse has it. None: as the type says.
 
     Example:
         >>> @dataclass
@@ -91,7 +93,8 @@ def option(
     """
     text = help if unset is None else f"{help} Unset: {unset}."
     bounds = Bounds(least=least, above=above, most=most, below=below, why=why)
-    return field(default=default, metadata={"help": text, "bounds": bounds, "rows": rows})
+    of_argparse = {} if nargs is None else {"nargs": nargs}
+    return field(default=default, metadata={"help": text, "bounds": bounds, "rows": rows, **of_argparse})
 
 
 @dataclass

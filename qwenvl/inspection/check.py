@@ -28,6 +28,7 @@ from qwenvl.data.timeline_hints import TimelineTimes, beyond_the_clip, fineness,
 from qwenvl.failure import beginning, counted, visible
 from qwenvl.inspection.convert import write_records
 from qwenvl.inspection.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
+from qwenvl.inspection.options import DEFAULT_REWARDS, CheckOptions
 from qwenvl.rewards.resolve import build_rubric
 from qwenvl.types import Hint, Record
 
@@ -36,13 +37,13 @@ if TYPE_CHECKING:  # they load torch, which the other commands do without
     from qwenvl.data.dataset import GRPODataset
     from qwenvl.data.prompt_length import MediaSizes
 
-_FILES = "Fetch or encode these files again: a copy was interrupted, say. Or leave the rows out with --write-clean."
+_FILES = "Fetch or encode these files again: a copy was interrupted, say. Or leave the rows out with --write_clean."
 ADVICE = {
     "JSON": "A file is one array of objects, or one object a line; mend the places named.",
     "form": "docs/data.md shows the forms of records.",
     "tags": "Write one <video> or <image> in the prompt for each medium, in their order.",
     "media path": "Media paths start at the media root: that of the catalog, else the annotation's folder.",
-    "missing media": "Put the files under the media root, or leave the rows out with --write-clean.",
+    "missing media": "Put the files under the media root, or leave the rows out with --write_clean.",
     **dict.fromkeys(("empty media", "cut short", "not a video", "unreadable media", "damaged media"), _FILES),
     "meta and clip disagree": "frame_cnts must sum to the clip's frames, nframes be at most these, and video_start lie "
     "within its seconds: were the clips cut or re-encoded after it?",
@@ -126,12 +127,10 @@ class CheckReport:
 def add_arguments(parser: FlagParser) -> None:
     """Add the flags of the command."""
     add_dataset_flags(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
     add_frame_flags(parser)
     parser.set_defaults(decode_check=DECODE_CHECK)
-    parser.add_argument("--write-clean", metavar="OUT", help="write the good records there, as convert does")
-    parser.add_argument("--jobs", type=int, default=2, help="clips decoded at the same time (2)")
-    parser.add_argument("--reward_funcs", nargs="*", default=["accuracy"], help="rewards that must be able to score")
+    parser.add_options(CheckOptions)
+    parser.set_defaults(reward_funcs=DEFAULT_REWARDS)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -153,12 +153,16 @@ class PolicyTrainer(Trainer):
         if args.start_from_weights is not None:  # after the reference, which stays the model that was named
             start_from_weights(policy, args.start_from_weights)
 
-        engine = self.kernels.engine
-        self.meter = Meter(args.device, engine.drawing if isinstance(engine, LocalEngine) else None)
-        self.journal = Journal(args, self.meter, self.train_dataset)
-        self.finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
-        install_callbacks(self, self.journal)
         let_gradients_into_the_tower(policy, args)
+        self._watch(policy)
+
+    def _watch(self, policy: nn.Module) -> None:
+        """Make what measures the run, writes it down, and ends it where its numbers are not what they should be."""
+        engine = self.kernels.engine
+        self.meter = Meter(self.args.device, engine.drawing if isinstance(engine, LocalEngine) else None)
+        self.journal = Journal(self.args, self.meter, self.train_dataset)
+        self.finite_steps = FiniteSteps(self.args, self.journal, self.meter, self.accelerator)
+        install_callbacks(self, self.journal)
         self.gradient_reach = GradientReach(policy, self.accelerator)
 
     def make_collator(self, processor: ProcessorMixin, args: GRPOConfig) -> GRPOCollator:

@@ -94,7 +94,7 @@ def test_check_counts_the_frame_settings_that_it_read(make_clip, write_rows, mak
 
 
 def test_write_clean_gives_a_data_set_that_passes(folder, capsys):
-    code, out = run(capsys, "check", folder / "data.jsonl", "--write-clean", folder / "clean.json")
+    code, out = run(capsys, "check", folder / "data.jsonl", "--write_clean", folder / "clean.json")
     assert code == 1 and all(each in out for each in ("10 records, 2 good, 8 bad", "bad: cut short (1)", "what to do"))
     code, out = run(capsys, "check", folder / "clean.json")
     assert code == 0
