@@ -249,9 +249,9 @@ class RequestReader:
         name, reason = "a medium", error.reason
         own = Path(error.path)
         if own.is_relative_to(folder):
-            name = f"medium {own.relative_to(folder)}"
+            name = f"medium {own.stem}"
             if own.suffix == _FETCHED:
-                name, reason = f"medium {own.stem}", ""
+                reason = ""
         elif self._root is not None and own.is_relative_to(self._root):
             name = str(own.relative_to(self._root))
             reason = "" if error.kind == "not a video" else reason
