@@ -46,7 +46,7 @@ def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, ove
         cut = 0.0 if over and step > 30 else 0.5
         log.log_metrics(step, {"loss": 0.0, "reward/total": step / 60, "completion/truncated_frac": cut})
     [run] = read_runs([tmp_path])
-    [facts] = summary([run], [[]])["runs"]
+    [facts] = summary([run], [[]], [])["runs"]
     found = findings_of(tmp_path)
     assert [each.message for each in found] == [each["message"] for each in facts["warnings"]]
     assert len(found) == (not over)
