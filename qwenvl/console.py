@@ -36,6 +36,10 @@ def shows_bars() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
 def settle_output() -> None:
     """Switch off useless output of other libraries: bars where there is no terminal, and warnings that are no news.
 
@@ -45,8 +49,9 @@ def settle_output() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
 
-    for library in () if torch.cuda.is_available() else ("DeepSpeed", "transformers.integrations.hub_kernels"):
-        logging.getLogger(library).setLevel(logging.ERROR)
+    if not torch.cuda.is_available():
+        for library in ("DeepSpeed", "transformers.integrations.hub_kernels"):
+            logging.getLogger(library).addFilter(_is_error)  # a level would be set anew when the library is imported
     of_torch = r"`torch\.distributed\.\w+`"  # all_gather_into_tensor for one, which accelerate calls
     for deprecated in ("`broadcast_buffers`", r"`(is_)?gradient_checkpointing\w*`", of_torch):
         warnings.filterwarnings("ignore", f"{deprecated} is deprecated", FutureWarning)
