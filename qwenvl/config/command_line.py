@@ -249,11 +249,19 @@ def typed(value: Any) -> Any:
 
 
 def tokens_of(settings: Mapping[str, Any]) -> list[str]:
-    """Settings by name as a command line. None leaves one at its default."""
+    """Settings by name as a command line. None leaves one at its default.
+
+    Raises:
+        ValueError: a word of a list would be read as a flag.
+    """
     tokens = []
     for name, value in settings.items():
         if isinstance(value, list):
-            tokens += [f"--{name}", *(row_text(typed(each) if isinstance(each, dict) else each) for each in value)]
+            words = [row_text(typed(each) if isinstance(each, dict) else each) for each in value]
+            for word in words:
+                if word.startswith("--"):
+                    raise ValueError(f"{name}: {word!r} reads as a flag: a word of a list can't begin with --")
+            tokens += [f"--{name}", *words]
         elif isinstance(value, dict):
             tokens.append(f"--{name}={(row_text if name in WITH_ROWS else json.dumps)(typed(value))}")
         elif value is not None:

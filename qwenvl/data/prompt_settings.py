@@ -58,11 +58,15 @@ class PromptSettings:
 
         Raises:
             FileNotFoundError: the folder does not hold them.
+            ValueError: a text is something else. What is read here becomes flags of commands.
         """
         path = Path(folder) / SETTINGS_FILE
         if not path.is_file():
             raise FileNotFoundError(f"{path}: not there; expected a folder that training with this library wrote")
         saved = json.loads(path.read_text("utf-8"))
+        for name in ("base_model", "system", "prompt_template"):
+            if not isinstance(saved.get(name), str | None):
+                raise ValueError(f"{path}: {name} must be a text or null, got {type(saved[name]).__name__}")
         framing = dict(saved.get("framing") or {})  # settings of an earlier version have none
         if "kinds" in framing:
             framing["kinds"] = tuple(framing["kinds"])

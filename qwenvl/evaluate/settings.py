@@ -402,25 +402,28 @@ def try_request(argv: Sequence[str], begins: bool = False) -> Request:
     for path in words[1:-1]:
         _require_medium(path)
     model = model_source(words[0], present=begins)
-    config = config_for(model, flags, reading={"system"}, begins=begins)
+    config = config_for(model, flags, reading={"system"}, begins=begins, scores=options.solution is not None)
     asking = asking_of(model, config, flags)
     record = record_of(words[1:-1], words[-1], options.solution, asking, options.choices or ())
     return Request(argv, config, options, words, [model], None, flags, asking.settings_of, record)
 
 
 def config_for(
-    model: ModelSource, flags: Sequence[str], reading: Collection[str] = (), begins: bool = False
+    model: ModelSource, flags: Sequence[str], reading: Collection[str] = (), begins: bool = False, scores: bool = True
 ) -> GRPOConfig:
     """The settings of a model's training, overridden by flags.
 
     Args:
         reading: names of the settings for reading records to take as well.
         begins: as for ``probe_request``.
+        scores: the command scores answers. Else rewards of the run, and the code that they are in, are left alone.
 
     Raises:
         ValueError: an unknown or unfit flag.
     """
     taken = OF_A_RUN - (names_of(ReadingOptions) - set(reading))
+    if not scores:
+        taken = taken - names_of(RewardOptions)
     check = partial(check_machine, models=[model.path]) if begins else None
     config = config_from(None, [*training_flags(model, flags, taken), *flags], check=check)
     config.model_name_or_path = model.path

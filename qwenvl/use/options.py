@@ -19,6 +19,7 @@ from qwenvl.evaluate.settings import (
 )
 from qwenvl.failure import beginning
 from qwenvl.option import Options, no_effect, option, was_set
+from qwenvl.rewards.options import RewardOptions
 from qwenvl.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def use_request(
     if root is not None and not Path(root).is_dir():
         raise FileNotFoundError(f"--media_root {root}: no such folder")
     model = model_source(words[0], present=begins)
-    config = config_for(model, flags, reading={"system"}, begins=begins)
+    config = config_for(model, flags, reading={"system"}, begins=begins, scores=RewardOptions in groups)
     return UseRequest(model, words[1:], config, options, asking_of(model, config, flags))
 
 

@@ -11,7 +11,7 @@ from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.protocol import fingerprint, trained_otherwise
-from qwenvl.evaluate.settings import evaluation_request, named_models, probe_request
+from qwenvl.evaluate.settings import config_for, evaluation_request, named_models, probe_request
 from qwenvl.run_log.log import RunLog
 
 FLAGS = ("--use_cpu", "--generation_max_length", "4")
@@ -139,3 +139,33 @@ def test_a_fingerprint_tells_weights_apart(tiny_checkpoint, tmp_path):
     before = fingerprint(str(tmp_path))
     large.write_bytes(bytes(70 * 65536 - 1) + b"x")  # the last byte of a file that is read in pieces
     assert fingerprint(str(tmp_path)) != before
+
+
+@pytest.mark.parametrize("name", ["system", "prompt_template"])
+def test_what_stands_beside_weights_cannot_become_a_flag(tmp_path, name):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    PromptSettings(FrameOptions(), PromptOptions()).save(tmp_path)
+    saved = json.loads((tmp_path / "prompt_settings.json").read_text())
+    saved[name] = ["a", "--external_plugins", "evil.py"]
+    (tmp_path / "prompt_settings.json").write_text(json.dumps(saved))
+    [model] = named_models([str(tmp_path)])
+    with pytest.raises(ValueError, match=f"{name} must be a text or null, got list"):
+        config_for(model, [])
+
+
+def test_a_word_of_a_list_of_a_run_cannot_become_a_flag(run):
+    config = json.loads((run / "run.json").read_text())
+    config["config"]["stop_strings"] = ["a", "--external_plugins", "evil.py"]
+    (run / "run.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="stop_strings: '--external_plugins' reads as a flag"):
+        evaluation_request([str(run), "data.json"])
+
+
+def test_what_scores_nothing_takes_no_rewards_of_a_run(run):
+    config = json.loads((run / "run.json").read_text())
+    config["config"]["external_plugins"] = ["evil.py"]
+    (run / "run.json").write_text(json.dumps(config))
+    [model] = named_models([str(run)])
+    assert config_for(model, [], scores=False).external_plugins is None
+    assert config_for(model, []).external_plugins == ["evil.py"]

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -289,3 +290,14 @@ def test_the_page_has_spans_steps_and_files_of_a_question_for_a_timeline(there):
     assert not Path("labels/clips").exists()  # browsers play these clips
     page = Path("labels/index.html").read_text()
     assert "--reward_funcs timeline_iou" in page  # of the command that trains on the saved labels
+
+
+def test_a_browser_keeps_answers_by_question_and_clip(there):
+    """An answer to one question must not count as one to another question about the same clip."""
+    keys = []
+    for question, output in (("Which step?", "one.csv"), ("How many screws?", "two.csv"), ("Which step?", "three.csv")):
+        words = ["model", "clips/2.mp4", "--question", question, "--page", "--output", output]
+        assert qwenvl(["label", *words, *FLAGS]) == 0
+        index = Path(output).with_suffix("") / "data" / "run-0" / "index.js"
+        keys.append(re.search(r'"keys": ?\[([^\]]+)\]', index.read_text("utf-8"))[1])
+    assert keys[0] == keys[2] != keys[1]

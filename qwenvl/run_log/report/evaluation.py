@@ -283,6 +283,7 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
     places = write_pages(shown, 0, folder / "data" / "run-0")
     index = {
         "ids": [row["id"] for row in rows],
+        "keys": [row.get("key") or row["id"] for row in rows],  # what a browser keeps answers by
         "answers": [row.get("answer") for row in rows],  # None: an error
         "answered": [has_answer(row) for row in rows],
         "columns": {

@@ -19,7 +19,7 @@ class Labels extends List {
     this.checked = new Map(); // number -> {answer, timeline: spans of one, state: confirmed | corrected}
     this.drafts = new Map(); // number -> what was edited and not saved: a text, or spans
     this.folders = foldersOf(index.ids);
-    const numbers = new Map(index.ids.map((id, n) => [id, n]));
+    const numbers = new Map(index.keys.map((key, n) => [key, n])); // of question and clip: another question has other keys
     try {
       for (const [id, each] of Object.entries(JSON.parse(localStorage.getItem(STORE) || "{}"))) if (numbers.has(id)) this.checked.set(numbers.get(id), each);
     } catch { /* a browser that keeps nothing: the labels are those of this visit */ }
@@ -123,7 +123,7 @@ class Labels extends List {
     else this.checked.set(n, { ...entry, answer: entry.answer.trim(), state: await this.isModels(n, entry) ? "confirmed" : "corrected" });
     this.drafts.delete(n);
     try {
-      localStorage.setItem(STORE, JSON.stringify(Object.fromEntries([...this.checked].map(([each, value]) => [this.index.ids[each], value]))));
+      localStorage.setItem(STORE, JSON.stringify(Object.fromEntries([...this.checked].map(([each, value]) => [this.index.keys[each], value]))));
     } catch { /* as above */ }
     const at = this.found.indexOf(n), row = this.parts.list.children[at];
     if (row) row.replaceChildren(...this.row(n).filter(Boolean));
