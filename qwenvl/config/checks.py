@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.grpo.options import ObjectiveOptions
-from qwenvl.option import Bounds, all_options, name_of_row, no_effect, not_with, problems_of, row_of, set_among, was_set
+from qwenvl.option import Bounds, name_of_row, no_effect, not_with, problems_of, row_of, set_among, was_set
 
 BOUNDS = {
     "adam_beta1": Bounds(least=0, below=1),
@@ -132,8 +132,13 @@ def _without_effect(config: Any) -> Iterator[str]:
     yield from _of_optimizer(config)
     yield from _of_logs_and_checkpoints(config)
     if not config.dataloader_num_workers:
-        workers = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "in_order")
-        for name in set_among(config, *(f"dataloader_{each}" for each in workers)):
+        of_workers = (
+            "dataloader_persistent_workers",
+            "dataloader_prefetch_factor",
+            "dataloader_multiprocessing_context",
+            "dataloader_in_order",
+        )
+        for name in set_among(config, *of_workers):
             yield no_effect(f"--{name}", without="--dataloader_num_workers")
     if config.dataloader_drop_last and getattr(config, "num_iterations", 1) > 1:
         yield no_effect("--dataloader_drop_last", without="--num_iterations 1", reason="short steps are filled up")
@@ -150,7 +155,8 @@ def _without_effect(config: Any) -> Iterator[str]:
 
 
 def _of_optimizer(config: Any) -> Iterator[str]:
-    optimizer, schedule = _text(config.optim), _text(config.lr_scheduler_type)
+    optimizer = _text(config.optim)
+    schedule = _text(config.lr_scheduler_type)
     if optimizer in WITHOUT_BETAS:
         for name in set_among(config, "adam_beta1", "adam_beta2", "adam_epsilon"):
             yield not_with(f"--{name}", f"--optim {optimizer}")
@@ -165,11 +171,12 @@ def _of_optimizer(config: Any) -> Iterator[str]:
 
 
 def _of_logs_and_checkpoints(config: Any) -> Iterator[str]:
-    logs_by_steps, evaluates, saves = (
-        _text(each) for each in (config.logging_strategy, config.eval_strategy, config.save_strategy)
-    )
+    logs = _text(config.logging_strategy)
+    evaluates = _text(config.eval_strategy)
+    saves = _text(config.save_strategy)
+    # Without --eval_steps the Trainer evaluates every --logging_steps.
     paces_evaluation = evaluates == "steps" and not config.eval_steps
-    if was_set(config, "logging_steps") and logs_by_steps != "steps" and not paces_evaluation:
+    if was_set(config, "logging_steps") and logs != "steps" and not paces_evaluation:
         needed = "--logging_strategy steps or (--eval_strategy steps and no --eval_steps)"
         yield no_effect("--logging_steps", without=needed)
     if was_set(config, "save_steps") and saves != "steps":
@@ -177,9 +184,9 @@ def _of_logs_and_checkpoints(config: Any) -> Iterator[str]:
     if config.eval_steps is not None and evaluates != "steps":
         yield no_effect("--eval_steps", without="--eval_strategy steps")
     if evaluates == "no":
-        for name in ("eval_delay", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"):
-            if was_set(config, name):
-                yield not_with(f"--{name}", "--eval_strategy no")
+        of_evaluation = ("eval_delay", "load_best_model_at_end", "metric_for_best_model", "greater_is_better")
+        for name in set_among(config, *of_evaluation):
+            yield not_with(f"--{name}", "--eval_strategy no")
         if saves == "best":
             reason = "nothing says which checkpoint is the best"
             yield not_with("--save_strategy best", "--eval_strategy no", reason)
@@ -240,7 +247,7 @@ def _of_training(config: Any) -> Iterator[str]:
         yield from _saves_within_windows(config)
     if config.engine_has_own_weights:
         if config.reads_sampled_entropies:
-            names = [name for name in ("top_entropy_quantile", "entropy_target") if was_set(config, name)]
+            names = set_among(config, "top_entropy_quantile", "entropy_target")
             yield (
                 f"--{' and --'.join(names)} cannot be used with --rollout_engine {config.rollout_engine}: vLLM gives "
                 "no entropies of the distributions that tokens are drawn from; leave out one of the two"
@@ -314,10 +321,8 @@ def _of_ratio(config: Any) -> Iterator[str]:
     subjects = [f"--{name}" for name in set_among(config, "grpo_epsilon", "grpo_epsilon_high")]
     for option, arguments in (("loss_type", ("ratio", "delta", "dual_clip", "bound")), ("kl_estimator", ("unbiased",))):
         row = row_of(config, option)
-        if row is not None:
-            known = {each.name for each in all_options(type(row.arguments))}
-            given = set_among(row.arguments, *(name for name in arguments if name in known))
-            subjects += [f"{name} of --{option} {row.name}" for name in given]
+        if row is not None:  # an argument that this row does not have is not set
+            subjects += [f"{name} of --{option} {row.name}" for name in set_among(row.arguments, *arguments)]
     for subject in subjects:
         yield no_effect(
             subject,

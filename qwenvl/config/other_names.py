@@ -84,7 +84,8 @@ def unknown_flag(token: str, known: Iterable[str], elsewhere: Mapping[str, str] 
         known: the names that there are.
         elsewhere: what to say of flags that other commands have, by name.
     """
-    known, name = set(known), token.split("=")[0].lstrip("-").replace("-", "_")
+    known = set(known)
+    name = token.split("=")[0].lstrip("-").replace("-", "_")
     flag = name.removeprefix("no_")
     if elsewhere and flag in elsewhere and flag not in known:
         return elsewhere[flag]

@@ -30,7 +30,7 @@ from qwenvl.tools.options import ToolOptions
 
 
 @dataclass
-class TrainingOptions(
+class SharedOptions(
     ModelOptions,
     KernelOptions,
     TuneOptions,
@@ -46,6 +46,13 @@ class TrainingOptions(
     DeviceOptions,
     LoaderOptions,
     TrainerOptions,
+):
+    """The options that training by rewards and a warm-up have in common."""
+
+
+@dataclass
+class TrainingOptions(
+    SharedOptions,
     ReferenceOptions,
     RewardOptions,
     ContrastOptions,
@@ -61,29 +68,13 @@ class TrainingOptions(
 
 
 @dataclass
-class WarmupRunOptions(
-    WarmupOptions,
-    ModelOptions,
-    KernelOptions,
-    TuneOptions,
-    LoraOptions,
-    DataOptions,
-    ReadingOptions,
-    FrameOptions,
-    DecodingOptions,
-    BadSampleOptions,
-    PromptOptions,
-    ToolOptions,
-    RunOptions,
-    DeviceOptions,
-    LoaderOptions,
-    TrainerOptions,
-):
+class WarmupRunOptions(WarmupOptions, SharedOptions):
     """The options of a warm-up, but for those of the Trainer."""
 
 
-FLAG_GROUPS: tuple[type[Options], ...] = TrainingOptions.__bases__
-WARMUP_GROUPS: tuple[type[Options], ...] = WarmupRunOptions.__bases__
+SHARED_GROUPS: tuple[type[Options], ...] = SharedOptions.__bases__
+FLAG_GROUPS: tuple[type[Options], ...] = (*SHARED_GROUPS, *TrainingOptions.__bases__[1:])
+WARMUP_GROUPS: tuple[type[Options], ...] = (WarmupOptions, *SHARED_GROUPS)
 """The options of a command by topic, as ``--help`` and the docs have them."""
 
 _SAMPLES_NOTHING = "a warm-up samples nothing"
@@ -111,27 +102,24 @@ def flags_elsewhere(kind: type) -> dict[str, str]:
     return {each.name: f"unknown flag {each.name}; qwenvl warmup has it" for each in fields(WarmupOptions)}
 
 
-@dataclass
-class TrainingSettings(TrainingOptions, TrainerSettings):
-    """The settings that a ``GRPOConfig`` is made of.
+class CheckedAsARun:
+    """Settings that are refused when they are made, as their run would refuse them on any machine.
 
     Raises:
         ValueError: naming every one that is wrong.
     """
 
     def __post_init__(self) -> None:
-        if problems := problems_of_run(self):
+        problems = problems_of_run(self)
+        if problems:
             raise ValueError("\n".join(problems))
 
 
 @dataclass
-class WarmupSettings(WarmupRunOptions, TrainerSettings):
-    """The settings that a ``WarmupConfig`` is made of.
+class TrainingSettings(CheckedAsARun, TrainingOptions, TrainerSettings):
+    """The settings that a ``GRPOConfig`` is made of."""
 
-    Raises:
-        ValueError: naming every one that is wrong.
-    """
 
-    def __post_init__(self) -> None:
-        if problems := problems_of_run(self):
-            raise ValueError("\n".join(problems))
+@dataclass
+class WarmupSettings(CheckedAsARun, WarmupRunOptions, TrainerSettings):
+    """The settings that a ``WarmupConfig`` is made of."""
