@@ -29,9 +29,9 @@ _LEAST_BYTES = 2 * 10**9  # prompts cross there. Docker gives 64 MB, and a full 
 
 
 def named_settings(kind: type[Some]) -> type[Some]:
-    """A decorator of a config: an unknown setting is named, those that were given are kept, and help shows them all.
+    """A decorator of a config that names an unknown setting, and notes in ``set_by_user`` which ones were given.
 
-    The call stays that of the dataclass, with its signature.
+    The docstring gets the help of all settings. The signature stays that of the dataclass, so that editors complete it.
     """
     made_by_dataclass = kind.__init__
     in_order = [each.name for each in fields(kind) if each.init]  # type: ignore[arg-type]
@@ -46,8 +46,9 @@ def named_settings(kind: type[Some]) -> type[Some]:
         made_by_dataclass(self, *values, **settings)
 
     kind.__init__ = init  # type: ignore[method-assign]
-    told = [f"    {each.name}: {help_of(each)}" for each in fields(kind) if "help" in each.metadata]  # type: ignore[arg-type]
-    kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Args:", *told])
+    described = [each for each in fields(kind) if "help" in each.metadata]  # type: ignore[arg-type]
+    arguments = [f"    {each.name}: {help_of(each)}" for each in described]
+    kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Args:", *arguments])
     return kind
 
 

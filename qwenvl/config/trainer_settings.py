@@ -78,8 +78,10 @@ def setting(default: Any, help: str | None = None, **of_argparse: Any) -> Any:
         help: what it does. None: it is not offered.
         of_argparse: how its flag is read, where the type alone does not say it.
     """
-    told = {} if help is None else {"help": help}
-    return field(default=default, metadata=told | of_argparse)
+    metadata = dict(of_argparse)
+    if help is not None:
+        metadata["help"] = help
+    return field(default=default, metadata=metadata)
 
 
 @dataclass

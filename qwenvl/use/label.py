@@ -211,7 +211,7 @@ class Labels:
         for question, key in zip(self.questions, self._keys, strict=True):
             row = {"error": str(question)} if key is None else self.rows.get(key)
             if row is not None:
-                yield question, {**row, "key": key}
+                yield question, row
 
     def _read(self) -> dict[str, dict[str, Any]]:
         """The rows of all processes. Those with an error give way to others of the same question."""

@@ -6,6 +6,8 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -38,6 +40,9 @@ from tests.use.running import (
     status_of,
     video,
 )
+
+SLOW_CLIP = b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000
+"""The answer of a server that sends a byte now and then."""
 
 # ---- what a request can ask for
 
@@ -194,7 +199,7 @@ def fetching(running, monkeypatch):
 
 def test_a_slow_download_ends():
     with (
-        Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000) as server,
+        Dripping(SLOW_CLIP) as server,
         pytest.raises(ValueError, match="too long"),
     ):
         fetch(server.address, most_bytes=9000, seconds=0.3, allow_private=True)
@@ -202,7 +207,7 @@ def test_a_slow_download_ends():
 
 
 def test_slow_downloads_hold_no_other_request(fetching):
-    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000) as server:
+    with Dripping(SLOW_CLIP) as server:
         statuses: list[int] = []
         body = ask([video(f"{server.address}/x.mp4")])
         waiting = [
@@ -219,29 +224,31 @@ def test_slow_downloads_hold_no_other_request(fetching):
     assert statuses == [400] * 8 and fetching.is_idle()
 
 
-def test_a_slow_download_gives_way_to_other_requests(fetching, monkeypatch):
-    monkeypatch.setattr("qwenvl.use.serve.LONG_ARRIVAL_SECONDS", 0.0)
-    monkeypatch.setattr(fetching.server.limits, "max_waiting", 1)
-    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000) as server:
+@contextmanager
+def slow_download(fetching) -> Iterator[socket.socket]:
+    """The client of a request whose clip comes slowly. The download ends when it leaves, or before."""
+    with Dripping(SLOW_CLIP) as server:
         body = ask([video(f"{server.address}/x.mp4")])
         with connected(fetching) as client:
             client.sendall(head(len(body)) + body)
             while not server.asked:
                 time.sleep(0.01)
-            assert fetching.ask("Hi", max_tokens=2).choices
-            assert status_of(client) == 429
-        assert server.left.wait(30)
+            yield client
+        assert server.left.wait(30)  # half of the time that a download may take
+
+
+def test_a_slow_download_gives_way_to_other_requests(fetching, monkeypatch):
+    monkeypatch.setattr("qwenvl.use.serve.LONG_ARRIVAL_SECONDS", 0.0)
+    monkeypatch.setattr(fetching.server.limits, "max_waiting", 1)
+    with slow_download(fetching) as client:
+        assert fetching.ask("Hi", max_tokens=2).choices
+        assert status_of(client) == 429
     assert fetching.is_idle()
 
 
 def test_a_download_ends_when_its_client_leaves(fetching):
-    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000) as server:
-        body = ask([video(f"{server.address}/x.mp4")])
-        with connected(fetching) as client:
-            client.sendall(head(len(body)) + body)
-            while not server.asked:
-                time.sleep(0.01)
-        assert server.left.wait(30)  # half of the time that a download may take
+    with slow_download(fetching):
+        pass
     assert fetching.is_idle()
 
 

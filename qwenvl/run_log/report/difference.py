@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +84,7 @@ def difference_of(before: Rows, after: Rows) -> tuple[tuple[int, int], int, floa
     gains = [rewards[1][record] - rewards[0][record] for record in both]
     interval = clustered_interval(gains, [clusters[record] for record in both])
     low, high = finite([interval.low, interval.high])
-    return (before[0]["step"], after[0]["step"]), len(both), math.fsum(gains) / len(gains), low, high
+    return (before[0]["step"], after[0]["step"]), len(both), interval.mean, low, high
 
 
 def rewards_by_record(rows: Rows) -> dict[tuple[str, str], float]:
