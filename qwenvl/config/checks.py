@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from qwenvl.config.trainer_settings import TrainerSettings
 from qwenvl.grpo.options import ObjectiveOptions
-from qwenvl.option import Bounds, name_of_row, no_effect, not_with, problems_of, row_of, set_among, was_set
+from qwenvl.option import Bounds, misfit, name_of_row, no_effect, not_with, problems_of, row_of, set_among, was_set
 
 BOUNDS = {
     "adam_beta1": Bounds(least=0, below=1),
@@ -66,9 +68,24 @@ OPTIMIZER_PACKAGES = {
 """Packages that the Trainer's optimizers come from, each with how the names of its optimizers begin."""
 
 
+_PLAIN_TYPES = (bool, int, float, str, list, dict, type(None))
+
+
 def problems_of_run(config: Any) -> list[str]:
     """Everything wrong with the settings of a run, on any machine. Empty where all is well."""
-    return problems_of(config, _between_rooms)
+    return _wrong_types_of_trainer(config) or problems_of(config, _between_rooms)
+
+
+def _wrong_types_of_trainer(config: Any) -> list[str]:
+    """The Trainer's settings that a script gave a wrong type or choice: transformers would take "False" for true.
+
+    Objects such as a Path, a member of an Enum or an AcceleratorConfig are left to transformers.
+    """
+    hints = get_type_hints(TrainerSettings)
+    # Written as texts in transformers, which takes True for FSDP with its defaults and False for no such space.
+    hints["fsdp"] = hints["trackio_static_space_id"] = str | bool | None
+    plain = [each.name for each in fields(TrainerSettings) if type(getattr(config, each.name)) in _PLAIN_TYPES]
+    return [problem for name in plain if (problem := misfit(config, name, hints[name]))]
 
 
 def _between_rooms(config: Any) -> Iterator[str]:

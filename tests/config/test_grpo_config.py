@@ -14,6 +14,7 @@ import pytest
 import torch
 from accelerate.utils import HfDeepSpeedConfig
 from transformers import get_scheduler
+from transformers.trainer_utils import SaveStrategy, SchedulerType
 
 from qwenvl.config.grpo_config import (
     GRPOConfig,
@@ -31,7 +32,7 @@ from qwenvl.rollout.options import EngineOptions
 @pytest.fixture
 def make(tmp_path):
     """``make(**settings)`` -> GRPOConfig on a CPU, in a folder of the test's own."""
-    return lambda **settings: GRPOConfig(output_dir=str(tmp_path), use_cpu=True, **settings)
+    return lambda **settings: GRPOConfig(**{"output_dir": str(tmp_path), "use_cpu": True, **settings})
 
 
 def refusal(make, **settings) -> str:
@@ -251,6 +252,28 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
 )
 def test_values_out_of_range_are_refused_with_the_range(make, settings, expected):
     assert expected in refusal(make, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag", "expected"),
+    [
+        ({"push_to_hub": "False"}, "--push_to_hub", "True or False"),
+        ({"max_steps": 1.5}, "--max_steps", "an integer"),
+        ({"max_steps": None}, "--max_steps", "an integer"),
+        ({"weight_decay": "0.1"}, "--weight_decay", "a number"),
+        ({"save_total_limit": True}, "--save_total_limit", "an integer or None"),
+        ({"gradient_checkpointing": "no"}, "--gradient_checkpointing", "True or False or None"),
+        ({"save_strategy": "step"}, "--save_strategy", "did you mean steps"),
+    ],
+)
+def test_a_setting_of_the_trainer_with_a_wrong_type_is_refused(make, settings, flag, expected):
+    message = refusal(make, **settings)
+    assert flag in message and expected in message
+
+
+def test_settings_of_the_trainer_may_be_objects_of_transformers_and_paths(make, tmp_path):
+    config = make(output_dir=tmp_path, lr_scheduler_type=SchedulerType.COSINE, save_strategy=SaveStrategy.NO)
+    assert config.lr_scheduler_type == "cosine" and config.output_dir == str(tmp_path)
 
 
 def test_a_setting_that_does_not_exist_is_told_what_there_is(make):

@@ -24,7 +24,7 @@ def label(name: str, answer: str | None, agreement: float | None = None, **more)
         "images": [],
     }
     turns = [{"from": "human", "value": "<video>\nWhich?"}]
-    row["record"] = {"id": row["id"], "conversations": turns, "video": f"/there/cam/{name}.mp4"}
+    row["record"] = {"id": row["id"], "conversations": turns, "video": f"/there/cam/{name}.mp4", "frame": 2**60 + 1}
     if answer is None:
         return row | {"error": f"{row['id']}: not a video <b>at all</b>"} | more
     clip = {"path": f"/there/cam/{name}.mp4", "indices": (0, 4), "times": (0.0, 0.5), "segments": None}
@@ -96,6 +96,8 @@ def test_labels_are_confirmed_corrected_and_saved_as_records(opened, tmp_path):
     solutions = ["<answer>(3) screw</answer>", "<answer>(4) hinge</answer>"]
     assert [record.solution for record in records] == solutions
     assert [record.videos for record in records] == [("/there/cam/torn2.mp4",), ("/there/cam/torn.mp4",)]
+    # An integer that JavaScript has no number for.
+    assert [record.fields["frame"] for record in records] == [2**60 + 1] * 2
     page.run("delete window.saved, document.querySelector('#unchecked').click()")
     assert page.run(COUNT) == "save 3 records"  # with the answer that nobody has looked at
     page.run("document.querySelector('#save').click()")

@@ -131,6 +131,11 @@ def test_versions_of_media(tmp_path):
     assert len(version_of(str(folder))) == 2
 
 
+def others_of(row: dict) -> dict:
+    """The fields of the record that a row of the page is saved as, without its turns."""
+    return json.loads(row["record"]["others"])
+
+
 def test_names_of_files_that_are_not_utf8(there, capsys):
     names = [os.fsdecode(b"clips/\xe4.mp4"), os.fsdecode(b"clips/\xf6.mp4")]
     write_clip(Path(names[0]), 20, size=(160, 120))
@@ -141,7 +146,7 @@ def test_names_of_files_that_are_not_utf8(there, capsys):
     assert rows[0]["times"] != rows[1]["times"] and all(not row["error"] for row in rows)
     text = Path("labels/data/run-0/page-0.js").read_text("utf-8")
     shown = json.loads(text[text.index("[") : text.rindex("]") + 1])
-    assert {row["record"]["video"] for row in shown} >= {str(there / name) for name in names}
+    assert {others_of(row)["video"] for row in shown} >= {str(there / name) for name in names}
 
 
 def test_a_spreadsheet_runs_no_cell(there):
@@ -170,8 +175,8 @@ def test_corrected_labels_train(there, capsys):
     assert [row["id"] for row in shown][-1] == "clips/broken.mp4" and shown[-1]["error"]
     records = [row["record"] for row in shown[:-1]]  # as the page saves them
     turn = {"from": "gpt", "value": "<answer>(1) pick</answer>"}
-    assert all(row["conversations"] == [{"from": "human", "value": f"<video>\n{QUESTION}"}] for row in records)
-    records = [{**row, "conversations": [*row["conversations"], turn]} for row in records]
+    assert all(record["turns"] == [{"from": "human", "value": f"<video>\n{QUESTION}"}] for record in records)
+    records = [{**json.loads(record["others"]), "conversations": [*record["turns"], turn]} for record in records]
     Path("elsewhere").mkdir()
     Path("elsewhere/labels.json").write_text(json.dumps(records))
     settings = {"max_steps": 1, "generation_max_length": 4, "use_cpu": True, "save_strategy": "no"}
@@ -187,8 +192,8 @@ def test_a_record_with_a_timeline_is_asked_about_one_and_saved_without_it(there)
     labelled("model", "rows.json", "--page")
     text = Path("labels/data/run-0/page-0.js").read_text()
     [row] = json.loads(text[text.index("[") : text.rindex("]") + 1])
-    assert row["timeline"] == {"length": 4.0, "spans": []} and row["record"]["conversations"] == turns
-    assert "timeline" not in row["record"]
+    assert row["timeline"] == {"length": 4.0, "spans": []} and row["record"]["turns"] == turns
+    assert "timeline" not in others_of(row)
 
 
 @pytest.mark.parametrize(

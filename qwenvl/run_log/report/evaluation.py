@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -263,6 +264,17 @@ def has_answer(row: Mapping[str, Any]) -> bool:
     return bool(timeline["spans"] if timeline else row.get("answer"))
 
 
+def record_as_shown(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A record for the page: its turns, and all other fields as JSON text, which the page copies into what it saves.
+
+    As numbers they would change there: JavaScript rounds integers above 2^53.
+    """
+    if record is None:
+        return None
+    others = {name: value for name, value in record.items() if name != "conversations"}
+    return {"turns": record["conversations"], "others": json.dumps(others, allow_nan=False)}
+
+
 WITHOUT_RECORD: dict[str, Any] = {"steps": [], "timeline": None, "vote_spans": [], "files": []}
 """What a row has if it could not be read: no list of steps, no timeline, no file to play."""
 
@@ -279,7 +291,10 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
     """
     rows = sorted(rows, key=doubt)
     media = [([FrameInfo.of(clip) for clip in row.get("clips", ())], row.get("images", ())) for row in rows]
-    shown = ({**WITHOUT_RECORD, **row, **media_as_shown(*own)} for row, own in zip(rows, media, strict=True))
+    shown = (
+        {**WITHOUT_RECORD, **row, **media_as_shown(*own), "record": record_as_shown(row.get("record"))}
+        for row, own in zip(rows, media, strict=True)
+    )
     places = write_pages(shown, 0, folder / "data" / "run-0")
     index = {
         "ids": [row["id"] for row in rows],

@@ -161,7 +161,7 @@ class Labels extends List {
   async save() {
     const rows = [];
     for (const n of this.saved()) rows.push(recordOf(await this.label(n), this.done(n)));
-    const link = h("a", { href: URL.createObjectURL(new Blob([JSON.stringify(rows, null, 1) + "\n"], { type: "application/json" })), download: "labels.json" });
+    const link = h("a", { href: URL.createObjectURL(new Blob([`[\n${rows.join(",\n")}\n]\n`], { type: "application/json" })), download: "labels.json" });
     link.click();
     URL.revokeObjectURL(link.href);
     document.querySelector("#saved").textContent = `saved ${rows.length.toLocaleString("en")} as labels.json`;
@@ -196,12 +196,20 @@ class Labels extends List {
   }
 }
 
-// The record that training reads: with a timeline as its field, else with the answer as its last turn.
+// The record that training reads, as JSON: with a timeline as its field, else with the answer as its last turn.
 function recordOf(label, done) {
   const timeline = done ? done.timeline : label.timeline?.spans;
-  if (timeline) return { ...label.record, timeline: timeline.map((span) => ({ step: span.number ?? span.name, start: span.start, end: span.end })) };
-  const answer = { from: "gpt", value: `<answer>${done ? done.answer : label.answer}</answer>` };
-  return { ...label.record, conversations: [...label.record.conversations, answer] };
+  let own;
+  if (timeline) {
+    const spans = timeline.map((span) => ({ step: span.number ?? span.name, start: span.start, end: span.end }));
+    own = { conversations: label.record.turns, timeline: spans };
+  } else {
+    const answer = { from: "gpt", value: `<answer>${done ? done.answer : label.answer}</answer>` };
+    own = { conversations: [...label.record.turns, answer] };
+  }
+  // The other fields are copied as text: as numbers, integers above 2^53 would change.
+  const others = label.record.others.slice(1, -1), brackets = JSON.stringify(own).slice(1, -1);
+  return ` {${others ? `${others}, ` : ""}${brackets}}`;
 }
 
 // The text without the step, if it names its number, else with it at the end.
