@@ -120,8 +120,12 @@ def trained_otherwise(model: str | Path, flags: Any) -> list[str]:
     saved = PromptSettings.beside(model)
     if saved is None:
         return []
-    shown = lambda value: "unset" if value is None else value
     return [
-        f"{model} was trained with --{name} {shown(there)}, and here it is {shown(here)}"
+        f"{model} was trained with --{name} {as_said(there)}, and here it is {as_said(here)}"
         for name, there, here in saved.otherwise(PromptSettings.of(flags, None, ""))
     ]
+
+
+def as_said(value: Any) -> Any:
+    """A setting in a sentence."""
+    return "unset" if value is None else value

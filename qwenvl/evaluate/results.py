@@ -10,8 +10,10 @@ import os
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Any
 
+from qwenvl.data.prompt_settings import as_said
 from qwenvl.evaluate.timelines import (
     MEASURES,
     confusion_rows,
@@ -326,6 +328,7 @@ SHOWN = 3  # records that were left out
 DEVIATIONS_SHOWN = 20  # records that deviate from a procedure, of each model
 CONFUSIONS_SHOWN = 5
 _GAP = "   "
+LONGEST_STEP = 60  # characters
 
 
 def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
@@ -346,7 +349,7 @@ def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
         procedure_lines(found["procedure"], DEVIATIONS_SHOWN, NUMBERS) if found.get("procedure") else (),
         _differences(found),
         [
-            f"{each['name']}: was trained with --{name} {there}, and is evaluated with {here}"
+            f"{each['name']}: was trained with --{name} {as_said(there)}, and is evaluated with {as_said(here)}"
             for each in found["models"]
             for name, there, here in each["trained_otherwise"]
         ],
@@ -493,7 +496,7 @@ def _steps_shown(found: dict[str, Any]) -> Iterator[list[str]]:
         timelines = each.get("timelines")
         if not timelines or each["control"] != AS_IT_IS:
             continue
-        names = {row["step"]: step_text(row["step"], row["name"]) for row in timelines["steps"]}
+        names = {row["step"]: _short(step_text(row["step"], row["name"])) for row in timelines["steps"]}
         rows = [[f"Steps, {each['model']}", "spans", "found", "start off by", "end off by"]]
         for row in timelines["steps"]:
             errors = ["-" if row[edge] is None else f"{row[edge]:.2f} s" for edge in ("start_error", "end_error")]
@@ -504,12 +507,17 @@ def _steps_shown(found: dict[str, Any]) -> Iterator[list[str]]:
 
 def _confusion(row: dict[str, Any], names: Mapping[int | str, str]) -> str:
     times = counted(row["count"], "time")
-    shown = {key: names.get(row[key], step_text(row[key])) for key in ("step", "named") if row[key] is not None}
+    shown = {key: names.get(row[key], _short(step_text(row[key]))) for key in ("step", "named") if row[key] is not None}
     if row["named"] is None:
         return f"{times} {shown['step']} is missing"
     if row["step"] is None:
         return f"{times} {shown['named']} is named where it is not"
     return f"{times} {shown['step']} is taken for {shown['named']}"
+
+
+def _short(step: str) -> str:
+    """A step as it fits into a table: descriptions of steps may be sentences."""
+    return shorten(step, LONGEST_STEP, placeholder=" ...")
 
 
 def _differences(found: dict[str, Any]) -> Iterator[str]:

@@ -215,7 +215,9 @@ def model_source(word: str | Path, taken: Sequence[str] = (), present: bool = Fa
         run = next((str(each) for each in (folder, folder.parent) if (each / "run.json").is_file()), None)
     elif present or folder.is_file() or path.startswith(("/", ".", "~")):
         require_model(path)
-    parts = Path(path).parts
+    # Of a folder in full: a relative path may be too short to tell two folders of the same name apart.
+    whole = Path(os.path.abspath(path)) if folder.is_dir() else Path(path)
+    parts = whole.relative_to(whole.anchor).parts
     length = min(len(parts), 2 if parts[-1].startswith("checkpoint-") else 1)
     while length < len(parts) and "/".join(parts[-length:]) in taken:
         length += 1
@@ -235,7 +237,7 @@ def named_models(words: Sequence[str], present: bool = False) -> list[ModelSourc
     models: list[ModelSource] = []
     for word in words:
         model = model_source(word, [other.name for other in models], present)
-        if any(other.path == model.path for other in models):
+        if any(os.path.abspath(other.path) == os.path.abspath(model.path) for other in models):
             raise ValueError(f"MODEL {model.path} is given twice")
         models.append(model)
     return models
@@ -474,8 +476,11 @@ def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = O
     known = {} if model.run is None else dict(read_config(model.run)["config"])
     if (saved := model.prompt_settings()) is not None:
         known |= asdict(saved.frames) | asdict(saved.prompts) | {"system": saved.system}  # its file may be gone
-    if {"base_interval", "video_fps"}.intersection(map(setting_of, flags)):  # two names of one setting
+    given = {setting_of(token) for token in flags}
+    if given & {"base_interval", "video_fps"}:  # two names of one setting
         taken = taken - {"base_interval", "video_fps"}
+    if "reward_funcs" in given:  # the run's weights are those of the run's rewards
+        taken = taken - {"reward_weights", "format_reward_weight", "accuracy_reward_weight"}
     return tokens_of({name: known[name] for name in sorted(taken & set(known)) if known[name] not in (None, [])})
 
 

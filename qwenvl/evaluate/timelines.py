@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from qwenvl.failure import counted
-from qwenvl.rewards.functions.actions import action_numbers, list_of_turns
+from qwenvl.rewards.functions.actions import action_numbers, list_of_turns, listed_names
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.functions.timelines import edit_of, f1_at, frames_right, matches, overlaps, read_pair
 from qwenvl.rewards.table import about_a_timeline
@@ -30,11 +30,13 @@ class ReadAnswer:
     Attributes:
         named, true: merged spans of the answer and of the solution.
         duration: seconds of the clip. None where they are not known.
+        names: names of the steps that the prompt lists, by number, as it writes them.
     """
 
     named: list[TimedStep]
     true: list[TimedStep]
     duration: float | None
+    names: Mapping[int, str]
 
 
 def read_answer(row: EvaluationSample) -> ReadAnswer | None:
@@ -46,7 +48,12 @@ def read_answer(row: EvaluationSample) -> ReadAnswer | None:
     if not about_a_timeline(true, row.rewards):
         return None
     durations = [clip.duration for clip in row.clips if clip.duration > 0]
-    return ReadAnswer(named, true, durations[0] if len(durations) == 1 else None)
+    return ReadAnswer(
+        named=named,
+        true=true,
+        duration=durations[0] if len(durations) == 1 else None,
+        names=listed_names(row.prompt),
+    )
 
 
 MEASURES: dict[str, Callable[[ReadAnswer], float]] = {
@@ -72,7 +79,9 @@ def step_rows(answers: Iterable[ReadAnswer]) -> list[Row]:
     for answer in answers:
         for span in answer.true:
             spans[span.step] += 1
-            names[span.step] = names.get(span.step) or span.name
+            if not names.get(span.step):
+                listed = answer.names.get(span.step) if isinstance(span.step, int) else None
+                names[span.step] = listed or span.name
         for _, partner in matches(RECALL_AT, answer.named, answer.true):
             found[answer.true[partner].step] += 1
         for place, partner in matches(NEAR_AT, answer.named, answer.true):

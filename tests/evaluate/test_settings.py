@@ -46,6 +46,16 @@ def test_the_run_of_a_model_gives_its_settings(run):
     assert (rated.video_fps, rated.base_interval) == (2, FrameOptions.base_interval)
 
 
+def test_other_rewards_than_those_of_the_run_do_not_get_its_weights(run):
+    config = GRPOConfig(str(run), model_name_or_path="base", reward_funcs=["format", "iou"], reward_weights=[0.3, 0.7])
+    RunLog(run).write_config(config.to_dict())
+    assert evaluation_request([str(run), "data.json"]).config.reward_weights == [0.3, 0.7]
+    asked = evaluation_request([str(run), "data.json", "--reward_funcs", "timeline_iou"]).config
+    assert (asked.reward_funcs, asked.reward_weights) == (["timeline_iou"], None)
+    own = evaluation_request([str(run), "data.json", "--reward_weights", "1", "0"]).config
+    assert (own.reward_funcs, own.reward_weights) == (["format", "iou"], [1.0, 0.0])
+
+
 def test_a_settings_file_takes_the_place_of_the_run(run, tmp_path):
     (tmp_path / "run.yaml").write_text("video_max_frames: 4\nmax_steps: 9\nmodel_name_or_path: other\n")
     asked = evaluation_request([str(run), "data.json", "--config", str(tmp_path / "run.yaml"), "--json"])
@@ -65,6 +75,17 @@ def test_models_are_named_by_what_tells_them_apart(run):
     save_file({}, run / "checkpoint-7" / "model.safetensors")
     [newest] = named_models([str(run)])  # a run that goes on has its newest whole checkpoint asked
     assert (newest.name, newest.path, newest.run) == ("sop/checkpoint-7", f"{run}/checkpoint-7", str(run))
+
+
+def test_two_folders_of_one_name_are_told_apart_where_one_is_the_current_folders(tmp_path, monkeypatch):
+    for folder in (tmp_path / "mine" / "run", tmp_path / "theirs" / "run"):
+        folder.mkdir(parents=True)
+        save_file({}, folder / "model.safetensors")
+    monkeypatch.chdir(tmp_path / "mine")
+    models = named_models([str(tmp_path / "theirs" / "run"), "run"])
+    assert [(model.name, model.path) for model in models][1] == ("mine/run", "run")
+    with pytest.raises(ValueError, match=r"MODEL .*run is given twice"):
+        named_models(["run", str(tmp_path / "mine" / "run")])
 
 
 def test_the_system_turn_of_a_run_is_its_text_and_not_a_file_that_may_be_gone(run):

@@ -90,6 +90,17 @@ def test_the_table_shows_measures_steps_and_confusions():
     assert "1 time (2) screw is taken for (3)" in text
 
 
+def test_steps_are_named_as_the_prompt_lists_them_and_long_ones_are_cut_in_the_table():
+    long = "Press down the flip lock connector at the centre of the board, with the left hand while the right hand holds"
+    prompt = ({"role": "user", "text": f"<video>\nWhich?\n(1) Insert the FFC\n(2) {long}"},)
+    found = evaluation([answered(0, "0-4 (1)", prompt=prompt)])
+    names = [step["name"] for step in found["numbers"][0]["timelines"]["steps"]]
+    assert names == ["Insert the FFC", long]
+    text = table(found, "runs/e")
+    assert "(1) Insert the FFC   " in text and "(2) Press down the flip lock connector" in text
+    assert long not in text and max(map(len, text.splitlines())) < 150
+
+
 def test_the_clips_that_deviate_from_a_procedure_are_listed():
     whole = "<answer>0-1 (1) fan\n1-2 (2) screw\n2-3 (3) lid</answer>"
     rows = [

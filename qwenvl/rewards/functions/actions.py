@@ -100,8 +100,13 @@ def list_of(prompt: Sequence[Mapping[str, Any]] | None) -> dict[str, int]:
 
 def list_of_turns(prompt: Sequence[Mapping[str, str]]) -> dict[str, int]:
     """The same for messages with ``role`` and ``text``, as completions of a run or an evaluation have them."""
+    return {normalized(name): number for number, name in listed_names(prompt).items()}
+
+
+def listed_names(prompt: Sequence[Mapping[str, str]]) -> Mapping[int, str]:
+    """The names of the actions by number, as the last user turn of such messages writes them."""
     asked = [message["text"] for message in prompt if message["role"] == "user"]
-    return list_in(asked[-1]) if asked else {}
+    return names_in(asked[-1]) if asked else {}
 
 
 def list_in(text: str) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -272,7 +271,7 @@ def record_as_shown(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if record is None:
         return None
     others = {name: value for name, value in record.items() if name != "conversations"}
-    return {"turns": record["conversations"], "others": json.dumps(others, allow_nan=False)}
+    return {"turns": record["conversations"], "others": as_json(others)}
 
 
 WITHOUT_RECORD: dict[str, Any] = {"steps": [], "timeline": None, "vote_spans": [], "files": []}

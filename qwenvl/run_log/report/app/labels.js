@@ -209,7 +209,7 @@ function recordOf(label, done) {
   }
   // The other fields are copied as text: as numbers, integers above 2^53 would change.
   const others = label.record.others.slice(1, -1), brackets = JSON.stringify(own).slice(1, -1);
-  return ` {${others ? `${others}, ` : ""}${brackets}}`;
+  return ` {${others ? `${others},` : ""}${brackets}}`;
 }
 
 // The text without the step, if it names its number, else with it at the end.
