@@ -22,10 +22,11 @@ from qwenvl.console import say
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
+from qwenvl.evaluate.answers import as_json
 from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
 from qwenvl.evaluate.questions import Questions, QuestionSamples, toolbox_under
 from qwenvl.evaluate.respondent import build_respondent, collator_of, in_blocks, pass_reward
-from qwenvl.evaluate.results import as_json, results_of
+from qwenvl.evaluate.results import results_of
 from qwenvl.evaluate.settings import Request
 from qwenvl.evaluate.timelines import check_procedure, procedure_rows
 from qwenvl.inspection.from_folder import read_steps
