@@ -133,7 +133,7 @@ def write_report(
         evaluations=list(dict.fromkeys(name for run in facts["runs"] for name in run["evaluations"])),
         metrics={name for run in facts["runs"] for name in run["trends"]},
     )
-    # One strip of each run in turn, so that pictures of every run are there when their space is used up.
+    # One strip of each run in turn, so that every run has pictures where --pictures allows fewer than there are.
     in_turn = [strip for turn in zip_longest(*strips) for strip in turn if strip is not None]
     return Written(page=page, summary=facts, strips=list(dict.fromkeys(in_turn)))
 
@@ -316,8 +316,8 @@ def run_summary(run: Run, rows: Sequence[GroupRow]) -> dict[str, Any]:
     with_trend = dict.fromkeys([TRENDS[0], *rewards, *TRENDS])
     evaluations = {}
     for name, points in run.evaluations().items():
-        best = max(points, key=lambda each: each["reward"])
-        evaluations[name] = {"first": points[0], "last": points[-1], "best": best}
+        best = max(points, key=lambda point: point.reward)
+        evaluations[name] = {"first": asdict(points[0]), "last": asdict(points[-1]), "best": asdict(best)}
     seconds = {}
     for name in run.metrics():
         if is_phase(name):
