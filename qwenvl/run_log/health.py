@@ -19,7 +19,8 @@ CUT_OFF_SHARE = 0.1  # of truncated completions, from which rewards measure the 
 ALL_CUT_GROUPS = 8  # consecutive groups with all completions truncated: no need for two windows
 ENTROPY_SHARE = 0.2
 HIGH_KL = 0.5
-FLAT_STEPS, FLAT_GROUPS = 100, 400
+FLAT_STEPS = 100  # of a run, and the groups in them, from which its reward can be called flat
+FLAT_GROUPS = 400
 SOLVED = 0.9  # of the highest reward that any completion had
 FALLING = 0.9  # of the window before
 
