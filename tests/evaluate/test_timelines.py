@@ -91,7 +91,7 @@ def test_the_table_shows_measures_steps_and_confusions():
 
 
 def test_steps_are_named_as_the_prompt_lists_them_and_long_ones_are_cut_in_the_table():
-    long = "Press down the flip lock connector at the centre of the board, with the left hand while the right hand holds"
+    long = "Press down the flip lock connector at the centre, with the left hand while the right hand holds it"
     prompt = ({"role": "user", "text": f"<video>\nWhich?\n(1) Insert the FFC\n(2) {long}"},)
     found = evaluation([answered(0, "0-4 (1)", prompt=prompt)])
     names = [step["name"] for step in found["numbers"][0]["timelines"]["steps"]]
