@@ -28,7 +28,7 @@ from qwenvl.evaluate.questions import BLOCK
 from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of, in_blocks
 from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.failure import counted
-from qwenvl.files import written_whole
+from qwenvl.files import check_new, written_whole
 from qwenvl.inspection.convert import row_of
 from qwenvl.inspection.playable import make_playable
 from qwenvl.inspection.run_report import add_pictures
@@ -81,6 +81,9 @@ class Labels:
         settings = {name: getattr(self.config, name) for name in sorted(OF_A_RUN | {"seed"})}
         facts = model_facts(request.model, self.config, self.collator)
         there, protocol = folder / PROTOCOL, {"model": facts, "samples": request.options.samples, "settings": settings}
+        if not there.is_file():
+            # Its name is a usual one for a table that people fill in by hand.
+            check_new(request.options.output, "--output")
         others = any(each.name != ".lock" for each in folder.glob("*"))
         if others and not there.is_file():
             # It may well be the folder of the clips: nobody is told to delete it.

@@ -264,9 +264,13 @@ def test_values_out_of_range_are_refused_with_the_range(make, settings, expected
         ({"save_total_limit": True}, "--save_total_limit", "an integer or None"),
         ({"gradient_checkpointing": "no"}, "--gradient_checkpointing", "True or False or None"),
         ({"save_strategy": "step"}, "--save_strategy", "did you mean steps"),
+        ({"lr_scheduler_kwargs": {"nope": 1}, "lr_scheduler_type": "cosine"}, "--lr_scheduler_kwargs", "nope"),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "--lr_scheduler_type cosine_with_min_lr", "min_lr"),
+        ({"output_dir": "runs/\udcff"}, "--output_dir", "UTF-8"),
+        ({"report_to": ["none", "tensorboard"]}, "--report_to none tensorboard", "stand alone"),
     ],
 )
-def test_a_setting_of_the_trainer_with_a_wrong_type_is_refused(make, settings, flag, expected):
+def test_a_setting_of_the_trainer_that_it_cannot_use_is_refused(make, settings, flag, expected):
     message = refusal(make, **settings)
     assert flag in message and expected in message
 

@@ -56,6 +56,32 @@ def test_other_rewards_than_those_of_the_run_do_not_get_its_weights(run):
     assert (own.reward_funcs, own.reward_weights) == (["format", "iou"], [1.0, 0.0])
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("tools", "{folder}/my code.py:look_up"),
+        ("reward_funcs", "verl:{folder}/x.py:right"),
+        ("reward_funcs", "cosine(correctness_func={folder}/x.py:right)"),
+        ("external_plugins", "{folder}/checkpoint-7/../x.py"),
+    ],
+)
+def test_code_in_the_folder_of_a_model_is_run_only_where_a_flag_names_it(run, setting, value, capsys):
+    value = value.format(folder=run)
+    # As a file that somebody has sent: it was not written by these classes.
+    document = json.loads((run / "run.json").read_text())
+    document["config"][setting] = [value]
+    (run / "run.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=f"code in the model's own folder, --{setting}"):
+        evaluation_request([str(run), "data.json"])
+    own = str(run.parent / "mine.py:f") if setting != "external_plugins" else str(run.parent / "mine.py")
+    asked = evaluation_request([str(run), "data.json", f"--{setting}", own])
+    assert getattr(asked.config, setting) == [own]
+    document["config"][setting] = [own]
+    (run / "run.json").write_text(json.dumps(document))
+    evaluation_request([str(run), "data.json"])
+    assert f"as the run {run} was trained: --{setting} {own}" in capsys.readouterr().err
+
+
 def test_a_settings_file_takes_the_place_of_the_run(run, tmp_path):
     (tmp_path / "run.yaml").write_text("video_max_frames: 4\nmax_steps: 9\nmodel_name_or_path: other\n")
     asked = evaluation_request([str(run), "data.json", "--config", str(tmp_path / "run.yaml"), "--json"])

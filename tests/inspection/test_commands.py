@@ -1,6 +1,7 @@
 """The commands as a user runs them, on data with one of everything that goes wrong."""
 
 import json
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -102,6 +103,22 @@ def test_write_clean_gives_a_data_set_that_passes(folder, capsys):
     good, text = json.loads((folder / "clean.json").read_text())
     assert (good["video"], good["meta"]) == ("sub/good.mp4", {"max_frames": 4})
     assert text["line"] == 3, "keys that only rewards know are kept"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["convert", "data.jsonl", "data.jsonl"],
+        ["convert", "data.jsonl", "kept.json"],
+        ["check", "data.jsonl", "--write_clean", "data.jsonl"],
+    ],
+)
+def test_a_file_that_is_there_is_never_replaced(folder, capsys, monkeypatch, words):
+    monkeypatch.chdir(folder)
+    Path("kept.json").write_text("[]")
+    before = Path("data.jsonl").read_bytes()
+    assert "exists already" in refused(capsys, *words)
+    assert Path("data.jsonl").read_bytes() == before and Path("kept.json").read_text() == "[]"
 
 
 def test_tokens_and_those_that_are_too_long(folder, tiny_checkpoint, capsys):

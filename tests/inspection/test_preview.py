@@ -150,3 +150,14 @@ def test_the_page_fits_a_phone_and_enlarges_a_frame_in_place(tmp_path, make_clip
             browser.wait("document.querySelector('.frames img').width > 300")
             browser.wait(f"{overflow} <= 0")
     assert browser.errors == []
+
+
+def test_a_page_replaces_a_page_and_no_other_file(tmp_path, write_rows, make_row, capsys):
+    path = write_rows([make_row(prompt="Which?")])
+    page_of(tmp_path, path)
+    page_of(tmp_path, path)
+    before = path.read_bytes()
+    with pytest.raises(SystemExit):
+        main([str(path), "--out", str(path)])
+    assert f"--out {path}: exists already" in capsys.readouterr().err
+    assert path.read_bytes() == before

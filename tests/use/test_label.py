@@ -149,6 +149,14 @@ def test_names_of_files_that_are_not_utf8(there, capsys):
     assert {others_of(row)["video"] for row in shown} >= {str(there / name) for name in names}
 
 
+def test_a_table_that_is_there_is_never_replaced(there, capsys):
+    Path("labels.csv").write_text("clip,answer\n2.mp4,1\n")
+    with pytest.raises(SystemExit):
+        qwenvl(["label", "model", "clips", "--question", QUESTION, *FLAGS])
+    assert "--output labels.csv: exists already" in capsys.readouterr().err
+    assert Path("labels.csv").read_text() == "clip,answer\n2.mp4,1\n"
+
+
 def test_a_spreadsheet_runs_no_cell(there):
     shutil.copy("clips/2.mp4", "clips/=1+1.mp4")
     (there / "@broken.mp4").write_bytes(b"no clip")

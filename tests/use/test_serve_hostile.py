@@ -367,7 +367,8 @@ def test_a_rewritten_image_has_the_same_pixels(tmp_path):
         *(("10.0.0.1", False), ("172.16.0.1", False), ("192.168.1.1", False), ("169.254.169.254", False)),
         *(("100.64.0.1", False), ("224.0.0.1", False), ("255.255.255.255", False), ("::1", False), ("::", False)),
         *(("fe80::1%eth0", False), ("fc00::1", False), ("::ffff:10.0.0.1", False), ("2002:7f00:1::", False)),
-        *(("64:ff9b::7f00:1", False), ("64:ff9b::808:808", True)),
+        *(("64:ff9b::7f00:1", False), ("64:ff9b::808:808", True), ("64:ff9b:1::808:808", False)),
+        *(("fec0::1", False), ("::127.0.0.1", False), ("::ffff:0:127.0.0.1", False)),
     ],
 )
 def test_addresses_of_the_internet(address, public):

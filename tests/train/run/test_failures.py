@@ -65,6 +65,12 @@ def test_a_full_disk(fails, tiny_checkpoint, tmp_path, capfd):
     assert (out / "checkpoint-2" / "optimizer.pt").stat().st_size > size
 
 
+def test_a_full_disk_is_named_where_the_writer_of_a_tokenizer_says_so_in_a_bare_exception(tmp_path):
+    said = explanation(Exception("No space left on device (os error 28)"), tmp_path, how_to_go_on)
+    assert said is not None and said.startswith(f"no space left for {tmp_path}: ")
+    assert explanation(Exception("something else"), tmp_path, how_to_go_on) is None
+
+
 def test_full_memory_names_the_flags_that_help(tmp_path):
     with pytest.raises(RuntimeError) as error:
         torch.empty(2**60)
