@@ -11,7 +11,6 @@ from qwenvl.option import Options, no_effect, not_with, option, set_among
 STOP_STEPS = 10
 """Optimizer steps whose mean loss ``stop_below_loss`` is compared with."""
 
-
 @dataclass
 class DeviceOptions(Options):
     """Device, precision and seed."""
@@ -22,7 +21,6 @@ class DeviceOptions(Options):
     use_cpu: bool = option(False, "Compute on the CPU, whatever else there is.")
     seed: int = option(42, "Seed of everything that is drawn, 0 to 4294967295.", least=0, most=2**32 - 1)
 
-
 @dataclass
 class LoaderOptions(Options):
     """Loading of data."""
@@ -31,7 +29,7 @@ class LoaderOptions(Options):
         None,
         "Processes for each training process that decode clips while a step runs, at least 0; 0 decodes between steps. "
         "Each has a decoder with --decode_memory_gb.",
-        unset="2 on a CUDA device with 3 cores and 2 GB of free /dev/shm for each process, else fewer or 0",
+        unset="2 on a CUDA device with 3 cores and 2 GB of free /dev/shm for each process; 1 with 2 cores; else 0",
         least=0,
     )
     dataloader_prefetch_factor: int | None = option(
@@ -41,7 +39,6 @@ class LoaderOptions(Options):
         least=1,
     )
     data_seed: int | None = option(None, "Seed of the order of the records.", unset="that of --seed")
-
 
 @dataclass
 class TrainerOptions(Options):
@@ -73,7 +70,6 @@ class TrainerOptions(Options):
     ddp_broadcast_buffers: bool | None = False
     logging_nan_inf_filter: bool = False
 
-
 @dataclass
 class RunOptions(Options):
     """Start, end and display of a run."""
@@ -97,14 +93,14 @@ class RunOptions(Options):
     )
     stall_timeout: float = option(
         60,
-        "Minutes without progress after which the run ends, and says where each of its threads stands. Progress is a "
-        "phase of a step that begins, a token that is drawn, a micro-batch, a batch of evaluation or a checkpoint. 0: "
-        "it waits for ever.",
+        "Minutes without progress after which the run ends and prints the stacks of its threads. Progress is the "
+        "beginning of a phase of a step, a sampled token, a micro-batch, a batch of evaluation or a checkpoint. 0: no "
+        "limit.",
         least=0,
     )
     on_nonfinite: Literal["stop", "skip"] = option(
         "stop",
-        "What becomes of an optimizer step whose loss or gradients are NaN or infinite. stop: the run ends. skip: the "
+        "Treatment of an optimizer step whose loss or gradients are NaN or infinite. stop: the run ends. skip: the "
         "step changes no weight and is counted, and after three in a row the run ends. The message names its records. "
         "Not with --deepspeed. Not with --optim lomo or adalomo.",
     )
@@ -123,7 +119,6 @@ class RunOptions(Options):
             yield no_effect("--overwrite_output_dir", without="--resume never")
         if self.resume != "never" and getattr(self, "resume_from_checkpoint", None):
             yield "--resume and --resume_from_checkpoint name what the run goes on from twice: leave one of them out"
-
 
 @dataclass
 class WarmupOptions(Options):
@@ -158,8 +153,8 @@ class WarmupOptions(Options):
     stop_below_loss: float | None = option(
         None,
         f"End when the mean loss of the last {STOP_STEPS} optimizer steps is below this, in nats per target token, "
-        "above 0. A low one leaves a policy that says the same to a prompt every time, which training by rewards can "
-        "learn nothing from. Needs --logging_steps 1.",
+        "above 0. A low value leaves a policy whose completions of a prompt are all the same, which GRPO cannot "
+        "learn from. Needs --logging_steps 1.",
         unset="the run ends with --max_steps or --num_train_epochs",
         above=0,
     )

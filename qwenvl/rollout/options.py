@@ -13,7 +13,6 @@ from qwenvl.types import SamplingParams
 
 LIVE_COMPLETIONS_EVERY = 20
 
-
 @dataclass
 class FilterArguments(Options):
     """How dynamic sampling replaces groups."""
@@ -24,7 +23,6 @@ class FilterArguments(Options):
         "replaced, on all processes at once.",
         least=1,
     )
-
 
 @dataclass
 class GenerationOptions(Options):
@@ -89,10 +87,8 @@ class GenerationOptions(Options):
         if not all(isinstance(text, str) and text for text in self.stop_strings or ()):
             yield f"--stop_strings must be texts of at least one character, got {self.stop_strings}"
 
-
 DRAWING = ("generation_temperature", "generation_top_p", "generation_top_k", "generation_min_p")
 """The options that have no effect on a greedy completion."""
-
 
 @dataclass
 class EngineOptions(Options):
@@ -156,7 +152,6 @@ class EngineOptions(Options):
             except ValueError as error:
                 yield f"--vllm_server: {error}"
 
-
 @dataclass
 class DecodingSpeedOptions(Options):
     """Memory and time of the local engine."""
@@ -192,7 +187,6 @@ class DecodingSpeedOptions(Options):
             reason = "the compiled step has one token of each completion"
             yield not_with("--draft_tokens", "--compile_decoding", reason)
 
-
 @dataclass
 class GroupOptions(Options):
     """The completions of a prompt."""
@@ -203,7 +197,6 @@ class GroupOptions(Options):
         least=2,
         why="the advantage of a completion is relative to its group, and in a group of one it is always 0",
     )
-
 
 @dataclass
 class SamplingOptions(Options):
@@ -217,7 +210,7 @@ class SamplingOptions(Options):
         "Replace groups whose rewards are all equal, which have no gradient, by groups of other prompts, drawn at "
         "random, until the step is full (dynamic sampling, arXiv:2503.14476). Costs sampling; prompts are read by the "
         "training process itself. A reward by name, or total, with arguments or without, as accuracy(max_rounds=5): "
-        "that whose values are compared; a group to which it does not apply goes by its total. The flag alone: total.",
+        "its values are compared; for a group to which it does not apply, the totals are. The flag alone: total.",
         rows={None: FilterArguments},
     )
     ds3_gather_for_generation: bool = option(
@@ -230,7 +223,7 @@ class SamplingOptions(Options):
         "first",
         "Compare the sampler's log-probs with the trainer's for the same tokens, on every step, the first (of a run, "
         "and of each start of a server) or none, and stop where they differ: it catches wrong positions, frames and "
-        "templates. Needs --lora_dropout 0 or --check_parity off.",
+        "templates. Left out with --lora_dropout above 0, with which `every` is refused.",
     )
     async_rollouts: int = option(
         0,
@@ -248,7 +241,6 @@ class SamplingOptions(Options):
         unset=f"{LIVE_COMPLETIONS_EVERY} with the display rich, else 0",
         least=0,
     )
-
 
 def host_and_port(address: str) -> tuple[str, int]:
     """The parts of ``host:port``, with or without ``http://`` before it.
