@@ -11,6 +11,7 @@ from qwenvl.option import Options, no_effect, not_with, option, set_among
 STOP_STEPS = 10
 """Optimizer steps whose mean loss ``stop_below_loss`` is compared with."""
 
+
 @dataclass
 class DeviceOptions(Options):
     """Device, precision and seed."""
@@ -20,6 +21,7 @@ class DeviceOptions(Options):
     tf32: bool | None = option(None, "Products of float32 in TF32 on a GPU.", unset="as PyTorch has it")
     use_cpu: bool = option(False, "Compute on the CPU, whatever else there is.")
     seed: int = option(42, "Seed of everything that is drawn, 0 to 4294967295.", least=0, most=2**32 - 1)
+
 
 @dataclass
 class LoaderOptions(Options):
@@ -39,6 +41,7 @@ class LoaderOptions(Options):
         least=1,
     )
     data_seed: int | None = option(None, "Seed of the order of the records.", unset="that of --seed")
+
 
 @dataclass
 class TrainerOptions(Options):
@@ -69,6 +72,7 @@ class TrainerOptions(Options):
     ddp_find_unused_parameters: bool | None = False
     ddp_broadcast_buffers: bool | None = False
     logging_nan_inf_filter: bool = False
+
 
 @dataclass
 class RunOptions(Options):
@@ -119,6 +123,7 @@ class RunOptions(Options):
             yield no_effect("--overwrite_output_dir", without="--resume never")
         if self.resume != "never" and getattr(self, "resume_from_checkpoint", None):
             yield "--resume and --resume_from_checkpoint name what the run goes on from twice: leave one of them out"
+
 
 @dataclass
 class WarmupOptions(Options):

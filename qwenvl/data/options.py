@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from qwenvl.option import Options, no_effect, option, was_set
 
+
 @dataclass
 class FileOptions(Options):
     """Files of records."""
@@ -24,6 +25,7 @@ class FileOptions(Options):
         None, "Renames keys of the rows: names in the file and names here, such as question=prompt,answer=solution."
     )
 
+
 @dataclass
 class TurnOptions(Options):
     """Formats of records, and what stands around their questions."""
@@ -34,14 +36,18 @@ class TurnOptions(Options):
         "The format in the catalog entry of a data set takes precedence.",
         unset="detected from the first row of each file, and printed",
     )
-    prompt_template: str | None = option(None, "File that replaces each prompt's last user turn; {prompt} in it is that turn.")
+    prompt_template: str | None = option(
+        None, "File that replaces each prompt's last user turn; {prompt} in it is that turn."
+    )
     system: str | None = option(
         None, "System turn of every prompt, in place of its own: a text, or a file that holds it."
     )
 
+
 @dataclass
 class ReadingOptions(TurnOptions, FileOptions):
     """Files and formats of records."""
+
 
 @dataclass
 class FrameOptions(Options):
@@ -91,6 +97,7 @@ class FrameOptions(Options):
             yield "--video_fps and --base_interval say the same thing twice: give one of them"
         yield from crossed(self, "video_min_frames", "video_max_frames")
 
+
 @dataclass
 class DecodingOptions(Options):
     """Decoding of clips and images."""
@@ -119,6 +126,7 @@ class DecodingOptions(Options):
                 "--decode_check", without="--video_backend auto or pyav", reason="only PyAV reports errors"
             )
 
+
 @dataclass
 class BadSampleOptions(Options):
     """Records that cannot be used."""
@@ -129,9 +137,11 @@ class BadSampleOptions(Options):
         "count it and list it at the end; nothing takes its place.",
     )
 
+
 @dataclass
 class SampleOptions(FrameOptions, DecodingOptions, BadSampleOptions):
     """How frames are chosen and decoded: what a data set reads."""
+
 
 @dataclass
 class SizeOptions(Options):
@@ -177,6 +187,7 @@ class SizeOptions(Options):
         if self.max_prompt_length is None and self.fit_frames:
             yield no_effect("--fit_frames", without="--max_prompt_length")
 
+
 @dataclass
 class PromptOptions(SizeOptions):
     """Sizes of media, and the length of prompts."""
@@ -190,6 +201,7 @@ class PromptOptions(SizeOptions):
     def problems(self) -> Iterator[str]:
         if self.max_prompt_length is None and self.on_long_prompt != "error":
             yield no_effect("--on_long_prompt", without="--max_prompt_length")
+
 
 @dataclass
 class DataOptions(Options):
@@ -208,6 +220,7 @@ class DataOptions(Options):
         "less waiting between processes; lengths are estimated from text and media headers.",
     )
 
+
 def template_problems(given: dict[str, Any] | str | None) -> Iterator[str]:
     """What is wrong with the arguments of the chat template."""
     if isinstance(given, str):
@@ -219,6 +232,7 @@ def template_problems(given: dict[str, Any] | str | None) -> Iterator[str]:
         yield f'--chat_template_kwargs must be a JSON mapping such as {{"enable_thinking": false}}, got {given}'
     elif taken := {"messages", "add_generation_prompt"} & set(given or {}):
         yield f"--chat_template_kwargs: {min(taken)} is what a prompt is made with, not an option: leave it out"
+
 
 def crossed(options: Any, low: str, high: str) -> Iterator[str]:
     """A problem where the lower bound is above the upper one."""

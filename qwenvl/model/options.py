@@ -11,6 +11,7 @@ from qwenvl.option import Options, no_effect, option, set_among
 Part = Literal["llm", "vision", "mlp"]
 """The language model with embeddings and head, the vision tower's blocks and patch embedding, the mergers between."""
 
+
 @dataclass
 class TuneOptions(Options):
     """Trained parts of the model."""
@@ -23,6 +24,7 @@ class TuneOptions(Options):
         """The parts that learn."""
         flags: dict[Part, bool] = {"llm": self.tune_mm_llm, "vision": self.tune_mm_vision, "mlp": self.tune_mm_mlp}
         return {part for part, learns in flags.items() if learns}
+
 
 @dataclass
 class LoraOptions(Options):
@@ -56,9 +58,9 @@ class LoraOptions(Options):
     load_in_4bit: bool = option(
         False,
         "Keep the frozen layers of the language model in 4 bits under the adapters (QLoRA): a quarter of the memory "
-        "of bfloat16 weights, slower products, and a policy that differs slightly from the checkpoint. The reference is "
-        "the same model. Needs a CUDA device and bitsandbytes. Not for mixtures of experts. Needs --lora_enable. Not "
-        "with --deepspeed. Not with --fsdp. Not with --ref_model_name_or_path.",
+        "of bfloat16 weights, slower products, and a policy that differs slightly from the checkpoint. The reference "
+        "is the same model. Needs a CUDA device and bitsandbytes. Not for mixtures of experts. Needs --lora_enable. "
+        "Not with --deepspeed. Not with --fsdp. Not with --ref_model_name_or_path.",
     )
 
     def problems(self) -> Iterator[str]:
@@ -66,14 +68,15 @@ class LoraOptions(Options):
             for name in set_among(self, "lora_r", "lora_alpha", "lora_dropout", "lora_targets", "load_in_4bit"):
                 yield no_effect(f"--{name}", without="--lora_enable")
 
+
 @dataclass
 class ReferenceOptions(Options):
     """The reference model of the KL term."""
 
     ref_model_name_or_path: str | None = option(
         None,
-        "Checkpoint that the KL term keeps the policy near, a folder or hub name of the same family, vocabulary and shapes. It "
-        "is a second model in memory. Needs --grpo_beta above 0 or --teacher reference.",
+        "Checkpoint that the KL term keeps the policy near, a folder or hub name of the same family, vocabulary and "
+        "shapes. It is a second model in memory. Needs --grpo_beta above 0 or --teacher reference.",
         unset="the policy as it was before training, or --model_name_or_path with --start_from_weights",
     )
     sync_ref_model: bool = option(
@@ -99,6 +102,7 @@ class ReferenceOptions(Options):
             for name in set_among(self, "ref_model_mixup_alpha", "ref_model_sync_steps"):
                 yield no_effect(f"--{name}", without="--sync_ref_model")
 
+
 @dataclass
 class KernelOptions(Options):
     """How the model is computed."""
@@ -113,6 +117,7 @@ class KernelOptions(Options):
         "auto: each prompt, and each frame while the vision tower is frozen, is computed once for all its completions, "
         "with the same numbers; where a model cannot, the reason is logged. off: once per completion and pass.",
     )
+
 
 @dataclass
 class ModelOptions(Options):

@@ -13,6 +13,7 @@ from qwenvl.types import SamplingParams
 
 LIVE_COMPLETIONS_EVERY = 20
 
+
 @dataclass
 class FilterArguments(Options):
     """How dynamic sampling replaces groups."""
@@ -23,6 +24,7 @@ class FilterArguments(Options):
         "replaced, on all processes at once.",
         least=1,
     )
+
 
 @dataclass
 class GenerationOptions(Options):
@@ -87,8 +89,10 @@ class GenerationOptions(Options):
         if not all(isinstance(text, str) and text for text in self.stop_strings or ()):
             yield f"--stop_strings must be texts of at least one character, got {self.stop_strings}"
 
+
 DRAWING = ("generation_temperature", "generation_top_p", "generation_top_k", "generation_min_p")
 """The options that have no effect on a greedy completion."""
+
 
 @dataclass
 class EngineOptions(Options):
@@ -152,6 +156,7 @@ class EngineOptions(Options):
             except ValueError as error:
                 yield f"--vllm_server: {error}"
 
+
 @dataclass
 class DecodingSpeedOptions(Options):
     """Memory and time of the local engine."""
@@ -187,6 +192,7 @@ class DecodingSpeedOptions(Options):
             reason = "the compiled step has one token of each completion"
             yield not_with("--draft_tokens", "--compile_decoding", reason)
 
+
 @dataclass
 class GroupOptions(Options):
     """The completions of a prompt."""
@@ -197,6 +203,7 @@ class GroupOptions(Options):
         least=2,
         why="the advantage of a completion is relative to its group, and in a group of one it is always 0",
     )
+
 
 @dataclass
 class SamplingOptions(Options):
@@ -241,6 +248,7 @@ class SamplingOptions(Options):
         unset=f"{LIVE_COMPLETIONS_EVERY} with the display rich, else 0",
         least=0,
     )
+
 
 def host_and_port(address: str) -> tuple[str, int]:
     """The parts of ``host:port``, with or without ``http://`` before it.
