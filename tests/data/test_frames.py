@@ -29,11 +29,13 @@ class TestUniform:
             (31, 3.0, FrameOptions(video_fps=2.0), (0, 6, 12, 18, 24, 30)),
         ],
     )
-    def test_by_hand(self, frame_count, duration, options, indices):
+    def test_the_number_of_frames_follows_from_duration_interval_and_bounds(
+        self, frame_count, duration, options, indices
+    ):
         assert plan_frames(frame_count, duration, options).indices == indices
 
     @pytest.mark.parametrize(("frame_count", "indices"), [(1, (0, 0)), (2, (0, 1)), (3, (0, 1, 2, 2))])
-    def test_a_short_clip_gives_what_it_has(self, frame_count, indices):
+    def test_a_clip_with_too_few_frames_gives_all_of_them(self, frame_count, indices):
         assert plan_frames(frame_count, 0.1, FrameOptions()).indices == indices
 
     def test_meta_bounds_win_over_the_flags(self):
@@ -96,7 +98,7 @@ class TestRescaling:
         meta = ClipMeta(frame_counts=counts, min_frames=1, max_frames=100, dynamic_sample=True)
         return plan_frames(frame_count, 1.0, FrameOptions(), meta)
 
-    def test_off_by_one_is_rescaled(self):
+    def test_segments_off_by_one_frame_are_rescaled(self):
         # 13 + 11 = 24 of 25 frames: the edge moves from 13 to 13 * 25 / 24 = 13.54 -> 14
         plan = self.plan((13.0, 11.0), 25)
         assert plan.rescaled

@@ -61,7 +61,7 @@ def test_every_data_set_is_read_with_two_frames_of_each_segment(data, name):
         assert sample.videos[0].info.indices == (0, first - 1, first, first + second - 1)
 
 
-def test_same_seed_same_data_other_seed_other_data(tmp_path, data):
+def test_the_data_of_the_demo_is_a_function_of_the_seed(tmp_path, data):
     few = replace(SETTINGS, train=2, heldout=1, warmup=5)
     for name, settings in {"a": few, "b": few, "c": replace(few, seed=4)}.items():
         make_clips(tmp_path / name, settings, processes=1)
@@ -113,7 +113,7 @@ def test_no_frame_of_the_overview_shows_a_step(long_data):
         assert end == start + 1 and start not in overview and f"from {start} to {end}?" in str(record)
 
 
-def test_a_second_shows_its_step_and_those_around_it_nothing():
+def test_frames_move_only_in_the_second_of_a_step():
     minute = Minute("m", (7,), (4,), (0,))
     frames = np.stack(list(minute.draw())).astype(int)
     assert len(frames) == SECONDS * RATE

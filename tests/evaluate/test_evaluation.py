@@ -53,7 +53,9 @@ def numbers(folder: Path) -> dict:
     return {name: found[name] for name in ("numbers", "drops", "left_out", "protocol")}
 
 
-def test_it_continues_and_refuses_other_settings(words, tiny_checkpoint, tmp_path, monkeypatch, capsys):
+def test_an_evaluation_continues_after_an_interruption_and_refuses_other_settings(
+    words, tiny_checkpoint, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(questions, "BLOCK", 2)
     whole, cut = str(tmp_path / "whole"), tmp_path / "cut"
     assert main([*words, "--controls", "blank", "--output_dir", whole]) == 0
@@ -126,7 +128,7 @@ def test_a_bad_clip_is_left_out_and_named(words, tmp_path, make_clip, capsys):
     assert not (tmp_path / "asked").exists()  # it is known to be left out
 
 
-def test_a_folder_is_the_same_however_it_is_written(tmp_path, monkeypatch):
+def test_an_evaluation_continues_however_the_path_of_its_model_is_written(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
 

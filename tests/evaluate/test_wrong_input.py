@@ -60,7 +60,7 @@ def test_wrong_input_ends_with_one_line(command, code, message, tiny_checkpoint,
     assert re.search(message, error.strip().splitlines()[-1]), error
 
 
-def test_help_and_usage(capsys):
+def test_help_lists_the_flags_of_the_command_and_a_wrong_flag_prints_its_usage(capsys):
     assert main(["probe", "model", "--learning_rate", "1"]) == 2
     assert "usage: qwenvl probe MODEL DATA" in capsys.readouterr().err
     assert main(["probe", "--help"]) == 0

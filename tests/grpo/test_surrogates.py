@@ -42,7 +42,7 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_objective_by_hand(case, name):
+def test_every_objective_equals_its_formula(case, name):
     check(settled(OBJECTIVES[name]), case, case.inputs())
 
 

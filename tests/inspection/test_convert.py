@@ -53,7 +53,7 @@ def records(tmp_path, write_rows, make_row):
 
 
 @pytest.mark.parametrize("name", ["b.json", "b.jsonl"])
-def test_what_is_written_is_what_was_read(records, tmp_path, name, write_rows, make_row):
+def test_converted_records_read_back_the_same(records, tmp_path, name, write_rows, make_row):
     rows = [make_row(id=1, system="Be brief."), {"conversations": make_row()["conversations"][:1]}, make_row(id=7)]
     records += read(write_rows(rows, "more.json"))
     assert write_records(records, tmp_path / name) == f"wrote {len(records)} records to {tmp_path / name}"

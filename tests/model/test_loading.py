@@ -53,7 +53,7 @@ def test_each_flag_trains_its_part_and_nothing_else(tiny_pair, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_adapters_go_where_the_flags_say(tiny_pair, family):
+def test_adapters_go_on_the_parts_that_the_tune_flags_name(tiny_pair, family):
     model, _ = tiny_pair(family)
     for flags, parts in (
         (TuneOptions(tune_mm_llm=False, tune_mm_mlp=False), {"llm"}),
@@ -77,7 +77,7 @@ def test_adapters_go_where_the_flags_say(tiny_pair, family):
         (["layers.0.linear_attn"], {"in_proj_z", "in_proj_a", "linear_attn.out_proj"}),
     ],
 )
-def test_adapters_go_where_their_names_say(tiny_pair, targets, parts_of_names):
+def test_adapters_go_on_the_layers_that_lora_targets_names(tiny_pair, targets, parts_of_names):
     model, _ = tiny_pair("qwen3_5_moe")
     config = lora_config(model, TuneOptions(), LoraOptions(True, 2, 4, lora_targets=targets))
     names = {*config.target_modules, *(config.target_parameters or ())}
@@ -152,7 +152,7 @@ def test_weights_that_files_lack_are_not_random(tiny_checkpoint, tiny_pair, tmp_
         ("qwen2", f": expected one of {', '.join(FAMILIES)}"),
     ],
 )
-def test_other_models_are_refused_by_us(tmp_path, monkeypatch, name, reason):
+def test_an_unsupported_model_type_is_refused_before_transformers_reads_it(tmp_path, monkeypatch, name, reason):
     """transformers would say that a newer one of its versions may know them."""
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", Mock(side_effect=ValueError("update transformers")))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
@@ -245,7 +245,7 @@ def test_a_processor_that_cannot_write_a_prompt_is_refused(tiny_checkpoint, tmp_
 # ---- weight files
 
 
-def test_files_of_weights_that_were_cut_short(tiny_checkpoint, tmp_path):
+def test_files_of_weights_that_were_cut_short_are_refused(tiny_checkpoint, tmp_path):
     assert has_weights(tiny_checkpoint()) and weights_problem(tiny_checkpoint()) is None
     assert not has_weights(tmp_path) and weights_problem(tmp_path) is None
     folder = shutil.copytree(tiny_checkpoint(), tmp_path / "cut")
@@ -257,7 +257,7 @@ def test_files_of_weights_that_were_cut_short(tiny_checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("load", [load_model, load_processor])
-def test_what_is_no_checkpoint_is_named(load, tmp_path, monkeypatch):
+def test_a_path_without_a_checkpoint_is_refused_with_the_reason(load, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for path in (str(tmp_path / "none"), "../none", "runs/sop/checkpoint-3", "Qwen3-VL-4B"):
         with pytest.raises(FileNotFoundError, match=rf"^{path}: no such folder; expected one that holds a checkpoint"):
@@ -273,7 +273,7 @@ def test_what_is_no_checkpoint_is_named(load, tmp_path, monkeypatch):
 # ---- weights in 4 bits
 
 
-def test_where_weights_in_4_bits_are_refused(monkeypatch, tiny_checkpoint, tiny_pair):
+def test_weights_in_4_bits_are_refused_on_a_cpu_and_for_experts(monkeypatch, tiny_checkpoint, tiny_pair):
     with pytest.raises(ValueError, match="--load_in_4bit needs a CUDA device"):
         require_four_bit("cpu")
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
@@ -328,7 +328,7 @@ def test_adapters_of_other_kinds_are_refused(tiny_pair, settings):
         merged_weights(adapted(tiny_pair()[0], **{"target_modules": ATTENTION, **settings}))
 
 
-def test_sums_are_rounded_once_to_the_type_of_each_weight(tiny_pair):
+def test_merged_weights_are_rounded_once_to_the_type_of_each_weight(tiny_pair):
     model = tiny_pair(initializer_range=0.1)[0].to(torch.bfloat16)
     policy = adapted(model, target_modules=ATTENTION)
     layer = unwrap(policy).model.language_model.layers[0].self_attn.q_proj

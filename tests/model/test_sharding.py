@@ -35,7 +35,7 @@ def sharded(mesh):
     return fully_shard(model, mesh=mesh)
 
 
-def test_whole_within_and_split_afterwards(sharded):
+def test_weights_are_whole_within_the_block_and_split_afterwards(sharded):
     x = torch.randn(3, 4)
     before = [parameter.full_tensor().clone() for parameter in sharded.parameters()]
     expected = torch.tanh(x @ before[0].T + before[1]) @ before[2].T + before[3]
@@ -51,7 +51,7 @@ def test_whole_within_and_split_afterwards(sharded):
     torch.testing.assert_close(sharded[2].bias.grad.full_tensor(), torch.full((4,), 3.0))
 
 
-def test_other_hooks_go_on_and_errors_leave_the_model_split(sharded):
+def test_hooks_run_within_whole_weights_and_errors_leave_the_model_split(sharded):
     calls = []
     sharded[0].register_forward_hook(lambda module, args, output: calls.append(len(args[0])))
     with pytest.raises(RuntimeError, match="stop"), whole_weights(sharded):
@@ -183,7 +183,7 @@ def accelerator(precision: str | None = None, **settings):
 ARGS = {"asked": False, "copies_policy": True, "output_dir": "runs/sop"}
 
 
-def test_only_weights_are_rounded():
+def test_fsdp_rounds_weights_and_neither_inputs_nor_outputs():
     half = accelerator("bf16")
     assert half.state.fsdp_plugin.mixed_precision_policy.output_dtype == torch.bfloat16  # log-probs, that is
     assert settle_fsdp(half, MODEL, **ARGS) == torch.bfloat16
@@ -203,7 +203,7 @@ def test_only_weights_are_rounded():
         ({"cpu_ram_efficient_loading": True}, "weights that the reference is copied from"),
     ],
 )
-def test_what_cannot_work_is_refused(settings, message):
+def test_fsdp_settings_that_cannot_work_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         settle_fsdp(accelerator(**settings), MODEL, **ARGS)
 

@@ -30,7 +30,7 @@ def look(start, end, error=None) -> ToolCall:
         ([look(3.0, 5.0)], None, None),
     ],
 )
-def test_evidence_iou(calls, evidence, value):
+def test_evidence_iou_is_the_overlap_of_looks_and_evidence(calls, evidence, value):
     columns = {"turns": [completion(*calls)], "evidence": [evidence], "solution": ["1"]}
     [got] = build_rubric(["evidence_iou", "format"]).score(["..."], columns).components[0]
     assert got == (None if value is None else pytest.approx(value))

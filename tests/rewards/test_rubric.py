@@ -63,7 +63,7 @@ HUGE = [pytest.param(10**400, id="401 digits"), pytest.param(10**5000, id="5001 
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "1", [1.0], object(), torch.zeros(2), 1e308, *HUGE])
-def test_what_is_no_reward_is_an_error_that_names_everything(bad):
+def test_a_value_that_is_no_reward_is_an_error_with_function_record_and_text(bad):
     def broken(completions, **columns):
         return [0.0, bad]
 
@@ -82,7 +82,7 @@ def test_a_function_that_raises_names_the_row_it_raised_on():
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0] * 3, None, 1.0, {"a": 1}])
-def test_one_value_per_completion(values):
+def test_a_reward_that_returns_another_number_of_values_is_an_error(values):
     def wrong(completions):
         return values
 
@@ -154,7 +154,7 @@ def test_data_is_checked_by_the_functions_a_record_goes_to():
     assert both.check_record(record) is None
 
 
-def test_refusals():
+def test_bad_weights_double_names_and_missing_columns_are_refused():
     there = "needs the column 'solution', which no record has; there are: completions, id"
     for wrong, message in (
         (lambda: rubric(), "no reward function"),
@@ -218,7 +218,7 @@ def test_sys_exit_in_a_function_is_a_failure(function):
         rubric(function).score(["a"], {"id": ["r1"]})
 
 
-def test_what_a_function_changes_is_its_own():
+def test_a_reward_that_changes_its_arguments_changes_nothing_for_others():
     def vandal(completions, **columns):
         completions.clear()
         columns["meta"][0]["steps"].append("extra")

@@ -41,7 +41,7 @@ FLAT = [0.5] * 60
         ("evaluation_worse", {"eval_total_reward": RISING[::-1], "eval_total_reward_ci95": [0.1] * 60}),
     ],
 )
-def test_each_warning(code, columns):
+def test_each_warning_is_found_in_its_curves(code, columns):
     [found] = warnings(run_of(**columns), [])
     assert found.code == code and found.message and found.advice
 
@@ -55,7 +55,7 @@ def test_each_warning(code, columns):
         {"data/bad_samples": [0.0] * 60},
     ],
 )
-def test_nothing_is_wrong(columns):
+def test_healthy_curves_give_no_warning(columns):
     assert warnings(run_of(**columns), []) == []
 
 
@@ -74,7 +74,7 @@ def test_a_reward_that_falls_is_not_called_flat_as_well():
     assert codes([0.5] * 120) == ["reward_flat"]
 
 
-def test_groups_of_the_last_fifth_that_are_suspected():
+def test_suspected_groups_in_the_last_fifth_give_a_warning():
     good, hollow = [1.0, 0.5, 1.0], [0.0, 0.0, 0.5]
     rows = lambda last: [
         row_of(each)

@@ -71,7 +71,9 @@ def likelihoods(trainer, policy, experience):
         (2, [0, 2, 4], [0, 1, 2, 1, 0, 1]),
     ],
 )
-def test_which_weights_sample_which_step(make_trainer, engine_of_its_own, depth, versions, staleness):
+def test_each_step_is_sampled_by_weights_as_old_as_its_depth_allows(
+    make_trainer, engine_of_its_own, depth, versions, staleness
+):
     """Epochs of four steps, of which the run has one and a half."""
     trainer = make_trainer(async_rollouts=depth, max_steps=6, learning_rate=3e-2, **EPOCH_OF_4)
     seen = Snapshots().follow(trainer)
@@ -95,7 +97,9 @@ def test_which_weights_sample_which_step(make_trainer, engine_of_its_own, depth,
 
 
 @pytest.mark.parametrize("correction", ["token_truncate", "none"])
-def test_the_gradient_of_completions_of_older_weights_by_hand(make_trainer, engine_of_its_own, correction):
+def test_the_gradient_of_completions_of_older_weights_is_corrected_or_clipped(
+    make_trainer, engine_of_its_own, correction
+):
     """Corrected for, their weight is min(w, bound). Else the ratio reaches back to these weights, and is clipped."""
     own = {"importance_correction": "token_truncate(max=1.02)"}
     if correction == "none":
@@ -187,7 +191,7 @@ def every_other(completions, id, **columns):
 
 
 @pytest.mark.parametrize("iterations", [1, 2])
-def test_a_run_with_replaced_groups_is_resumed_too(whole_and_resumed, engine_of_its_own, iterations):
+def test_a_run_with_replaced_groups_resumes_the_same(whole_and_resumed, engine_of_its_own, iterations):
     """The engine samples replacements of groups with the weights of the step, in turn.
 
     A checkpoint between the two steps on the same completions cannot be resumed: with two, every other step is saved.
@@ -206,7 +210,7 @@ def test_a_run_with_replaced_groups_is_resumed_too(whole_and_resumed, engine_of_
     assert now == sorted(now) and 0 < sum(rounds) == len(now)
 
 
-def test_an_error_of_what_is_sampled_meanwhile_ends_training(make_trainer, engine_of_its_own):
+def test_an_error_of_sampling_in_the_background_ends_training(make_trainer, engine_of_its_own):
     trainer = make_trainer(async_rollouts=3, max_steps=4, **EPOCH_OF_4)
     engine = trainer.answer.sample.engine
     engine.engine.fails = 3, ConnectionError("the server is gone")
@@ -265,7 +269,7 @@ def test_the_policys_own_engine_and_a_second_group_are_refused(make_trainer, mon
         make_trainer(async_rollouts=1)
 
 
-def test_what_corrects_for_older_weights(tmp_path, monkeypatch):
+def test_older_weights_are_corrected_by_token_weights_or_by_the_ratio(tmp_path, monkeypatch):
     def args(*flags):
         needed = ["--model_name_or_path", "m", "--dataset_use", "d.json", "--output_dir", str(tmp_path), "--use_cpu"]
         return parse_args([*needed, *flags])

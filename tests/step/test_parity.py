@@ -35,7 +35,7 @@ def test_differences_are_measured_over_tokens_that_count():
 
 
 @pytest.mark.parametrize(("difference", "half"), [(0.02, False), (0.005, False), (0.06, True), (3.0, True)])
-def test_what_rounding_does_not_explain_stops_the_run(difference, half):
+def test_a_difference_above_rounding_stops_the_run(difference, half):
     ours = torch.tensor([[-1.0, -2.0, 0.0]])
     with pytest.raises(ParityError, match="positions, frames or templates"):
         checked(ours - difference, ours, half_precision=half)
@@ -47,7 +47,7 @@ def test_half_precision_may_round_a_single_token_far_off():
     checked(theirs, torch.zeros(1, 101), half_precision=True)
 
 
-def test_dropout_on_adapters_leaves_it_out_which_is_said_once(make_trainer, tmp_path, caplog):
+def test_dropout_on_adapters_turns_the_check_off_with_one_line(make_trainer, tmp_path, caplog):
     settings = {"lora_enable": True, "lora_r": 4, "lora_dropout": 0.5, "gradient_accumulation_steps": 2, "max_steps": 1}
     make_trainer(**settings).train()
     assert caplog.text.count("check_parity: left out, because lora_dropout") == 1

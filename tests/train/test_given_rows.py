@@ -69,7 +69,7 @@ def trained(make_trainer, tmp_path, *given, **settings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_gives_the_records_of_the_file(kind, rows, sop_data):
+def test_rows_of_every_kind_give_the_records_of_their_file(kind, rows, sop_data):
     dataset = load_dataset(KINDS[kind](rows), name="mine")
     expected = load_dataset(str(sop_data)).records
     assert [record.where for record in dataset.records] == [f"mine[{i}]" for i in range(8)]
@@ -87,7 +87,7 @@ def test_rows_train_as_their_file_does(rows, make_trainer, tmp_path, monkeypatch
     assert isinstance(trainer.train_dataset.records, RecordFile)
 
 
-def test_rows_are_evaluated_on(rows, make_trainer, tmp_path):
+def test_given_rows_are_evaluated(rows, make_trainer, tmp_path):
     trainer = make_trainer(datasets=[None, {"held_out": rows[:2]}])
     assert trainer.eval_dataset["held_out"].records[0].where == "eval_dataset.held_out[0]"
     own = Mapped(rows[2:5])
@@ -106,7 +106,7 @@ def test_a_script_may_evaluate_on_a_file(sop_data, make_trainer):
         trainer.evaluate([1])
 
 
-def test_rows_with_pictures(make_trainer, tmp_path):
+def test_rows_with_decoded_pictures_train(make_trainer, tmp_path):
     """As TRL's data sets come: plain messages, and pictures that are decoded when a row is read."""
     picture = Image.effect_mandelbrot((64, 48), (-2, -1, 1, 1), 20).convert("RGB")
     made = [{"prompt": [{"role": "user", "content": f"Which part? {n}"}], "solution": "lid"} for n in range(4)]
@@ -148,7 +148,7 @@ def test_prompts_without_solutions_train_where_no_reward_reads_one(make_trainer)
         ),
     ],
 )
-def test_what_is_no_data_set_is_refused(given, error, message, make_trainer):
+def test_values_that_are_no_data_set_are_refused(given, error, message, make_trainer):
     with pytest.raises(error, match=message):
         make_trainer(datasets=[given], **IN_ORDER)
 

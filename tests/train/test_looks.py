@@ -45,7 +45,7 @@ LOOKS |= {"generation_temperature": 1.0, "generation_top_p": 1.0, "max_steps": 1
 
 
 @pytest.mark.parametrize("sharing", ["auto", "off"])
-def test_a_run_with_looks(make_trainer, calls_first, sop_data, tmp_path, sharing):
+def test_looks_are_in_rewards_rollouts_and_metrics(make_trainer, calls_first, sop_data, tmp_path, sharing):
     records = json.loads(sop_data.read_text())
     for each in records:
         each |= {name: str(sop_data.parent / each[name]) for name in ("video", "image") if name in each}
@@ -153,7 +153,7 @@ def says(monkeypatch):
     monkeypatch.setattr(next_token, "logits_processors", processors)
 
 
-def test_a_run_whose_completions_write_anything(make_trainer, says, tmp_path):
+def test_a_run_trains_on_completions_with_hostile_calls(make_trainer, says, tmp_path):
     settings = {**LOOKS, "tools": ["look", "zoom"], "look_fps": 2.0, "grpo_sample_size": 6, "max_turns": 3}
     trainer = make_trainer(**settings | {"generation_max_length": 400, "per_device_train_batch_size": 1})
     trainer.train()
@@ -196,7 +196,7 @@ def without_seconds(row):
 
 
 @pytest.mark.parametrize("more", [{"bf16": True}, {"tune_mm_vision": True}])
-def test_looks_that_are_sampled_ahead_are_those_of_the_weights_of_the_request(
+def test_looks_sampled_ahead_use_the_weights_of_their_request(
     make_trainer, calls_first, tmp_path, monkeypatch, more
 ):
     """The other run samples at the request, in the training thread, with the policy's own tower."""

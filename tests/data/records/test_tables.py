@@ -54,7 +54,7 @@ def downloaded(repository, tmp_path):
 COLUMNS = {"problem": "prompt", "answer": "solution"}
 
 
-def test_a_data_set_by_name_with_and_without_a_split(downloaded):
+def test_a_data_set_of_the_hub_is_loaded_with_or_without_a_split(downloaded):
     train = load_dataset("hf:org/name", columns=COLUMNS)
     assert [record.solution for record in train.records] == ["red", "green", "blue"]
     assert [tuple(train[i].images[0][:, 0, 0].tolist()) for i in range(3)] == [(255, 0, 0), (0, 128, 0), (0, 0, 255)]
@@ -64,7 +64,7 @@ def test_a_data_set_by_name_with_and_without_a_split(downloaded):
     assert len(halves) == 3
 
 
-def test_the_command_checks_it_too(downloaded, capsys):
+def test_data_check_takes_a_data_set_of_the_hub(downloaded, capsys):
     assert main(["check", "hf:org/name", "--columns", "problem=prompt,answer=solution", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["good"], report["images"]) == (3, 3)
@@ -80,7 +80,7 @@ def test_the_command_checks_it_too(downloaded, capsys):
         ("bad.parquet", "bad.parquet: can't be loaded: "),
     ],
 )
-def test_what_is_no_table(downloaded, tmp_path, name, message):
+def test_a_missing_split_an_empty_folder_and_a_damaged_file_are_refused(downloaded, tmp_path, name, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and then nonsense")
     datasets.DatasetDict({"train": datasets.Dataset.from_list([{"a": 1}])}).save_to_disk(tmp_path / "splits")

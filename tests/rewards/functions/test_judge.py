@@ -102,14 +102,14 @@ def ask(server):
         rubric.close()
 
 
-def test_rules_first_then_the_judge(ask, server):
+def test_the_judge_is_asked_only_where_the_rule_does_not_decide(ask, server):
     values = ask("<answer>The truth</answer>", "<answer>good</answer>", "<answer>bad</answer>", "good")
     assert values == [1.0, 1.0, 0.0, 0.0]
     assert len(server.questions) == 2  # not for what the rule finds equal, nor for what has no answer block
     assert "what is it?" in server.questions[0] and "the truth" in server.questions[0]
 
 
-def test_failures_are_repeated(ask, server):
+def test_failed_requests_are_repeated(ask, server):
     server.replies = [(503, "busy"), (429, "slowly")]
     assert ask("<answer>good</answer>") == [1.0]
     assert len(server.questions) == 3
@@ -132,21 +132,21 @@ def test_a_failing_judge_is_an_error_and_never_a_value(ask, server, replies, mes
         assert ask("<answer>bad</answer>", on_error="skip") == [None]
 
 
-def test_a_server_that_does_not_answer(ask, server):
+def test_a_server_that_does_not_answer_in_time_is_an_error(ask, server):
     server.silent.set()
     with pytest.raises(RewardError, match=r"JudgeError: m at http.*: APITimeoutError"):
         ask("<answer>x</answer>", timeout=0.05)
     server.silent.clear()
 
 
-def test_requests_at_a_time(ask, server):
+def test_concurrency_bounds_the_requests_at_a_time(ask, server):
     """The server holds each reply until two are asked for: a third one comes only after a reply."""
     server.meeting = threading.Barrier(2)
     assert ask(*(f"<answer>good {i}</answer>" for i in range(6)), concurrency=2) == [1.0] * 6
     assert server.most_at_once == 2
 
 
-def test_key_and_prompt(ask, server, monkeypatch, tmp_path):
+def test_the_key_is_sent_and_the_prompt_is_filled_once(ask, server, monkeypatch, tmp_path):
     monkeypatch.setenv("JUDGE_API_KEY", "secret")
     path = tmp_path / "prompt.txt"
     path.write_text('{"json": true} {solution} | {answer}')
@@ -155,7 +155,7 @@ def test_key_and_prompt(ask, server, monkeypatch, tmp_path):
     assert server.questions == ['{"json": true} the truth | {solution} {0}']  # what is filled in is not filled again
 
 
-def test_refusals(tmp_path):
+def test_a_judge_without_a_server_with_a_bad_prompt_or_bad_choices_is_refused(tmp_path):
     (tmp_path / "bad.txt").write_text("{answer}")
     url = {"base_url": "http://x/v1", "model": "m"}
     for settings, message in (
@@ -185,7 +185,7 @@ def shown(make_clip, tmp_path):
     return of
 
 
-def test_a_judge_that_sees(ask, server, shown, tmp_path):
+def test_a_judge_with_frames_gets_the_frames_that_the_policy_saw(ask, server, shown, tmp_path):
     """The policy saw five frames, the last one twice; the judge gets three of the five, and all without a bound."""
     of_policy = shown([0, 7, 14, 21, 39, 39], [str(tmp_path / "still.png")])
     assert ask("<answer>good</answer>", frames=3, more={"shown": [of_policy]}) == [1.0]
@@ -231,7 +231,7 @@ def test_a_clip_that_is_gone_is_an_error(ask, server, shown, tmp_path):
         (None, "VERDICT: correctly", None),
     ],
 )
-def test_choices(ask, server, choices, reply, value):
+def test_the_last_verdict_among_the_choices_is_the_value(ask, server, choices, reply, value):
     server.replies = [(200, reply)]
     settings = {} if choices is None else {"choices": choices}
     if value is None:
@@ -244,7 +244,7 @@ def test_choices(ask, server, choices, reply, value):
         assert server.questions[0].endswith(lines + "worst.")
 
 
-def test_choices_have_values_between_those_of_correct_and_wrong(ask, server, tmp_path):
+def test_choices_have_evenly_spaced_values_from_correct_to_wrong(ask, server, tmp_path):
     (tmp_path / "prompt.txt").write_text("{answer} or {solution}?")
     server.replies = [(200, f"VERDICT: {word}") for word in ("right", "partly", "wrong")]
     settings = {"choices": "right partly wrong", "correct": 2, "wrong": -1, "prompt": str(tmp_path / "prompt.txt")}
@@ -253,7 +253,7 @@ def test_choices_have_values_between_those_of_correct_and_wrong(ask, server, tmp
     assert server.questions[0].startswith("0 or the truth?\n\nThink briefly, then end with one line: ")
 
 
-def test_caption_answers(ask, server):
+def test_caption_answers_scores_the_answer_that_a_model_gives_from_the_completion(ask, server):
     """A text model answers the record's question from the completion, and the answer is compared as by accuracy."""
     server.replies = [
         (200, "It says: <answer>(1) (2)</answer>"),

@@ -57,7 +57,7 @@ def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, ove
 
 
 @pytest.mark.parametrize(("lora", "codes"), [(False, ["left_out"]), (True, ["left_out", "equal_rewards"])])
-def test_the_next_commands(lora, codes):
+def test_the_next_commands_follow_from_adapter_and_findings(lora, codes):
     args = settings_of(eval_dataset_use="held out.json", lora_enable=lora)
     shown = next_steps(args, [Finding(code, "", "") for code in codes])
     expected = ["qwenvl evaluate base runs/a 'held out.json' --controls all   # is it better? does it use the video?"]

@@ -36,7 +36,7 @@ def run(tmp_path):
     return write
 
 
-def test_the_best_are_taken_equal_texts_once_the_latest_first_and_cut_ones_never(run, sop_data, tmp_path):
+def test_the_best_completions_become_targets_without_repeated_or_cut_texts(run, sop_data, tmp_path):
     folder = run(
         rollout("good", 0.9, step=1),
         rollout("better", 1.0, step=1),
@@ -72,12 +72,12 @@ def test_the_best_are_taken_equal_texts_once_the_latest_first_and_cut_ones_never
         ([rollout("a", 0.25), rollout("b", 0.45)], "of its 2 completions none .* 0.9: the highest has 0.45"),
     ],
 )
-def test_a_run_without_anything_to_learn_from_says_what_it_has(run, rows, message):
+def test_a_run_without_good_completions_is_refused_with_its_highest_reward(run, rows, message):
     with pytest.raises(ValueError, match=message):
         RolloutTargets(run(*rows), 0.9, 4)
 
 
-def test_what_looks_showed_is_shown_again(run, sop_data, tiny_checkpoint):
+def test_targets_with_looks_show_their_frames_again(run, sop_data, tiny_checkpoint):
     call = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call>'
     turns = tuple(Turn(text) for text in (call, "done"))
     folder = run(replace(rollout(call + "done", 1.0), turns=turns))
