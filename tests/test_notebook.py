@@ -16,6 +16,7 @@ SMALL = {"STEPS = 300, 100, 150": "STEPS = 8, 1, 2", "heldout=24": "heldout=4"}
 
 @pytest.fixture
 def notebook():
+    """The notebook as it is in the repository."""
     return nbformat.read(NOTEBOOK, as_version=4)
 
 

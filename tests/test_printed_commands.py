@@ -19,6 +19,7 @@ SAMPLED = ("--grpo_sample_size", "2", "--generation_max_length", "4")
 
 @pytest.fixture
 def model(tiny_checkpoint, tmp_path, monkeypatch) -> str:
+    """The path of a tiny checkpoint, with the folder of the test as working folder."""
     monkeypatch.chdir(tmp_path)
     return str(tiny_checkpoint(initializer_range=0.1))
 

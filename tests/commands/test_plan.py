@@ -12,6 +12,7 @@ from qwenvl.train.planning.case import case_of
 
 @pytest.fixture
 def flags(tiny_checkpoint, sop_data) -> list[str]:
+    """Flags of a plan for the tiny checkpoint and the mixed data set."""
     return ["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data)]
 
 

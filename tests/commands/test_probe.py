@@ -20,6 +20,7 @@ FLAGS += ["--reward_funcs", "format", SOME, LETTERS]
 
 @pytest.fixture
 def model(tiny_checkpoint) -> str:
+    """The path of a tiny checkpoint whose weights are large enough to sample different texts."""
     return str(tiny_checkpoint(initializer_range=0.1))
 
 
@@ -103,6 +104,7 @@ def test_the_gain_of_looking_is_measured_on_records_with_evidence(
 
 @pytest.fixture
 def data_with_a_bad_clip(make_clip, make_row, write_rows) -> Path:
+    """Three records: a good clip, a file that is no clip, and text alone."""
     make_clip("good.mp4", 20)
     make_clip("bad.mp4", 20).write_bytes(b"no clip")
     rows = [make_row(prompt="<video>\nWhich steps?", video=name, id=name) for name in ("good.mp4", "bad.mp4")]

@@ -32,6 +32,8 @@ def parse(tmp_path):
 
 @pytest.fixture
 def write(tmp_path):
+    """Writes a settings file and returns its path."""
+
     def write(text: str, name: str = "run.yaml") -> str:
         path = tmp_path / name
         path.write_text(text, encoding="utf-8")

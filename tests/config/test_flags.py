@@ -9,6 +9,7 @@ from qwenvl.rollout.options import GenerationOptions, SamplingOptions
 
 @pytest.fixture
 def parse():
+    """Parses words with the flags of three option classes and of a command of its own."""
     parser = FlagParser(raises=True, add_help=False)
     parser.add_argument("dataset")
     parser.add_argument("--write-labels")

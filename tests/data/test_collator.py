@@ -14,11 +14,13 @@ PROCESSORS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # Qwen3.5 has that of Qwen3
 
 @pytest.fixture(scope="module", params=PROCESSORS)
 def processor(request):
+    """The processor of each family."""
     return make_processor(request.param)
 
 
 @pytest.fixture(scope="module")
 def qwen2_5():
+    """The processor of Qwen2.5-VL."""
     return make_processor("qwen2_5_vl")
 
 

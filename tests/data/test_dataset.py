@@ -100,6 +100,7 @@ class TestChance:
 class TestBadSamples:
     @pytest.fixture
     def mixed(self, steps, tmp_path, write_rows, make_row):
+        """Three records: a file that is no clip, a good clip, and segments that do not fit their clip."""
         (tmp_path / "clips" / "bad.mp4").write_text("not a video, only words")
         rows = [
             make_row(id="bad", prompt="<video>", video="clips/bad.mp4"),

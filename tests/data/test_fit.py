@@ -31,6 +31,7 @@ def show(processor, write_rows):
 
 @pytest.fixture
 def rows(make_clip, make_row):
+    """One row with a clip of 50 frames of 112 x 112 pixels."""
     make_clip("a.mp4", 50, size=(112, 112))
     return [make_row(prompt="<video>\nWhich?", video="a.mp4")]
 

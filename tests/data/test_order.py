@@ -42,6 +42,7 @@ class TestWeights:
 
     @pytest.fixture
     def sampler(self):
+        """The order of an epoch of two weighted data sets."""
         return EpochSampler(self.PARTS, seed=1)
 
     def test_every_stretch_of_an_epoch_holds_data_sets_by_their_weights(self, sampler):

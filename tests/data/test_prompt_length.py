@@ -14,11 +14,13 @@ from tests.data.test_collator import clip, noise, sample
 
 @pytest.fixture(scope="module", params=("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
 def processor(request):
+    """The processor of each family."""
     return make_processor(request.param)
 
 
 @pytest.fixture
 def ruler(processor):
+    """A ruler with the pixel bounds of the defaults."""
     return Ruler(processor, (4 * 28 * 28, 32 * 28 * 28), (16 * 28 * 28, 576 * 28 * 28))
 
 
@@ -60,6 +62,7 @@ META = {"frame_cnts": [10, 15], "min_frames": 2, "max_frames": 6, "dynamic_sampl
 
 @pytest.fixture(scope="module")
 def collator():
+    """The collator of Qwen2.5-VL."""
     return GRPOCollator(make_processor("qwen2_5_vl"))
 
 

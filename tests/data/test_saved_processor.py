@@ -72,6 +72,7 @@ PROCESSORS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # Qwen3.5 has that of Qwen3
 
 @pytest.fixture(params=PROCESSORS)
 def processor(request):
+    """The processor of each family."""
     return make_processor(request.param)
 
 
@@ -147,6 +148,7 @@ def test_a_template_that_cannot_be_changed_to_fit_is_reported(tmp_path, caplog):
 class TestReadClip:
     @pytest.fixture
     def run(self, tmp_path):
+        """A folder with prompt settings: a frame every half second, two at least."""
         PromptSettings(FrameOptions(base_interval=0.5, video_min_frames=2), PromptOptions()).save(tmp_path)
         return tmp_path
 

@@ -29,6 +29,7 @@ SETTINGS = ClipSettings(seed=3, train=30, heldout=6, warmup=400)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
+    """The data sets of the demo, at a small size."""
     folder = tmp_path_factory.mktemp("demo") / "data"
     make_clips(folder, SETTINGS, processes=1)
     return folder
@@ -97,6 +98,7 @@ def test_warmup_targets_are_incomplete_as_often_as_the_settings_say(data):
 
 @pytest.fixture(scope="module")
 def long_data(tmp_path_factory):
+    """The data sets of the demo with looks, at a small size."""
     folder = tmp_path_factory.mktemp("long") / "data"
     make_long_clips(folder, LongClipSettings(train=2, heldout=1, sight=7), processes=1)
     return folder

@@ -29,6 +29,7 @@ SETTINGS = TimelineSettings(seed=3, train=12, heldout=4, warmup=300)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
+    """The data sets of the demo of timelines, at a small size."""
     folder = tmp_path_factory.mktemp("demo") / "data"
     make_timeline_clips(folder, SETTINGS, processes=1)
     return folder

@@ -28,6 +28,7 @@ REWARDS = ("--reward_funcs", "letters", "--pass_by", "letters", "--pass_at", "3"
 
 @pytest.fixture
 def data(make_row, write_rows, make_clip) -> str:
+    """Five records of text and one with a clip."""
     make_clip("clip.mp4", 20)
     rows = [make_row(prompt=f"Which of {n}?", id=f"text-{n}") for n in range(5)]
     return str(write_rows([*rows, make_row(prompt="<video>\nWhich?", video="clip.mp4", id="clip")]))
@@ -35,6 +36,7 @@ def data(make_row, write_rows, make_clip) -> str:
 
 @pytest.fixture
 def words(tiny_checkpoint, data, tmp_path) -> list[str]:
+    """Model, data and flags of an evaluation whose reward notes what it is asked."""
     (tmp_path / "rewards_of_the_test.py").write_text(PLUGIN)
     model = str(tiny_checkpoint(initializer_range=0.1))
     flags = ["--use_cpu", "--generation_max_length", "5", "--samples", "2", "--seed", "3"]

@@ -41,11 +41,13 @@ def test_images_of_another_record_come_with_their_sizes(make_row, tmp_path):
 
 @pytest.fixture(scope="module")
 def dataset():
+    """The example data set without chance in its frames."""
     return load_dataset("example", base_interval=0.5, training=False)
 
 
 @pytest.fixture
 def collator(tiny_pair):
+    """The collator of the tiny model."""
     return GRPOCollator(tiny_pair()[1])
 
 

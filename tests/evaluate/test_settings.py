@@ -113,6 +113,7 @@ def test_words_and_flags_of_a_probe_are_read_into_settings_and_options():
 
 @pytest.fixture
 def run_file(tmp_path):
+    """A settings file of training."""
     path = tmp_path / "run.yaml"
     path.write_text(
         "model_name_or_path: base\ndataset_use: sop.json\noutput_dir: runs/sop\nmax_steps: 300\ngrpo_beta: 0.02\n"

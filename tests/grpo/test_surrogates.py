@@ -24,6 +24,7 @@ def test_the_options_name_the_rows_of_the_table():
 
 @pytest.fixture
 def case() -> Case:
+    """Random log-probs, advantages and masks of a step."""
     return random_case()
 
 

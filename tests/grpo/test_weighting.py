@@ -18,6 +18,7 @@ ROWS = ["grpo", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "reward_weighted", "
 
 @pytest.fixture
 def case() -> Case:
+    """Random log-probs, advantages and masks of a step."""
     return random_case()
 
 

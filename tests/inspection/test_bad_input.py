@@ -82,6 +82,7 @@ ODD_ROWS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    """Clips and other files with every kind of damage and odd name."""
     root = tmp_path_factory.mktemp("outer") / "root"
     clip = lambda name, *args, **options: write_clip(root / name, *args, **options)
     clip("good.mp4")

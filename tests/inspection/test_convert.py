@@ -17,6 +17,7 @@ PARTS = ("id", "messages", "solution", "videos", "images", "clip_meta", "image_s
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
+    """A cache folder of the test."""
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
 
 
@@ -30,6 +31,7 @@ def parts(records):
 
 @pytest.fixture
 def records(tmp_path, write_rows, make_row):
+    """Records with every kind of text, media, meta and key."""
     rows = [
         make_row(prompt='A, "b"?\nc\té', line=3, tags=["x"]),
         make_row(prompt="<video>", video="a.mp4", meta={"max_frames": 4, "dynamic_sample": True}),

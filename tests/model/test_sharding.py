@@ -29,6 +29,7 @@ def mesh():
 
 @pytest.fixture
 def sharded(mesh):
+    """A model of two linear layers that FSDP shards, the first one by itself."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
     fully_shard(model[0], mesh=mesh)

@@ -115,6 +115,7 @@ class CountdownORM:
 
 @pytest.fixture
 def plugin(tmp_path):
+    """The path of a file with marked and unmarked reward functions."""
     path = tmp_path / "mine.py"
     path.write_text(PLUGIN)
     return str(path)

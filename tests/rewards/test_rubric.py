@@ -24,6 +24,7 @@ MADE: list[Rubric] = []
 
 @pytest.fixture(autouse=True)
 def _closed():
+    """Closes the rubrics that a test has made."""
     yield
     while MADE:
         MADE.pop().close()

@@ -39,6 +39,7 @@ def strong_model(**options):
 
 @pytest.fixture
 def model():
+    """A tiny model whose weights are large enough for distinct tokens."""
     return strong_model()
 
 

@@ -293,6 +293,7 @@ def test_logits_that_are_not_finite_raise_nothing_and_leave_no_log_prob(settings
 
 @pytest.fixture
 def large_pair(tiny_pair):
+    """Makes a model and a processor with a vocabulary above the bound of the plain way."""
     return lambda **more: tiny_pair("qwen2_5_vl", initializer_range=0.25, vocabulary=LARGE, **more)
 
 

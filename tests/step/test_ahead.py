@@ -25,6 +25,7 @@ EPOCH_OF_4 = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2
 
 @pytest.fixture
 def engine_of_its_own(monkeypatch):
+    """An engine with a copy of the weights, which can sample in the background."""
     with_copying_engine(monkeypatch)
 
 

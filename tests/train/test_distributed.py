@@ -205,6 +205,7 @@ def mixed_data(sop_data, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def three_records(mixed_data) -> Path:
+    """The mixed data set without its first record."""
     return all_but_the_first(mixed_data)
 
 

@@ -30,6 +30,7 @@ def apart(sop_data, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def three(apart) -> Path:
+    """The records of `apart` without the first."""
     return all_but_the_first(apart)
 
 

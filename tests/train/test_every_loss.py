@@ -45,6 +45,7 @@ def runs(tiny_checkpoint, sop_data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gradients(runs):
+    """The gradients that each run has saved, by the name of the run."""
     return {name: torch.load(folder / GRADIENTS) for name, folder in runs.items()}
 
 

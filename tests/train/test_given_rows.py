@@ -57,6 +57,7 @@ IN_ORDER = {
 
 @pytest.fixture
 def rows(sop_data, monkeypatch):
+    """The rows of the mixed data set, read in its folder."""
     monkeypatch.chdir(sop_data.parent)
     return json.loads(sop_data.read_text())
 

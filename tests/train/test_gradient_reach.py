@@ -89,6 +89,7 @@ DIFFERENT, SAME = [[1, 2], [1, 3]], [[1, 2], [1, 2]]
 
 @pytest.fixture
 def made():
+    """A model of named parts and the check of its gradients."""
     model = Model()
     return model, GradientReach(model, Accelerator(cpu=True))
 

@@ -21,6 +21,7 @@ def refused(capfd, *argv) -> tuple[int, str]:
 
 @pytest.fixture
 def flags(tiny_checkpoint, tmp_path):
+    """Flags of a run of one step on a CPU, without its data."""
     return f"--model_name_or_path={tiny_checkpoint()} --output_dir={tmp_path}/out --use_cpu=True --max_steps=1".split()
 
 

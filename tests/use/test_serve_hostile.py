@@ -192,6 +192,7 @@ def test_a_forward_that_nobody_waits_for_ends_between_two_layers(running, monkey
 
 @pytest.fixture
 def fetching(running, monkeypatch):
+    """The running server, allowed to fetch media from private addresses."""
     monkeypatch.setattr(running.server.limits, "allow_http", True)
     monkeypatch.setattr(running.server.limits, "allow_private_http", True)
     return running

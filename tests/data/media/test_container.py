@@ -11,6 +11,7 @@ from qwenvl.data.media.open import open_clip
 
 @pytest.fixture(autouse=True)
 def _short_clips_too(monkeypatch):
+    """Reads the tables of short clips too, which are otherwise indexed by their packets."""
     monkeypatch.setattr(media_container, "MIN_TABLE_FRAMES", 1)
 
 

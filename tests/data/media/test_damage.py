@@ -17,6 +17,7 @@ from scripts.clips.sources import Source, encode_numbered
 
 @pytest.fixture
 def source(tmp_path):
+    """An H.264 clip of numbered frames, whose packets can be copied, dropped or damaged."""
     return Source(encode_numbered(tmp_path / "source.mov", "h264"))
 
 

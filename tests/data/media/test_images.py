@@ -32,6 +32,7 @@ def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
+    """A folder of twelve frames, whose red channel is their number, beside a file that is no image."""
     path = tmp_path / "clip"
     path.mkdir()
     for number in range(12):

@@ -40,6 +40,7 @@ def test_frames_without_a_time_are_spread_between_their_neighbours(pts, expected
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory):
+    """Writes clips of every kind into a folder that the tests of this file share."""
     return Workshop(tmp_path_factory.mktemp("sources"))
 
 

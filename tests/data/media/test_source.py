@@ -17,6 +17,7 @@ PICTURE = b"\x89PNG and the rest of a picture" * 4
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
+    """A cache folder of the test."""
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

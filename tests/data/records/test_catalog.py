@@ -7,6 +7,7 @@ from qwenvl.data.records.catalog import resolve_datasets
 
 @pytest.fixture
 def catalog(tmp_path):
+    """A catalog of the data sets steps_train and steps_test."""
     for name in ("train", "test"):
         (tmp_path / "steps").mkdir(exist_ok=True)
         (tmp_path / "steps" / f"{name}.jsonl").write_text("{}\n")

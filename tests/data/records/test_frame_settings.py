@@ -16,11 +16,13 @@ from qwenvl.types import ClipMeta, LibraryCount, LibrarySize
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
+    """A cache folder of the test."""
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
 def parsed(tmp_path):
+    """Parses a row with options into a record."""
     return lambda row, **options: parse_row(Row("d[0]", "d-0", row), tmp_path, ReadOptions(**options))
 
 
@@ -423,6 +425,7 @@ def test_frames_of_real_clips_follow_the_settings_of_their_rows(make_clip, write
 
 @pytest.fixture
 def frames(tmp_path):
+    """The names of four pictures that make up a clip."""
     for number in range(4):
         Image.new("RGB", (56, 56), (number * 40, 0, 0)).save(tmp_path / f"{number}.png")
     return [f"{number}.png" for number in range(4)]

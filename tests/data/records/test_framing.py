@@ -73,6 +73,7 @@ ROWS = {
 
 @pytest.fixture(scope="module", params=("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))  # Qwen3.5 has that of Qwen3-VL
 def ruler(request):
+    """The ruler of each family, which measures prompts."""
     return Ruler(make_processor(request.param), (4 * 28 * 28, 32 * 28 * 28), (16 * 28 * 28, 576 * 28 * 28))
 
 

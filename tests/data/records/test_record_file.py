@@ -22,6 +22,7 @@ from qwenvl.types import BadSample
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
+    """A cache folder of the test."""
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -39,6 +40,7 @@ def bounds(monkeypatch):
 
 @pytest.fixture
 def lines(tmp_path, make_row):
+    """A JSON lines file of nine rows, with a byte order mark and blank lines."""
     path = tmp_path / "data.jsonl"
     rows = [json.dumps(make_row(prompt=f"Naïve {i}?", id=i if i % 2 else None), ensure_ascii=False) for i in range(9)]
     path.write_text("\ufeff" + "\n\n".join(rows), encoding="utf-8")  # a byte order mark, blank lines, no last line end
@@ -67,6 +69,7 @@ def write_all_kinds(folder, rows):
 
 @pytest.fixture
 def every_kind(tmp_path):
+    """The same eleven rows in every kind of file."""
     rows = [{"id": f"é{i}", "prompt": f'“{i}”,\n"b"?', "solution": str(i)} for i in range(11)]
     names = write_all_kinds(tmp_path, rows)
     return [DatasetSource(name, tmp_path / name, tmp_path) for name in names]

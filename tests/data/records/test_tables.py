@@ -17,6 +17,7 @@ datasets = pytest.importorskip("datasets")
 
 @pytest.fixture(autouse=True)
 def caches(tmp_path, monkeypatch):
+    """Cache folders of the test, for qwenvl and for the library datasets."""
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
 

@@ -18,6 +18,7 @@ PROMPTS, COMPLETIONS = (70, 2, 9), (3, 0, 66, 1, 5, 2)
 
 @pytest.fixture
 def layer(exact_model):
+    """A linear attention layer with prompt sharing installed twice, which must be as once."""
     model = exact_model("qwen3_5")
     linear_attention.install(model)
     linear_attention.install(model)

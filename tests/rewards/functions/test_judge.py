@@ -77,6 +77,7 @@ def pictures_in(content):
 
 @pytest.fixture
 def server(monkeypatch):
+    """A local server that answers as a judge, without keys or proxies in the environment."""
     for name in ("JUDGE_API_KEY", "OPENAI_API_KEY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     made = Server()
@@ -87,6 +88,7 @@ def server(monkeypatch):
 
 @pytest.fixture
 def ask(server):
+    """Scores answers by the judge of the local server."""
     rubrics = []
 
     def run(*answers, solution="the truth", on_error="error", again=False, name="judge", more=None, **settings):

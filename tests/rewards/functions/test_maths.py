@@ -13,6 +13,7 @@ from qwenvl.rewards.rubric import Rubric
 
 @pytest.fixture(scope="module")
 def reward():
+    """The reward for mathematics with its own process."""
     made = MathReward()
     yield made
     made.close()

@@ -14,6 +14,7 @@ from qwenvl.model.loading import load_processor, part_of
 
 @pytest.fixture
 def flags(tiny_checkpoint, sop_data, tmp_path):
+    """Flags of a dry run on the mixed data set."""
     model, data = f"--model_name_or_path={tiny_checkpoint()}", f"--dataset_use={sop_data}"
     return [model, data, f"--output_dir={tmp_path}/out", "--use_cpu=True", "--base_interval=0.5", "--dry_run"]
 

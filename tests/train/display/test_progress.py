@@ -19,11 +19,13 @@ from tests.train.display.terminal import state_of
 
 @pytest.fixture
 def clock():
+    """A clock that a test moves by hand."""
     return SimpleNamespace(now=0.0)
 
 
 @pytest.fixture
 def lines(clock):
+    """The progress lines of a run on the clock of the test."""
     return ProgressLines(Meter(), clock=lambda: clock.now, every=None)
 
 

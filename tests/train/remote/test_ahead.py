@@ -22,6 +22,7 @@ AHEAD = {"async_rollouts": 2, "max_steps": 4, "per_device_train_batch_size": 2, 
 
 @pytest.fixture(autouse=True)
 def _own_random_numbers(monkeypatch):
+    """Random numbers of each thread of its own, so that sampling ahead changes no draw of training."""
     draw_by_thread(monkeypatch)
 
 
