@@ -130,7 +130,7 @@ def test_the_memory_bound_begins_above_the_memory_of_loading(start):
         child.ask(("fill", 2**29))
 
 
-@pytest.mark.parametrize("task", [("sleep", 600), ("compute",)])
+@pytest.mark.parametrize("task", [("sleep", 600), ("compute",)], ids=["sleeps", "computes"])
 def test_a_child_goes_when_its_parent_is_killed(start, tmp_path, task):
     code = (
         "import os, signal, sys, threading, time\n"

@@ -42,7 +42,11 @@ def test_a_flag_reads_the_same_before_and_behind_other_words(parse, argv, expect
         assert found["dataset"] == "data.json" and {name: found[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("argv", [["--allow_outside_media=maybe"], ["--grpo_sample"], ["--format", "x"], ["--columns"]])
+@pytest.mark.parametrize(
+    "argv",
+    [["--allow_outside_media=maybe"], ["--grpo_sample"], ["--format", "x"], ["--columns"]],
+    ids=" ".join,
+)
 def test_unknown_flags_and_bad_or_missing_values_are_errors(parse, argv):
     with pytest.raises(ValueError):
         parse("data.json", *argv)

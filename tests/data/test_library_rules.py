@@ -97,6 +97,7 @@ def test_a_clip_that_is_a_microsecond_short_loses_no_pair():
         ({"min_frames": 20, "fps": 0.1}, {"video_max_frames": 10}, 20),
         ({"max_frames": 2, "fps": 1}, {"video_min_frames": 6}, 2),
     ],
+    ids=str,
 )
 def test_flags_stand_for_the_frame_settings_that_a_row_leaves_out(settings, options, frames):
     assert len(planned(settings, 600, 10.0, {}, FrameOptions(**options)).indices) == frames
@@ -111,6 +112,7 @@ def test_flags_stand_for_the_frame_settings_that_a_row_leaves_out(settings, opti
         ({"fps": 1}, {}, 4),  # of 5.5 s: 5.5 frames, down to a pair
         ({}, {"video_max_frames": 6}, 6),
     ],
+    ids=str,
 )
 def test_all_frames_of_a_list_are_shown_where_nothing_bounds_them(settings, options, frames):
     assert len(planned(settings, 11, 2.0, {}, FrameOptions(**options), listed=True).indices) == frames

@@ -87,6 +87,7 @@ def processor(request):
             "max_pixels": 60_003,
         },
     ],
+    ids=["default bounds", "bounds of its own"],
 )
 def test_the_same_media_give_the_same_inputs(processor, tmp_path, bounds):
     plain, collator = saved(processor, tmp_path, **bounds)

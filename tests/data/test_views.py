@@ -74,7 +74,7 @@ def test_records_that_a_view_changes_are_counted():
     assert changed_by(unchanged, [RECORD]) == (0, 1)
 
 
-@pytest.mark.parametrize("wrong", ["somewhere", [[3, "so"]]])
+@pytest.mark.parametrize("wrong", ["somewhere", [[3, "so"]]], ids=str)
 def test_a_field_that_a_view_cannot_read_is_named(wrong):
     with pytest.raises(RecordError, match=r"data\.json\[0\].*'evidence' must be a list"):
         seen_by(evidence, replace(RECORD, fields={"evidence": wrong}))

@@ -150,6 +150,7 @@ def test_pass_at_k_counts_all_choices(samples):
         [None] * 6,
         [0.1 + 0.2, 0.3, 0.3 + 1e-9, 0.4, None, 0.4],
     ],
+    ids=["some equal", "all equal", "some missing", "all missing", "nearly equal"],
 )
 def test_equal_chance_counts_all_choices(rewards):
     for k in range(1, 7):

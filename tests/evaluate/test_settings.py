@@ -123,7 +123,11 @@ def run_file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("given", [lambda path: [str(path)], lambda path: ["--config", str(path)]])
+@pytest.mark.parametrize(
+    "given",
+    [lambda path: [str(path)], lambda path: ["--config", str(path)]],
+    ids=["first", "by --config"],
+)
 def test_settings_that_only_training_reads_are_passed_over_in_a_file(given, run_file):
     request = probe_request([*given(run_file), "--seed", "5"])
     config = request.config

@@ -136,6 +136,7 @@ def test_the_clips_that_deviate_from_a_procedure_are_listed():
         ([1, 3, 2, 2, 4], [], [3]),
         ([4, 3], [1, 2], [4]),
     ],
+    ids=str,
 )
 def test_the_fewest_steps_are_out_of_order(sequence, missing, out_of_order):
     found = deviations(sequence, 4)

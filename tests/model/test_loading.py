@@ -76,6 +76,7 @@ def test_adapters_go_on_the_parts_that_the_tune_flags_name(tiny_pair, family):
         (["q_proj", "experts"], {"self_attn.q_proj", "experts.gate_up_proj", "experts.down_proj"}),
         (["layers.0.linear_attn"], {"in_proj_z", "in_proj_a", "linear_attn.out_proj"}),
     ],
+    ids=["default", "experts of one kind", "attention and experts", "one layer"],
 )
 def test_adapters_go_on_the_layers_that_lora_targets_names(tiny_pair, targets, parts_of_names):
     model, _ = tiny_pair("qwen3_5_moe")

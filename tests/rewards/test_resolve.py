@@ -37,14 +37,14 @@ def test_names_and_functions_are_mixed_with_weights():
     assert build_rubric(reward_weights=[0.1, 0.9]).weights == (0.1, 0.9)
 
 
-@pytest.mark.parametrize("given", [3, {"format": 1.0}, {"format"}, [None], [3], [["format"]], "", []])
+@pytest.mark.parametrize("given", [3, {"format": 1.0}, {"format"}, [None], [3], [["format"]], "", []], ids=str)
 def test_values_that_are_neither_names_nor_functions_are_refused_in_a_sentence(given):
     with pytest.raises(RewardError) as refused:
         build_rubric(given)
     assert str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("weights", [0.5, ["a"], [None], "a"])
+@pytest.mark.parametrize("weights", [0.5, ["a"], [None], "a"], ids=str)
 def test_weights_that_are_no_numbers_are_refused_in_a_sentence(weights):
     with pytest.raises(RewardError, match="reward_weights: expected a list of numbers"):
         build_rubric("format", weights)

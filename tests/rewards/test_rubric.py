@@ -63,7 +63,11 @@ def test_values_may_be_numpy_torch_tuples_and_none():
 HUGE = [pytest.param(10**400, id="401 digits"), pytest.param(10**5000, id="5001 digits")]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, "1", [1.0], object(), torch.zeros(2), 1e308, *HUGE])
+@pytest.mark.parametrize(
+    "bad",
+    [math.nan, math.inf, "1", [1.0], object(), torch.zeros(2), 1e308, *HUGE],
+    ids=lambda bad: None if isinstance(bad, float | str) else type(bad).__name__,
+)
 def test_a_value_that_is_no_reward_is_an_error_with_function_record_and_text(bad):
     def broken(completions, **columns):
         return [0.0, bad]
@@ -82,7 +86,7 @@ def test_a_function_that_raises_names_the_row_it_raised_on():
     assert isinstance(e.value.__cause__, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("values", [[1.0], [1.0] * 3, None, 1.0, {"a": 1}])
+@pytest.mark.parametrize("values", [[1.0], [1.0] * 3, None, 1.0, {"a": 1}], ids=str)
 def test_a_reward_that_returns_another_number_of_values_is_an_error(values):
     def wrong(completions):
         return values

@@ -54,6 +54,7 @@ def test_each_warning_is_found_in_its_curves(code, columns):
         {"reward": FLAT, "eval_total_reward": RISING[::-1], "eval_total_reward_ci95": [math.nan] * 60},  # one clip
         {"data/bad_samples": [0.0] * 60},
     ],
+    ids=["a rising reward", "a wide interval", "an interval of one clip", "no bad sample"],
 )
 def test_healthy_curves_give_no_warning(columns):
     assert warnings(run_of(**columns), []) == []

@@ -70,6 +70,13 @@ def test_the_marks_of_a_group_are_added_up():
         ([1.0, 1.0, 1.0, 1.0], ["a"] * 4, []),  # solved
         ([0.0, 0.0], ["a"] * 2, []),  # too few to tell
     ],
+    ids=[
+        "half has nothing right",
+        "a quarter has nothing right",
+        "half has the same wrong text",
+        "solved",
+        "too few to tell",
+    ],
 )
 def test_suspicion_asks_for_half_of_a_group(totals, texts, reasons):
     made = group(totals, texts)

@@ -119,7 +119,7 @@ def test_the_bound_of_a_probe_follows_the_rounding_of_the_trainer():
     assert Probe(few, trained, trained + 1e-6, mask, "float32").problem() is None
 
 
-@pytest.mark.parametrize("settings", [{"bf16": True}, {}])
+@pytest.mark.parametrize("settings", [{"bf16": True}, {}], ids=["bfloat16", "float32"])
 def test_a_run_ends_whose_sampler_drops_height_and_width(make_trainer, settings):
     trainer = make_trainer(max_steps=1, gradient_accumulation_steps=1, train_sampling_strategy="sequential", **settings)
     with_kernels(trainer, engine=Dropping(trainer.kernels.engine))

@@ -55,7 +55,11 @@ def test_the_loss_is_a_mean_of_policy_and_kl_terms_over_tokens_then_completions(
     assert abs(total / n) > 1e-3
 
 
-@pytest.mark.parametrize("settings", [{"scale_rewards": "batch"}, {"advantage_estimator": "reinforce_plus_plus"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"scale_rewards": "batch"}, {"advantage_estimator": "reinforce_plus_plus"}],
+    ids=str,
+)
 def test_gradient_accumulation_is_exact(make_trainer, tmp_path, settings):
     """The same four prompts as 1 x 4 and 4 x 1 micro-batches give the same gradient."""
     results = []

@@ -83,7 +83,11 @@ def test_looks_are_in_rewards_rollouts_and_metrics(make_trainer, calls_first, so
     assert logs["look/looked_frac"] <= 0.5 and logs["look/tokens"] > 0
 
 
-@pytest.mark.parametrize("more", [{}, {"teacher": "self", "teacher_sees": "frames(8)", "distill_on": "vision"}])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"teacher": "self", "teacher_sees": "frames(8)", "distill_on": "vision"}],
+    ids=["no teacher", "a teacher"],
+)
 def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, calls_first, tmp_path, more):
     """Of rollouts that are given, since draws depend on what is sampled together."""
     steps = []
@@ -98,7 +102,11 @@ def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, cal
 TWICE = {"per_device_train_batch_size": 4}
 
 
-@pytest.mark.parametrize("more", [{"num_iterations": 2}, {"async_rollouts": 3}, TWICE])
+@pytest.mark.parametrize(
+    "more",
+    [{"num_iterations": 2}, {"async_rollouts": 3}, TWICE],
+    ids=["num_iterations", "async_rollouts", "two epochs"],
+)
 def test_a_killed_and_resumed_run_is_the_same_run(whole_and_resumed, calls_first, monkeypatch, more):
     """Of a second epoch a whole run has the looks of the first, a resumed one encodes them again."""
     encoded = []
@@ -195,7 +203,7 @@ def without_seconds(row):
     return replace(row, turns=tuple(turns))
 
 
-@pytest.mark.parametrize("more", [{"bf16": True}, {"tune_mm_vision": True}])
+@pytest.mark.parametrize("more", [{"bf16": True}, {"tune_mm_vision": True}], ids=str)
 def test_looks_sampled_ahead_use_the_weights_of_their_request(
     make_trainer, calls_first, tmp_path, monkeypatch, more
 ):

@@ -32,7 +32,11 @@ def thinking_checkpoint(tiny_checkpoint, tmp_path):
     return folder
 
 
-@pytest.mark.parametrize(("arguments", "opened"), [(None, True), ({"enable_thinking": False}, False)])
+@pytest.mark.parametrize(
+    ("arguments", "opened"),
+    [(None, True), ({"enable_thinking": False}, False)],
+    ids=["with thinking", "without thinking"],
+)
 def test_rewards_learn_whether_the_prompt_opens_the_think_block(
     make_trainer, thinking_checkpoint, sop_data, arguments, opened
 ):

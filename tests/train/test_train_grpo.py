@@ -102,6 +102,7 @@ def test_a_reward_of_the_user_that_fails_ends_training_without_a_traceback(body,
         ["--teacher=self", "--teacher_sees=solution", "--distill_kl=full"],
         ["--teacher=PATH(offload=False)", "--teacher_sees=feedback", "--distill_kl=sampled(clip=2)"],
     ],
+    ids=["reference", "self", "another model"],
 )
 def test_the_command_trains_with_each_teacher(words, flags, tiny_checkpoint, tmp_path):
     words[0] = words[0].replace("PATH", str(tiny_checkpoint(num_layers=3)))
@@ -133,7 +134,7 @@ def test_a_resumed_command_reads_its_checkpoint_once(flags, monkeypatch):
     assert compared == [False, True]  # of the checkpoint, and of the one that was then saved
 
 
-@pytest.mark.parametrize("when", [[], ["--eval_strategy=steps", "--eval_steps=1"]])
+@pytest.mark.parametrize("when", [[], ["--eval_strategy=steps", "--eval_steps=1"]], ids=["at the end", "at each step"])
 def test_the_command_ends_with_an_evaluation_and_a_summary(when, flags, tmp_path, capfd, caplog):
     more = ["--on_nonfinite", "skip", "--save_strategy=no", *when]
     main([*flags, "--dataset_use=example%20", "--eval_dataset_use=example%20", "--generation_max_length=2", *more])

@@ -206,6 +206,7 @@ def test_a_record_with_a_timeline_is_asked_about_one_and_saved_without_it(there)
         ([None, None], [-0.2, -0.1], (1, 0.0)),
         ([{"A"}, {"B"}, {"A"}], [math.nan] * 3, (0, 2 / 3)),
     ],
+    ids=["one answer", "a majority", "the likelier of two", "an answer before none", "no answer", "sets"],
 )
 def test_the_most_frequent_answer_stands_for_all(readings, means, expected):
     assert elected(readings, means) == pytest.approx(expected)

@@ -34,7 +34,11 @@ def tried(made_media, *words: str, capsys) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("words", [("one.mp4", "Which?"), ("part.png", "one.mp4", QUESTION), ("1 + 1 =",)])
+@pytest.mark.parametrize(
+    "words",
+    [("one.mp4", "Which?"), ("part.png", "one.mp4", QUESTION), ("1 + 1 =",)],
+    ids=["a clip", "a picture and a clip", "text"],
+)
 def test_the_server_answers_as_try_does(running, made_media, capsys, words):
     expected = tried(made_media, *words, capsys=capsys)
     parts = [video(word) if "mp4" in word else image(word) if "png" in word else word for word in words]

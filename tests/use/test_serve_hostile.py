@@ -70,6 +70,7 @@ SLOW_CLIP = b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000
         {"n": "1"},
         {"tools": [{"deep": json.loads("[" * 900 + "]" * 900)}]},
     ],
+    ids=lambda more: ascii(*more)[:20],
 )
 def test_bad_values_of_a_request_are_client_errors_with_a_short_message(running, more):
     status, answer = raw(running, "POST", CHAT, ask("Hi", **more))
@@ -95,6 +96,7 @@ def test_bodies_are_utf8_without_halves_of_characters(running, encoding):
         *([{"type": "video_url", "video_url": 7}], [{"type": "image_url", "image_url": {"url": {"url": "x"}}}]),
         [{"type": "text", "text": "a"}] * 20_000,
     ],
+    ids=lambda content: ascii(content)[:60],
 )
 def test_contents_of_other_types_are_refused(running, content):
     status, answer = raw(running, "POST", CHAT, ask(content))

@@ -88,6 +88,7 @@ def test_another_question_about_the_same_video_has_its_own_positions(served):
         SamplingParams(24, temperature=1.3, top_k=20, min_p=0.02, repetition_penalty=1.2),
         SamplingParams(24, temperature=3.0),
     ],
+    ids=["top_p", "top_k, min_p and a penalty", "no truncation"],
 )
 def test_logprobs_are_of_all_tokens_at_the_temperature(served, params):
     policy, client = served

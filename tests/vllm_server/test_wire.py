@@ -73,6 +73,7 @@ def test_a_message_arrives_to_the_bit(message):
         pack(HEALTH)[:-1],
         pack(HEALTH),  # which is none of these
     ],
+    ids=["empty", "a page", "no head", "a torn head", "a list as head", "cut short", "another message"],
 )
 def test_bytes_that_are_no_message_are_refused(body):
     for kind in (SampleRequest, SampleAnswer, WeightsRequest):

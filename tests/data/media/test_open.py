@@ -23,7 +23,11 @@ from tests.made_clips import slow_gif
 QUIET_X265 = {"x265-params": "log-level=none"}
 
 
-@pytest.mark.parametrize("options", [{}, {"size": (65, 67), "pix_fmt": "yuv444p"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"size": (65, 67), "pix_fmt": "yuv444p"}],
+    ids=["64 x 64", "65 x 67 without subsampling"],
+)
 def test_frames_are_read_in_the_order_asked_with_repeats(make_clip, number_of, options):
     with open_clip(str(make_clip(**options))) as clip:
         frames = clip.read([3, 3, 20, 24])

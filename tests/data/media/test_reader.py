@@ -33,6 +33,7 @@ def _quick(kind) -> bool:
         ([0, 40, 80, 10000, 10040, None, None], [0, 40, 80, 10000, 10040, 10080, 10120]),
         ([None, 10, 20, None, 32, 1000], [0, 10, 20, 26, 32, 1000]),
     ],
+    ids=["equal times at the end", "no times at the end", "no times in between"],
 )
 def test_frames_without_a_time_are_spread_between_their_neighbours(pts, expected):
     assert times_when_played([(time, None) for time in pts]) == expected

@@ -30,6 +30,7 @@ def cache(tmp_path, monkeypatch):
         "data:image/png;base64," + base64.b64encode(PICTURE).decode(),
         base64.b64encode(PICTURE).decode(),
     ],
+    ids=["bytes", "object", "data URL", "base64"],
 )
 def test_the_same_bytes_in_every_form_become_one_file(medium, tmp_path, cache):
     path = media_path(medium, "d.image", tmp_path)

@@ -48,6 +48,7 @@ def gold(row, **options):
         ("['left' 'right']", {"A": "left", "B": "right"}),
         ("['left'\n \"it's right\"]", {"A": "left", "B": "it's right"}),
     ],
+    ids=str,
 )
 def test_options_are_read_in_every_notation_of_files(given, texts):
     assert options_of(given).texts == texts
@@ -76,12 +77,13 @@ def test_values_that_are_no_options_are_refused(given, message):
         ["B"],
         "<answer>b</answer>",
     ],
+    ids=str,
 )
 def test_an_answer_names_its_option_by_letter_or_text(answer):
     assert chosen(answer, options_of(WAYS)) == "B"
 
 
-@pytest.mark.parametrize("answer", ["A, C", "AC", ["a", "c"], "a and c", "A/C", "(A) (C)"])
+@pytest.mark.parametrize("answer", ["A, C", "AC", ["a", "c"], "a and c", "A/C", "(A) (C)"], ids=str)
 def test_several_right_options_are_read_in_every_notation(answer):
     assert chosen(answer, options_of(WAYS)) == "A, C"
 

@@ -240,6 +240,7 @@ def test_keys_of_meta_without_a_meaning_are_hinted_at():
         ({"A": "a cat"}, None),  # one column of a letter is no list of options
         ({"options": "x"}, None),
     ],
+    ids=str,
 )
 def test_options_that_no_prompt_shows_are_hinted_at(columns, hinted):
     found = hints(turns("Which? A. four legs B. two legs") | columns)

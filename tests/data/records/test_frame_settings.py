@@ -240,7 +240,11 @@ class TestListsOfFrames:
             ClipMeta(frames_fps=1.0, count=LibraryCount(listed=True)),
         )
 
-    @pytest.mark.parametrize("place", [*PLACES, lambda medium, **own: beside(medium, meta=own)])
+    @pytest.mark.parametrize(
+        "place",
+        [*PLACES, lambda medium, **own: beside(medium, meta=own)],
+        ids=["in_part", "in_object", "beside", "in_meta"],
+    )
     def test_frame_times_are_the_seconds_of_each_frame(self, parsed, place):
         record = parsed(place(FRAMES, frame_times=[0, 3.5, 20]))
         assert record.clip_meta == (ClipMeta(frame_times=(0.0, 3.5, 20.0)),)

@@ -144,6 +144,7 @@ def test_a_key_is_named_like_a_medium_by_its_words():
         ({"sentence": "It falls.", "video_id": "a", "start": 1, "end": 2, "duration": 9}, "charades-sta", ()),
         ({"instruction": "What?", "input": "", "output": "x", "history": [], "split": "a"}, None, ("split",)),
     ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict | tuple) else None,
 )
 def test_keys_of_a_row_that_nothing_reads_are_listed(row, form, unread):
     assert parsed(row, form).unread == unread

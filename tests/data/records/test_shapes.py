@@ -41,6 +41,7 @@ def refused(row, form=None):
         {"system_prompt": ["Be brief."], "system": None},
         {"system": "Be brief.", "system_prompt": ""},
     ],
+    ids=str,
 )
 def test_a_system_turn_beside_the_turns_is_read_in_every_form(system):
     record = parsed(ASKED | system)
@@ -143,6 +144,7 @@ def test_a_row_of_no_form_is_refused_with_its_own_keys(row, message):
         {"type": "video", "video": {"path": "c.mp4"}},
         {"video": "c.mp4"},
     ],
+    ids=str,
 )
 def test_a_typed_part_holds_its_clip_under_any_key_of_the_processors(part):
     content = [part, {"type": "text", "text": "What moves?"}]
@@ -160,6 +162,7 @@ def test_a_typed_part_holds_its_clip_under_any_key_of_the_processors(part):
         {"type": "image", "image": {"url": "a.png"}},
         {"image": "a.png"},
     ],
+    ids=str,
 )
 def test_a_typed_part_holds_its_picture_under_any_key_of_the_processors(part):
     content = [part, {"text": "Which colour?"}]
@@ -242,7 +245,7 @@ def test_text_that_is_nearly_a_tag_is_hinted_at(text):
     assert hint.kind == "text like a tag" and text in hint.message
 
 
-@pytest.mark.parametrize("content", ["", "<video>", " <video>\n", [{"type": "video", "video": "a.mp4"}]])
+@pytest.mark.parametrize("content", ["", "<video>", " <video>\n", [{"type": "video", "video": "a.mp4"}]], ids=str)
 def test_a_prompt_without_a_question_is_hinted_at(content):
     clip = {} if isinstance(content, list) else CLIP
     [hint] = record_hints(parsed({"messages": [{"role": "user", "content": content}], "solution": "x"} | clip))

@@ -45,7 +45,7 @@ def make_looking(make_trainer, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("more", [{}, LOOKS])
+@pytest.mark.parametrize("more", [{}, LOOKS], ids=["no tools", "looks"])
 def test_the_weights_of_a_step_sample_the_next_steps_too(make_looking, fake, more):
     fakes = [fake(initializer_range=0.1) for _ in range(2)]
     trainer = make_looking(**settings(fakes, **AHEAD | more))

@@ -30,7 +30,11 @@ def rows(trainer):
     return [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
 
 
-@pytest.mark.parametrize("recipe", [{}, {"lora_enable": True, "lora_dropout": 0.0}, {"tune_mm_vision": True}])
+@pytest.mark.parametrize(
+    "recipe",
+    [{}, {"lora_enable": True, "lora_dropout": 0.0}, {"tune_mm_vision": True}],
+    ids=["whole weights", "an adapter", "the tower learns"],
+)
 def test_servers_sample_with_the_weights_of_each_step(make_trainer, fake, sop_data, recipe):
     """Completions are of the weights of their step, which parity would tell."""
     fakes = [fake(initializer_range=0.1) for _ in range(2)]
