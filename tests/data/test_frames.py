@@ -108,7 +108,7 @@ class TestRescaling:
     def test_more_than_two_frames_and_ten_percent_off_is_an_error(self):
         assert self.plan((3.0, 3.0), 4).rescaled
         assert self.plan((100.0, 120.0), 200).rescaled
-        with pytest.raises(ValueError, match=r"\[100.0, 121.0\] sum to 221 frames but the clip has 200"):
+        with pytest.raises(ValueError, match=r"\[100.0, 121.0\] sum to 221 .*200"):
             self.plan((100.0, 121.0), 200)
 
 
@@ -119,7 +119,7 @@ class TestRescaling:
         ({"video_fps": -1.0}, "--video_fps must be above 0"),
         ({"video_min_frames": 9}, "--video_min_frames 9 is above --video_max_frames 8"),
         ({"video_min_frames": 0}, "--video_min_frames must be at least 1"),
-        ({"frame_counts": "4;8"}, "--frame_counts must be whole numbers and commas, such as 4,8,16, got '4;8'"),
+        ({"frame_counts": "4;8"}, "--frame_counts must be whole numbers .*got '4;8'"),
         ({"frame_counts": "4,8", "video_fps": 2.0}, "--video_fps has no effect with --frame_counts"),
     ],
 )

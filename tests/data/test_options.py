@@ -14,8 +14,8 @@ def test_template_arguments_are_read_from_json_or_a_mapping():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("enable_thinking=false", r"must be a JSON mapping such as .*, got enable_thinking=false \(Expecting value"),
-        ("[1]", r"must be a JSON mapping such as \{\"enable_thinking\": false\}, got \[1\]"),
+        ("enable_thinking=false", r"must be a JSON mapping .*got enable_thinking=false"),
+        ("[1]", r"must be a JSON mapping .*got \[1\]"),
         ({"messages": []}, "messages is what a prompt is made with"),
         (3, "--chat_template_kwargs must be a mapping or a string"),
     ],

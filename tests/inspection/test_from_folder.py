@@ -191,7 +191,7 @@ def test_answers_come_out_in_one_form(written, numbers):
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("5", "'5' is no step: expected a number from 1 to 4"),
+        ("5", "'5' is no step: .*from 1 to 4"),
         ("1 0", "'0' is no step"),
         ("(2) take the lid", r"'\(2\) take the lid' is no step: .* or both that agree"),
         ("tak the lid", "did you mean take the lid"),
@@ -216,10 +216,10 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("(1) a\n(3) b", r"steps.txt: expected step 2, got '\(3\) b'; number all steps from 1, or none"),
+        ("(1) a\n(3) b", r"steps.txt: expected step 2, got '\(3\) b'"),
         ("1. a\nb", "expected step 2, got 'b'"),
         ("a\nA.", "steps 1 and 2 have the same name"),
-        ("a\nscrew (4) in", r"step 2, 'screw \(4\) in': \(number\) and < have a meaning in answers"),
+        ("a\nscrew (4) in", r"step 2, 'screw \(4\) in': \(number\) and <"),
         ("\n", "at least one step"),
     ],
 )

@@ -89,14 +89,14 @@ def test_a_reference_from_another_checkpoint_does_not_move(adapter, tiny_pair, r
 def test_a_checkpoint_that_does_not_fit_is_refused(tiny_pair):
     policy, _ = tiny_pair()
     apply_tuning(policy, TuneOptions())
-    with pytest.raises(ValueError, match="expected a model of the policy's family, qwen2_5_vl, got qwen2_vl"):
+    with pytest.raises(ValueError, match="family, qwen2_5_vl, got qwen2_vl"):
         matched(tiny_pair("qwen2_vl")[0], policy, one_tower=False)
-    with pytest.raises(ValueError, match=r"expected the policy's shapes, but lm_head.weight is not there in it and \("):
+    with pytest.raises(ValueError, match=r"lm_head.weight is not there in it and \("):
         matched(tiny_pair(tie_word_embeddings=False)[0], policy, one_tower=False)
-    with pytest.raises(ValueError, match=r"expected the policy's shapes, but .* is \(\d+.*\) in it and \(\d+"):
+    with pytest.raises(ValueError, match=r"policy's shapes, .* is \(\d+.*\) in it and \(\d+"):
         matched(tiny_pair(hidden_size=32)[0], policy, one_tower=False)
     blind, _ = tiny_pair(seed=1)
-    with pytest.raises(ValueError, match=r"its vision tower is not the policy's .* set --shared_prefix off"):
+    with pytest.raises(ValueError, match=r"its vision tower .*--shared_prefix off"):
         matched(blind, policy, one_tower=True)
     matched(blind, policy, one_tower=False)
 

@@ -54,7 +54,7 @@ def test_misspelt_or_joined_names_and_weights_without_effect_are_refused():
     with pytest.raises(RewardError, match="did you mean accuracy"):
         build_rubric(["acuracy"])
     for words in ("format accuracy", "format,accuracy", "format, accuracy"):
-        with pytest.raises(RewardError, match=r"several names: a settings file lists them, \[format, accuracy"):
+        with pytest.raises(RewardError, match=r"several names: .*\[format, accuracy"):
             build_rubric([words])
     with pytest.raises(RewardError, match="--format_reward_weight has no effect with --reward_weights"):
         build_rubric(["format"], [1.0], format_reward_weight=0.3)
@@ -156,7 +156,7 @@ def test_files_without_a_usable_reward_are_refused_with_the_reason(plugin, tmp_p
         (["short"], ["broken.py"], "ZeroDivisionError while it was loaded"),
         (["short"], ["script.py"], "script.py: SystemExit while it was loaded"),
         (["short"], ["missing.py"], "missing.py: no such Python file"),
-        (["short"], [plugin, "twin.py"], "there is another reward 'short': rename this one"),
+        (["short"], [plugin, "twin.py"], "there is another reward 'short'"),
         (["short"], ["clash.py"], "there is another reward 'accuracy'"),
         (["shart"], [plugin], "did you mean short"),
         ([f"{plugin}:nothing"], [], "has no 'nothing': it has .*shortness"),

@@ -101,7 +101,7 @@ def test_losing_all_servers_ends_the_engine(scene):
 def test_prompts_that_bring_down_every_server_end_the_engine(scene):
     (one,), _, sample = scene(1)
     one.faults = ["busy"] * 9
-    with pytest.raises(EngineLostError, match=r"4 prompts were sent 4 times and not answered.*brought about"):
+    with pytest.raises(EngineLostError, match=r"4 prompts were sent 4 times"):
         sample()
 
 
@@ -111,7 +111,7 @@ def test_a_request_ahead_is_lost_with_its_server(tiny_pair, scene, random_prompt
     model, _ = tiny_pair(initializer_range=0.1)
     ahead = engine.request(model, SamplingRequest([random_prompts(model, ["t"])], 2, WAYS["sampled"], 3))
     one.version, one.boot = 0, "another"
-    with pytest.raises(WeightsLostError, match="started again, and without the weights of this request"):
+    with pytest.raises(WeightsLostError, match="started again"):
         ahead()
 
 

@@ -124,7 +124,7 @@ def test_the_configuration_is_that_of_the_newest_start(tmp_path):
     ("read", "name", "text", "message"),
     [
         (read_metrics, "metrics.jsonl", '{"step": 1}\n{"step": \n', r"metrics.jsonl:2: not JSON"),
-        (read_metrics, "metrics.jsonl", "[1]\n", r'metrics.jsonl:1: expected an object with an integer "step"'),
+        (read_metrics, "metrics.jsonl", "[1]\n", r'metrics.jsonl:1: .*integer "step"'),
         (read_config, "other.json", "", r"run.json: no such file; is .* the output_dir of a run"),
         (read_config, "run.json", "{", r"run.json: not JSON"),
         (read_rollouts, "rollouts/rank-0.jsonl", '{"step": 1}\n', r"rank-0.jsonl:1: no completion: KeyError"),

@@ -251,7 +251,7 @@ def test_a_checkpoint_of_other_data_is_refused(make_trainer, engine_of_its_own, 
     other = make_trainer(max_steps=3, **settings)
     for record in other.train_dataset.records:
         object.__setattr__(record, "id", record.id + "-changed")
-    with pytest.raises(RuntimeError, match="of other prompts than those of this step: the data or its order"):
+    with pytest.raises(RuntimeError, match="of other prompts than those of this step"):
         other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
     with pytest.raises(SettingsError, match="--async_rollouts: 2 -> 1"):
         make_trainer(max_steps=3, **{**settings, "async_rollouts": 1}).train(
@@ -260,10 +260,10 @@ def test_a_checkpoint_of_other_data_is_refused(make_trainer, engine_of_its_own, 
 
 
 def test_the_policys_own_engine_and_a_second_group_are_refused(make_trainer, monkeypatch):
-    with pytest.raises(ValueError, match=r"--async_rollouts 1 needs --rollout_engine vllm_server: the local engine"):
+    with pytest.raises(ValueError, match=r"--async_rollouts 1 needs --rollout_engine vllm_server"):
         make_trainer(async_rollouts=1)
     monkeypatch.setattr(EngineOptions, "engine_has_own_weights", True)
-    with pytest.raises(ValueError, match="--temporal_contrast: its second group cannot be sampled ahead"):
+    with pytest.raises(ValueError, match=r"--temporal_contrast: .*sampled ahead"):
         make_trainer(temporal_contrast=True, async_rollouts=1)
     monkeypatch.setattr(kernels, "server_engine", lambda args, policy, local: local)
     with pytest.raises(ValueError, match=r"--async_rollouts 1: SharedPrefixEngine can't sample while"):

@@ -377,7 +377,7 @@ def test_an_offloaded_teacher_is_in_cpu_memory_between_its_passes():
 
 
 def test_a_checkpoint_that_cannot_teach_is_refused(make_trainer, tiny_checkpoint, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="whose prompts are those of the policy, qwen2_5_vl, got qwen2_vl"):
+    with pytest.raises(ValueError, match="qwen2_5_vl, got qwen2_vl"):
         make_trainer(teacher=str(tiny_checkpoint("qwen2_vl")))
     rows = [{"id": "one", "conversations": turns("What?", "(1)")}]
     with pytest.raises(ValueError, match="--shared_prefix off"):
@@ -386,5 +386,5 @@ def test_a_checkpoint_that_cannot_teach_is_refused(make_trainer, tiny_checkpoint
             datasets=(rows,), dataset_use=None,
         )  # fmt: skip
     monkeypatch.setattr(assemble, "is_fsdp_enabled", lambda: True)
-    with pytest.raises(ValueError, match="fsdp_cpu_ram_efficient_loading loads it in one process alone"):
+    with pytest.raises(ValueError, match="fsdp_cpu_ram_efficient_loading"):
         make_trainer(teacher=str(tiny_checkpoint(num_layers=3)), output_dir=str(tmp_path / "fsdp"))

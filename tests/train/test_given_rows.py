@@ -135,17 +135,17 @@ def test_prompts_without_solutions_train_where_no_reward_reads_one(make_trainer)
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (Stream([{}]), RecordError, "train_dataset: an IterableDataset has no length .* give its rows as a list"),
+        (Stream([{}]), RecordError, "train_dataset: an IterableDataset has no length"),
         (as_table([{"a": 1}]).to_iterable_dataset(), RecordError, "train_dataset: an IterableDataset has no length"),
         ([], RecordError, "train_dataset: no records in the file"),
         (["a.json"], RecordError, r"train_dataset\[0\]: expected an object with .*, got string"),
         ([{"a": 1}], RecordError, r"train_dataset\[0\]: expected an object with `conversations`"),
-        ({"train": [{}]}, TypeError, "train_dataset: expected what --dataset_use takes, rows .*, got dict"),
-        (3, TypeError, "train_dataset: expected what --dataset_use takes, rows .*, got int"),
+        ({"train": [{}]}, TypeError, "train_dataset: .*--dataset_use .*, got dict"),
+        (3, TypeError, "train_dataset: .*--dataset_use .*, got int"),
         (
             datasets.DatasetDict(train=datasets.Dataset.from_list([{"a": 1}])),
             RecordError,
-            "train_dataset: holds the splits train; give one of them",
+            "train_dataset: holds the splits train",
         ),
     ],
 )

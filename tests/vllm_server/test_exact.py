@@ -294,7 +294,7 @@ def test_half_precision_differs_as_rounding_does_and_mistakes_by_more(tmp_path, 
 
 def test_another_model_is_refused_at_the_start(tiny_checkpoint, start_server):
     with pytest.raises(
-        RuntimeError, match=r"error: this server does not sample model type 'qwen3_5_moe', .*: it takes"
+        RuntimeError, match=r"error: .*model type 'qwen3_5_moe'"
     ):
         start_server(tiny_checkpoint("qwen3_5_moe"))
 

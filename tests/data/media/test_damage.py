@@ -48,7 +48,7 @@ def test_a_lost_packet_of_a_broadcast_is_damage(tmp_path):
     video = next(identity(packet) for packet in packets if b"\0\0\1\xe0" in packet)
     lost = [i for i, packet in enumerate(packets) if identity(packet) == video][20]
     path.write_bytes(b"".join(packets[:lost] + packets[lost + 1 :]))
-    with pytest.raises(BadMediaError, match=r"its container's time is damaged, or the next one is lost") as caught:
+    with pytest.raises(BadMediaError, match=r"its container's time is damaged") as caught:
         open_clip(str(path), strict=True)
     assert caught.value.kind == "damaged media"
 
@@ -58,7 +58,7 @@ def test_a_hole_in_a_clip_of_constant_rate_is_damage_to_the_strict_check(source,
     path = str(Copy().write(source, pieces, tmp_path / "a.mkv"))
     with open_clip(path) as clip:
         assert clip.frame_count == 48
-    with pytest.raises(BadMediaError, match=r"it has no frames from 0.92 s to 1.44 s, at an otherwise constant rate"):
+    with pytest.raises(BadMediaError, match=r"no frames from 0.92 s to 1.44 s"):
         open_clip(path, strict=True)
 
 

@@ -120,8 +120,8 @@ def test_many_writers_of_the_same_bytes_make_one_file(cache):
     [
         (b"", "the file is empty"),
         (b"not a video at all, but some words", "it begins with b'not a video at all"),
-        (b"#EXTM3U\nother.mp4\n", "begins with b'#EXTM3U.*; expected a clip, no Git LFS pointer or page of an"),
-        (b"\0\0\1\xb3 and more", "a raw stream, which has no times: ffmpeg -r RATE -i IN OUT.mp4 makes them"),
+        (b"#EXTM3U\nother.mp4\n", "begins with b'#EXTM3U.*; expected a clip"),
+        (b"\0\0\1\xb3 and more", "a raw stream.*: ffmpeg -r RATE -i IN OUT.mp4"),
         (b"\x00\x01\x02\x03\xfe\xff" * 10, r"it begins with b'\\x00\\x01"),
         (b"\x00\x00\x00\x1cftypavif\x00\x00\x00\x00avifmif1", "not a video"),
     ],
@@ -139,7 +139,7 @@ def test_missing_files_are_named_at_the_start(tmp_path, monkeypatch):
     (tmp_path / "a.mp4").write_bytes(b"-")
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(json.dumps({"prompt": "<video>?", "video": name, "solution": "1"}) for name in names))
-    with pytest.raises(RecordError, match="7 media files are missing; put them under the media root") as error:
+    with pytest.raises(RecordError, match="7 media files are missing") as error:
         load_dataset(path)
     lines = str(error.value).splitlines()[1:]
     assert (lines[0], lines[5:]) == (f"  {path}:5: no such file: {tmp_path}/gone4.mp4", ["  ..."])

@@ -57,7 +57,7 @@ def test_missing_files_empty_lists_and_repeated_names_are_refused(catalog):
         FileNotFoundError, match=rf"^dataset_use: {nowhere}: no such file; did you mean .*now_here.json"
     ):
         resolve_datasets(str(nowhere), catalog)
-    with pytest.raises(FileNotFoundError, match="no such catalog; name one with --dataset_catalog"):
+    with pytest.raises(FileNotFoundError, match=r"no such catalog.*--dataset_catalog"):
         resolve_datasets("a", catalog.parent / "no.yaml")
     with pytest.raises(ValueError, match="expected names or paths separated by commas"):
         resolve_datasets(" , ")
@@ -101,12 +101,12 @@ class TestWeights:
         [
             ("step_train", r"no data set 'step_train' in .*: did you mean steps_train or steps_test"),
             *((f"steps_test%{n}", "a percentage above 0 and at most 100") for n in ("0", "101", "ten", "")),
-            ("steps_train:0,steps_test:1", "'steps_train:0': expected a weight above 0 after ':'; leave"),
+            ("steps_train:0,steps_test:1", "'steps_train:0': expected a weight above 0"),
             ("steps_train:-1,steps_test:1", "expected a weight above 0"),
             ("steps_train:nan,steps_test:1", "expected a weight above 0"),
             ("steps_train:inf,steps_test:1", "expected a weight above 0"),
-            ("steps_train:2,steps_test", "'steps_train' has a weight and 'steps_test' has none; give each"),
-            ("steps_train:0.5", "the weight of 'steps_train' has no effect.*steps_train%NN takes a part of one"),
+            ("steps_train:2,steps_test", "'steps_train' has a weight and 'steps_test' has none"),
+            ("steps_train:0.5", "'steps_train' has no effect.*steps_train%NN"),
             ("steps_train:2%50,steps_test:1", "no data set 'steps_train:2' in .*: did you mean steps_train"),
             ("steps_train:half,steps_test:1", "no data set 'steps_train:half' in .*: did you mean steps_train"),
         ],

@@ -62,7 +62,7 @@ def test_options_are_read_in_every_notation_of_files(given, texts):
         ([["left"]], "expected 1 to 26 options"),
         ("left; right", "expected a list of options"),
         ({"first": "left", "second": "right"}, "expected options by letter or number"),
-        (3, "expected a list of options or options by letter"),
+        (3, "list of options or options by letter"),
     ],
 )
 def test_values_that_are_no_options_are_refused(given, message):
@@ -93,9 +93,9 @@ def test_several_right_options_are_read_in_every_notation(answer):
     [
         ("D", "'D' is none of the options A. left, B. right, C. up"),
         ("be", "'be' is none of the options"),
-        ("B. left", "names option B, and has the text of option A"),
+        ("B. left", "names option B, .*text of option A"),
         (7, "7 is none of the options"),
-        (1, "--columns answer=answer_index counts them from 0"),
+        (1, "--columns answer=answer_index"),
         (True, "expected text or a number"),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_number_as_answer_is_the_text_or_the_place_of_an_option(options, answe
 
 
 def test_the_text_of_one_option_and_the_number_of_another_is_refused():
-    with pytest.raises(ValueError, match="2 is the text of option A and the number of option B"):
+    with pytest.raises(ValueError, match=r"2 is the text of option A .*number of option B"):
         chosen(2, options_of({"1": "2", "2": "1"}))
 
 
@@ -329,7 +329,7 @@ def test_spans_are_within_the_clip_and_in_order(timestamp, duration, text, kinds
 @pytest.mark.parametrize(
     ("timestamp", "message"),
     [
-        ([7, 8], "begins after the end of the clip, `duration` 6"),
+        ([7, 8], "after the end of the clip, `duration` 6"),
         ([3, 3], "expected two times, got 3 twice"),
         ([1, 2, 3], "expected start and end"),
         ([], "expected start and end"),

@@ -87,7 +87,7 @@ def test_a_bad_row_is_refused_with_its_format_and_key(row, message, tmp_path):
 
 def test_a_row_that_several_formats_fit_is_not_guessed():
     row = {"problem": "Who?", "answer": "A man.", "problem_type": "free-form", "solution": "A man."}
-    with pytest.raises(RecordError, match="may be read as video-r1 or as easyr1; say which by --format video-r1"):
+    with pytest.raises(RecordError, match=r"video-r1 or as easyr1; .*--format video-r1"):
         guessed(row, "rows.json[0]")
 
 
@@ -142,7 +142,7 @@ def test_a_file_of_one_object_without_records_is_refused(text, tmp_path):
         (
             "net.json",
             '{"v_a": {"timestamps": [[0, 1]], "sentences": ["a", "b"]}}',
-            r"net.json: v_a\[1\]: read as activitynet: timestamps: expected start and end, got nothing",
+            r"net.json: v_a\[1\]: read as activitynet: timestamps: .*got nothing",
         ),
     ],
 )

@@ -94,16 +94,16 @@ def workbook():
     [
         ("s.json.gz", gzip.compress(b"[1, 2, 3]"), "s.json.gz: no file of records: .*: unpack it"),
         ("s.csv", "é,b\nc,d\n".encode("latin-1"), "s.csv: expected UTF-8 text, found b'\\\\xe9'"),
-        ("s.csv", b"video,prompt,video\na,b,c\n", "s.csv:1: video: a name of several columns; rename them"),
-        ("s.csv", b"prompt,solution\na,b,c\n", "s.csv:2: expected 2 cells as in the first line, got 3$"),
-        ("s.csv", workbook(), "s.csv: no file of records: it begins with b'PK.*: unpack it, export the sheet"),
+        ("s.csv", b"video,prompt,video\na,b,c\n", "s.csv:1: video: a name of several columns"),
+        ("s.csv", b"prompt,solution\na,b,c\n", "s.csv:2: expected 2 cells .*got 3$"),
+        ("s.csv", workbook(), "s.csv: no file of records: .*b'PK.*export the sheet"),
         ("s.json", json.dumps(ROWS).encode("utf-16"), "no file of records: .*expected JSON, JSON lines or CSV"),
         ("s.json", b"version https://git-lfs.github.com/spec/v1", "fetch the file itself with `git lfs pull`"),
-        ("s.jsonl", b"1" * 5000, "s.jsonl:1: not valid JSON: an integer of more than 4,300 digits"),
+        ("s.jsonl", b"1" * 5000, "s.jsonl:1: not valid JSON: .*4,300 digits"),
         ("s.json", b"[%s]" % (b"1" * 5000), r"s.json\[0\]: not valid JSON: an integer of .* at line 1 column 1"),
-        ("s.jsonl", b'{}\n{"a": "\\ud800"}\n', r"s.jsonl:2: .*found \\ud800, half of a pair without the other"),
+        ("s.jsonl", b'{}\n{"a": "\\ud800"}\n', r"s.jsonl:2: .*found \\ud800, half of a pair"),
         ("s.jsonl", b'"\\uD83D\\uDE00\\uDE00"', r"s.jsonl:1: .*found \\ude00, half of a pair"),
-        ("s.jsonl", b'{"a": 1, "b": 2, "a": 3}', 's.jsonl:1: .*the key "a" stands twice in one object'),
+        ("s.jsonl", b'{"a": 1, "b": 2, "a": 3}', 's.jsonl:1: .*key "a" stands twice'),
         ("s.jsonl", b'{"meta": {"x": 1, "x": 1}}', 'the key "x" stands twice'),
     ],
     ids=itertools.count(),  # archives hold the time, by which processes would name the tests differently
@@ -118,7 +118,7 @@ def test_a_pipe_or_a_device_is_not_read_from(tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     os.symlink("/dev/zero", tmp_path / "zero.jsonl")
     for name in ("pipe.jsonl", "zero.jsonl"):
-        with pytest.raises(RecordError, match=f"{name}: expected a regular file, this is a pipe, socket or device"):
+        with pytest.raises(RecordError, match=f"{name}: expected a regular file"):
             open_rows(tmp_path / name)
 
 

@@ -164,13 +164,13 @@ def test_a_judge_without_a_server_with_a_bad_prompt_or_bad_choices_is_refused(tm
         ({}, "judge needs a server and a model"),
         ({**url, "base_url": "file:///etc"}, "must begin with http"),
         ({**url, "prompt": str(tmp_path / "bad.txt")}, "must contain {solution}"),
-        ({**url, "choices": "yes"}, "at least two different words or numbers, got 'yes'"),
+        ({**url, "choices": "yes"}, "two different words or numbers, got 'yes'"),
         ({**url, "choices": "yes YES"}, "at least two different words"),
     ):
         with pytest.raises(RewardError, match=message):
             build_rubric([row_text({"judge": settings})])
     build_rubric([row_text({"judge": {**url, "prompt": str(tmp_path / "bad.txt"), "frames": 2}})])
-    with pytest.raises(RewardError, match="only training and evaluation have the frames"):
+    with pytest.raises(RewardError, match="only training and evaluation"):
         rubric = build_rubric([row_text({"judge": {**url, "frames": 2}})])
         rubric.score(["<answer>x</answer>"], {"solution": ["y"], "prompts": [PROMPTS]})
 

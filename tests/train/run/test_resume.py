@@ -35,7 +35,7 @@ def test_settings_that_would_have_no_effect_are_refused_and_leave_the_folder_as_
     rows = read_metrics(saved + "/..")
     now = {"seed": 4, "data_seed": 4, "train_sampling_strategy": "sequential", "learning_rate": 1e-6}
     now |= {"weight_decay": 0.1, "tune_mm_mlp": False, "gradient_accumulation_steps": 2}
-    with pytest.raises(SettingsError, match="a resumed run can't change these settings:\n  --seed: 3 -> 4") as error:
+    with pytest.raises(SettingsError, match="can't change these settings:\n  --seed: 3 -> 4") as error:
         make_trainer(**SAVING | now).train(resume_from_checkpoint=saved)
     for line in (
         "--data_seed: 3 -> 4",
