@@ -36,7 +36,7 @@ def test_the_measures_are_means_over_records():
     assert found["records"] == 2
 
 
-def test_recall_and_errors_of_each_step():
+def test_each_step_has_its_recall_and_its_errors():
     rows = [
         answered(0, "0-4.5 (1)\n5-8 (2)"),
         answered(1, "0.5-3.5 (1)\n6.5-8.5 (2)"),  # (2) overlaps by 1.5 of 4.5 s
@@ -52,7 +52,7 @@ def test_a_step_that_was_never_found_has_no_error():
     assert (screw["recall"], screw["start_error"]) == (0.0, None)
 
 
-def test_what_is_confused_with_what():
+def test_steps_named_in_place_of_others_are_counted_as_confusions():
     rows = [
         answered(0, "0-4 (3)\n4-8 (2)"),
         answered(1, "0-3 (3)\n9-10 (3)"),  # (1) is taken for (3), (2) is missing, and (3) is there once more
@@ -136,6 +136,7 @@ def test_the_clips_that_deviate_from_a_procedure_are_listed():
         ([1, 3, 2, 2, 4], [], [3]),
         ([4, 3], [1, 2], [4]),
     ],
+    ids=str,
 )
 def test_the_fewest_steps_are_out_of_order(sequence, missing, out_of_order):
     found = deviations(sequence, 4)

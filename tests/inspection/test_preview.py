@@ -109,7 +109,7 @@ def test_help_is_short_and_names_where_more_is(capsys):
     assert not any(f"--{name} " in every for name in ("on_bad_sample", "max_turns", "learning_rate"))
 
 
-def test_wrong_commands(capsys):
+def test_wrong_arguments_of_preview_are_refused(capsys):
     for argv, message in (
         (["no_such_set"], "no data set"),
         (["example", "--n", "0"], "--n: expected at least 1"),
