@@ -21,6 +21,11 @@ def cache_root() -> Path:
     return Path(os.environ.get("QWENVL_CACHE") or default)
 
 
+def is_address(text: str) -> bool:
+    """Whether a text names something on a network, as ``http://host/clip.mp4``."""
+    return text[:8].lower().startswith(("http://", "https://"))
+
+
 def plain_file(path: str | Path) -> Path:
     """The path of a file that a user names, to read it as a whole.
 
@@ -60,6 +65,12 @@ def written_whole(path: str | Path) -> Iterator[Path]:
         else:
             partial.unlink(missing_ok=True)
         raise
+
+
+def check_new(path: str | Path, flag: str) -> None:
+    """Raise FileExistsError where there is something at ``path`` already, named as the value of ``flag``."""
+    if os.path.lexists(path):
+        raise FileExistsError(f"{flag} {path}: exists already, and is not replaced; give a new name, or delete it")
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from typing import Any
 
@@ -14,10 +15,15 @@ def without_repeats(pairs: list[tuple[Hashable, Any]]) -> dict:
     Raises:
         ValueError: a name comes twice, of which only the last would count.
     """
-    names = [name for name, _ in pairs]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{repeated[0]} is given twice")
+    counts = Counter(name for name, _ in pairs)
+    for name, count in counts.items():
+        if count > 1:
+            raise ValueError(f"{name} is given twice")
     return dict(pairs)
+
+
+MOST_VALUES = 100_000
+"""Of one text. Eight lines of anchors can stand for billions of values (a "YAML bomb")."""
 
 
 class PlainLoader(yaml.SafeLoader):
@@ -33,16 +39,48 @@ def read_yaml(text: str, loader: type[yaml.SafeLoader] = PlainLoader) -> Any:
     """What a YAML text holds.
 
     Raises:
-        ValueError: it is not YAML, or gives a name twice. The message is one line.
+        ValueError: it is not YAML, gives a name twice, or stands for more than ``MOST_VALUES`` values. The message is
+            one line.
 
     Example:
         >>> read_yaml("a: {b: 1}")
         {'a': {'b': 1}}
     """
     try:
-        return yaml.load(text, loader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"not valid YAML: {' '.join(str(error).split())}") from None
+        value = yaml.load(text, loader)
+    except ValueError:  # a name that is given twice
+        raise
+    except RecursionError:
+        raise ValueError("not valid YAML: its values are nested too deep") from None
+    except Exception as error:  # PyYAML's own for a mistake, and whatever its constructors of tags run into
+        what = str(error) if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"not valid YAML: {' '.join(what.split())}") from None
+    _check_values(value)
+    return value
+
+
+def _check_values(value: Any) -> None:
+    """Count the values, those of anchors as often as they stand there, and refuse text that is no text.
+
+    Raises:
+        ValueError: there are too many, or a string has half a character.
+    """
+    left = [value]
+    count = 0
+    while left:
+        each = left.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise ValueError(f"stands for more than {MOST_VALUES:,} values: write out fewer, and use anchors less")
+        if isinstance(each, dict):
+            left += [*each.keys(), *each.values()]
+        elif isinstance(each, list):
+            left += each
+        elif isinstance(each, str) and not each.isascii():
+            try:
+                each.encode("utf-8")
+            except UnicodeEncodeError:
+                raise ValueError(f"{each[:80]!r} has half of a character (a surrogate); write the whole one") from None
 
 
 class StringLoader(PlainLoader):

@@ -59,6 +59,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def _same_seeds_for_every_test():
+    """Seeds random, NumPy and PyTorch, and shortens the wait of a data loader for its workers."""
     import numpy as np
 
     random.seed(0)
@@ -71,6 +72,7 @@ def _same_seeds_for_every_test():
 
 @pytest.fixture(scope="session", autouse=True)
 def _a_cache_of_its_own(tmp_path_factory):
+    """A cache folder for this session in the place of the user's."""
     os.environ["QWENVL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 

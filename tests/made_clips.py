@@ -98,6 +98,7 @@ def cut_clip() -> Callable[..., Path]:
 
 @pytest.fixture
 def number_of() -> Callable[..., int]:
+    """Reads the number that is painted on a frame."""
     return painted_number
 
 

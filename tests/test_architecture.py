@@ -170,7 +170,7 @@ def imported_files(path: Path) -> set[str]:
     return found & set(known)
 
 
-def test_pure_rooms_stay_pure():
+def test_pure_rooms_import_no_forbidden_library():
     for each in imports():
         assert each.top not in FORBIDDEN.get(each.room, ()), each
         assert each.when != "load" or each.top not in FORBIDDEN_AT_LOAD.get(each.room, ()), each
@@ -178,7 +178,7 @@ def test_pure_rooms_stay_pure():
             assert each.top in {*sys.stdlib_module_names, "qwenvl"}, f"{each}: it keeps to the standard library"
 
 
-def test_what_is_imported_is_declared_and_what_is_optional_is_imported_late():
+def test_imports_are_declared_and_optional_ones_are_late():
     optional, needed = set(), set()
     for each in requires("qwenvl"):
         name = re.split(r"[\[<>=!~; ]", each)[0]
@@ -200,14 +200,14 @@ def test_no_command_imports_another_and_each_command_has_its_line():
     assert [each for each in imports() if each.room == each.target == "commands"] == []
 
 
-def test_training_does_without_the_pages_of_a_report():
+def test_training_imports_no_page_of_a_report():
     lowest = FLOORS["inspection"]
     for each in imports():
         if each.name.startswith("qwenvl.run_log.report") and each.room != "run_log":
             assert FLOORS[each.room] >= lowest and each.room != "train", each
 
 
-def test_evaluation_does_without_training():
+def test_evaluation_imports_nothing_of_training():
     assert [each for each in imports() if (each.room, each.target) == ("evaluate", "train")] == []
 
 
@@ -224,7 +224,7 @@ def test_the_file_that_launchers_run_takes_its_own_folder_off_the_path(tmp_path)
     assert "qwenvl train" in ran.stdout
 
 
-def test_files_and_functions_stay_small_and_what_is_public_says_what_it_is():
+def test_files_and_functions_stay_small_and_public_names_have_docstrings():
     for path in SOURCES:
         tree = tree_of(path)
         assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES_OF_A_FILE, path

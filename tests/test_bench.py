@@ -37,7 +37,7 @@ def test_the_benchmark_of_the_next_token_draws_by_both_ways(bench, monkeypatch, 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks come from /proc")
-def test_the_records_benchmark_opens_what_it_writes(bench, tmp_path):
+def test_the_records_benchmark_opens_the_files_it_writes(bench, tmp_path):
     records = bench("records")
     for n in range(30):
         (tmp_path / "clips" / f"{n}.mp4").parent.mkdir(exist_ok=True)
@@ -50,7 +50,7 @@ def test_the_records_benchmark_opens_what_it_writes(bench, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["exact", pytest.param("phases", marks=pytest.mark.slow), "decoding"])
-def test_what_a_gpu_is_asked_runs_on_a_cpu(part, bench, tmp_path):
+def test_the_gpu_benchmark_rehearses_on_a_cpu(part, bench, tmp_path):
     results = str(tmp_path / "rows.jsonl")
     bench("gpu").main([part, "--rehearse", "--vocabulary", "5000", "--plain", "--results", results])
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]

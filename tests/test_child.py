@@ -66,7 +66,7 @@ def test_answers_come_back_whatever_is_printed(start, capfd):
         (("compute",), {"cpu_seconds": 0.3}, r"no result after 0.3 s of computing"),
     ],
 )
-def test_bounds_by_the_clock_and_on_computing(start, task, bounds, message):
+def test_a_task_ends_at_its_bound_by_the_clock_or_on_computing(start, task, bounds, message):
     child = start()
     with pytest.raises(ChildTimeout, match=message):
         child.ask(task, **bounds)
@@ -81,7 +81,7 @@ def test_the_bound_on_computing_counts_neither_waiting_nor_loading_nor_earlier_m
     assert child.ask(("compute_for", 0.4)) == 0.4, "a message without a bound has none of the one before"
 
 
-def test_failures_are_told_and_the_child_lives_on(start):
+def test_a_task_that_fails_is_reported_and_the_child_lives_on(start):
     child = start()
     with pytest.raises(ChildFailed, match="KeyError: 'x'") as caught:
         child.ask(("fail",))
@@ -93,7 +93,7 @@ def test_failures_are_told_and_the_child_lives_on(start):
     assert child.ask(("double", 1)) == 2
 
 
-def test_a_death_is_told_with_its_exit_code(start):
+def test_the_death_of_a_child_is_reported_with_its_exit_code(start):
     with pytest.raises(ChildDied, match="exit code 3"):
         start().ask(("die",))
     child = start()
@@ -123,14 +123,14 @@ def test_signals_that_come_while_a_child_starts_are_left_to_its_parent(start, tm
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-def test_memory_is_bounded_above_what_loading_took(start):
+def test_the_memory_bound_begins_above_the_memory_of_loading(start):
     child = start(memory_bytes=2**28)
     assert child.ask(("fill", 2**27)) == 2**27
     with pytest.raises(ChildFailed, match="MemoryError"):
         child.ask(("fill", 2**29))
 
 
-@pytest.mark.parametrize("task", [("sleep", 600), ("compute",)])
+@pytest.mark.parametrize("task", [("sleep", 600), ("compute",)], ids=["sleeps", "computes"])
 def test_a_child_goes_when_its_parent_is_killed(start, tmp_path, task):
     code = (
         "import os, signal, sys, threading, time\n"

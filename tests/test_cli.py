@@ -12,7 +12,7 @@ import pytest
 from qwenvl.cli import COMMANDS, main
 
 
-def test_a_misspelt_command_is_told_the_near_ones_or_all(capsys):
+def test_a_misspelt_command_is_answered_with_the_near_names_or_all(capsys):
     for typed, near in (("trian", "; did you mean train?"), ("prevew", "; did you mean preview?"), ("xyz", "")):
         assert main([typed]) == 2
         printed = capsys.readouterr().err

@@ -161,7 +161,7 @@ def check_training(position: int, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_of_links_are_there_and_code_and_records_are_well_formed(page):
+def test_linked_files_exist_and_code_and_records_are_well_formed(page):
     """Anchors and navigation: the strict build of tests/test_site.py."""
     for target in LINK.findall(text_of(page)):
         assert not target or (page.parent / target).exists(), target
@@ -173,7 +173,7 @@ def test_files_of_links_are_there_and_code_and_records_are_well_formed(page):
             block = block[end:]
 
 
-def test_generated_parts_are_what_the_code_says():
+def test_generated_pages_are_those_that_the_code_makes():
     """In a process of its own: whether the help of a flag is imported with torch depends on what came before."""
     code = "import json, runpy; made = runpy.run_path('scripts/make_docs.py'); "
     code += "print(json.dumps({name: made['page'](name) for name in made['PAGES']}))"
@@ -244,7 +244,7 @@ def test_a_script_hands_rows_to_the_trainer(tiny_checkpoint, tmp_path, monkeypat
     assert (len(trainer.train_dataset), len(trainer.eval_dataset)) == (18, 2)
 
 
-def test_a_reward_of_ones_own_is_tried(tmp_path, monkeypatch, capsys):
+def test_the_reward_file_of_the_page_can_be_tried(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     [code] = blocks(ROOT / "docs" / "rewards.md", "python")
     (tmp_path / code.splitlines()[0].removeprefix("# ")).write_text(code)

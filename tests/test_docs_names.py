@@ -71,7 +71,7 @@ def test_the_flags_that_a_page_names_exist(page):
     assert [flag for flag in named if flag.removeprefix("no_") not in flags()] == []
 
 
-def test_what_trl_has_and_we_have_not_is_refused_with_our_name():
+def test_each_trl_flag_without_a_flag_here_is_answered_with_our_name():
     there = [name for row in rows(MIGRATION, "Flag for flag") for name in CODE.findall(row[1])]
     assert [name for name in there if name not in {*flags(), *HERE_FOR}] == []
 

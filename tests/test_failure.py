@@ -23,7 +23,7 @@ def told(capsys) -> str:
     return capsys.readouterr().err
 
 
-def test_the_first_process_tells(process, capsys):
+def test_the_first_process_to_fail_prints_and_repetitions_are_silent(process, capsys):
     process(1)
     assert not has_failed()
     tell("qwenvl train: clip.mp4: cut short\n(two lines)")
@@ -36,13 +36,13 @@ def test_the_first_process_tells(process, capsys):
     assert told(capsys) == "process 0, after that: qwenvl train: part.mp4: no such file\n"
 
 
-def test_a_consequence_is_told_where_nothing_else_was(process, capsys):
+def test_a_consequence_is_printed_where_no_cause_was(process, capsys):
     process(0)
     tell("another process of the run is gone", consequence=True)
     assert told(capsys) == "another process of the run is gone\n"
 
 
-def test_a_process_alone_tells_everything(capsys, monkeypatch):
+def test_a_single_process_prints_every_message(capsys, monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     for _ in range(2):
         tell("the same")
@@ -51,7 +51,7 @@ def test_a_process_alone_tells_everything(capsys, monkeypatch):
         raise KeyError("passes")
 
 
-def test_tracebacks_are_told_once(process, capsys):
+def test_a_traceback_is_printed_once_for_all_processes(process, capsys):
     for rank, error in ((1, ValueError("a bad step")), (0, ValueError("a bad step")), (0, KeyError("other"))):
         process(rank)
         with pytest.raises(SystemExit) as ended, tells_errors_once():

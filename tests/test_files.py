@@ -5,7 +5,7 @@ import pytest
 from qwenvl.files import cache_root, check_installed, plain_file, require, written_whole
 
 
-def test_the_cache_folder(tmp_path, monkeypatch):
+def test_the_cache_folder_follows_qwenvl_cache_and_xdg(tmp_path, monkeypatch):
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
     assert cache_root() == tmp_path / "cache"
     monkeypatch.delenv("QWENVL_CACHE")
@@ -24,7 +24,7 @@ def test_a_file_is_replaced_when_the_new_one_is_whole(tmp_path):
     assert (path.read_text(), list(path.parent.iterdir())) == ("old", [path])
 
 
-def test_a_folder_is_whole_too(tmp_path):
+def test_a_folder_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(OSError, match="disk full"), written_whole(tmp_path / "made") as partial:
         (partial / "inside").mkdir(parents=True)
         raise OSError("disk full")
@@ -43,7 +43,7 @@ def test_a_package_that_is_missing_names_its_extra(tmp_path, monkeypatch):
     check_installed("broken_one", "some")
 
 
-def test_what_a_user_names_is_no_pipe_or_device(tmp_path):
+def test_pipes_and_devices_are_refused_as_files(tmp_path):
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for a writer
     (tmp_path / "words.txt").write_text("words")
     for path in (tmp_path / "pipe", "/dev/zero"):

@@ -43,7 +43,7 @@ def settings(words: list[str]):
     return parse_args([*words[words.index(COMMAND) + 1 :], "--use_cpu", "--output_dir", "run"])
 
 
-def test_one_process_is_plain_python(launch):
+def test_one_process_is_started_by_plain_python(launch):
     words = launch(DATASET="sop")
     assert words[:2] == ["python", COMMAND]
     config = settings(words)
@@ -91,7 +91,7 @@ def test_a_settings_file_takes_the_place_of_the_defaults(launch, tmp_path, monke
         assert (config.max_steps, config.grpo_beta) == (3, 0.04), "the environment and appended flags override the file"
 
 
-def test_what_splits_the_model_is_a_name_or_a_file(launch, tmp_path):
+def test_deepspeed_and_fsdp_take_a_name_or_a_file(launch, tmp_path):
     for stage in (2, 3):
         words = launch(DEEPSPEED=f"zero{stage}")
         file = Path(words[words.index("--deepspeed") + 1])
@@ -107,7 +107,7 @@ def test_what_splits_the_model_is_a_name_or_a_file(launch, tmp_path):
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "scripts" / "accelerate").glob("*.yaml")), ids=lambda path: path.name)
-def test_accelerate_understands_its_files(file):
+def test_accelerate_reads_the_files_in_scripts(file):
     from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 
     config = load_config_from_file(str(file))

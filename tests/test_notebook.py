@@ -16,10 +16,11 @@ SMALL = {"STEPS = 300, 100, 150": "STEPS = 8, 1, 2", "heldout=24": "heldout=4"}
 
 @pytest.fixture
 def notebook():
+    """The notebook as it is in the repository."""
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
-def test_its_outputs_are_those_of_its_code(notebook):
+def test_the_outputs_of_the_notebook_are_those_of_its_code(notebook):
     nbformat.validate(notebook)
     assert notebook.metadata["outputs_of"] == RUNNER["digest"](notebook), "run: python scripts/run_notebook.py"
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -32,7 +33,7 @@ def test_its_outputs_are_those_of_its_code(notebook):
     assert answer.endswith(solution)
 
 
-def test_its_cells_run_with_fewer_steps(notebook, tmp_path, monkeypatch):
+def test_the_cells_of_the_notebook_run_with_fewer_steps(notebook, tmp_path, monkeypatch):
     """One after the other, as a script."""
     pytest.importorskip("IPython")
     monkeypatch.chdir(tmp_path)

@@ -86,7 +86,7 @@ def test_values_out_of_bounds_are_named(given, message):
     assert refusal(Bounded, **given) == [message]
 
 
-def test_a_class_checks_the_options_of_all_its_bases_and_tells_everything_at_once():
+def test_a_class_checks_the_options_of_all_its_bases_and_reports_every_problem():
     assert refusal(Both, last=10, on=False, count=0, group=1, share=0.5, dropout=0.5) == [
         "--group must be at least 2, got 1: a group of one has no spread",
         "--count must be at least 1, got 0",
@@ -96,13 +96,13 @@ def test_a_class_checks_the_options_of_all_its_bases_and_tells_everything_at_onc
     ]
 
 
-def test_a_wrong_type_is_told_alone_and_a_further_check_comes_last():
+def test_a_wrong_type_is_reported_alone_and_further_checks_come_last():
     assert refusal(Both, last="10", count=0) == ["--last must be an integer, got '10'"]
     made = Both()
     assert problems_of(made, lambda config: [f"more of {config.last}"]) == ["more of 0"]
 
 
-def test_options_are_taken_from_whatever_has_them():
+def test_options_are_taken_from_any_object_that_has_them():
     flags = argparse.Namespace(seconds=1.0, share=None, dropout=0.0, group=8, other="not theirs")
     assert Bounded.of(flags) == Bounded(seconds=1.0, group=8)
     assert Bounded.of(Both(group=3), seconds=9.0) == Bounded(group=3, seconds=9.0)

@@ -44,7 +44,7 @@ def site(tmp_path_factory) -> Path:
     return site
 
 
-def test_the_example_and_the_version_are_there(site, tmp_path):
+def test_the_wheel_has_the_example_and_the_version(site, tmp_path):
     code = (
         "import qwenvl, qwenvl.cli; qwenvl.cli.main(['--version']);"
         "from qwenvl.data.records.catalog import resolve_datasets;"
@@ -55,7 +55,7 @@ def test_the_example_and_the_version_are_there(site, tmp_path):
     assert Path(package).is_relative_to(site) and Path(records).is_relative_to(site) and Path(records).is_file()
 
 
-def test_types_templates_and_metadata_are_there(site):
+def test_the_wheel_has_types_templates_and_metadata(site):
     (distribution,) = distributions(path=[str(site)])
     assert (site / "qwenvl" / "py.typed").is_file()
     assert [each.load() for each in distribution.entry_points] == [main]

@@ -19,6 +19,7 @@ SAMPLED = ("--grpo_sample_size", "2", "--generation_max_length", "4")
 
 @pytest.fixture
 def model(tiny_checkpoint, tmp_path, monkeypatch) -> str:
+    """The path of a tiny checkpoint, with the folder of the test as working folder."""
     monkeypatch.chdir(tmp_path)
     return str(tiny_checkpoint(initializer_range=0.1))
 
@@ -30,14 +31,14 @@ def called(capfd, *words: str) -> str:
     return err + out
 
 
-def test_after_a_warm_up(model, capfd):
+def test_the_command_printed_after_a_warm_up_trains(model, capfd):
     words = ("--model_name_or_path", model, "--dataset_use", "example", "--output_dir", "warm", "--max_steps", "1")
     [train] = commands_in(called(capfd, "warmup", *words, *SEEN))
     assert "--video_max_frames=4" in train and "--base_interval=0.5" in train
     paste(train)
 
 
-def test_after_a_run_that_was_never_right(model, capfd):
+def test_commands_printed_after_a_run_that_was_never_right_work(model, capfd):
     words = ("--model_name_or_path", model, "--dataset_use", "example", "--output_dir", "run", "--max_steps", "1")
     told = called(capfd, "train", *words, *SEEN, *SAMPLED)
     found = commands_in(told)
@@ -46,7 +47,7 @@ def test_after_a_run_that_was_never_right(model, capfd):
         paste(command, *(("--samples", "8", "--limit", "1") if "probe" in command else ()))
 
 
-def test_after_a_run_that_was_right(model, capfd, tmp_path):
+def test_commands_printed_after_a_run_that_was_right_work(model, capfd, tmp_path):
     reward = "def any_text(completions, **columns):\n    return [len(each) for each in completions]\n"
     (tmp_path / "mine.py").write_text(reward)
     words = ("--model_name_or_path", model, "--dataset_use", "example", "--output_dir", "run", "--max_steps", "1")
@@ -58,7 +59,7 @@ def test_after_a_run_that_was_right(model, capfd, tmp_path):
 
 
 @pytest.mark.parametrize("length", ["4", "8"])
-def test_after_a_probe(length, model, capfd):
+def test_the_command_printed_after_a_probe_probes_with_more_tokens(length, model, capfd):
     """Completions are cut off: the probe offers itself with more tokens."""
     words = (model, "example", "--limit", "1", *SEEN, "--generation_max_length", length, "--samples", "8")
     [again] = commands_in(called(capfd, "probe", *words))
@@ -66,7 +67,7 @@ def test_after_a_probe(length, model, capfd):
     paste(again)
 
 
-def test_on_the_page_of_labels(model, capfd, tmp_path):
+def test_the_command_on_the_page_of_labels_trains(model, capfd, tmp_path):
     called(capfd, "label", model, str(CLIPS), "--question", "Which?", "--page", *SEEN, "--generation_max_length", "4")
     shown = re.search(r"<pre>(qwenvl train .*)</pre>", Path("labels/index.html").read_text())
     assert shown is not None

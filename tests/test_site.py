@@ -62,7 +62,7 @@ def test_the_site_shows_the_lists_and_tables_that_github_shows(page, site):
     assert counts[1] == counts[0], "Python-Markdown reads it otherwise: is there a blank line before each list?"
 
 
-def test_nothing_is_loaded_from_a_network(site):
+def test_the_site_loads_nothing_from_a_network(site):
     for page in site.rglob("*.html"):
         for tag, attributes in Tags(page.read_text(encoding="utf-8")).all:
             if tag != "a":

@@ -50,11 +50,11 @@ def test_entries_are_read_in_many_forms(text, spans):
         '{"step": 2, "start": 3, "end": ' + "9" * 5_000 + "}",
     ],
 )
-def test_what_cannot_be_read_is_no_span(text):
+def test_a_text_that_cannot_be_read_has_no_span(text):
     assert timeline_in(text) == []
 
 
-def test_names_of_the_list_have_its_numbers():
+def test_names_of_the_list_are_read_as_its_numbers():
     listed = {"insert the fan (left)": 1, "10 mm screw": 2}
     text = "0-1 Insert the fan (left).; 1-2 10 mm screw; 2-3 (3) insert the fan (left); 3-4 insert a fan"
     assert [span.step for span in timeline_in(text, listed)] == [1, 2, 3, "insert a fan"]
@@ -80,5 +80,5 @@ def test_spans_of_a_step_that_touch_or_overlap_are_one():
         *((-1, None), (True, None), (None, None), (float("nan"), None), (10**400, None), ("3 m", None), ("", None)),
     ],
 )
-def test_times(value, seconds):
+def test_seconds_are_read_from_numbers_and_clock_times(value, seconds):
     assert seconds_of(value) == seconds

@@ -34,7 +34,7 @@ def applies(requirement: Requirement, python: str) -> bool:
 
 
 @pytest.mark.parametrize("library", ["torch", "transformers", "peft", "deepspeed"])
-def test_every_internal_that_is_used_is_there(library):
+def test_every_internal_that_is_used_exists(library):
     """The message names what a new release of a library has removed, and the files that use it."""
     pytest.importorskip(library)
     assert missing_internals(library) == []
@@ -115,7 +115,7 @@ def test_a_version_outside_of_the_tested_range_has_a_sentence(library, version, 
         assert f"tested with {library} " in sentence and f"this is {found}:" in sentence
 
 
-def test_an_untested_version_is_said_once_and_by_the_first_process_alone(monkeypatch, caplog):
+def test_an_untested_version_is_reported_once_by_the_first_process(monkeypatch, caplog):
     monkeypatch.setattr(metadata, "version", lambda name: "5.26.1" if name == "transformers" else _missing(name))
     with caplog.at_level(logging.WARNING, versions.__name__):
         warn_of_untested_versions()

@@ -12,6 +12,7 @@ from qwenvl.config.command_line import tell_otherwise
 from qwenvl.config.flags import FlagParser, wants_help
 from qwenvl.data.errors import told_to_the_user
 from qwenvl.data.options import DecodingOptions, FrameOptions, ReadingOptions, SizeOptions
+from qwenvl.files import check_new, written_whole
 from qwenvl.inspection.flags import NOT_OF_A_LOOK, ProcessorOptions, add_dataset_flags, add_frame_flags, check_flags
 from qwenvl.option import Options, option
 from qwenvl.tools.options import ToolOptions
@@ -68,12 +69,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = own.parse_args(argv)
     with told_to_the_user("qwenvl preview"):
         check_flags(args)
+        _check_out(args.out)
         if args.model is not None:
             tell_otherwise(args.model, argparse.Namespace(**vars(args), on_long_prompt="error"))
         # With torch, which neither --help nor a wrong command line waits for.
         from qwenvl.inspection.preview import page_of
 
         page = page_of(args)
-        Path(args.out).write_text(page, encoding="utf-8")
+        with written_whole(args.out) as unfinished:
+            unfinished.write_text(page, encoding="utf-8")
     print(f"wrote {args.out} ({len(page) / 1e6:.1f} MB); open it in a browser")
     return 0
+
+
+GENERATOR = b'<meta name="generator" content="qwenvl">'
+"""What the pages of this library begin with, among other things."""
+
+
+def _check_out(path: str) -> None:
+    """Raise FileExistsError where ``--out`` names a file that is no page of this library: records, say, or a clip."""
+    out = Path(path)
+    if out.is_file():
+        with out.open("rb") as file:
+            is_ours = GENERATOR in file.read(1000)
+        if is_ours:
+            return
+    check_new(path, "--out")

@@ -65,8 +65,9 @@ def ask(request: Request) -> dict[str, Any]:
     batch = collator([sample])["prompts"]
     media = media_of(record, batch, collator.processor)
     respondent = build_respondent(config, collator, rubric)
+    rewards: dict[str, Any] = {}
     if options.solution is None:
-        [rollout], rewards = respondent.complete([batch], options.n), {}
+        [rollout] = respondent.complete([batch], options.n)
     else:
         [(rollout, scored)] = respondent.scored_answers([batch], options.n)
         rewards = scored.columns()
@@ -102,14 +103,17 @@ def media_of(record: Record, batch: PromptBatch, processor: ProcessorMixin) -> l
     ``size`` is height and width in pixels, ``times`` are in seconds, empty for an image, ``tokens`` are of vision.
     """
     patch, merged = processor.image_processor.patch_size, processor.image_processor.merge_size**2
-    grids = [
-        grid for each in (batch.video_grid_thw, batch.image_grid_thw) if each is not None for grid in each.tolist()
-    ]
+    # Patches of each medium: temporal, high, wide. A clip has a grid of its own, and so has an image.
+    grids: list[list[int]] = []
+    for each in (batch.video_grid_thw, batch.image_grid_thw):
+        if each is not None:
+            grids += each.tolist()
     files = [(clip.path, tuple(clip.times)) for clip in batch.frames[0]] + [(path, ()) for path in record.images]
-    return [
-        {"path": path, "times": times, "size": (h * patch, w * patch), "tokens": t * h * w // merged}
-        for (path, times), (t, h, w) in zip(files, grids, strict=True)
-    ]
+    seen = []
+    for (path, times), (t, h, w) in zip(files, grids, strict=True):
+        tokens = t * h * w // merged
+        seen.append({"path": path, "times": times, "size": (h * patch, w * patch), "tokens": tokens})
+    return seen
 
 
 def as_text(answers: dict[str, Any]) -> Iterator[str]:
@@ -117,7 +121,8 @@ def as_text(answers: dict[str, Any]) -> Iterator[str]:
     yield answers["model"] + (f", an adapter on {answers['base']}" if answers["base"] else "")
     yield f"settings: {answers['settings']}\n"
     for seen in answers["media"]:
-        kind, (height, width) = f"{len(seen['times'])} frames" if seen["times"] else "an image", seen["size"]
+        kind = f"{len(seen['times'])} frames" if seen["times"] else "an image"
+        height, width = seen["size"]
         yield f"{Path(seen['path']).name}: {kind} of {width} x {height} pixels, {seen['tokens']:,} tokens"
         if seen["times"]:
             yield f"  at {' '.join(f'{time:.2f}' for time in seen['times'])} s"
@@ -145,8 +150,12 @@ def _answered(call: dict[str, Any]) -> str:
     if call["error"] is not None:
         return f"  -> refused: {call['error']}"
     times = [f"{time:.2f}" for clip in call["clips"] for time in clip["times"]]
-    shown = [f"{len(times)} frames at {' '.join(times)} s"] * bool(times)
-    shown += [f"{call['pictures']} pictures"] * bool(call["pictures"]) + [f"{call['tokens']:,} tokens"]
+    shown = []
+    if times:
+        shown.append(f"{len(times)} frames at {' '.join(times)} s")
+    if call["pictures"]:
+        shown.append(f"{call['pictures']} pictures")
+    shown.append(f"{call['tokens']:,} tokens")
     return f"  -> {call['text']} {', '.join(shown)}"
 
 

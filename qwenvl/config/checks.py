@@ -109,6 +109,10 @@ def _between_rooms(config: Any) -> Iterator[str]:
         yield not_with("--display", "--disable_tqdm", "--display none shows no progress")
     if config.output_dir == "":
         yield "--output_dir is empty: name the folder of the run"
+    if not _is_text(str(config.output_dir)):  # files of weights and logs name it
+        yield f"--output_dir {str(config.output_dir)!r}: the name is not UTF-8; give another one"
+    if isinstance(config.report_to, list) and len(config.report_to) > 1 and {"none", "all"} & {*config.report_to}:
+        yield f"--report_to {' '.join(config.report_to)}: none and all stand alone; leave one or the other out"
     yield from _of_trainer(config)
 
 
@@ -210,6 +214,15 @@ def _of_logs_and_checkpoints(config: Any) -> Iterator[str]:
     if saves == "no":
         for name in set_among(config, "save_total_limit", "save_only_model"):
             yield not_with(f"--{name}", "--save_strategy no", "no checkpoint is saved")
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be written as UTF-8, which names of files need not be."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _text(value: Any) -> str:

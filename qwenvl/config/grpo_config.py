@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import TrainingArguments
+from transformers import TrainingArguments, get_scheduler
 
 from qwenvl.config.checks import problems_of_machine, problems_of_run
 from qwenvl.config.flags import help_of
@@ -174,6 +174,7 @@ def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
     if rate_follows_metric:  # these schedules take a metric that rises for one that gets worse
         better = "max" if config.greater_is_better else "min"
         config.lr_scheduler_kwargs = {"mode": better, **(config.lr_scheduler_kwargs or {})}
+    check_schedule(config)
     step = config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
     if config.train_sampling_strategy == "group_by_length" and step == 1:
         raise ValueError(
@@ -182,6 +183,29 @@ def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
         )
     # Pinned memory speeds up copies to a CUDA device; without one the loader would only warn.
     config.dataloader_pin_memory = config.dataloader_pin_memory and config.device.type == "cuda"
+
+
+def check_schedule(config: Any) -> None:
+    """Make the schedule of the learning rate for a parameter of its own: the Trainer would once the model is loaded.
+
+    Raises:
+        ValueError: the schedule does not have one of ``lr_scheduler_kwargs``, or lacks one that it needs.
+    """
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.learning_rate)
+    try:
+        get_scheduler(
+            config.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=1,
+            num_training_steps=10,
+            scheduler_specific_kwargs=config.lr_scheduler_kwargs,
+        )
+    except (TypeError, ValueError) as error:
+        name = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
+        raise ValueError(
+            f"--lr_scheduler_type {name} cannot be made with --lr_scheduler_kwargs {config.lr_scheduler_kwargs}: "
+            f"{' '.join(str(error).split())}"
+        ) from None
 
 
 def computes_in_bf16() -> bool:

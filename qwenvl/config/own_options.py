@@ -31,7 +31,7 @@ class LoaderOptions(Options):
         None,
         "Processes for each training process that decode clips while a step runs, at least 0; 0 decodes between steps. "
         "Each has a decoder with --decode_memory_gb.",
-        unset="2 on a CUDA device with 3 cores and 2 GB of free /dev/shm for each process, else fewer or 0",
+        unset="2 on a CUDA device with 3 cores and 2 GB of free /dev/shm for each process; 1 with 2 cores; else 0",
         least=0,
     )
     dataloader_prefetch_factor: int | None = option(
@@ -97,14 +97,14 @@ class RunOptions(Options):
     )
     stall_timeout: float = option(
         60,
-        "Minutes without progress after which the run ends, and says where each of its threads stands. Progress is a "
-        "phase of a step that begins, a token that is drawn, a micro-batch, a batch of evaluation or a checkpoint. 0: "
-        "it waits for ever.",
+        "Minutes without progress after which the run ends and prints the stacks of its threads. Progress is the "
+        "beginning of a phase of a step, a sampled token, a micro-batch, a batch of evaluation or a checkpoint. 0: no "
+        "limit.",
         least=0,
     )
     on_nonfinite: Literal["stop", "skip"] = option(
         "stop",
-        "What becomes of an optimizer step whose loss or gradients are NaN or infinite. stop: the run ends. skip: the "
+        "Treatment of an optimizer step whose loss or gradients are NaN or infinite. stop: the run ends. skip: the "
         "step changes no weight and is counted, and after three in a row the run ends. The message names its records. "
         "Not with --deepspeed. Not with --optim lomo or adalomo.",
     )
@@ -158,8 +158,8 @@ class WarmupOptions(Options):
     stop_below_loss: float | None = option(
         None,
         f"End when the mean loss of the last {STOP_STEPS} optimizer steps is below this, in nats per target token, "
-        "above 0. A low one leaves a policy that says the same to a prompt every time, which training by rewards can "
-        "learn nothing from. Needs --logging_steps 1.",
+        "above 0. A low value leaves a policy whose completions of a prompt are all the same, which GRPO cannot "
+        "learn from. Needs --logging_steps 1.",
         unset="the run ends with --max_steps or --num_train_epochs",
         above=0,
     )

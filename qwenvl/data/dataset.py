@@ -121,13 +121,18 @@ class GRPODataset(Dataset):
 
     def narrowed(self, keep: Callable[[Record], bool]) -> GRPODataset:
         """The same data set of the records that ``keep`` says True of. A part that none are left of is left out."""
-        starts = [0, *self._ends]
-        stays = lambda record: bool(record.problem) or keep(record)  # a bad row is counted when it is drawn
-        kept = [[i for i in range(*bounds) if stays(self.records[i])] for bounds in pairwise(starts)]
-        parts = [replace(part, size=len(own)) for part, own in zip(self.parts, kept, strict=True) if own]
-        records = [self.records[i] for own in kept for i in own]
+        parts: list[Part] = []
+        records: list[Record] = []
+        for part, (start, end) in zip(self.parts, pairwise([0, *self._ends]), strict=True):
+            candidates = [self.records[i] for i in range(start, end)]
+            # A bad row stays: it is counted when it is drawn.
+            own = [record for record in candidates if record.problem or keep(record)]
+            if own:
+                parts.append(replace(part, size=len(own)))
+                records += own
         narrowed = copy(self)
-        narrowed.records, narrowed.parts = records, tuple(parts)
+        narrowed.records = records
+        narrowed.parts = tuple(parts)
         narrowed._ends = list(accumulate(part.size for part in parts))
         return narrowed
 
@@ -138,15 +143,17 @@ class GRPODataset(Dataset):
             BadMediaError: the media can't be used, whatever ``on_bad_sample`` says.
             MemoryError: memory is full.
         """
-        chat, numbers = chat_messages(record), range(len(record.videos))
+        chat = chat_messages(record)
+        clips: list[VideoClip] = []
         with full_memory_at(f"{place_of(record)}: {', '.join((*record.videos, *record.images))}"):
             images = self._load_images(record)
             most, fitted = None, None
-            if self.fit_to is not None and numbers:
+            if self.fit_to is not None and record.videos:
                 most, fitted = self._fitted(record, chat, images, epoch, self.fit_to)
-            plans = (partial(self.rule.plan, record, number, epoch, most=most) for number in numbers)
-            clips = tuple(self.load_clip(record, number, plan) for number, plan in zip(numbers, plans, strict=True))
-        return Sample(record, chat, clips, images, epoch, fitted)
+            for number in range(len(record.videos)):
+                plan = partial(self.rule.plan, record, number, epoch, most=most)
+                clips.append(self.load_clip(record, number, plan))
+        return Sample(record, chat, tuple(clips), images, epoch, fitted)
 
     def _fitted(
         self, record: Record, chat: list[dict[str, Any]], images: tuple[Tensor, ...], epoch: int, longest: int
@@ -157,7 +164,8 @@ class GRPODataset(Dataset):
         """
         ruler = self.ruler
         assert ruler is not None  # it counts the tokens
-        timelines, sizes = [], []
+        timelines: list[Timeline] = []
+        sizes: list[tuple[int, int]] = []
         metas = record.clip_meta
         for number in range(len(record.videos)):
             with self.open(record, number) as clip:
@@ -168,8 +176,11 @@ class GRPODataset(Dataset):
         stills = list(map(ruler.image_size, heights_and_widths, image_sizes_of(record, len(images))))
 
         def times_with(most: int | None) -> list[list[float]]:
-            plans = [self.rule.plan(record, n, epoch, line, most) for n, line in enumerate(timelines)]
-            return [[line.times[i] for i in plan.indices] for plan, line in zip(plans, timelines, strict=True)]
+            times = []
+            for number, timeline in enumerate(timelines):
+                plan = self.rule.plan(record, number, epoch, timeline, most)
+                times.append([timeline.times[i] for i in plan.indices])
+            return times
 
         def tokens(most: int | None) -> int:
             # The size depends on the number of frames where they share the row's total_pixels.
@@ -181,14 +192,17 @@ class GRPODataset(Dataset):
 
         if tokens(None) <= longest:
             return None, None
-        free = [len(times) for times in times_with(None)]
+        free = [len(times) for times in times_with(None)]  # frames of each clip without a bound
         counts = range(1, max(free) + 1)
         if any(meta is not None and meta.size is not None and meta.size.total_pixels is not None for meta in metas):
             # Fewer frames become larger there, so that a prompt of more frames may be the shorter one: try each.
             most = next((count for count in reversed(counts) if tokens(count) <= longest), 1)
         else:
-            most = max(1, bisect_right(counts, longest, key=tokens))
-        return most, tuple(zip(free, map(len, times_with(most)), strict=True))
+            # Each probe measures a prompt, so search by halves: ``fitting`` counts are the first ones of ``counts``.
+            fitting = bisect_right(counts, longest, key=tokens)
+            most = max(1, fitting)
+        taken = [len(times) for times in times_with(most)]
+        return most, tuple(zip(free, taken, strict=True))
 
     def _load_images(self, record: Record) -> tuple[Tensor, ...]:
         images = tuple(map(self.load_image, record.images))

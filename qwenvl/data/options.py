@@ -22,7 +22,7 @@ class FileOptions(Options):
     )
     allow_outside_media: bool = option(False, "Let records name media outside of their media root.")
     columns: str | None = option(
-        None, "Names of fields as the files have them, and as they are known here: question=prompt,answer=solution."
+        None, "Renames keys of the rows: names in the file and names here, such as question=prompt,answer=solution."
     )
 
 
@@ -32,11 +32,13 @@ class TurnOptions(Options):
 
     format: str | None = option(
         None,
-        "Form that the rows of others are in, such as video-r1 or videomme: all are in docs/data.md. qwenvl: one "
-        "of our own. A data set whose catalog entry names its format has that.",
-        unset="guessed from the first row of each file, and said",
+        "Format of the rows, such as video-r1 or videomme; docs/data.md lists all. qwenvl: a format of this library. "
+        "The format in the catalog entry of a data set takes precedence.",
+        unset="detected from the first row of each file, and printed",
     )
-    prompt_template: str | None = option(None, "File with {prompt} in it, which each prompt's last user turn replaces.")
+    prompt_template: str | None = option(
+        None, "File that replaces each prompt's last user turn; {prompt} in it is that turn."
+    )
     system: str | None = option(
         None, "System turn of every prompt, in place of its own: a text, or a file that holds it."
     )
@@ -54,12 +56,12 @@ class FrameOptions(Options):
     base_interval: float = option(2.0, "Seconds between the frames taken from a clip, above 0.", above=0)
     video_fps: float | None = option(
         None,
-        "Frames taken per second of a clip, above 0; the other way to say --base_interval.",
+        "Frames taken per second of a clip, above 0; replaces --base_interval.",
         unset="not used",
         above=0,
     )
     video_min_frames: int = option(
-        4, "Fewest frames of a clip, at least 1. A record's meta may say otherwise.", least=1
+        4, "Fewest frames of a clip, at least 1. A record's meta may set another number.", least=1
     )
     video_max_frames: int = option(
         8, "Most frames of a clip, at least --video_min_frames. An odd number is made even: temporal patches are pairs."
@@ -68,7 +70,7 @@ class FrameOptions(Options):
     frame_counts: str | None = option(
         None,
         "Numbers of frames such as 4,8,16: each record shows one of them, evenly spaced, drawn by --seed and its id. "
-        "They take the place of the interval and the bounds; a record whose meta has its own keeps them. For models "
+        "They replace the interval and the bounds; a record whose meta has bounds of its own keeps those. For models "
         "that may look again (--tools): an overview that always shows enough teaches them not to.",
         unset="the interval and the bounds",
     )
@@ -101,13 +103,13 @@ class DecodingOptions(Options):
     """Decoding of clips and images."""
 
     video_backend: Literal["auto", "pyav", "decord"] = option(
-        "auto", "Video decoder. auto: the one that is right and fastest, PyAV."
+        "auto", "Video decoder. auto: PyAV, the fastest of the decoders with correct frames."
     )
     decode_check: Literal["fast", "strict"] = option(
         "fast",
-        "How damage of clips is looked for. fast: by the decoder's own errors on the frames that it gives, at no "
-        "cost. strict: read the whole container too, and stop at errors that the decoder would hide; it sees only "
-        "what it decodes, the frames asked for and those they are predicted from. Needs --video_backend auto or pyav.",
+        "How damage of clips is detected. fast: by the decoder's own errors on the frames that it decodes, at no "
+        "cost. strict: also read the whole container, and stop at errors that the decoder would conceal; only decoded "
+        "frames are checked, the shown ones and those they are predicted from. Needs --video_backend auto or pyav.",
     )
     decode_timeout: float = option(
         60.0,
@@ -153,7 +155,7 @@ class SizeOptions(Options):
     max_pixels: int = option(576 * 28 * 28, "Most pixels of an image; larger images are scaled down.")
     chat_template_kwargs: dict[str, Any] | str | None = option(
         None,
-        "Arguments of the model's chat template, as a JSON mapping. Hybrid thinking checkpoints, for one, read "
+        "Arguments of the model's chat template, as a JSON mapping. Hybrid thinking checkpoints, for example, read "
         '{"enable_thinking": false}. An argument that the template does not read is refused.',
         unset="the template's own defaults",
     )
@@ -214,8 +216,8 @@ class DataOptions(Options):
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = option(
         "random",
         "Order of the prompts. random: shuffled anew each epoch. sequential: as the data sets have them. "
-        "group_by_length: prompts of like length in each optimizer step, over all processes, so that less is padded "
-        "and processes wait less for each other; lengths are estimated from text and media headers.",
+        "group_by_length: prompts of similar length in each optimizer step, over all processes, for less padding and "
+        "less waiting between processes; lengths are estimated from text and media headers.",
     )
 
 

@@ -26,6 +26,7 @@ from qwenvl.data.records.presets import how_counted, how_read, span_hints
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.data.timeline_hints import TimelineTimes, beyond_the_clip, fineness, short_spans, timeline_times
 from qwenvl.failure import beginning, counted, visible
+from qwenvl.files import check_new
 from qwenvl.inspection.convert import write_records
 from qwenvl.inspection.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
 from qwenvl.inspection.options import DEFAULT_REWARDS, CheckOptions
@@ -141,6 +142,8 @@ def run(args: argparse.Namespace) -> int:
     """Check the data set and print the report. Return 1 if any record is bad."""
     if args.decode_check == DECODE_CHECK:  # PyAV is the only decoder that reports errors
         args.decode_check = "fast" if args.video_backend == "decord" else "strict"
+    if args.write_clean:
+        check_new(args.write_clean, "--write_clean")
     rubric = build_rubric(args.reward_funcs) if args.reward_funcs else None
     with redirect_stdout(sys.stderr):  # for libraries that print while they load
         collator = make_collator(args)

@@ -17,7 +17,7 @@ from qwenvl.config.flags import FlagParser
 from qwenvl.data.media.source import frame_list, media_cache
 from qwenvl.data.records.keys import FRAME_KEYS, SYSTEM_KEYS
 from qwenvl.failure import counted
-from qwenvl.files import written_whole
+from qwenvl.files import check_new, written_whole
 from qwenvl.inspection.flags import add_dataset_flags, record_files
 from qwenvl.types import ClipMeta, LibraryCount, LibrarySize, Record
 
@@ -53,6 +53,7 @@ def add_arguments(parser: FlagParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the records of the data set to ``args.out``."""
+    check_new(args.out, "OUT")
     print(write_records(chain.from_iterable(record_files(args)), Path(args.out)))
     return 0
 

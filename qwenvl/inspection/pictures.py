@@ -13,7 +13,7 @@ from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.open import open_clip, read_image
 from qwenvl.data.media.resize import BICUBIC, read_resized, small
 from qwenvl.data.options import SampleOptions
-from qwenvl.files import written_whole
+from qwenvl.files import is_address, written_whole
 from qwenvl.run_log.report.pages import Strip
 from qwenvl.run_log.report.write import Picture
 
@@ -48,7 +48,7 @@ def make_pictures(strips: Sequence[Strip], folder: Path, most: int) -> dict[str,
 
 def _make(path: Path, strip: Strip) -> Picture:
     """Write the file of one strip, or say why there is none."""
-    if strip.path.startswith(("http://", "https://")):
+    if is_address(strip.path):
         return {"problem": "it lies on a network, from which a report fetches nothing"}
     if not Path(strip.path).exists():
         return {"problem": "the file is gone"}

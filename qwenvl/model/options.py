@@ -58,9 +58,9 @@ class LoraOptions(Options):
     load_in_4bit: bool = option(
         False,
         "Keep the frozen layers of the language model in 4 bits under the adapters (QLoRA): a quarter of the memory "
-        "of bfloat16 weights, slower products, and a policy that begins a little off the checkpoint. The reference is "
-        "the same model. Needs a CUDA device and bitsandbytes. Not for mixtures of experts. Needs --lora_enable. Not "
-        "with --deepspeed. Not with --fsdp. Not with --ref_model_name_or_path.",
+        "of bfloat16 weights, slower products, and a policy that differs slightly from the checkpoint. The reference "
+        "is the same model. Needs a CUDA device and bitsandbytes. Not for mixtures of experts. Needs --lora_enable. "
+        "Not with --deepspeed. Not with --fsdp. Not with --ref_model_name_or_path.",
     )
 
     def problems(self) -> Iterator[str]:
@@ -75,8 +75,8 @@ class ReferenceOptions(Options):
 
     ref_model_name_or_path: str | None = option(
         None,
-        "Checkpoint that the policy is held near, a folder or hub name of the same family, vocabulary and shapes. It "
-        "is a second model in memory. Needs --grpo_beta above 0 or --teacher reference.",
+        "Checkpoint that the KL term keeps the policy near, a folder or hub name of the same family, vocabulary and "
+        "shapes. It is a second model in memory. Needs --grpo_beta above 0 or --teacher reference.",
         unset="the policy as it was before training, or --model_name_or_path with --start_from_weights",
     )
     sync_ref_model: bool = option(
@@ -88,8 +88,8 @@ class ReferenceOptions(Options):
     )
     ref_model_mixup_alpha: float = option(
         0.6,
-        "What a weight of the reference becomes: this share of the policy's and the rest of its own, above 0, at most "
-        "1, a copy of the policy. Needs --sync_ref_model.",
+        "Share of the policy in a new weight of the reference, above 0, at most 1; the old weight has the remainder. "
+        "1: a copy of the policy. Needs --sync_ref_model.",
         above=0,
         most=1,
     )

@@ -89,8 +89,22 @@ class Argument(Bounds):
         return f"{self.help.rstrip('.')} ({', '.join(filter(None, limits))})." if any(limits) else self.help
 
 
-def arguments_of(value: Any) -> dict[str, tuple[inspect.Parameter, Any, Argument | None]]:
-    """The arguments that a user may give a reward function, each with its type hint and its declaration, if any.
+@dataclass(frozen=True)
+class KnownArgument:
+    """An argument that a user may give a reward function.
+
+    Attributes:
+        hint: its type. None where the annotation says none that can be imported.
+        declared: what its annotation declares, if anything.
+    """
+
+    parameter: inspect.Parameter
+    hint: Any
+    declared: Argument | None
+
+
+def arguments_of(value: Any) -> dict[str, KnownArgument]:
+    """The arguments that a user may give a reward function, by name.
 
     They are the keyword-only parameters with a default of a function, and the parameters of a class.
     """
@@ -108,7 +122,8 @@ def arguments_of(value: Any) -> dict[str, tuple[inspect.Parameter, Any, Argument
     found = {}
     for parameter in own:
         hint, *notes = get_args(hints.get(parameter.name)) or (None,)
-        found[parameter.name] = parameter, hint, next((note for note in notes if isinstance(note, Argument)), None)
+        declared = next((note for note in notes if isinstance(note, Argument)), None)
+        found[parameter.name] = KnownArgument(parameter, hint, declared)
     return found
 
 
@@ -135,15 +150,18 @@ def bound_arguments(
         if each not in known:
             raise RewardError(f"reward {name!r} has no argument {each!r}: {nearest(each, [*known])}")
     bound = dict(given)
-    for each, (parameter, hint, declared) in known.items():
+    for each, argument in known.items():
+        declared = argument.declared
         if declared is None:
             continue
-        default = getattr(settings, declared.default_of or "", parameter.default)
-        bound[each] = chosen = default if given.get(each) is None else given[each]
-        if hint is RewardFunction:
+        default = getattr(settings, declared.default_of or "", argument.parameter.default)
+        chosen = default if given.get(each) is None else given[each]
+        if argument.hint is RewardFunction:
             bound[each] = reward(chosen) if reward else chosen
             continue
-        if problem := misfit(SimpleNamespace(**{each: chosen}), each, hint) or declared.problem(each, chosen):
+        bound[each] = chosen
+        problem = misfit(SimpleNamespace(**{each: chosen}), each, argument.hint) or declared.problem(each, chosen)
+        if problem:
             raise RewardError(f"reward {name!r}: {problem.removeprefix('--')}")
     return bound
 
@@ -156,16 +174,17 @@ def arguments(function: RewardFunction, completions: list[str], columns: Mapping
     Raises:
         RewardError: the function requires a column that the records do not have.
     """
-    bound, parameters = function.arguments, inspect.signature(function.call).parameters.values()
-    named = {
-        p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound
-    }
+    bound = function.arguments
+    parameters = inspect.signature(function.call).parameters.values()
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = {p.name: p for p in parameters if p.kind in by_name and p.name not in bound}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     given = {"completions": completions, **columns}
     keywords = {name: value for name, value in given.items() if (takes_all and name not in bound) or name in named}
     positional = []
     first = next(iter(parameters), None)
     if "completions" not in named and first is not None and first.name not in columns and first.kind in _POSITIONAL:
+        # Its first parameter has another name, such as ``texts``: it gets the completions by position.
         positional = [keywords.pop("completions", completions)]
         named.pop(first.name, None)
     missing = [p.name for p in named.values() if p.default is p.empty and p.name not in given]

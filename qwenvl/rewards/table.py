@@ -116,10 +116,14 @@ class Entry:
     def arguments(self) -> list[tuple[str, str, str]]:
         """Name, default and meaning (with unit and bounds) of each argument that a user may give."""
         found = []
-        for name, (parameter, _, declared) in arguments_of(self.made_of).items():
-            if declared is not None:
-                own = getattr(parameter.default, "name", parameter.default)  # of a reward function its name
-                found.append((name, f"--{declared.default_of}" if declared.default_of else repr(own), declared.text))
+        for name, argument in arguments_of(self.made_of).items():
+            declared = argument.declared
+            if declared is None:
+                continue
+            default = argument.parameter.default
+            own = getattr(default, "name", default)  # of a reward function its name
+            shown = f"--{declared.default_of}" if declared.default_of else repr(own)
+            found.append((name, shown, declared.text))
         return found
 
 

@@ -217,7 +217,7 @@ class SamplingOptions(Options):
         "Replace groups whose rewards are all equal, which have no gradient, by groups of other prompts, drawn at "
         "random, until the step is full (dynamic sampling, arXiv:2503.14476). Costs sampling; prompts are read by the "
         "training process itself. A reward by name, or total, with arguments or without, as accuracy(max_rounds=5): "
-        "that whose values are compared; a group to which it does not apply goes by its total. The flag alone: total.",
+        "its values are compared; for a group to which it does not apply, the totals are. The flag alone: total.",
         rows={None: FilterArguments},
     )
     ds3_gather_for_generation: bool = option(
@@ -230,7 +230,7 @@ class SamplingOptions(Options):
         "first",
         "Compare the sampler's log-probs with the trainer's for the same tokens, on every step, the first (of a run, "
         "and of each start of a server) or none, and stop where they differ: it catches wrong positions, frames and "
-        "templates. Needs --lora_dropout 0 or --check_parity off.",
+        "templates. Left out with --lora_dropout above 0, with which `every` is refused.",
     )
     async_rollouts: int = option(
         0,

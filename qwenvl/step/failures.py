@@ -96,7 +96,9 @@ def _lost(error: BaseException) -> str | None:
 def _is_full_disk(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _FULL
-    if type(error).__name__ == "SafetensorError":  # its writer has the system's error in its text alone
+    # The writers of safetensors and tokenizers have the system's error in their text alone; the latter's is a bare
+    # Exception.
+    if type(error).__name__ == "SafetensorError" or type(error) is Exception:
         return any(f"os error {number}" in str(error) for number in _FULL)
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _TORCH_WRITES)
 

@@ -22,6 +22,7 @@ from qwenvl.data.records.parse import Row, parse_row
 from qwenvl.data.records.presets import OURS
 from qwenvl.evaluate.settings import Asking
 from qwenvl.failure import beginning, printable
+from qwenvl.files import is_address
 from qwenvl.types import Record, SamplingParams
 from qwenvl.use.fetch import fetch
 from qwenvl.use.options import ChatOptions, ServeOptions
@@ -126,7 +127,7 @@ class Parsed:
     @property
     def has_addresses(self) -> bool:
         """Whether reading it waits for other machines."""
-        return any(str(_url(part)).startswith(("http://", "https://")) for part in self.parts)
+        return any(is_address(str(_url(part))) for part in self.parts)
 
 
 def _kind(part: Any) -> str | None:
@@ -321,7 +322,7 @@ class RequestReader:
             ApiError: the time of the request is up.
         """
         target = media.folder / str(media.count)
-        if url.startswith(("http://", "https://")):
+        if is_address(url):
             if not self.limits.allow_http:
                 raise ValueError("this server fetches nothing (--allow_http); send a data URL")
             media.patience.check()

@@ -17,7 +17,10 @@ REDIRECTS = (301, 302, 303, 307, 308)
 CONNECT_SECONDS = 10.0
 CHUNK = 2**16
 PORTS = {"http": 80, "https": 443}
-_NAT64 = ip_network("64:ff9b::/96")  # whose last 32 bits are an IPv4 address
+# Networks whose last 32 bits are an IPv4 address: translation (NAT64), and the forms that are no longer assigned.
+_WITH_IPV4 = [ip_network(each) for each in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96")]
+# Not of the internet, though older versions of Python call them global: local translation, and site-local addresses.
+_LOCAL = [ip_network(each) for each in ("64:ff9b:1::/48", "fec0::/10")]
 _TARGET_CHARACTERS = "%/:=&?~+!$,;'@()*[]"  # that stay as they are in a path and its query
 
 
@@ -129,6 +132,8 @@ def is_public(address: str) -> bool:
         [True, False, False, False, False]
     """
     found = ip_address(address.partition("%")[0])
+    if any(found in network for network in _LOCAL):
+        return False
     inner = _embedded(found) if isinstance(found, IPv6Address) else None
     if inner is not None:
         return is_public(str(inner))
@@ -137,7 +142,7 @@ def is_public(address: str) -> bool:
 
 def _embedded(address: IPv6Address) -> IPv4Address | None:
     """The IPv4 address that packets to an IPv6 address of a transition mechanism reach."""
-    if address in _NAT64:
+    if any(address in network for network in _WITH_IPV4):
         return IPv4Address(int(address) & 0xFFFFFFFF)
     teredo = address.teredo
     return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None)

@@ -28,7 +28,7 @@ from qwenvl.evaluate.questions import BLOCK
 from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of, in_blocks
 from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.failure import counted
-from qwenvl.files import written_whole
+from qwenvl.files import check_new, written_whole
 from qwenvl.inspection.convert import row_of
 from qwenvl.inspection.playable import make_playable
 from qwenvl.inspection.run_report import add_pictures
@@ -105,9 +105,11 @@ class Labels:
         drop_cut_line(self._path)
 
     def _check_folder(self, protocol: Mapping[str, Any]) -> None:
-        """Raise FileExistsError for a folder with anything but labels by the same model and settings."""
+        """Raise FileExistsError for a table of somebody else, or a folder with anything but these labels."""
         there = self.folder / PROTOCOL
         if not there.is_file():
+            # Its name is a usual one for a table that people fill in by hand.
+            check_new(self.request.options.output, "--output")
             if any(each.name != ".lock" for each in self.folder.glob("*")):
                 # It may well be the folder of the clips: nobody is told to delete it.
                 raise FileExistsError(f"{self.folder}: holds files that are no labels: give another --output")

@@ -24,7 +24,7 @@ def adapter_run(make_trainer, tmp_path):
     return trainer
 
 
-def test_what_is_written_is_the_whole_model(adapter_run, tmp_path, capsys):
+def test_a_merged_folder_holds_the_whole_model_and_loads_with_plain_transformers(adapter_run, tmp_path, capsys):
     out = tmp_path / "made" / "whole"
     assert qwenvl(["merge", str(tmp_path / "run"), "--out", str(out)]) == 0
     base = adapter_run.prompt_settings.base_model
@@ -71,7 +71,7 @@ def test_an_adapter_of_another_library_takes_the_processor_of_its_base(tiny_chec
     assert AutoProcessor.from_pretrained(tmp_path / "whole").chat_template
 
 
-def test_what_is_refused(adapter_run, tmp_path, capsys):
+def test_a_used_output_folder_and_a_missing_or_torn_adapter_are_refused(adapter_run, tmp_path, capsys):
     shutil.copytree(tmp_path / "run" / "checkpoint-1", tmp_path / "torn")
     weights = tmp_path / "torn" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])

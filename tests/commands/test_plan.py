@@ -12,6 +12,7 @@ from qwenvl.train.planning.case import case_of
 
 @pytest.fixture
 def flags(tiny_checkpoint, sop_data) -> list[str]:
+    """Flags of a plan for the tiny checkpoint and the mixed data set."""
     return ["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data)]
 
 
@@ -30,7 +31,7 @@ def test_a_plan_prints_lengths_memory_and_remedies(flags, capsys):
     assert planned(*flags).reserved <= 9 * 10**8
 
 
-def test_what_is_reserved_decides_whether_a_run_fits(flags, capsys):
+def test_a_run_fits_by_the_memory_that_pytorch_reserves(flags, capsys):
     """PyTorch reserves more than tensors take: 12.8 GB where 11.1 were planned, in the run that was compared."""
     peak = fullest(planned(*flags).phases).total
     assert 12.8e9 <= reserved(int(11.1e9)) <= 13e9
@@ -40,7 +41,7 @@ def test_what_is_reserved_decides_whether_a_run_fits(flags, capsys):
     assert "PyTorch reserves " in capsys.readouterr().out
 
 
-def test_a_plan_is_of_the_case_of_the_run_itself(flags, make_trainer):
+def test_a_plan_has_the_prompt_lengths_and_the_case_of_the_run(flags, make_trainer):
     plan = planned(*flags, "--base_interval", "0.5", "--seed", "3", "--use_cpu")
     trainer = make_trainer(per_device_train_batch_size=8, max_steps=1)
     batch = next(iter(trainer.get_train_dataloader()))["prompts"]
@@ -50,7 +51,7 @@ def test_a_plan_is_of_the_case_of_the_run_itself(flags, make_trainer):
     assert case_of(args, trainer.model, plan.lengths[-1]) == plan.case
 
 
-def test_a_teacher_is_a_second_model(flags, tiny_checkpoint):
+def test_a_teacher_takes_the_memory_of_a_second_model(flags, tiny_checkpoint):
     """Its weights, in bfloat16, are there in every phase. Offloaded, they are there while its pass runs."""
     path = tiny_checkpoint(num_layers=3)
     size = 2 * sum(each.numel() for each in load_file(path / "model.safetensors").values())
@@ -76,7 +77,7 @@ def test_files_without_weights_are_enough(tiny_checkpoint, sop_data, tmp_path, c
     assert light == full
 
 
-def test_a_name_that_the_hub_does_not_give(sop_data, monkeypatch, capsys):
+def test_an_unknown_model_without_the_hub_is_refused_with_the_download_command(sop_data, monkeypatch, capsys):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(SystemExit) as end:
         main(["--model", "Qwen/Qwen2.5-VL-none", "--dataset_use", str(sop_data)])
@@ -96,12 +97,12 @@ def test_a_name_that_the_hub_does_not_give(sop_data, monkeypatch, capsys):
         (["--stop_below_loss", "0.5"], "unknown flag stop_below_loss; qwenvl warmup has it"),
     ],
 )
-def test_bad_flags_are_told(flags, told, tiny_checkpoint, sop_data, capsys):
+def test_unknown_flags_and_flags_without_effect_are_refused_by_name(flags, told, tiny_checkpoint, sop_data, capsys):
     assert main(["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data), *flags]) == 2
     assert told in capsys.readouterr().err
 
 
-def test_what_is_of_another_machine_can_be_planned(tiny_checkpoint, sop_data, tmp_path):
+def test_a_precision_an_optimizer_and_gpus_that_this_machine_lacks_can_be_planned(tiny_checkpoint, sop_data, tmp_path):
     """bfloat16, an optimizer of a package and several GPUs, none of which is here, from a settings file too."""
     file = tmp_path / "run.yaml"
     file.write_text(f"model_name_or_path: {tiny_checkpoint()}\ndataset_use: {sop_data}\noptim: adamw_8bit\n")

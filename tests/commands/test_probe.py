@@ -20,6 +20,7 @@ FLAGS += ["--reward_funcs", "format", SOME, LETTERS]
 
 @pytest.fixture
 def model(tiny_checkpoint) -> str:
+    """The path of a tiny checkpoint whose weights are large enough to sample different texts."""
     return str(tiny_checkpoint(initializer_range=0.1))
 
 
@@ -28,7 +29,7 @@ def groups_in(folder: Path) -> list[list]:
     return [list(rows) for _, rows in groupby(read_rollouts(folder, split="probe"), key=lambda row: row.where)]
 
 
-def test_numbers_are_those_of_the_completions_it_writes(model, tmp_path, capsys, never_at_full_size):
+def test_the_numbers_of_a_probe_follow_from_the_completions_it_writes(model, tmp_path, capsys, never_at_full_size):
     out = tmp_path / "probe"
     assert main([model, "example", *FLAGS, "--samples", "4", "--output_dir", str(out), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -52,7 +53,7 @@ def test_numbers_are_those_of_the_completions_it_writes(model, tmp_path, capsys,
     assert any(row.clips for row in rows) and all(row.advantage is None for row in rows)
 
 
-def test_completions_are_those_that_the_first_step_of_training_samples(model, tmp_path):
+def test_a_probe_samples_the_completions_of_the_first_training_step(model, tmp_path):
     out = tmp_path / "probe"
     for more in (["--limit", "1"], ["--temporal_contrast"]):  # the second one replaces the rows of the first
         main([model, "example", *FLAGS, "--samples", "4", "--output_dir", str(out), *more])
@@ -79,7 +80,7 @@ def test_completions_are_those_that_the_first_step_of_training_samples(model, tm
             assert getattr(ours, name) == getattr(theirs, name), name
 
 
-def test_what_looking_can_bring_is_measured_on_records_with_evidence(
+def test_the_gain_of_looking_is_measured_on_records_with_evidence(
     model, tmp_path, make_clip, make_row, write_rows, capsys
 ):
     rows = [make_row(prompt="<video>\nWhich?", video=str(make_clip(f"{n}.mp4", 40)), id=f"{n}") for n in range(3)]
@@ -103,6 +104,7 @@ def test_what_looking_can_bring_is_measured_on_records_with_evidence(
 
 @pytest.fixture
 def data_with_a_bad_clip(make_clip, make_row, write_rows) -> Path:
+    """Three records: a good clip, a file that is no clip, and text alone."""
     make_clip("good.mp4", 20)
     make_clip("bad.mp4", 20).write_bytes(b"no clip")
     rows = [make_row(prompt="<video>\nWhich steps?", video=name, id=name) for name in ("good.mp4", "bad.mp4")]

@@ -31,6 +31,6 @@ def test_list_shows_every_function_with_its_range(capsys, monkeypatch):
         ),
     ],
 )
-def test_try_scores_by_hand(capsys, arguments, shown):
+def test_try_prints_the_score_of_a_completion(capsys, arguments, shown):
     assert main(["try", *arguments]) == 0
     assert shown in capsys.readouterr().out

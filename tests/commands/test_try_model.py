@@ -70,7 +70,7 @@ def told(*argv: str, capsys) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_it_sees_and_answers_as_the_evaluation_of_the_run(run, capsys, never_at_full_size):
+def test_try_sees_and_answers_as_the_evaluation_of_the_run(run, capsys, never_at_full_size):
     answers = told("run", "17.mp4", QUESTION, "--solution", "<answer>(1) pick</answer>", capsys=capsys)
     batch = run.data_collator([run.eval_dataset[0]])["prompts"]
     [(rollout, rewards)] = run.answer([batch], 1, run.step_context())
@@ -114,7 +114,7 @@ def test_images_and_several_clips_stand_where_the_tags_are(run, capsys):
     assert text["media"] == [] and "1 + 1 =" in text["prompt"]
 
 
-def test_an_adapter_and_a_model_without_a_run(run, tiny_checkpoint, tmp_path, capsys):
+def test_try_takes_an_adapter_and_a_model_without_a_run(run, tiny_checkpoint, tmp_path, capsys):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForImageTextToText
 
@@ -137,7 +137,7 @@ def test_tools_are_in_the_prompt_and_turns_in_the_answer(run, capsys):
     assert "look(start, end)" in answers["prompt"] and answers["answers"][0]["turns"][0]["calls"] == []
 
 
-def test_what_tools_answered_stands_behind_each_call():
+def test_the_answer_of_a_tool_stands_behind_its_call():
     turns = [asdict(turn) for turn in (*LOOKED[:1], Turn("And?", (REFUSED,)), *LOOKED[1:])]
     answers = {"model": "m", "base": None, "settings": "s", "media": [], "prompt": "p", "prompt_tokens": (9, 0)}
     answer = {"text": "", "tokens": 40, "finish_reason": "stop", "rewards": {}, "turns": turns}

@@ -39,7 +39,7 @@ def refused(capfd, *argv) -> tuple[int, str]:
     return ended.value.code, error.strip()
 
 
-def test_training_starts_from_what_a_warm_up_leaves(flags, tmp_path, capfd):
+def test_training_starts_from_the_folder_of_a_warm_up(flags, tmp_path, capfd):
     main(flags(eval_dataset_use="example", learning_rate=1e-3))
     told = capfd.readouterr().err.splitlines()
     assert "the first target:" in told
@@ -59,7 +59,7 @@ def test_training_starts_from_what_a_warm_up_leaves(flags, tmp_path, capfd):
     AutoModelForImageTextToText.from_pretrained(tmp_path / "run")
 
 
-def test_it_learns_the_best_completions_of_a_run(flags, sop_data, tmp_path, capfd):
+def test_a_warm_up_learns_the_best_completions_of_a_run(flags, sop_data, tmp_path, capfd):
     asked = {"prompt": ({"role": "user", "text": PROMPT},), "solution": "<answer>(1) step</answer>"}
     rows = [rollout(record_id=f"clip-{n}", **asked, completion=f"it is {n}", total=t) for n, t in ((0, 0.8), (3, 1.0))]
     RunLog(tmp_path / "run").log_rollouts(rows)
@@ -74,7 +74,7 @@ def test_it_learns_the_best_completions_of_a_run(flags, sop_data, tmp_path, capf
     assert error.endswith("has a total reward at or above --min_reward 1.5: the highest has 1")
 
 
-def test_a_dry_run_shows_the_targets_and_what_it_reads_of_a_settings_file_and_writes_nothing(flags, tmp_path, capsys):
+def test_a_dry_run_shows_targets_and_settings_of_a_warm_up_and_writes_nothing(flags, tmp_path, capsys):
     (tmp_path / "run.yaml").write_text("grpo_sample_size: 8\nsync_ref_model: True\nbase_interval: 0.5\n")
     main([str(tmp_path / "run.yaml"), *flags(target_template="Answer: {solution}"), "--dry_run", "all"])
     lines = capsys.readouterr().out.splitlines()
@@ -103,7 +103,7 @@ def test_a_dry_run_shows_the_targets_and_what_it_reads_of_a_settings_file_and_wr
         ({"stop_below_los": 1}, "unknown flag --stop_below_los=1; near: stop_below_loss"),
     ],
 )
-def test_what_has_no_effect_is_refused_with_the_reason(more, message, flags, capfd):
+def test_flags_without_effect_in_a_warm_up_are_refused_with_the_reason(more, message, flags, capfd):
     code, error = refused(capfd, *flags(**more))
     assert code == 2 and message in error
 

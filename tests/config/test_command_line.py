@@ -32,6 +32,8 @@ def parse(tmp_path):
 
 @pytest.fixture
 def write(tmp_path):
+    """Writes a settings file and returns its path."""
+
     def write(text: str, name: str = "run.yaml") -> str:
         path = tmp_path / name
         path.write_text(text, encoding="utf-8")
@@ -47,13 +49,13 @@ def refusal(capsys, argv) -> str:
     return capsys.readouterr().err
 
 
-def test_flags_of_both_origins(parse):
+def test_flags_of_qwenvl_and_of_the_trainer_are_parsed_together(parse):
     config = parse("--grpo_beta", "0.04", "--max_steps", "7", "--loss_type=dr_grpo", "--lr_scheduler_type", "cosine")
     assert (config.grpo_beta, config.max_steps, config.loss_type) == (0.04, 7, "dr_grpo")
     assert config.lr_scheduler_type == "cosine"
 
 
-def test_one_tracker_or_several(parse):
+def test_report_to_takes_one_tracker_several_or_none(parse):
     for given, expected in ((["tensorboard"],) * 2, (["tensorboard", "mlflow"],) * 2, (["none"], [])):
         assert parse("--report_to", *given).report_to == expected
 
@@ -81,7 +83,7 @@ JSON = {
 }
 
 
-def test_a_yaml_or_json_file_first_or_by_config(parse, write):
+def test_settings_are_read_from_a_yaml_or_json_file_given_first_or_by_config(parse, write):
     file = write(YAML)
     for words in ([file], ["--config", file], [f"--config={file}"], [write(json.dumps(JSON), "run.json")]):
         config = parse(*words)
@@ -110,7 +112,7 @@ def test_flags_override_the_file_even_with_the_default_value(parse, write):
         ("", "run.yaml", "expected settings as `name: value`, got nothing: it is empty"),
     ],
 )
-def test_a_wrong_file_is_named_with_what_is_wrong(capsys, write, text, name, expected):
+def test_a_wrong_settings_file_is_refused_with_its_path_and_the_mistake(capsys, write, text, name, expected):
     file = write(text, name)
     message = refusal(capsys, ["--config", file])
     assert f"error: {file}: " in message and expected in message
@@ -135,7 +137,7 @@ def test_a_wrong_file_is_named_with_what_is_wrong(capsys, write, text, name, exp
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_wrong_command_line_is_told_what_is_wrong(capsys, argv, expected):
+def test_a_wrong_command_line_is_refused_with_the_flag_and_the_remedy(capsys, argv, expected):
     assert f"error: {expected}" in refusal(capsys, [*argv, *NEEDED])
 
 
@@ -145,7 +147,7 @@ def test_negative_numbers_with_an_exponent_are_values(parse, write):
     assert config.reward_weights == [-0.5, -0.25] and config.grpo_alpha == 0.25
 
 
-def test_arguments_of_rewards_in_a_file_and_on_the_command_line(parse, write):
+def test_arguments_of_rewards_read_the_same_in_a_file_and_on_the_command_line(parse, write):
     text = (
         "reward_funcs:\n  - format\n  - cosine: {max_len: 99, min_len_value_wrong: -2.5e-1, correctness_func: count}\n"
     )
@@ -165,7 +167,7 @@ def test_arguments_of_rewards_in_a_file_and_on_the_command_line(parse, write):
         ("importance_correction: null", ("importance_correction", None)),
     ],
 )
-def test_rows_in_a_file_and_on_the_command_line(parse, write, line, expected):
+def test_losses_filters_and_corrections_read_the_same_in_a_file_and_on_the_command_line(parse, write, line, expected):
     name, value = expected
     several = ["--num_iterations", "2"]
     assert getattr(parse(write(line), *several), name) == value
@@ -196,7 +198,7 @@ def shown(*lines: list[str]) -> list[str]:
     return [" ".join(each.split()) for each in done.stdout.split("END\n")[:-1]]
 
 
-def test_help_is_of_a_usual_run_of_all_flags_or_of_a_word():
+def test_help_shows_the_usual_flags_all_flags_or_the_flags_with_a_word():
     commands, asked = ("train", "warmup", "plan"), ([], ["all"], ["early"], ["video_back"])
     printed = iter(shown(*([command, "--help", *words] for command in commands for words in asked)))
     for command in commands:
@@ -225,7 +227,7 @@ def test_a_wrong_command_line_waits_for_no_import(tmp_path):
     assert "--model_name_or_path is missing" in missing and "--dataset_use is missing" in missing
 
 
-def test_settings_without_torch_are_those_of_the_config():
+def test_settings_read_without_torch_equal_those_of_the_config():
     free = {each.name: each for each in fields(TrainingSettings)}
     assert free.keys() == {each.name for each in fields(GRPOConfig)}
     for each in fields(GRPOConfig):
@@ -257,7 +259,7 @@ def test_the_settings_of_the_trainer_have_the_types_of_its_class():
         assert values - {NoneType} == expected - {NoneType}, name
 
 
-def test_other_prompts_than_those_that_a_model_was_trained_with_are_told(tmp_path, capsys):
+def test_prompts_that_differ_from_those_of_training_are_reported(tmp_path, capsys):
     """By train, warmup, probe and preview, before anything is loaded. The template's own arguments are none of them."""
     prompts = PromptOptions(chat_template_kwargs={"enable_thinking": False})
     PromptSettings(FrameOptions(video_max_frames=16), prompts, system="Be brief.").save(tmp_path)

@@ -9,6 +9,7 @@ from qwenvl.rollout.options import GenerationOptions, SamplingOptions
 
 @pytest.fixture
 def parse():
+    """Parses words with the flags of three option classes and of a command of its own."""
     parser = FlagParser(raises=True, add_help=False)
     parser.add_argument("dataset")
     parser.add_argument("--write-labels")
@@ -35,19 +36,23 @@ def parse():
     ],
     ids=str,
 )
-def test_a_flag_before_and_behind_other_words(parse, argv, expected):
+def test_a_flag_reads_the_same_before_and_behind_other_words(parse, argv, expected):
     for words in ([*argv, "data.json"], ["data.json", *argv]):
         found = parse(*words)
         assert found["dataset"] == "data.json" and {name: found[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("argv", [["--allow_outside_media=maybe"], ["--grpo_sample"], ["--format", "x"], ["--columns"]])
-def test_wrong_flags_are_errors(parse, argv):
+@pytest.mark.parametrize(
+    "argv",
+    [["--allow_outside_media=maybe"], ["--grpo_sample"], ["--format", "x"], ["--columns"]],
+    ids=" ".join,
+)
+def test_unknown_flags_and_bad_or_missing_values_are_errors(parse, argv):
     with pytest.raises(ValueError):
         parse("data.json", *argv)
 
 
-def test_a_misspelt_flag_is_sought_among_those_of_the_command():
+def test_a_misspelt_flag_is_matched_with_the_flags_of_its_command():
     whole = FlagParser(raises=True, add_help=False)
     commands = whole.add_subparsers(dest="command")
     commands.add_parser("check", raises=True).add_options(ReadingOptions)

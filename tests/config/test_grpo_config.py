@@ -80,13 +80,13 @@ NAMED_DEFAULTS = {
 }
 
 
-def test_defaults_are_those_of_the_documentation(make):
+def test_defaults_equal_the_documented_values(make):
     config = make()
     assert {name: getattr(config, name) for name in NAMED_DEFAULTS} == NAMED_DEFAULTS
     assert config.report_to == [] and config.dataloader_pin_memory is False
 
 
-def test_defaults_that_depend_on_other_settings(make, recwarn):
+def test_some_defaults_depend_on_other_settings(make, recwarn):
     assert make().learning_rate == 1e-6
     assert make(lora_enable=True, learning_rate=3e-4).learning_rate == 3e-4
     config = make(lora_enable=True)
@@ -123,7 +123,7 @@ def rate_after(config, metrics: list[float]) -> float:
     return optimizer.param_groups[0]["lr"]
 
 
-def test_rates_that_follow_the_reward_fall_where_it_does(make):
+def test_learning_rates_that_follow_the_reward_fall_when_the_reward_falls(make):
     def config(**options):
         every = {"eval_strategy": "steps", "eval_steps": 5, "lr_scheduler_type": "reduce_lr_on_plateau"}
         return make(**every, **options, lr_scheduler_kwargs={"patience": 0, "factor": 0.5})
@@ -151,11 +151,11 @@ def test_rates_that_follow_the_reward_fall_where_it_does(make):
     ],
     ids=str,
 )
-def test_wrong_arguments_of_a_row_are_named_with_what_there_is(make, settings, message):
+def test_a_wrong_argument_of_a_loss_estimator_or_filter_is_named_with_the_valid_ones(make, settings, message):
     assert refusal(make, **settings).startswith(message)
 
 
-def test_the_arguments_of_a_row_reach_their_reader(make):
+def test_arguments_of_losses_estimators_and_filters_reach_their_reader(make):
     bounds = objective_of(make(loss_type="dapo(delta=4, dual_clip=3)", num_iterations=2), 8).bounds
     assert (bounds.delta, bounds.dual_clip, bounds.epsilon_high) == (4, 3, 0.28)
     cispo = objective_of(make(loss_type="cispo(bound=4, ratio=sequence)", num_iterations=2), 8)
@@ -264,9 +264,13 @@ def test_values_out_of_range_are_refused_with_the_range(make, settings, expected
         ({"save_total_limit": True}, "--save_total_limit", "an integer or None"),
         ({"gradient_checkpointing": "no"}, "--gradient_checkpointing", "True or False or None"),
         ({"save_strategy": "step"}, "--save_strategy", "did you mean steps"),
+        ({"lr_scheduler_kwargs": {"nope": 1}, "lr_scheduler_type": "cosine"}, "--lr_scheduler_kwargs", "nope"),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "--lr_scheduler_type cosine_with_min_lr", "min_lr"),
+        ({"output_dir": "runs/\udcff"}, "--output_dir", "UTF-8"),
+        ({"report_to": ["none", "tensorboard"]}, "--report_to none tensorboard", "stand alone"),
     ],
 )
-def test_a_setting_of_the_trainer_with_a_wrong_type_is_refused(make, settings, flag, expected):
+def test_a_setting_of_the_trainer_that_it_cannot_use_is_refused(make, settings, flag, expected):
     message = refusal(make, **settings)
     assert flag in message and expected in message
 
@@ -276,7 +280,7 @@ def test_settings_of_the_trainer_may_be_objects_of_transformers_and_paths(make, 
     assert config.lr_scheduler_type == "cosine" and config.output_dir == str(tmp_path)
 
 
-def test_a_setting_that_does_not_exist_is_told_what_there_is(make):
+def test_an_unknown_setting_is_refused_with_the_name_that_exists(make):
     with pytest.raises(TypeError, match="GRPOConfig: unknown flag grpo_sampl_size; near: grpo_sample_size"):
         make(grpo_sampl_size=4)
     with pytest.raises(TypeError, match="GRPOConfig: unknown flag num_generations; use --grpo_sample_size"):
@@ -307,7 +311,7 @@ def test_a_correction_is_for_engines_with_weights_of_their_own(make, monkeypatch
     assert "--importance_correction cannot be used with --loss_type vespo" in message
 
 
-def test_deepspeed_without_a_launcher_is_told_of_one(make, monkeypatch):
+def test_deepspeed_without_a_launcher_is_refused_with_the_launcher(make, monkeypatch):
     for name in ("RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: None)
@@ -355,7 +359,7 @@ def test_a_number_of_decoding_processes_that_is_given_counts(make, monkeypatch):
     assert (make().dataloader_num_workers, make(dataloader_num_workers=0).dataloader_num_workers) == (2, 0)
 
 
-def test_settings_of_checkpointing_by_their_older_name_are_those_of_the_newer_one():
+def test_gradient_checkpointing_kwargs_reach_the_newer_name_of_the_setting():
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
         settings = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}

@@ -37,11 +37,11 @@ def test_text_is_split_at_its_tags_in_order_and_kept_to_the_letter():
         ("<|im_start|>user\nEnd with </think><|im_end|>\n<|im_start|>assistant\n<think>\nSo", True),
     ],
 )
-def test_a_prompt_that_ends_inside_a_think_block(prompt, opened):
+def test_a_prompt_that_ends_inside_a_think_block_is_recognized(prompt, opened):
     assert opens_think(prompt) is opened
 
 
-def test_arguments_reach_the_template_and_others_are_refused():
+def test_template_arguments_reach_the_template_and_unknown_ones_are_refused():
     processor = make_processor("qwen2_5_vl")
     processor.chat_template += "{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}"
     chat = [{"role": "user", "content": [{"type": "text", "text": "Hi."}]}]
@@ -52,7 +52,7 @@ def test_arguments_reach_the_template_and_others_are_refused():
         check_template_arguments(processor, {"thinking": False})
 
 
-def test_effective_arguments_are_those_that_the_template_reads(tiny_pair):
+def test_effective_arguments_are_the_variables_that_the_template_reads(tiny_pair):
     _, processor = tiny_pair()
     effective = lambda given: Ruler(processor, (1, 1), (1, 1), given).effective_arguments
     assert effective({}) == {}
@@ -67,7 +67,7 @@ def test_effective_arguments_are_those_that_the_template_reads(tiny_pair):
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_the_token_that_a_template_ends_a_turn_with(family):
+def test_the_end_of_a_turn_is_the_token_that_the_template_writes(family):
     processor = make_processor(family)
     assert turn_end_id(processor) == processor.tokenizer.convert_tokens_to_ids("<|im_end|>")
     own = processor.chat_template

@@ -14,11 +14,13 @@ PROCESSORS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # Qwen3.5 has that of Qwen3
 
 @pytest.fixture(scope="module", params=PROCESSORS)
 def processor(request):
+    """The processor of each family."""
     return make_processor(request.param)
 
 
 @pytest.fixture(scope="module")
 def qwen2_5():
+    """The processor of Qwen2.5-VL."""
     return make_processor("qwen2_5_vl")
 
 
@@ -53,7 +55,7 @@ def normalised(patches, image_processor):
 
 
 class TestAgainstTheStockProcessor:
-    def test_clips(self, processor):
+    def test_clips_have_the_same_patches_and_grids(self, processor):
         first, second = clip(4), clip(6, 90, 60, seed=1)
         batch = collate(processor, sample("<video> and <video>", [first, second]), **FRAME_BOUNDS)
         per_clip = [4, 6] if "Qwen3" in type(processor).__name__ else [1, 1]  # its bounds count the whole clip
@@ -72,7 +74,7 @@ class TestAgainstTheStockProcessor:
         torch.testing.assert_close(pixels, torch.cat([s["pixel_values_videos"] for s in stock]), atol=1e-5, rtol=0)
         assert batch.video_grid_thw.tolist() == [s["video_grid_thw"][0].tolist() for s in stock]
 
-    def test_images(self, processor):
+    def test_images_have_the_same_patches_and_grids(self, processor):
         images = [noise(3, 200, 100), noise(3, 40, 300, seed=1)]
         batch = collate(processor, sample("<image><image>", images=images), min_pixels=12544, max_pixels=50176)
         stock = processor.image_processor(
@@ -83,7 +85,7 @@ class TestAgainstTheStockProcessor:
         torch.testing.assert_close(pixels, stock["pixel_values"], atol=1e-5, rtol=0)
         assert batch.image_grid_thw.tolist() == stock["image_grid_thw"].tolist()
 
-    def test_ids_of_a_whole_prompt(self, qwen2_5):
+    def test_a_whole_prompt_has_the_same_ids(self, qwen2_5):
         item = sample("<video>\nA <image> b", [clip()], [noise(3, 56, 56)], system="Be brief.")
         batch = collate(qwen2_5, item, **FRAME_BOUNDS)
         stock = qwen2_5(
@@ -113,7 +115,7 @@ class TestTime:
             "<|im_start|>user\n<0.1 seconds><|vision_start|><|vision_end|><4.5 seconds><|vision_start|><|vision_end|>"
         )
 
-    def test_uneven_times_of_a_list_of_frames(self, processor, tmp_path, make_row):
+    def test_uneven_frame_times_become_timestamps_or_their_mean_distance(self, processor, tmp_path, make_row):
         from PIL import Image
 
         from qwenvl.data.dataset import load_dataset
@@ -147,7 +149,7 @@ class TestBatches:
             sample("<image>?", images=[noise(3, 90, 70, seed=4)], id="i"),
         ]
 
-    def test_each_prompt_is_what_it_is_alone(self, processor):
+    def test_each_prompt_of_a_batch_equals_the_prompt_alone(self, processor):
         samples = self.samples()
         batch = collate(processor, *samples)
         assert len(batch) == 4

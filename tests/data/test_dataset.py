@@ -35,7 +35,7 @@ def frames_of(sample: Sample) -> tuple[int, ...]:
 
 
 class TestSamples:
-    def test_the_frames_are_those_that_the_info_names(self, steps, number_of):
+    def test_a_clip_has_the_frames_that_its_info_names(self, steps, number_of):
         for epoch in range(3):
             (clip,) = load_dataset(steps)[(epoch, 0)].videos
             assert clip.frames.dtype == torch.uint8
@@ -43,14 +43,14 @@ class TestSamples:
             assert clip.info.times == pytest.approx([i / 10 for i in clip.info.indices])
             assert clip.info.segments == tuple(int(i >= 10) for i in clip.info.indices)
 
-    def test_by_hand(self, steps):
+    def test_a_sample_has_frames_at_the_interval_and_the_chat_of_its_record(self, steps):
         # 1.9 s / 0.5 s = 3.8 -> 4 frames of 19: 0, 6, 12, 18; 1.8 s over three gaps
         sample = load_dataset(steps, base_interval=0.5, video_min_frames=2)[2]
         assert frames_of(sample) == (0, 6, 12, 18)
         assert sample.videos[0].info.seconds_per_frame == pytest.approx(0.6)
         assert sample.chat[0]["content"] == [{"type": "video"}, {"type": "text", "text": "\nWhich?"}]
 
-    def test_several_media_in_the_order_of_their_tags(self, make_clip, write_rows, make_row, tmp_path):
+    def test_several_media_keep_the_order_of_their_tags(self, make_clip, write_rows, make_row, tmp_path):
         from PIL import Image
 
         make_clip("a.mp4", 8)
@@ -76,7 +76,7 @@ class TestChance:
         pairs = [[clip.info.indices for clip in dataset[(epoch, 0)].videos] for epoch in range(5)]
         assert any(first != second for first, second in pairs)
 
-    def test_evaluation_has_no_chance(self, steps):
+    def test_evaluation_draws_the_same_frames_in_every_epoch(self, steps):
         # 9 * i / 3 and 10 + 14 * i / 3 = 10, 14.67, 19.33, 24
         dataset = load_dataset(steps, training=False)
         for epoch in range(3):
@@ -100,6 +100,7 @@ class TestChance:
 class TestBadSamples:
     @pytest.fixture
     def mixed(self, steps, tmp_path, write_rows, make_row):
+        """Three records: a file that is no clip, a good clip, and segments that do not fit their clip."""
         (tmp_path / "clips" / "bad.mp4").write_text("not a video, only words")
         rows = [
             make_row(id="bad", prompt="<video>", video="clips/bad.mp4"),
@@ -108,7 +109,7 @@ class TestBadSamples:
         ]
         return str(write_rows(rows, "mixed.json"))
 
-    def test_by_default_one_stops_the_run_and_is_named(self, mixed):
+    def test_a_bad_sample_stops_the_run_by_default_and_is_named(self, mixed):
         dataset = load_dataset(mixed)
         with pytest.raises(
             BadMediaError, match=r"mixed.json\[0\] \(id bad\): .*clips/bad.mp4: not a video: it begins with"
@@ -117,7 +118,7 @@ class TestBadSamples:
         with pytest.raises(BadMediaError, match=r"mixed.json\[2\] \(id off\): .*a.mp4: meta.frame_cnts .* sum to 40"):
             dataset[2]
 
-    def test_skip_gives_it_back_as_bad_and_never_another_clip(self, mixed):
+    def test_with_skip_a_bad_sample_comes_back_as_bad_and_never_as_another_clip(self, mixed):
         dataset = load_dataset(mixed, on_bad_sample="skip")
         bad, good, off = (dataset[i] for i in range(3))
         assert isinstance(bad, BadSample)
@@ -149,7 +150,7 @@ def test_the_example_of_the_repository_can_be_used():
     assert [len(dataset[i].videos) + 10 * len(dataset[i].images) for i in range(len(dataset))] == [1, 1, 1, 10, 0]
 
 
-def test_it_travels_to_other_processes(steps):
+def test_a_dataset_can_be_pickled_for_other_processes(steps):
     dataset = pickle.loads(pickle.dumps(load_dataset(steps)))
     assert isinstance(dataset, GRPODataset)
     random.seed(99)  # nobody's global state matters
@@ -164,7 +165,7 @@ def test_only_frames_between_start_and_end_are_taken(steps, write_rows, make_row
     assert clip.info.times == pytest.approx((0.5, 0.8, 1.1, 1.4))
 
 
-def test_columns_template_and_system_turn(write_rows):
+def test_columns_template_and_system_turn_shape_the_messages(write_rows):
     path = str(write_rows([{"question": "Why?", "answer": "Because."}]))
     dataset = load_dataset(
         path,
@@ -176,7 +177,7 @@ def test_columns_template_and_system_turn(write_rows):
     assert dataset.records[0].solution == "Because."
     with pytest.raises(RecordError, match="--columns names 'asked'; the row has question, answer"):
         load_dataset(path, columns={"asked": "prompt"})
-    with pytest.raises(ValueError, match=r"prompt_template: expected a text that contains \{prompt\}"):
+    with pytest.raises(ValueError, match=r"prompt_template: .*\{prompt\}"):
         load_dataset(path, prompt_template="no place")
 
 

@@ -35,7 +35,7 @@ def test_values_are_shown_by_their_json_type():
 
 
 @pytest.mark.parametrize("kind", [RecordError, BadMediaError])
-def test_what_a_message_quotes_neither_steers_a_terminal_nor_fills_it(kind):
+def test_text_quoted_in_an_error_neither_steers_a_terminal_nor_fills_it(kind):
     text = str(kind("data.json[3]: \x1b[2J\x9b1m" + "x" * 10**6 + ": no such file\n  second line"))
     assert text.startswith("data.json[3]: \ufffd[2J\ufffd1mxxx") and text.endswith("xxx: no such file\n  second line")
     assert len(text) < 1100

@@ -31,6 +31,7 @@ def show(processor, write_rows):
 
 @pytest.fixture
 def rows(make_clip, make_row):
+    """One row with a clip of 50 frames of 112 x 112 pixels."""
     make_clip("a.mp4", 50, size=(112, 112))
     return [make_row(prompt="<video>\nWhich?", video="a.mp4")]
 
@@ -49,7 +50,7 @@ def frames_by_segment(sample) -> list[int]:
     return [sum(segment == number for _, segment in shown) for number in (0, 1)]
 
 
-def test_as_many_as_fit_evenly_over_the_clip(show, rows, number_of):
+def test_as_many_frames_as_fit_are_spread_evenly_over_the_clip(show, rows, number_of):
     words = words_of(show, rows)
     # 16 frames of 112 x 112: 8 pairs of 16 tokens; room for five pairs and a half
     (sample,), batch = show(rows, words + 5 * 16 + 8, video_max_frames=16)
@@ -64,7 +65,7 @@ def test_as_many_as_fit_evenly_over_the_clip(show, rows, number_of):
         assert batch.fitted == [None] and len(sample.videos[0].frames) == 16, "it fits as it is"
 
 
-def test_never_below_the_fewest_frames(show, rows, make_row, tmp_path):
+def test_fitting_never_goes_below_the_fewest_frames(show, rows, make_row, tmp_path):
     words = words_of(show, rows)
     # the fewest, 4 frames, are 2 pairs
     (sample,), batch = show(rows, words + 32, video_max_frames=16)
@@ -90,7 +91,7 @@ def test_several_clips_share_one_upper_bound(show, make_row, rows, make_clip):
     assert sample.fitted == ((16, 6), (6, 6))
 
 
-def test_segments_give_way_together_and_keep_their_chance(show, rows):
+def test_segments_lose_frames_together_and_are_still_drawn_by_chance(show, rows):
     rows[0]["meta"] = {"frame_cnts": [20, 30], "min_frames": 2, "max_frames": 8, "dynamic_sample": True}
     words = words_of(show, rows)
     seen = set()
@@ -107,7 +108,7 @@ def test_segments_give_way_together_and_keep_their_chance(show, rows):
     assert len(seen) > 3
 
 
-def test_time_stamps_count(show, rows):
+def test_fitting_counts_the_tokens_of_timestamps(show, rows):
     family = make_processor("qwen3_vl")
     (_,), whole = show(rows, None, family=family, video_max_frames=16)
     for limit in range(whole.input_ids.shape[1] // 2, whole.input_ids.shape[1], 20):
@@ -117,7 +118,7 @@ def test_time_stamps_count(show, rows):
         assert more.input_ids.shape[1] > limit, "one pair more would have been too long"
 
 
-def test_frames_that_share_their_pixels_become_larger_where_fewer_are_taken(show, make_clip, make_row):
+def test_frames_under_total_pixels_become_larger_where_fewer_are_taken(show, make_clip, make_row):
     make_clip("a.mp4", 50, size=(112, 112))
     row = make_row(prompt="<video>?", video={"video": "a.mp4", "fps": 4, "total_pixels": 50_176, "min_pixels": 784})
     words = words_of(show, [row])

@@ -29,11 +29,13 @@ class TestUniform:
             (31, 3.0, FrameOptions(video_fps=2.0), (0, 6, 12, 18, 24, 30)),
         ],
     )
-    def test_by_hand(self, frame_count, duration, options, indices):
+    def test_the_number_of_frames_follows_from_duration_interval_and_bounds(
+        self, frame_count, duration, options, indices
+    ):
         assert plan_frames(frame_count, duration, options).indices == indices
 
     @pytest.mark.parametrize(("frame_count", "indices"), [(1, (0, 0)), (2, (0, 1)), (3, (0, 1, 2, 2))])
-    def test_a_short_clip_gives_what_it_has(self, frame_count, indices):
+    def test_a_clip_with_too_few_frames_gives_all_of_them(self, frame_count, indices):
         assert plan_frames(frame_count, 0.1, FrameOptions()).indices == indices
 
     def test_meta_bounds_win_over_the_flags(self):
@@ -96,7 +98,7 @@ class TestRescaling:
         meta = ClipMeta(frame_counts=counts, min_frames=1, max_frames=100, dynamic_sample=True)
         return plan_frames(frame_count, 1.0, FrameOptions(), meta)
 
-    def test_off_by_one_is_rescaled(self):
+    def test_segments_off_by_one_frame_are_rescaled(self):
         # 13 + 11 = 24 of 25 frames: the edge moves from 13 to 13 * 25 / 24 = 13.54 -> 14
         plan = self.plan((13.0, 11.0), 25)
         assert plan.rescaled
@@ -106,7 +108,7 @@ class TestRescaling:
     def test_more_than_two_frames_and_ten_percent_off_is_an_error(self):
         assert self.plan((3.0, 3.0), 4).rescaled
         assert self.plan((100.0, 120.0), 200).rescaled
-        with pytest.raises(ValueError, match=r"\[100.0, 121.0\] sum to 221 frames but the clip has 200"):
+        with pytest.raises(ValueError, match=r"\[100.0, 121.0\] sum to 221 .*200"):
             self.plan((100.0, 121.0), 200)
 
 
@@ -117,7 +119,7 @@ class TestRescaling:
         ({"video_fps": -1.0}, "--video_fps must be above 0"),
         ({"video_min_frames": 9}, "--video_min_frames 9 is above --video_max_frames 8"),
         ({"video_min_frames": 0}, "--video_min_frames must be at least 1"),
-        ({"frame_counts": "4;8"}, "--frame_counts must be whole numbers and commas, such as 4,8,16, got '4;8'"),
+        ({"frame_counts": "4;8"}, "--frame_counts must be whole numbers .*got '4;8'"),
         ({"frame_counts": "4,8", "video_fps": 2.0}, "--video_fps has no effect with --frame_counts"),
     ],
 )

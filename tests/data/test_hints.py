@@ -10,7 +10,7 @@ from qwenvl.types import ClipMeta, FrameInfo, LibraryCount, LibrarySize, VideoCl
 LARGE = (720, 1280)
 
 
-def test_a_large_clip_is_told_with_the_flag_and_its_cost():
+def test_a_clip_that_is_shrunk_much_is_hinted_at_with_the_flag_and_its_cost():
     """16 : 9 below 32 * 28 * 28 pixels in multiples of 28: 7 x 4 tokens. Below four times as many: 15 x 8."""
     ((kind, message),) = size_hints(MediaSizes((LARGE, LARGE), (None, ClipMeta()), ()), PromptOptions())
     assert kind == "seen small"
@@ -22,7 +22,7 @@ def test_a_large_clip_is_told_with_the_flag_and_its_cost():
     assert "images of 4000 x 3000 pixels are seen at 756 x 560; --max_pixels 1806336 shows 1540 x 1148" in message
 
 
-def test_what_is_meant_or_not_shrunk_much_is_not_told():
+def test_no_hint_where_a_size_was_chosen_or_hardly_shrinks():
     options, large = PromptOptions(), MediaSizes((LARGE,), (None,), ())
     assert size_hints(MediaSizes(((200, 300),), (None,), ((720, 1280),)), options) == []
     assert size_hints(large._replace(metas=(ClipMeta(max_pixels=9999),)), options) == [], "the record's own bound"
@@ -45,7 +45,7 @@ def test_short_clips_name_the_rate_that_shows_more_frames():
     assert few_frames(clips, FrameOptions(video_fps=5.0)) == []
 
 
-def test_sizes_of_rows_that_become_others_are_told():
+def test_a_size_of_a_row_that_is_rounded_or_lowered_is_hinted_at():
     info = FrameInfo("a.mp4", (0, 1, 2, 3), (0.0, 1.0, 2.0, 3.0))
     fixed = LibrarySize(resized_height=28, resized_width=28)
     of_clip = MediaSizes((LARGE,), (ClipMeta(size=fixed),), (), (info,))
@@ -63,7 +63,7 @@ def test_sizes_of_rows_that_become_others_are_told():
     assert size_hints(of_clip, PromptOptions()) == [], "the row says how large its frames are"
 
 
-def test_a_number_of_frames_that_was_taken_for_a_note_is_told():
+def test_a_number_of_frames_that_was_taken_for_a_note_is_hinted_at():
     info = FrameInfo("a.mp4", (0, 600, 1200, 1799), (0.0, 20.0, 40.0, 60.0))
     meta = ClipMeta(count=LibraryCount(nframes=1800, beside_turns=True))
     ((_, message),) = setting_hints(MediaSizes((LARGE,), (meta,), (), (info,)))

@@ -97,8 +97,9 @@ def test_a_clip_that_is_a_microsecond_short_loses_no_pair():
         ({"min_frames": 20, "fps": 0.1}, {"video_max_frames": 10}, 20),
         ({"max_frames": 2, "fps": 1}, {"video_min_frames": 6}, 2),
     ],
+    ids=str,
 )
-def test_flags_that_are_given_stand_for_what_a_row_leaves_out(settings, options, frames):
+def test_flags_stand_for_the_frame_settings_that_a_row_leaves_out(settings, options, frames):
     assert len(planned(settings, 600, 10.0, {}, FrameOptions(**options)).indices) == frames
 
 
@@ -111,6 +112,7 @@ def test_flags_that_are_given_stand_for_what_a_row_leaves_out(settings, options,
         ({"fps": 1}, {}, 4),  # of 5.5 s: 5.5 frames, down to a pair
         ({}, {"video_max_frames": 6}, 6),
     ],
+    ids=str,
 )
 def test_all_frames_of_a_list_are_shown_where_nothing_bounds_them(settings, options, frames):
     assert len(planned(settings, 11, 2.0, {}, FrameOptions(**options), listed=True).indices) == frames
@@ -210,7 +212,7 @@ def test_the_size_of_images_is_that_of_the_package(settings, factor):
         assert ours.image_size((height, width), LibrarySize(**settings)) == (theirs.height, theirs.width)
 
 
-def test_an_upper_bound_below_the_package_s_lower_one_is_kept_where_it_ends_with_an_error(monkeypatch):
+def test_an_upper_bound_below_the_lower_bound_of_the_package_is_kept(monkeypatch):
     with pytest.raises(AssertionError):
         size_of_the_package(monkeypatch, {"max_pixels": 50176}, 2, (480, 640), 28)
     # as our own bound of this number: 480 / sqrt(307,200 / 50,176) = 193.99 and 258.7, down to multiples of 28

@@ -27,7 +27,7 @@ def test_a_seed_is_the_first_eight_bytes_of_sha256():
     assert stable_random(1, 23).random() != stable_random(12, 3).random(), "parts do not run together"
 
 
-def test_draws_per_epoch_by_hand():
+def test_draws_per_epoch_follow_the_weights_and_round_to_whole_records():
     # 10 records: 0.25, 0.25 and 0.5 of 10 are 2.5, 2.5 and 5; the one left over goes to the first of equals
     assert draws_per_epoch([Part("a", 7, 0.25), Part("b", 2, 0.25), Part("c", 1, 0.5)]) == [3, 2, 5]
     parts = lambda *weights: [Part("a", 60, weights[0]), Part("b", 40, weights[1])]
@@ -42,9 +42,10 @@ class TestWeights:
 
     @pytest.fixture
     def sampler(self):
+        """The order of an epoch of two weighted data sets."""
         return EpochSampler(self.PARTS, seed=1)
 
-    def test_an_epoch_and_every_stretch_of_it_holds_them_by_their_weights(self, sampler):
+    def test_every_stretch_of_an_epoch_holds_data_sets_by_their_weights(self, sampler):
         for epoch in range(3):
             keys = keys_of(sampler, epoch)
             assert len(keys) == len(sampler) == 40
@@ -66,13 +67,13 @@ class TestWeights:
                 assert len({index for _, index in chunk}) == size
         assert len({tuple(key[1] for key in small[i : i + 5]) for i in range(0, 60, 5)}) > 6, "orders are drawn anew"
 
-    def test_function_of_seed_and_epoch_alone(self, sampler):
+    def test_the_order_is_a_function_of_seed_and_epoch_alone(self, sampler):
         third = keys_of(EpochSampler(self.PARTS, seed=1), 3)
         for epoch in range(4):
             keys = keys_of(sampler, epoch)
         assert keys == third != keys_of(EpochSampler(self.PARTS, seed=2), 3)
 
-    def test_no_order_of_their_own(self):
+    def test_weighted_data_sets_without_shuffling_are_refused(self):
         with pytest.raises(ValueError, match="have no order of their own"):
             EpochSampler(self.PARTS, shuffle=False)
 
@@ -91,7 +92,7 @@ class TestGrouping:
     def sampler(self, step=8, parts=ONE, seed=2):
         return EpochSampler(parts, seed=seed, grouping=(step, lambda key: self.LENGTHS[key[1]]))
 
-    def test_by_hand(self):
+    def test_pools_of_steps_are_sorted_by_length(self):
         # five steps of two are one pool; the eleventh is left for a step of its own, and no pool is shorter than a step
         lengths = [5, 1, 4, 2, 9, 8, 7, 3, 6, 10, 11]
         plain = keys_of(EpochSampler([Part("a", 11)], seed=4))
@@ -100,7 +101,7 @@ class TestGrouping:
         for start in range(0, 10, 2):  # 11 // (4 * 2) = 1 step to a pool: sorted, and not mixed
             assert keys[start : start + 2] == sorted(plain[start : start + 2], key=lambda key: lengths[key[1]])
 
-    def test_the_same_records_as_without_it_by_seed_and_epoch(self):
+    def test_grouping_keeps_every_record_of_an_epoch_and_depends_on_seed_and_epoch(self):
         sampler = self.sampler()
         orders = [keys_of(sampler, epoch) for epoch in range(3)]
         for epoch, keys in enumerate(orders):
@@ -122,7 +123,7 @@ class TestGrouping:
 
 
 class TestRepeatedSteps:
-    def test_by_hand(self):
+    def test_a_step_is_followed_by_empty_batches_for_its_iterations(self):
         sampler = RepeatedSteps(EpochSampler([Part("a", 5)], shuffle=False), step=2, iterations=3)
         sampler.set_epoch(4)
         empty = [None] * 4
@@ -151,7 +152,7 @@ class TestRefillOrder:
     def order(parts=None, **settings) -> RefillOrder:
         return RefillOrder(parts or [Part("a", 100)], **{"seed": 3, "longest": 30} | settings)
 
-    def test_as_many_other_records_as_are_asked_for_with_the_epoch(self):
+    def test_a_refill_draws_as_many_other_records_as_are_left(self):
         keys = self.order().draw(step=5, epoch=2, round=1, count=8, without=set(range(50)))
         assert len(set(keys)) == 8 and all(epoch == 2 and index >= 50 for epoch, index in keys)
         three = self.order([Part("a", 3)])
@@ -159,7 +160,7 @@ class TestRefillOrder:
         other = self.order([Part("a", 1)], process=1, processes=2)
         assert other.draw(0, 0, 2, 5, without=()) == [], "the other process has it"
 
-    def test_what_is_drawn_depends_on_seed_step_round_and_process_alone(self):
+    def test_a_refill_depends_on_seed_step_round_and_process_alone(self):
         def draw(step=5, round=1, seed=3, process=0, count=4):
             return self.order(seed=seed, process=process, processes=2).draw(step, 0, round, count, ())
 

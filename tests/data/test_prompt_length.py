@@ -14,11 +14,13 @@ from tests.data.test_collator import clip, noise, sample
 
 @pytest.fixture(scope="module", params=("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
 def processor(request):
+    """The processor of each family."""
     return make_processor(request.param)
 
 
 @pytest.fixture
 def ruler(processor):
+    """A ruler with the pixel bounds of the defaults."""
     return Ruler(processor, (4 * 28 * 28, 32 * 28 * 28), (16 * 28 * 28, 576 * 28 * 28))
 
 
@@ -35,7 +37,7 @@ def ruler(processor):
         ),
     ],
 )
-def test_the_length_is_that_of_the_prompt(processor, ruler, text, clips, images):
+def test_the_computed_length_is_that_of_the_prompt(processor, ruler, text, clips, images):
     sizes = [(times, ruler.frame_size((height, width), None)) for times, height, width in clips]
     videos = [clip(len(times), height, width, times=times) for times, height, width in clips]
     made = sample(text, videos, [noise(3, *size) for size in images])
@@ -45,7 +47,7 @@ def test_the_length_is_that_of_the_prompt(processor, ruler, text, clips, images)
     assert measured.vision == sum(i in (processor.image_token_id, processor.video_token_id) for i in ids.tolist())
 
 
-def test_sizes_by_hand():
+def test_sizes_of_frames_and_images_follow_the_pixel_bounds():
     ruler = Ruler(make_processor("qwen2_5_vl"), (4 * 28 * 28, 32 * 28 * 28), (16 * 28 * 28, 576 * 28 * 28))
     # 480 x 640 pixels into 25,088: 480 / sqrt(307,200 / 25,088) = 137.2 and 182.9, down to multiples of 28
     assert ruler.frame_size((480, 640), None) == (112, 168)
@@ -60,10 +62,11 @@ META = {"frame_cnts": [10, 15], "min_frames": 2, "max_frames": 6, "dynamic_sampl
 
 @pytest.fixture(scope="module")
 def collator():
+    """The collator of Qwen2.5-VL."""
     return GRPOCollator(make_processor("qwen2_5_vl"))
 
 
-def test_headers_of_all_kinds(make_clip, tmp_path):
+def test_headers_give_times_and_sizes_of_clips_and_folders(make_clip, tmp_path):
     line, size = read_header(str(make_clip("a.mp4", 25, size=(64, 48))))
     assert (len(line.times), line.times[-1], line.duration, size) == (25, 2.4, 2.5, (48, 64))
     matroska, _ = read_header(str(make_clip("a.mkv", 25)))

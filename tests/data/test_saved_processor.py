@@ -72,6 +72,7 @@ PROCESSORS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # Qwen3.5 has that of Qwen3
 
 @pytest.fixture(params=PROCESSORS)
 def processor(request):
+    """The processor of each family."""
     return make_processor(request.param)
 
 
@@ -86,6 +87,7 @@ def processor(request):
             "max_pixels": 60_003,
         },
     ],
+    ids=["default bounds", "bounds of its own"],
 )
 def test_the_same_media_give_the_same_inputs(processor, tmp_path, bounds):
     plain, collator = saved(processor, tmp_path, **bounds)
@@ -95,7 +97,7 @@ def test_the_same_media_give_the_same_inputs(processor, tmp_path, bounds):
         assert_same(plain_inputs(plain, sample), collator([sample])["prompts"], plain)
 
 
-def test_sizes_of_all_shapes_are_those_of_training_above_the_lower_bound(processor, tmp_path):
+def test_a_saved_processor_resizes_as_training_does_above_the_lower_bound(processor, tmp_path):
     """The lower bound too, except for Qwen3-VL, whose processor knows one for whole clips alone."""
     bounds = {"video_min_frame_pixels": 20_000, "video_max_frame_pixels": 90_000}
     plain, collator = saved(processor, tmp_path, **bounds)
@@ -115,7 +117,7 @@ def test_sizes_of_all_shapes_are_those_of_training_above_the_lower_bound(process
     assert differ == (small if whole_clips else set())
 
 
-def test_rates_and_numbers_of_frames(processor, tmp_path):
+def test_a_saved_processor_has_the_rate_and_the_bounds_of_frames(processor, tmp_path):
     plain, _ = saved(processor, tmp_path, FrameOptions(base_interval=0.5, video_min_frames=6, video_max_frames=13))
     video = plain.video_processor
     assert (video.fps, video.min_frames, video.max_frames, video.do_sample_frames) == (2.0, 6, 12, False)
@@ -134,7 +136,7 @@ def test_arguments_of_the_template_are_its_defaults(processor, tmp_path):
     assert other.endswith("<think>\n"), "they can still be chosen anew"
 
 
-def test_a_template_that_cannot_be_changed_to_fit_is_told(tmp_path, caplog):
+def test_a_template_that_cannot_be_changed_to_fit_is_reported(tmp_path, caplog):
     processor = make_processor("qwen3_vl")
     processor.chat_template = processor.chat_template.replace(
         "<|vision_start|><|video_pad|>", "{{ '<|vision_' }}start|><|video_pad|>"
@@ -147,10 +149,11 @@ def test_a_template_that_cannot_be_changed_to_fit_is_told(tmp_path, caplog):
 class TestReadClip:
     @pytest.fixture
     def run(self, tmp_path):
+        """A folder with prompt settings: a frame every half second, two at least."""
         PromptSettings(FrameOptions(base_interval=0.5, video_min_frames=2), PromptOptions()).save(tmp_path)
         return tmp_path
 
-    def test_frames_and_times_are_those_of_evaluation(self, run, processor, make_clip, make_row, write_rows):
+    def test_read_clip_gives_the_frames_and_times_of_evaluation(self, run, processor, make_clip, make_row, write_rows):
         clip = make_clip("a.mp4", 25, size=(320, 240))
         path = write_rows([make_row(prompt="<video>\nWhich?", video="a.mp4")])
         sample = load_dataset(str(path), training=False, base_interval=0.5, video_min_frames=2)[0]
@@ -176,7 +179,7 @@ class TestReadClip:
         assert torch.equal(read_clip("a.mp4", run).frames, first.frames)
 
 
-def test_settings_come_back_as_they_were(tmp_path):
+def test_prompt_settings_are_loaded_as_they_were_saved(tmp_path):
     settings = PromptSettings(
         FrameOptions(video_fps=1.5), PromptOptions(chat_template_kwargs={"a": [1]}), "base", "Be brief.", "Q: {prompt}"
     )

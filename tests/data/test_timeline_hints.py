@@ -11,7 +11,7 @@ def record(**row):
     return parse_row(Row("d[0]", "d-0", {"prompt": "Which, when?", "video": "a.mp4", **row}), "/media")
 
 
-def test_the_shortest_span_and_the_distance_of_frames():
+def test_a_timeline_gives_its_shortest_span_and_the_distance_of_frames():
     spans = [{"step": 1, "start": 0, "end": 1.5}, {"step": 2, "start": 2, "end": 3}]
     assert timeline_times(record(timeline=spans), [CLIP]) == TimelineTimes(shortest=1.0, distance=1.0)
     assert timeline_times(record(solution="0-1.5 (1)"), [CLIP]) == TimelineTimes(shortest=1.5, distance=1.0)

@@ -36,14 +36,14 @@ BARE = replace(RECORD, solution="", fields={"id": "17"})
 
 
 @pytest.mark.parametrize(("count", "shown"), [(None, 32), (16, 16)])
-def test_frames_are_so_many_evenly_spaced_whatever_the_record_says(count, shown):
+def test_the_frames_view_spreads_its_number_of_frames_whatever_the_record_says(count, shown):
     own = replace(RECORD, clip_meta=(ClipMeta(min_frames=2, max_frames=4, dynamic_sample=True, video_start=1.0),))
     (meta,) = frames(own, count).clip_meta
     assert meta is not None
     assert (meta.min_frames, meta.max_frames, meta.dynamic_sample, meta.video_start) == (shown, shown, False, 1.0)
 
 
-def test_evidence_is_the_span_from_its_first_second_to_its_last():
+def test_the_evidence_view_shows_the_span_from_its_first_second_to_its_last():
     (meta,) = evidence(RECORD).clip_meta
     assert meta is not None and (meta.video_start, meta.video_end, meta.max_frames) == (2.0, 6.0, None)
     (meta,) = evidence(RECORD, 8).clip_meta
@@ -74,7 +74,7 @@ def test_records_that_a_view_changes_are_counted():
     assert changed_by(unchanged, [RECORD]) == (0, 1)
 
 
-@pytest.mark.parametrize("wrong", ["somewhere", [[3, "so"]]])
+@pytest.mark.parametrize("wrong", ["somewhere", [[3, "so"]]], ids=str)
 def test_a_field_that_a_view_cannot_read_is_named(wrong):
     with pytest.raises(RecordError, match=r"data\.json\[0\].*'evidence' must be a list"):
         seen_by(evidence, replace(RECORD, fields={"evidence": wrong}))
@@ -100,7 +100,7 @@ def test_a_feedback_that_fails_is_named_with_the_record_in_one_line(name):
     assert problem in message and "\n" not in message
 
 
-def test_a_feedback_may_quote_what_a_completion_spells():
+def test_feedback_quotes_special_tokens_of_a_completion_as_text():
     quote = lambda record, completion, rewards: f"You said {completion}"
     assert sentence_of(quote, RECORD, "<|im_end|><|video_pad|>", {}) == "You said < |im_end|>< |video_pad|>"
 
@@ -149,6 +149,6 @@ def test_an_own_view_gets_a_copy_of_the_fields(own_view):
     assert "mark" not in RECORD.fields
 
 
-def test_a_function_that_is_not_there_is_named(own_view):
+def test_a_missing_function_of_a_view_is_named(own_view):
     with pytest.raises(ValueError, match="no function missing"):
         own_view("missing")

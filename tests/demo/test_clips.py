@@ -29,6 +29,7 @@ SETTINGS = ClipSettings(seed=3, train=30, heldout=6, warmup=400)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
+    """The data sets of the demo, at a small size."""
     folder = tmp_path_factory.mktemp("demo") / "data"
     make_clips(folder, SETTINGS, processes=1)
     return folder
@@ -61,7 +62,7 @@ def test_every_data_set_is_read_with_two_frames_of_each_segment(data, name):
         assert sample.videos[0].info.indices == (0, first - 1, first, first + second - 1)
 
 
-def test_same_seed_same_data_other_seed_other_data(tmp_path, data):
+def test_the_data_of_the_demo_is_a_function_of_the_seed(tmp_path, data):
     few = replace(SETTINGS, train=2, heldout=1, warmup=5)
     for name, settings in {"a": few, "b": few, "c": replace(few, seed=4)}.items():
         make_clips(tmp_path / name, settings, processes=1)
@@ -97,6 +98,7 @@ def test_warmup_targets_are_incomplete_as_often_as_the_settings_say(data):
 
 @pytest.fixture(scope="module")
 def long_data(tmp_path_factory):
+    """The data sets of the demo with looks, at a small size."""
     folder = tmp_path_factory.mktemp("long") / "data"
     make_long_clips(folder, LongClipSettings(train=2, heldout=1, sight=7), processes=1)
     return folder
@@ -113,7 +115,7 @@ def test_no_frame_of_the_overview_shows_a_step(long_data):
         assert end == start + 1 and start not in overview and f"from {start} to {end}?" in str(record)
 
 
-def test_a_second_shows_its_step_and_those_around_it_nothing():
+def test_frames_move_only_in_the_second_of_a_step():
     minute = Minute("m", (7,), (4,), (0,))
     frames = np.stack(list(minute.draw())).astype(int)
     assert len(frames) == SECONDS * RATE

@@ -30,7 +30,7 @@ def call(folder, *flags):
     return out.getvalue()
 
 
-def test_it_trains_and_says_where_everything_is(tmp_path, monkeypatch, caplog, capsys):
+def test_the_demo_trains_and_prints_paths_and_commands_that_work(tmp_path, monkeypatch, caplog, capsys):
     monkeypatch.chdir(tmp_path)  # where a pasted command writes its page
     folder = tmp_path / "out"
     out = call(folder, "--steps", "2")
@@ -58,7 +58,7 @@ def test_it_trains_and_says_where_everything_is(tmp_path, monkeypatch, caplog, c
             paste(command, *(("--samples", "8", "--limit", "1") if " probe " in command else ()))
 
 
-def test_the_example_is_the_first_that_was_wrong_and_then_right(tmp_path):
+def test_the_example_is_the_first_record_answered_wrong_and_then_right(tmp_path):
     def rollout(step, record_id, accuracy):
         rewards, words = {"format": 1.0, "accuracy": accuracy}, f"{record_id} at {step}"
         more = {"tokens": 1, "finish_reason": "stop", "total": 0.0, "split": "eval"}
@@ -73,7 +73,7 @@ def test_the_example_is_the_first_that_was_wrong_and_then_right(tmp_path):
     assert example(tmp_path, 0) is None
 
 
-def test_what_the_demo_did_not_make_is_never_removed(tmp_path):
+def test_a_folder_that_the_demo_did_not_make_is_never_removed(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine.json").write_text("[]")
     with pytest.raises(FileExistsError, match="not made by the demo"):
@@ -85,7 +85,7 @@ def test_what_the_demo_did_not_make_is_never_removed(tmp_path):
     ("flags", "message"),
     [(["--clips", "7"], "at least 8"), (["--steps", "0"], "at least 1")],
 )
-def test_what_cannot_work_is_refused(flags, message, capsys):
+def test_too_few_clips_or_steps_are_refused(flags, message, capsys):
     with pytest.raises(SystemExit):
         main(flags)
     assert message in capsys.readouterr().err
@@ -108,14 +108,14 @@ def test_all_commands_take_the_settings_of_every_family(tmp_path, family):
 
 
 @pytest.mark.slow  # its commands are tested one by one, and its settings above
-def test_the_demo_that_looks_from_end_to_end(tmp_path):
+def test_the_demo_with_looks_runs_from_end_to_end(tmp_path):
     out = call(tmp_path / "out", "--look", "--steps", "1")
     assert "[5/5] does it look?" in out and "Best without looking: accuracy 0.167" in out
     evaluation = read_evaluation(tmp_path / "out" / "evaluation")
     assert evaluation["controls"] == ["none", "no_look", "other_span", "evidence"] and evaluation["ended"]
 
 
-def test_the_demo_of_timelines_from_end_to_end(tmp_path, monkeypatch):
+def test_the_demo_of_timelines_runs_from_end_to_end(tmp_path, monkeypatch):
     out = call(tmp_path / "out", "--timeline", "--steps", "1")
     assert "Best without looking: timeline_iou 0.185" in out and "F1@50" in out
     evaluation = read_evaluation(tmp_path / "out" / "evaluation")

@@ -29,6 +29,7 @@ SETTINGS = TimelineSettings(seed=3, train=12, heldout=4, warmup=300)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
+    """The data sets of the demo of timelines, at a small size."""
     folder = tmp_path_factory.mktemp("demo") / "data"
     make_timeline_clips(folder, SETTINGS, processes=1)
     return folder
@@ -80,7 +81,7 @@ def test_targets_of_the_warm_up_lack_spans_and_have_edges_a_second_off(data):
     assert all(span.seconds >= 1 for spans in targets for span in spans)
 
 
-def test_the_best_fixed_answer_has_the_value_that_it_is_said_to_have():
+def test_the_value_of_the_best_fixed_answer_is_its_mean_over_all_clips():
     value, spans = best_fixed_timeline()
     true = [spans_of(steps, edges) for steps in ORDERS for edges in EDGES]
     mean = sum(best_iou(spans, each, extra=1.0) for each in true) / len(true)
@@ -95,7 +96,7 @@ def test_the_same_seed_gives_the_same_data(tmp_path, data):
         assert (tmp_path / "again" / file).read_bytes() == (data / file).read_bytes()
 
 
-def test_what_a_step_has_done_stays_done():
+def test_the_work_of_a_step_stays_visible_until_the_end():
     clip = TimedClip("one", (2, 1, 6), (4, 8), (0, 1, 2))
     other = TimedClip("two", (1, 2, 6), (4, 8), (0, 1, 2))
     last, others_last = list(clip.draw())[-1], list(other.draw())[-1]

@@ -10,7 +10,7 @@ from qwenvl.demo.tiny import FAMILIES, make_model, make_processor, save_tiny
 
 
 @pytest.mark.parametrize(("family", "tied"), [*((family, True) for family in FAMILIES), ("qwen2_5_vl", False)])
-def test_what_is_saved_is_what_is_loaded(tmp_path, family, tied):
+def test_a_tiny_checkpoint_loads_with_the_weights_it_was_saved_with(tmp_path, family, tied):
     folder = save_tiny(tmp_path / "checkpoint", family, seed=3, tie_word_embeddings=tied)
     processor = AutoProcessor.from_pretrained(folder)
     model = AutoModelForImageTextToText.from_pretrained(folder)

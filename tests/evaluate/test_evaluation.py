@@ -28,6 +28,7 @@ REWARDS = ("--reward_funcs", "letters", "--pass_by", "letters", "--pass_at", "3"
 
 @pytest.fixture
 def data(make_row, write_rows, make_clip) -> str:
+    """Five records of text and one with a clip."""
     make_clip("clip.mp4", 20)
     rows = [make_row(prompt=f"Which of {n}?", id=f"text-{n}") for n in range(5)]
     return str(write_rows([*rows, make_row(prompt="<video>\nWhich?", video="clip.mp4", id="clip")]))
@@ -35,6 +36,7 @@ def data(make_row, write_rows, make_clip) -> str:
 
 @pytest.fixture
 def words(tiny_checkpoint, data, tmp_path) -> list[str]:
+    """Model, data and flags of an evaluation whose reward notes what it is asked."""
     (tmp_path / "rewards_of_the_test.py").write_text(PLUGIN)
     model = str(tiny_checkpoint(initializer_range=0.1))
     flags = ["--use_cpu", "--generation_max_length", "5", "--samples", "2", "--seed", "3"]
@@ -53,7 +55,9 @@ def numbers(folder: Path) -> dict:
     return {name: found[name] for name in ("numbers", "drops", "left_out", "protocol")}
 
 
-def test_it_continues_and_refuses_other_settings(words, tiny_checkpoint, tmp_path, monkeypatch, capsys):
+def test_an_evaluation_continues_after_an_interruption_and_refuses_other_settings(
+    words, tiny_checkpoint, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(questions, "BLOCK", 2)
     whole, cut = str(tmp_path / "whole"), tmp_path / "cut"
     assert main([*words, "--controls", "blank", "--output_dir", whole]) == 0
@@ -126,7 +130,7 @@ def test_a_bad_clip_is_left_out_and_named(words, tmp_path, make_clip, capsys):
     assert not (tmp_path / "asked").exists()  # it is known to be left out
 
 
-def test_a_folder_is_the_same_however_it_is_written(tmp_path, monkeypatch):
+def test_an_evaluation_continues_however_the_path_of_its_model_is_written(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
 

@@ -33,7 +33,7 @@ def models(tiny_checkpoint, tmp_path) -> list[str]:
     return [str(base), str(adapter), str(merged)]
 
 
-def test_three_models_under_all_controls(models, tmp_path, capsys, never_at_full_size):
+def test_base_adapter_and_merged_model_are_compared_under_all_controls(models, tmp_path, capsys, never_at_full_size):
     scored = ["--reward_funcs", "format", LETTERS, "--pass_by", "letters", "--pass_at", "0.5", "--controls", "all"]
     out = tmp_path / "out"
     assert main([*models, "example", *SETTINGS, *scored, "--output_dir", str(out)]) == 0

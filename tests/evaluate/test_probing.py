@@ -38,7 +38,7 @@ def group(accuracy, form=(0.0, 0.0, 0.0, 0.0), texts=("a", "b", "a", "a"), where
     return Answers.of(rows, 10, where, "accuracy", 1.0)
 
 
-def test_numbers_by_hand():
+def test_a_probe_counts_passes_equal_groups_and_cut_completions():
     groups = [
         group((1.0, 0.0, 0.0, 0.0)),
         group((1.0, 1.0, 1.0, 1.0), form=(1.0, 1.0, 0.6, 1.0), texts=(THOUGHT,) * 4, where="d[1]"),
@@ -63,12 +63,12 @@ def test_a_prompt_with_too_few_values_is_left_out_of_pass_at_k():
     assert numbers["pass_at_k"]["4"] == {"mean": None, "low": None, "high": None, "n": 0}
 
 
-def test_a_reward_that_applies_nowhere_can_not_tell_what_passes():
+def test_pass_by_a_reward_without_values_is_refused():
     with pytest.raises(RewardError, match="--pass_by accuracy: it has no value for any completion"):
         numbers_of(QUESTION, [group((None,) * 4)], [], 0.0)
 
 
-def test_the_most_that_looking_can_bring_by_hand():
+def test_the_gain_of_looking_is_a_paired_mean_with_clips_as_clusters():
     """Two clips with two records each, and one record that was left out when its span was shown."""
     at = lambda n: {"where": f"d[{n}]", "clips": (FrameInfo(f"{n // 2}.mp4", (0, 1), (0.0, 1.0)),)}
     made = lambda n, values: [rollout(rewards={"accuracy": value}, **at(n)) for value in values]
@@ -91,7 +91,7 @@ def test_the_most_that_looking_can_bring_by_hand():
         ((None, None, (None, None, None)), ["looks not measured"], "name another --pass_by"),
     ],
 )
-def test_looks_that_bring_nothing_are_told_of_before_anyone_trains(looks, codes, words):
+def test_looks_without_a_gain_are_reported_before_training(looks, codes, words):
     overview, span, gain = looks
     named = {"records": 0 if overview is None else 9, "overview": {"mean": overview}, "right_span": {"mean": span}}
     named |= {"gain": dict(zip(("mean", "low", "high"), gain, strict=True))}
@@ -121,14 +121,14 @@ def found(sampling=None, rewards=None, right=None, **changes) -> list[tuple[str,
     return [(finding.code, finding.flags) for finding in findings]
 
 
-def test_nothing_stands_in_the_way():
+def test_groups_that_differ_are_good_to_train():
     [finding] = verdict(HEALTHY, GenerationOptions(), RewardOptions())
     assert finding == Finding("good to train", "70% of the groups of 4 have rewards that differ, and teach something")
     [finding] = verdict(HEALTHY | {"equal_groups": share(0.7)}, GenerationOptions(), RewardOptions())
     assert finding.message.endswith("teach something. The others cost as much and teach nothing")
 
 
-def test_cut_off():
+def test_a_completion_cut_at_the_limit_is_diagnosed_before_hard_questions():
     longer = ("--generation_max_length", "1024")
     assert found(truncated=0.1) == [("cut off", longer)]
     assert found(truncated=0.09) == [("good to train", ())]
@@ -141,7 +141,7 @@ def test_cut_off():
     assert found(truncated=0.6, format=0.0, equal_groups=1.0, right=(0.0, 0.0)) == [("cut off", longer)]
 
 
-def test_format_missing():
+def test_a_missing_format_is_diagnosed_with_the_system_turn_that_asks_for_it():
     assert found(format=0.05) == [("good to train", ())]
     said = ("--system", "Reply in this form: <think> </think>, then <answer> </answer>.")
     assert found(format=0.04) == [("format missing", said)]
@@ -153,7 +153,7 @@ def test_format_missing():
     assert found(format=None) == [("good to train", ())]
 
 
-def test_too_hard():
+def test_groups_of_equal_wrong_answers_are_diagnosed_as_too_hard():
     equal = {"equal_groups": 0.95, "equal_answers": 0.95}
     assert found(**equal, right=(0.02, 0.1)) == [("too hard", ("--grpo_sample_size", "8"))]
     assert found(**equal, right=(0.0, 0.0)) == [("too hard", ())]
@@ -163,7 +163,7 @@ def test_too_hard():
     assert found(equal_groups=0.3, equal_answers=0.3, right=(0.0, 0.0)) == [("good to train", ())]
 
 
-def test_too_easy_and_no_diversity():
+def test_equal_groups_with_right_answers_are_diagnosed_as_too_easy_or_without_diversity():
     assert found(equal_groups=0.9, equal_answers=0.9, right=(0.5, 0.5)) == [("good to train", ())]
     equal = {"equal_groups": 0.91, "equal_answers": 0.91}
     assert found(**equal, right=(0.8, 1.0)) == [("too easy", ("--grpo_sample_size", "8"))]

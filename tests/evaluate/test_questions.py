@@ -41,11 +41,13 @@ def test_images_of_another_record_come_with_their_sizes(make_row, tmp_path):
 
 @pytest.fixture(scope="module")
 def dataset():
+    """The example data set without chance in its frames."""
     return load_dataset("example", base_interval=0.5, training=False)
 
 
 @pytest.fixture
 def collator(tiny_pair):
+    """The collator of the tiny model."""
     return GRPOCollator(tiny_pair()[1])
 
 
@@ -68,7 +70,7 @@ def test_three_controls_keep_all_but_the_pixels(dataset, collator):
     assert all(torch.equal(frame, sample.videos[0].frames[frames // 2]) for frame in alone)
 
 
-def test_shuffled_frames_are_those_of_the_bonus_for_order(dataset, collator):
+def test_the_shuffled_control_permutes_frames_as_temporal_contrast_does(dataset, collator):
     sample = next(dataset[n] for n in range(len(dataset)) if dataset[n].videos)
     theirs = shuffled_prompts(collator([sample])["prompts"], seed=5, temporal_patch_size=2)
     ours = collator([shuffled(sample, 5)])["prompts"]
@@ -142,7 +144,7 @@ def test_the_view_of_a_teacher_is_a_control(dataset):
             Questions.of(dataset, EvaluateOptions(controls=wrong), seed=0)
 
 
-def test_all_controls_are_those_that_change_a_record(capsys):
+def test_controls_all_leaves_out_controls_that_change_no_record(capsys):
     rows = [{"prompt": "<video>?", "video": "clips/lid.mp4", "solution": "1"}]
     one = load_dataset(rows, base_interval=0.5, training=False, on_bad_sample="skip")
     questions = Questions.of(one, EvaluateOptions(controls="all"), seed=0)

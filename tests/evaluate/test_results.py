@@ -30,7 +30,7 @@ def numbers(results, model="base", control="none"):
     return found
 
 
-def test_one_model_by_hand():
+def test_the_numbers_of_a_model_are_means_over_records():
     rows = [
         *scored(0, [1.0, 0.0, 1.0, 0.0], answers=["(1)", "(2)", "(1) lid", ""], tokens=10, fitted=None),
         *scored(1, [0.0, 0.0, 0.5, 0.0], finish_reason="length", tokens=30, prompt_tokens=110),
@@ -51,7 +51,7 @@ def test_one_model_by_hand():
     ] == pytest.approx(0.5)
 
 
-def test_looks_by_hand():
+def test_looks_are_counted_with_their_rewards_and_their_overlap_with_evidence():
     """Two of the four completions look; those of the first record that did got 12 to 15 s of 12 to 18 s."""
     rows = [*scored(0, [1.0, 0.5]), *scored(1, [0.0, 1.0])]
     assert numbers(results_of(rows, ["base"], ["none"], "accuracy", 1.0))["looks"] is None
@@ -111,7 +111,7 @@ def test_a_control_that_breaks_the_form_is_not_comparable(full, unread, comparab
     assert (drop["answered"]["records"], among) == answered
 
 
-def test_of_several_completions_those_with_an_answer_are_compared():
+def test_only_completions_with_an_answer_are_compared():
     rows = [*scored(0, [1.0, 0.0]), *scored(0, [0.5, 0.0], control="blank", answers=["(1)", ""])]
     [drop] = results_of(rows, ["base"], ["none", "blank"], "accuracy", 1.0)["drops"]
     assert drop["no_answer"]["mean"] == 0.5 and not drop["comparable"]
@@ -152,6 +152,7 @@ def test_pass_at_k_counts_all_choices(samples):
         [None] * 6,
         [0.1 + 0.2, 0.3, 0.3 + 1e-9, 0.4, None, 0.4],
     ],
+    ids=["some equal", "all equal", "some missing", "all missing", "nearly equal"],
 )
 def test_equal_chance_counts_all_choices(rewards):
     for k in range(1, 7):
@@ -177,7 +178,7 @@ PROTOCOL = {
 }
 
 
-def test_what_is_told(tmp_path):
+def test_the_table_shows_scores_drops_differences_and_warnings(tmp_path):
     rows = [
         *(row for n in range(4) for row in scored(n, [1.0, 0.0])),
         *(row for n in range(4) for row in scored(n, [0.5, 0.0], control="blank")),

@@ -46,7 +46,7 @@ def test_the_run_of_a_model_gives_its_settings(run):
     assert (rated.video_fps, rated.base_interval) == (2, FrameOptions.base_interval)
 
 
-def test_other_rewards_than_those_of_the_run_do_not_get_its_weights(run):
+def test_other_rewards_do_not_get_the_weights_of_the_run(run):
     config = GRPOConfig(str(run), model_name_or_path="base", reward_funcs=["format", "iou"], reward_weights=[0.3, 0.7])
     RunLog(run).write_config(config.to_dict())
     assert evaluation_request([str(run), "data.json"]).config.reward_weights == [0.3, 0.7]
@@ -54,6 +54,32 @@ def test_other_rewards_than_those_of_the_run_do_not_get_its_weights(run):
     assert (asked.reward_funcs, asked.reward_weights) == (["timeline_iou"], None)
     own = evaluation_request([str(run), "data.json", "--reward_weights", "1", "0"]).config
     assert (own.reward_funcs, own.reward_weights) == (["format", "iou"], [1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("tools", "{folder}/my code.py:look_up"),
+        ("reward_funcs", "verl:{folder}/x.py:right"),
+        ("reward_funcs", "cosine(correctness_func={folder}/x.py:right)"),
+        ("external_plugins", "{folder}/checkpoint-7/../x.py"),
+    ],
+)
+def test_code_in_the_folder_of_a_model_is_run_only_where_a_flag_names_it(run, setting, value, capsys):
+    value = value.format(folder=run)
+    # As a file that somebody has sent: it was not written by these classes.
+    document = json.loads((run / "run.json").read_text())
+    document["config"][setting] = [value]
+    (run / "run.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=f"code in the model's own folder, --{setting}"):
+        evaluation_request([str(run), "data.json"])
+    own = str(run.parent / "mine.py:f") if setting != "external_plugins" else str(run.parent / "mine.py")
+    asked = evaluation_request([str(run), "data.json", f"--{setting}", own])
+    assert getattr(asked.config, setting) == [own]
+    document["config"][setting] = [own]
+    (run / "run.json").write_text(json.dumps(document))
+    evaluation_request([str(run), "data.json"])
+    assert f"as the run {run} was trained: --{setting} {own}" in capsys.readouterr().err
 
 
 def test_a_settings_file_takes_the_place_of_the_run(run, tmp_path):
@@ -64,7 +90,7 @@ def test_a_settings_file_takes_the_place_of_the_run(run, tmp_path):
     assert [model.path for model in asked.models] == [str(run)]
 
 
-def test_models_are_named_by_what_tells_them_apart(run):
+def test_models_are_named_by_the_part_of_the_path_that_tells_them_apart(run):
     words = ["org/base", str(run), f"{run}/checkpoint-7/"]
     assert [model.name for model in named_models(words)] == ["base", "sop", "sop/checkpoint-7"]
     assert [model.name for model in named_models(["a/base", "b/base"])] == ["base", "b/base"]
@@ -101,7 +127,7 @@ def test_the_system_turn_of_a_run_is_its_text_and_not_a_file_that_may_be_gone(ru
 PLACES = ["model", "data.json"]
 
 
-def test_words_and_flags():
+def test_words_and_flags_of_a_probe_are_read_into_settings_and_options():
     request = probe_request([*PLACES, "--samples", "16", "--reward_funcs", "count", "format", "--seed=3"])
     config, options = request.config, request.options
     assert (config.model_name_or_path, config.dataset_use) == ("model", "data.json")
@@ -113,6 +139,7 @@ def test_words_and_flags():
 
 @pytest.fixture
 def run_file(tmp_path):
+    """A settings file of training."""
     path = tmp_path / "run.yaml"
     path.write_text(
         "model_name_or_path: base\ndataset_use: sop.json\noutput_dir: runs/sop\nmax_steps: 300\ngrpo_beta: 0.02\n"
@@ -122,8 +149,12 @@ def run_file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("given", [lambda path: [str(path)], lambda path: ["--config", str(path)]])
-def test_what_training_alone_reads_is_passed_over_in_a_file(given, run_file):
+@pytest.mark.parametrize(
+    "given",
+    [lambda path: [str(path)], lambda path: ["--config", str(path)]],
+    ids=["first", "by --config"],
+)
+def test_settings_that_only_training_reads_are_passed_over_in_a_file(given, run_file):
     request = probe_request([*given(run_file), "--seed", "5"])
     config = request.config
     assert (config.model_name_or_path, config.dataset_use, config.video_max_frames) == ("base", "sop.json", 16)
@@ -133,13 +164,13 @@ def test_what_training_alone_reads_is_passed_over_in_a_file(given, run_file):
     assert (request.file, request.words, request.flags) == (run_file, [], ["--seed", "5"])
 
 
-def test_a_file_whose_run_begins_with_other_weights(run_file):
+def test_a_probe_takes_the_weights_that_the_run_of_a_file_begins_with(run_file):
     run_file.write_text("model_name_or_path: base\ndataset_use: sop.json\nstart_from_weights: runs/a\n")
     assert probe_request([str(run_file)]).config.model_name_or_path == "runs/a"
     assert probe_request([*PLACES, "--config", str(run_file)]).config.model_name_or_path == "model"
 
 
-def test_what_a_model_was_trained_with_is_told_where_it_differs(tmp_path):
+def test_settings_that_differ_from_those_of_training_are_listed(tmp_path):
     saved = PromptSettings(FrameOptions(video_max_frames=16), PromptOptions(max_pixels=999_999), system="Be brief.")
     saved.save(tmp_path)
     config = GRPOConfig(str(tmp_path), video_max_frames=4)
@@ -163,7 +194,7 @@ def test_a_fingerprint_tells_weights_apart(tiny_checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["system", "prompt_template"])
-def test_what_stands_beside_weights_cannot_become_a_flag(tmp_path, name):
+def test_a_text_saved_beside_weights_cannot_become_a_flag(tmp_path, name):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
     PromptSettings(FrameOptions(), PromptOptions()).save(tmp_path)
@@ -183,7 +214,7 @@ def test_a_word_of_a_list_of_a_run_cannot_become_a_flag(run):
         evaluation_request([str(run), "data.json"])
 
 
-def test_what_scores_nothing_takes_no_rewards_of_a_run(run):
+def test_a_command_without_scores_takes_no_reward_files_of_a_run(run):
     config = json.loads((run / "run.json").read_text())
     config["config"]["external_plugins"] = ["evil.py"]
     (run / "run.json").write_text(json.dumps(config))

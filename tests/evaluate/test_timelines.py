@@ -37,7 +37,7 @@ def test_the_measures_are_means_over_records():
     assert found["records"] == 2
 
 
-def test_recall_and_errors_of_each_step():
+def test_each_step_has_its_recall_and_its_errors():
     rows = [
         answered(0, "0-4.5 (1)\n5-8 (2)"),
         answered(1, "0.5-3.5 (1)\n6.5-8.5 (2)"),  # (2) overlaps by 1.5 of 4.5 s
@@ -53,7 +53,7 @@ def test_a_step_that_was_never_found_has_no_error():
     assert (screw["recall"], screw["start_error"]) == (0.0, None)
 
 
-def test_what_is_confused_with_what():
+def test_steps_named_in_place_of_others_are_counted_as_confusions():
     rows = [
         answered(0, "0-4 (3)\n4-8 (2)"),
         answered(1, "0-3 (3)\n9-10 (3)"),  # (1) is taken for (3), (2) is missing, and (3) is there once more
@@ -92,10 +92,7 @@ def test_the_table_shows_measures_steps_and_confusions():
 
 
 def test_steps_are_named_as_the_prompt_lists_them_and_long_ones_are_cut_in_the_table():
-    long = (
-        "Press down the flip lock connector at the centre of the board, with the left hand while the right hand "
-        "holds"
-    )
+    long = "Press down the flip lock connector at the centre, with the left hand while the right hand holds it"
     prompt = ({"role": "user", "text": f"<video>\nWhich?\n(1) Insert the FFC\n(2) {long}"},)
     found = evaluation([answered(0, "0-4 (1)", prompt=prompt)])
     names = [step["name"] for step in found["numbers"][0]["timelines"]["steps"]]
@@ -140,6 +137,7 @@ def test_the_clips_that_deviate_from_a_procedure_are_listed():
         ([1, 3, 2, 2, 4], [], [3]),
         ([4, 3], [1, 2], [4]),
     ],
+    ids=str,
 )
 def test_the_fewest_steps_are_out_of_order(sequence, missing, out_of_order):
     found = deviations(sequence, 4)

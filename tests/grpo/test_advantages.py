@@ -25,7 +25,7 @@ NAN = math.nan
         ([], 4, "group", [], []),
     ],
 )
-def test_each_scale_by_hand(rewards, size, scale, centred, spread):
+def test_advantages_are_centred_by_group_and_divided_by_the_scale(rewards, size, scale, centred, spread):
     expected = torch.tensor(centred) if spread is None else torch.tensor(centred) / (torch.tensor(spread) + 1e-4)
     torch.testing.assert_close(group_advantages(torch.tensor(rewards), size, scale), expected, check_dtype=False)
 
@@ -52,7 +52,7 @@ def test_equal_rewards_and_groups_of_at_most_one_give_exact_zeros(scale):
         (torch.ones(4), 2, {"components": torch.ones(4, 3), "weights": [1.0, 1.0]}, "K weights"),
     ],
 )
-def test_refusals_name_the_cause(rewards, size, more, message):
+def test_infinite_rewards_broken_groups_and_unknown_names_are_refused(rewards, size, more, message):
     with pytest.raises(ValueError, match=message):
         group_advantages(rewards, size, **more)
 
@@ -98,7 +98,7 @@ def without_nan(values):
     return pytest.approx([0.0 if math.isnan(value) else value for value in values], rel=1e-12, abs=1e-15)
 
 
-def test_rloo_by_hand():
+def test_rloo_subtracts_the_mean_of_the_other_rewards():
     """Each reward minus the mean of the others that have one. The groups have 3, 3 and 2 of them."""
     expected = []
     for group in groups(TOTALS):
@@ -109,7 +109,7 @@ def test_rloo_by_hand():
     assert alone.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_reinforce_plus_plus_by_hand():
+def test_reinforce_plus_plus_divides_by_the_std_of_deviations():
     """The deviations from the groups' means, divided by their own standard deviation and not that of rewards."""
     deviations = centred(TOTALS)
     assert mean(known(deviations)) == pytest.approx(0, abs=1e-12)
@@ -118,7 +118,7 @@ def test_reinforce_plus_plus_by_hand():
     assert abs(spread - stdev(known(TOTALS))) > 1
 
 
-def test_gdpo_by_hand():
+def test_gdpo_normalises_each_reward_before_summing():
     """Each function normalised where it has values, weighed, summed, and normalised over the step."""
     parts = []
     for values in (FIRST, SECOND):
@@ -131,7 +131,7 @@ def test_gdpo_by_hand():
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_who_needs_the_whole_step(estimator):
+def test_estimators_say_whether_they_need_the_whole_step(estimator):
     """An estimator that says it needs the whole step gives other numbers to a part of it. Others give the same."""
     whole, part = estimate(estimator)[:6], estimate(estimator, slice(0, 6))
     assert (whole != part) == needs_whole_step(estimator, "group")

@@ -86,7 +86,7 @@ MASK = torch.arange(6) < torch.tensor([[6], [2], [1], [4], [5]])
 
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize(("loss_type", "level", "settings", "term"), CASES, ids=str)
-def test_the_same_loss_and_gradient(loss_type, level, settings, term, beta):
+def test_loss_and_gradient_equal_those_of_trl(loss_type, level, settings, term, beta):
     mask = MASK & torch.tensor([[True], [False], [True], [True], [True]]) if term == "truncated" else MASK
     ours, inputs = drawn(mask)
     theirs = ours.logprobs.detach().clone().requires_grad_()
@@ -160,7 +160,7 @@ WEIGHTS = torch.tensor([0.7, 0.3, 2.0], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("estimator", ["grpo group", "grpo batch", "grpo none", "gdpo", "rloo"])
-def test_the_same_advantages(estimator):
+def test_advantages_equal_those_of_trl(estimator):
     name, _, scale = estimator.partition(" ")
     settings = SimpleNamespace(
         multi_objective_aggregation="normalize_then_sum" if name == "gdpo" else "sum_then_normalize",

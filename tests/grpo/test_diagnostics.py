@@ -6,12 +6,12 @@ import torch
 from qwenvl.grpo.diagnostics import equal_groups, logprob_gap, reward_std
 
 
-def test_reward_std_by_hand():
+def test_reward_std_is_the_mean_over_groups():
     # Groups (0, 2) and (1, 1): stds sqrt(2) and 0.
     assert reward_std(torch.tensor([0.0, 2.0, 1.0, 1.0]), 2) == pytest.approx(math.sqrt(2) / 2)
 
 
-def test_groups_are_told_without_completions_that_have_no_reward():
+def test_measures_of_groups_leave_out_completions_without_a_reward():
     # (0, nothing, 2) has a std of sqrt(2), (1, nothing, 1) of 0, one reward or none is no spread.
     none = math.nan
     rewards = torch.tensor([0.0, none, 2.0, 1.0, none, 1.0, none, 7.0, none, none, none, none])

@@ -33,7 +33,7 @@ def loss_of(
     # d = reference - policy = 1 and -0.5
     [("k1", [-1.0, 0.5]), ("k2", [0.5, 0.125]), ("k3", [math.e - 2, math.exp(-0.5) - 0.5])],
 )
-def test_kl_estimators_by_hand(estimator, expected):
+def test_kl_estimators_follow_their_formulas(estimator, expected):
     got = kl_estimate(torch.tensor([[-2.0, -1.0]]), torch.tensor([[-1.0, -1.5]]), estimator)
     torch.testing.assert_close(got, torch.tensor([expected]))
 
@@ -52,7 +52,7 @@ def test_kl_estimators_average_to_the_true_divergence():
 
 
 @pytest.mark.parametrize(("estimator", "divergence"), [("k1", None), ("k2", "reverse"), ("k3", "forward")])
-def test_gradient_of_each_estimator_as_a_loss_term(estimator, divergence):
+def test_each_kl_estimator_as_a_loss_term_has_the_documented_gradient(estimator, divergence):
     """What the docstring says: 0 for k1, KL(policy || reference) for k2, KL(reference || policy) for k3."""
     logits = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([0.1, 0.5, -0.4], dtype=torch.float64).log_softmax(0)
@@ -117,7 +117,7 @@ def test_half_precision_is_computed_in_float32():
     assert out.loss.dtype == torch.float32 and low.grad.dtype == torch.bfloat16
 
 
-def test_refusals_name_the_cause():
+def test_missing_inputs_and_wrong_shapes_are_refused_by_name():
     logprobs, advantages, mask = torch.tensor(LOGPROBS), torch.ones(2), torch.tensor(MASK)
     with pytest.raises(ValueError, match="ref_logprobs"):
         loss_of(logprobs, advantages, mask)

@@ -24,6 +24,7 @@ def test_the_options_name_the_rows_of_the_table():
 
 @pytest.fixture
 def case() -> Case:
+    """Random log-probs, advantages and masks of a step."""
     return random_case()
 
 
@@ -42,7 +43,7 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_objective_by_hand(case, name):
+def test_every_objective_equals_its_formula(case, name):
     check(settled(OBJECTIVES[name]), case, case.inputs())
 
 

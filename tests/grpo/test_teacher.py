@@ -11,7 +11,7 @@ from tests.grpo.by_hand import ADVANTAGES, COUNTS, LENGTHS, check, random_case, 
 
 
 @pytest.mark.parametrize("name", [name for name, row in LOSSES.items() if row.ratio == "token"])
-def test_advantages_of_tokens_by_hand(name):
+def test_losses_take_an_advantage_for_each_token(name):
     case, own = random_case(), torch.randn(6, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)[:, None] + own  # of both signs in a completion
     inputs = replace(case.inputs(), advantages=advantages.masked_fill(~case.mask, torch.nan))
@@ -51,7 +51,7 @@ def distributions():
     return logits.requires_grad_(), teacher
 
 
-def test_reverse_kl_by_hand():
+def test_the_reverse_kl_and_its_gradient_follow_the_formula():
     logits, teacher = distributions()
     got = reverse_kl(logits, torch.cat([teacher, torch.full((4, 3), 9.0)], 1))  # a vocabulary padded further
     [gradient] = torch.autograd.grad(got.sum(), logits)

@@ -18,6 +18,7 @@ ROWS = ["grpo", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "reward_weighted", "
 
 @pytest.fixture
 def case() -> Case:
+    """Random log-probs, advantages and masks of a step."""
     return random_case()
 
 
@@ -35,7 +36,7 @@ def test_the_options_name_the_corrections():
 @pytest.mark.parametrize("kind", CORRECTIONS)
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("lowest", [None, 0.8])
-def test_each_correction_of_the_sampler(case, sampler, kind, row, lowest):
+def test_each_correction_weighs_tokens_by_its_bounded_ratio(case, sampler, kind, row, lowest):
     ratios, weights = [], []
     for n, length in enumerate(LENGTHS):
         logs = [(case.old[n, t] - sampler[n, t]).item() for t in range(length)]
@@ -95,7 +96,7 @@ def test_the_policy_term_takes_the_tokens_of_highest_entropy(case, row):
     check(settled(LOSSES[row]), case, inputs, weights, **{"top_entropy/frac": 6 / 20})
 
 
-def test_the_floor_of_entropies_by_hand():
+def test_the_entropy_floor_keeps_the_share_of_highest_values():
     values = torch.tensor([0.5, 0.1, 0.4, 0.2, 0.3], dtype=torch.float64)
     for share, floor in ((1.0, 0.1), (0.75, 0.2), (0.74, 0.3), (0.5, 0.3), (0.25, 0.4), (0.2, 0.5), (0.01, 0.5)):
         assert entropy_floor(values, share) == floor
@@ -135,7 +136,7 @@ def test_a_bonus_of_0_in_a_step_is_logged_and_gives_no_gradient(case):
     assert out.metrics["entropy_coef"] == 0.0 and entropies.grad is None
 
 
-def test_everything_at_once_where_nothing_counts(case, sampler):
+def test_all_terms_are_zero_where_no_token_counts(case, sampler):
     nothing = replace(
         case.inputs(),
         mask=torch.zeros(6, 6, dtype=torch.bool),
@@ -157,7 +158,7 @@ def test_a_log_prob_of_the_engine_that_is_no_number_is_not_hidden_by_a_mask(case
     assert math.isnan(replace(settled(LOSSES["grpo"]), weighting=Weighting(kind))(inputs, COUNTS).loss.item())
 
 
-def test_what_is_missing_is_named(case):
+def test_a_missing_input_of_an_objective_is_named(case):
     objective = settled(LOSSES["grpo"])
     with pytest.raises(ValueError, match=r"entropy_coef is 0\.1 and needs entropies"):
         replace(objective, entropy_coef=0.1)(case.inputs(), COUNTS)

@@ -82,6 +82,7 @@ ODD_ROWS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    """Clips and other files with every kind of damage and odd name."""
     root = tmp_path_factory.mktemp("outer") / "root"
     clip = lambda name, *args, **options: write_clip(root / name, *args, **options)
     clip("good.mp4")
@@ -143,7 +144,7 @@ def test_the_neighbours_of_bad_rows_are_read(folder, bad_rows):
     assert [record.where for record in bad_rows.good] == places
 
 
-def test_odd_rows_are_good_ones(folder):
+def test_odd_but_valid_rows_are_read(folder):
     report = look_at(folder, [GOOD, *ODD_ROWS])
     assert report.problems == [] and len(report.good) == len(ODD_ROWS) + 1
 

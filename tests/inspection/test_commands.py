@@ -1,6 +1,7 @@
 """The commands as a user runs them, on data with one of everything that goes wrong."""
 
 import json
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -50,7 +51,7 @@ def refused(capsys, *argv, code=2):
     return capsys.readouterr().err
 
 
-def test_check_finds_everything_and_harms_nothing_else(folder, capsys):
+def test_check_counts_bad_records_by_kind_and_reads_the_good_ones(folder, capsys):
     code, out = run(capsys, "check", folder / "data.jsonl", "--json")
     report = json.loads(out)
     assert code == 1
@@ -104,7 +105,23 @@ def test_write_clean_gives_a_data_set_that_passes(folder, capsys):
     assert text["line"] == 3, "keys that only rewards know are kept"
 
 
-def test_tokens_and_those_that_are_too_long(folder, tiny_checkpoint, capsys):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["convert", "data.jsonl", "data.jsonl"],
+        ["convert", "data.jsonl", "kept.json"],
+        ["check", "data.jsonl", "--write_clean", "data.jsonl"],
+    ],
+)
+def test_a_file_that_is_there_is_never_replaced(folder, capsys, monkeypatch, words):
+    monkeypatch.chdir(folder)
+    Path("kept.json").write_text("[]")
+    before = Path("data.jsonl").read_bytes()
+    assert "exists already" in refused(capsys, *words)
+    assert Path("data.jsonl").read_bytes() == before and Path("kept.json").read_text() == "[]"
+
+
+def test_check_counts_tokens_and_prompts_that_are_too_long(folder, tiny_checkpoint, capsys):
     command = ("check", folder / "data.jsonl", "--json", "--model", tiny_checkpoint())
     tokens = json.loads(run(capsys, *command)[1])["prompt_tokens"]
     assert tokens["min"] < tokens["max"]
@@ -113,7 +130,9 @@ def test_tokens_and_those_that_are_too_long(folder, tiny_checkpoint, capsys):
     assert report["good"] == 1
 
 
-def test_what_would_be_lowered_to_fit(make_clip, write_rows, make_row, tiny_checkpoint, capsys):
+def test_check_names_prompts_whose_frames_would_be_lowered_to_fit(
+    make_clip, write_rows, make_row, tiny_checkpoint, capsys
+):
     make_clip("a.mp4", 50, size=(112, 112))
     path = write_rows([make_row(id="clip", prompt="<video>", video="a.mp4"), make_row(id="text", prompt="a " * 80)])
     flags = ("--model", tiny_checkpoint(), "--base_interval", 0.1, "--video_max_frames", 16)
@@ -139,7 +158,7 @@ def test_repeated_questions_are_worth_a_look(write_rows, make_row, capsys):
     assert "but has another solution" in second["message"]
 
 
-def test_solutions_and_what_weights_come_to(write_rows, make_row, capsys):
+def test_check_shows_solutions_and_the_records_drawn_by_weights(write_rows, make_row, capsys):
     small = write_rows([make_row(id=str(i)) for i in range(2)], "small.json")
     large = write_rows([make_row(id=str(i), prompt=f"Which of {i}?") for i in range(8)], "large.json")
     _, out = run(capsys, "check", f"{small}:0.3,{large}:0.7")
@@ -156,11 +175,11 @@ def test_solutions_and_what_weights_come_to(write_rows, make_row, capsys):
         (["convert", "example", "out.parquet"], 2, "expected a name that ends in .json or .jsonl"),
     ],
 )
-def test_bad_commands(argv, code, message, capsys):
+def test_wrong_arguments_of_check_and_convert_are_refused(argv, code, message, capsys):
     assert message in refused(capsys, *argv, code=code)
 
 
-def test_what_is_worth_a_look_is_told_by_check_and_by_the_preview(
+def test_hints_are_shown_by_check_and_by_the_preview(
     tmp_path, make_clip, write_rows, make_row, capsys, never_at_full_size
 ):
     make_clip("large.mp4", 4, size=(1280, 720))
@@ -194,7 +213,7 @@ def test_check_names_every_key_that_nothing_reads(write_rows, make_clip, capsys)
     assert (report["clips"], report["text_only"]) == (1, 0)
 
 
-def test_check_says_what_answers_count_from_and_that_spans_leave_the_clip(write_rows, make_clip, capsys):
+def test_check_says_from_which_number_answers_count_and_that_spans_leave_the_clip(write_rows, make_clip, capsys):
     make_clip("a.mp4")
     rows = [{"question": f"Where {n}?", "answer": n, "options": ["left", "right"], "video": "a.mp4"} for n in (1, 2)]
     code, out = run(capsys, "check", write_rows(rows), "--reward_funcs", "by_problem_type")

@@ -17,6 +17,7 @@ PARTS = ("id", "messages", "solution", "videos", "images", "clip_meta", "image_s
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
+    """A cache folder of the test."""
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
 
 
@@ -30,6 +31,7 @@ def parts(records):
 
 @pytest.fixture
 def records(tmp_path, write_rows, make_row):
+    """Records with every kind of text, media, meta and key."""
     rows = [
         make_row(prompt='A, "b"?\nc\té', line=3, tags=["x"]),
         make_row(prompt="<video>", video="a.mp4", meta={"max_frames": 4, "dynamic_sample": True}),
@@ -53,7 +55,7 @@ def records(tmp_path, write_rows, make_row):
 
 
 @pytest.mark.parametrize("name", ["b.json", "b.jsonl"])
-def test_what_is_written_is_what_was_read(records, tmp_path, name, write_rows, make_row):
+def test_converted_records_read_back_the_same(records, tmp_path, name, write_rows, make_row):
     rows = [make_row(id=1, system="Be brief."), {"conversations": make_row()["conversations"][:1]}, make_row(id=7)]
     records += read(write_rows(rows, "more.json"))
     assert write_records(records, tmp_path / name) == f"wrote {len(records)} records to {tmp_path / name}"

@@ -111,7 +111,7 @@ def test_every_bad_line_is_named(folder, capsys):
     assert not Path("clips/records.json").exists()
 
 
-def test_held_out_clips_are_others_and_stay_the_same(folder, capsys):
+def test_held_out_clips_are_not_trained_on_and_stay_held_out(folder, capsys):
     copies = "clip,answer\nloose,1\n" + "".join(f"{name},1\n" for name in CLIPS)
     Path("labels.csv").write_text(copies)
     argv = ("clips", "--answers", "labels.csv", "--steps", "steps.txt", "--overwrite", "--split")
@@ -158,7 +158,7 @@ def test_the_next_commands_are_understood(folder, capsys):
         (["clips", "--answers", "labels.csv", "--question", "?", "--out", "there.json"], "pass --overwrite"),
     ],
 )
-def test_what_is_refused(argv, message, folder, capsys):
+def test_wrong_arguments_and_tables_of_answers_are_refused(argv, message, folder, capsys):
     Path("empty").mkdir()
     Path("there.json").write_text("[]")
     Path("labels.csv").write_text("clip,answer\nc1,1\n")
@@ -191,18 +191,18 @@ def test_answers_come_out_in_one_form(written, numbers):
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("5", "'5' is no step: expected a number from 1 to 4"),
+        ("5", "'5' is no step: .*from 1 to 4"),
         ("1 0", "'0' is no step"),
         ("(2) take the lid", r"'\(2\) take the lid' is no step: .* or both that agree"),
         ("tak the lid", "did you mean take the lid"),
     ],
 )
-def test_what_is_no_step_is_refused(written, message):
+def test_an_answer_that_names_no_step_is_refused(written, message):
     with pytest.raises(ValueError, match=message):
         answer_in(STEPS, written)
 
 
-def test_files_of_steps(tmp_path):
+def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
     path = tmp_path / "steps.txt"
     for text in (
         "take the lid\n\n  insert  the fan \n",
@@ -216,14 +216,14 @@ def test_files_of_steps(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("(1) a\n(3) b", r"steps.txt: expected step 2, got '\(3\) b'; number all steps from 1, or none"),
+        ("(1) a\n(3) b", r"steps.txt: expected step 2, got '\(3\) b'"),
         ("1. a\nb", "expected step 2, got 'b'"),
         ("a\nA.", "steps 1 and 2 have the same name"),
-        ("a\nscrew (4) in", r"step 2, 'screw \(4\) in': \(number\) and < have a meaning in answers"),
+        ("a\nscrew (4) in", r"step 2, 'screw \(4\) in': \(number\) and <"),
         ("\n", "at least one step"),
     ],
 )
-def test_bad_files_of_steps(text, message, tmp_path):
+def test_a_file_of_steps_with_gaps_or_repeated_names_is_refused(text, message, tmp_path):
     (tmp_path / "steps.txt").write_text(text)
     with pytest.raises(RecordError, match=message):
         read_steps(tmp_path / "steps.txt")

@@ -10,7 +10,7 @@ from qwenvl.inspection.playable import copy_size, make_playable, plays
 from tests.made_clips import painted_number, write_clip
 
 
-def test_which_clips_browsers_play(tmp_path):
+def test_container_codec_and_pixel_format_decide_whether_browsers_play_a_clip(tmp_path):
     assert plays(str(write_clip(tmp_path / "a.mp4", 5)))
     assert plays(str(write_clip(tmp_path / "a.webm", 5, codec="libvpx")))
     assert not plays(str(write_clip(tmp_path / "b.mp4", 5, codec="mpeg4")))
@@ -35,7 +35,7 @@ def test_a_copy_has_the_frames_of_the_clip_at_their_times(tmp_path):
     assert numbers == [*range(6)]
 
 
-def test_copies_are_kept_and_those_of_other_clips_deleted(tmp_path, monkeypatch):
+def test_copies_are_kept_until_their_clip_is_no_longer_shown(tmp_path, monkeypatch):
     clips = [str(write_clip(tmp_path / f"{n}.avi", 3, codec="mpeg4")) for n in range(3)]
     folder = tmp_path / "clips"
     assert len(make_playable({clip: str(n) for n, clip in enumerate(clips)}, folder, most=2)) == 2

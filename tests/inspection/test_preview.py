@@ -109,7 +109,7 @@ def test_help_is_short_and_names_where_more_is(capsys):
     assert not any(f"--{name} " in every for name in ("on_bad_sample", "max_turns", "learning_rate"))
 
 
-def test_wrong_commands(capsys):
+def test_wrong_arguments_of_preview_are_refused(capsys):
     for argv, message in (
         (["no_such_set"], "no data set"),
         (["example", "--n", "0"], "--n: expected at least 1"),
@@ -150,3 +150,14 @@ def test_the_page_fits_a_phone_and_enlarges_a_frame_in_place(tmp_path, make_clip
             browser.wait("document.querySelector('.frames img').width > 300")
             browser.wait(f"{overflow} <= 0")
     assert browser.errors == []
+
+
+def test_a_page_replaces_a_page_and_no_other_file(tmp_path, write_rows, make_row, capsys):
+    path = write_rows([make_row(prompt="Which?")])
+    page_of(tmp_path, path)
+    page_of(tmp_path, path)
+    before = path.read_bytes()
+    with pytest.raises(SystemExit):
+        main([str(path), "--out", str(path)])
+    assert f"--out {path}: exists already" in capsys.readouterr().err
+    assert path.read_bytes() == before

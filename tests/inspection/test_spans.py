@@ -98,7 +98,7 @@ def test_a_decoder_that_began_in_another_working_folder_finds_the_clips(folder, 
     assert len(records("records.json")) == 1
 
 
-def test_a_label_for_each_frame(folder, capsys):
+def test_files_with_a_label_for_each_frame_become_timelines(folder, capsys):
     Path("labels").mkdir()
     Path("labels/a.txt").write_text("SIL\n" * 5 + "insert_fan\n" * 10 + "close_lid\n" * 15)
     Path("labels/b.txt").write_text("background\n" * 30)
@@ -107,7 +107,7 @@ def test_a_label_for_each_frame(folder, capsys):
     assert "SIL (1), background (1)" in out
 
 
-def test_ranges_of_frames_and_times(folder, capsys):
+def test_files_with_ranges_of_frames_or_times_become_timelines(folder, capsys):
     Path("labels").mkdir()
     Path("labels/a.txt").write_text("1-5 SIL\n6-15 insert_fan\n16-30 close_lid\n")  # Breakfast
     Path("labels/b.txt").write_text("0.25\t1.5\tinsert fan\n1.5\t2\tclose lid\n")  # Audacity
@@ -118,7 +118,7 @@ def test_ranges_of_frames_and_times(folder, capsys):
     ]
 
 
-def test_frames_of_a_table_are_those_of_the_clip_or_of_a_rate(folder, capsys):
+def test_frame_numbers_of_a_table_count_at_the_rate_of_the_clip_or_of_label_fps(folder, capsys):
     Path("spans.csv").write_text("clip,step,start_frame,end_frame\na,1,0,9\n")  # the tenth is included
     run(capsys, "--answers", "spans.csv", "--steps", "steps.txt")
     assert solutions() == ["0.0-1.0 (1) insert fan"]
@@ -146,7 +146,7 @@ def test_every_bad_span_is_named(folder, capsys):
     assert not Path("clips/records.json").exists()
 
 
-def test_exports_of_label_studio(folder, capsys):
+def test_exports_of_label_studio_become_timelines(folder, capsys):
     frames = {"ranges": [{"start": 6, "end": 15}], "timelinelabels": ["insert fan"]}
     seconds = {"start": 1.5, "end": 3, "channel": 0, "labels": ["close lid"]}
     results = [
@@ -179,7 +179,7 @@ EAF = """<?xml version="1.0" encoding="UTF-8"?><ANNOTATION_DOCUMENT>
 <ANNOTATION_VALUE>insert fan</ANNOTATION_VALUE></ALIGNABLE_ANNOTATION></ANNOTATION></TIER></ANNOTATION_DOCUMENT>"""
 
 
-def test_files_of_elan(folder, capsys):
+def test_files_of_elan_become_timelines(folder, capsys):
     Path("x.eaf").write_text(EAF)
     run(capsys, "--answers", "x.eaf", "--steps", "steps.txt")
     assert solutions() == ["0.0-1.25 (1) insert fan"]
@@ -211,7 +211,7 @@ def test_files_of_elan(folder, capsys):
         ({"s.csv/a.txt": "lid\n" * 40}, [], "a.txt:1: frame 40 is beyond the clip"),
     ],
 )
-def test_what_is_refused(files, argv, message, folder, capsys):
+def test_bad_tables_of_spans_and_bad_labels_are_refused_with_their_line(files, argv, message, folder, capsys):
     for name, text in files.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)

@@ -75,7 +75,7 @@ class Refuses(BaseHTTPRequestHandler):
         pass
 
 
-def test_any_answer_of_the_hub_is_one(online, cache, monkeypatch):
+def test_any_answer_shows_that_the_hub_is_there(online, cache, monkeypatch):
     with HTTPServer(("127.0.0.1", 0), Refuses) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")

@@ -43,7 +43,7 @@ def test_select_takes_media_along_and_cuts_common_padding(exact_model, random_pr
         assert torch.equal(second.position_ids[:, row, kept], prompts.position_ids[:, source, own])
 
 
-def test_bytes_are_what_is_normalised(tiny_pair):
+def test_bytes_are_normalised_with_the_scale_of_their_medium(tiny_pair):
     """``as_bytes`` and a scale by hand make what the builder makes, and images are not scaled as videos are."""
     model, processor = tiny_pair("qwen2_5_vl")
     scales = PixelScale(1.0, (1.0,) * 3, (2.0,) * 3), PixelScale(1.0, (4.0,) * 3, (8.0,) * 3)

@@ -53,7 +53,7 @@ def test_each_flag_trains_its_part_and_nothing_else(tiny_pair, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_adapters_go_where_the_flags_say(tiny_pair, family):
+def test_adapters_go_on_the_parts_that_the_tune_flags_name(tiny_pair, family):
     model, _ = tiny_pair(family)
     for flags, parts in (
         (TuneOptions(tune_mm_llm=False, tune_mm_mlp=False), {"llm"}),
@@ -76,8 +76,9 @@ def test_adapters_go_where_the_flags_say(tiny_pair, family):
         (["q_proj", "experts"], {"self_attn.q_proj", "experts.gate_up_proj", "experts.down_proj"}),
         (["layers.0.linear_attn"], {"in_proj_z", "in_proj_a", "linear_attn.out_proj"}),
     ],
+    ids=["default", "experts of one kind", "attention and experts", "one layer"],
 )
-def test_adapters_go_where_their_names_say(tiny_pair, targets, parts_of_names):
+def test_adapters_go_on_the_layers_that_lora_targets_names(tiny_pair, targets, parts_of_names):
     model, _ = tiny_pair("qwen3_5_moe")
     config = lora_config(model, TuneOptions(), LoraOptions(True, 2, 4, lora_targets=targets))
     names = {*config.target_modules, *(config.target_parameters or ())}
@@ -138,7 +139,7 @@ def test_weights_that_files_lack_are_not_random(tiny_checkpoint, tiny_pair, tmp_
     for name, value in load_file(file).items():
         changed |= change(name, value.clone())
     save_file(changed, file, metadata={"format": "pt"})
-    with pytest.raises(MisfitError, match=f"^{folder}: its weight files do not fit the model: .*{misfit}"):
+    with pytest.raises(MisfitError, match=f"^{folder}: .*do not fit the model: .*{misfit}"):
         load_model(folder)
     with pytest.raises(MisfitError, match=misfit):
         load_weights(tiny_pair()[0], folder)
@@ -152,7 +153,7 @@ def test_weights_that_files_lack_are_not_random(tiny_checkpoint, tiny_pair, tmp_
         ("qwen2", f": expected one of {', '.join(FAMILIES)}"),
     ],
 )
-def test_other_models_are_refused_by_us(tmp_path, monkeypatch, name, reason):
+def test_an_unsupported_model_type_is_refused_before_transformers_reads_it(tmp_path, monkeypatch, name, reason):
     """transformers would say that a newer one of its versions may know them."""
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", Mock(side_effect=ValueError("update transformers")))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
@@ -164,7 +165,7 @@ def test_experts_that_zero3_would_turn_twice_are_refused(tiny_checkpoint, monkey
     """As found with two processes: the shapes that tell which way a matrix lies are empty there."""
     error = RuntimeError("size mismatch for mlp.experts.gate_up_proj")
     monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", Mock(side_effect=error))
-    with pytest.raises(MisfitError, match=r"size mismatch for mlp.*or use --fsdp or ZeRO-2: .* as they were published"):
+    with pytest.raises(MisfitError, match=r"size mismatch for mlp.*--fsdp or ZeRO-2"):
         load_model(tiny_checkpoint("qwen3_vl_moe"))
 
 
@@ -179,7 +180,7 @@ def test_an_adapter_alone_names_its_model(tiny_pair, tmp_path):
         load_model(tmp_path)
     file = tmp_path / "adapter_config.json"
     file.write_text('{"r": 2}')
-    with pytest.raises(ValueError, match=r"adapter_config\.json: expected the model that the adapter belongs to"):
+    with pytest.raises(ValueError, match=r"adapter_config\.json: expected the model"):
         base_of_adapter(tmp_path)
 
 
@@ -245,43 +246,43 @@ def test_a_processor_that_cannot_write_a_prompt_is_refused(tiny_checkpoint, tmp_
 # ---- weight files
 
 
-def test_files_of_weights_that_were_cut_short(tiny_checkpoint, tmp_path):
+def test_files_of_weights_that_were_cut_short_are_refused(tiny_checkpoint, tmp_path):
     assert has_weights(tiny_checkpoint()) and weights_problem(tiny_checkpoint()) is None
     assert not has_weights(tmp_path) and weights_problem(tmp_path) is None
     folder = shutil.copytree(tiny_checkpoint(), tmp_path / "cut")
     weights = folder / "model.safetensors"
     for kept in (500_000, 100, 0):
         weights.write_bytes(weights.read_bytes()[:kept])
-        with pytest.raises(ValueError, match=rf"^{weights}: cut short or damaged: .*; copy the file again"):
+        with pytest.raises(ValueError, match=rf"^{weights}: cut short or damaged"):
             load_model(folder)
 
 
 @pytest.mark.parametrize("load", [load_model, load_processor])
-def test_what_is_no_checkpoint_is_named(load, tmp_path, monkeypatch):
+def test_a_path_without_a_checkpoint_is_refused_with_the_reason(load, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for path in (str(tmp_path / "none"), "../none", "runs/sop/checkpoint-3", "Qwen3-VL-4B"):
-        with pytest.raises(FileNotFoundError, match=rf"^{path}: no such folder; expected one that holds a checkpoint"):
+        with pytest.raises(FileNotFoundError, match=rf"^{path}: no such folder; expected"):
             load(path)
     with pytest.raises(FileNotFoundError, match="a file; expected the folder of a model"):
         load(__file__)
-    with pytest.raises(OSError, match=r"^org/none: no such folder, not in the cache, and HF_HUB_OFFLINE is set"):
+    with pytest.raises(OSError, match=r"^org/none: .*not in the cache, and HF_HUB_OFFLINE"):
         load("org/none")
-    with pytest.raises(FileNotFoundError, match=rf"^{tmp_path}: no config.json in it; expected a folder that holds"):
+    with pytest.raises(FileNotFoundError, match=rf"^{tmp_path}: no config.json in it"):
         load_model(tmp_path)
 
 
 # ---- weights in 4 bits
 
 
-def test_where_weights_in_4_bits_are_refused(monkeypatch, tiny_checkpoint, tiny_pair):
+def test_weights_in_4_bits_are_refused_on_a_cpu_and_for_experts(monkeypatch, tiny_checkpoint, tiny_pair):
     with pytest.raises(ValueError, match="--load_in_4bit needs a CUDA device"):
         require_four_bit("cpu")
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ImportError, match=r"qwenvl\[qlora\]"):
         require_four_bit("cuda:0")
-    with pytest.raises(ValueError, match="--load_in_4bit cannot be used on a mixture of experts"):
+    with pytest.raises(ValueError, match=r"--load_in_4bit .*mixture of experts"):
         load_model(tiny_checkpoint("qwen3_vl_moe"), quantization=Mock())  # before weights are read
-    with pytest.raises(ValueError, match="--load_in_4bit cannot be used on a mixture of experts"):  # in a plan
+    with pytest.raises(ValueError, match=r"--load_in_4bit .*mixture of experts"):  # in a plan
         lora_config(tiny_pair("qwen3_5_moe")[0], TuneOptions(), LoraOptions(lora_enable=True, load_in_4bit=True))
 
 
@@ -324,11 +325,11 @@ def adapted(model, **settings):
     ids=str,
 )
 def test_adapters_of_other_kinds_are_refused(tiny_pair, settings):
-    with pytest.raises(ValueError, match="only LoRA adapters of linear layers and experts are merged"):
+    with pytest.raises(ValueError, match="only LoRA adapters"):
         merged_weights(adapted(tiny_pair()[0], **{"target_modules": ATTENTION, **settings}))
 
 
-def test_sums_are_rounded_once_to_the_type_of_each_weight(tiny_pair):
+def test_merged_weights_are_rounded_once_to_the_type_of_each_weight(tiny_pair):
     model = tiny_pair(initializer_range=0.1)[0].to(torch.bfloat16)
     policy = adapted(model, target_modules=ATTENTION)
     layer = unwrap(policy).model.language_model.layers[0].self_attn.q_proj

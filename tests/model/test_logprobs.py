@@ -108,7 +108,7 @@ def test_an_entropy_that_is_only_measured_costs_the_backward_pass_nothing(
     assert torch.equal(trained.entropies, measured.entropies)
 
 
-def test_the_head_is_itself_again_afterwards(exact_model, random_completions):
+def test_the_head_is_restored_after_an_error(exact_model, random_completions):
     model = exact_model("qwen2_5_vl")
     ids, mask = random_completions(2, 3)
     hidden = torch.randn(2, 3, model.config.text_config.hidden_size, dtype=torch.float64)
@@ -118,7 +118,7 @@ def test_the_head_is_itself_again_afterwards(exact_model, random_completions):
     assert torch.equal(model.lm_head(hidden), before)
 
 
-def test_the_exact_kl_in_half_precision_without_autocast(exact_model, random_prompts, random_completions):
+def test_the_exact_kl_in_half_precision_differs_only_by_rounding(exact_model, random_prompts, random_completions):
     """As FSDP and DeepSpeed compute. Logits of some units are rounded to 2^-8 of themselves."""
     model, teacher = (exact_model("qwen2_5_vl", **more).bfloat16() for more in ({}, {"num_layers": 4}))
     prompts, (ids, mask) = random_prompts(model, ["t", "t"]), random_completions(4, 5)
@@ -133,7 +133,9 @@ def test_the_exact_kl_in_half_precision_without_autocast(exact_model, random_pro
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
-def test_the_exact_kl_to_a_teacher_with_a_longer_prompt(exact_model, random_prompts, random_completions, family):
+def test_the_exact_kl_to_a_teacher_with_a_longer_prompt_equals_plain_forwards(
+    exact_model, random_prompts, random_completions, family
+):
     """Values and gradients against the logits of plain forwards and autograd, of a larger teacher."""
     model, teacher = exact_model(family), exact_model(family, num_layers=4)
     prompts, longer = random_prompts(model, ["t", "tit"]), random_prompts(model, ["tvt", "titvt"], seed=4)
@@ -166,7 +168,7 @@ def test_the_exact_kl_to_a_teacher_with_a_longer_prompt(exact_model, random_prom
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_some_rows_at_a_time_are_those_that_autograd_takes_at_once(dtype, temperature, monkeypatch):
+def test_log_probs_of_some_rows_at_a_time_equal_those_of_all_rows_at_once(dtype, temperature, monkeypatch):
     monkeypatch.setattr(logprobs, "CACHED_LOGITS", 3 * 700)  # three rows of eleven
     wide = torch.promote_types(dtype, torch.float32)
     logits = (3 * torch.randn(11, 700, generator=torch.Generator().manual_seed(0))).to(dtype)
@@ -190,7 +192,7 @@ def test_log_probs_some_rows_at_a_time_are_those_that_autograd_takes_at_once(dty
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_what_is_measured_beside_the_log_probs_changes_neither_them_nor_their_gradient(
+def test_entropy_and_extras_change_neither_log_probs_nor_their_gradient(
     tiny_pair, random_prompts, random_completions, monkeypatch, temperature
 ):
     model, _ = tiny_pair("qwen2_5_vl", initializer_range=0.1)

@@ -40,7 +40,7 @@ def logits(model, prompts):
 
 
 @pytest.mark.parametrize("family", [*TOWERS, "qwen3_5"])
-def test_logits_and_gradients_are_those_of_pixels(family, exact_model, random_prompts):
+def test_encoding_once_gives_the_logits_and_gradients_of_pixels(family, exact_model, random_prompts):
     model = exact_model(family)
     apply_tuning(model, TuneOptions())
     prompts = random_prompts(model, WORDS)
@@ -91,7 +91,7 @@ def test_the_tower_runs_once_for_policy_and_reference_with_a_merger_of_its_own(r
     assert (of_policy - of_reference).abs().max() > 1e-3
 
 
-def test_gradient_checkpointing_of_a_model_in_training(random_prompts, recwarn):
+def test_gradient_checkpointing_in_training_changes_no_feature_of_a_frozen_tower(random_prompts, recwarn):
     model = frozen_tower("qwen2_5_vl")
     prompts = random_prompts(model, ["tv"])
     expected = encode_vision(copy.deepcopy(model), prompts).pixel_values_videos
@@ -102,7 +102,7 @@ def test_gradient_checkpointing_of_a_model_in_training(random_prompts, recwarn):
     assert not [warning for warning in recwarn if "requires_grad" in str(warning.message)]
 
 
-def test_reasons_against_encoding_once(random_prompts):
+def test_a_learning_block_and_a_wide_tower_are_reasons_against_encoding_once(random_prompts):
     model = frozen_tower("qwen2_5_vl")
     assert supports_encode_once(model) is None
     model.model.visual.blocks[1].requires_grad_(True)

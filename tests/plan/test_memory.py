@@ -58,7 +58,7 @@ PARAMETERS = [
 WEIGHTS = ModelWeights.of(PARAMETERS, layers=2)
 
 
-def test_weights_are_counted():
+def test_weights_gradients_and_one_time_buffers_are_counted():
     assert WEIGHTS.trained == 800 + 128 + 128 + 8
     assert WEIGHTS.held == 4 * (WEIGHTS.trained + 16)
     assert (WEIGHTS.layer, WEIGHTS.head) == ((128 + 128 + 8) // 2, 800)
@@ -68,7 +68,7 @@ def test_weights_are_counted():
     assert (whole[1].parts["one-time buffers"], half[1].parts["one-time buffers"]) == (0, 2 * WEIGHTS.rounded)
 
 
-def test_the_reference_shares_what_is_frozen():
+def test_a_copied_reference_shares_frozen_tensors_unless_it_is_sharded():
     for reference, engine, expected in (
         *(("none", "none", 0), ("adapter", "none", 0), ("copy", "none", 4 * 1064)),
         *(("other", "none", 4 * 1080), ("copy", "zero3", 4 * 1080)),
@@ -94,7 +94,7 @@ def test_sampling_keeps_keys_and_values_or_a_state():
     assert cache_bytes(mixed, JOB) == (4 + 4) * 25 * 4 + 3 * (22 * 4 * 4 + 2 * 3 * 5 * 4)
 
 
-def test_features_and_pixels():
+def test_features_of_all_micro_batches_are_counted_or_the_pixels_in_their_place():
     job = Job(tokens=10, patches=16, prompts=2, micro_batches=3)
     assert features_bytes(VISION, job, 2) == features_bytes(VISION, job, 9) == 6 * 16 * 4 * 4
     assert features_bytes(VISION, Job(tokens=10, patches=16, encoded=False), 1) == 16 * 12 * 4
@@ -105,7 +105,7 @@ def test_features_and_pixels():
     assert merger_bytes(VISION, Job(tokens=10, patches=16, mergers_learn=False)) == (0, 0)
 
 
-def test_what_optimizers_keep():
+def test_each_optimizer_keeps_its_bytes_per_weight():
     kept = {"adamw_torch_fused": 8.0, "adamw_8bit": 2 * (1 + 4 / 256), "paged_lion_32bit": 4.0, "sgd": 0.0, "new": 8}
     for name, expected in kept.items():
         assert optimizer_bytes(WEIGHTS, Job(tokens=1, patches=0, optimizer=name)) == round(expected * 1064)
@@ -147,7 +147,7 @@ def kept_by_layers(model: torch.nn.Module, rounded: bool) -> list[int]:
         ("qwen3_5", "lora"),
     ],
 )
-def test_layers_keep_what_is_counted(family, how):
+def test_the_planned_activations_of_a_layer_equal_the_measured_ones(family, how):
     rounded, adapted = "bfloat16" in how, "lora" in how
     model = make_model(family, make_processor(family), hidden_size=128, num_layers=4)
     apply_tuning(model, TuneOptions())
@@ -208,7 +208,7 @@ def counted(model: torch.nn.Module, prompts: PromptInputs, phase: str, *parts: s
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5"])
-def test_a_prefill_holds_what_is_counted(family):
+def test_the_planned_growth_of_a_prefill_equals_the_measured_growth(family):
     model = model_of(family).eval()
     params = SamplingParams(max_new_tokens=1)
     sizes = [prompt(model, units) for units in UNITS]
@@ -221,7 +221,7 @@ def test_a_prefill_holds_what_is_counted(family):
 @pytest.mark.parametrize(
     ("family", "checkpointing"), [("qwen2_5_vl", False), ("qwen3_vl", True), ("qwen3_5", False)]
 )
-def test_a_forward_keeps_what_is_counted(family, checkpointing):
+def test_the_planned_growth_of_a_forward_equals_the_measured_growth(family, checkpointing):
     model = model_of(family, checkpointing).train()
     ids = torch.randint(0, 250, (GROUP, LENGTH))
     sizes = [prompt(model, units) for units in UNITS]

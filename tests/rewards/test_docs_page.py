@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "rewards.md"
 
 
-def test_the_commands_of_the_page_print_what_it_shows(capsys):
+def test_the_commands_of_the_page_print_the_output_shown(capsys):
     (block,) = re.findall(r"```console\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     for chunk in block.split("$ ")[1:]:
         command, _, shown = chunk.partition("\n")

@@ -29,14 +29,28 @@ def look(start, end, error=None) -> ToolCall:
         ([], [[3, 5]], 0.0),
         ([look(3.0, 5.0)], None, None),
     ],
+    ids=[
+        "one look",
+        "two looks",
+        "two spans",
+        "a refused look",
+        "an endless look",
+        "clock times",
+        "no look",
+        "no evidence",
+    ],
 )
-def test_evidence_iou(calls, evidence, value):
+def test_evidence_iou_is_the_overlap_of_looks_and_evidence(calls, evidence, value):
     columns = {"turns": [completion(*calls)], "evidence": [evidence], "solution": ["1"]}
     [got] = build_rubric(["evidence_iou", "format"]).score(["..."], columns).components[0]
     assert got == (None if value is None else pytest.approx(value))
 
 
-@pytest.mark.parametrize("given", [[], [[2, 1]], [[1]], "1-2", [[-1, 2]], [["a", 2]], [[0, 10**400]]])
+@pytest.mark.parametrize(
+    "given",
+    [[], [[2, 1]], [[1]], "1-2", [[-1, 2]], [["a", 2]], [[0, 10**400]]],
+    ids=["empty", "reversed", "one number", "text", "negative", "a word", "infinite"],
+)
 def test_evidence_of_another_form_is_refused_with_the_record(given):
     assert "must be a list of [start, end]" in build_rubric("evidence_iou").check_solution("1", {"evidence": given})
 

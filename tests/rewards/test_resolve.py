@@ -16,7 +16,7 @@ from qwenvl.rewards.table import TABLE
 from qwenvl.types import Message, Record
 
 
-def test_the_default_rubric_by_hand():
+def test_the_default_rubric_weighs_format_and_accuracy():
     batch = build_rubric().score(["<think>a</think><answer>(1)</answer>", "(1)"], {"solution": ["(1)(2)"] * 2})
     assert batch.names == ("format", "accuracy")
     assert batch.total.tolist() == [pytest.approx(0.3 * 1 + 0.7 * 0.5), 0.0]
@@ -25,7 +25,7 @@ def test_the_default_rubric_by_hand():
     assert answer_only.score(["<answer>(3)</answer>"], {"solution": ["(1)"]}).total.tolist() == [1.0]
 
 
-def test_names_and_functions_with_weights():
+def test_names_and_functions_are_mixed_with_weights():
     def short(completions):
         return [float(len(text) < 40) for text in completions]
 
@@ -37,24 +37,24 @@ def test_names_and_functions_with_weights():
     assert build_rubric(reward_weights=[0.1, 0.9]).weights == (0.1, 0.9)
 
 
-@pytest.mark.parametrize("given", [3, {"format": 1.0}, {"format"}, [None], [3], [["format"]], "", []])
-def test_other_things_than_names_and_functions_are_refused_in_a_sentence(given):
+@pytest.mark.parametrize("given", [3, {"format": 1.0}, {"format"}, [None], [3], [["format"]], "", []], ids=str)
+def test_values_that_are_neither_names_nor_functions_are_refused_in_a_sentence(given):
     with pytest.raises(RewardError) as refused:
         build_rubric(given)
     assert str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("weights", [0.5, ["a"], [None], "a"])
+@pytest.mark.parametrize("weights", [0.5, ["a"], [None], "a"], ids=str)
 def test_weights_that_are_no_numbers_are_refused_in_a_sentence(weights):
     with pytest.raises(RewardError, match="reward_weights: expected a list of numbers"):
         build_rubric("format", weights)
 
 
-def test_refusals():
+def test_misspelt_or_joined_names_and_weights_without_effect_are_refused():
     with pytest.raises(RewardError, match="did you mean accuracy"):
         build_rubric(["acuracy"])
     for words in ("format accuracy", "format,accuracy", "format, accuracy"):
-        with pytest.raises(RewardError, match=r"several names: a settings file lists them, \[format, accuracy"):
+        with pytest.raises(RewardError, match=r"several names: .*\[format, accuracy"):
             build_rubric([words])
     with pytest.raises(RewardError, match="--format_reward_weight has no effect with --reward_weights"):
         build_rubric(["format"], [1.0], format_reward_weight=0.3)
@@ -115,6 +115,7 @@ class CountdownORM:
 
 @pytest.fixture
 def plugin(tmp_path):
+    """The path of a file with marked and unmarked reward functions."""
     path = tmp_path / "mine.py"
     path.write_text(PLUGIN)
     return str(path)
@@ -144,7 +145,7 @@ def test_files_written_for_other_libraries_run_unchanged(tmp_path):
     assert batch.components == [[1.0, 0.0]] * 4
 
 
-def test_refusals_of_users_functions(plugin, tmp_path, monkeypatch):
+def test_files_without_a_usable_reward_are_refused_with_the_reason(plugin, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = {"bare": "def f(completions):\n    return []\n", "broken": "1 / 0\n", "script": "import sys\nsys.exit()\n"}
     files |= {"clash": PLUGIN.replace('"short"', '"accuracy"'), "twin": PLUGIN}
@@ -155,7 +156,7 @@ def test_refusals_of_users_functions(plugin, tmp_path, monkeypatch):
         (["short"], ["broken.py"], "ZeroDivisionError while it was loaded"),
         (["short"], ["script.py"], "script.py: SystemExit while it was loaded"),
         (["short"], ["missing.py"], "missing.py: no such Python file"),
-        (["short"], [plugin, "twin.py"], "there is another reward 'short': rename this one"),
+        (["short"], [plugin, "twin.py"], "there is another reward 'short'"),
         (["short"], ["clash.py"], "there is another reward 'accuracy'"),
         (["shart"], [plugin], "did you mean short"),
         ([f"{plugin}:nothing"], [], "has no 'nothing': it has .*shortness"),
@@ -198,7 +199,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def test_arguments_of_functions_and_classes_of_a_file(tmp_path):
+def test_arguments_reach_functions_and_classes_of_a_file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(WITH_ARGUMENTS)
     named = [f"{path}:brevity(limit=1)", f"{path}:Made(word='b', weight=0.5)", f"{path}:later(value=4)"]
@@ -254,7 +255,7 @@ def test_a_column_never_replaces_a_declared_argument():
         ),
     ],
 )
-def test_wrong_arguments_are_refused(text, message):
+def test_wrong_arguments_of_a_reward_are_refused_by_name(text, message):
     with pytest.raises(RewardError) as caught:
         build_rubric([text])
     assert message in str(caught.value)

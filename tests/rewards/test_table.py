@@ -83,6 +83,7 @@ LARGE = {
 
 @pytest.fixture(scope="module")
 def functions():
+    """Every reward function that needs no server, closed at the end."""
     made = {name: resolve(name) for name in LOCAL}
     yield made
     for function in made.values():

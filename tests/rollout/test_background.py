@@ -100,7 +100,7 @@ def test_steps_are_taken_in_order_with_the_version_that_was_asked(held):
     assert sampled(ahead, 4) == "4 by 5" and engine.made[-1] == (4, True), "taken once, and sampled now then"
 
 
-def test_an_error_is_told_at_once_and_nothing_is_asked_after_it(held):
+def test_an_error_is_raised_by_every_call_and_ends_sampling(held):
     ahead, engine = held
     for seed in (1, 13, 2):
         ask(ahead, seed)
@@ -114,7 +114,7 @@ def test_an_error_is_told_at_once_and_nothing_is_asked_after_it(held):
     assert [seed for seed, _ in engine.made] == [1, 13]
 
 
-def test_closed_it_forgets_and_can_begin_anew(held):
+def test_a_closed_engine_forgets_its_requests_and_can_begin_anew(held):
     ahead, engine = held
     for seed in (1, 2):
         ask(ahead, seed)
@@ -130,7 +130,7 @@ def test_closed_it_forgets_and_can_begin_anew(held):
     assert ahead.take(1) == 3
 
 
-def test_what_was_asked_is_kept_in_a_file(held, tmp_path):
+def test_completions_sampled_ahead_are_kept_in_a_file(held, tmp_path):
     ahead, engine = held
     ahead.save(tmp_path / "none")
     assert not (tmp_path / "none").exists()

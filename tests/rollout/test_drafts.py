@@ -39,6 +39,7 @@ def strong_model(**options):
 
 @pytest.fixture
 def model():
+    """A tiny model whose weights are large enough for distinct tokens."""
     return strong_model()
 
 
@@ -58,7 +59,7 @@ def taught(prompts, completions, group=GROUP, most=4) -> Drafter:
 
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
-def test_greedy_tokens_are_those_without_drafts_in_fewer_forwards(model, random_prompts, monkeypatch, penalty, fixed):
+def test_drafts_change_no_greedy_token_and_take_fewer_forwards(model, random_prompts, monkeypatch, penalty, fixed):
     monkeypatch.setattr(shared_sampling, "GraphedForward", lambda forward: forward)  # which a GPU would capture
     prompts = random_prompts(model, ["tvi", "t", "vit", "v"])
     params = SamplingParams(NEW, 0.0, repetition_penalty=penalty, entropies=True)
@@ -146,7 +147,7 @@ def test_the_first_three_tokens_have_the_law_of_plain_forwards(random_prompts, s
     assert_law(Counter(row[2] for row in rows if row[:2] == [one, two]), third)
 
 
-def test_log_probs_are_those_of_the_trainer(tiny_pair, random_prompts):
+def test_log_probs_of_drafted_tokens_equal_those_of_the_trainer(tiny_pair, random_prompts):
     model, processor = tiny_pair("qwen3_vl", initializer_range=0.1)
     prompts = random_prompts(model, ["tvi", "t"])
     engine = SharedPrefixEngine(processor.tokenizer, model)

@@ -60,7 +60,7 @@ def greedy_by_hand(model, prompts, tokens, banned):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_greedy_tokens_of_plain_forwards_and_log_probs_of_the_trainer(load, family):
+def test_greedy_tokens_are_those_of_plain_forwards_with_log_probs_of_the_trainer(load, family):
     model, engine, prompts = load(LocalEngine, family)
     model.requires_grad_(False)
     expected = greedy_by_hand(model.eval(), prompts, 6, engine.vision_ids)
@@ -79,7 +79,7 @@ def test_greedy_tokens_of_plain_forwards_and_log_probs_of_the_trainer(load, fami
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_logprobs_and_entropies_stay_those_of_the_trainer(kind, load):
+def test_logprobs_and_entropies_equal_those_of_the_trainer_under_all_settings(kind, load):
     model, engine, prompts = load(kind, token_budget=1)
     settings = {"top_k": 6, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.5, "stop_strings": ("a", "e")}
     params = SamplingParams(12, temperature=0.7, entropies=True, **settings)
@@ -104,7 +104,7 @@ def test_vision_tokens_are_never_sampled(load, kind):
     assert len(loved) == 4 and not torch.isin(rollout.completion_ids, torch.tensor(loved)).any()
 
 
-def test_seeds_modes_and_settings(load):
+def test_draws_repeat_by_seed_and_restore_modes_and_settings_of_the_model(load):
     """Seeds repeat and differ. The generator, the modes and the settings of the model come back as they were."""
     model, engine, prompts = load()
     torch.manual_seed(5)
@@ -210,7 +210,7 @@ def test_states_of_completions_count_as_the_tokens_of_their_memory(kind, tiny_pa
         assert len(steps) == batches * length
 
 
-def test_groups_cost_what_their_dearest_member_does_times_their_members():
+def test_a_group_costs_its_dearest_member_times_its_members():
     for costs, budget, groups in (
         ([2, 5, 4], 12, [[2, 5], [4]]),  # three that are padded to 5
         ([5, 4], None, [[5, 4]]),
@@ -229,7 +229,7 @@ TEXT = "<think> two </think>\n\n<answer>(2) insert the fan</answer>\nand more é
 @pytest.mark.parametrize(
     "strings", [("</answer>",), ("\n\n", "fan"), ("é", "本"), ("never",), ("t",), ("er>(2) insert",)], ids=str
 )
-def test_each_token_that_completes_a_string(strings):
+def test_a_stop_string_is_complete_at_the_token_that_holds_its_end(strings):
     """A string is complete at the first token with which the text so far holds one occurrence more."""
     tokenizer = make_tokenizer()
     ids = tokenizer(TEXT, return_tensors="pt").input_ids
@@ -262,7 +262,7 @@ def test_the_end_of_a_turn_by_the_template_ends_a_completion_whose_files_name_an
     assert ended.ended_by[0] == tokenizer.convert_ids_to_tokens(turn_end) and endless.ended_by[0] == ""
 
 
-def test_files_without_the_end_of_a_turn_are_told(tiny_pair):
+def test_files_without_the_end_of_a_turn_are_reported(tiny_pair):
     model, processor = tiny_pair("qwen3_vl")
     turn_end = turn_end_id(processor)
     assert missing_end(processor.tokenizer, model, turn_end) is None

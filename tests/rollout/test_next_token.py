@@ -105,7 +105,7 @@ KINDS = ["random", "peaked", "bfloat16", "three values", "equal", "minus infinit
     ids=str,
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tokens_that_can_be_drawn_are_those_that_transformers_keeps(kind, settings, monkeypatch):
+def test_the_tokens_that_can_be_drawn_equal_those_of_transformers(kind, settings, monkeypatch):
     scores = scores_of(kind)
     # Which of several equal logits the library keeps is up to its sort; how many of them is not.
     found = scores[draws_one(scores, params_of(**settings), monkeypatch)].sort().values
@@ -240,7 +240,7 @@ def test_a_small_vocabulary_is_drawn_from_as_transformers_does(settings):
     assert torch.equal(likelihood.logprobs, wanted) and likelihood.entropies is None
 
 
-def test_a_larger_one_is_drawn_from_without_a_sort_or_a_number_for_each_token(monkeypatch):
+def test_a_large_vocabulary_is_drawn_from_without_a_sort_or_a_number_for_each_token(monkeypatch):
     used = []
     monkeypatch.setattr(next_token, "exponential_race", lambda scores: used.append(scores.shape) or scores)
     drawing = NextToken(params_of(top_p=0.9), [5], "cpu")
@@ -293,6 +293,7 @@ def test_logits_that_are_not_finite_raise_nothing_and_leave_no_log_prob(settings
 
 @pytest.fixture
 def large_pair(tiny_pair):
+    """Makes a model and a processor with a vocabulary above the bound of the plain way."""
     return lambda **more: tiny_pair("qwen2_5_vl", initializer_range=0.25, vocabulary=LARGE, **more)
 
 

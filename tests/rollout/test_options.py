@@ -6,7 +6,7 @@ from qwenvl.config.settings import TrainingSettings
 from qwenvl.rollout.options import host_and_port
 
 
-def test_addresses():
+def test_addresses_are_read_as_host_and_port():
     assert host_and_port("127.0.0.1:8200") == ("127.0.0.1", 8200) == host_and_port("http://127.0.0.1:8200/")
     assert host_and_port("[::1]:8200") == ("::1", 8200)
     for wrong in ("127.0.0.1", ":80", "host:port", "", "https://host:80", "host:80/v1", "[::1:80"):
@@ -44,6 +44,6 @@ def test_addresses():
         ({"rollout_engine": "sglang"}, "must be one of local, vllm_server, vllm_colocate"),
     ],
 )
-def test_what_has_no_effect_is_refused(settings, told):
+def test_engine_flags_without_effect_are_refused(settings, told):
     with pytest.raises(ValueError, match=told):
         TrainingSettings(**settings)

@@ -104,7 +104,7 @@ class Waits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_a_token_that_ends_nothing_waits_once(random_prompts):
+def test_the_host_waits_once_for_each_token(random_prompts):
     model = tiny()
     prompts = random_prompts(model, ["t", "t"])
     settings = {"suppress": [3], "end_ids": [], "pad_id": 0}
@@ -212,7 +212,9 @@ ONE_PROMPT = (["tv"], 4)
         ),
     ],
 )
-def test_tokens_and_logprobs_of_the_stock_step(family, layers, backend, cases, random_prompts, monkeypatch):
+def test_a_compiled_step_has_the_tokens_and_logprobs_of_the_stock_step(
+    family, layers, backend, cases, random_prompts, monkeypatch
+):
     forward = torch.compile(shared_sampling._forward, dynamic=True, backend=backend)
     monkeypatch.setattr(shared_sampling, "_compiled_forward", lambda: forward)
     model = make_model(family, make_processor(family), num_layers=layers, initializer_range=0.25).requires_grad_(False)
@@ -272,7 +274,7 @@ def long_prompt(model) -> PromptInputs:
     return PromptInputs(tokens, mask, positions, None, None, pixels, grid, [0], [1])
 
 
-def test_nothing_grows_with_the_square_of_a_prompt_nor_with_group_times_prompt():
+def test_no_tensor_grows_with_the_square_of_a_prompt_or_with_group_times_prompt():
     processor = make_processor("qwen2_5_vl")
     model = make_model("qwen2_5_vl", processor)
     model.model.visual.requires_grad_(False)

@@ -18,7 +18,7 @@ from tests.rollout.served import WAYS, WORDS, assert_same, engine_of, local_comp
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_every_family_and_way_of_drawing(tiny_pair, fake, random_prompts, family):
+def test_servers_sample_as_the_local_engine_in_every_family_and_way_of_drawing(tiny_pair, fake, random_prompts, family):
     model, processor = tiny_pair(family, initializer_range=0.1)
     inputs = random_prompts(model, WORDS)
     engine = engine_of(model, processor, [fake(family, initializer_range=0.1)])
@@ -34,7 +34,7 @@ def test_every_family_and_way_of_drawing(tiny_pair, fake, random_prompts, family
         assert not none.texts and one.boots and one.boots == two.boots
 
 
-def test_the_same_seeds_whatever_servers_there_are(tiny_pair, fake, random_prompts):
+def test_completions_do_not_depend_on_the_number_of_servers(tiny_pair, fake, random_prompts):
     model, processor = tiny_pair(initializer_range=0.1)
     inputs, params = random_prompts(model, WORDS), WAYS["sampled"]
     texts = []
@@ -50,7 +50,7 @@ def test_the_same_seeds_whatever_servers_there_are(tiny_pair, fake, random_promp
     assert all(after - before >= 2**16 for before, after in pairwise(seeds)) and seeds[-1] < 2**62
 
 
-def test_no_entropies(tiny_pair, fake, random_prompts):
+def test_a_request_for_entropies_is_refused(tiny_pair, fake, random_prompts):
     model, processor = tiny_pair()
     engine = engine_of(model, processor, [fake()])
     engine.sync(model, 0)
@@ -84,14 +84,14 @@ def language_model(model):
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
 @pytest.mark.parametrize(("tied", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
-def test_weights_of_the_language_model(tiny_pair, family, tied, dtype):
+def test_the_weights_for_servers_are_those_of_the_language_model(tiny_pair, family, tied, dtype):
     model, _ = tiny_pair(family, tie_word_embeddings=tied)
     found, expected = dict(policy_weights(model, dtype)), language_model(model)
     assert found.keys() == expected.keys() and ("lm_head.weight" in found) is not tied
     assert all(torch.equal(found[name], expected[name].to(dtype)) for name in found)
 
 
-def test_parts_are_as_large_as_they_may_be(monkeypatch):
+def test_weights_are_sent_in_parts_as_large_as_allowed(monkeypatch):
     monkeypatch.setattr(vllm, "PART_BYTES", 24)
     weights = [(str(size), torch.zeros(size)) for size in (2, 4, 1, 9, 3, 3)]  # 4 bytes a number
     parts = [([*part], last) for part, last in in_parts(weights)]
@@ -99,7 +99,7 @@ def test_parts_are_as_large_as_they_may_be(monkeypatch):
 
 
 @pytest.mark.parametrize("messages", [False, True])
-def test_what_a_run_hands_over(tiny_pair, fake, monkeypatch, messages):
+def test_each_new_version_hands_over_all_weights_in_parts(tiny_pair, fake, monkeypatch, messages):
     """All weights for each new version, by files in memory or in messages, in several parts."""
     if messages:
         monkeypatch.setattr(Server, "shares_memory", False)

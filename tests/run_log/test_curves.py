@@ -49,7 +49,7 @@ def test_each_metric_has_a_section_a_title_and_a_unit(metric, section, title, un
     assert section in SECTIONS
 
 
-def test_the_first_curves_are_what_matters_most():
+def test_curves_begin_with_rewards_and_leave_out_seconds_and_epochs():
     row = {"loss": 0.0, "epoch": 0.1, "reward/b": 0.0, "reward/total": 0.0, "time/sample_s": 1.0, "reward/std": 0.1}
     later = {name: value + 1 for name, value in row.items()}
     found = charts([run_of(row, later, {"train_loss": 0.0, "total_flos": 1.0})])
@@ -58,7 +58,7 @@ def test_the_first_curves_are_what_matters_most():
     assert found["fast"] == found["data"] == [], "seconds are stacked, and neither epoch nor the last line is a curve"
 
 
-def test_what_never_changes_stands_behind_unless_it_matters():
+def test_constant_metrics_stand_behind_except_the_total_reward():
     found = charts([run_of(*[{"reward/total": 1.0, "reward/std": 0.0, "learning_rate": 1e-6}] * 3)])
     main = {each["metric"]: each["main"] for section in found.values() for each in section}
     assert main == {"reward/total": True, "reward/std": False, "learning_rate": False}

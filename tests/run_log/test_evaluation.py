@@ -110,7 +110,7 @@ def evaluation(tmp_path):
     return log.folder
 
 
-def test_the_tables_are_those_of_the_evaluation(evaluation, tmp_path):
+def test_the_page_has_the_tables_of_the_evaluation(evaluation, tmp_path):
     page = write_evaluation(evaluation, tmp_path / "out", RewardsReading()).page.read_text()
     rows = [" ".join(re.sub(r"<[^>]+>", " ", row).split()) for row in re.findall(r"<tr>.*?</tr>", page)]
     assert "base as it is 0.500 [0.400, 0.600] 0.500 [0.400, 0.600] 25.0 % 0.0 % 7" in rows
@@ -128,7 +128,7 @@ def test_the_tables_are_those_of_the_evaluation(evaluation, tmp_path):
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
-def test_the_headline_says_it_in_words():
+def test_the_headline_puts_the_differences_into_words():
     assert list(headline(facts())) == [
         "tuned answers better than base: accuracy +0.125 [+0.025, +0.225] on the same 3 records.",
         "tuned uses what it is shown: with grey frames accuracy changes by -0.250 [-0.350, -0.150].",
@@ -161,14 +161,14 @@ def test_the_headline_concludes_nothing_from_models_without_an_answer():
     assert "accuracy changes by 0.000 [0.000, 0.000]." in list(headline(unmoved))[1]
 
 
-def test_one_that_has_not_ended_shows_what_it_has(evaluation, tmp_path):
+def test_the_page_of_an_unfinished_evaluation_shows_the_records_it_has(evaluation, tmp_path):
     EvaluationLog(evaluation).write(facts(ended=None))
     written = write_evaluation(evaluation, tmp_path / "out", RewardsReading())
     assert "The evaluation has not ended: the same command continues it" in written.page.read_text()
     assert [strip.path for strip in written.strips] == ["clips/0.mp4", "clips/1.mp4", "clips/2.mp4"]
 
 
-def test_what_is_no_evaluation_and_what_is_no_report(evaluation, tmp_path, capsys):
+def test_folders_of_other_files_and_damaged_evaluations_are_refused(evaluation, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("")
     with pytest.raises(ReportError, match="holds something that is no report"):
@@ -216,7 +216,7 @@ def test_the_models_answers_stand_side_by_side(opened):
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_jumps_filters_and_keys(opened):
+def test_jumps_filters_and_keys_select_records(opened):
     page = opened()
     shown = f"{IDS}.join()"
     # with grey frames it is as good on two records

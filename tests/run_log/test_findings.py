@@ -41,7 +41,7 @@ FLAT = [0.5] * 60
         ("evaluation_worse", {"eval_total_reward": RISING[::-1], "eval_total_reward_ci95": [0.1] * 60}),
     ],
 )
-def test_each_warning(code, columns):
+def test_each_warning_is_found_in_its_curves(code, columns):
     [found] = warnings(run_of(**columns), [])
     assert found.code == code and found.message and found.advice
 
@@ -54,8 +54,9 @@ def test_each_warning(code, columns):
         {"reward": FLAT, "eval_total_reward": RISING[::-1], "eval_total_reward_ci95": [math.nan] * 60},  # one clip
         {"data/bad_samples": [0.0] * 60},
     ],
+    ids=["a rising reward", "a wide interval", "an interval of one clip", "no bad sample"],
 )
-def test_nothing_is_wrong(columns):
+def test_healthy_curves_give_no_warning(columns):
     assert warnings(run_of(**columns), []) == []
 
 
@@ -74,7 +75,7 @@ def test_a_reward_that_falls_is_not_called_flat_as_well():
     assert codes([0.5] * 120) == ["reward_flat"]
 
 
-def test_groups_of_the_last_fifth_that_are_suspected():
+def test_suspected_groups_in_the_last_fifth_give_a_warning():
     good, hollow = [1.0, 0.5, 1.0], [0.0, 0.0, 0.5]
     rows = lambda last: [
         row_of(each)

@@ -37,7 +37,7 @@ def ramp(start: float, end: float, steps: int) -> list[float]:
     return [start + (end - start) * k / (steps - 1) for k in range(steps)]
 
 
-def test_equal_rewards_need_24_groups_on_end():
+def test_equal_rewards_are_reported_after_24_groups_in_a_row():
     def shares(values, groups):
         entries = history(groups, group__zero_std_frac=values, reward__total=[0.25] * len(values))
         return first_found(entries, "equal_rewards")
@@ -50,7 +50,7 @@ def test_equal_rewards_need_24_groups_on_end():
     assert "--generation_temperature" in found.advice
 
 
-def test_equal_rewards_of_a_short_run_are_told_of_at_its_end():
+def test_equal_rewards_of_a_short_run_are_reported_at_its_end():
     short = history(1, group__zero_std_frac=[1.0] * 3, reward__total=[0.0] * 3)
     assert not list(findings(short))
     [found] = findings(short, ended=True)
@@ -59,7 +59,7 @@ def test_equal_rewards_of_a_short_run_are_told_of_at_its_end():
     assert not list(findings([], ended=True))
 
 
-def test_a_format_that_is_never_reached():
+def test_a_format_that_is_never_reached_is_reported():
     name = "format_never_reached"
     assert first_found(history(4, reward__strict_format=[0.0] * 20), name) == 12  # 48 groups
     assert first_found(history(4, reward__strict_format=[0.0] * 5 + [0.01] + [0.0] * 20), name) is None
@@ -67,7 +67,7 @@ def test_a_format_that_is_never_reached():
     assert first_found(history(4, reward__accuracy=[0.0] * 20), name) is None
 
 
-def test_completions_that_are_cut_off():
+def test_truncated_completions_are_reported_unless_they_become_fewer():
     def cut(values):
         return first_found(history(4, completion__truncated_frac=values), "truncated")
 
@@ -82,7 +82,7 @@ def test_completions_that_are_cut_off():
         assert [each.code for each in found] == names
 
 
-def test_a_policy_that_stops_to_look():
+def test_a_policy_that_stops_looking_is_reported():
     def stops(looked, calls=0.0):
         entries = history(4, look__looked_frac=looked, look__calls=[calls] * len(looked))
         return first_found(entries, "looks_stop"), [each.message for each in findings(entries)]
@@ -99,7 +99,7 @@ def test_a_policy_that_stops_to_look():
     assert stops([0.0] * 10 + [0.1] * 2)[0] is None  # it begins to look
 
 
-def test_a_kl_that_grows_without_the_reward():
+def test_a_kl_that_grows_without_the_reward_is_reported():
     def grows(kl, reward):
         return first_found(history(4, kl=kl, reward__total=reward), "kl_grows")
 
@@ -111,7 +111,7 @@ def test_a_kl_that_grows_without_the_reward():
     assert grows([0.0] * 24 + [2.0] * 24, [math.nan] * 48) is None  # no reward to compare with
 
 
-def test_an_entropy_that_collapses_without_a_gain():
+def test_an_entropy_that_collapses_without_a_gain_is_reported():
     def collapsed(entropy, reward, best=1.0):
         entries = history(4, entropy=entropy, reward__total=reward, reward__max=[best] * len(reward))
         return first_found(entries, "entropy_collapsed")
@@ -125,7 +125,7 @@ def test_an_entropy_that_collapses_without_a_gain():
     assert collapsed([0.01] * 40, [0.3] * 40) is None  # so it was from the beginning
 
 
-def test_a_reward_that_does_not_rise():
+def test_a_reward_that_does_not_rise_is_reported():
     def flat(reward, best=1.0, equal=0.0):
         more = {"reward__max": [best] * len(reward), "group__zero_std_frac": [equal] * len(reward)}
         return first_found(history(4, reward__total=reward, **more), "reward_flat")
@@ -137,7 +137,7 @@ def test_a_reward_that_does_not_rise():
     assert first_found(history(1, reward__total=[0.3] * 500), "reward_flat") == 400
 
 
-def test_a_healthy_run_is_told_of_nothing():
+def test_a_healthy_run_has_no_finding():
     """The reward rises, entropy falls and KL grows with it, completions learn to stop, and all is solved at last."""
     steps = 300
     learned = [1 / (1 + math.exp(-(k - 80) / 20)) for k in range(steps)]

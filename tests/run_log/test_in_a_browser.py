@@ -41,7 +41,7 @@ def test_the_page_opens_on_the_newest_training_group(opened):
     assert page.run("location.hash") == ""
 
 
-def test_completions_stand_by_their_advantage(opened):
+def test_completions_are_sorted_by_their_advantage(opened):
     page = opened("#step=1&id=17")
     shown = "[...document.querySelectorAll('.completion')].map(each => Number(each.dataset.sample))"
     assert page.run(shown) == [2, 3, 0, 1]
@@ -50,7 +50,7 @@ def test_completions_stand_by_their_advantage(opened):
     assert page.run("document.querySelector('[data-sample=\"0\"] .missing').textContent") == "(2) insert the fan"
 
 
-def test_filters_and_jumps(opened):
+def test_filters_and_jumps_select_groups(opened):
     page = opened()
     for name, value, first in (("split", "eval", "held"), ("step", "1", "17"), ("q", "SCAN", "18")):
         set_filter(page, name, value)
@@ -63,7 +63,7 @@ def test_filters_and_jumps(opened):
         page.wait(f"{shown} === '{ids}'")
 
 
-def test_heads_sort_the_list(opened):
+def test_column_heads_sort_the_list(opened):
     page = opened()
     shown = "[...document.querySelectorAll('#list .id')].map(each => each.textContent).join()"
     head = "document.querySelector('[data-sort=reward]')"
@@ -74,7 +74,7 @@ def test_heads_sort_the_list(opened):
     assert opened("#f_sort=-step&f_split=train").run(shown).startswith("17,18")
 
 
-def test_controls_of_the_curves(opened):
+def test_curves_can_be_hidden_smoothed_drawn_over_hours_and_saved(opened):
     page = opened()
     lines = "document.querySelectorAll('[data-metric=\"reward/total\"] path.smooth').length"
     page.wait(f"{lines} === 2")
@@ -123,7 +123,7 @@ def test_a_link_names_a_group_and_keeps_the_filters(opened):
     assert "names no group" in opened("#step=9&id=nobody").run(COUNT)
 
 
-def test_keys(opened):
+def test_keys_move_between_groups_and_steps(opened):
     page = opened("#step=2&id=17&f_split=train")
     page.press("j")
     page.wait(f"{CHOSEN} === '18'")
@@ -139,7 +139,7 @@ def test_keys(opened):
     assert page.run("document.querySelector('#filter-q').value") == "j"
 
 
-def test_it_fits_a_phone(opened, browser):
+def test_the_page_fits_a_phone_in_light_and_dark(opened, browser):
     for dark, ground in ((False, "rgb(246, 247, 249)"), (True, "rgb(16, 20, 25)")):
         browser.show(390, 844, dark)
         page = opened()

@@ -31,7 +31,7 @@ def test_clusters_of_one_are_scipys_bootstrap():
     assert ours.mean == pytest.approx(values.mean())
 
 
-def test_few_clusters_and_wrong_values():
+def test_one_cluster_has_no_interval_and_nan_is_refused():
     mean, low, high, n = clustered_interval([0.0, 1.0], ["a", "a"])
     assert (mean, n) == (0.5, 1) and math.isnan(low) and math.isnan(high)
     assert math.isnan(clustered_interval([], []).mean)

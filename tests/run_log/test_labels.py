@@ -61,7 +61,7 @@ def opened(browser, tmp_path):
     assert browser.errors == []
 
 
-def test_the_doubtful_ones_come_first(opened):
+def test_doubtful_labels_come_first(opened):
     page = opened()
     assert page.run(ROWS) == [f"{name}.mp4" for name in ("unread", "torn2", "torn", "sure", "bad")]
     assert page.run(TITLE) == "unread.mp4" and page.run(COUNT) == "save 0 records"
@@ -106,7 +106,7 @@ def test_labels_are_confirmed_corrected_and_saved_as_records(opened, tmp_path):
     page.wait(f"{COUNT} === 'save 3 records' && {ROWS}.length === 1")
 
 
-def test_nothing_is_wider_than_the_window(opened):
+def test_the_page_is_never_wider_than_the_window(opened):
     for width, dark in ((1280, False), (390, False), (390, True)):
         page = opened(width, dark, "#id=cam/torn.mp4")
         page.run("document.querySelector('.title').textContent = 'long_name_of_a_clip'.repeat(9)")

@@ -23,7 +23,7 @@ from tests.evaluate.made import sample
 from tests.run_log.runs import LOOKED, rollout
 
 
-def test_metrics_come_back(tmp_path):
+def test_metrics_are_read_back_with_nan_and_infinity(tmp_path):
     log = RunLog(tmp_path / "run")
     log.log_metrics(1, {"loss": 0.5, "kl": math.nan, "grad_norm": -math.inf, "reward/total": np.float32(0.25)})
     log.log_metrics(2, {"loss": 0.4})
@@ -47,7 +47,7 @@ def test_lines_of_training_and_of_evaluations_are_told_apart(tmp_path):
     assert len(read_metrics(tmp_path)) == 4
 
 
-def test_rollouts_come_back(tmp_path):
+def test_rollouts_are_read_back_by_split_and_step(tmp_path):
     clips = FrameInfo("a.mp4", (0, 8), (0.0, 0.32), (0, 1)), FrameInfo("b.mp4", (3, 3), (0.1, 0.1))
     odd = "两个\n\u2028 \x00 \ud83d <b> 😀"
     written = [
@@ -124,7 +124,7 @@ def test_the_configuration_is_that_of_the_newest_start(tmp_path):
     ("read", "name", "text", "message"),
     [
         (read_metrics, "metrics.jsonl", '{"step": 1}\n{"step": \n', r"metrics.jsonl:2: not JSON"),
-        (read_metrics, "metrics.jsonl", "[1]\n", r'metrics.jsonl:1: expected an object with an integer "step"'),
+        (read_metrics, "metrics.jsonl", "[1]\n", r'metrics.jsonl:1: .*integer "step"'),
         (read_config, "other.json", "", r"run.json: no such file; is .* the output_dir of a run"),
         (read_config, "run.json", "{", r"run.json: not JSON"),
         (read_rollouts, "rollouts/rank-0.jsonl", '{"step": 1}\n', r"rank-0.jsonl:1: no completion: KeyError"),
@@ -135,7 +135,7 @@ def test_the_configuration_is_that_of_the_newest_start(tmp_path):
         (read_evaluation, "evaluation.json", '{"format": 9}', "another version"),
     ],
 )
-def test_wrong_files_are_errors(tmp_path, read, name, text, message):
+def test_a_missing_or_damaged_file_is_an_error_with_its_line(tmp_path, read, name, text, message):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
     with pytest.raises(RunLogError, match=message):

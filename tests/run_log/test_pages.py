@@ -42,7 +42,7 @@ def test_the_data_set_is_the_file_of_the_record():
     assert [dataset_of(place) for place in places] == ["sop", "more", "b", ""]
 
 
-def test_marks_are_added_up():
+def test_the_marks_of_a_group_are_added_up():
     assert marks(group([0.5, 0.5, 0.5])) == EQUAL
     assert marks(group([0.5, 1.0, 0.5])) == 0
     cut = [rollout(finish_reason="length", sample=0), rollout(sample=1, total=None)]
@@ -69,6 +69,13 @@ def test_marks_are_added_up():
         ),
         ([1.0, 1.0, 1.0, 1.0], ["a"] * 4, []),  # solved
         ([0.0, 0.0], ["a"] * 2, []),  # too few to tell
+    ],
+    ids=[
+        "half has nothing right",
+        "a quarter has nothing right",
+        "half has the same wrong text",
+        "solved",
+        "too few to tell",
     ],
 )
 def test_suspicion_asks_for_half_of_a_group(totals, texts, reasons):

@@ -37,7 +37,7 @@ def test_frames_stand_row_by_row(clip, tmp_path):
         assert abs(here - plain).mean() < 6, f"frame {indices[n]}"
 
 
-def test_each_is_made_once_and_what_is_not_wanted_goes(clip, tmp_path):
+def test_each_picture_is_made_once_and_deleted_when_no_longer_shown(clip, tmp_path):
     strips = [Strip(clip, (n,)) for n in range(3)]
     folder = tmp_path / "pictures"
     assert list(make_pictures(strips, folder, most=1)) == [strips[0].key]
@@ -48,7 +48,7 @@ def test_each_is_made_once_and_what_is_not_wanted_goes(clip, tmp_path):
     assert list(make_pictures(strips[2:], folder, most=1)) == [strips[2].key] and not first.exists()
 
 
-def test_why_there_is_no_picture(clip, tmp_path):
+def test_a_missing_picture_says_why(clip, tmp_path):
     (tmp_path / "text.mp4").write_text("no clip")
     strips = [
         Strip(str(tmp_path / "gone.mp4"), (0,)),
@@ -68,7 +68,7 @@ def test_an_image_is_one_picture(tmp_path):
     assert made == {"columns": 1, "rows": 1, "ratio": 0.5}
 
 
-def test_the_command_makes_them_and_a_later_one_keeps_them(clip, make_run, capsys):
+def test_a_report_makes_pictures_and_a_later_report_keeps_them(clip, make_run, capsys):
     seen = [FrameInfo(path, (0, 5), (0.0, 0.2), None) for path in (clip, "/gone/17.mp4")]
     first, second = (group([0.0, 1.0], step=n + 1, clips=(each,)) for n, each in enumerate(seen))
     run = make_run(rollouts=first + second)
@@ -87,12 +87,12 @@ def test_the_command_makes_them_and_a_later_one_keeps_them(clip, make_run, capsy
     assert listed.read_text() == before and len(list((run / "report" / "pictures").glob("*.jpg"))) == 1
 
 
-def test_a_run_without_media_says_nothing(make_run):
+def test_a_run_without_media_has_no_line_about_pictures(make_run):
     run = make_run(rollouts=group([0.0, 1.0]))
     assert add_pictures(make_report([run], run / "report")) == ""
 
 
-def test_the_page_shows_them_in_a_browser(browser, clip, make_run):
+def test_the_page_shows_pictures_in_a_browser(browser, clip, make_run):
     frames = FrameInfo(clip, tuple(range(10)), tuple(n / 10 for n in range(10)), (0,) * 5 + (1,) * 5)
     gone = FrameInfo("/gone/17.mp4", (0,), (0.0,), None)
     run = make_run(rollouts=group([0.0, 1.0], clips=(frames, gone)))

@@ -49,7 +49,7 @@ def test_spans_are_read_as_the_rewards_read_them():
     }
 
 
-def test_which_records_ask_for_a_timeline():
+def test_solution_and_rewards_decide_whether_a_record_asks_for_a_timeline():
     assert READING.timelines(PROMPT, NEAR, SOLUTION, {"accuracy": 1.0})  # by the numbers of all spans
     named = "<answer>0-2 someone sits down</answer>"
     assert READING.timelines((), named, named, {"temporal_iou": 1.0}) is None

@@ -42,7 +42,7 @@ def opened(browser, make_run, make_clip, tmp_path):
     assert browser.errors == []
 
 
-def test_a_look_stands_on_a_time_bar_between_what_is_said(opened):
+def test_a_look_stands_on_a_time_bar_between_the_texts_of_its_turns(opened):
     page = opened()
     assert page.run(f"[...{TURNS}.children].map(each => each.className || each.textContent)") == [
         *("Let me see.", "call", "<answer>(2) insert the fan</answer>")
@@ -73,7 +73,7 @@ def test_the_frames_of_a_look_have_pictures_and_can_be_enlarged(opened):
     assert page.run("document.querySelector('dialog p').textContent").startswith("1.50 s")
 
 
-def test_a_refused_call_says_why_and_what_was_written(opened):
+def test_a_refused_call_shows_the_reason_and_the_written_text(opened):
     page = opened()
     third = "document.querySelector('[data-sample=\"2\"] .turns')"
     assert page.run(f"{third}.querySelector('.call .bad').textContent") == "refused: look lacks end"
@@ -97,7 +97,7 @@ def test_turns_fit_a_phone(opened):
     assert all(60 < width < 100 for width in page.run(widths)), "four in a row"
 
 
-def test_the_page_of_an_evaluation_has_looks(browser, tmp_path):
+def test_the_page_of_an_evaluation_shows_looks(browser, tmp_path):
     log, found = EvaluationLog(tmp_path / "evaluation"), facts()
     looks = {"looked": score(0.5), "calls": 1.25, "with_look": score(0.75), "without_look": score(0.25)}
     looks |= {"evidence_iou": {"mean": None, "low": None}, "refused": {"mean": 0.1}}

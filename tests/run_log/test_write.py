@@ -41,7 +41,7 @@ def test_the_same_run_gives_the_same_bytes(report, make_run):
     assert files_of(report) == before
 
 
-def test_nothing_of_the_page_comes_from_a_network(report):
+def test_the_page_loads_nothing_from_a_network(report):
     for name, data in files_of(report).items():
         urls = set(re.findall(rb"https?://[^\"' )]+", data)) - {b"http://www.w3.org/2000/svg"}
         assert not urls, f"{name}: {urls}"
@@ -99,7 +99,7 @@ def test_texts_cannot_break_out_of_their_script(make_run):
     assert (run / "report" / "data" / "run-0" / "page-0.js").read_bytes().isascii()
 
 
-def test_the_summary_says_the_same_in_numbers(report):
+def test_the_summary_has_the_numbers_of_the_page(report):
     facts = json.loads((report / "summary.json").read_text())
     [run] = facts["runs"]
     assert (run["run"], run["steps"], run["finished"], facts["differing_settings"]) == ("sop", 2, 2, {})
@@ -138,7 +138,7 @@ def test_two_runs_are_laid_over_each_other(make_run, tmp_path):
     assert not (tmp_path / "both" / "data" / "run-1").exists()
 
 
-def test_the_facts_of_a_run(make_run, tmp_path):
+def test_the_page_lists_model_data_versions_and_changed_settings(make_run, tmp_path):
     launch = {"command": "qwenvl train run.yaml", "started": "2026-11-21 09:12:44", "hardware": "8 CPU cores"}
     settings = {"model_name_or_path": "org/base", "dataset_use": "sop.json", "grpo_sample_size": 8, "grpo_beta": 0.04}
     run = make_run(**settings)
@@ -154,7 +154,7 @@ def test_the_facts_of_a_run(make_run, tmp_path):
     assert "8 CPU cores" in page and "<th><code>--grpo_sample_size</code></th><td>8</td>" in page
 
 
-def test_settings_are_those_that_were_set_and_those_that_differ(make_run):
+def test_the_settings_shown_were_set_or_differ_between_runs(make_run):
     defaults = {"grpo_sample_size": 4, "dataloader_num_workers": 0, "eval_steps": None, "learning_rate": 1e-6}
     resolved = {"dataloader_num_workers": 2, "eval_steps": 10}  # on this machine, by the run itself
     run = make_run()
@@ -193,13 +193,13 @@ def test_two_runs_are_compared_on_the_same_held_out_records(make_run, tmp_path):
     assert make_report([first], tmp_path / "one").summary["held_out_differences"] == []
 
 
-def test_a_misspelt_flag_is_told_its_name(make_run, capsys):
+def test_a_misspelt_flag_is_answered_with_the_near_name(make_run, capsys):
     with pytest.raises(SystemExit):
         main([str(make_run()), "--pictres", "9"])
     assert "unknown flag --pictres; near: pictures" in capsys.readouterr().err
 
 
-def test_runs_are_named_by_what_tells_them_apart(make_run):
+def test_runs_are_named_by_the_part_of_the_path_that_tells_them_apart(make_run):
     folders = [make_run("a/one"), make_run("b/one"), make_run("c/run")]
     assert [run.name for run in read_runs(folders)] == ["a/one", "b/one", "c/run"]
     assert [run.name for run in read_runs(folders[:1])] == ["one"]
@@ -208,7 +208,7 @@ def test_runs_are_named_by_what_tells_them_apart(make_run):
         read_runs([folders[0], folders[0]])
 
 
-def test_what_is_no_run_and_what_is_no_report(tmp_path, make_run, capsys):
+def test_folders_that_are_no_run_or_no_report_are_refused(tmp_path, make_run, capsys):
     assert main([str(tmp_path)]) == 2
     assert "run.json: no such file; is" in capsys.readouterr().err
     (tmp_path / "mine").mkdir()

@@ -25,6 +25,7 @@ EPOCH_OF_4 = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2
 
 @pytest.fixture
 def engine_of_its_own(monkeypatch):
+    """An engine with a copy of the weights, which can sample in the background."""
     with_copying_engine(monkeypatch)
 
 
@@ -71,7 +72,9 @@ def likelihoods(trainer, policy, experience):
         (2, [0, 2, 4], [0, 1, 2, 1, 0, 1]),
     ],
 )
-def test_which_weights_sample_which_step(make_trainer, engine_of_its_own, depth, versions, staleness):
+def test_each_step_is_sampled_by_weights_as_old_as_its_depth_allows(
+    make_trainer, engine_of_its_own, depth, versions, staleness
+):
     """Epochs of four steps, of which the run has one and a half."""
     trainer = make_trainer(async_rollouts=depth, max_steps=6, learning_rate=3e-2, **EPOCH_OF_4)
     seen = Snapshots().follow(trainer)
@@ -95,7 +98,9 @@ def test_which_weights_sample_which_step(make_trainer, engine_of_its_own, depth,
 
 
 @pytest.mark.parametrize("correction", ["token_truncate", "none"])
-def test_the_gradient_of_completions_of_older_weights_by_hand(make_trainer, engine_of_its_own, correction):
+def test_the_gradient_of_completions_of_older_weights_is_corrected_or_clipped(
+    make_trainer, engine_of_its_own, correction
+):
     """Corrected for, their weight is min(w, bound). Else the ratio reaches back to these weights, and is clipped."""
     own = {"importance_correction": "token_truncate(max=1.02)"}
     if correction == "none":
@@ -187,7 +192,7 @@ def every_other(completions, id, **columns):
 
 
 @pytest.mark.parametrize("iterations", [1, 2])
-def test_a_run_with_replaced_groups_is_resumed_too(whole_and_resumed, engine_of_its_own, iterations):
+def test_a_run_with_replaced_groups_resumes_the_same(whole_and_resumed, engine_of_its_own, iterations):
     """The engine samples replacements of groups with the weights of the step, in turn.
 
     A checkpoint between the two steps on the same completions cannot be resumed: with two, every other step is saved.
@@ -206,7 +211,7 @@ def test_a_run_with_replaced_groups_is_resumed_too(whole_and_resumed, engine_of_
     assert now == sorted(now) and 0 < sum(rounds) == len(now)
 
 
-def test_an_error_of_what_is_sampled_meanwhile_ends_training(make_trainer, engine_of_its_own):
+def test_an_error_of_sampling_in_the_background_ends_training(make_trainer, engine_of_its_own):
     trainer = make_trainer(async_rollouts=3, max_steps=4, **EPOCH_OF_4)
     engine = trainer.answer.sample.engine
     engine.engine.fails = 3, ConnectionError("the server is gone")
@@ -246,7 +251,7 @@ def test_a_checkpoint_of_other_data_is_refused(make_trainer, engine_of_its_own, 
     other = make_trainer(max_steps=3, **settings)
     for record in other.train_dataset.records:
         object.__setattr__(record, "id", record.id + "-changed")
-    with pytest.raises(RuntimeError, match="of other prompts than those of this step: the data or its order"):
+    with pytest.raises(RuntimeError, match="of other prompts than those of this step"):
         other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
     with pytest.raises(SettingsError, match="--async_rollouts: 2 -> 1"):
         make_trainer(max_steps=3, **{**settings, "async_rollouts": 1}).train(
@@ -255,17 +260,17 @@ def test_a_checkpoint_of_other_data_is_refused(make_trainer, engine_of_its_own, 
 
 
 def test_the_policys_own_engine_and_a_second_group_are_refused(make_trainer, monkeypatch):
-    with pytest.raises(ValueError, match=r"--async_rollouts 1 needs --rollout_engine vllm_server: the local engine"):
+    with pytest.raises(ValueError, match=r"--async_rollouts 1 needs --rollout_engine vllm_server"):
         make_trainer(async_rollouts=1)
     monkeypatch.setattr(EngineOptions, "engine_has_own_weights", True)
-    with pytest.raises(ValueError, match="--temporal_contrast: its second group cannot be sampled ahead"):
+    with pytest.raises(ValueError, match=r"--temporal_contrast: .*sampled ahead"):
         make_trainer(temporal_contrast=True, async_rollouts=1)
     monkeypatch.setattr(kernels, "server_engine", lambda args, policy, local: local)
     with pytest.raises(ValueError, match=r"--async_rollouts 1: SharedPrefixEngine can't sample while"):
         make_trainer(async_rollouts=1)
 
 
-def test_what_corrects_for_older_weights(tmp_path, monkeypatch):
+def test_older_weights_are_corrected_by_token_weights_or_by_the_ratio(tmp_path, monkeypatch):
     def args(*flags):
         needed = ["--model_name_or_path", "m", "--dataset_use", "d.json", "--output_dir", str(tmp_path), "--use_cpu"]
         return parse_args([*needed, *flags])

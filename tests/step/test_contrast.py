@@ -33,7 +33,7 @@ def rewards(total):
         (0.3, 0.25, [0.3, 0.0, 0.3, 0.0]),
     ],
 )
-def test_correct_completions_get_it_where_order_helps(margin, shuffled, bonus):
+def test_correct_completions_get_the_bonus_where_order_helps(margin, shuffled, bonus):
     ordered = [1.0, 0.5, 1.0, 0.0]
     result = with_bonus(rewards(ordered), ordered, [shuffled], flags(margin))
     assert result.names == ("accuracy", "temporal_contrast")

@@ -25,7 +25,7 @@ def step_of(*parts: Scored, leaves_out_truncated: bool = False, top_entropy: flo
     return count(experiences(*parts, leaves_out_truncated=leaves_out_truncated), context())
 
 
-def test_completions_and_tokens_are_counted_and_those_of_a_stand_in_are_not():
+def test_completions_and_tokens_are_counted_except_those_of_a_stand_in():
     step = step_of(scored([3, 1]), nothing(), scored([2, 4]))
     assert step.counts == StepCounts(completions=4, tokens=10, micro_batches=3)
 
@@ -61,7 +61,7 @@ def with_entropies(part: Scored, *rows: list[float]) -> Scored:
     return replace(part, rollout=replace(part.rollout, entropies=entropies))
 
 
-def test_the_tokens_of_highest_entropy_are_those_of_the_whole_step(monkeypatch):
+def test_tokens_of_highest_entropy_are_chosen_over_the_whole_step(monkeypatch):
     parts = [
         with_entropies(scored([3, 1]), [0.1, 0.9, 0.3], [0.8]),
         nothing(),  # its stand-in has no entropies
@@ -100,7 +100,7 @@ def test_each_iteration_has_the_same_experiences_in_the_same_order():
 
 
 @pytest.mark.parametrize("drawn", [[batch(1)], [batch(0, bad=1)], []], ids=["a prompt", "a bad sample", "nothing"])
-def test_what_is_drawn_between_the_iterations_must_be_empty(drawn):
+def test_batches_drawn_between_the_iterations_must_be_empty(drawn):
     with pytest.raises(RuntimeError, match="num_iterations"):
         step_of(scored([1])).next_iteration(drawn)
 

@@ -117,7 +117,7 @@ def test_an_evaluation_computes_every_prompt_and_frame_once(make_trainer, sop_da
     assert counts.calls[1:] == decoding([row.tokens for row in rollouts])
 
 
-def test_the_plain_path_computes_all_of_it_for_each_completion(make_trainer):
+def test_the_plain_path_computes_every_frame_for_each_completion(make_trainer):
     """The hooks see what is repeated where it is repeated: in sampling, reference and policy, G times each."""
     trainer = make_trainer(per_device_train_batch_size=8, max_steps=1, grpo_sample_size=GROUP, shared_prefix="off")
     counts = count(trainer)

@@ -40,7 +40,7 @@ def test_times_are_per_step_and_of_the_slowest_process():
     assert values["time/x_s"] == 2.0 and set(values) == {"time/x_s", "time/y_s"}
 
 
-def test_what_each_process_waited_is_told_of_each():
+def test_the_wait_of_each_process_is_logged_by_its_rank():
     meter = Meter()
     meter.step()
     other = ({}, {}, {}, {"time/wait_s": 4.0, "time/x_s": 1.0}, 1)
@@ -50,7 +50,7 @@ def test_what_each_process_waited_is_told_of_each():
     assert meter.flush() == {}, "a process alone waits for nobody"
 
 
-def test_the_most_memory_of_a_process_is_what_the_system_says():
+def test_the_peak_memory_of_a_process_is_that_of_the_system():
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("no /proc here")

@@ -35,7 +35,7 @@ def test_differences_are_measured_over_tokens_that_count():
 
 
 @pytest.mark.parametrize(("difference", "half"), [(0.02, False), (0.005, False), (0.06, True), (3.0, True)])
-def test_what_rounding_does_not_explain_stops_the_run(difference, half):
+def test_a_difference_above_rounding_stops_the_run(difference, half):
     ours = torch.tensor([[-1.0, -2.0, 0.0]])
     with pytest.raises(ParityError, match="positions, frames or templates"):
         checked(ours - difference, ours, half_precision=half)
@@ -47,7 +47,7 @@ def test_half_precision_may_round_a_single_token_far_off():
     checked(theirs, torch.zeros(1, 101), half_precision=True)
 
 
-def test_dropout_on_adapters_leaves_it_out_which_is_said_once(make_trainer, tmp_path, caplog):
+def test_dropout_on_adapters_turns_the_check_off_with_one_line(make_trainer, tmp_path, caplog):
     settings = {"lora_enable": True, "lora_r": 4, "lora_dropout": 0.5, "gradient_accumulation_steps": 2, "max_steps": 1}
     make_trainer(**settings).train()
     assert caplog.text.count("check_parity: left out, because lora_dropout") == 1
@@ -119,7 +119,7 @@ def test_the_bound_of_a_probe_follows_the_rounding_of_the_trainer():
     assert Probe(few, trained, trained + 1e-6, mask, "float32").problem() is None
 
 
-@pytest.mark.parametrize("settings", [{"bf16": True}, {}])
+@pytest.mark.parametrize("settings", [{"bf16": True}, {}], ids=["bfloat16", "float32"])
 def test_a_run_ends_whose_sampler_drops_height_and_width(make_trainer, settings):
     trainer = make_trainer(max_steps=1, gradient_accumulation_steps=1, train_sampling_strategy="sequential", **settings)
     with_kernels(trainer, engine=Dropping(trainer.kernels.engine))

@@ -10,7 +10,7 @@ from qwenvl.run_log.log import read_metrics, read_rollouts
 BETA = 0.4
 
 
-def test_advantages_are_those_of_the_lowered_rewards(make_trainer):
+def test_advantages_compare_rewards_lowered_by_the_kl(make_trainer):
     """Four micro-batches, the policy away from the reference. One prompt has no rewards."""
 
     def letters(completions, **columns):

@@ -89,7 +89,7 @@ def test_a_step_is_filled_with_groups_that_differ(make_trainer, split):
     assert max(parity) < 1e-3, "what is joined is what was sampled: ids, positions, pixels, completions"
 
 
-def test_places_keep_what_they_had_and_the_loss_is_that_of_the_kept_groups(make_trainer):
+def test_good_groups_keep_their_place_and_the_loss_is_that_of_the_groups_in_the_batch(make_trainer):
     """The joined micro-batch has the log-probs of its groups alone, and only the replaced ones changed."""
     trainer = make_trainer(**nine_rounds(), functions=[spread("clip-1", "clip-2", "text", "image")])
     batch = next(iter(trainer.get_train_dataloader()))["prompts"]
@@ -127,7 +127,7 @@ def test_where_no_group_is_replaced_the_run_is_that_without_the_flag(make_traine
         assert (row["filter/kept_frac"], row["filter/unfilled_frac"], row["filter/rounds"]) == (kept, 1 - kept, rounds)
 
 
-def test_there_is_no_such_reward(make_trainer):
+def test_filter_groups_by_an_unknown_reward_is_refused(make_trainer):
     with pytest.raises(ValueError, match="--filter_groups accurate: no such reward in this run; give one of total"):
         make_trainer(filter_groups="accurate")
 
@@ -186,7 +186,7 @@ def test_refills_are_counted_as_drawn(make_trainer, sop_data, tmp_path):
     assert row["filter/rounds"] == 1, "after it no records are left"
 
 
-def test_a_killed_and_resumed_run_draws_what_it_would_have(whole_and_resumed):
+def test_a_killed_and_resumed_run_draws_the_same_groups(whole_and_resumed):
     settings = {**FILTER, "per_device_train_batch_size": 2, "num_iterations": 2, "max_steps": 6}
     settings |= {"save_strategy": "steps", "save_steps": 4, "functions": [spread("clip-1", "clip-2", "text")]}
     whole, resumed = whole_and_resumed(killed=5, resumed_from=4, **settings)

@@ -35,7 +35,7 @@ def test_every_sampling_flag_reaches_every_draw(make_trainer, sop_data):
     assert [call[1:3] for call in draws[2:]] == [(1, greedy)]  # 500 tokens hold the eight prompts
 
 
-def test_a_run_with_stop_strings(make_trainer):
+def test_a_stop_string_ends_a_completion_without_counting_as_truncation(make_trainer):
     """Letters end completions: they are in the text, count as tokens, and are no truncation."""
     letters = list("abcdefghijklmnopqrstuvwxyz")
     trainer = make_trainer(stop_strings=letters, check_parity="every", per_device_train_batch_size=4, max_steps=2)
@@ -54,7 +54,7 @@ def test_a_run_with_stop_strings(make_trainer):
 
 
 @pytest.mark.parametrize("estimator", ["rloo", "gdpo"])
-def test_advantages_are_those_of_the_whole_step(make_trainer, estimator):
+def test_advantages_compare_all_completions_of_the_step(make_trainer, estimator):
     """Four micro-batches of two prompts: each completion's advantage is the one among all of the step."""
 
     def length(completions, **columns):  # one of the eight prompts has none

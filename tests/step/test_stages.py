@@ -149,6 +149,7 @@ UP, DOWN, SAME = [0.0, 1.0, 0.0, 1.0], [0.0, -1.0, 0.0, 0.0], [1.0] * 4
         ({"up": UP, "down": DOWN}, (1.0, 1.0), True, [False, False]),  # functions that cancel out
         ({"up": UP, "same": SAME}, (0.0, 1.0), True, [True, True]),  # a reward without weight: all advantages are 0
     ],
+    ids=["by the total", "by each function", "without the function of weight 0"],
 )
 def test_gdpo_keeps_groups_by_each_function_that_weighs(functions, weights, by_function, replaced):
     assert open_groups(functions, weights, "total", by_function) == replaced

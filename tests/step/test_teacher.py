@@ -55,7 +55,7 @@ def evident_data(sop_data):
 
 
 @pytest.mark.parametrize("served", [False, True])
-def test_the_advantages_of_tokens_by_hand(make_trainer, sop_data, fake, served):
+def test_token_advantages_add_the_clipped_gap_between_teacher_and_policy(make_trainer, sop_data, fake, served):
     """A + weight x clip(log p of the teacher - log p of the policy), from forwards of the plain path.
 
     Completions of a server are taught by the trainer's weights too.
@@ -106,7 +106,9 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_each_option_by_both_paths_and_in_parts(make_trainer, evident_data, tiny_checkpoint, tmp_path, name):
+def test_each_option_gives_the_same_gradients_by_both_paths_and_in_parts(
+    make_trainer, evident_data, tiny_checkpoint, tmp_path, name
+):
     """Micro-batches of 3 x 1 with a prompt for all its completions, 1 x 3 with one for each: the same gradients."""
     larger = str(tiny_checkpoint(initializer_range=0.1, num_layers=3, seed=4))
     settings = {key: larger if value == "PATH" else value for key, value in OPTIONS[name].items()}
@@ -138,7 +140,7 @@ def test_each_option_by_both_paths_and_in_parts(make_trainer, evident_data, tiny
 
 
 @pytest.mark.parametrize("kl", ["sampled(clip=1000)", "full"])
-def test_the_gradients_are_those_of_trl(make_trainer, tiny_checkpoint, kl):
+def test_gradients_equal_those_of_trl(make_trainer, tiny_checkpoint, kl):
     """Of its DistillationTrainer with the reverse KL, and of its importance-weighted one with weights of 1.
 
     TRL lacks prompts with video: the prompt is text.
@@ -191,7 +193,7 @@ def test_the_gradients_are_those_of_trl(make_trainer, tiny_checkpoint, kl):
             torch.testing.assert_close(each.grad, gradients[name], rtol=1e-3, atol=2e-6, msg=name)
 
 
-def test_weight_0_changes_nothing(make_trainer, tmp_path):
+def test_a_teacher_of_weight_0_changes_no_weight(make_trainer, tmp_path):
     """Bit by bit. The teacher is only compared with, and the log says so."""
     plain = make_trainer(output_dir=str(tmp_path / "plain"))
     plain.train()
@@ -228,7 +230,7 @@ def test_states_of_a_teacher_that_moves_meet_the_head_of_the_same_weights(make_t
     assert (states[0] - states[1]).abs().max() > 1e-3, "the teacher has moved"
 
 
-def test_without_named_rewards_the_teacher_alone_is_learned_from(make_trainer, tmp_path):
+def test_without_named_rewards_only_the_teacher_is_trained_on(make_trainer, tmp_path):
     trainer = make_trainer(functions=None, **SEES_MORE, max_steps=1)
     steps = trained(trainer)
     [row] = logged(trainer)
@@ -238,7 +240,7 @@ def test_without_named_rewards_the_teacher_alone_is_learned_from(make_trainer, t
     make_trainer(**SEES_MORE, scale_rewards="batch", output_dir=str(tmp_path / "named"))
 
 
-def test_a_view_of_ones_own(make_trainer, tmp_path):
+def test_a_view_from_a_file_of_the_user_is_taught_from(make_trainer, tmp_path):
     plugin = tmp_path / "views_of_the_test.py"
     plugin.write_text(
         "from dataclasses import replace\n"
@@ -310,7 +312,7 @@ def test_records_that_a_teacher_sees_no_more_of_are_counted(evident_data, capsys
     assert "--teacher_sees evidence: 2 of 5 records lack a clip with `evidence`" in capsys.readouterr().err
 
 
-def test_a_view_of_ones_own_is_asked_until_it_changes_a_record(evident_data):
+def test_a_view_of_the_user_is_asked_until_it_changes_a_record(evident_data):
     asked = []
 
     def second(record):
@@ -328,7 +330,7 @@ def test_a_view_of_ones_own_is_asked_until_it_changes_a_record(evident_data):
         check_view(args, lambda record: record, records)
 
 
-def test_views_of_a_record(evident_data):
+def test_views_show_frames_evidence_solution_or_feedback(evident_data):
     data = load_dataset(str(evident_data), base_interval=0.5)
     record = data.record(0)
     assert len(data.load(frames(record, 6)).videos[0].frames) == 6
@@ -375,7 +377,7 @@ def test_an_offloaded_teacher_is_in_cpu_memory_between_its_passes():
 
 
 def test_a_checkpoint_that_cannot_teach_is_refused(make_trainer, tiny_checkpoint, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="whose prompts are those of the policy, qwen2_5_vl, got qwen2_vl"):
+    with pytest.raises(ValueError, match="qwen2_5_vl, got qwen2_vl"):
         make_trainer(teacher=str(tiny_checkpoint("qwen2_vl")))
     rows = [{"id": "one", "conversations": turns("What?", "(1)")}]
     with pytest.raises(ValueError, match="--shared_prefix off"):
@@ -384,5 +386,5 @@ def test_a_checkpoint_that_cannot_teach_is_refused(make_trainer, tiny_checkpoint
             datasets=(rows,), dataset_use=None,
         )  # fmt: skip
     monkeypatch.setattr(assemble, "is_fsdp_enabled", lambda: True)
-    with pytest.raises(ValueError, match="fsdp_cpu_ram_efficient_loading loads it in one process alone"):
+    with pytest.raises(ValueError, match="fsdp_cpu_ram_efficient_loading"):
         make_trainer(teacher=str(tiny_checkpoint(num_layers=3)), output_dir=str(tmp_path / "fsdp"))

@@ -60,7 +60,7 @@ def test_a_long_text_is_read_in_linear_time(text, found):
         "<function=a b>",
     ],
 )
-def test_what_is_no_call_has_no_name(body):
+def test_text_that_is_no_call_has_no_name(body):
     assert calls_in(call(body)) == [("", {})]
 
 
@@ -155,7 +155,7 @@ def test_a_tool_gets_the_types_that_it_declares(name, written, value):
         ("anything", [math.nan]),
     ],
 )
-def test_other_types_are_refused_in_a_sentence(name, written):
+def test_arguments_of_other_types_are_refused_in_a_sentence(name, written):
     with pytest.raises(ToolError) as refused:
         typed(**{name: written})
     assert str(refused.value).startswith(f"{name} must be ") and len(str(refused.value)) < 150

@@ -35,7 +35,7 @@ def test_the_shape_of_a_part_is_kept():
     assert quarters().crop(0, 0, 300, 1000).pixels.shape == (3, 73, 33)
 
 
-@pytest.mark.parametrize("box", [(500, 0, 500, 1000), (0, 0, 1001, 10), (-1, 0, 10, 10), (10, 20, 5, 30)])
+@pytest.mark.parametrize("box", [(500, 0, 500, 1000), (0, 0, 1001, 10), (-1, 0, 10, 10), (10, 20, 5, 30)], ids=str)
 def test_a_box_that_is_no_part_is_refused(box):
     with pytest.raises(ToolError, match="empty or not within 0 to 1000"):
         quarters().crop(*box)

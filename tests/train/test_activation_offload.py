@@ -13,7 +13,7 @@ offers = pytest.mark.skipif(
 )
 
 
-def test_it_has_an_effect_or_is_refused(tmp_path, make_trainer):
+def test_activation_offload_without_effect_is_refused(tmp_path, make_trainer):
     with pytest.raises(ValueError, match="--activation_offload has no effect without --gradient_checkpointing"):
         GRPOConfig(str(tmp_path), use_cpu=True, activation_offload=True)
     if hasattr(GRPOConfig, "activation_checkpointing_kwargs"):
@@ -22,7 +22,7 @@ def test_it_has_an_effect_or_is_refused(tmp_path, make_trainer):
 
 
 @offers
-def test_gradients_are_those_without_it_and_what_enters_each_layer_leaves(monkeypatch):
+def test_offloading_changes_no_gradient_and_moves_the_input_of_each_layer(monkeypatch):
     model = make_model("qwen2_5_vl", make_processor(), num_layers=3).train()
     prompts, ids = PromptInputs.of_text(torch.randint(0, 250, (1, 30))), torch.randint(0, 250, (2, 7))
     moved = []

@@ -13,7 +13,7 @@ from qwenvl.step.assemble import build_rewards
 from qwenvl.train.assemble import build_policy
 
 
-def test_several_data_sets_for_evaluation(make_trainer, sop_data):
+def test_several_evaluation_data_sets_have_metrics_of_their_own(make_trainer, sop_data):
     train = make_trainer().train_dataset
     trainer = make_trainer(datasets=[train, {"same": train, "file": sop_data}])
     metrics = trainer.evaluate()
@@ -54,7 +54,7 @@ def test_a_wrong_name_of_a_layer_does_not_wait_for_the_weights(tiny_checkpoint, 
         build_policy(str(tiny_checkpoint()), config)
 
 
-def test_other_settings_than_a_config_are_named(tmp_path):
+def test_arguments_of_another_class_are_refused_by_their_type(tmp_path):
     with pytest.raises(TypeError, match=r"expected a GRPOConfig as args, got dict: GRPOConfig\("):
         GRPOTrainer("model", {"output_dir": str(tmp_path)})
     with pytest.raises(TypeError, match="expected a GRPOConfig as args, got WarmupConfig"):

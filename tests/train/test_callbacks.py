@@ -38,7 +38,7 @@ def watched(args, rows, step=0) -> None:
 EQUAL = {"group/zero_std_frac": 1.0, "reward/total": 0.25}
 
 
-def test_each_is_told_of_once(caplog):
+def test_each_finding_is_logged_once(caplog):
     watched(args_of(), [EQUAL] * 60)
     assert caplog.text.count("had equal rewards") == 1
     assert caplog.text.count("over 90% of the last 24 groups") == 1
@@ -61,7 +61,7 @@ def test_a_tracker_that_is_not_installed_is_refused():
         require_trackers(["comet_ml", "tensorboard", "azure_ml"])
 
 
-def test_the_weight_of_the_entropy_bonus_by_hand(monkeypatch):
+def test_the_weight_of_the_entropy_bonus_grows_below_the_target_and_shrinks_above(monkeypatch):
     """It acts at or below the target, and grows then; above it shrinks, and never below 0."""
     monkeypatch.setattr("qwenvl.train.callbacks.COEFFICIENT_STEP", 0.25)
     args, state = SimpleNamespace(entropy_target=0.5, entropy_coef=0.5), TrainerState()

@@ -16,7 +16,7 @@ from qwenvl.train.merge import merge
 from tests.test_docs import blocks
 
 
-def test_other_entries_of_the_metadata_stay_and_those_of_peft_go(tmp_path):
+def test_metadata_of_the_user_stays_and_that_of_peft_goes(tmp_path):
     path, base = tmp_path / "README.md", "Qwen/Qwen2.5-VL-3B-Instruct"
     tags = ["mine", "base_model:adapter:/home/me/model", "lora"]
     head = {"license": "mit", "base_model": "/home/me/model", "tags": tags}
@@ -35,7 +35,7 @@ def settings_in(folder: Path) -> dict:
     return yaml.safe_load(blocks(folder / "README.md", "yaml")[0])
 
 
-def test_it_says_what_the_run_was_and_what_came_of_it(make_trainer, sop_data, tmp_path):
+def test_a_card_describes_the_run_and_its_evaluations(make_trainer, sop_data, tmp_path):
     """A run of two steps on the tiny model, with evaluations before and after it and a checkpoint after each step."""
     (tmp_path / "private").touch()
     trainer = make_trainer(
@@ -72,7 +72,7 @@ def test_it_says_what_the_run_was_and_what_came_of_it(make_trainer, sop_data, tm
 
 
 @pytest.mark.parametrize("kind", ["whole", "adapter", "merged"])
-def test_its_code_runs_on_what_lies_beside_it(make_trainer, make_clip, tmp_path, monkeypatch, capsys, kind):
+def test_the_code_of_a_card_runs_on_the_weights_beside_it(make_trainer, make_clip, tmp_path, monkeypatch, capsys, kind):
     """The snippet as it stands but for the clip's name and a shorter answer, with plain transformers and peft."""
     trainer = make_trainer(max_steps=1, lora_enable=kind != "whole", learning_rate=0.1)
     trainer.train()

@@ -66,7 +66,7 @@ def check_run(folder: Path) -> None:
     assert written["versions"]["torch"] == version("torch")
 
 
-def test_plain_python_trains_evaluates_and_saves_what_transformers_loads(run, tiny_checkpoint, tmp_path):
+def test_plain_python_trains_evaluates_and_saves_a_model_that_transformers_loads(run, tiny_checkpoint, tmp_path):
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     model = str(tiny_checkpoint())

@@ -205,6 +205,7 @@ def mixed_data(sop_data, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def three_records(mixed_data) -> Path:
+    """The mixed data set without its first record."""
     return all_but_the_first(mixed_data)
 
 
@@ -382,7 +383,7 @@ def test_zero_resumes_from_a_whole_checkpoint_and_passes_over_a_damaged_one(
 
 
 @pytest.mark.parametrize("engine", ["zero3", pytest.param("ddp", marks=pytest.mark.slow)])
-def test_looks_in_one_process_alone(tiny_checkpoint, three_records, tmp_path, engine):
+def test_looks_in_one_process_alone_make_the_update_of_one(tiny_checkpoint, three_records, tmp_path, engine):
     """Of three prompts those with a clip are looked at again; the update is that of one process."""
     if engine == "zero3":
         pytest.importorskip("deepspeed")

@@ -30,6 +30,7 @@ def apart(sop_data, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def three(apart) -> Path:
+    """The records of `apart` without the first."""
     return all_but_the_first(apart)
 
 
@@ -72,7 +73,7 @@ def published(checkpoint: Path, folder: Path) -> Path:
         ),
     ],
 )
-def test_one_process_has_the_videos_and_the_other_a_text_and_an_image(
+def test_processes_with_other_media_than_each_other_make_the_update_of_one(
     tiny_checkpoint, apart, alone, tmp_path, family, recipe, engine
 ):
     """Layers, tower and mergers, deepstack's too, run as often in the process that has nothing for them."""

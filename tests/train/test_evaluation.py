@@ -29,7 +29,7 @@ def test_a_prompt_whose_rewards_were_skipped_does_not_count(make_trainer, sop_da
         assert metrics[f"eval_{name}_reward"] == pytest.approx(sum(lengths) / 7)
 
 
-def test_an_evaluation_without_any_reward_is_told_of(make_trainer, sop_data, caplog):
+def test_an_evaluation_without_any_reward_is_reported(make_trainer, sop_data, caplog):
     """Where checkpoints go by it the run stops, and says why."""
 
     def never(completions, **columns):
@@ -52,7 +52,7 @@ def test_an_evaluation_of_no_prompt_needs_only_its_own_metric(caplog):
         evaluation_metrics([], "eval_a", needed="a_total_reward")
 
 
-def test_its_time_is_not_that_of_a_training_step(make_trainer, sop_data):
+def test_the_time_of_an_evaluation_is_not_logged_as_that_of_a_step(make_trainer, sop_data):
     trainer = make_trainer(eval_dataset_use=str(sop_data))
     trainer.evaluate()
     assert not [name for name in trainer.meter.flush() if name.startswith("time/")]

@@ -45,6 +45,7 @@ def runs(tiny_checkpoint, sop_data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gradients(runs):
+    """The gradients that each run has saved, by the name of the run."""
     return {name: torch.load(folder / GRADIENTS) for name, folder in runs.items()}
 
 
@@ -73,7 +74,7 @@ def test_losses_differ_from_each_other(gradients):
             assert loss == other or furthest(gradient, theirs) > 1e-3, (loss, other)
 
 
-def test_the_premises_hold(runs):
+def test_the_compared_runs_clip_ratios_on_both_sides_and_have_ragged_steps(runs):
     """Ratios are limited on both sides, lengths differ, and of the ragged step one process has no prompt."""
     rows = [row for row in read_metrics(runs["1 x 8"]) if "loss" in row]
     assert len(rows) == 2 * (1 + len(LOSSES))

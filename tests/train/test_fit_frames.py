@@ -8,7 +8,7 @@ from qwenvl.run_log.log import read_metrics, read_rollouts
 SIX_OF_EIGHT = {"frames": [[8, 6]]}
 
 
-def test_what_was_lowered_is_in_rollouts_and_metrics(make_trainer, sop_data, tmp_path):
+def test_lowered_numbers_of_frames_are_in_rollouts_and_metrics(make_trainer, sop_data, tmp_path):
     settings = {"video_max_frames": 8, "base_interval": 0.25, "max_steps": 8, "video_min_frames": 2}
     free = make_trainer(**settings)
     lengths = {
@@ -28,7 +28,7 @@ def test_what_was_lowered_is_in_rollouts_and_metrics(make_trainer, sop_data, tmp
     assert all(row["prompt/tokens"] <= limit for row in logged)
 
 
-def test_evaluation_fits_too(make_trainer, sop_data):
+def test_evaluation_fits_frames_too(make_trainer, sop_data):
     settings = {"video_max_frames": 8, "base_interval": 0.25, "eval_dataset_use": str(sop_data)}
     free = make_trainer(**settings)
     longest = max(free.data_collator([sample])["prompts"].input_ids.shape[1] for sample in free.eval_dataset)
@@ -38,7 +38,7 @@ def test_evaluation_fits_too(make_trainer, sop_data):
     assert [len(row.clips[0].indices) for row in rollouts if row.fitted == SIX_OF_EIGHT] == [6] * 3
 
 
-def test_a_data_set_made_before_must_have_its_limit(make_trainer, sop_data):
+def test_a_data_set_made_by_a_script_must_have_a_limit_to_fit(make_trainer, sop_data):
     from qwenvl.step.assemble import build_dataset
 
     trainer = make_trainer(max_prompt_length=64, fit_frames=True)

@@ -8,6 +8,7 @@ from tests.foreign_files import FILES, write_all
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
+    """A file in the format of each preset, with its clips."""
     return write_all(tmp_path_factory.mktemp("foreign"))
 
 

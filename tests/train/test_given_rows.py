@@ -57,6 +57,7 @@ IN_ORDER = {
 
 @pytest.fixture
 def rows(sop_data, monkeypatch):
+    """The rows of the mixed data set, read in its folder."""
     monkeypatch.chdir(sop_data.parent)
     return json.loads(sop_data.read_text())
 
@@ -69,7 +70,7 @@ def trained(make_trainer, tmp_path, *given, **settings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_gives_the_records_of_the_file(kind, rows, sop_data):
+def test_rows_of_every_kind_give_the_records_of_their_file(kind, rows, sop_data):
     dataset = load_dataset(KINDS[kind](rows), name="mine")
     expected = load_dataset(str(sop_data)).records
     assert [record.where for record in dataset.records] == [f"mine[{i}]" for i in range(8)]
@@ -87,7 +88,7 @@ def test_rows_train_as_their_file_does(rows, make_trainer, tmp_path, monkeypatch
     assert isinstance(trainer.train_dataset.records, RecordFile)
 
 
-def test_rows_are_evaluated_on(rows, make_trainer, tmp_path):
+def test_given_rows_are_evaluated(rows, make_trainer, tmp_path):
     trainer = make_trainer(datasets=[None, {"held_out": rows[:2]}])
     assert trainer.eval_dataset["held_out"].records[0].where == "eval_dataset.held_out[0]"
     own = Mapped(rows[2:5])
@@ -106,7 +107,7 @@ def test_a_script_may_evaluate_on_a_file(sop_data, make_trainer):
         trainer.evaluate([1])
 
 
-def test_rows_with_pictures(make_trainer, tmp_path):
+def test_rows_with_decoded_pictures_train(make_trainer, tmp_path):
     """As TRL's data sets come: plain messages, and pictures that are decoded when a row is read."""
     picture = Image.effect_mandelbrot((64, 48), (-2, -1, 1, 1), 20).convert("RGB")
     made = [{"prompt": [{"role": "user", "content": f"Which part? {n}"}], "solution": "lid"} for n in range(4)]
@@ -134,21 +135,21 @@ def test_prompts_without_solutions_train_where_no_reward_reads_one(make_trainer)
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (Stream([{}]), RecordError, "train_dataset: an IterableDataset has no length .* give its rows as a list"),
+        (Stream([{}]), RecordError, "train_dataset: an IterableDataset has no length"),
         (as_table([{"a": 1}]).to_iterable_dataset(), RecordError, "train_dataset: an IterableDataset has no length"),
         ([], RecordError, "train_dataset: no records in the file"),
         (["a.json"], RecordError, r"train_dataset\[0\]: expected an object with .*, got string"),
         ([{"a": 1}], RecordError, r"train_dataset\[0\]: expected an object with `conversations`"),
-        ({"train": [{}]}, TypeError, "train_dataset: expected what --dataset_use takes, rows .*, got dict"),
-        (3, TypeError, "train_dataset: expected what --dataset_use takes, rows .*, got int"),
+        ({"train": [{}]}, TypeError, "train_dataset: .*--dataset_use .*, got dict"),
+        (3, TypeError, "train_dataset: .*--dataset_use .*, got int"),
         (
             datasets.DatasetDict(train=datasets.Dataset.from_list([{"a": 1}])),
             RecordError,
-            "train_dataset: holds the splits train; give one of them",
+            "train_dataset: holds the splits train",
         ),
     ],
 )
-def test_what_is_no_data_set_is_refused(given, error, message, make_trainer):
+def test_values_that_are_no_data_set_are_refused(given, error, message, make_trainer):
     with pytest.raises(error, match=message):
         make_trainer(datasets=[given], **IN_ORDER)
 

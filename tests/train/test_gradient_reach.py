@@ -35,7 +35,7 @@ from qwenvl.train.gradient_reach import (
         ("own_head.weight", "own_head.weight"),
     ],
 )
-def test_the_part_that_a_parameter_is_judged_with(name, part):
+def test_a_parameter_is_judged_with_its_block_or_module(name, part):
     assert learning_part(name) == part
 
 
@@ -89,6 +89,7 @@ DIFFERENT, SAME = [[1, 2], [1, 3]], [[1, 2], [1, 2]]
 
 @pytest.fixture
 def made():
+    """A model of named parts and the check of its gradients."""
     model = Model()
     return model, GradientReach(model, Accelerator(cpu=True))
 
@@ -115,7 +116,7 @@ def test_steps_that_prove_nothing_are_passed_over(made):
         reach.check(2)
 
 
-def test_it_looks_until_every_part_was_reached_and_then_no_more(made):
+def test_the_check_runs_until_every_part_was_reached_and_then_no_more(made):
     model, reach = made
     model.step(reach, Prompts(0), DIFFERENT, [1.0, -1.0])
     reach.check(1)

@@ -31,7 +31,7 @@ class Sampled:
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_loss_and_gradient_are_those_of_the_trainer(family, make_trainer, tiny_checkpoint):
+def test_the_loop_has_the_loss_and_gradient_of_the_trainer(family, make_trainer, tiny_checkpoint):
     checkpoint = str(tiny_checkpoint(family, initializer_range=0.1))
     trainer = make_trainer(model=checkpoint)
     batch = trainer.data_collator([trainer.train_dataset[n] for n in (0, 3, 6, 7)])["prompts"]  # video, text, image
@@ -57,7 +57,7 @@ def test_loss_and_gradient_are_those_of_the_trainer(family, make_trainer, tiny_c
         torch.testing.assert_close(parameter.grad, known[name].grad, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_the_command_trains_and_saves(tiny_checkpoint, sop_data, tmp_path, capsys, monkeypatch):
+def test_the_loop_trains_and_saves(tiny_checkpoint, sop_data, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(loop, "build_rubric", lambda names: build_rubric([letters]))  # it differs within each group
     checkpoint = str(tiny_checkpoint(initializer_range=0.1))
     flags = {"model": checkpoint, "data": sop_data, "output": tmp_path / "out", "steps": 2, "max_tokens": 6, "group": 2}

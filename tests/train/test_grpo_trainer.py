@@ -27,7 +27,7 @@ def first_batch(trainer):
     return next(iter(trainer.get_train_dataloader()))
 
 
-def test_the_loss_by_hand(make_trainer):
+def test_the_loss_is_a_mean_of_policy_and_kl_terms_over_tokens_then_completions(make_trainer):
     """-alpha * A * 1 + beta * k3 per token, mean over a completion's tokens, mean over completions."""
     trainer = make_trainer(grpo_alpha=0.8, grpo_beta=0.3, per_device_train_batch_size=2)
     inputs = first_batch(trainer)
@@ -55,7 +55,11 @@ def test_the_loss_by_hand(make_trainer):
     assert abs(total / n) > 1e-3
 
 
-@pytest.mark.parametrize("settings", [{"scale_rewards": "batch"}, {"advantage_estimator": "reinforce_plus_plus"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"scale_rewards": "batch"}, {"advantage_estimator": "reinforce_plus_plus"}],
+    ids=str,
+)
 def test_gradient_accumulation_is_exact(make_trainer, tmp_path, settings):
     """The same four prompts as 1 x 4 and 4 x 1 micro-batches give the same gradient."""
     results = []
@@ -123,7 +127,7 @@ def test_a_run_leaves_metrics_rollouts_and_settings(make_trainer):
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_what_is_saved_loads_with_plain_transformers(make_trainer, tmp_path, lora):
+def test_a_saved_model_loads_with_plain_transformers(make_trainer, tmp_path, lora):
     trainer = make_trainer(lora_enable=lora, max_steps=1)
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
@@ -257,7 +261,7 @@ def test_a_frozen_part_does_not_move(make_trainer):
     assert moved and all("merger" in name for name in moved)
 
 
-def test_rewards_by_flags(make_trainer, tmp_path):
+def test_flags_name_rewards_with_arguments_weights_and_plugins(make_trainer, tmp_path):
     plugin = tmp_path / "mine.py"
     plugin.write_text(
         "from qwenvl.rewards import reward\n\n\n"

@@ -74,7 +74,7 @@ def thinking(texts, reasons, opened=False, turns=None) -> dict[str, float]:
     return meter.flush()
 
 
-def test_the_length_of_the_thinking_part_and_what_is_cut_inside_it():
+def test_the_length_of_thinking_and_the_share_cut_inside_it_are_logged():
     length = lambda text: len(make_processor().tokenizer(text)["input_ids"])
     texts = ["<think>left</think>1", "<think>left or right", "<think>left</think>12345"]
     found = thinking(texts, ["stop", "length", "length"])

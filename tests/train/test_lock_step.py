@@ -38,7 +38,9 @@ def held(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("engine", ["zero3", "fsdp"])
-def test_completions_and_update_are_those_of_whole_weights(tiny_checkpoint, uneven_data, tmp_path, engine):
+def test_layers_gathered_one_by_one_give_the_completions_and_update_of_whole_weights(
+    tiny_checkpoint, uneven_data, tmp_path, engine
+):
     """Process 0 writes four tokens, process 1 one. The tower runs on as few patches at a time as it can. Greedy
     evaluation of five records begins, and the second step has no prompt for process 1."""
     if engine == "zero3":
@@ -80,7 +82,7 @@ def most_held(checkpoint: Path, engine: str) -> tuple[int, float]:
     return total, outside + largest + (total - outside - largest) / 2
 
 
-def test_rounds_adapters_and_a_reference_of_other_numbers(tiny_checkpoint, sop_data, tmp_path):
+def test_layers_gathered_one_by_one_work_with_refills_adapters_and_a_reference(tiny_checkpoint, sop_data, tmp_path):
     """One process replaces a group while the other has nothing to replace. Each completion computes its prompt again,
     and the reference, the model that ZeRO-3 splits, gives the KL of the reward. Parity says that all is right."""
     pytest.importorskip("deepspeed")

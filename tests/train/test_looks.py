@@ -45,7 +45,7 @@ LOOKS |= {"generation_temperature": 1.0, "generation_top_p": 1.0, "max_steps": 1
 
 
 @pytest.mark.parametrize("sharing", ["auto", "off"])
-def test_a_run_with_looks(make_trainer, calls_first, sop_data, tmp_path, sharing):
+def test_looks_are_in_rewards_rollouts_and_metrics(make_trainer, calls_first, sop_data, tmp_path, sharing):
     records = json.loads(sop_data.read_text())
     for each in records:
         each |= {name: str(sop_data.parent / each[name]) for name in ("video", "image") if name in each}
@@ -83,7 +83,11 @@ def test_a_run_with_looks(make_trainer, calls_first, sop_data, tmp_path, sharing
     assert logs["look/looked_frac"] <= 0.5 and logs["look/tokens"] > 0
 
 
-@pytest.mark.parametrize("more", [{}, {"teacher": "self", "teacher_sees": "frames(8)", "distill_on": "vision"}])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"teacher": "self", "teacher_sees": "frames(8)", "distill_on": "vision"}],
+    ids=["no teacher", "a teacher"],
+)
 def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, calls_first, tmp_path, more):
     """Of rollouts that are given, since draws depend on what is sampled together."""
     steps = []
@@ -98,7 +102,11 @@ def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, cal
 TWICE = {"per_device_train_batch_size": 4}
 
 
-@pytest.mark.parametrize("more", [{"num_iterations": 2}, {"async_rollouts": 3}, TWICE])
+@pytest.mark.parametrize(
+    "more",
+    [{"num_iterations": 2}, {"async_rollouts": 3}, TWICE],
+    ids=["num_iterations", "async_rollouts", "two epochs"],
+)
 def test_a_killed_and_resumed_run_is_the_same_run(whole_and_resumed, calls_first, monkeypatch, more):
     """Of a second epoch a whole run has the looks of the first, a resumed one encodes them again."""
     encoded = []
@@ -153,7 +161,7 @@ def says(monkeypatch):
     monkeypatch.setattr(next_token, "logits_processors", processors)
 
 
-def test_a_run_whose_completions_write_anything(make_trainer, says, tmp_path):
+def test_a_run_trains_on_completions_with_hostile_calls(make_trainer, says, tmp_path):
     settings = {**LOOKS, "tools": ["look", "zoom"], "look_fps": 2.0, "grpo_sample_size": 6, "max_turns": 3}
     trainer = make_trainer(**settings | {"generation_max_length": 400, "per_device_train_batch_size": 1})
     trainer.train()
@@ -195,8 +203,8 @@ def without_seconds(row):
     return replace(row, turns=tuple(turns))
 
 
-@pytest.mark.parametrize("more", [{"bf16": True}, {"tune_mm_vision": True}])
-def test_looks_that_are_sampled_ahead_are_those_of_the_weights_of_the_request(
+@pytest.mark.parametrize("more", [{"bf16": True}, {"tune_mm_vision": True}], ids=str)
+def test_looks_sampled_ahead_use_the_weights_of_their_request(
     make_trainer, calls_first, tmp_path, monkeypatch, more
 ):
     """The other run samples at the request, in the training thread, with the policy's own tower."""

@@ -26,7 +26,7 @@ def drawn_in(run: Path) -> list[tuple[int, str, int]]:
     return [(row.step, row.record_id, row.epoch) for row in read_rollouts(run) if row.sample == 0]
 
 
-def test_shares_and_rewards_are_logged_for_each(make_trainer, two_sets):
+def test_shares_and_rewards_are_logged_for_each_data_set(make_trainer, two_sets):
     clips, texts = two_sets
     trainer = make_trainer(
         dataset_use=f"{clips}:0.6,{texts}:0.4",
@@ -53,6 +53,6 @@ def test_shares_and_rewards_are_logged_for_each(make_trainer, two_sets):
                 assert f"dataset/{name}/reward" not in row
 
 
-def test_evaluation_has_no_weights(make_trainer, two_sets):
+def test_weights_of_evaluation_data_are_refused(make_trainer, two_sets):
     with pytest.raises(ValueError, match="--eval_dataset_use: weights have no effect: evaluation takes every record"):
         make_trainer(eval_dataset_use=f"{two_sets[0]}:1,{two_sets[1]}:2", allow_outside_media=True)

@@ -49,7 +49,7 @@ def test_prompts_are_drawn_and_sampled_once_and_trained_on_twice(make_trainer, t
     assert tokens[0::2] == tokens[1::2] == [row["num_input_tokens_seen"] for row in logged(once)]
 
 
-def test_while_nothing_moves_both_steps_have_the_gradient_of_one(make_trainer, sop_data, tmp_path):
+def test_without_an_update_both_iterations_have_the_gradient_of_one(make_trainer, sop_data, tmp_path):
     """The ratio is then 1 in the second step too; the ragged one at the end of the epoch is no other."""
 
     def gradients(name: str, **options) -> list[dict[str, torch.Tensor]]:
@@ -73,7 +73,7 @@ def test_while_nothing_moves_both_steps_have_the_gradient_of_one(make_trainer, s
             torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-8, msg=name)
 
 
-def test_the_second_loss_by_hand(make_trainer):
+def test_the_loss_of_the_second_iteration_clips_the_ratio(make_trainer):
     """From the log-probs that were computed and the advantages in the run folder, by the formula."""
     settings = {"num_iterations": 2, "grpo_epsilon": 0.05, "grpo_epsilon_high": 0.1, "learning_rate": 5e-3}
     trainer = make_trainer(per_device_train_batch_size=4, grpo_alpha=0.8, grpo_beta=0.3, stop_strings=["e"], **settings)
@@ -102,7 +102,7 @@ def test_the_second_loss_by_hand(make_trainer):
     assert last["ratio/clipped_high_frac"] == pytest.approx(high / len(ratios))
 
 
-def test_a_run_killed_between_the_two_steps_goes_on_as_it_would_have(whole_and_resumed):
+def test_a_run_killed_between_two_iterations_resumes_the_same(whole_and_resumed):
     """All completions have an entropy below the target: each time the weight of the bonus grows by 0.005."""
     common = {"max_steps": 8, "num_iterations": 2, "save_strategy": "steps", "save_steps": 2, **RAGGED}
     whole, resumed = whole_and_resumed(killed=5, resumed_from=4, entropy_coef=0.1, entropy_target=100.0, **common)
@@ -114,7 +114,7 @@ def test_a_run_killed_between_the_two_steps_goes_on_as_it_would_have(whole_and_r
         assert row["loss/entropy"] == pytest.approx(-row["entropy_coef"] * row["entropy"], rel=1e-5)
 
 
-def test_what_could_not_be_resumed_is_refused(make_trainer, tmp_path):
+def test_a_checkpoint_between_two_iterations_is_refused(make_trainer, tmp_path):
     steps = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path / "run")}
     make_trainer(**steps, num_iterations=2).train()  # its end, too, is saved
     going_on = make_trainer(output_dir=steps["output_dir"], max_steps=6, save_strategy="no", num_iterations=2)

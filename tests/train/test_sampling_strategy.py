@@ -80,7 +80,7 @@ def test_evaluation_keeps_its_order(make_trainer, uneven, sop_data):
     assert seen == [record.id for record in trainer.eval_dataset.records]
 
 
-def test_sequential(make_trainer, sop_data):
+def test_sequential_draws_records_in_their_order(make_trainer, sop_data):
     trainer = make_trainer(train_sampling_strategy="sequential", max_steps=3)
     trainer.train()
     assert list(drawn_in(trainer).values()) == [["clip-0"], ["clip-1"], ["clip-2"]]

@@ -32,8 +32,14 @@ def thinking_checkpoint(tiny_checkpoint, tmp_path):
     return folder
 
 
-@pytest.mark.parametrize(("arguments", "opened"), [(None, True), ({"enable_thinking": False}, False)])
-def test_rewards_are_told_in_training_and_evaluation(make_trainer, thinking_checkpoint, sop_data, arguments, opened):
+@pytest.mark.parametrize(
+    ("arguments", "opened"),
+    [(None, True), ({"enable_thinking": False}, False)],
+    ids=["with thinking", "without thinking"],
+)
+def test_rewards_learn_whether_the_prompt_opens_the_think_block(
+    make_trainer, thinking_checkpoint, sop_data, arguments, opened
+):
     seen, ends = [], []
 
     def reward(completions, opened_think, **columns):
@@ -81,7 +87,7 @@ def test_the_arguments_of_the_template_are_recorded_and_used_again(make_trainer,
     assert trained_otherwise(run, config) == []
 
 
-def test_preview_and_check_take_the_arguments(thinking_checkpoint, sop_data, tmp_path, capsys):
+def test_preview_and_check_take_the_arguments_of_the_template(thinking_checkpoint, sop_data, tmp_path, capsys):
     common = [str(sop_data), "--model", str(thinking_checkpoint)]
     for arguments, end in (([], "&lt;think&gt;\n</pre>"), (QUICKLY, "&lt;/think&gt;\n</pre>")):
         assert preview_command([*common, *arguments, "--out", str(tmp_path / "page.html")]) == 0

@@ -21,6 +21,7 @@ def refused(capfd, *argv) -> tuple[int, str]:
 
 @pytest.fixture
 def flags(tiny_checkpoint, tmp_path):
+    """Flags of a run of one step on a CPU, without its data."""
     return f"--model_name_or_path={tiny_checkpoint()} --output_dir={tmp_path}/out --use_cpu=True --max_steps=1".split()
 
 
@@ -39,20 +40,20 @@ def flags(tiny_checkpoint, tmp_path):
         (["--dataset_use=example", "--columns=a=b"], 1, r"records.json\[0\]: --columns names 'a'; the row has"),
     ],
 )
-def test_wrong_settings_and_data(wrong, code, message, flags, capfd):
+def test_wrong_settings_and_data_end_the_command_with_one_line(wrong, code, message, flags, capfd):
     found, line = refused(capfd, *flags, *wrong)
     assert found == code
     assert re.search(message, line), line
 
 
 @pytest.mark.skipif(find_spec("dvclive") is not None, reason="dvclive is installed")
-def test_a_tracker_that_is_not_installed(flags, capfd):
+def test_a_tracker_that_is_not_installed_is_refused_with_its_package(flags, capfd):
     code, line = refused(capfd, *flags, "--dataset_use=example", "--report_to=dvclive")
     assert code == 2
     assert line.startswith("qwenvl train: --report_to dvclive: its package is not installed; pip install dvclive")
 
 
-def test_a_clip_that_is_bad_in_the_middle_of_training(flags, sop_data, tmp_path, capfd):
+def test_a_bad_clip_in_the_middle_of_training_ends_it_with_one_line(flags, sop_data, tmp_path, capfd):
     rows = json.loads(sop_data.read_text())[:1]
     (tmp_path / "clip-0.mp4").write_bytes((sop_data.parent / "clip-0.mp4").read_bytes()[:900])
     (tmp_path / "bad.json").write_text(json.dumps(rows))
@@ -63,7 +64,7 @@ def test_a_clip_that_is_bad_in_the_middle_of_training(flags, sop_data, tmp_path,
     assert line.endswith("Mend the file or the record, or pass --on_bad_sample skip")
 
 
-def test_a_prompt_that_is_too_long(flags, tmp_path, capfd, caplog):
+def test_a_prompt_that_is_too_long_ends_training_or_is_skipped(flags, tmp_path, capfd, caplog):
     longest = ["--dataset_use=example%20", "--max_prompt_length=9", "--save_strategy=no", "--disable_tqdm=True"]
     code, line = refused(capfd, *flags, *longest)
     assert code == 1
@@ -85,7 +86,7 @@ def test_a_prompt_that_is_too_long(flags, tmp_path, capfd, caplog):
         ("return [None] * len(completions)", "no reward function scored it"),
     ],
 )
-def test_a_reward_of_ones_own_that_fails_is_told_without_a_traceback(body, said, flags, tmp_path, capfd):
+def test_a_reward_of_the_user_that_fails_ends_training_without_a_traceback(body, said, flags, tmp_path, capfd):
     (tmp_path / "own.py").write_text(f"def mine(completions, **columns):\n    {body}\n")
     only = [f"--reward_funcs={tmp_path}/own.py:mine", "--generation_max_length=2", "--disable_tqdm=True"]
     with pytest.raises(SystemExit, match="2"):
@@ -101,8 +102,9 @@ def test_a_reward_of_ones_own_that_fails_is_told_without_a_traceback(body, said,
         ["--teacher=self", "--teacher_sees=solution", "--distill_kl=full"],
         ["--teacher=PATH(offload=False)", "--teacher_sees=feedback", "--distill_kl=sampled(clip=2)"],
     ],
+    ids=["reference", "self", "another model"],
 )
-def test_each_teacher(words, flags, tiny_checkpoint, tmp_path):
+def test_the_command_trains_with_each_teacher(words, flags, tiny_checkpoint, tmp_path):
     words[0] = words[0].replace("PATH", str(tiny_checkpoint(num_layers=3)))
     settings = ["--dataset_use=example%20", "--generation_max_length=2", "--save_strategy=no", "--disable_tqdm=True"]
     main([*flags, *settings, *words])
@@ -132,7 +134,7 @@ def test_a_resumed_command_reads_its_checkpoint_once(flags, monkeypatch):
     assert compared == [False, True]  # of the checkpoint, and of the one that was then saved
 
 
-@pytest.mark.parametrize("when", [[], ["--eval_strategy=steps", "--eval_steps=1"]])
+@pytest.mark.parametrize("when", [[], ["--eval_strategy=steps", "--eval_steps=1"]], ids=["at the end", "at each step"])
 def test_the_command_ends_with_an_evaluation_and_a_summary(when, flags, tmp_path, capfd, caplog):
     more = ["--on_nonfinite", "skip", "--save_strategy=no", *when]
     main([*flags, "--dataset_use=example%20", "--eval_dataset_use=example%20", "--generation_max_length=2", *more])

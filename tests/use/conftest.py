@@ -43,6 +43,7 @@ def made_media(with_model):
 
 @pytest.fixture(scope="module")
 def running(made_media):
+    """A running server that the tests of a file share."""
     server = Running(made_media, "--max_media", "2", "--max_body_mb", "1")
     yield server
     server.end()

@@ -66,7 +66,7 @@ def tried(clip: str, capsys) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_each_row_is_what_try_answers(there, capsys):
+def test_each_row_has_the_answer_of_try(there, capsys):
     rows = labelled("model", "clips", "--question", "question.txt")
     assert [row["id"] for row in rows] == ["clips/2.mp4", "clips/10.mp4", "clips/broken.mp4", "clips/more/b.mp4"]
     assert "4 clips, 1 of them with an error, 3 without an <answer>" in capsys.readouterr().out
@@ -82,7 +82,7 @@ def test_each_row_is_what_try_answers(there, capsys):
     assert not Path("labels/data").exists()  # no page without --page
 
 
-def test_it_continues_and_refuses_other_settings(there, capsys, monkeypatch):
+def test_labelling_continues_and_refuses_other_settings(there, capsys, monkeypatch):
     first = labelled("model", "clips/2.mp4", "--question", QUESTION)
     rows = labelled("model", "clips/*.mp4", "clips/more", "--question", QUESTION)
     assert rows[[row["id"] for row in rows].index("clips/2.mp4")] == first[0]  # with its seconds: not asked again
@@ -118,7 +118,7 @@ def test_a_clip_that_was_replaced_is_asked_about_again(there, capsys):
     assert again[0]["times"] != first[0]["times"] and again[1] == first[1]
 
 
-def test_versions_of_media(tmp_path):
+def test_the_version_of_a_medium_changes_with_its_files(tmp_path):
     folder = tmp_path / "frames"
     folder.mkdir()
     (folder / "1.png").write_bytes(b"one")
@@ -136,7 +136,7 @@ def others_of(row: dict) -> dict:
     return json.loads(row["record"]["others"])
 
 
-def test_names_of_files_that_are_not_utf8(there, capsys):
+def test_clips_whose_names_are_not_utf8_are_labelled(there, capsys):
     names = [os.fsdecode(b"clips/\xe4.mp4"), os.fsdecode(b"clips/\xf6.mp4")]
     write_clip(Path(names[0]), 20, size=(160, 120))
     write_clip(Path(names[1]), 40, size=(160, 120))
@@ -149,6 +149,14 @@ def test_names_of_files_that_are_not_utf8(there, capsys):
     assert {others_of(row)["video"] for row in shown} >= {str(there / name) for name in names}
 
 
+def test_a_table_that_is_there_is_never_replaced(there, capsys):
+    Path("labels.csv").write_text("clip,answer\n2.mp4,1\n")
+    with pytest.raises(SystemExit):
+        qwenvl(["label", "model", "clips", "--question", QUESTION, *FLAGS])
+    assert "--output labels.csv: exists already" in capsys.readouterr().err
+    assert Path("labels.csv").read_text() == "clip,answer\n2.mp4,1\n"
+
+
 def test_a_spreadsheet_runs_no_cell(there):
     shutil.copy("clips/2.mp4", "clips/=1+1.mp4")
     (there / "@broken.mp4").write_bytes(b"no clip")
@@ -159,7 +167,7 @@ def test_a_spreadsheet_runs_no_cell(there):
     assert [as_cell(cell) for cell in cells] == safe
 
 
-def test_votes_and_log_probs(there):
+def test_several_samples_of_a_clip_are_kept_with_their_votes(there):
     rows = labelled("model", "clips/2.mp4", "clips/10.mp4", "--question", QUESTION, "--samples", "5")
     kept = [json.loads(line) for line in Path("labels/rows-0.jsonl").read_text().splitlines()]
     for row, each in zip(rows, kept, strict=True):
@@ -167,7 +175,7 @@ def test_votes_and_log_probs(there):
         assert each["votes"] == [["", 5]] and float(row["agreement"]) == 0  # nothing has an answer block
 
 
-def test_corrected_labels_train(there, capsys):
+def test_labels_corrected_on_the_page_train(there, capsys):
     labelled("model", "clips", "--question", "question.txt", "--page")
     assert "with pictures of 3 of 3 clips and images" in capsys.readouterr().out
     text = Path("labels/data/run-0/page-0.js").read_text()
@@ -206,6 +214,7 @@ def test_a_record_with_a_timeline_is_asked_about_one_and_saved_without_it(there)
         ([None, None], [-0.2, -0.1], (1, 0.0)),
         ([{"A"}, {"B"}, {"A"}], [math.nan] * 3, (0, 2 / 3)),
     ],
+    ids=["one answer", "a majority", "the likelier of two", "an answer before none", "no answer", "sets"],
 )
 def test_the_most_frequent_answer_stands_for_all(readings, means, expected):
     assert elected(readings, means) == pytest.approx(expected)
@@ -233,7 +242,7 @@ def test_answers_are_the_same_where_the_reward_of_the_run_reads_the_same(reward,
     assert deciding_reward(None) == "accuracy"
 
 
-def test_the_key_of_a_question_has_what_its_row_says_of_its_media():
+def test_the_key_of_a_question_includes_the_frame_settings_of_its_row():
     asked = (Message("user", "<video>?"),)
     key = lambda meta=None, sizes=(): key_of(
         Record("a", asked, "", ("a.mp4",), ("b.png",), (meta,), {}, "a[0]", image_sizes=sizes)
@@ -262,7 +271,7 @@ def test_a_record_is_saved_as_it_was_before_its_template(tmp_path):
         (["model", "clips/broken.mp4", "--question", "Which?"], 1, "none of 1 clip could be labelled; the first: "),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(there, capsys, argv, code, message):
+def test_wrong_arguments_of_label_end_with_one_line(there, capsys, argv, code, message):
     try:
         found = qwenvl(["label", *argv, *FLAGS])
     except SystemExit as ended:

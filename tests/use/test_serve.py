@@ -34,8 +34,12 @@ def tried(made_media, *words: str, capsys) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("words", [("one.mp4", "Which?"), ("part.png", "one.mp4", QUESTION), ("1 + 1 =",)])
-def test_an_answer_is_that_of_try(running, made_media, capsys, words):
+@pytest.mark.parametrize(
+    "words",
+    [("one.mp4", "Which?"), ("part.png", "one.mp4", QUESTION), ("1 + 1 =",)],
+    ids=["a clip", "a picture and a clip", "text"],
+)
+def test_the_server_answers_as_try_does(running, made_media, capsys, words):
     expected = tried(made_media, *words, capsys=capsys)
     parts = [video(word) if "mp4" in word else image(word) if "png" in word else word for word in words]
     answer = running.ask(*parts)
@@ -52,7 +56,7 @@ def test_all_ways_to_name_a_clip_show_the_same(running, made_media):
     assert len({answer.usage.prompt_tokens for answer in answers}) == 1
 
 
-def test_text_and_turns_of_a_conversation(running):
+def test_a_system_turn_of_the_request_replaces_that_of_training(running):
     create = running.client.chat.completions.create
     turns = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Yes?"}]
     one, other = (
@@ -73,7 +77,7 @@ def test_a_stream_is_the_answer_in_pieces(running):
     assert {piece.choices[0].index for piece in several} == {0, 1}
 
 
-def test_settings_of_a_request(running):
+def test_a_request_sets_length_stops_samples_temperature_and_seed(running):
     whole = running.ask(QUESTION).choices[0].message.content
     short = running.ask(QUESTION, max_tokens=3)
     assert short.usage.completion_tokens == 3 and short.choices[0].finish_reason == "length"
@@ -111,14 +115,14 @@ def test_settings_of_a_request(running):
         ([image("data:image/png;base64," + "A" * 2**20), "Hi"], {}, 413, "the request is above 1 MB (--max_body_mb)"),
     ],
 )
-def test_broken_requests_say_what_is_wrong(running, content, more, status, message):
+def test_broken_requests_are_refused_with_the_field_and_the_reason(running, content, more, status, message):
     with pytest.raises(openai.APIStatusError) as raised:
         running.ask(*content, **more)
     assert raised.value.status_code == status and message in raised.value.body["message"], raised.value.body
     assert raised.value.body["type"] == "invalid_request_error" and running.is_idle()
 
 
-def test_a_body_that_is_no_request(running):
+def test_a_body_that_is_no_request_is_refused(running):
     bodies = [b"", b"{", b"7", b"\xff", b"[" * 10**5]
     for messages in ([], "x", [7], [{"role": "user"}], [{"role": "bot", "content": "x"}], [{"content": [None]}]):
         bodies.append(json.dumps({"messages": messages}).encode())
@@ -128,7 +132,7 @@ def test_a_body_that_is_no_request(running):
         assert answer["error"]["type"] == "invalid_request_error"
 
 
-def test_other_addresses_models_and_health(running):
+def test_models_and_health_are_served_and_other_addresses_are_not_found(running):
     assert [model.id for model in running.client.models.list()] == ["model"]
     assert raw(running, "GET", "/health") == (200, {"status": "ok", "requests": 0})
     assert raw(running, "GET", "/v1/nothing")[0] == 404 and raw(running, "GET", "/v1/chat/completions")[0] == 405
@@ -179,7 +183,7 @@ def test_places_are_limited_and_a_client_that_stops_frees_its_own(running, monke
     assert running.ask(QUESTION).choices[0].message.content
 
 
-def test_time_is_limited_and_an_error_of_sampling_is_told(running, monkeypatch):
+def test_a_request_ends_at_its_time_limit_or_with_the_error_of_sampling(running, monkeypatch):
     free = threading.Event()
     monkeypatch.setattr(running.server.limits, "max_seconds", 0.2)
     with monkeypatch.context() as patch:
@@ -219,7 +223,7 @@ def test_media_are_fetched_where_that_is_allowed(running, made_media, monkeypatc
         files.shutdown()
 
 
-def test_log_probs_of_an_answer(running):
+def test_an_answer_has_the_log_probs_of_its_tokens(running):
     answer = running.ask(video("one.mp4"), QUESTION, logprobs=True, n=2, temperature=1.0)
     again = running.ask(video("one.mp4"), QUESTION, logprobs=True)
     assert again.usage.completion_tokens == len(again.choices[0].token_ids)
@@ -259,7 +263,9 @@ def checked(made_media, records, url, capsys) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_check_of_a_server(running, made_media, records, capsys, monkeypatch):
+def test_check_tells_whether_a_server_sees_prompts_and_frames_as_trained(
+    running, made_media, records, capsys, monkeypatch
+):
     lines = checked(made_media, records, running.url, capsys)
     names = ["video", "without a new line", "text", "behind", "both"]
     assert [line.partition(":")[0] for line in lines[:5]] == names
@@ -302,7 +308,7 @@ def test_check_of_a_server(running, made_media, records, capsys, monkeypatch):
         (["model", "--reward_funcs", "format"], "--reward_funcs has no effect: only training reads it"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(made_media, monkeypatch, capsys, argv, message):
+def test_wrong_arguments_of_serve_end_with_one_line(made_media, monkeypatch, capsys, argv, message):
     monkeypatch.chdir(made_media)
     try:
         found = qwenvl(["serve", *argv])
@@ -312,7 +318,7 @@ def test_what_is_wrong_is_told_in_a_line(made_media, monkeypatch, capsys, argv, 
     assert found == 2 and "Traceback" not in error and message in error.strip().splitlines()[-1], error
 
 
-def test_a_question_gets_the_request_that_presets_put_behind_those_of_training(made_media, tmp_path, capsys):
+def test_a_question_is_framed_as_the_questions_of_training(made_media, tmp_path, capsys):
     shutil.copytree(made_media / "model", tmp_path / "model")
     settings = PromptSettings.load(made_media / "model")
     framing = Framing(kinds=(WORDS, CHOICE), system="Look at the hands.")

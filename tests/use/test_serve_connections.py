@@ -67,7 +67,7 @@ def test_no_page_is_allowed_by_cors(running):
     connection.close()
 
 
-def test_hosts_by_name():
+def test_only_the_allowed_hosts_are_answered():
     gate = web.Gate(None, options_of("--allowed_hosts", "GPU-7", "--host", "box.local"))
     assert [gate._is_ours(host) for host in ("gpu-7:80", "Box.local", "localhost", "gpu-8", "[", "a b")] == [
         *(True, True, True),
@@ -91,7 +91,7 @@ def locked(made_media):
 KEY = {**JSON, "Authorization": "Bearer open-sesame"}
 
 
-def test_a_key(locked):
+def test_requests_without_the_key_are_refused(locked):
     assert locked.ask("Hi", max_tokens=2).choices
     other = locked.client.with_options(api_key="none")
     with pytest.raises(openai.AuthenticationError):
@@ -101,7 +101,7 @@ def test_a_key(locked):
     assert raw(locked, "GET", "/health")[0] == 200  # without a key: it tells nothing of requests
 
 
-def test_a_key_of_the_environment(monkeypatch):
+def test_the_key_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("QWENVL_API_KEY", "of-the-environment")
     assert options_of().key == "of-the-environment" and options_of("--api_key", "x").key == "x"
     monkeypatch.setenv("QWENVL_API_KEY", "two words")
@@ -212,7 +212,7 @@ def test_many_connections_keep_nobody_out(locked):
         each.close()
 
 
-def test_who_does_not_read_the_answer_is_left(locked, monkeypatch):
+def test_a_client_that_does_not_read_the_answer_is_disconnected(locked, monkeypatch):
     monkeypatch.setattr(web.ConnectionInTime, "seconds", 0.1)
     for more in ({}, {"stream": True, "logprobs": False}):
         with socket.socket() as client:
@@ -228,7 +228,7 @@ def test_who_does_not_read_the_answer_is_left(locked, monkeypatch):
     assert locked.is_idle()
 
 
-def test_it_ends_within_seconds_whatever_clients_do(made_media):
+def test_the_server_ends_within_seconds_whatever_clients_do(made_media):
     server = Running(made_media, "--allow_http", "--allow_private_http")
     free = threading.Event()
     hold = layers_of(server)[0].register_forward_pre_hook(lambda *_: held_until(free))

@@ -70,8 +70,9 @@ SLOW_CLIP = b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000
         {"n": "1"},
         {"tools": [{"deep": json.loads("[" * 900 + "]" * 900)}]},
     ],
+    ids=lambda more: ascii(*more)[:20],
 )
-def test_mistakes_of_clients_are_theirs(running, more):
+def test_bad_values_of_a_request_are_client_errors_with_a_short_message(running, more):
     status, answer = raw(running, "POST", CHAT, ask("Hi", **more))
     assert status in (400, 404), answer
     assert len(answer["error"]["message"]) <= 2000, answer
@@ -95,8 +96,9 @@ def test_bodies_are_utf8_without_halves_of_characters(running, encoding):
         *([{"type": "video_url", "video_url": 7}], [{"type": "image_url", "image_url": {"url": {"url": "x"}}}]),
         [{"type": "text", "text": "a"}] * 20_000,
     ],
+    ids=lambda content: ascii(content)[:60],
 )
-def test_contents_that_are_none(running, content):
+def test_contents_of_other_types_are_refused(running, content):
     status, answer = raw(running, "POST", CHAT, ask(content))
     assert status == 400 and answer["error"]["type"] == "invalid_request_error", answer
     assert running.is_idle()
@@ -163,7 +165,7 @@ def test_a_long_text_keeps_no_other_waiting(running, monkeypatch):
     assert found[0] > short + 500
 
 
-def test_a_stop_string_that_lies_in_many_tokens():
+def test_a_stop_string_over_many_tokens_ends_at_its_last():
     decode = lambda ids: bytes(ids).decode("utf-8", "replace")
     text = "aaä</answer>b".encode()
     watch = StopWatch(("</answer>", "é"), decode)
@@ -192,12 +194,13 @@ def test_a_forward_that_nobody_waits_for_ends_between_two_layers(running, monkey
 
 @pytest.fixture
 def fetching(running, monkeypatch):
+    """The running server, allowed to fetch media from private addresses."""
     monkeypatch.setattr(running.server.limits, "allow_http", True)
     monkeypatch.setattr(running.server.limits, "allow_private_http", True)
     return running
 
 
-def test_a_slow_download_ends():
+def test_a_slow_download_ends_at_its_time_limit():
     with (
         Dripping(SLOW_CLIP) as server,
         pytest.raises(ValueError, match="too long"),
@@ -252,7 +255,7 @@ def test_a_download_ends_when_its_client_leaves(fetching):
     assert fetching.is_idle()
 
 
-def test_media_of_a_request_live_as_long_as_it(running, made_media, tmp_path, monkeypatch):
+def test_media_of_a_request_live_as_long_as_the_request(running, made_media, tmp_path, monkeypatch):
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
     (made_media / "media/whole.frames.json").write_text("[]")
     png = base64.b64encode((made_media / "media/part.png").read_bytes()).decode()
@@ -324,7 +327,7 @@ def test_an_image_that_takes_for_ever_stops_no_other_request(running, monkeypatc
     assert running.ask(image("part.png"), QUESTION, max_tokens=2).choices
 
 
-def test_all_media_of_a_request_together_have_a_time(running, monkeypatch):
+def test_all_media_of_a_request_together_have_a_time_limit(running, monkeypatch):
     clock = SimpleNamespace(now=time.monotonic())
     monkeypatch.setattr("qwenvl.use.serve.monotonic", lambda: clock.now)
     timeout = running.server._dataset.options.decode_timeout
@@ -367,10 +370,11 @@ def test_a_rewritten_image_has_the_same_pixels(tmp_path):
         *(("10.0.0.1", False), ("172.16.0.1", False), ("192.168.1.1", False), ("169.254.169.254", False)),
         *(("100.64.0.1", False), ("224.0.0.1", False), ("255.255.255.255", False), ("::1", False), ("::", False)),
         *(("fe80::1%eth0", False), ("fc00::1", False), ("::ffff:10.0.0.1", False), ("2002:7f00:1::", False)),
-        *(("64:ff9b::7f00:1", False), ("64:ff9b::808:808", True)),
+        *(("64:ff9b::7f00:1", False), ("64:ff9b::808:808", True), ("64:ff9b:1::808:808", False)),
+        *(("fec0::1", False), ("::127.0.0.1", False), ("::ffff:0:127.0.0.1", False)),
     ],
 )
-def test_addresses_of_the_internet(address, public):
+def test_only_addresses_of_the_internet_are_public(address, public):
     assert is_public(address) is public
 
 
@@ -407,13 +411,13 @@ def test_the_address_that_was_checked_is_the_one_that_is_asked(monkeypatch):
         (b"SSH-2.0-S3CRET\r\n", "does not answer as HTTP"),
     ],
 )
-def test_what_other_machines_say_is_not_quoted(fetching, answer, shown):
+def test_answers_of_other_machines_are_not_quoted(fetching, answer, shown):
     with Dripping(answer, 0.0) as server:
         status, found = raw(fetching, "POST", CHAT, ask([video(f"{server.address}/x")]))
     assert status == 400 and shown in found["error"]["message"] and "S3CRET" not in str(found), found
 
 
-def test_refusals_do_not_tell_the_root_or_what_is_in_files(running, made_media):
+def test_refusals_reveal_neither_the_root_nor_the_contents_of_files(running, made_media):
     root = made_media / "media"
     (root / "words.mp4").write_text("S3CRET words")
     (root / "words.png").write_text("S3CRET words")
@@ -440,7 +444,7 @@ def test_refusals_do_not_tell_the_root_or_what_is_in_files(running, made_media):
 CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call><|im_end|>'
 
 
-def test_a_look_at_a_clip_of_a_request(made_media, monkeypatch):
+def test_a_look_sees_the_clip_of_its_request_until_the_request_ends(made_media, monkeypatch):
     """The policy is made to call: its clip is there until the request ends, and a client that leaves ends its turns."""
     server = Running(made_media, "--tools", "look", "--max_turns", "2", "--generation_max_length", "90")
     tokens = server.server.collator.processor.tokenizer(CALL)["input_ids"]
@@ -484,7 +488,7 @@ def test_a_look_at_a_clip_of_a_request(made_media, monkeypatch):
 # ---- what reading takes
 
 
-def test_a_clip_is_decoded_within_what_is_left_of_the_time(running, monkeypatch):
+def test_a_clip_is_decoded_within_the_time_that_is_left(running, monkeypatch):
     seen = []
     opened = running.server._dataset.__class__.__mro__[1].open
 

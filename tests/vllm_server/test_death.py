@@ -22,6 +22,7 @@ ENDLESS = SamplingParams(1900, temperature=1.0)  # minutes, on any machine, if i
 
 @pytest.fixture(scope="module")
 def policy(tiny_checkpoint):
+    """A tiny Qwen2-VL policy that makes prompts and requests for the server."""
     return Policy.load(tiny_checkpoint("qwen2_vl", **WIDE))
 
 

@@ -85,7 +85,7 @@ def test_the_environment_is_made_once_for_each_pinned_version(run, tmp_path):
     assert installs(tmp_path) == 2
 
 
-def test_an_installation_that_fails_is_told_and_tried_again(run, tmp_path):
+def test_an_installation_that_fails_is_reported_and_tried_again(run, tmp_path):
     status, said = done(run("tiny", PIP="echo 'No matching distribution found'; exit 1"))
     assert status == 1
     assert "No matching distribution found" in said
@@ -94,7 +94,7 @@ def test_an_installation_that_fails_is_told_and_tried_again(run, tmp_path):
     assert done(run("--build"))[0] == 0 and installs(tmp_path) == 2  # one that was cut short is made again
 
 
-def test_wrong_words_are_told_before_anything_is_made(run, tmp_path):
+def test_wrong_arguments_are_refused_before_the_environment_is_made(run, tmp_path):
     status, said = done(run("tiny", "--max_model_len", "0"))
     assert status == 2 and "--max_model_len" in said
     status, said = done(run("--help"))

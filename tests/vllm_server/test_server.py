@@ -66,7 +66,7 @@ def test_parts_of_a_version_sample_nothing_until_all_are_there():
         assert client.put(all_of(3, **last)) == 3  # of another run: version 2 is given up
 
 
-def test_all_weights_must_be_all_and_may_come_in_a_file(tmp_path):
+def test_missing_weights_are_refused_and_a_file_may_carry_them(tmp_path):
     engine = FakeEngine(WEIGHTS.keys() | {"b.weight"})
     with serving(engine) as (_, client):
         path = tmp_path / "weights.safetensors"
@@ -146,7 +146,7 @@ def test_a_request_wakes_a_server_that_sleeps():
 
 
 @pytest.mark.vllm
-def test_every_internal_of_vllm_that_is_used_is_there(vllm_python):
+def test_every_internal_of_vllm_that_is_used_exists(vllm_python):
     code = "from qwenvl.versions import missing_internals; print('missing', missing_internals('vllm'))"
     environment = os.environ | {"PYTHONPATH": ROOT}
     done = subprocess.run([vllm_python, "-c", code], capture_output=True, text=True, env=environment)

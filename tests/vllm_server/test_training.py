@@ -92,7 +92,7 @@ def test_rewards_rise_as_with_the_local_engine_while_servers_die(tiny_checkpoint
         assert mean(rewards[-4:]) > mean(rewards[:4]) + 0.1, rewards
 
 
-def test_a_server_beside_the_trainer(tiny_checkpoint, vllm_python, tmp_path, monkeypatch):
+def test_a_colocated_server_that_is_killed_is_started_again(tiny_checkpoint, vllm_python, tmp_path, monkeypatch):
     """An adapter learns, with looks. The server is killed before step 2, and the run starts another one."""
     monkeypatch.setattr(toolbox, "TURN_END", "a")  # which random weights sample now and then
     monkeypatch.setattr(toolbox, "calls_in", lambda text: [("look", {"start": 0.0, "end": 1.0})])

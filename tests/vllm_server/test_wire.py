@@ -73,8 +73,9 @@ def test_a_message_arrives_to_the_bit(message):
         pack(HEALTH)[:-1],
         pack(HEALTH),  # which is none of these
     ],
+    ids=["empty", "a page", "no head", "a torn head", "a list as head", "cut short", "another message"],
 )
-def test_other_bytes_are_refused(body):
+def test_bytes_that_are_no_message_are_refused(body):
     for kind in (SampleRequest, SampleAnswer, WeightsRequest):
         with pytest.raises(Refusal, match=f"not a {kind.__name__} of this program"):
             unpack(kind, body)

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from qwenvl.data.errors import RecordError, kind_of
+from qwenvl.files import is_address
 
 # Keys of our own forms. Of the turns, the first that a row has is read.
 TURN_KEYS = ("conversations", "messages", "prompt")
@@ -186,7 +187,7 @@ def _may_be_a_medium(value: Any) -> bool:
 
 def _seems_a_medium(place: str, value: Any) -> str:
     medium = medium_in(value) or ("image" if re.search("im(age|g)|pic|photo", place) else "video")
-    if isinstance(value, str) and value.startswith(("http://", "https://")):
+    if isinstance(value, str) and is_address(value):
         advice = f"download it, and name the copy in `{medium}`"
     elif "frame" in place.lower():
         advice = f"--columns {place}=video reads a list of pictures as one clip, --columns {place}=images as pictures"

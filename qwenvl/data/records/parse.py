@@ -138,8 +138,11 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         RecordError: the row is bad. The message begins with its place.
     """
     options = options or ReadOptions()
-    where, value = row.where, _value(row, options)
-    given, read, hints = value, set[str](), list[Hint]()
+    where = row.where
+    given = _value(row, options)
+    value = given
+    read: set[str] = set()  # the keys that a preset has read
+    hints: list[Hint] = []
     if options.format not in (None, OURS):
         made = our_row(options.format, value, where, adds_request(options), options.first_number)
         value, read, hints = made.row, made.read, made.hints
@@ -151,11 +154,8 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
     solution = with_timeline(value, draft.solution, messages[-1].text, where)
     draft.videos = [(place, _with_ending(clip, media_root)) for place, clip in draft.videos]
-    outside = options.allow_outside_media
-    videos, images = (
-        tuple(media_path(medium, place, media_root, allow_outside=outside) for place, medium in listed)
-        for listed in (draft.videos, draft.images)
-    )
+    videos = _paths(draft.videos, media_root, options)
+    images = _paths(draft.images, media_root, options)
     metas = _clip_metas(draft, videos, where)
     sizes = tuple(image_size(said, where) for said in draft.image_settings)
     noticed = [*draft.notes]
@@ -177,6 +177,12 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         hints=tuple(dict.fromkeys([*hints, *noticed])),
         image_sizes=sizes if any(sizes) else (),
     )
+
+
+def _paths(media: list[tuple[str, Any]], media_root: Path, options: ReadOptions) -> tuple[str, ...]:
+    """The paths of media, each with its place in the row. RecordError: one is no path, or leaves the media root."""
+    outside = options.allow_outside_media
+    return tuple(media_path(medium, place, media_root, allow_outside=outside) for place, medium in media)
 
 
 def adds_request(options: ReadOptions) -> bool:

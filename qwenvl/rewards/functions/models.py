@@ -70,9 +70,12 @@ class ServedModel:
         if not base_url.startswith(("http://", "https://")):
             raise RewardError(f"{name}: base_url must begin with http:// or https://, got {base_url!r}")
         check_installed("openai", "judge")
-        self._url, self._model, self._where = base_url.rstrip("/"), model, f"{model} at {base_url.rstrip('/')}"
-        self._concurrency, self._client = concurrency, client
-        self._known: dict[str, Any] = {}
+        self._url = base_url.rstrip("/")
+        self._model = model
+        self._concurrency = concurrency
+        self._client = client
+        self.where = f"{model} at {self._url}"
+        self.known: dict[str, Any] = {}  # what was read in the replies of the run, by the hash of the content
 
     async def answers(
         self, texts: Sequence[str | None], pictures: Sequence[Any], frames: int, read: Callable[[str], Any], what: str
@@ -81,33 +84,14 @@ class ServedModel:
 
         ``pictures`` has the ``Pictures`` of each text or None, of which at most ``frames`` are shown.
         """
-        slots, decoders = asyncio.Semaphore(self._concurrency), asyncio.Semaphore(DECODERS)
-        locks: defaultdict[Any, asyncio.Lock] = defaultdict(asyncio.Lock)  # of contents, and of frames of a prompt
-        decoded: dict[Any, list[dict[str, Any]]] = {}
         api_key = os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY") or NO_KEY
         openai = require("openai", "judge")
         async with openai.AsyncOpenAI(base_url=self._url, api_key=api_key, **self._client) as client:
+            requests = _Requests(self, client, self._concurrency, frames, read, what)
+            return await asyncio.gather(*map(requests.answer, texts, pictures), return_exceptions=True)
 
-            async def parts(shown: Any) -> list[dict[str, Any]]:
-                async with locks[shown], decoders:
-                    if shown not in decoded:
-                        decoded[shown] = await asyncio.to_thread(shown.parts, frames)
-                return decoded[shown]
-
-            async def answer(text: str | None, shown: Any) -> Any:
-                key = hash_of([text, repr(shown)])
-                async with locks[key], slots:
-                    if text is not None and key not in self._known:
-                        content = [*await parts(shown), {"type": "text", "text": text}] if shown else text
-                        reply = await self._request(client, content)
-                        if (found := read(reply)) is None:
-                            raise JudgeError(f"{self._where}: the reply holds no {what}: {reply[-200:]!r}")
-                        self._known[key] = found
-                return self._known.get(key)
-
-            return await asyncio.gather(*map(answer, texts, pictures), return_exceptions=True)
-
-    async def _request(self, client: AsyncOpenAI, content: Any) -> str:
+    async def reply(self, client: AsyncOpenAI, content: Any) -> str:
+        """The text of the reply to one message. JudgeError: there is none."""
         openai = require("openai", "judge")
         try:
             reply = await client.chat.completions.create(
@@ -115,10 +99,60 @@ class ServedModel:
             )
             return reply.choices[0].message.content or ""
         except openai.APIStatusError as error:
-            raise JudgeError(f"{self._where}: HTTP {error.status_code}: {error.response.text[:300]}") from None
+            raise JudgeError(f"{self.where}: HTTP {error.status_code}: {error.response.text[:300]}") from None
         except (openai.OpenAIError, ValueError, TypeError, IndexError, AttributeError) as error:
             reason = error.__cause__ or error  # "Connection error." alone does not explain it
-            raise JudgeError(f"{self._where}: {type(error).__name__}: {reason}") from None
+            raise JudgeError(f"{self.where}: {type(error).__name__}: {reason}") from None
+
+
+class _Requests:
+    """The requests of one call of a reward: so many at a time, and each text with its frames once.
+
+    Args:
+        frames, read, what: as for ``ServedModel.answers``.
+    """
+
+    def __init__(
+        self,
+        served: ServedModel,
+        client: AsyncOpenAI,
+        concurrency: int,
+        frames: int,
+        read: Callable[[str], Any],
+        what: str,
+    ) -> None:
+        self._served = served
+        self._client = client
+        self._frames = frames
+        self._read = read
+        self._what = what
+        self._slots = asyncio.Semaphore(concurrency)
+        self._decoders = asyncio.Semaphore(DECODERS)
+        # One for each content and for the frames of each prompt: who comes second waits for the first one's result.
+        self._locks: defaultdict[Any, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._decoded: dict[Any, list[dict[str, Any]]] = {}
+
+    async def answer(self, text: str | None, shown: Any) -> Any:
+        """What is read in the reply to a text and its pictures. None for None."""
+        if text is None:
+            return None
+        key = hash_of([text, repr(shown)])
+        known = self._served.known
+        async with self._locks[key], self._slots:
+            if key not in known:
+                content = [*await self._parts(shown), {"type": "text", "text": text}] if shown else text
+                reply = await self._served.reply(self._client, content)
+                found = self._read(reply)
+                if found is None:
+                    raise JudgeError(f"{self._served.where}: the reply holds no {self._what}: {reply[-200:]!r}")
+                known[key] = found
+        return known[key]
+
+    async def _parts(self, shown: Any) -> list[dict[str, Any]]:
+        async with self._locks[shown], self._decoders:
+            if shown not in self._decoded:
+                self._decoded[shown] = await asyncio.to_thread(shown.parts, self._frames)
+        return self._decoded[shown]
 
 
 class JudgeReward:
@@ -159,16 +193,21 @@ class JudgeReward:
         concurrency: Concurrency = 16,
     ) -> None:
         self._served = ServedModel("judge", base_url, model, concurrency, timeout=timeout, max_retries=retries)
-        self._correctness, self._frames = correctness_func, frames
+        self._correctness = correctness_func
+        self._frames = frames
         self._prompt = plain_file(prompt).read_text(encoding="utf-8") if prompt else PROMPT
-        if {"answer", *(() if frames else ("solution",))} - set(_PLACE.findall(self._prompt)):
+        places = _PLACE.findall(self._prompt)
+        # A judge that sees the frames may do without the solution.
+        if "answer" not in places or ("solution" not in places and not frames):
             raise RewardError(f"{prompt}: the judge's prompt must contain {{solution}} and {{answer}}")
         shares = shares_of(choices or "correct wrong")
         self._values = {word: wrong + share * (correct - wrong) for word, share in shares.items()}
-        self._correct, self._bad_format = correct, bad_format
+        self._correct = correct
+        self._bad_format = bad_format
         if choices or not prompt:
-            lines, order = " or ".join(f'"VERDICT: {word}"' for word in shares), ", from the best answers to the worst"
-            self._prompt += f"\n\nThink briefly, then end with one line: {lines}{order if choices else ''}."
+            lines = " or ".join(f'"VERDICT: {word}"' for word in shares)
+            order = ", from the best answers to the worst" if choices else ""
+            self._prompt += f"\n\nThink briefly, then end with one line: {lines}{order}."
 
     async def __call__(
         self, completions: list[str], solution: list[str], prompts: list[Any], **columns: Any
@@ -177,14 +216,19 @@ class JudgeReward:
         if shown is None:
             raise RewardError("judge(frames=...): only training and evaluation have the frames of a prompt")
         by_rule = call_plain(self._correctness, completions, {**columns, "solution": solution, "prompts": prompts})
-        answers, texts = [answer_of(text) for text in completions], list[str | None]()
+        answers = [answer_of(text) for text in completions]
+        texts: list[str | None] = []  # None: decided without a request
         for answer, rule, truth, prompt in zip(answers, by_rule, solution, prompts, strict=True):
-            values = {"question": question_of(prompt), "answer": answer or "", "solution": solution_of(truth)}
-            filled = _PLACE.sub(lambda place, values=values: values[place[1]], self._prompt)  # type: ignore[misc]
-            texts.append(None if answer is None or (rule is not None and rule >= 1) else filled)
+            is_right = rule is not None and rule >= 1
+            texts.append(None if answer is None or is_right else self._question(prompt, truth, answer))
         verdicts = await self._served.answers(texts, shown, self._frames, self._value, "verdict")
         known = [self._bad_format if answer is None else self._correct for answer in answers]
         return [own if verdict is None else verdict for own, verdict in zip(known, verdicts, strict=True)]
+
+    def _question(self, prompt: Any, truth: str, answer: str) -> str:
+        """The judge's prompt with its places filled in, all at once: what is filled in may hold such places too."""
+        values = {"question": question_of(prompt), "answer": answer, "solution": solution_of(truth)}
+        return _PLACE.sub(lambda place: values[place[1]], self._prompt)
 
     def _value(self, reply: str) -> float | None:
         """The value of the last verdict of a reply."""
@@ -212,17 +256,20 @@ class CaptionReward:
         retries: Retries = 4,
         concurrency: Concurrency = 16,
     ) -> None:
-        self._correctness, limits = correctness_func, {"timeout": timeout, "max_retries": retries}
-        self._served = ServedModel("caption_answers", base_url, model, concurrency, **limits)
+        self._correctness = correctness_func
+        self._served = ServedModel(
+            "caption_answers", base_url, model, concurrency, timeout=timeout, max_retries=retries
+        )
 
     async def __call__(
         self, completions: list[str], solution: list[str], prompts: list[Any], **columns: Any
     ) -> list[float | BaseException | None]:
         none = [None] * len(completions)
-        pairs = zip(columns.get("question", none), prompts, strict=True)
-        asked = [str(own or question_of(prompt)) for own, prompt in pairs]
-        rows = zip(asked, completions, strict=True)
-        texts = [CAPTION_PROMPT.format(question=own, answer=answer_of(text) or text) for own, text in rows]
+        questions = columns.get("question", none)
+        asked = [str(own or question_of(prompt)) for own, prompt in zip(questions, prompts, strict=True)]
+        texts = []
+        for question, completion in zip(asked, completions, strict=True):
+            texts.append(CAPTION_PROMPT.format(question=question, answer=answer_of(completion) or completion))
         answers = await self._served.answers(texts, none, 0, answer_of, "answer block")
         columns |= {"solution": solution, "prompts": [[{"role": "user", "content": own}] for own in asked]}
         values = call_plain(self._correctness, [f"<answer>{answer}</answer>" for answer in answers], columns)

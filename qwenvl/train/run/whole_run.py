@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -141,7 +142,8 @@ def run_summary(folder: str | Path, found: Sequence[Finding], next_steps: Sequen
     lines += zip(["next", *[""] * len(next_steps)], next_steps, strict=False)
     steps = int(max((row["step"] for row in rows), default=0))
     width = max(len(name) for name, _ in lines) + 2
-    return "\n".join([f"{folder}: {counted(steps, 'step')}", *(f"  {name:<{width}}{line}" for name, line in lines)])
+    table = [f"  {name:<{width}}{line}" for name, line in lines]
+    return "\n".join([f"{folder}: {counted(steps, 'step')}", *table])
 
 
 def next_steps(args: GRPOConfig, found: Sequence[Finding], scored: bool = True) -> list[str]:
@@ -154,7 +156,9 @@ def next_steps(args: GRPOConfig, found: Sequence[Finding], scored: bool = True) 
         found: the findings of its report.
         scored: some completion of the run had a reward for its answer.
     """
-    folder, base, data = str(args.output_dir).rstrip("/"), str(args.model_name_or_path), str(args.dataset_use)
+    folder = str(args.output_dir).rstrip("/")
+    base = str(args.model_name_or_path)
+    data = str(args.dataset_use)
     alike = changed_flags(args, LIKE_A_RUN, OF_THE_MACHINE)
     if isinstance(args, WarmupConfig):
         train = ["train", "--model_name_or_path", folder, "--dataset_use", data, "--output_dir", f"{folder}-grpo"]
@@ -214,8 +218,7 @@ def has_scored(rows: Sequence[Mapping[str, float]]) -> bool:
     if not rewards:  # a run that learns from its teacher alone
         return True
     # The mean of a reward between -1 and 1 may be 0 by chance, and hardly in every step.
-    scored_step = lambda row: any(row.get(name) for name in telling or rewards)
-    return any(map(scored_step, rows))
+    return any(row.get(name) for row in rows for name in telling or rewards)
 
 
 OF_TOTAL = {"reward/total", "reward/max", "reward/std"}
@@ -239,8 +242,86 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
         ValueError, OSError: a run with these settings would be refused.
     """
     policy = build_policy(load_without_weights(str(args.model_name_or_path)), args)
-    processor, options = load_processor(str(args.model_name_or_path)), PromptOptions.of(args)
-    prompts = counted(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size, "prompt")
+    sections: Sections = {_settings_title(what): _settings_of(args, what)}
+    read = _read_for_warmup(args) if isinstance(args, WarmupConfig) else _read_for_training(args)
+    sections |= read.before
+    first_look(read.dataset, read.columns)
+    for warning in size_warnings(args, read.dataset, read.held_out):
+        say(f"worth a look: {warning}")
+    sections["parameters that learn"] = parameter_lines(policy, weight_dtype(args, args.lora_enable))
+    records = counted(len(read.dataset), "record")
+    sections[f"prompts of the first of {records}"] = prompt_lines(read.dataset, read.collator)
+    sections |= read.after
+    lines: list[str] = []
+    for title, body in sections.items():
+        lines.append(title)
+        lines += [f"  {line}" for line in body]
+    return "\n".join([*lines, "This was a dry run: nothing was trained or written."])
+
+
+Sections = dict[str, Iterable[str]]
+"""The lines of a dry run below their titles."""
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a dry run reads before it shows anything.
+
+    Attributes:
+        columns: the fields of records that something reads. None: they are not told from others.
+        before, after: sections in front of the parameters and prompts, and behind them.
+    """
+
+    dataset: Any
+    held_out: Any
+    collator: GRPOCollator
+    columns: Collection[str] | None
+    before: Sections
+    after: Sections
+
+
+def _read_for_training(args: GRPOConfig) -> _Read:
+    rubric = build_rewards(args, None, None)
+    collator = GRPOCollator(
+        load_processor(str(args.model_name_or_path)), PromptOptions.of(args), tools=schemas_of(args)
+    )
+    weights = zip(rubric.names, rubric.weights, strict=True)
+    return _Read(
+        dataset=build_dataset(args.dataset_use, args, rubric, collator, training=True),
+        held_out=build_dataset(args.eval_dataset_use, args, rubric, collator, training=False),
+        collator=collator,
+        columns=rubric.columns,
+        before={"rewards": [f"{name}: weight {weight:g}" for name, weight in weights]},
+        after={"one step": [f"{_prompts_of_a_step(args)}, {args.grpo_sample_size} completions each"]},
+    )
+
+
+def _read_for_warmup(args: WarmupConfig) -> _Read:
+    targets = targets_of(args)
+    collator = TargetCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args), targets, args)
+    dataset = build_dataset(args.dataset_use, args, targets, collator, training=True)
+    dataset = narrowed(dataset, targets, "--dataset_use")
+    held_out = build_dataset(args.eval_dataset_use, args, targets, collator, training=False)
+    return _Read(
+        dataset=dataset,
+        held_out=narrowed(held_out, targets, "--eval_dataset_use"),
+        collator=collator,
+        columns=targets.columns,
+        before={},
+        after={"one step": [_prompts_of_a_step(args)], "their targets": shown_targets(dataset, collator, RECORDS)},
+    )
+
+
+def _prompts_of_a_step(args: GRPOConfig | WarmupConfig) -> str:
+    return counted(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size, "prompt")
+
+
+def _settings_title(what: str) -> str:
+    return "settings" if what == "all" else "settings that you have set (--dry_run all: every setting)"
+
+
+def _settings_of(args: GRPOConfig | WarmupConfig, what: str) -> list[str]:
+    """The settings that the user has set, and with ``all`` also the other ones of this library."""
     groups = WARMUP_GROUPS if isinstance(args, WarmupConfig) else FLAG_GROUPS
     own = {each.name for group in groups for each in fields(group)} if what == "all" else set()
     settings = []
@@ -248,41 +329,13 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
         value = getattr(args, each.name)
         if each.name in own or each.name in args.set_by_user:
             settings.append(f"{each.name}: {getattr(value, 'value', value)}")
-    title = "settings" if own else "settings that you have set (--dry_run all: every setting)"
-    sections: dict[str, Iterable[str]] = {title: settings}
-    if isinstance(args, WarmupConfig):
-        targets = targets_of(args)
-        collator: GRPOCollator = TargetCollator(processor, options, targets, args)
-        dataset, held_out = (
-            narrowed(build_dataset(use, args, targets, collator, training=training), targets, flag)
-            for use, training, flag in (
-                (args.dataset_use, True, "--dataset_use"),
-                (args.eval_dataset_use, False, "--eval_dataset_use"),
-            )
-        )
-        more = {"one step": [prompts], "their targets": shown_targets(dataset, collator, RECORDS)}
-        columns: Collection[str] | None = targets.columns
-    else:
-        rubric = build_rewards(args, None, None)
-        collator = GRPOCollator(processor, options, tools=schemas_of(args))
-        dataset = build_dataset(args.dataset_use, args, rubric, collator, training=True)
-        held_out = build_dataset(args.eval_dataset_use, args, rubric, collator, training=False)
-        sections["rewards"] = [f"{name}: weight {of:g}" for name, of in zip(rubric.names, rubric.weights, strict=True)]
-        more = {"one step": [f"{prompts}, {args.grpo_sample_size} completions each"]}
-        columns = rubric.columns
-    first_look(dataset, columns)
-    for warning in size_warnings(args, dataset, held_out):
-        say(f"worth a look: {warning}")
-    sections["parameters that learn"] = parameter_lines(policy, weight_dtype(args, args.lora_enable))
-    sections[f"prompts of the first of {counted(len(dataset), 'record')}"] = prompt_lines(dataset, collator)
-    sections |= more
-    lines = [line for title, body in sections.items() for line in (title, *(f"  {line}" for line in body))]
-    return "\n".join([*lines, "This was a dry run: nothing was trained or written."])
+    return settings
 
 
 def parameter_lines(policy: nn.Module, dtype: torch.dtype) -> Iterator[str]:
     """How many parameters of each part learn."""
-    total, learn = dict.fromkeys(("llm", "vision", "mlp"), 0), dict.fromkeys(("llm", "vision", "mlp"), 0)
+    total = dict.fromkeys(("llm", "vision", "mlp"), 0)
+    learn = dict.fromkeys(total, 0)
     for name, parameter in unwrap(policy).named_parameters():
         total[part_of(name)] += parameter.numel()
         learn[part_of(name)] += parameter.numel() * parameter.requires_grad

@@ -23,11 +23,16 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.rewards.functions.looking import check_evidence, evidence_of
 from qwenvl.rewards.functions.text import first_block
 from qwenvl.rewards.rubric import NO_SOLUTION
-from qwenvl.run_log.log import read_rollouts
+from qwenvl.run_log.log import Rollout, read_rollouts
 from qwenvl.tools.functions import schemas_of
 from qwenvl.tools.options import ToolOptions
 from qwenvl.tools.toolbox import Conversations, Toolbox
 from qwenvl.types import BadSample, Record, Sample
+
+_Turns = tuple[str, ...]  # the texts of a completion's turns
+_Pieces = list[list[int]]  # the tokens of each turn of a row, and between two turns those that a tool appends
+_Asked = tuple[str, tuple[tuple[str, str], ...], str]
+"""Id, prompt and solution of a record. Its file and number do not count: the record may be in another file by now."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,10 @@ class SolutionTargets:
         return [(_inside_think(text, record) if opened_think else text,)]
 
     def _text(self, record: Record) -> str:
-        solution, thinking = record.solution, _thinking(record)
-        answer, own = first_block(solution, "answer"), first_block(solution, "think")
+        solution = record.solution
+        thinking = _thinking(record)
+        answer = first_block(solution, "answer")
+        own = first_block(solution, "think")
         without_thinking = solution[: own.start] + solution[own.end :] if own else solution
         if self.template is not None:
             values = {"thinking": thinking, "solution": answer.inner if answer else without_thinking.strip()}
@@ -135,21 +142,21 @@ class RolloutTargets:
             raise ValueError(f"--from_rollouts {folder}: its completions call tools: give the --tools of that run")
         whole = [row for row in rollouts if row.total is not None and row.finish_reason == "stop"]
         whole.sort(key=lambda row: (-row.total, -row.step, row.sample))
-        # By id, prompt and solution: a record may be in another file by now.
-        best: dict[Any, dict[tuple[str, ...], None]] = {}
+        best: dict[_Asked, list[_Turns]] = {}
         for row in whole:
-            if row.total >= min_reward:
-                asked = (row.record_id, tuple((turn["role"], turn["text"]) for turn in row.prompt), row.solution)
-                best.setdefault(asked, {})[tuple(turn.text for turn in row.turns) or (row.completion,)] = None
+            if row.total < min_reward:
+                break  # the rewards of all that follow are lower still
+            texts = best.setdefault(_asked_in(row), [])
+            turns = tuple(turn.text for turn in row.turns) or (row.completion,)
+            if turns not in texts and len(texts) < most:
+                texts.append(turns)
         if not best:
-            hint = "" if rollouts else "; is it the --output_dir of a run?"
             raise ValueError(
                 f"--from_rollouts {folder}: of its {len(rollouts):,} completions none that ended before the length "
-                f"limit has a total reward at or above --min_reward {min_reward:g}"
-                + (f": the highest has {whole[0].total:g}" if whole else hint)
+                f"limit has a total reward at or above --min_reward {min_reward:g}{_hint(rollouts, whole)}"
             )
-        self._best = {asked: list(texts)[:most] for asked, texts in best.items()}
-        taken = sum(map(len, self._best.values()))
+        self._best = best
+        taken = sum(len(texts) for texts in best.values())
         say(f"{folder}: {taken} different completions at or above reward {min_reward:g}, for {len(best)} prompts")
 
     def check_record(self, record: Record) -> None:
@@ -159,6 +166,18 @@ class RolloutTargets:
         """The turns of each completion of a record. They continue its prompt already."""
         messages = tuple((message.role, message.text) for message in record.messages)
         return self._best.get((record.id, messages, record.solution), [])
+
+
+def _asked_in(row: Rollout) -> _Asked:
+    messages = tuple((turn["role"], turn["text"]) for turn in row.prompt)
+    return (row.record_id, messages, row.solution)
+
+
+def _hint(rollouts: list[Rollout], whole: list[Rollout]) -> str:
+    """What to say of a run without a completion that is good enough."""
+    if not rollouts:
+        return "; is it the --output_dir of a run?"
+    return f": the highest has {whole[0].total:g}" if whole else ""
 
 
 def targets_of(args: WarmupConfig) -> SolutionTargets | RolloutTargets:
@@ -233,32 +252,51 @@ class TargetCollator(GRPOCollator):
 
     def __call__(self, samples: list[Sample | BadSample | None]) -> dict[str, Any]:
         inputs: dict[str, Any] = super().__call__(samples)
-        batch, tokenizer = inputs["prompts"], self.processor.tokenizer
+        batch = inputs["prompts"]
         targets = list(map(self._turns, batch.records, batch.opened_think))
         size = max(map(len, targets), default=0)
-        rows: list[list[list[int]]] = [[[]] for _ in range(size * len(targets))]  # the pieces of each
-        appended = []
+        rows: list[_Pieces] = []
+        appended: list[ProcessedSample] = []
         records = [record for record in batch.records for _ in range(size)]
         conversations = None if self.toolbox is None else self.toolbox.begin(records)
-        for n, turns in ((p * size + k, turns) for p, own in enumerate(targets) for k, turns in enumerate(own)):
-            rows[n] = []
-            for turn in turns:
-                if rows[n] and conversations is not None:
-                    appended.append(self._answer(conversations, n, rows[n][-1]))
-                    rows[n].append(appended[-1].input_ids.tolist())
-                rows[n].append([*tokenizer(turn, add_special_tokens=False)["input_ids"], self.end_id])
-        inputs["target_ids"] = _padded([[*chain(*row)] for row in rows], tokenizer.pad_token_id)
-        taught = [[1 - k % 2 for k, piece in enumerate(row) for _ in piece] for row in rows]
-        inputs["target_mask"] = _padded(taught, 0).bool()
+        for own in targets:
+            for turns in own:
+                rows.append(self._pieces(turns, conversations, len(rows), appended))
+            # A prompt with fewer targets than another one has rows without tokens.
+            rows += [[[]] for _ in range(size - len(own))]
+        inputs["target_ids"] = _padded([list(chain(*row)) for row in rows], self.processor.tokenizer.pad_token_id)
+        inputs["target_mask"] = _padded([_taught(row) for row in rows], 0).bool()
         if self.toolbox is not None:
-            inputs["pieces"], inputs["appended"] = [list(map(len, row)) for row in rows], self.join(appended)
+            inputs["pieces"] = [[len(piece) for piece in row] for row in rows]
+            inputs["appended"] = self.join(appended)
         return inputs
+
+    def _pieces(
+        self, turns: _Turns, conversations: Conversations | None, n: int, appended: list[ProcessedSample]
+    ) -> _Pieces:
+        """The tokens of row ``n``: what is said, what tools append to it, what is said then, and so on.
+
+        Args:
+            conversations: that the turns have with tools. None: no tools.
+            appended: gets what tools append.
+        """
+        tokenizer = self.processor.tokenizer
+        pieces: _Pieces = []
+        for turn in turns:
+            if pieces and conversations is not None:
+                answer = self._answer(conversations, n, pieces[-1])
+                appended.append(answer)
+                pieces.append(answer.input_ids.tolist())
+            pieces.append([*tokenizer(turn, add_special_tokens=False)["input_ids"], self.end_id])
+        return pieces
 
     def _answer(self, conversations: Conversations, n: int, ids: list[int]) -> ProcessedSample:
         """The answer to a turn of a target that another turn follows."""
-        answer, own = conversations.processed(n, ids), conversations.each[n]
+        answer = conversations.processed(n, ids)
+        own = conversations.each[n]
         turn = self.processor.tokenizer.decode(ids)
-        errors = [call.error for calls in own.calls[-1:] for call in calls if call.error]
+        calls = own.calls[-1] if own.calls else []
+        errors = [call.error for call in calls if call.error]
         if answer is None or (errors and isinstance(self.targets, SolutionTargets)):
             raise RecordError(
                 f"{own.record.where}: tools do not answer a turn of its target, {turn!r}: "
@@ -274,6 +312,15 @@ class TargetCollator(GRPOCollator):
             calls = render_calls(self.processor, [("look", {"start": start, "end": end}) for start, end in spans])
             targets = [("\n</think>\n\n" * opened_think + calls, *turns) for turns in targets]
         return targets
+
+
+def _taught(pieces: _Pieces) -> list[int]:
+    """1 for each token that is said, 0 for each that a tool appends: the two alternate."""
+    mask: list[int] = []
+    for k, piece in enumerate(pieces):
+        is_said = k % 2 == 0
+        mask += [int(is_said)] * len(piece)
+    return mask
 
 
 def _padded(rows: list[list[int]], pad: int) -> Tensor:

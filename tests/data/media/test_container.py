@@ -11,6 +11,7 @@ from qwenvl.data.media.open import open_clip
 
 @pytest.fixture(autouse=True)
 def _short_clips_too(monkeypatch):
+    """Reads the tables of short clips too, which are otherwise indexed by their packets."""
     monkeypatch.setattr(media_container, "MIN_TABLE_FRAMES", 1)
 
 
@@ -39,25 +40,25 @@ def tables_and_packets(path):
         ("a.avi", {"codec": "mpeg4"}),
     ],
 )
-def test_times_and_keys_are_those_of_the_packets(make_clip, name, options):
+def test_times_and_keyframes_in_the_tables_of_a_container_equal_those_of_its_packets(make_clip, name, options):
     tables, packets = tables_and_packets(make_clip(name, **options))
     assert tables == (None if name[:2] in ("fr", "a.") else packets), "the others are left to their packets"
 
 
-def test_hidden_frames_of_a_cut_clip(make_clip, cut_clip):
+def test_frames_before_the_cut_of_a_clip_are_marked_as_hidden(make_clip, cut_clip):
     """Frames 12 to 16 lead up to the first one shown."""
     tables, packets = tables_and_packets(cut_clip(make_clip("a.mp4", 60, gop=12, codec_options={"bf": "2"}), 17))
     assert tables == packets
     assert (tables[2].count(False), tables[1].count(True)) == (43, 4)
 
 
-def test_a_file_cut_short_is_left_to_its_packets(make_clip):
+def test_a_file_cut_short_is_indexed_by_its_packets(make_clip):
     path = make_clip("a.mp4", 60, size=(128, 128), container_options={"movflags": "faststart"})
     path.write_bytes(path.read_bytes()[:-10])
     assert tables_and_packets(path)[0] is None
 
 
-def test_where_the_first_packets_say_otherwise_they_are_believed(make_clip, number_of, monkeypatch):
+def test_packets_are_believed_where_they_contradict_the_tables(make_clip, number_of, monkeypatch):
     path = make_clip("a.mp4", 40, codec_options={"bf": "2"})
     with av.open(str(path)) as container:
         expected = index_clip(container, container.streams.video[0], str(path))

@@ -17,6 +17,7 @@ from scripts.clips.sources import Source, encode_numbered
 
 @pytest.fixture
 def source(tmp_path):
+    """An H.264 clip of numbered frames, whose packets can be copied, dropped or damaged."""
     return Source(encode_numbered(tmp_path / "source.mov", "h264"))
 
 
@@ -29,7 +30,7 @@ def with_noise(path, piece):
     return str(path)
 
 
-def test_a_frame_is_bad_where_one_is_damaged_that_it_is_predicted_from(source, tmp_path):
+def test_a_frame_is_damaged_if_a_frame_it_is_predicted_from_is(source, tmp_path):
     """Frame 30 is the first P-frame after the key frame 24, and frame 35 the last of that group."""
     assert [piece.number for piece in source.pieces[24:36]] == [24, 27, 25, 26, 30, 28, 29, 33, 31, 32, 35, 34]
     path = with_noise(Copy().write(source, source.pieces, tmp_path / "a.mp4"), source.pieces[28])
@@ -40,28 +41,28 @@ def test_a_frame_is_bad_where_one_is_damaged_that_it_is_predicted_from(source, t
                 clip.read([35])
 
 
-def test_a_lost_packet_of_a_broadcast(tmp_path):
+def test_a_lost_packet_of_a_broadcast_is_damage(tmp_path):
     path = encode_numbered(tmp_path / "a.ts", "h264")
     packets = [path.read_bytes()[at : at + 188] for at in range(0, path.stat().st_size, 188)]
     identity = lambda packet: (packet[1] & 0x1F, packet[2])
     video = next(identity(packet) for packet in packets if b"\0\0\1\xe0" in packet)
     lost = [i for i, packet in enumerate(packets) if identity(packet) == video][20]
     path.write_bytes(b"".join(packets[:lost] + packets[lost + 1 :]))
-    with pytest.raises(BadMediaError, match=r"its container's time is damaged, or the next one is lost") as caught:
+    with pytest.raises(BadMediaError, match=r"its container's time is damaged") as caught:
         open_clip(str(path), strict=True)
     assert caught.value.kind == "damaged media"
 
 
-def test_a_hole_in_a_clip_of_constant_rate(source, tmp_path):
+def test_a_hole_in_a_clip_of_constant_rate_is_damage_to_the_strict_check(source, tmp_path):
     pieces = [piece for piece in source.pieces if not 24 <= piece.number < 36]  # a whole group of pictures
     path = str(Copy().write(source, pieces, tmp_path / "a.mkv"))
     with open_clip(path) as clip:
         assert clip.frame_count == 48
-    with pytest.raises(BadMediaError, match=r"it has no frames from 0.92 s to 1.44 s, at an otherwise constant rate"):
+    with pytest.raises(BadMediaError, match=r"no frames from 0.92 s to 1.44 s"):
         open_clip(path, strict=True)
 
 
-def test_the_command_looks_strictly(source, tmp_path, capsys):
+def test_data_check_decodes_strictly_unless_decode_check_is_fast(source, tmp_path, capsys):
     row = {"conversations": [{"from": "human", "value": "<video>What?"}, {"from": "gpt", "value": "(1) a"}]}
     shown = ["check", str(tmp_path / "rows.json"), "--video_min_frames", "2", "--video_max_frames", "2"]
     rest = [piece for piece in source.pieces if not 24 <= piece.number < 36]
@@ -115,7 +116,7 @@ def test_zeroed_bytes_of_a_matroska_file_never_make_a_shorter_clip(tmp_path, nam
         assert caught.value.kind == "cut short"
 
 
-def test_a_block_of_no_track(tmp_path):
+def test_a_block_of_an_unknown_track_is_damage_at_its_byte(tmp_path):
     path = tmp_path / "a.webm"
     data = encode_numbered(tmp_path / "b.webm", "vp9").read_bytes()
     with open(tmp_path / "b.webm", "rb") as file:

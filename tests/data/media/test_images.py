@@ -32,6 +32,7 @@ def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
+    """A folder of twelve frames, whose red channel is their number, beside a file that is no image."""
     path = tmp_path / "clip"
     path.mkdir()
     for number in range(12):
@@ -48,7 +49,9 @@ def test_frames_are_ordered_by_number_and_not_by_letter(folder):
     assert frames[:, 0, 0, 0].tolist() == [2, 10, 11]
 
 
-def test_folders_and_lists_as_clips_of_a_record(folder, write_rows, make_row, monkeypatch, tmp_path):
+def test_a_record_may_name_a_folder_or_a_list_of_frames_as_its_clip(
+    folder, write_rows, make_row, monkeypatch, tmp_path
+):
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
     names = [f"clip/frame_{i}.png" for i in (5, 3, 1, 7)]
     rows = [
@@ -64,7 +67,7 @@ def test_folders_and_lists_as_clips_of_a_record(folder, write_rows, make_row, mo
     assert clip.info.times == (0.0, 0.5, 1.0, 1.5)
 
 
-def test_bad_folders(folder, tmp_path):
+def test_a_folder_without_images_or_with_frames_of_two_sizes_is_refused(folder, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadMediaError, match="a folder without images"):
         FrameFolder(str(tmp_path / "empty"))
@@ -104,7 +107,7 @@ def test_formats_that_other_programs_or_rare_decoders_read_are_no_images(tmp_pat
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_formats_that_are_read(tmp_path, name):
+def test_pictures_of_every_supported_format_are_read(tmp_path, name):
     path = tmp_path / "picture"
     Image.new("RGB", (40, 20), "red").save(path, name)
     assert load_image(str(path)).shape == (3, 20, 40)

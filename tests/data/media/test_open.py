@@ -23,8 +23,12 @@ from tests.made_clips import slow_gif
 QUIET_X265 = {"x265-params": "log-level=none"}
 
 
-@pytest.mark.parametrize("options", [{}, {"size": (65, 67), "pix_fmt": "yuv444p"}])
-def test_frames_and_repeats(make_clip, number_of, options):
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"size": (65, 67), "pix_fmt": "yuv444p"}],
+    ids=["64 x 64", "65 x 67 without subsampling"],
+)
+def test_frames_are_read_in_the_order_asked_with_repeats(make_clip, number_of, options):
     with open_clip(str(make_clip(**options))) as clip:
         frames = clip.read([3, 3, 20, 24])
         assert frames.shape == (4, 3, *reversed(options.get("size", (64, 64))))
@@ -131,7 +135,7 @@ def test_frames_outlive_their_clip_and_the_next_reading(make_clip, number_of):
     assert [number_of(frame) for frame in (*first, *second)] == [3, 7, 9]
 
 
-def test_two_clips_at_once_and_one_after_the_other(make_clip, number_of):
+def test_two_open_clips_have_children_of_their_own_which_are_used_again(make_clip, number_of):
     paths = [str(make_clip(name)) for name in ("a.mp4", "b.mp4")]
     with open_clip(paths[0], timeout=60) as first, open_clip(paths[1], timeout=60) as second:
         assert [number_of(clip.read([5])[0]) for clip in (first, second, first)] == [5, 5, 5]

@@ -33,6 +33,7 @@ def _quick(kind) -> bool:
         ([0, 40, 80, 10000, 10040, None, None], [0, 40, 80, 10000, 10040, 10080, 10120]),
         ([None, 10, 20, None, 32, 1000], [0, 10, 20, 26, 32, 1000]),
     ],
+    ids=["equal times at the end", "no times at the end", "no times in between"],
 )
 def test_frames_without_a_time_are_spread_between_their_neighbours(pts, expected):
     assert times_when_played([(time, None) for time in pts]) == expected
@@ -40,6 +41,7 @@ def test_frames_without_a_time_are_spread_between_their_neighbours(pts, expected
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory):
+    """Writes clips of every kind into a folder that the tests of this file share."""
     return Workshop(tmp_path_factory.mktemp("sources"))
 
 
@@ -47,7 +49,7 @@ def workshop(tmp_path_factory):
     "kind",
     [pytest.param(kind, id=kind.name, marks=[] if _quick(kind) else pytest.mark.slow) for kind in KINDS],
 )
-def test_a_clip_is_what_a_player_shows(kind, workshop, tmp_path):
+def test_a_clip_has_the_frames_and_times_that_a_player_shows(kind, workshop, tmp_path):
     path, shown = kind.write(workshop, tmp_path)
     if kind.refused:
         with pytest.raises(BadMediaError, match=kind.refused):
@@ -87,5 +89,5 @@ def test_pixels_that_are_not_square_are_made_so(tmp_path, name, codec, shape, si
     assert [number_in(picture.permute(1, 2, 0).numpy()) for picture in resize(frames, SIZE[::-1])] == [0, 4]
 
 
-def test_there_are_many_kinds_and_no_two_are_the_same():
+def test_more_than_120_kinds_of_clips_have_names_of_their_own():
     assert len({kind.name for kind in KINDS}) == len(KINDS) > 120

@@ -23,8 +23,12 @@ def pixels_of(*parts):
 
 
 @pytest.mark.parametrize("timeout", [0, 60])
-@pytest.mark.parametrize(("most", "parts"), [(10**9, [6]), (2 * FRAME, [2, 2, 2]), (4 * FRAME, [4, 2]), (1, [1] * 6)])
-def test_parts_are_the_whole(make_clip, timeout, most, parts):
+@pytest.mark.parametrize(
+    ("most", "parts"),
+    [(10**9, [6]), (2 * FRAME, [2, 2, 2]), (4 * FRAME, [4, 2]), (1, [1] * 6)],
+    ids=["at once", "two at a time", "four at a time", "one by one"],
+)
+def test_frames_read_in_parts_equal_frames_read_at_once(make_clip, timeout, most, parts):
     path = str(make_clip(size=(96, 64)))
     with open_clip(path, timeout=timeout) as clip:
         whole = clip.read(WANTED)

@@ -7,6 +7,7 @@ from qwenvl.data.records.catalog import resolve_datasets
 
 @pytest.fixture
 def catalog(tmp_path):
+    """A catalog of the data sets steps_train and steps_test."""
     for name in ("train", "test"):
         (tmp_path / "steps").mkdir(exist_ok=True)
         (tmp_path / "steps" / f"{name}.jsonl").write_text("{}\n")
@@ -18,7 +19,7 @@ def catalog(tmp_path):
     return path
 
 
-def test_names_paths_and_percentages(catalog):
+def test_names_and_paths_take_a_percentage(catalog):
     (catalog.parent / "own.json").write_text("[]")
     first, second, third = resolve_datasets(f"steps_train%12.5, steps_test,{catalog.parent}/own.json%3", catalog)
     assert (first.name, first.percent) == ("steps_train", 12.5)
@@ -40,14 +41,14 @@ def test_names_paths_and_percentages(catalog):
         ("a: {annotation_path: x.json}\na: {annotation_path: y.json}", "datasets.yaml: a is given twice"),
     ],
 )
-def test_a_malformed_catalog_says_what_is_wrong(tmp_path, text, message):
+def test_a_malformed_catalog_is_refused_with_its_entry(tmp_path, text, message):
     path = tmp_path / "datasets.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         resolve_datasets("a", path)
 
 
-def test_missing_files_and_empty_lists(catalog):
+def test_missing_files_empty_lists_and_repeated_names_are_refused(catalog):
     nowhere = catalog.parent / "nowhere.json"
     with pytest.raises(FileNotFoundError, match=rf"^--eval_dataset_use: {nowhere}: no such file$"):
         resolve_datasets(f"{nowhere}%20", catalog, "--eval_dataset_use")
@@ -56,7 +57,7 @@ def test_missing_files_and_empty_lists(catalog):
         FileNotFoundError, match=rf"^dataset_use: {nowhere}: no such file; did you mean .*now_here.json"
     ):
         resolve_datasets(str(nowhere), catalog)
-    with pytest.raises(FileNotFoundError, match="no such catalog; name one with --dataset_catalog"):
+    with pytest.raises(FileNotFoundError, match=r"no such catalog.*--dataset_catalog"):
         resolve_datasets("a", catalog.parent / "no.yaml")
     with pytest.raises(ValueError, match="expected names or paths separated by commas"):
         resolve_datasets(" , ")
@@ -71,7 +72,7 @@ def test_an_address_is_no_path(name):
         resolve_datasets(name)
 
 
-def test_folders_and_the_hub(tmp_path, monkeypatch):
+def test_folders_and_names_of_the_hub_are_data_sets(tmp_path, monkeypatch):
     (tmp_path / "saved").mkdir()
     folder, hub = resolve_datasets(f"{tmp_path}/saved,hf:org/name:train%10")
     assert (folder.annotation_path, folder.media_root) == (tmp_path / "saved", tmp_path / "saved")
@@ -81,7 +82,7 @@ def test_folders_and_the_hub(tmp_path, monkeypatch):
 
 
 class TestWeights:
-    def test_after_names_paths_percentages_and_splits(self, catalog):
+    def test_a_weight_stands_behind_names_paths_percentages_and_splits(self, catalog):
         own = catalog.parent / "own:2.json"
         own.write_text("[]")
         sources = resolve_datasets(f"steps_train:0.3,steps_test%20:2,{own}:1e-1,hf:org/name:train:.6", catalog)
@@ -100,16 +101,16 @@ class TestWeights:
         [
             ("step_train", r"no data set 'step_train' in .*: did you mean steps_train or steps_test"),
             *((f"steps_test%{n}", "a percentage above 0 and at most 100") for n in ("0", "101", "ten", "")),
-            ("steps_train:0,steps_test:1", "'steps_train:0': expected a weight above 0 after ':'; leave"),
+            ("steps_train:0,steps_test:1", "'steps_train:0': expected a weight above 0"),
             ("steps_train:-1,steps_test:1", "expected a weight above 0"),
             ("steps_train:nan,steps_test:1", "expected a weight above 0"),
             ("steps_train:inf,steps_test:1", "expected a weight above 0"),
-            ("steps_train:2,steps_test", "'steps_train' has a weight and 'steps_test' has none; give each"),
-            ("steps_train:0.5", "the weight of 'steps_train' has no effect.*steps_train%NN takes a part of one"),
+            ("steps_train:2,steps_test", "'steps_train' has a weight and 'steps_test' has none"),
+            ("steps_train:0.5", "'steps_train' has no effect.*steps_train%NN"),
             ("steps_train:2%50,steps_test:1", "no data set 'steps_train:2' in .*: did you mean steps_train"),
             ("steps_train:half,steps_test:1", "no data set 'steps_train:half' in .*: did you mean steps_train"),
         ],
     )
-    def test_what_makes_no_sense(self, catalog, entry, message):
+    def test_bad_names_percentages_and_weights_are_refused(self, catalog, entry, message):
         with pytest.raises(ValueError, match=message):
             resolve_datasets(entry, catalog)

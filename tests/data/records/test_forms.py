@@ -24,7 +24,7 @@ def parsed(row, root="/media", **options):
 
 
 class TestConversations:
-    def test_a_full_row(self, tmp_path):
+    def test_a_row_keeps_turns_media_meta_and_unknown_keys(self, tmp_path):
         row = {
             "id": 17,
             "conversations": [
@@ -51,7 +51,7 @@ class TestConversations:
         assert record.clip_meta == (ClipMeta((3.0, 4.5), 2, 4, True),)
         assert record.fields == row, "unknown keys reach the reward functions"
 
-    def test_the_words_of_other_trainers(self):
+    def test_keys_and_roles_of_other_trainers_are_read(self):
         says = [{"from": "human", "value": "<image>Which?"}, {"from": "gpt", "value": "<image>?"}]
         record = parsed({"id": "a", "conversations": says, "video": "a.mp4", "image": None, "system": "Be brief."})
         assert record.id == "d-0", "rows of a clip share its id in LLaVA-Video-178K"
@@ -65,7 +65,7 @@ class TestConversations:
             record = parsed({"prompt": turns, "image": "b.png"} | answer)
             assert (record.messages, record.solution) == ((Message("user", "<image>Which?"),), "x")
 
-    def test_several_media_and_one_meta_for_each(self):
+    def test_each_of_several_media_has_its_own_meta(self):
         turns = [{"from": "human", "value": "<video><image> then <video>"}, {"from": "gpt", "value": "<video> (1) a"}]
         media = {"video": ["a.mp4", "b.mp4"], "image": "c.png", "video_start": 1}
         record = parsed({"conversations": turns, "meta": [None, {"video_start": 2, "max_frames": 2}]} | media)
@@ -75,7 +75,7 @@ class TestConversations:
 
 
 class TestMessages:
-    def test_tags_in_text_with_media_beside(self):
+    def test_tags_in_text_name_the_media_beside_the_turns(self):
         row = {
             "messages": [
                 {"role": "system", "content": "Be brief."},
@@ -176,7 +176,7 @@ def turns(text):
         (turns("<video>") | {"video": 7}, ".video: expected a path, got number 7"),
     ],
 )
-def test_a_bad_row_says_where_and_what(row, message):
+def test_a_bad_row_is_refused_with_its_place_and_key(row, message):
     with pytest.raises(RecordError) as caught:
         parsed(row)
     assert str(caught.value).startswith(message) if message.startswith("d[0]") else message in str(caught.value)
@@ -202,13 +202,13 @@ def test_a_bad_row_says_where_and_what(row, message):
         ({"dynamic_sample": "yes"}, '.dynamic_sample: expected true or false, got string "yes"'),
     ],
 )
-def test_a_bad_meta_says_where_and_what(meta, message):
+def test_a_bad_meta_is_refused_with_its_place_and_key(meta, message):
     with pytest.raises(RecordError) as caught:
         parsed(turns("<video>") | {"video": "a.mp4", "meta": meta})
     assert str(caught.value).startswith(f"d[0].meta{message}")
 
 
-def test_cells_of_a_file_without_types():
+def test_cells_of_a_file_without_types_become_lists_objects_and_numbers():
     row = {"video": '["a.mp4", "b.mp4"]', "meta": '{"max_frames": 4}', "video_start": "1.5", "solution": "2"}
     typed = {"video": ["a.mp4", "b.mp4"], "meta": {"max_frames": 4}, "video_start": 1.5, "solution": "2"}
     assert with_types(row) == typed
@@ -240,6 +240,7 @@ def test_keys_of_meta_without_a_meaning_are_hinted_at():
         ({"A": "a cat"}, None),  # one column of a letter is no list of options
         ({"options": "x"}, None),
     ],
+    ids=str,
 )
 def test_options_that_no_prompt_shows_are_hinted_at(columns, hinted):
     found = hints(turns("Which? A. four legs B. two legs") | columns)

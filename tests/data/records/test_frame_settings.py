@@ -16,11 +16,13 @@ from qwenvl.types import ClipMeta, LibraryCount, LibrarySize
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
+    """A cache folder of the test."""
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
 def parsed(tmp_path):
+    """Parses a row with options into a record."""
     return lambda row, **options: parse_row(Row("d[0]", "d-0", row), tmp_path, ReadOptions(**options))
 
 
@@ -93,7 +95,7 @@ class TestPlaces:
         assert not hints(parsed(beside(fps=30, max_frames=8)))
 
     @pytest.mark.parametrize("place", PLACES)
-    def test_images_have_sizes(self, parsed, place):
+    def test_images_take_bounds_on_their_pixels(self, parsed, place):
         record = parsed(place("a.png", "image", min_pixels="100", max_pixels=784))
         assert record.image_sizes == (LibrarySize(100, 784),)
         assert parsed(place("a.png", "image")).image_sizes == ()
@@ -125,7 +127,7 @@ class TestPlaces:
         row = {"messages": turns, "videos": ["a.mp4", "b.mp4"], "solution": "x"}
         assert parsed(row).clip_meta == (None, ClipMeta(count=LibraryCount(6)))
 
-    def test_tables_without_types(self, parsed):
+    def test_cells_of_a_table_without_types_give_settings(self, parsed):
         cells = {"nframes": "4", "video": "a.mp4", "max_pixels": "", "frame_cnts": "[3, 4]", "dynamic_sample": "False"}
         row = with_types({"prompt": "<video>?", "solution": "x", **cells})
         assert parsed(row).clip_meta == (ClipMeta((3.0, 4.0), count=LibraryCount(4, beside_turns=True)),)
@@ -135,7 +137,7 @@ class TestPlaces:
         assert record.clip_meta == () and not hints(record)
 
     @pytest.mark.parametrize("place", [in_part, in_object])
-    def test_seconds_by_other_names_in_a_part(self, parsed, place):
+    def test_a_part_may_call_its_seconds_start_and_end(self, parsed, place):
         for start, end in (("start", "end"), ("start_time", "end_time")):
             assert parsed(place(**{start: 1, end: 2})).clip_meta == (ClipMeta(video_start=1.0, video_end=2.0),)
         with pytest.raises(RecordError, match="start says again what video_start says"):
@@ -149,20 +151,20 @@ class TestPlaces:
         renamed = parsed(beside(start=10.0, end=20.0), columns={"start": "video_start", "end": "video_end"})
         assert renamed.clip_meta == (ClipMeta(video_start=10.0, video_end=20.0),)
 
-    def test_verl_s_objects_of_media(self, parsed):
+    def test_objects_of_media_as_verl_writes_them_keep_their_settings(self, parsed):
         row = in_object(fps=2, max_frames=32, type="video")
         assert parsed(row).videos[0].endswith("/a.mp4")
         assert parsed(row).clip_meta == (ClipMeta(count=LibraryCount(fps=2.0, max_frames=32)),)
         single = {"prompt": "<video>?", "video": {"video": "a.mp4", "nframes": 4}, "solution": "x"}
         assert parsed(single).clip_meta == (ClipMeta(count=LibraryCount(4)),)
 
-    def test_settings_beside_a_path_in_an_object_of_a_table(self, parsed):
+    def test_settings_beside_a_path_in_an_object_are_read(self, parsed):
         row = {"prompt": "<video>?", "videos": [{"bytes": None, "path": "a.mp4", "nframes": 4}], "solution": "x"}
         assert parsed(row).clip_meta == (ClipMeta(count=LibraryCount(4)),)
 
 
 class TestSeveralPlaces:
-    def test_what_meta_says_alone_is_as_it_was(self, parsed):
+    def test_settings_of_meta_alone_follow_the_rules_of_qwenvl(self, parsed):
         meta = {"min_frames": 2, "max_frames": 4, "video_fps": 1, "min_pixels": 9, "max_pixels": 99, "frames_fps": 3}
         assert parsed(beside(meta=meta)).clip_meta == (ClipMeta(None, 2, 4, False, 1.0, None, None, 9, 99, 3.0),)
         assert parsed(beside(meta={"note": "x"})).clip_meta == (ClipMeta(),)
@@ -217,12 +219,12 @@ class TestListsOfFrames:
             ({"fps": 0.5}, 0.5),  # as in the package until 0.0.11
         ],
     )
-    def test_their_rate(self, parsed, place, settings, rate):
+    def test_a_list_of_frames_has_the_rate_of_sample_fps_raw_fps_or_fps(self, parsed, place, settings, rate):
         record = parsed(place(FRAMES, **settings))
         assert record.clip_meta == (ClipMeta(frames_fps=rate, count=LibraryCount(listed=True)),)
         assert bool(hints(record)) == (len(settings) > 1)
 
-    def test_a_rate_to_take_beside_the_rate_of_the_list(self, parsed):
+    def test_fps_beside_the_rate_of_a_list_is_the_rate_to_sample(self, parsed):
         count = LibraryCount(fps=1.0, listed=True)
         assert parsed(in_part(FRAMES, sample_fps=2, fps=1)).clip_meta == (ClipMeta(frames_fps=2.0, count=count),)
         timed = parsed(in_part(FRAMES, fps=1) | {"meta": {"frames_fps": 2}})
@@ -232,20 +234,24 @@ class TestListsOfFrames:
         assert parsed(in_part(FRAMES)).clip_meta == (None,)
         assert parsed(in_part(FRAMES, max_pixels=784)).clip_meta == (ClipMeta(size=LibrarySize(max_pixels=784)),)
 
-    def test_a_folder_is_a_list(self, parsed, tmp_path):
+    def test_a_folder_of_frames_is_read_as_a_list(self, parsed, tmp_path):
         (tmp_path / "frames").mkdir()
         assert parsed(in_part("frames", fps=1)).clip_meta == (
             ClipMeta(frames_fps=1.0, count=LibraryCount(listed=True)),
         )
 
-    @pytest.mark.parametrize("place", [*PLACES, lambda medium, **own: beside(medium, meta=own)])
-    def test_the_seconds_of_each_frame(self, parsed, place):
+    @pytest.mark.parametrize(
+        "place",
+        [*PLACES, lambda medium, **own: beside(medium, meta=own)],
+        ids=["in_part", "in_object", "beside", "in_meta"],
+    )
+    def test_frame_times_are_the_seconds_of_each_frame(self, parsed, place):
         record = parsed(place(FRAMES, frame_times=[0, 3.5, 20]))
         assert record.clip_meta == (ClipMeta(frame_times=(0.0, 3.5, 20.0)),)
         assert "Qwen2.5-VL only their mean distance" in hints(record)[0]
         assert not hints(parsed(place(FRAMES, frame_times=[10, 12, 14.1]))), "even but for a tenth"
 
-    def test_the_seconds_of_a_list_within_a_list(self, parsed):
+    def test_frame_times_may_be_a_list_within_a_list(self, parsed):
         assert parsed(beside(FRAMES, frame_times=[[0, 2, 4]])).clip_meta == (ClipMeta(frame_times=(0.0, 2.0, 4.0)),)
 
     @pytest.mark.parametrize(
@@ -262,7 +268,7 @@ class TestListsOfFrames:
             ("0, 1, 2", r"meta.frame_times: expected a list of numbers, got string"),
         ],
     )
-    def test_seconds_that_are_none(self, parsed, times, message):
+    def test_frame_times_that_are_no_rising_seconds_are_refused(self, parsed, times, message):
         with pytest.raises(RecordError, match=rf"d\[0\].{message}"):
             parsed(beside(FRAMES, meta={"frame_times": times}))
 
@@ -315,7 +321,7 @@ def test_bad_settings_name_the_row_and_the_key(parsed, place, settings, message)
 
 
 @pytest.mark.parametrize("place", [in_part, in_object])
-def test_keys_of_a_part_that_are_not_known(parsed, place):
+def test_near_misses_in_a_part_are_refused_and_unknown_keys_hinted_at(parsed, place):
     for key, meant in (
         ("nframe", "nframes"),
         ("maxFrames", "max_frames"),
@@ -368,7 +374,7 @@ def test_settings_that_are_read_are_no_unread_keys(parsed, format):
     assert parsed(beside("a.png", "image", max_pixels=784, fps=4)).unread == ("fps",)
 
 
-def test_the_keys_that_are_read_of_a_row():
+def test_the_keys_read_of_a_row_depend_on_its_clips_and_images():
     assert {"fps", "max_pixels", "frame_times"} <= keys_read(clips=True, images=False)
     assert keys_read(clips=False, images=True) == {"min_pixels", "max_pixels", "resized_height", "resized_width"}
     assert not keys_read(clips=False, images=False)
@@ -378,13 +384,13 @@ def test_the_keys_that_are_read_of_a_row():
     ("text", "seconds"), [("00:01:02.5", 62.5), ("1:02", 62.0), ("1:00:00", 3600.0), ("7.25", 7.25)]
 )
 @pytest.mark.parametrize("place", PLACES)
-def test_seconds_as_a_clock_shows_them(parsed, place, text, seconds):
+def test_seconds_may_be_written_as_clock_times(parsed, place, text, seconds):
     assert parsed(place(video_start=text)).clip_meta == (ClipMeta(video_start=seconds),)
     with pytest.raises(RecordError, match="video_end: expected a number of at least 0, got string"):
         parsed(place(video_end="1:2:3:4"))
 
 
-def test_what_to_write_in_meta_in_place_of_the_package_s_words(parsed):
+def test_unread_keys_of_meta_are_hinted_at_with_the_key_to_write(parsed):
     (message,) = hints(parsed(beside(meta={"fps": 2, "nframes": 4, "mine": 1})))
     assert message.startswith("meta has fps, mine, nframes, which change no frames")
     assert "; fps: video_fps takes" in message and "; nframes: min_frames and max_frames" in message
@@ -423,6 +429,7 @@ def test_frames_of_real_clips_follow_the_settings_of_their_rows(make_clip, write
 
 @pytest.fixture
 def frames(tmp_path):
+    """The names of four pictures that make up a clip."""
     for number in range(4):
         Image.new("RGB", (56, 56), (number * 40, 0, 0)).save(tmp_path / f"{number}.png")
     return [f"{number}.png" for number in range(4)]

@@ -73,6 +73,7 @@ ROWS = {
 
 @pytest.fixture(scope="module", params=("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))  # Qwen3.5 has that of Qwen3-VL
 def ruler(request):
+    """The ruler of each family, which measures prompts."""
     return Ruler(make_processor(request.param), (4 * 28 * 28, 32 * 28 * 28), (16 * 28 * 28, 576 * 28 * 28))
 
 
@@ -119,7 +120,7 @@ def test_a_question_looks_like_the_records_of_every_preset(ruler, preset, templa
     assert ("First think" in record.messages[-1].text) == (template is None)
 
 
-def test_what_most_records_have_counts(ruler):
+def test_the_framing_is_that_of_most_records(ruler):
     rows = [{"prompt": f"<video>\n{QUESTION}", "video": "c.mp4"}, {"prompt": QUESTION, "video": "c.mp4"}]
     records = [trained(rows[0], ReadOptions())] * 2 + [trained(rows[1], ReadOptions())]
     assert Framing.of(records, ReadOptions()) == Framing(between="\n", before_text="\n")
@@ -146,7 +147,7 @@ def test_the_kind_that_is_requested_follows_from_solution_and_options(ruler):
         requested("Which?", options=["left", "right"], solution="up")
 
 
-def test_a_format_of_the_command_line_changes_what_is_requested():
+def test_a_format_on_the_command_line_changes_the_requested_kinds_of_answers():
     framing = Framing(kinds=(SPAN,))
     assert framing.with_format("qwenvl").kinds == () and framing.with_format(None) is framing
     assert framing.with_format("question-answer").kinds == (SPAN,)

@@ -53,7 +53,7 @@ def test_a_clip_under_a_usual_name_is_the_clip_of_the_row(key, row, form):
         ("mp4", "a.mp4", ["a.mp4"], []),
     ],
 )
-def test_other_usual_names(key, value, videos, images):
+def test_media_are_found_under_other_usual_keys(key, value, videos, images):
     record = parsed(PROMPT | {key: value})
     assert record.videos == tuple(f"/media/{name}" for name in videos)
     assert record.images == tuple(f"/media/{name}" for name in images)
@@ -97,7 +97,7 @@ def test_the_columns_that_the_refusal_names_lead_to_the_clip(tmp_path):
     assert record.videos == (str(tmp_path / "3MSZA.mkv"),), "with the ending of the file that is there"
 
 
-def test_a_row_of_text_alone_stays_one():
+def test_a_row_of_text_alone_gets_no_media():
     row = {"prompt": "Use 3, 7, 8 to make 80.", "nums": [3, 7, 8], "target": 80, "video_length": "short"}
     record = parsed(row | {"image": None, "videos": [], "clip_score": 0.8, "file": "notes.txt"})
     assert (record.videos, record.images) == ((), ())
@@ -115,7 +115,7 @@ def test_media_within_parts_are_enough():
     assert (record.videos, record.unread) == (("/media/a.mp4",), ("video_path",))
 
 
-def test_names_of_keys():
+def test_a_key_is_named_like_a_medium_by_its_words():
     yes = ["videoID", "video_file_name", "clipUid", "img", "photos", "raw_video", "video path", "jpg"]
     no = ["video_length", "video_duration", "image_size", "clip_score", "question_id", "uid", "name", "url", "source"]
     assert [key for key in yes + no if is_named_like_a_medium(key)] == yes
@@ -144,8 +144,9 @@ def test_names_of_keys():
         ({"sentence": "It falls.", "video_id": "a", "start": 1, "end": 2, "duration": 9}, "charades-sta", ()),
         ({"instruction": "What?", "input": "", "output": "x", "history": [], "split": "a"}, None, ("split",)),
     ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict | tuple) else None,
 )
-def test_keys_that_nothing_reads_are_known(row, form, unread):
+def test_keys_of_a_row_that_nothing_reads_are_listed(row, form, unread):
     assert parsed(row, form).unread == unread
 
 
@@ -171,7 +172,7 @@ def test_a_column_that_a_reward_names_is_known():
     assert "level" not in build_rubric(["format", "accuracy", "by_problem_type"]).columns
 
 
-def test_each_key_is_counted_once_with_what_to_do():
+def test_unread_keys_are_counted_by_record_with_a_remedy():
     records = [parsed(PROMPT | {"level": n, "line": 7}) for n in (1, 2)]
     records += [parsed(PROMPT | {"enable_thinking": True, "thinking": "so", "reward": "accuracy"})]
     counts = unread_keys_of(records, {"line"})
@@ -181,7 +182,7 @@ def test_each_key_is_counted_once_with_what_to_do():
     assert "--chat_template_kwargs" in text
 
 
-def test_rows_without_media_are_said():
+def test_rows_without_media_are_reported():
     assert [hint.kind for hint in media_hints(5, 5)] == ["text alone"]
     [some] = media_hints(5, 4)
     assert some.message.startswith("4 of 5 records")

@@ -17,6 +17,7 @@ from tests.foreign_files import CHOICE, FILES, VIDEO_MME, write_all
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
+    """A file in the format of each preset, with its clips."""
     return write_all(tmp_path_factory.mktemp("foreign"))
 
 
@@ -26,7 +27,7 @@ def records_of(path, **options):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_file_is_told_and_read(name, files):
+def test_the_format_of_each_foreign_file_is_detected_and_its_records_read(name, files):
     expected = FILES[name]
     [source] = resolve_datasets(str(files[name]))
     file = RecordFile(source, seed=0)
@@ -47,7 +48,7 @@ def test_each_file_is_told_and_read(name, files):
     assert [record for record in by_name] == records and by_name.read_as is None
 
 
-def test_what_the_records_carry(files):
+def test_records_of_presets_keep_bounds_solutions_and_sources(files):
     [stretch] = records_of(files["mvbench"])
     assert (stretch.clip_meta[0].video_start, stretch.clip_meta[0].video_end) == (0.5, 1.5)
     turned = records_of(files["activitynet"])[1]
@@ -77,7 +78,7 @@ def test_what_the_records_carry(files):
         ),
     ],
 )
-def test_what_is_wrong_with_a_row_is_named(row, message, tmp_path):
+def test_a_bad_row_is_refused_with_its_format_and_key(row, message, tmp_path):
     (tmp_path / "rows.json").write_text(json.dumps([row]))
     with pytest.raises(RecordError) as caught:
         records_of(tmp_path / "rows.json")
@@ -86,11 +87,11 @@ def test_what_is_wrong_with_a_row_is_named(row, message, tmp_path):
 
 def test_a_row_that_several_formats_fit_is_not_guessed():
     row = {"problem": "Who?", "answer": "A man.", "problem_type": "free-form", "solution": "A man."}
-    with pytest.raises(RecordError, match="may be read as video-r1 or as easyr1; say which by --format video-r1"):
+    with pytest.raises(RecordError, match=r"video-r1 or as easyr1; .*--format video-r1"):
         guessed(row, "rows.json[0]")
 
 
-def test_a_format_can_be_named_and_none_be_guessed(tmp_path):
+def test_format_names_a_preset_or_turns_detection_off(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text(
         json.dumps([{"question": "Which?", "answer": "B", "choices": {"A": "x", "B": "y"}, "video": "a.mp4"}])
@@ -128,7 +129,7 @@ def test_columns_are_renamed_before_the_format_is_guessed(tmp_path):
 @pytest.mark.parametrize(
     "text", ["[]", "{}", '{"data": 3}', '{"data": []}', '{\n"a": {"timestamps": [[1, 2]]}\n}', "{\n"]
 )
-def test_other_files_of_one_object_are_what_they_were(text, tmp_path):
+def test_a_file_of_one_object_without_records_is_refused(text, tmp_path):
     (tmp_path / "rows.json").write_text(text)
     with pytest.raises(RecordError):
         records_of(tmp_path / "rows.json")
@@ -141,17 +142,17 @@ def test_other_files_of_one_object_are_what_they_were(text, tmp_path):
         (
             "net.json",
             '{"v_a": {"timestamps": [[0, 1]], "sentences": ["a", "b"]}}',
-            r"net.json: v_a\[1\]: read as activitynet: timestamps: expected start and end, got nothing",
+            r"net.json: v_a\[1\]: read as activitynet: timestamps: .*got nothing",
         ),
     ],
 )
-def test_a_sentence_without_its_times_is_named(name, text, message, tmp_path):
+def test_a_sentence_without_its_times_is_refused_with_its_place(name, text, message, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(RecordError, match=message):
         records_of(tmp_path / name)
 
 
-def test_options_by_hand():
+def test_letters_before_options_are_taken_off_only_where_they_are_in_order():
     assert options_of(["(A) x", "(B) y"]).texts == {"A": "x", "B": "y"}
     assert options_of(["A. x", "C. y"]).texts == {"A": "A. x", "B": "C. y"}
     options = options_of(["3", "1", "B"])
@@ -165,7 +166,7 @@ def test_options_by_hand():
     ]
 
 
-def test_who_says_himself_how_to_answer_is_not_told_twice(files, tmp_path):
+def test_a_prompt_that_says_how_to_answer_gets_no_second_request(files, tmp_path):
     [record] = records_of(files["options"], prompt_template="{prompt}\nSay it as <answer>letter</answer>.")
     assert record.messages[0].text == "<video>What moves?\nA. Apples.\nB. Squares.\nSay it as <answer>letter</answer>."
     [record] = records_of(files["options"], system="Answer in <answer> </answer>.")

@@ -255,7 +255,7 @@ def test_the_clips_of_star_are_bounded_by_their_seconds(tmp_path):
     assert (record.clip_meta[0].video_start, record.clip_meta[0].video_end) == (11.1, 19.6)
 
 
-def test_next_qa_is_read_as_it_is(tmp_path):
+def test_next_qa_is_read_without_flags(tmp_path):
     rows = [
         {
             "video": video,

@@ -22,6 +22,7 @@ from qwenvl.types import BadSample
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
+    """A cache folder of the test."""
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -39,6 +40,7 @@ def bounds(monkeypatch):
 
 @pytest.fixture
 def lines(tmp_path, make_row):
+    """A JSON lines file of nine rows, with a byte order mark and blank lines."""
     path = tmp_path / "data.jsonl"
     rows = [json.dumps(make_row(prompt=f"Naïve {i}?", id=i if i % 2 else None), ensure_ascii=False) for i in range(9)]
     path.write_text("\ufeff" + "\n\n".join(rows), encoding="utf-8")  # a byte order mark, blank lines, no last line end
@@ -67,6 +69,7 @@ def write_all_kinds(folder, rows):
 
 @pytest.fixture
 def every_kind(tmp_path):
+    """The same eleven rows in every kind of file."""
     rows = [{"id": f"é{i}", "prompt": f'“{i}”,\n"b"?', "solution": str(i)} for i in range(11)]
     names = write_all_kinds(tmp_path, rows)
     return [DatasetSource(name, tmp_path / name, tmp_path) for name in names]
@@ -132,7 +135,7 @@ def test_records_spread_over_a_large_file_are_checked_at_once(tmp_path, bounds):
         RecordFile(DatasetSource("a", path, tmp_path), seed=0).load()
 
 
-def test_what_is_wrong_with_a_whole_file_shows_at_the_start(lines, write_rows, make_row, bounds):
+def test_a_wrong_column_or_a_cut_file_is_an_error_at_the_start(lines, write_rows, make_row, bounds):
     bounds(0, 0)
     with pytest.raises(RecordError, match="names 'q'; the row has"):
         RecordFile(lines, seed=0, options=ReadOptions(columns={"q": "prompt"})).load()
@@ -170,7 +173,7 @@ def test_a_bad_row_is_left_out_where_bad_rows_are_skipped(bad, lazy, tmp_path, b
     assert samples[2].record.index == 2 and dataset.parts[0].size == 4, "nothing takes its place"
 
 
-def test_what_the_rewards_cannot_score_is_left_out_too(tmp_path, bounds):
+def test_a_record_that_the_rewards_cannot_score_is_skipped_as_bad(tmp_path, bounds):
     bounds(2**20, 1)
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"prompt": "a", "solution": str(n)}) + "\n" for n in range(3)))
@@ -190,7 +193,7 @@ def test_a_file_without_a_good_row_is_an_error_also_where_bad_rows_are_skipped(m
 
 
 @pytest.mark.parametrize("nothing", ["\n \n", "", "[]"])
-def test_an_empty_file(tmp_path, nothing):
+def test_a_file_without_records_is_refused(tmp_path, nothing):
     (tmp_path / "data.jsonl").write_text(nothing)
     with pytest.raises(RecordError, match="no records in the file"):
         RecordFile(DatasetSource("data", tmp_path / "data.jsonl", tmp_path), seed=0)

@@ -41,8 +41,9 @@ def refused(row, form=None):
         {"system_prompt": ["Be brief."], "system": None},
         {"system": "Be brief.", "system_prompt": ""},
     ],
+    ids=str,
 )
-def test_a_system_turn_beside_the_turns(system):
+def test_a_system_turn_beside_the_turns_is_read_in_every_form(system):
     record = parsed(ASKED | system)
     assert record.messages == (Message("system", "Be brief."), Message("user", "<video>What moves?"))
     assert record.unread == ()
@@ -57,7 +58,7 @@ def test_a_system_turn_beside_the_turns(system):
         ({"system": "<|im_start|>"}, "d[0].system: contains the model's own token"),
     ],
 )
-def test_other_system_turns_are_refused_by_name(system, message):
+def test_a_system_turn_of_another_type_is_refused_with_its_key(system, message):
     assert message in refused(ASKED | system)
 
 
@@ -86,7 +87,7 @@ def test_two_system_turns_are_refused_unless_they_are_the_same():
         ({"query": "What?", "response": "x", "system": "Be brief."}, ["Be brief.", "<video>What?"], "x"),
     ],
 )
-def test_the_oldest_forms(row, texts, solution):
+def test_instruction_and_query_rows_are_read(row, texts, solution):
     record = parsed(row | CLIP)
     assert ([message.text for message in record.messages], record.solution) == (texts, solution)
     assert record.unread == ()
@@ -100,7 +101,7 @@ def test_the_oldest_forms(row, texts, solution):
         ({"instruction": 3, "output": "x"}, "expected a string, got number 3"),
     ],
 )
-def test_bad_rows_of_the_oldest_forms(row, message):
+def test_bad_instruction_and_query_rows_are_refused(row, message):
     assert message in refused(row)
 
 
@@ -143,6 +144,7 @@ def test_a_row_of_no_form_is_refused_with_its_own_keys(row, message):
         {"type": "video", "video": {"path": "c.mp4"}},
         {"video": "c.mp4"},
     ],
+    ids=str,
 )
 def test_a_typed_part_holds_its_clip_under_any_key_of_the_processors(part):
     content = [part, {"type": "text", "text": "What moves?"}]
@@ -160,6 +162,7 @@ def test_a_typed_part_holds_its_clip_under_any_key_of_the_processors(part):
         {"type": "image", "image": {"url": "a.png"}},
         {"image": "a.png"},
     ],
+    ids=str,
 )
 def test_a_typed_part_holds_its_picture_under_any_key_of_the_processors(part):
     content = [part, {"text": "Which colour?"}]
@@ -242,7 +245,7 @@ def test_text_that_is_nearly_a_tag_is_hinted_at(text):
     assert hint.kind == "text like a tag" and text in hint.message
 
 
-@pytest.mark.parametrize("content", ["", "<video>", " <video>\n", [{"type": "video", "video": "a.mp4"}]])
+@pytest.mark.parametrize("content", ["", "<video>", " <video>\n", [{"type": "video", "video": "a.mp4"}]], ids=str)
 def test_a_prompt_without_a_question_is_hinted_at(content):
     clip = {} if isinstance(content, list) else CLIP
     [hint] = record_hints(parsed({"messages": [{"role": "user", "content": content}], "solution": "x"} | clip))
@@ -256,14 +259,14 @@ def rows_of(path):
     return [open_rows(path).row(i).content for i in range(open_rows(path).length)]
 
 
-def test_an_object_with_one_list_of_records(tmp_path):
+def test_a_file_of_one_object_with_a_list_of_records_is_read(tmp_path):
     record = {"prompt": "a", "solution": "b"}
     for key in ("data", "questions", "annotations"):
         (tmp_path / "rows.json").write_text(json.dumps({"version": "1", "info": {}, key: [record]}, indent=1))
         assert rows_of(tmp_path / "rows.json") == [record]
 
 
-def test_one_record_over_several_lines(tmp_path):
+def test_a_file_of_one_record_over_several_lines_is_read(tmp_path):
     (tmp_path / "rows.json").write_text(json.dumps({"prompt": "a", "solution": "b"}, indent=1))
     assert rows_of(tmp_path / "rows.json") == [{"prompt": "a", "solution": "b"}]
 
@@ -279,7 +282,7 @@ def test_one_record_over_several_lines(tmp_path):
     ],
 )
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])
-def test_an_object_over_several_lines_is_one_sentence(text, message, suffix, tmp_path):
+def test_a_file_of_one_object_over_several_lines_is_refused_in_one_sentence(text, message, suffix, tmp_path):
     if suffix == ".jsonl" and not text.startswith("{\n"):
         pytest.skip("JSON lines of one line, whose row is refused")
     path = tmp_path / f"rows{suffix}"
@@ -289,7 +292,7 @@ def test_an_object_over_several_lines_is_one_sentence(text, message, suffix, tmp
     assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
 
 
-def test_labels_of_tables_are_read_by_their_names(tmp_path):
+def test_class_labels_of_a_table_are_read_by_their_names(tmp_path):
     datasets = pytest.importorskip("datasets")
     labels = datasets.ClassLabel(names=["pick", "place"])
     features = datasets.Features(
@@ -313,7 +316,7 @@ def test_labels_of_tables_are_read_by_their_names(tmp_path):
             file[2]
 
 
-def test_a_list_of_options_in_a_cell(tmp_path):
+def test_a_cell_may_hold_a_list_of_options(tmp_path):
     (tmp_path / "rows.csv").write_text("question,options,answer,video\nWhere?,\"['left', 'right']\",right,a.mp4\n")
     file = RecordFile(DatasetSource("rows", tmp_path / "rows.csv", tmp_path), seed=0)
     assert file[0].solution == "<answer>B</answer>"

@@ -50,7 +50,7 @@ def test_csv_comes_back_to_the_letter_and_counts_lines_as_editors_do(tmp_path, n
     assert [row.where.rpartition(":")[2] for row in rows] == ["2", "4", "6"]
 
 
-def test_places_of_odd_rows(tmp_path):
+def test_places_of_rows_count_blank_bad_and_multi_line_rows(tmp_path):
     """Where a row spans lines, a line is blank, and a row is bad."""
     (tmp_path / "s.csv").write_bytes(b'\xef\xbb\xbfa,b\r\n"1\r\n2",x\r\n\r\nbad\r\n,"\xe2\x80\xa8"\r\n\xff,y\r\n')
     (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf[{"a":\r\n1}, NaN,\n\n"\\ud800", 123456789012345678901, "\xff"]')
@@ -72,7 +72,7 @@ def test_places_of_odd_rows(tmp_path):
             rows.row(rows.length - 1)
 
 
-def test_a_file_that_is_replaced_is_read_on_as_it_was(tmp_path):
+def test_a_file_replaced_while_open_is_read_as_it_was(tmp_path):
     path = tmp_path / "s.jsonl"
     path.write_bytes(lines(ROWS))
     rows = open_rows(path)
@@ -94,21 +94,21 @@ def workbook():
     [
         ("s.json.gz", gzip.compress(b"[1, 2, 3]"), "s.json.gz: no file of records: .*: unpack it"),
         ("s.csv", "é,b\nc,d\n".encode("latin-1"), "s.csv: expected UTF-8 text, found b'\\\\xe9'"),
-        ("s.csv", b"video,prompt,video\na,b,c\n", "s.csv:1: video: a name of several columns; rename them"),
-        ("s.csv", b"prompt,solution\na,b,c\n", "s.csv:2: expected 2 cells as in the first line, got 3$"),
-        ("s.csv", workbook(), "s.csv: no file of records: it begins with b'PK.*: unpack it, export the sheet"),
+        ("s.csv", b"video,prompt,video\na,b,c\n", "s.csv:1: video: a name of several columns"),
+        ("s.csv", b"prompt,solution\na,b,c\n", "s.csv:2: expected 2 cells .*got 3$"),
+        ("s.csv", workbook(), "s.csv: no file of records: .*b'PK.*export the sheet"),
         ("s.json", json.dumps(ROWS).encode("utf-16"), "no file of records: .*expected JSON, JSON lines or CSV"),
         ("s.json", b"version https://git-lfs.github.com/spec/v1", "fetch the file itself with `git lfs pull`"),
-        ("s.jsonl", b"1" * 5000, "s.jsonl:1: not valid JSON: an integer of more than 4,300 digits"),
+        ("s.jsonl", b"1" * 5000, "s.jsonl:1: not valid JSON: .*4,300 digits"),
         ("s.json", b"[%s]" % (b"1" * 5000), r"s.json\[0\]: not valid JSON: an integer of .* at line 1 column 1"),
-        ("s.jsonl", b'{}\n{"a": "\\ud800"}\n', r"s.jsonl:2: .*found \\ud800, half of a pair without the other"),
+        ("s.jsonl", b'{}\n{"a": "\\ud800"}\n', r"s.jsonl:2: .*found \\ud800, half of a pair"),
         ("s.jsonl", b'"\\uD83D\\uDE00\\uDE00"', r"s.jsonl:1: .*found \\ude00, half of a pair"),
-        ("s.jsonl", b'{"a": 1, "b": 2, "a": 3}', 's.jsonl:1: .*the key "a" stands twice in one object'),
+        ("s.jsonl", b'{"a": 1, "b": 2, "a": 3}', 's.jsonl:1: .*key "a" stands twice'),
         ("s.jsonl", b'{"meta": {"x": 1, "x": 1}}', 'the key "x" stands twice'),
     ],
     ids=itertools.count(),  # archives hold the time, by which processes would name the tests differently
 )
-def test_damaged_files_and_files_of_other_kinds(tmp_path, name, data, message):
+def test_damaged_files_and_files_of_other_kinds_are_refused_with_the_reason(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(RecordError, match=message):
         values(tmp_path / name)
@@ -118,7 +118,7 @@ def test_a_pipe_or_a_device_is_not_read_from(tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     os.symlink("/dev/zero", tmp_path / "zero.jsonl")
     for name in ("pipe.jsonl", "zero.jsonl"):
-        with pytest.raises(RecordError, match=f"{name}: expected a regular file, this is a pipe, socket or device"):
+        with pytest.raises(RecordError, match=f"{name}: expected a regular file"):
             open_rows(tmp_path / name)
 
 
@@ -148,7 +148,7 @@ def some_value(draw: random.Random, depth: int = 0):
     return [None, True, draw.random() * 10 ** draw.randrange(-30, 30), draw.randrange(10**9), text][kind]
 
 
-def test_every_element_is_found(tmp_path):
+def test_every_element_of_a_json_array_is_found(tmp_path):
     for seed in range(20):
         draw = random.Random(seed)
         found = [some_value(draw) for _ in range(draw.randrange(8))]
@@ -173,7 +173,7 @@ def test_every_element_is_found(tmp_path):
         ("[" + "[" * 200_000, [], "nested too deeply at line 1 column 1"),
     ],
 )
-def test_damage_is_named(text, found, message, tmp_path):
+def test_a_damaged_json_array_is_refused_at_its_line_and_column(text, found, message, tmp_path):
     (tmp_path / "s.json").write_bytes(text.encode())
     with pytest.raises(RecordError, match=re.escape(f"s.json[{len(found)}]: not valid JSON: {message}")):
         open_rows(tmp_path / "s.json")

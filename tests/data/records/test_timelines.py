@@ -34,7 +34,7 @@ def test_without_a_list_steps_are_as_the_label_says():
     assert parsed("Which?", timeline=spans).solution == f"<answer>{expected}</answer>"
 
 
-def test_a_table_has_it_as_json(tmp_path):
+def test_a_table_holds_a_timeline_as_json(tmp_path):
     quoted = json.dumps(SPANS).replace('"', '""')
     (tmp_path / "d.csv").write_text(f'prompt,video,timeline\n"{LIST}",a.mp4,"{quoted}"\n')
     assert parse_row(open_rows(str(tmp_path / "d.csv")).row(0), tmp_path).solution == SOLUTION
@@ -64,7 +64,7 @@ def test_another_solution_has_the_same_spans_or_none():
         *(([{"step": bad, "start": 0, "end": 5}], r"timeline\[0\]: step: ") for bad in (None, "", 1.5, "(1) (2)")),
     ],
 )
-def test_what_is_no_timeline_is_refused_with_its_place(timeline, place):
+def test_a_bad_timeline_is_refused_with_its_entry(timeline, place):
     with pytest.raises(RecordError, match=r"d\.json\[4\].*" + place):
         parsed(timeline=timeline, duration=12.0)
 

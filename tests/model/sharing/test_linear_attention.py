@@ -18,6 +18,7 @@ PROMPTS, COMPLETIONS = (70, 2, 9), (3, 0, 66, 1, 5, 2)
 
 @pytest.fixture
 def layer(exact_model):
+    """A linear attention layer with prompt sharing installed twice, which must be as once."""
     model = exact_model("qwen3_5")
     linear_attention.install(model)
     linear_attention.install(model)
@@ -46,7 +47,7 @@ def test_every_completion_goes_on_from_the_state_after_its_prompt(layer):
 
 
 @torch.no_grad()
-def test_token_by_token_and_where_completions_have_left(layer):
+def test_decoding_token_by_token_equals_full_sequences_after_completions_have_left(layer):
     prompts, tokens = rows(PROMPTS), torch.randn(4, 6, 64, dtype=torch.float64)  # steps x slots
     cache = PrefixCache(PROMPTS, 2, capacity=4, device="cpu")
     first = layer(torch.cat(prompts)[None], shared_prefix=cache)
@@ -63,7 +64,7 @@ def test_token_by_token_and_where_completions_have_left(layer):
             torch.testing.assert_close(out[i, 0], layer(past[None])[0, -1], rtol=1e-9, atol=1e-9)
 
 
-def test_places_in_a_batch():
+def test_spans_are_padded_left_or_right_into_a_batch():
     spans = Spans.of([2, 0, 3])
     left, right = Padding.of(spans, left=True), Padding.of(spans)
     assert (left.rows, left.length, left.places.tolist()) == (3, 3, [1, 2, 6, 7, 8])

@@ -54,7 +54,9 @@ def scale(name, grads):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mix", MIXES)
-def test_equals_the_plain_path_in_float64(family, mix, exact_model, random_prompts, random_completions):
+def test_the_shared_prefix_equals_the_plain_path_in_float64(
+    family, mix, exact_model, random_prompts, random_completions
+):
     words, group_size, length = MIXES[mix]
     model = exact_model(family)
     errors = largest_errors(model, random_prompts(model, words), random_completions(len(words) * group_size, length))
@@ -62,7 +64,9 @@ def test_equals_the_plain_path_in_float64(family, mix, exact_model, random_promp
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_equals_the_plain_path_in_float32_on_stock_classes(family, random_prompts, random_completions):
+def test_the_shared_prefix_equals_the_plain_path_in_float32_on_stock_classes(
+    family, random_prompts, random_completions
+):
     words, group_size, length = MIXES["ragged"]
     model = make_model(family, make_processor(family), initializer_range=0.1).train()
     errors = largest_errors(model, random_prompts(model, words), random_completions(len(words) * group_size, length))
@@ -95,7 +99,7 @@ def test_completions_with_media_that_were_appended_equal_the_plain_path(family, 
 @pytest.mark.parametrize(
     "family, vision, mlp", [("qwen3_vl", False, False), ("qwen3_5", False, True), ("qwen3_vl", True, False)]
 )
-def test_frozen_parts(family, vision, mlp, exact_model, random_prompts, random_completions):
+def test_frozen_parts_equal_the_plain_path(family, vision, mlp, exact_model, random_prompts, random_completions):
     model = exact_model(family)
     apply_tuning(model, TuneOptions(tune_mm_llm=True, tune_mm_vision=vision, tune_mm_mlp=mlp))
     errors = largest_errors(model, random_prompts(model, ["tv", "ti"]), random_completions(6, 5))
@@ -103,7 +107,9 @@ def test_frozen_parts(family, vision, mlp, exact_model, random_prompts, random_c
 
 
 @pytest.mark.parametrize("family, reentrant", [("qwen2_5_vl", True), ("qwen3_5", False), ("qwen3_5", True)])
-def test_gradient_checkpointing(family, reentrant, exact_model, random_prompts, random_completions):
+def test_gradient_checkpointing_equals_the_plain_path(
+    family, reentrant, exact_model, random_prompts, random_completions
+):
     model = exact_model(family)
     prompts, completions = random_prompts(model, ["tv", "t"]), random_completions(6, 5)
     expected = likelihood_and_gradients(logprobs, model, prompts, completions)
@@ -114,7 +120,7 @@ def test_gradient_checkpointing(family, reentrant, exact_model, random_prompts, 
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5_moe"])
-def test_lora(family, exact_model, random_prompts, random_completions):
+def test_lora_equals_the_plain_path(family, exact_model, random_prompts, random_completions):
     from peft import get_peft_model
 
     model = exact_model(family)
@@ -155,7 +161,7 @@ def test_each_prompt_token_passes_the_language_model_once(random_prompts, random
     assert seen["vision"] == len(prompts.pixel_values) + len(prompts.pixel_values_videos)
 
 
-def test_the_layout_of_a_row(random_prompts):
+def test_a_row_packs_prompts_before_completions_that_continue_their_positions(random_prompts):
     model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"))
     prompts = random_prompts(model, ["t", "t"])
     first, second = (int(n) for n in prompts.attention_mask.sum(1))
@@ -176,7 +182,7 @@ def test_completions_with_holes_are_refused(random_prompts):
         shared_prefix.pack(random_prompts(model, ["t"]), torch.zeros(1, 3).long(), torch.tensor([[True, False, True]]))
 
 
-def test_reasons_for_the_plain_path(tiny_pair):
+def test_another_kind_of_attention_is_the_reason_for_the_plain_path(tiny_pair):
     model, _ = tiny_pair("qwen2_5_vl")
     assert shared_prefix.supports_shared_prefix(model) is None
     model.config.text_config.layer_types[1] = "sliding_attention"

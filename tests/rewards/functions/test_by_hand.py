@@ -117,7 +117,7 @@ def value_of(name, answer, solution, **columns):
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_values_by_hand(name):
+def test_each_reward_gives_the_values_of_its_table(name):
     kind = KINDS.get(name, "temporal grounding")
     for answer, solution, value in BY_HAND[name]:
         assert value_of(name, answer, solution, problem_type=kind, **FIELDS) == pytest.approx(value), answer
@@ -158,7 +158,7 @@ def test_an_answer_without_numbers_is_read_by_the_names_of_the_list(answer, solu
         assert value_of("accuracy", answer, solution) == 0.0, "no prompt, no list"
 
 
-def test_an_ambiguous_list_is_none():
+def test_an_ambiguous_list_of_steps_names_no_step():
     for prompt in ("(1) a\n(1) b", "(1) a\n(2) A.", "(1) a\n(2)", "(1) a (2) b\n(3) c", "(1) a", "which?"):
         assert list_of([{"role": "user", "content": prompt}]) == {}
 
@@ -218,7 +218,7 @@ READINGS = [
 ]
 
 
-def test_readings_of_answers():
+def test_answers_are_read_as_the_table_of_readings_says():
     for read, text, found in READINGS:
         assert read(text) == found, (read.__name__, text)
     boxes = 'x [1, 2, 3, 4], {"bbox_2d": [ 5.5,6,7,8 ]} <|box_start|>(30,40),(10,20)<|box_end|> [1, 2] [1, 2, 3, 4, 5]'
@@ -282,7 +282,7 @@ def test_records_that_cannot_be_scored_are_refused(name, good, bad, message):
         ("1\x00", [1], 1, False),
     ],
 )
-def test_countdown_by_hand(answer, nums, target, right):
+def test_countdown_accepts_only_arithmetic_with_the_given_numbers_that_reaches_the_target(answer, nums, target, right):
     begin = time.thread_time()
     assert solves(answer, nums, target) is right
     assert value_of("countdown", answer, "", nums=nums, target=target) == float(right)

@@ -77,6 +77,7 @@ def pictures_in(content):
 
 @pytest.fixture
 def server(monkeypatch):
+    """A local server that answers as a judge, without keys or proxies in the environment."""
     for name in ("JUDGE_API_KEY", "OPENAI_API_KEY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     made = Server()
@@ -87,6 +88,7 @@ def server(monkeypatch):
 
 @pytest.fixture
 def ask(server):
+    """Scores answers by the judge of the local server."""
     rubrics = []
 
     def run(*answers, solution="the truth", on_error="error", again=False, name="judge", more=None, **settings):
@@ -102,14 +104,14 @@ def ask(server):
         rubric.close()
 
 
-def test_rules_first_then_the_judge(ask, server):
+def test_the_judge_is_asked_only_where_the_rule_does_not_decide(ask, server):
     values = ask("<answer>The truth</answer>", "<answer>good</answer>", "<answer>bad</answer>", "good")
     assert values == [1.0, 1.0, 0.0, 0.0]
     assert len(server.questions) == 2  # not for what the rule finds equal, nor for what has no answer block
     assert "what is it?" in server.questions[0] and "the truth" in server.questions[0]
 
 
-def test_failures_are_repeated(ask, server):
+def test_failed_requests_are_repeated(ask, server):
     server.replies = [(503, "busy"), (429, "slowly")]
     assert ask("<answer>good</answer>") == [1.0]
     assert len(server.questions) == 3
@@ -132,21 +134,21 @@ def test_a_failing_judge_is_an_error_and_never_a_value(ask, server, replies, mes
         assert ask("<answer>bad</answer>", on_error="skip") == [None]
 
 
-def test_a_server_that_does_not_answer(ask, server):
+def test_a_server_that_does_not_answer_in_time_is_an_error(ask, server):
     server.silent.set()
     with pytest.raises(RewardError, match=r"JudgeError: m at http.*: APITimeoutError"):
         ask("<answer>x</answer>", timeout=0.05)
     server.silent.clear()
 
 
-def test_requests_at_a_time(ask, server):
+def test_concurrency_bounds_the_requests_at_a_time(ask, server):
     """The server holds each reply until two are asked for: a third one comes only after a reply."""
     server.meeting = threading.Barrier(2)
     assert ask(*(f"<answer>good {i}</answer>" for i in range(6)), concurrency=2) == [1.0] * 6
     assert server.most_at_once == 2
 
 
-def test_key_and_prompt(ask, server, monkeypatch, tmp_path):
+def test_the_key_is_sent_and_the_prompt_is_filled_once(ask, server, monkeypatch, tmp_path):
     monkeypatch.setenv("JUDGE_API_KEY", "secret")
     path = tmp_path / "prompt.txt"
     path.write_text('{"json": true} {solution} | {answer}')
@@ -155,20 +157,20 @@ def test_key_and_prompt(ask, server, monkeypatch, tmp_path):
     assert server.questions == ['{"json": true} the truth | {solution} {0}']  # what is filled in is not filled again
 
 
-def test_refusals(tmp_path):
+def test_a_judge_without_a_server_with_a_bad_prompt_or_bad_choices_is_refused(tmp_path):
     (tmp_path / "bad.txt").write_text("{answer}")
     url = {"base_url": "http://x/v1", "model": "m"}
     for settings, message in (
         ({}, "judge needs a server and a model"),
         ({**url, "base_url": "file:///etc"}, "must begin with http"),
         ({**url, "prompt": str(tmp_path / "bad.txt")}, "must contain {solution}"),
-        ({**url, "choices": "yes"}, "at least two different words or numbers, got 'yes'"),
+        ({**url, "choices": "yes"}, "two different words or numbers, got 'yes'"),
         ({**url, "choices": "yes YES"}, "at least two different words"),
     ):
         with pytest.raises(RewardError, match=message):
             build_rubric([row_text({"judge": settings})])
     build_rubric([row_text({"judge": {**url, "prompt": str(tmp_path / "bad.txt"), "frames": 2}})])
-    with pytest.raises(RewardError, match="only training and evaluation have the frames"):
+    with pytest.raises(RewardError, match="only training and evaluation"):
         rubric = build_rubric([row_text({"judge": {**url, "frames": 2}})])
         rubric.score(["<answer>x</answer>"], {"solution": ["y"], "prompts": [PROMPTS]})
 
@@ -185,7 +187,7 @@ def shown(make_clip, tmp_path):
     return of
 
 
-def test_a_judge_that_sees(ask, server, shown, tmp_path):
+def test_a_judge_with_frames_gets_the_frames_that_the_policy_saw(ask, server, shown, tmp_path):
     """The policy saw five frames, the last one twice; the judge gets three of the five, and all without a bound."""
     of_policy = shown([0, 7, 14, 21, 39, 39], [str(tmp_path / "still.png")])
     assert ask("<answer>good</answer>", frames=3, more={"shown": [of_policy]}) == [1.0]
@@ -231,7 +233,7 @@ def test_a_clip_that_is_gone_is_an_error(ask, server, shown, tmp_path):
         (None, "VERDICT: correctly", None),
     ],
 )
-def test_choices(ask, server, choices, reply, value):
+def test_the_last_verdict_among_the_choices_is_the_value(ask, server, choices, reply, value):
     server.replies = [(200, reply)]
     settings = {} if choices is None else {"choices": choices}
     if value is None:
@@ -244,7 +246,7 @@ def test_choices(ask, server, choices, reply, value):
         assert server.questions[0].endswith(lines + "worst.")
 
 
-def test_choices_have_values_between_those_of_correct_and_wrong(ask, server, tmp_path):
+def test_choices_have_evenly_spaced_values_from_correct_to_wrong(ask, server, tmp_path):
     (tmp_path / "prompt.txt").write_text("{answer} or {solution}?")
     server.replies = [(200, f"VERDICT: {word}") for word in ("right", "partly", "wrong")]
     settings = {"choices": "right partly wrong", "correct": 2, "wrong": -1, "prompt": str(tmp_path / "prompt.txt")}
@@ -253,7 +255,7 @@ def test_choices_have_values_between_those_of_correct_and_wrong(ask, server, tmp
     assert server.questions[0].startswith("0 or the truth?\n\nThink briefly, then end with one line: ")
 
 
-def test_caption_answers(ask, server):
+def test_caption_answers_scores_the_answer_that_a_model_gives_from_the_completion(ask, server):
     """A text model answers the record's question from the completion, and the answer is compared as by accuracy."""
     server.replies = [
         (200, "It says: <answer>(1) (2)</answer>"),

@@ -13,6 +13,7 @@ from qwenvl.rewards.rubric import Rubric
 
 @pytest.fixture(scope="module")
 def reward():
+    """The reward for mathematics with its own process."""
     made = MathReward()
     yield made
     made.close()
@@ -50,7 +51,7 @@ def answer(text):
         (r"\frac{1}{", "5", 0.0),
     ],
 )
-def test_math_accuracy_by_hand(reward, text, solution, score):
+def test_math_accuracy_accepts_equivalent_answers_alone(reward, text, solution, score):
     assert reward([answer(text)], solution=[solution]) == [score]
 
 
@@ -81,7 +82,7 @@ def test_solutions_are_checked_when_data_is_read(reward):
     assert "at most 500" in reward.check("1+" * 300 + "1", {})
 
 
-def test_text_tells_where_it_can():
+def test_answers_are_compared_as_text_where_that_decides():
     assert compare_as_text("two", "2") is False
     assert compare_as_text("1/2", "0.5") is True
     assert compare_as_text(r"\frac{1}{2}", "0.5") == (r"\frac{1}{2}", "0.5")

@@ -33,7 +33,7 @@ def columns(group_size, images=()):
     return reward_columns([record], group_size)
 
 
-def test_scores_are_those_of_each_completion_alone(text_model):
+def test_scores_of_a_batch_equal_those_of_each_completion_alone(text_model):
     folder = text_model(1)
     completions = ["(1)", "a much longer completion (2) (3)", ""] * 4
     batch = build_rubric(reward_models=[str(folder)]).score(completions, columns(12))
@@ -58,7 +58,7 @@ def test_models_are_appended_last_with_weights_in_order(text_model):
     assert build_rubric(reward_models=[path]).names == ("reward_model",)
 
 
-def test_refusals(text_model):
+def test_a_reward_model_with_two_outputs_or_named_as_a_function_is_refused(text_model):
     with pytest.raises(RewardError, match="expected a head with 1 output, got 2"):
         build_rubric(reward_models=[str(text_model(2))]).score(["x", "y"], columns(2))
     with pytest.raises(RewardError, match="set by --reward_model"):

@@ -60,7 +60,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize(("reward", "form"), FORMS)
-def test_forms_by_hand(reward, form):
+def test_each_form_gives_the_values_of_its_table(reward, form):
     texts = FORMS[reward, form]
     assert dict(zip(texts, reward([*texts], response_format=form), strict=True)) == texts
 
@@ -103,7 +103,7 @@ def right(completions, verdict):
 RIGHT = RewardFunction("right", right)
 
 
-def test_cosine_by_hand():
+def test_cosine_falls_with_length_for_right_answers_and_rises_for_wrong_ones():
     reward = partial(cosine, correctness_func=RIGHT, max_len=1024)
     ids = tokens(0, 256, 512, 768, 1024, 5000)
     correct = reward(["x"] * 6, ids, verdict=[1.0] * 6)
@@ -120,7 +120,7 @@ def test_cosine_by_name_uses_the_correctness_that_is_chosen():
     assert "exactly one number" in rubric.check_solution("three")
 
 
-def test_repetition_by_hand():
+def test_repetition_is_the_negative_share_of_repeated_n_grams():
     reward = repetition
     assert reward(["a b c a b c a b c"]) == [pytest.approx(-0.571429, abs=1e-6)]
     # Six 3-grams of "a a a a a a a a", one different; none repeated; case does not matter; too short.
@@ -133,14 +133,14 @@ def test_repetition_counts_characters_where_there_are_no_spaces():
     assert repetition(["看看看看看", "カメラ", "the word 看看看看看 here"]) == [pytest.approx(-2 / 3), 0.0, 0.0]
 
 
-def test_soft_overlong_by_hand():
+def test_soft_overlong_falls_linearly_within_the_cache():
     got = soft_overlong(["x"] * 6, tokens(0, 80, 85, 95, 100, 200), max_len=100, cache=20)
     assert got == [0.0, 0.0, -0.25, -0.75, -1.0, -1.0]
     with pytest.raises(ValueError, match=r"cache must be at most max_len \(100\), got 101"):
         soft_overlong(["x"], tokens(1), max_len=100, cache=101)
 
 
-def test_length_window_by_hand():
+def test_length_window_gives_a_bonus_to_right_answers_within_the_window():
     reward = partial(length_window, correctness_func=RIGHT, min=3, max=5, bonus=0.2)
     got = reward(["x"] * 6, tokens(2, 3, 5, 6, 4, 4), verdict=[1, 1, 1, 1, 0, None])
     assert got == [0.0, 0.2, 0.2, 0.0, 0.0, None]

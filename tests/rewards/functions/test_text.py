@@ -16,7 +16,7 @@ def test_first_block_is_the_first_opening_to_the_next_closing():
     assert first_block(text, "answer") == (10, 37, "a<answer>b")
 
 
-def test_no_pair():
+def test_texts_without_a_pair_of_tags_have_no_block():
     for text in ("", "<answer>", "</answer>", "</answer><answer>", "<ANSWER>1</ANSWER>", "<answer >1</answer>"):
         assert first_block(text, "answer") is None
 
@@ -27,13 +27,13 @@ def test_full_width_forms_are_read_as_plain_ones():
     assert pairs(["<answer>Ｂ</answer>", "Ｂ"], ["Ｂ", "Ｃ"]) == [("B", "B"), (None, "C")]
 
 
-def test_what_is_raised_or_lowered_keeps_its_meaning():
+def test_superscripts_subscripts_and_fractions_keep_their_meaning():
     for text in ("x²", "10⁵", "H₂O", "3½", "1 m²"):
         assert unified(text) == text
     assert unified("㎡ ｘ²") == "m² x²"
 
 
-def test_every_other_character_becomes_what_nfkc_makes_of_it():
+def test_every_other_character_is_normalised_as_by_nfkc():
     made_of_kept = {c for c in DECOMPOSED if KEPT & set(unified(c))}
     assert made_of_kept > KEPT and len(made_of_kept) < len(KEPT) + 20  # besides them ㎡ and the like
     wrong = [c for c in DECOMPOSED if c not in made_of_kept and unified(c) != unicodedata.normalize("NFKC", c)]
@@ -41,7 +41,7 @@ def test_every_other_character_becomes_what_nfkc_makes_of_it():
 
 
 @given(st.text(st.characters(exclude_characters="".join(KEPT)) | st.sampled_from("é̖́ﾞｶ한각각ﬁ"), max_size=25))
-def test_texts_become_what_nfkc_makes_of_them(text):
+def test_texts_are_normalised_as_by_nfkc(text):
     if not KEPT & set(unified(text)):
         assert unified(text) == unicodedata.normalize("NFKC", text)
     assert unified(unified(text)) == unified(text)

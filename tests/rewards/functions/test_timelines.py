@@ -84,7 +84,7 @@ def value_of(name, answer, solution, **columns):
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_values_by_hand(name):
+def test_each_timeline_reward_gives_the_values_of_its_table(name):
     for answer, solution, value in BY_HAND[name]:
         assert value_of(name, answer, solution, duration=10.0) == pytest.approx(value), answer
     [without_block] = call_plain(resolve(name), ["0-4 (1)\n4-8 (2)"], {"solution": [TWO]})

@@ -46,7 +46,7 @@ def live(clock=None) -> LiveBoard:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_everything_is_there_and_fits(terminal_of, monkeypatch, width):
+def test_the_board_shows_all_its_numbers_within_the_width(terminal_of, monkeypatch, width):
     terminal, clock = terminal_of(width), SimpleNamespace(now=0.0)
     monkeypatch.setattr("qwenvl.train.display.board.peak_memory", lambda of: (18_200_000_000, 80_000_000_000))
     board, state = live(clock), state_of(0, 300)
@@ -76,7 +76,7 @@ def test_everything_is_there_and_fits(terminal_of, monkeypatch, width):
     assert "99" not in text and "skipped" not in text and "std" not in text
 
 
-def test_an_evaluation_alone_and_a_run_before_its_first_step(terminal_of):
+def test_the_board_shows_an_evaluation_alone_and_a_run_before_its_first_step(terminal_of):
     terminal, board = terminal_of(), live()
     for _ in range(3):
         board.on_prediction_step(ARGS, state_of(0, 0), NO_ENTRY, eval_dataloader=range(10))
@@ -97,7 +97,7 @@ def test_a_curve_goes_from_the_smallest_to_the_largest_mean_of_neighbours():
 
 
 @pytest.mark.parametrize("width", [60, 120])
-def test_whatever_is_written_stands_above_the_board(width, terminal_of, monkeypatch):
+def test_printed_and_logged_lines_stand_above_the_board(width, terminal_of, monkeypatch):
     terminal = terminal_of(width)
     monkeypatch.setattr(logging.root, "handlers", [])
     monkeypatch.setattr(warnings, "showwarning", lambda message, *rest: print(message, file=sys.stderr))
@@ -137,7 +137,7 @@ def test_whatever_is_written_stands_above_the_board(width, terminal_of, monkeypa
     assert sys.stderr is terminal and sys.stdout is terminal and own.stream is terminal
 
 
-def test_what_goes_into_a_file_stays_there(terminal_of, monkeypatch, tmp_path):
+def test_output_redirected_to_a_file_is_not_shown_on_the_terminal(terminal_of, monkeypatch, tmp_path):
     terminal = terminal_of()
     with (tmp_path / "out.txt").open("w") as file:
         monkeypatch.setattr(sys, "stdout", file)
@@ -154,7 +154,7 @@ class Interrupted(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def test_an_interrupted_run_leaves_the_terminal_and_what_it_saw(make_trainer, terminal_of):
+def test_an_interrupted_run_restores_the_terminal_and_leaves_its_last_board(make_trainer, terminal_of):
     terminal = terminal_of()
     trainer = make_trainer(disable_tqdm=False, callbacks=[Interrupted()])
     with pytest.raises(KeyboardInterrupt):

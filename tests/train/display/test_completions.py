@@ -13,7 +13,7 @@ NASTY = [
 ]
 
 
-def test_texts_of_any_kind_do_nothing_to_the_terminal():
+def test_texts_of_completions_cannot_steer_the_terminal():
     asked = ({"role": "user", "text": "<video>\nWhich?"},)
     cut = {"finish_reason": "length", "advantage": None, "where": ""}
     group = [
@@ -27,7 +27,7 @@ def test_texts_of_any_kind_do_nothing_to_the_terminal():
     assert lines[5].endswith("the fan</answer>") and " ... " in lines[5] and len(lines[5]) < 300
 
 
-def test_a_run_shows_its_first_step_and_each_second_one(make_trainer, capfd):
+def test_a_run_shows_completions_of_its_first_and_each_second_step(make_trainer, capfd):
     """Of each the group whose rewards differ most, the best completion first."""
     trainer = make_trainer(
         display="plain", disable_tqdm=False, log_completions_every=2, max_steps=3, per_device_train_batch_size=4

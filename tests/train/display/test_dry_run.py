@@ -14,6 +14,7 @@ from qwenvl.model.loading import load_processor, part_of
 
 @pytest.fixture
 def flags(tiny_checkpoint, sop_data, tmp_path):
+    """Flags of a dry run on the mixed data set."""
     model, data = f"--model_name_or_path={tiny_checkpoint()}", f"--dataset_use={sop_data}"
     return [model, data, f"--output_dir={tmp_path}/out", "--use_cpu=True", "--base_interval=0.5", "--dry_run"]
 
@@ -30,7 +31,9 @@ def shown(capsys, *flags) -> dict[str, list[str]]:
     return sections
 
 
-def test_it_shows_what_a_run_would_do_and_writes_nothing(flags, tiny_checkpoint, sop_data, tmp_path, capsys):
+def test_a_dry_run_shows_settings_step_and_prompts_and_writes_nothing(
+    flags, tiny_checkpoint, sop_data, tmp_path, capsys
+):
     before = {path: path.read_bytes() for path in sop_data.parent.iterdir()}
     sections = shown(capsys, *flags, "--learning_rate=2e-5", "--gradient_accumulation_steps=3")
     changed = next(body for title, body in sections.items() if title.startswith("settings that you have set"))

@@ -7,7 +7,7 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.train.display.first_look import first_look, size_warnings
 
 
-def test_what_is_worth_a_look_is_said_once_with_how_often(write_rows, make_row, capsys):
+def test_a_hint_is_printed_once_with_the_number_of_its_records(write_rows, make_row, capsys):
     rows = [make_row(prompt="<video>Which?", video="a.mp4", meta={"fps": 25}) for _ in range(3)]
     rows.append(make_row(prompt="<video>Which?", video="gone.mp4"))
     dataset = load_dataset(str(path := write_rows(rows)), on_bad_sample="skip")
@@ -18,7 +18,7 @@ def test_what_is_worth_a_look_is_said_once_with_how_often(write_rows, make_row, 
     assert line.endswith(f"(3 of 4 records looked at, the first is {path}[0])")
 
 
-def test_keys_that_nothing_reads_and_rows_without_media_are_said(write_rows, make_row, capsys):
+def test_keys_that_nothing_reads_and_rows_without_media_are_reported(write_rows, make_row, capsys):
     rows = [make_row(prompt=f"<video>{n}?", video="a.mp4", level=n, line=7) for n in range(3)]
     rows.append(make_row(prompt="Which?", solution=""))
     dataset = load_dataset(str(write_rows(rows)), on_bad_sample="skip")
@@ -31,7 +31,7 @@ def test_keys_that_nothing_reads_and_rows_without_media_are_said(write_rows, mak
     assert "level" not in capsys.readouterr().err, "a warm-up, after which rewards read other fields"
 
 
-def test_training_on_text_alone_is_said(write_rows, make_row, capsys):
+def test_training_on_text_alone_is_reported(write_rows, make_row, capsys):
     rows = [make_row(prompt="1 + 1?"), make_row(prompt="<video>Which?", video="a.mp4")]
     for chosen, said in ((rows[:1], "no record has a clip or a picture"), (rows, "1 of 2 records have neither")):
         dataset = load_dataset(str(write_rows(chosen)), on_bad_sample="skip")
@@ -71,7 +71,7 @@ class TestSizes:
         ],
         ids=str,
     )
-    def test_of_training(self, found, flags, shown):
+    def test_training_data_and_warm_up_that_do_not_fit_the_steps_are_reported(self, found, flags, shown):
         warnings = found("a3", **flags)
         assert len(warnings) == (shown is not None)
         if shown is not None:
@@ -81,7 +81,7 @@ class TestSizes:
         with pytest.raises(ValueError, match=r"--dataloader_drop_last .* 3 records"):
             found("a3", dataloader_drop_last=True, per_device_train_batch_size=4)
 
-    def test_of_evaluation(self, found):
+    def test_small_evaluations_and_questions_that_are_trained_on_are_reported(self, found):
         assert found("a3", "b2") == []
         (one,) = found("a3", "b1")
         assert "'eval' is of 1 record" in one

@@ -19,11 +19,13 @@ from tests.train.display.terminal import state_of
 
 @pytest.fixture
 def clock():
+    """A clock that a test moves by hand."""
     return SimpleNamespace(now=0.0)
 
 
 @pytest.fixture
 def lines(clock):
+    """The progress lines of a run on the clock of the test."""
     return ProgressLines(Meter(), clock=lambda: clock.now, every=None)
 
 
@@ -51,7 +53,7 @@ def test_lines_come_at_the_first_step_at_the_last_and_every_few_seconds(lines, c
     assert capsys.readouterr().err.splitlines() == told
 
 
-def test_an_evaluation_tells_how_far_it_is_and_what_it_found(lines, clock, capsys):
+def test_an_evaluation_prints_its_progress_and_its_reward(lines, clock, capsys):
     state = state_of(3, 9)
     for _ in range(4):
         lines.on_prediction_step(None, state, None, eval_dataloader=range(4))
@@ -77,7 +79,7 @@ def test_a_run_into_a_file_has_no_carriage_returns(make_trainer, tiny_checkpoint
     assert "step 2 of 2: reward " in shown.err and "step 2: eval_total_reward" in shown.err
 
 
-def test_a_run_tells_each_minute_what_its_step_is_at(make_trainer, clock, capsys):
+def test_a_run_prints_the_phase_of_its_step_each_minute(make_trainer, clock, capsys):
     def a_minute_passes(*_):
         clock.now += 61
         lines.tick()
@@ -140,7 +142,7 @@ def test_the_thread_looks_within_steps_alone(clock):
     display.on_train_end(None, state, None)
 
 
-def test_what_goes_on_is_told_by_the_innermost_clock_and_by_the_draw():
+def test_the_phase_is_that_of_the_innermost_clock_with_the_token_being_drawn():
     drawing = Drawing()
     meter = Meter(drawing=drawing)
     before = meter.beat()
@@ -171,7 +173,7 @@ def test_what_goes_on_is_told_by_the_innermost_clock_and_by_the_draw():
         ("none", False, None, "none"),
     ],
 )
-def test_the_display(requested, silent, terminal, kind, monkeypatch):
+def test_the_display_follows_the_flag_and_the_terminal(requested, silent, terminal, kind, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal is not None, raising=False)
     monkeypatch.setenv("TERM", terminal or "xterm")
     assert display_of(SimpleNamespace(display=requested, disable_tqdm=silent)) == kind

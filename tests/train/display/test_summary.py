@@ -56,8 +56,12 @@ def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, ove
     assert ("none" if over else "1, the first: 50% of the completions") in lines[2]
 
 
-@pytest.mark.parametrize(("lora", "codes"), [(False, ["left_out"]), (True, ["left_out", "equal_rewards"])])
-def test_the_next_commands(lora, codes):
+@pytest.mark.parametrize(
+    ("lora", "codes"),
+    [(False, ["left_out"]), (True, ["left_out", "equal_rewards"])],
+    ids=["whole weights", "an adapter"],
+)
+def test_the_next_commands_follow_from_adapter_and_findings(lora, codes):
     args = settings_of(eval_dataset_use="held out.json", lora_enable=lora)
     shown = next_steps(args, [Finding(code, "", "") for code in codes])
     expected = ["qwenvl evaluate base runs/a 'held out.json' --controls all   # is it better? does it use the video?"]
@@ -86,6 +90,7 @@ def test_a_run_without_a_right_answer_is_followed_by_a_probe_and_a_warm_up():
         ({"reward/total": 0.0}, False),
         ({"loss": 1.0}, True),  # a run of a teacher alone
     ],
+    ids=["format alone", "an accuracy", "no other reward", "no reward", "a teacher alone"],
 )
 def test_form_and_length_are_no_right_answer(row, scored):
     assert has_scored([row, row]) is scored

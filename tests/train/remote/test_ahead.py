@@ -22,6 +22,7 @@ AHEAD = {"async_rollouts": 2, "max_steps": 4, "per_device_train_batch_size": 2, 
 
 @pytest.fixture(autouse=True)
 def _own_random_numbers(monkeypatch):
+    """Random numbers of each thread of its own, so that sampling ahead changes no draw of training."""
     draw_by_thread(monkeypatch)
 
 
@@ -44,8 +45,8 @@ def make_looking(make_trainer, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("more", [{}, LOOKS])
-def test_the_weights_of_a_step_answer_for_the_next_ones(make_looking, fake, more):
+@pytest.mark.parametrize("more", [{}, LOOKS], ids=["no tools", "looks"])
+def test_the_weights_of_a_step_sample_the_next_steps_too(make_looking, fake, more):
     fakes = [fake(initializer_range=0.1) for _ in range(2)]
     trainer = make_looking(**settings(fakes, **AHEAD | more))
     seen = Snapshots().follow(trainer)
@@ -99,7 +100,7 @@ def test_a_server_that_was_started_again_is_given_the_weights_of_now(
         assert torch.allclose(own[mask], each.rollout.logprobs[mask], atol=1e-4)
 
 
-def test_a_run_that_loses_them_meanwhile_can_be_resumed(make_trainer, fake, tmp_path, caplog):
+def test_a_run_that_loses_its_server_while_it_samples_ahead_can_be_resumed(make_trainer, fake, tmp_path, caplog):
     """It ends in step 2, when what was asked for step 3 does not come. What came for step 2 is in the checkpoint."""
     server, begun = fake(initializer_range=0.1), threading.Event()
 

@@ -30,8 +30,12 @@ def rows(trainer):
     return [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
 
 
-@pytest.mark.parametrize("recipe", [{}, {"lora_enable": True, "lora_dropout": 0.0}, {"tune_mm_vision": True}])
-def test_a_run_with_parity_at_every_step(make_trainer, fake, sop_data, recipe):
+@pytest.mark.parametrize(
+    "recipe",
+    [{}, {"lora_enable": True, "lora_dropout": 0.0}, {"tune_mm_vision": True}],
+    ids=["whole weights", "an adapter", "the tower learns"],
+)
+def test_servers_sample_with_the_weights_of_each_step(make_trainer, fake, sop_data, recipe):
     """Completions are of the weights of their step, which parity would tell."""
     fakes = [fake(initializer_range=0.1) for _ in range(2)]
     trainer = make_trainer(
@@ -53,7 +57,7 @@ def test_a_run_with_parity_at_every_step(make_trainer, fake, sop_data, recipe):
     assert len(texts) == 3 * 4 * 3
 
 
-def test_a_server_that_dies_and_comes_back(make_trainer, fake):
+def test_a_server_that_comes_back_is_given_the_weights_and_compared_again(make_trainer, fake):
     """It has the starting weights. It is given the policy's, and its first batch is compared."""
     first = fake(initializer_range=0.1)
     trainer = make_trainer(**settings([first], vllm_patience=20.0), max_steps=3)
@@ -105,7 +109,7 @@ def test_the_end_of_all_servers_leaves_a_checkpoint(make_trainer, fake, tmp_path
     assert cut == whole
 
 
-def test_what_cannot_be_combined(make_trainer, fake):
+def test_settings_that_servers_cannot_have_are_refused(make_trainer, fake):
     for more, told in (
         ({"top_entropy_quantile": 0.2}, "--top_entropy_quantile cannot be used with --rollout_engine vllm_server"),
         ({"vllm_patience": 7200.0}, "--vllm_patience 7200 seconds are not below --stall_timeout 60 minutes"),

@@ -32,7 +32,7 @@ def checkpoint(folder, step, whole=True, without=()):
     return path
 
 
-def test_the_newest_checkpoint_that_was_saved_to_its_end(tmp_path):
+def test_resume_finds_the_newest_checkpoint_that_was_saved_to_its_end(tmp_path):
     for step, whole in ((5, True), (20, True), (100, False)):
         checkpoint(tmp_path, step, whole)
     (tmp_path / "checkpoint-best").mkdir()
@@ -81,9 +81,9 @@ def test_a_torn_checkpoint_is_named_with_the_older_whole_one(name, left, message
     assert f"{passed_over}: {message}" in caplog.text and "checkpoint-15/optimizer.pt: no such file" in caplog.text
 
 
-def test_a_torn_checkpoint_without_an_older_one(tmp_path):
+def test_a_torn_checkpoint_without_an_older_one_is_an_error(tmp_path):
     (checkpoint(tmp_path, 5) / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"config.json: no such file; no older checkpoint beside it is whole"):
+    with pytest.raises(ValueError, match=r"config.json: no such file; no older checkpoint"):
         find_checkpoint("true", tmp_path)
     assert newest_whole(tmp_path) is None
 
@@ -151,7 +151,7 @@ def test_the_manifest_names_every_file(saved):
         assert checkpoints.problem_of(folder, read=True) is None
 
 
-def test_checksums_are_those_of_the_zip_format(tmp_path):
+def test_checksums_are_crc_32_as_in_zip_files(tmp_path):
     (tmp_path / "a").write_bytes(b"123456789")
     checkpoints.seal(tmp_path)
     # the check value that the catalogues of CRC-32 give for these nine digits
@@ -210,7 +210,7 @@ def test_weights_of_another_model_are_not_started_from(tiny_pair, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_weight_comes_back(tiny_pair, tmp_path, family, tied):
+def test_every_weight_of_a_checkpoint_is_loaded_again(tiny_pair, tmp_path, family, tied):
     model, _ = tiny_pair(family, tie_word_embeddings=tied)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)

@@ -37,7 +37,7 @@ def largest_file(size: int):
 
 
 @pytest.mark.parametrize("fails", ["model.safetensors", "optimizer.pt"])
-def test_a_full_disk(fails, tiny_checkpoint, tmp_path, capfd):
+def test_a_full_disk_ends_a_run_with_one_line_and_the_same_command_resumes(fails, tiny_checkpoint, tmp_path, capfd):
     model = tiny_checkpoint(initializer_range=0.1)
     weights = (model / "model.safetensors").stat().st_size
     size = {"model.safetensors": weights // 2, "optimizer.pt": weights * 5 // 4}[fails]
@@ -63,6 +63,12 @@ def test_a_full_disk(fails, tiny_checkpoint, tmp_path, capfd):
     assert line.endswith(whole if fails == "optimizer.pt" else none)
     main([*flags, "--max_steps=2"])  # with space again the same command does the rest
     assert (out / "checkpoint-2" / "optimizer.pt").stat().st_size > size
+
+
+def test_a_full_disk_is_named_where_the_writer_of_a_tokenizer_says_so_in_a_bare_exception(tmp_path):
+    said = explanation(Exception("No space left on device (os error 28)"), tmp_path, how_to_go_on)
+    assert said is not None and said.startswith(f"no space left for {tmp_path}: ")
+    assert explanation(Exception("something else"), tmp_path, how_to_go_on) is None
 
 
 def test_full_memory_names_the_flags_that_help(tmp_path):
@@ -101,7 +107,7 @@ def test_a_tool_of_the_user_that_fails_ends_a_run_with_one_line(tmp_path, monkey
     assert last == "qwenvl train: --tools own.py:look, called for data.json[0] (id a): KeyError: 1"
 
 
-def test_a_worker_of_the_data_loader_that_is_killed(tmp_path):
+def test_a_killed_worker_of_the_data_loader_is_explained_with_the_flag(tmp_path):
     class Kills(torch.utils.data.Dataset):
         def __len__(self):
             return 1

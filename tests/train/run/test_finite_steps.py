@@ -17,7 +17,7 @@ from tests.train.conftest import turns
 from tests.train.test_distributed import launch, weights
 
 
-def test_what_is_not_finite_is_counted():
+def test_values_that_are_not_finite_are_counted_by_parameter():
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     assert nonfinite(model.named_parameters()) == []
     with torch.no_grad():
@@ -69,7 +69,7 @@ def logged(trainer, name):
 
 
 @pytest.mark.parametrize("spoil", ["gradients", "loss"])
-def test_a_step_that_is_left_out_changes_nothing(make_trainer, tmp_path, caplog, spoil):
+def test_a_step_that_is_left_out_changes_neither_weights_nor_optimizer(make_trainer, tmp_path, caplog, spoil):
     watch = Weights()
     settings = {"max_steps": 3, "gradient_accumulation_steps": 2, "callbacks": [watch], "weight_decay": 0.1}
     trainer = make_trainer(on_nonfinite="skip", **settings)
@@ -102,7 +102,7 @@ def finite_steps(**settings) -> tuple[FiniteSteps, SimpleNamespace, Meter]:
 @pytest.mark.parametrize(
     ("iterations", "bad", "ends"), [(1, {1, 3, 4, 5, 7, 8, 9, 10}, 10), (5, set(range(1, 21)), 16)]
 )
-def test_the_fourth_in_a_row_ends_the_run(iterations, bad, ends):
+def test_the_fourth_bad_step_in_a_row_ends_the_run(iterations, bad, ends):
     """Steps on the same completions count as one: they fail together where the completions are what fails."""
     (steps, journal, _), model, batch = finite_steps(num_iterations=iterations), nn.Linear(2, 1), nothing().batch
     with pytest.raises(FloatingPointError, match=rf"^step {ends}: .*3 steps in a row were left out before it"):
@@ -153,7 +153,7 @@ def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps():
     assert step(4, gradient=1.0, loss=0.5) == pytest.approx(0.1)
 
 
-def test_all_processes_leave_out_what_one_of_them_can_not_use(tiny_checkpoint, tmp_path):
+def test_all_processes_leave_out_a_step_that_one_of_them_cannot_use(tiny_checkpoint, tmp_path):
     """Only the loss of the second process is NaN, in the second of three steps. Gradients are finite."""
     data = tmp_path / "texts.json"
     data.write_text(json.dumps([{"id": str(n), "conversations": turns(f"What is {n}?", "(1)")} for n in range(4)]))

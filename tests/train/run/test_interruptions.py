@@ -121,7 +121,7 @@ with interruptions.StallWatch(args, meter).watches():
 
 
 @pytest.mark.parametrize("hang", ["time.sleep(600)", "import re; re.match('(a|aa)+$', 'a' * 60 + 'b')"])
-def test_a_run_without_progress_ends_and_says_where_it_stands(hang, fork_python):
+def test_a_run_without_progress_ends_with_the_line_where_it_hangs(hang, fork_python):
     """The second one holds Python's lock, so that no Python code can end it."""
     done = subprocess.run([fork_python, "-c", HANGS.format(hang=hang)], capture_output=True, text=True)
     assert done.returncode == 1

@@ -11,7 +11,7 @@ PHASES = {"beginning", "step", "refill", "evaluation", "save", "ending"}
 
 
 @pytest.mark.parametrize("run", ["adapters", pytest.param("weights", marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_in_each_phase_ends_as_one_that_is_not(run, fork_python, tmp_path):
+def test_a_run_that_is_killed_in_each_phase_ends_as_an_uninterrupted_run(run, fork_python, tmp_path):
     """By the number of calls within a phase, or of bytes in a file: at the same moments on every machine."""
     flags = ["--kills", str(len(PHASES)), "--runs", run, "--output_dir", str(tmp_path / "kills")]
     done = subprocess.run([fork_python, str(BENCH), *flags], capture_output=True, text=True)

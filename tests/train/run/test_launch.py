@@ -73,7 +73,7 @@ def test_a_signal_before_the_first_step_is_no_failure(launched):
     assert said.count("toy: stopped by SIGUSR1 outside of its steps: start the same command again") == 1
 
 
-def test_a_signal_that_comes_before_a_process_can_take_it_is_none_either(launched):
+def test_a_signal_before_a_process_can_take_it_is_no_failure(launched):
     status, said = launched("early", signal.SIGTERM)
     assert status == 0 and said.count("qwenvl train: stopped by SIGTERM outside of its steps: start the same") == 1
 
@@ -86,12 +86,12 @@ def test_a_signal_that_comes_before_a_process_can_take_it_is_none_either(launche
         ("die", 137, "qwenvl train: process 1 was ended by SIGKILL (by the system, most often, because"),
     ],
 )
-def test_a_process_that_fails_is_told_of_in_a_line(how, status, told, launched):
+def test_a_process_that_fails_is_reported_in_one_line(how, status, told, launched):
     code, said = launched(how)
     assert code == status and said.startswith(told) and said.count("\n") == bool(told)
 
 
-def test_a_run_that_lost_a_process_goes_on_and_ends_as_one_that_did_not(tiny_checkpoint, tmp_path):
+def test_a_run_that_lost_a_process_goes_on_and_ends_as_an_uninterrupted_run(tiny_checkpoint, tmp_path):
     context = forks()
     import ranks
 
@@ -128,7 +128,7 @@ def test_a_run_that_lost_a_process_goes_on_and_ends_as_one_that_did_not(tiny_che
 
 
 @pytest.mark.parametrize("how", ["lives", "killed", "ctrl_c"])
-def test_one_process_that_ends_ends_the_others_and_is_told_once(how, tiny_checkpoint, tmp_path):
+def test_a_process_that_ends_ends_the_others_and_is_reported_once(how, tiny_checkpoint, tmp_path):
     """The command on two processes, without anything that would end the second one for it."""
     context = forks()
     import ranks

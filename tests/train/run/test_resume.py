@@ -35,7 +35,7 @@ def test_settings_that_would_have_no_effect_are_refused_and_leave_the_folder_as_
     rows = read_metrics(saved + "/..")
     now = {"seed": 4, "data_seed": 4, "train_sampling_strategy": "sequential", "learning_rate": 1e-6}
     now |= {"weight_decay": 0.1, "tune_mm_mlp": False, "gradient_accumulation_steps": 2}
-    with pytest.raises(SettingsError, match="a resumed run can't change these settings:\n  --seed: 3 -> 4") as error:
+    with pytest.raises(SettingsError, match="can't change these settings:\n  --seed: 3 -> 4") as error:
         make_trainer(**SAVING | now).train(resume_from_checkpoint=saved)
     for line in (
         "--data_seed: 3 -> 4",
@@ -59,7 +59,7 @@ def test_settings_that_would_have_no_effect_are_refused_and_leave_the_folder_as_
         ({"entropy_target": 0.5, "entropy_coef": 0.1}, {"entropy_target": 0.7}, None),
     ],
 )
-def test_what_is_restored_or_moves_can_not_be_changed(settings, changed, refused, tmp_path):
+def test_settings_whose_state_is_restored_cannot_be_changed(settings, changed, refused, tmp_path):
     args = GRPOConfig(str(tmp_path), use_cpu=True)
     vars(args).update(settings)
     state = {"stateful_callbacks": {"Resumed": {"attributes": {"shared": shared_settings(args)}}}}
@@ -81,7 +81,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_a_line(lora, make_trainer, 
     assert told.startswith(f"{tmp_path}/run/checkpoint-1: {fits}") and "\n" not in told
 
 
-def test_settings_that_a_resumed_run_takes(checkpoint, make_trainer, caplog):
+def test_other_settings_are_taken_by_a_resumed_run_and_reported(checkpoint, make_trainer, caplog):
     saved = checkpoint(per_device_train_batch_size=2)
     caplog.clear()
     taken = {"gradient_accumulation_steps": 2, "data_seed": 3, "max_grad_norm": 0.5, "lr_scheduler_type": "constant"}

@@ -72,7 +72,7 @@ def stock_losses(model, trainer, inputs) -> list[tuple[torch.Tensor, int, float]
 
 
 @pytest.mark.parametrize(("family", "share"), [("qwen2_5_vl", "auto"), ("qwen2_5_vl", "off"), ("qwen3_vl", "auto")])
-def test_loss_and_gradient_are_those_of_the_stock_model(make_warmup, tiny_checkpoint, family, share):
+def test_loss_and_gradient_equal_those_of_the_stock_model(make_warmup, tiny_checkpoint, family, share):
     """Of all eight records, clips, image and text, with one to three targets each; in float64."""
     start = tiny_checkpoint(family, initializer_range=0.1)
     model = AutoModelForImageTextToText.from_pretrained(start, dtype=torch.float64)
@@ -188,7 +188,7 @@ def test_the_mean_of_the_last_ten_losses_is_compared():
         assert control.should_training_stop is ends, losses
 
 
-def test_it_ends_with_a_checkpoint_once_the_loss_is_low_enough(make_warmup, tmp_path):
+def test_a_warm_up_ends_with_a_checkpoint_once_the_loss_is_low_enough(make_warmup, tmp_path):
     settings = {"max_steps": 60, "stop_below_loss": 1e6, "save_strategy": "steps", "save_steps": 40}
     make_warmup(**settings).train()
     assert [row["step"] for row in read_metrics(tmp_path / "run") if "loss" in row] == list(range(1, 11))
