@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
 import math
-import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from qwenvl.own_code import ends_forks, raised_at
+from qwenvl.rewards.calls import AsyncCalls
 from qwenvl.rewards.function import Completion, RewardError, RewardFunction, Unfinished, arguments, columns_named
 from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
@@ -111,7 +110,7 @@ class Rubric:
         if not all(math.isfinite(weight) for weight in self.weights):
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
         self._on_error = on_error
-        self._loop: asyncio.AbstractEventLoop | None = None  # of async functions
+        self._async_calls: AsyncCalls | None = None  # None: no async function has been called yet
         self._skipped = Counter({name: 0 for name in self.names if on_error == "skip"})
         self._recent_failures: dict[str, deque[bool]] = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}
 
@@ -190,9 +189,9 @@ class Rubric:
 
     def close(self) -> None:
         """Stop the event loop, and close the functions that have processes."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop = None
+        if self._async_calls is not None:
+            self._async_calls.close()
+            self._async_calls = None
         for function in self.functions:
             if close := getattr(function.call, "close", None):
                 close()
@@ -244,7 +243,11 @@ class Rubric:
         positional, keywords = arguments(function, [given.texts[row] for row in rows], own_columns | shared)
         keywords = {name: each if name in shared else own(each) for name, each in keywords.items()}
         bound = partial(function.call, *own(positional), **keywords, **function.arguments)
-        return _Call(function, rows, self._started(bound) if function.is_async else bound)
+        if not function.is_async:
+            return _Call(function, rows, result=bound)
+        if self._async_calls is None:
+            self._async_calls = AsyncCalls()
+        return _Call(function, rows, result=self._async_calls.start(function.name, bound))
 
     def _values_of(self, call: _Call, given: _Given) -> list[Any]:
         """The values of a call, one for each of its rows.
@@ -256,9 +259,9 @@ class Rubric:
             with ends_forks():
                 values = call.result()
             return _one_per_row(call.function.name, len(call.rows), values)
-        except RewardError:
+        except (RewardError, KeyboardInterrupt):  # in this thread the latter is Ctrl-C
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             failure = error  # further calls are outside of the handler: the traceback shows one error, not two
         if len(call.rows) == 1:
             return [failure]
@@ -268,13 +271,6 @@ class Rubric:
             return alone
         # A function that fails on no single row fails on several together: all of them are affected.
         return [failure] * len(call.rows)
-
-    def _started(self, bound: Callable[[], Any]) -> Callable[[], Any]:
-        """Start an async call. Returns the function that waits for its values."""
-        if self._loop is None:  # one for all calls: clients and semaphores belong to the loop that first used them
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="async-rewards", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(_awaited(bound), self._loop).result
 
     def _leave_out(self, name: str, place: str, value: Any) -> None:
         """Count a row without a value, or stop, and with ``skip`` stop after too many failures."""
@@ -326,14 +322,6 @@ def _one_per_row(name: str, rows: int, values: Any) -> list[Any]:
         f'reward "{name}": expected a list of {rows} values, one per completion '
         f"(a number, or None where it does not apply), got {got}"
     )
-
-
-async def _awaited(begin: Callable[[], Any]) -> Any:
-    try:
-        with ends_forks():  # one that left here would wait for the tasks of an event loop that it does not run
-            return await begin()
-    except SystemExit as error:  # it would end the event loop
-        raise RuntimeError(f"it called sys.exit({error.code!r})") from error
 
 
 def own(value: Any) -> Any:

@@ -218,6 +218,49 @@ def test_sys_exit_in_a_function_is_a_failure(function):
         rubric(function).score(["a"], {"id": ["r1"]})
 
 
+class OwnEnd(BaseException):
+    """Neither an Exception nor known to asyncio."""
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit, OwnEnd])
+def test_whatever_a_coroutine_raises_is_a_failure_of_its_rows(kind):
+    async def ends(completions, bad, **columns):
+        await asyncio.sleep(0)
+        if any(bad):
+            raise kind
+        return [1.0] * len(completions)
+
+    both = rubric(ends, length, on_error="skip")
+    assert both.score(["aa", "b"], {"bad": [False, True]}).components == [[1.0, None], [2.0, 1.0]]
+    assert both.score(["aa", "b"], {"bad": [False, False]}).components[0] == [1.0, 1.0], "its loop goes on"
+    with pytest.raises(RewardError, match=rf"\"ends\" failed on record 'r1': .*{kind.__name__}.*test_rubric.py, line"):
+        rubric(ends).score(["a"], {"id": ["r1"], "bad": [True]})
+
+
+async def stops_the_loop(completions, **columns):
+    asyncio.get_running_loop().stop()
+    await asyncio.Event().wait()
+
+
+async def interrupts_in_a_task(completions, **columns):
+    async def interrupt():
+        raise KeyboardInterrupt
+
+    await asyncio.gather(interrupt())
+
+
+ENDS_OF_LOOPS = [(stops_the_loop, "stop()"), (interrupts_in_a_task, "KeyboardInterrupt")]
+
+
+@pytest.mark.parametrize(("function", "cause"), ENDS_OF_LOOPS)
+def test_an_event_loop_that_ends_is_an_error_that_names_the_function(function, cause):
+    ended = rubric(function)
+    for _ in range(2):  # a second call would wait for the ended loop too
+        with pytest.raises(RewardError, match=f'reward "{function.__name__}": the event loop') as e:
+            ended.score(["a"], {})
+        assert cause in str(e.value)
+
+
 def test_what_a_function_changes_is_its_own():
     def vandal(completions, **columns):
         completions.clear()
