@@ -1,7 +1,7 @@
 """The HTTP client of rewards that ask a server: a time limit for a request as a whole, a largest reply.
 
-The client of the package ``openai`` limits each wait for bytes, and not the waits of a request together: it waits without
-end for a server that sends a byte now and then. It reads replies of any size.
+The client of the package ``openai`` limits each wait for bytes, and not the waits of a request together: it waits
+without end for a server that sends a byte now and then. It reads replies of any size.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ class _Given:
     Attributes:
         texts: N completions.
         columns: lists of N values.
+        trainer_state: a copy of the run's.
         logged: the values of each metric that a function has logged.
     """
 
@@ -127,7 +128,7 @@ class Rubric:
             completions: N texts.
             columns: lists of N values, from ``reward_columns``. Column ``reward``, where a record has it, names the
                 functions that score the row.
-            trainer_state: an argument of functions that name it.
+            trainer_state: an argument of functions that name it. Each call gets a copy.
 
         Raises:
             RewardError: naming the function, the record and the completion. See the class.
@@ -208,7 +209,11 @@ class Rubric:
             if len(values) != n:
                 raise RewardError(f"column {name!r} has {len(values)} values for {n} completions")
         routes = columns.get("reward", [None] * n)
-        given = _Given([Completion(text) for text in completions], columns, trainer_state)
+        given = _Given(
+            texts=[Completion(text) for text in completions],
+            columns=columns,
+            trainer_state=_copied_state(trainer_state, with_rows=True),
+        )
         # All calls are started before the first is waited for: async functions run side by side.
         calls = []
         for function in self.functions:
@@ -238,7 +243,7 @@ class Rubric:
         def log(name: str, value: Any) -> None:
             given.logged[f"reward/{function.name}/{name}"].append(float(value))
 
-        shared = {"trainer_state": given.trainer_state, "log_metric": log}
+        shared = {"trainer_state": _copied_state(given.trainer_state, with_rows=False), "log_metric": log}
         own_columns = {name: [values[row] for row in rows] for name, values in given.columns.items()}
         positional, keywords = arguments(function, [given.texts[row] for row in rows], own_columns | shared)
         keywords = {name: each if name in shared else own(each) for name, each in keywords.items()}
@@ -333,6 +338,24 @@ def own(value: Any) -> Any:
     if type(value) is dict:
         return {name: own(each) for name, each in value.items()}
     return copy.deepcopy(value)
+
+
+def _copied_state(state: Any, *, with_rows: bool) -> Any:
+    """A copy of the Trainer's state, so that no function changes the run's.
+
+    Args:
+        with_rows: copy the rows of its history too, and not only their list. A long run has thousands of them.
+    """
+    if state is None:
+        return None
+    copied = copy.copy(state)
+    for name, value in vars(state).items():
+        if name == "log_history":
+            rows = value or []
+            setattr(copied, name, [row.copy() for row in rows] if with_rows else list(rows))
+        elif isinstance(value, (list, dict)):
+            setattr(copied, name, own(value))
+    return copied
 
 
 # ---- the records: their fields, and which functions score them

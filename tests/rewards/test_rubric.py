@@ -1,4 +1,5 @@
 import asyncio
+import copy
 import math
 import os
 import sys
@@ -6,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from transformers import TrainerState
 
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.function import RewardFunction
@@ -239,17 +241,18 @@ def test_whatever_a_coroutine_raises_is_a_failure_of_its_rows(kind):
 
 async def stops_the_loop(completions, **columns):
     asyncio.get_running_loop().stop()
-    await asyncio.Event().wait()
+    return [1.0]
 
 
-async def interrupts_in_a_task(completions, **columns):
-    async def interrupt():
+async def interrupts_the_loop(completions, **columns):
+    def interrupt():
         raise KeyboardInterrupt
 
-    await asyncio.gather(interrupt())
+    asyncio.get_running_loop().call_soon(interrupt)
+    return [1.0]
 
 
-ENDS_OF_LOOPS = [(stops_the_loop, "stop()"), (interrupts_in_a_task, "KeyboardInterrupt")]
+ENDS_OF_LOOPS = [(stops_the_loop, "stop()"), (interrupts_the_loop, "KeyboardInterrupt")]
 
 
 @pytest.mark.parametrize(("function", "cause"), ENDS_OF_LOOPS)
@@ -280,6 +283,36 @@ def test_what_a_function_changes_is_its_own():
     untouched = [["x", "y"], [{"steps": ["one"]}, {"span": ([1], {2})}], ["a", "b"]]
     assert seen == [untouched]
     assert columns == {"meta": untouched[1], "id": ["a", "b"]}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_function_gets_a_copy_of_the_state_of_the_trainer(is_async):
+    def state():
+        made = TrainerState(global_step=7, max_steps=9, trial_params={"lr": 1.0})
+        made.log_history = [{"loss": 0.5}, {"kl": 0.1}]
+        made.stateful_callbacks = {"ExportableCallback": {"args": {"patience": 3}}}
+        return made
+
+    seen = []
+
+    def vandal(completions, trainer_state):
+        seen.append(copy.deepcopy(trainer_state))
+        trainer_state.global_step = trainer_state.max_steps = 1000
+        trainer_state.log_history[0]["loss"] = 0.0
+        trainer_state.log_history.clear()
+        trainer_state.trial_params["lr"] = 2.0
+        trainer_state.stateful_callbacks["ExportableCallback"]["args"].clear()
+        return [0.0]
+
+    async def later(completions, trainer_state):
+        return vandal(completions, trainer_state)
+
+    real = state()
+    scores = rubric(later if is_async else vandal)
+    for _ in range(2):
+        scores.score(["a"], {}, trainer_state=real)
+    assert real == state()
+    assert seen == [state(), state()]
 
 
 def _left(end: str) -> list[float]:
