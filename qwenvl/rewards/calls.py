@@ -1,18 +1,57 @@
-"""Calls of async reward functions: one event loop for all of them, in a thread of its own."""
+"""How reward functions are called: async ones in one event loop, and the settings of the process that a call leaves."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qwenvl.own_code import described, ends_forks
 from qwenvl.rewards.function import RewardError
 
+if TYPE_CHECKING:
+    import torch
+
 SECONDS_BETWEEN_LOOKS = 0.2  # at the thread of the loop, while a call is waited for
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the process that a reward function may change, and that the training step after it depends on."""
+
+    recursion_limit: int
+    has_grad: bool
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def now(cls) -> Settings:
+        """The settings as they are."""
+        import torch
+
+        return cls(
+            recursion_limit=sys.getrecursionlimit(),
+            has_grad=torch.is_grad_enabled(),
+            dtype=torch.get_default_dtype(),
+            device=torch.get_default_device(),
+        )
+
+    def restore(self) -> None:
+        """Set those that differ."""
+        sys.setrecursionlimit(self.recursion_limit)  # first: a low one may end any other call
+        import torch
+
+        torch.set_grad_enabled(self.has_grad)
+        if torch.get_default_dtype() != self.dtype:
+            torch.set_default_dtype(self.dtype)
+        if torch.get_default_device() != self.device:
+            # None is the CPU without the wrapper that torch puts around each call for a device that was set.
+            torch.set_default_device(None if self.device.type == "cpu" else self.device)
 
 
 class AsyncCalls:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from qwenvl.failure import text_of
 from qwenvl.own_code import ends_forks, raised_at
-from qwenvl.rewards.calls import AsyncCalls
+from qwenvl.rewards.calls import AsyncCalls, Settings
 from qwenvl.rewards.function import Completion, RewardError, RewardFunction, Unfinished, arguments, columns_named
 from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
@@ -46,12 +47,14 @@ class _Given:
         texts: N completions.
         columns: lists of N values.
         trainer_state: a copy of the run's.
+        settings: of the process before the first call, restored after each.
         logged: the values of each metric that a function has logged.
     """
 
     texts: list[Completion]
     columns: Mapping[str, list[Any]]
     trainer_state: Any
+    settings: Settings
     logged: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -213,6 +216,7 @@ class Rubric:
             texts=[Completion(text) for text in completions],
             columns=columns,
             trainer_state=_copied_state(trainer_state, with_rows=True),
+            settings=Settings.now(),
         )
         # All calls are started before the first is waited for: async functions run side by side.
         calls = []
@@ -268,6 +272,8 @@ class Rubric:
             raise
         except BaseException as error:
             failure = error  # further calls are outside of the handler: the traceback shows one error, not two
+        finally:
+            given.settings.restore()
         if len(call.rows) == 1:
             return [failure]
         calls = [self._start(call.function, [row], given) for row in call.rows]
@@ -304,9 +310,9 @@ def _as_number(value: Any) -> tuple[float | None, str | None]:
     if value is None:
         return None, None
     if isinstance(value, Unfinished):
-        return None, str(value)
+        return None, text_of(value)
     if isinstance(value, BaseException):
-        return None, f"{type(value).__name__}: {value}{raised_at(value)}"
+        return None, f"{type(value).__name__}: {text_of(value)}{raised_at(value)}"
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except Exception:  # other objects, arrays of several numbers, integers beyond all floats

@@ -2,6 +2,7 @@ import asyncio
 import copy
 import math
 import os
+import signal
 import sys
 
 import numpy as np
@@ -237,6 +238,97 @@ def test_whatever_a_coroutine_raises_is_a_failure_of_its_rows(kind):
     assert both.score(["aa", "b"], {"bad": [False, False]}).components[0] == [1.0, 1.0], "its loop goes on"
     with pytest.raises(RewardError, match=rf"\"ends\" failed on record 'r1': .*{kind.__name__}.*test_rubric.py, line"):
         rubric(ends).score(["a"], {"id": ["r1"], "bad": [True]})
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, OwnEnd])
+def test_whatever_a_plain_function_raises_is_a_failure_of_its_rows(kind):
+    def ends(completions, bad, **columns):
+        if any(bad):
+            raise kind
+        return [1.0] * len(completions)
+
+    assert rubric(ends, on_error="skip").values(["a", "b"], {"bad": [False, True]}) == [[1.0, None]]
+    with pytest.raises(RewardError, match=rf"\"ends\" failed on record 'r1': {kind.__name__}.*test_rubric.py, line"):
+        rubric(ends).score(["a"], {"id": ["r1"], "bad": [True]})
+
+
+def test_ctrl_c_during_a_plain_function_ends_the_run():
+    def slow(completions, **columns):
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:  # Python takes the signal at one of the next instructions
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        rubric(slow, on_error="skip").score(["a"], {})
+
+
+class Wordless(RuntimeError):
+    def __str__(self):
+        raise KeyError("no words")
+
+
+def test_an_error_without_a_text_is_named():
+    def wordless(completions, **columns):
+        raise Wordless
+
+    said = r"\"wordless\" failed on record 'r1': Wordless: no text, its __str__ raised KeyError \(test_rubric.py"
+    with pytest.raises(RewardError, match=said):
+        rubric(wordless).score(["a"], {"id": ["r1"]})
+
+
+def leaves_no_grad():
+    torch.set_grad_enabled(False)
+
+
+def leaves_float64():
+    torch.set_default_dtype(torch.float64)
+
+
+def leaves_meta():
+    torch.set_default_device("meta")
+
+
+def leaves_a_low_limit():
+    sys.setrecursionlimit(sys.getrecursionlimit() - 100)
+
+
+@pytest.fixture
+def settings_now():
+    def settings():
+        where = torch.get_default_device()
+        return torch.is_grad_enabled(), torch.get_default_dtype(), where, sys.getrecursionlimit()
+
+    grad, dtype, _, limit = settings()
+    yield settings
+    sys.setrecursionlimit(limit)
+    torch.set_grad_enabled(grad)
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("change", [leaves_no_grad, leaves_float64, leaves_meta, leaves_a_low_limit])
+def test_settings_of_the_process_are_as_before_a_call(settings_now, change, fails, is_async):
+    seen = []
+
+    def careless(completions, **columns):
+        change()
+        if fails:
+            raise ValueError
+        return [0.0] * len(completions)
+
+    async def later(completions, **columns):
+        return careless(completions)
+
+    def witness(completions, **columns):
+        seen.append(settings_now())
+        return [0.0] * len(completions)
+
+    before = settings_now()
+    scored = rubric(later if is_async else careless, witness, on_error="skip").score(["a", "b"], {})
+    assert seen == [before] and settings_now() == before
+    assert scored.total.dtype == torch.float32 and scored.total.device.type == "cpu"
 
 
 async def stops_the_loop(completions, **columns):
