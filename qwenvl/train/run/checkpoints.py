@@ -18,16 +18,15 @@ from torch import nn
 from transformers import Trainer
 
 from qwenvl.files import written_whole
-from qwenvl.model.loading import MisfitError, load_whole, unwrap
+from qwenvl.model.loading import MisfitError, explained_misfit, load_adapter_weights, load_whole, unwrap
 from qwenvl.model.sharding import is_partitioned
-from qwenvl.model.weight_files import has_weights, weights_problem
+from qwenvl.model.weight_files import ADAPTER_CONFIG, has_weights, weights_problem
 from qwenvl.run_log.checkpoints import checkpoints_of, step_of
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _STATE = "trainer_state.json"
-_ADAPTER_CONFIG = "adapter_config.json"
 _UNSEALED = {MANIFEST, "README.md"}  # a card may be edited, or get the numbers of an evaluation
 _THREADS = 8  # zlib computes without Python's lock
 _CHUNK_BYTES = 1 << 24
@@ -138,7 +137,7 @@ def require_same_tuning(checkpoint: str | Path, lora: bool) -> None:
     Raises:
         ValueError: naming it, and how to resume from it.
     """
-    adapters = (Path(checkpoint) / _ADAPTER_CONFIG).is_file()
+    adapters = (Path(checkpoint) / ADAPTER_CONFIG).is_file()
     if adapters and not lora:
         raise ValueError(f"{checkpoint}: holds LoRA adapters; resume with --lora_enable, as that run was made")
     if lora and not adapters:
@@ -253,22 +252,6 @@ def delete_others(newest: Path, limit: int, best: str | None) -> None:
         shutil.rmtree(each, ignore_errors=True)
 
 
-_OF_TORCH = "Error(s) in loading state_dict"  # the first line of torch's message
-
-
-@contextmanager
-def explained_misfit(folder: str | Path) -> Iterator[None]:
-    """Raise MisfitError with one line instead of torch's RuntimeError with a line for each weight that does not fit."""
-    try:
-        yield
-    except RuntimeError as error:
-        if _OF_TORCH not in str(error):
-            raise
-        _, first, *more = [line.strip().rstrip(".") for line in str(error).strip().splitlines()] + [""]
-        others = f", and {len(more) - 1} lines like this" if len(more) > 1 else ""
-        raise MisfitError(f"{folder}: does not fit the model, which may be another one: {first}{others}") from None
-
-
 def load_weights(model: nn.Module, folder: str | Path) -> None:
     """Loads the weights that ``save_pretrained`` wrote into a live model of the same class, strictly.
 
@@ -300,8 +283,7 @@ def start_from_weights(model: nn.Module, folder: str | Path) -> None:
     require_same_tuning(folder, adapter)
     try:
         if adapter:
-            with explained_misfit(folder):
-                model.load_adapter(str(folder), model.active_adapters[0], is_trainable=True)
+            load_adapter_weights(model, folder, trainable=True)
         else:
             load_weights(model, folder)
     except MisfitError as error:

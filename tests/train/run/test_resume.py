@@ -81,6 +81,18 @@ def test_a_checkpoint_of_another_model_is_refused_in_a_line(lora, make_trainer, 
     assert told.startswith(f"{tmp_path}/run/checkpoint-1: {fits}") and "\n" not in told
 
 
+def test_other_layers_with_adapters_are_refused_when_a_run_resumes_or_begins_with_them(make_trainer, tmp_path):
+    adapters = {"generation_max_length": 2, "lora_enable": True, "tune_mm_mlp": False}
+    make_trainer(max_steps=1, **SAVING, **adapters, lora_targets=["q_proj", "k_proj"]).train()
+    folder = tmp_path / "run" / "checkpoint-1"
+    told = r"adapter_model\.safetensors: \d+ of \d+ weights of the adapter are missing, such as \S*v_proj\.lora_A"
+    other = adapters | {"lora_targets": ["q_proj", "k_proj", "v_proj"]}
+    with pytest.raises(MisfitError, match=told):
+        make_trainer(**SAVING, **other).train(resume_from_checkpoint=str(folder))
+    with pytest.raises(MisfitError, match=rf"--start_from_weights {folder}/{told}"):
+        make_trainer(output_dir=str(tmp_path / "second"), start_from_weights=str(folder), **other)
+
+
 def test_settings_that_a_resumed_run_takes(checkpoint, make_trainer, caplog):
     saved = checkpoint(per_device_train_batch_size=2)
     caplog.clear()
