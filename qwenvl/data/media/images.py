@@ -104,8 +104,8 @@ class FrameFolder(Clip):
         files: the path of each frame.
 
     Raises:
-        BadMediaError: there are no images, or they can't be listed, or ``times`` has another length. ``parts`` raises it for a bad image, and
-            where sizes differ.
+        BadMediaError: there are no images, or they can't be listed, or ``times`` has another length. ``parts`` raises
+            it for a bad image, and where sizes differ.
     """
 
     def __init__(
