@@ -10,12 +10,13 @@ import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import Trainer
+from transformers import Trainer, TrainerState
 
 from qwenvl.files import written_whole
 from qwenvl.model.loading import MisfitError, explained_misfit, load_adapter_weights, load_whole, unwrap
@@ -99,8 +100,55 @@ def how_to_go_on(output_dir: str | Path) -> str:
 
 
 def read_state(checkpoint: str | Path) -> dict[str, Any]:
-    """The Trainer's state in a checkpoint: its step, its log, and the state of callbacks."""
-    return json.loads((Path(checkpoint) / _STATE).read_text(encoding="utf-8"))
+    """The Trainer's state in a checkpoint: its step, its log, and the state of callbacks.
+
+    Raises:
+        ValueError: it is not JSON, or an entry is unknown or of another type.
+    """
+    file = Path(checkpoint) / _STATE
+    try:
+        state = json.loads(file.read_text(encoding="utf-8"))
+        problem = _state_problem(state)
+    except ValueError as error:
+        problem = f"not JSON: {error}"
+    if problem:
+        raise ValueError(f"{file}: {problem}; copy the checkpoint again, or resume from another one")
+    return state
+
+
+_STATE_TYPES: dict[str, tuple[Any, str]] = {
+    "global_step": (int, "an integer"),
+    "max_steps": (int, "an integer"),
+    "num_train_epochs": (int | float, "a number"),
+    "epoch": (int | float | None, "a number or null"),
+    "train_batch_size": (int | None, "an integer or null"),
+    "num_input_tokens_seen": (int, "an integer"),
+    "total_flos": (int | float, "a number"),
+    "log_history": (list | None, "a list or null"),
+    "best_metric": (int | float | None, "a number or null"),
+    "best_global_step": (int | None, "an integer or null"),
+    "best_model_checkpoint": (str | None, "a text or null"),
+    "stateful_callbacks": (dict | None, "an object or null"),
+}
+
+
+def _state_problem(state: Any) -> str | None:
+    """What the Trainer can't read in a state. None: nothing."""
+    if not isinstance(state, dict):
+        return f"expected an object, got {type(state).__name__}"
+    known = {each.name for each in fields(TrainerState)}
+    if unknown := sorted(state.keys() - known):
+        return f"unknown entry {unknown[0]!r}, as a newer version of transformers may write it"
+    for name, (kind, in_words) in _STATE_TYPES.items():
+        if name in state and not isinstance(state[name], kind):
+            return f"{name} must be {in_words}, got {json.dumps(state[name])[:80]}"
+    if state.get("global_step", -1) < 0:
+        return f"global_step must be at least 0, got {state.get('global_step', 'none')}"
+    for name, entry in (state.get("stateful_callbacks") or {}).items():
+        for each in entry if isinstance(entry, list) else [entry]:  # a list where there are several of a class
+            if not isinstance(each, dict) or not all(isinstance(each.get(k), dict) for k in ("args", "attributes")):
+                return f"stateful_callbacks: {name} must have the objects args and attributes"
+    return None
 
 
 def require_fresh_folder(output_dir: str | Path, overwrite: bool = False) -> None:
