@@ -76,40 +76,64 @@ def build_dataset(
     if isinstance(dataset, dict) and not training:
         build = partial(build_dataset, args=args, checker=checker, collator=collator)
         return {key: build(each, training=False, name=f"{name}.{key}") for key, each in dataset.items()}
-    rows = not isinstance(dataset, GRPODataset) and (
-        isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
-    )
-    if not rows:  # samples
-        if not isinstance(dataset, Dataset):
-            raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
-        if args.fit_frames and getattr(dataset, "fit_to", None) is None:
-            raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler, fit_to")
-        for record in getattr(dataset, "records", ()):
-            if problem := checker.check_record(record):
-                raise RecordError(f"{record.where}: {problem}")
+    if _gives_rows(dataset, name):
+        dataset = _loaded_rows(dataset, args, checker, collator, training=training, name=name)
     else:
-        named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
-        say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
-        dataset = load_dataset(
-            dataset,
-            SampleOptions.of(args),
-            name=name,
-            catalog_path=args.dataset_catalog,
-            **vars(ReadOptions.of(args)),
-            check_record=checker.check_record,
-            seed=args.seed,
-            training=training,
-            ruler=collator.ruler,
-            fit_to=collator.options.fit_to,
-        )
-        for part in dataset.parts:
-            if part.read_as is not None:
-                say(how_read(part.name, part.read_as))
-            if part.first_number is not None:
-                say(how_counted(part.name, part.first_number))
+        _check_samples(dataset, args, checker, name=name)
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
     return dataset
+
+
+def _gives_rows(dataset: Any, name: str) -> bool:
+    """Whether a data set has rows that become records. Otherwise it makes samples itself."""
+    if isinstance(dataset, GRPODataset):
+        return False
+    return isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
+
+
+def _check_samples(dataset: Any, args: GRPOConfig, checker: ChecksRecords, *, name: str) -> None:
+    """Check a data set of samples, see ``build_dataset``."""
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
+    if args.fit_frames and getattr(dataset, "fit_to", None) is None:
+        raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler, fit_to")
+    for record in getattr(dataset, "records", ()):
+        problem = checker.check_record(record)
+        if problem:
+            raise RecordError(f"{record.where}: {problem}")
+
+
+def _loaded_rows(
+    dataset: Any,
+    args: GRPOConfig,
+    checker: ChecksRecords,
+    collator: GRPOCollator,
+    *,
+    training: bool,
+    name: str,
+) -> GRPODataset:
+    """The data set of some rows, as ``build_dataset`` takes them. Says what is read, and in which format."""
+    named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
+    say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
+    loaded = load_dataset(
+        dataset,
+        SampleOptions.of(args),
+        name=name,
+        catalog_path=args.dataset_catalog,
+        **vars(ReadOptions.of(args)),
+        check_record=checker.check_record,
+        seed=args.seed,
+        training=training,
+        ruler=collator.ruler,
+        fit_to=collator.options.fit_to,
+    )
+    for part in loaded.parts:
+        if part.read_as is not None:
+            say(how_read(part.name, part.read_as))
+        if part.first_number is not None:
+            say(how_counted(part.name, part.first_number))
+    return loaded
 
 
 def build_sampler(
@@ -127,7 +151,7 @@ def build_sampler(
         ValueError: a strategy that this data set can't be ordered by, or several steps on each of its samples.
     """
     processes = 1 if args.accelerator_config.split_batches else args.world_size
-    step = batch_size * args.gradient_accumulation_steps * processes
+    step = batch_size * args.gradient_accumulation_steps * processes  # prompts of all processes
     grouping = None
     if args.train_sampling_strategy == "group_by_length":
         if not isinstance(dataset, GRPODataset):
@@ -156,7 +180,11 @@ def loaded_model(path: str | Path, args: GRPOConfig, *, frozen: bool) -> nn.Modu
         frozen: these weights do not learn.
     """
     attention = resolve_attention(args.attn_implementation, args.device, args.bf16 or args.fp16)
-    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+    precision = "float32"
+    if args.bf16:
+        precision = "bf16"
+    elif args.fp16:
+        precision = "fp16"
     on_cuda = args.device.type == "cuda"
     device = torch.cuda.get_device_name(args.device) if on_cuda else args.device.type
     say(f"loading the model {path} on {device} in {precision} with {attention}, torch {torch.__version__}")
@@ -188,13 +216,18 @@ def build_rewards(
     functions = args.reward_funcs if functions is None else functions
     weights = args.reward_weights if weights is None else weights
     default_pair = functions is None and weights is None and not args.reward_model
-    named = ("format_reward_weight", "accuracy_reward_weight")
     if args.temporal_contrast and args.async_rollouts:
         raise ValueError("--temporal_contrast: its second group cannot be sampled ahead; leave out --async_rollouts")
     # Where other rewards are named, a weight of the pair is handed on only if it was set, to be refused there.
-    own = {name: getattr(args, name) for name in named if default_pair or was_set(args, name)}
-    rubric = rubric_of(args, functions=functions, weights=weights, reward_models=args.reward_model or (), **own)
-    if was_set(args, "response_format") and not {"format", "strict_format"} & {*rubric.names, correctness_of(args)}:
+    pair_weights = {}
+    for name in ("format_reward_weight", "accuracy_reward_weight"):
+        if default_pair or was_set(args, name):
+            pair_weights[name] = getattr(args, name)
+    rubric = rubric_of(
+        args, functions=functions, weights=weights, reward_models=args.reward_model or (), **pair_weights
+    )
+    asked = {*rubric.names, correctness_of(args)}
+    if was_set(args, "response_format") and asked.isdisjoint({"format", "strict_format"}):
         raise ValueError("--response_format has no effect: only format and strict_format read it")
     return rubric
 
