@@ -76,64 +76,40 @@ def build_dataset(
     if isinstance(dataset, dict) and not training:
         build = partial(build_dataset, args=args, checker=checker, collator=collator)
         return {key: build(each, training=False, name=f"{name}.{key}") for key, each in dataset.items()}
-    if _gives_rows(dataset, name):
-        dataset = _loaded_rows(dataset, args, checker, collator, training=training, name=name)
+    rows = not isinstance(dataset, GRPODataset) and (
+        isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
+    )
+    if not rows:  # samples
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
+        if args.fit_frames and getattr(dataset, "fit_to", None) is None:
+            raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler, fit_to")
+        for record in getattr(dataset, "records", ()):
+            if problem := checker.check_record(record):
+                raise RecordError(f"{record.where}: {problem}")
     else:
-        _check_samples(dataset, args, checker, name=name)
+        named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
+        say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
+        dataset = load_dataset(
+            dataset,
+            SampleOptions.of(args),
+            name=name,
+            catalog_path=args.dataset_catalog,
+            **vars(ReadOptions.of(args)),
+            check_record=checker.check_record,
+            seed=args.seed,
+            training=training,
+            ruler=collator.ruler,
+            fit_to=collator.options.fit_to,
+        )
+        for part in dataset.parts:
+            if part.read_as is not None:
+                say(how_read(part.name, part.read_as))
+            if part.first_number is not None:
+                say(how_counted(part.name, part.first_number))
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
     return dataset
-
-
-def _gives_rows(dataset: Any, name: str) -> bool:
-    """Whether a data set has rows that become records. Otherwise it makes samples itself."""
-    if isinstance(dataset, GRPODataset):
-        return False
-    return isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
-
-
-def _check_samples(dataset: Any, args: GRPOConfig, checker: ChecksRecords, *, name: str) -> None:
-    """Check a data set of samples, see ``build_dataset``."""
-    if not isinstance(dataset, Dataset):
-        raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
-    if args.fit_frames and getattr(dataset, "fit_to", None) is None:
-        raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler, fit_to")
-    for record in getattr(dataset, "records", ()):
-        problem = checker.check_record(record)
-        if problem:
-            raise RecordError(f"{record.where}: {problem}")
-
-
-def _loaded_rows(
-    dataset: Any,
-    args: GRPOConfig,
-    checker: ChecksRecords,
-    collator: GRPOCollator,
-    *,
-    training: bool,
-    name: str,
-) -> GRPODataset:
-    """The data set of some rows, as ``build_dataset`` takes them. Says what is read, and in which format."""
-    named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
-    say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
-    loaded = load_dataset(
-        dataset,
-        SampleOptions.of(args),
-        name=name,
-        catalog_path=args.dataset_catalog,
-        **vars(ReadOptions.of(args)),
-        check_record=checker.check_record,
-        seed=args.seed,
-        training=training,
-        ruler=collator.ruler,
-        fit_to=collator.options.fit_to,
-    )
-    for part in loaded.parts:
-        if part.read_as is not None:
-            say(how_read(part.name, part.read_as))
-        if part.first_number is not None:
-            say(how_counted(part.name, part.first_number))
-    return loaded
 
 
 def build_sampler(
