@@ -480,13 +480,14 @@ def parameter_groups(
             key = (part if part in learning_rates else None, name in decayed)
             members.setdefault(key, []).append(parameter)
     groups: list[dict] = []
-    for part, decays in sorted(members, key=lambda key: key[0] is not None):
+    for key in sorted(members, key=lambda key: key[0] is not None):
+        with_own_rate, decays = key
         group: dict[str, Any] = {
-            "params": members[part, decays],
+            "params": members[key],
             "weight_decay": weight_decay if decays else 0.0,
         }
-        if part is not None:
-            group["lr"] = learning_rates[part]
+        if with_own_rate is not None:
+            group["lr"] = learning_rates[with_own_rate]
         groups.append(group)
     return groups
 

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -183,7 +183,7 @@ class Meter:
             torch.cuda.synchronize(self._device)
 
 
-def _names(of_processes: Iterable[dict[str, object]]) -> list[str]:
+def _names(of_processes: Iterable[Mapping[str, object]]) -> list[str]:
     """The names that any process has, each once, in the order in which they come."""
     names: dict[str, None] = {}
     for each in of_processes:
