@@ -127,7 +127,7 @@ def build_sampler(
         ValueError: a strategy that this data set can't be ordered by, or several steps on each of its samples.
     """
     processes = 1 if args.accelerator_config.split_batches else args.world_size
-    step = batch_size * args.gradient_accumulation_steps * processes
+    step = batch_size * args.gradient_accumulation_steps * processes  # prompts of all processes
     grouping = None
     if args.train_sampling_strategy == "group_by_length":
         if not isinstance(dataset, GRPODataset):
@@ -156,7 +156,11 @@ def loaded_model(path: str | Path, args: GRPOConfig, *, frozen: bool) -> nn.Modu
         frozen: these weights do not learn.
     """
     attention = resolve_attention(args.attn_implementation, args.device, args.bf16 or args.fp16)
-    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+    precision = "float32"
+    if args.bf16:
+        precision = "bf16"
+    elif args.fp16:
+        precision = "fp16"
     on_cuda = args.device.type == "cuda"
     device = torch.cuda.get_device_name(args.device) if on_cuda else args.device.type
     say(f"loading the model {path} on {device} in {precision} with {attention}, torch {torch.__version__}")
@@ -188,13 +192,18 @@ def build_rewards(
     functions = args.reward_funcs if functions is None else functions
     weights = args.reward_weights if weights is None else weights
     default_pair = functions is None and weights is None and not args.reward_model
-    named = ("format_reward_weight", "accuracy_reward_weight")
     if args.temporal_contrast and args.async_rollouts:
         raise ValueError("--temporal_contrast: its second group cannot be sampled ahead; leave out --async_rollouts")
     # Where other rewards are named, a weight of the pair is handed on only if it was set, to be refused there.
-    own = {name: getattr(args, name) for name in named if default_pair or was_set(args, name)}
-    rubric = rubric_of(args, functions=functions, weights=weights, reward_models=args.reward_model or (), **own)
-    if was_set(args, "response_format") and not {"format", "strict_format"} & {*rubric.names, correctness_of(args)}:
+    pair_weights = {}
+    for name in ("format_reward_weight", "accuracy_reward_weight"):
+        if default_pair or was_set(args, name):
+            pair_weights[name] = getattr(args, name)
+    rubric = rubric_of(
+        args, functions=functions, weights=weights, reward_models=args.reward_model or (), **pair_weights
+    )
+    asked = {*rubric.names, correctness_of(args)}
+    if was_set(args, "response_format") and asked.isdisjoint({"format", "strict_format"}):
         raise ValueError("--response_format has no effect: only format and strict_format read it")
     return rubric
 
