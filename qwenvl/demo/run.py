@@ -329,7 +329,7 @@ def _write_start(demo: Demo) -> None:
 
 def show_result(demo: Demo) -> None:
     """Print the table of the evaluation, a clip that was learned, and where everything is."""
-    from qwenvl.evaluate.results import table
+    from qwenvl.evaluate.results_table import table
 
     print(table(read_evaluation(demo.evaluation), demo.evaluation))
     accuracy, total, how = demo.best_without_looking

@@ -7,7 +7,7 @@ import gc
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import groupby
@@ -22,10 +22,11 @@ from qwenvl.console import say
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
+from qwenvl.evaluate.answers import as_json
 from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
 from qwenvl.evaluate.questions import Questions, QuestionSamples, toolbox_under
 from qwenvl.evaluate.respondent import build_respondent, collator_of, in_blocks, pass_reward
-from qwenvl.evaluate.results import as_json, results_of
+from qwenvl.evaluate.results import results_of
 from qwenvl.evaluate.settings import Request
 from qwenvl.evaluate.timelines import check_procedure, procedure_rows
 from qwenvl.inspection.from_folder import read_steps
@@ -34,9 +35,9 @@ from qwenvl.rewards.functions.text import answer_of
 from qwenvl.run_log.log import (
     AS_IT_IS,
     NUMBERS,
+    Completion,
     EvaluationLog,
     EvaluationSample,
-    Rollout,
     RunLogError,
     SampleKey,
     hash_of,
@@ -47,7 +48,7 @@ from qwenvl.step.assemble import build_dataset
 from qwenvl.step.rows import rollout_rows
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
-SHARED = tuple({each.name for each in fields(EvaluationSample)} & {each.name for each in fields(Rollout)})
+SHARED = tuple(each.name for each in fields(Completion))
 """Fields that a completion of an evaluation has in common with one of a run."""
 
 
@@ -70,7 +71,8 @@ class Evaluation:
     """
 
     def __init__(self, request: Request, rubric: Rubric) -> None:
-        self.request, self.rubric = request, rubric
+        self.request = request
+        self.rubric = rubric
         procedure = request.options.procedure
         self.steps = None if procedure is None else read_steps(Path(procedure))
         pass_by = pass_reward(rubric, request.options)
@@ -100,7 +102,9 @@ class Evaluation:
                 "seconds": {},  # by model, earlier sittings included
                 "ended": None,
                 "procedure": None,
-                **{name: [] for name in ("numbers", "drops", "differences")},
+                "numbers": [],
+                "drops": [],
+                "differences": [],
             }
         )
         self.log = EvaluationLog(request.options.output_dir, request.config.process_index)
@@ -112,27 +116,29 @@ class Evaluation:
         Raises:
             FileExistsError: the folder holds another evaluation, or something else.
         """
-        log, found = self.log, self.found
+        log = self.log
         if self.request.options.fresh:
             if log.process == 0:
                 log.forget()
             wait_for_everyone()
         if (log.folder / NUMBERS).is_file():
             earlier = read_evaluation(log.folder)
-            if problems := _problems(earlier, found):
+            problems = _problems(earlier, self.found)
+            if problems:
                 lines = "".join(f"\n  {line}" for line in problems[:5])
                 raise FileExistsError(
                     f"{log.folder}: holds an evaluation with other settings; give another --output_dir, or begin anew "
                     f"with --fresh:{lines}"
                 )
             self.done = read_samples(log.folder)
-            found |= {name: earlier[name] for name in ("began", "seconds", "left_out")}
+            for name in ("began", "seconds", "left_out"):
+                self.found[name] = earlier[name]
             if self.done:
                 say(f"{log.folder}: goes on from {len(self.done):,} completions that are there")
         elif log.folder.is_dir() and any(each.name != ".lock" for each in log.folder.iterdir()):
             raise FileExistsError(f"{log.folder}: holds files that no evaluation wrote; give another --output_dir")
         wait_for_everyone()  # all have read before one of them writes
-        log.begin(found)
+        log.begin(self.found)
 
     def run(self) -> None:
         """Sample the pending completions of all models, and write the numbers. A collective: all processes call it."""
@@ -144,49 +150,71 @@ class Evaluation:
         wait_for_everyone()
 
     def _ask_model(self, model: PreparedModel) -> None:
-        name, started, left_out = model.facts["name"], time.perf_counter(), self.found["left_out"]
-        known = {(each["control"], each["doc_id"]) for each in left_out if each["model"] == name}
-        numbers = range(self.request.options.samples)
-
-        def is_done(key: tuple[str, int]) -> bool:
-            return key in known or all(SampleKey(name, *key, n) in self.done for n in numbers)
-
-        blocks = [block for block in self.questions.blocks() if not all(map(is_done, block))]
-        own = blocks[model.config.process_index :: model.config.world_size]
+        """Sample the pending completions of a model. A collective: all processes call it."""
+        started = time.perf_counter()
+        name = model.facts["name"]
+        left_out = self.found["left_out"]
+        known_bad = {(each["control"], each["doc_id"]) for each in left_out if each["model"] == name}
+        pending = [block for block in self.questions.blocks() if not self._is_done(name, block, known_bad)]
+        own = pending[model.config.process_index :: model.config.world_size]
         bad = gather_object(self._ask(model, own) if own else [])
         gc.collect()  # frees the memory for the next model
-        left_out += [each for each in bad if (each["control"], each["doc_id"]) not in known]
+        # A block that is asked again names its bad records again.
+        left_out += [each for each in bad if (each["control"], each["doc_id"]) not in known_bad]
         seconds = self.found["seconds"]
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
         self.log.write(self.found)
 
+    def _is_done(self, model: str, block: Sequence[tuple[str, int]], known_bad: Set[tuple[str, int]]) -> bool:
+        """Whether an earlier sitting has all completions of a block, but for records that cannot be read."""
+        for control, number in block:
+            if (control, number) in known_bad:
+                continue
+            for n in range(self.request.options.samples):
+                if SampleKey(model=model, control=control, doc_id=number, sample=n) not in self.done:
+                    return False
+        return True
+
     def _ask(self, model: PreparedModel, blocks: Sequence[Sequence[tuple[str, int]]]) -> list[dict[str, Any]]:
         """Sample the blocks, each completion written as it comes. Returns the records that were left out."""
-        name, config, left_out = model.facts["name"], model.config, []
-        blocks = [[*own] for block in blocks for _, own in groupby(block, key=itemgetter(0))]  # one control in each
+        name = model.facts["name"]
+        config = model.config
+        count = self.request.options.samples
+        left_out: list[dict[str, Any]] = []
         samples = QuestionSamples(model.dataset, self.questions, config.seed)
         # Draws do not depend on the process: each of them takes process 0.
         respondent = build_respondent(config, model.collator, self.rubric, process=0)
         toolbox = respondent.sample.toolbox
-        count = self.request.options.samples
-        for [(control, _), *_], bad, batches in in_blocks(respondent, samples, blocks, model.collator, count, name):
+        one_control = _split_by_control(blocks)
+        for block, bad, batches in in_blocks(respondent, samples, one_control, model.collator, count, name):
+            control, _ = block[0]
             for each in bad:
-                where = {"doc_id": each.record.index, "where": each.record.where, "error": each.error}
-                left_out.append({"model": name, "control": control, **where})
+                left_out.append(
+                    {
+                        "model": name,
+                        "control": control,
+                        "doc_id": each.record.index,
+                        "where": each.record.where,
+                        "error": each.error,
+                    }
+                )
             if toolbox is not None:
                 respondent = respondent.with_toolbox(toolbox_under(control, toolbox, config.seed))
             for together in batches:
-                for batch, answer in zip(together, respondent.scored_answers(together, count), strict=True):
-                    self.log.log(self._rows(name, control, batch, *answer))
+                answers = respondent.scored_answers(together, count)
+                for batch, (rollout, rewards) in zip(together, answers, strict=True):
+                    self.log.log(self._rows(name, control, batch, rollout, rewards))
         return left_out
 
     def _rows(
         self, model: str, control: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch
     ) -> Iterator[EvaluationSample]:
+        """The completions of a batch as lines of ``samples.jsonl``."""
         count = self.request.options.samples
         lengths = batch.attention_mask.sum(1).tolist()
         for n, row in enumerate(rollout_rows(0, control, batch, rollout, rewards)):
-            record = batch.records[n // count]
+            prompt = n // count
+            record = batch.records[prompt]
             yield EvaluationSample(
                 model=model,
                 control=control,
@@ -195,7 +223,7 @@ class Evaluation:
                 cluster=self.questions.clusters[record.index],
                 target=row.solution,
                 answer=answer_of(row.completion) or "",
-                prompt_tokens=lengths[n // count],
+                prompt_tokens=lengths[prompt],
                 doc_hash=hash_of(record.fields),
                 doc=record.fields if control == AS_IT_IS and not row.sample else None,
                 **{name: getattr(row, name) for name in SHARED},
@@ -203,21 +231,16 @@ class Evaluation:
 
     def _finish(self) -> None:
         """Join all samples in one file, in order, and write the numbers."""
-        log, found, options, questions = self.log, self.found, self.request.options, self.questions
-        samples, names = read_samples(log.folder), [model.facts["name"] for model in self.models]
-        left_out = {(each["model"], each["control"], each["doc_id"]) for each in found["left_out"]}
-        keys = [
-            SampleKey(name, control, number, n)
-            for name in names
-            for number in questions.records
-            for control in questions.controls
-            if questions.applies(control, number) and (name, control, number) not in left_out
-            for n in range(options.samples)
-        ]
-        if missing := sum(key not in samples for key in keys):
+        questions = self.questions
+        found = self.found
+        samples = read_samples(self.log.folder)
+        names = [model.facts["name"] for model in self.models]
+        keys = list(self._expected(names))
+        missing = sum(key not in samples for key in keys)
+        if missing:
             raise RunLogError(
-                f"{log.folder}: {missing:,} samples of other processes are not there; --output_dir must be on a file "
-                "system that all processes share"
+                f"{self.log.folder}: {missing:,} samples of other processes are not there; --output_dir must be on a "
+                "file system that all processes share"
             )
         if not keys:
             first = found["left_out"][0]["error"]
@@ -226,11 +249,34 @@ class Evaluation:
         passes = found["protocol"]["passes"]
         found |= results_of(ordered, names, questions.controls, passes["by"], passes["at"])
         if self.steps is not None:
-            clips = procedure_rows(ordered, self.steps)
-            found["procedure"] = {"file": options.procedure, "steps": [*self.steps], "clips": clips}
+            found["procedure"] = {
+                "file": self.request.options.procedure,
+                "steps": list(self.steps),
+                "clips": procedure_rows(ordered, self.steps),
+            }
         found["ended"] = _now()
-        log.join(ordered)
-        log.write(found)
+        self.log.join(ordered)
+        self.log.write(found)
+
+    def _expected(self, models: Sequence[str]) -> Iterator[SampleKey]:
+        """The keys of all samples, in the order of the file. Records that were left out have none."""
+        left_out = {(each["model"], each["control"], each["doc_id"]) for each in self.found["left_out"]}
+        for model in models:
+            for number in self.questions.records:
+                for control in self.questions.controls:
+                    if (model, control, number) in left_out or not self.questions.applies(control, number):
+                        continue
+                    for n in range(self.request.options.samples):
+                        yield SampleKey(model=model, control=control, doc_id=number, sample=n)
+
+
+def _split_by_control(blocks: Sequence[Sequence[tuple[str, int]]]) -> list[list[tuple[str, int]]]:
+    """The blocks, cut so that each has one control: a control has a toolbox of its own."""
+    parts = []
+    for block in blocks:
+        for _, questions in groupby(block, key=itemgetter(0)):
+            parts.append(list(questions))
+    return parts
 
 
 def _problems(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -241,10 +287,12 @@ def _problems(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
     def of_samples(found: Mapping[str, Any]) -> dict[str, Any]:
         """The part of the protocol that decides the samples, and the models and controls of the earlier one."""
-        data = {name: value for name, value in found["protocol"]["data"].items() if not name.startswith("cluster")}
+        protocol = dict(found["protocol"])
+        protocol.pop("passes", None)  # the same samples give other numbers, as with other clusters
+        data = {name: value for name, value in protocol["data"].items() if not name.startswith("cluster")}
         models = {model["name"]: {**model, "path": _place(model["path"])} for model in found["models"]}
         return {
-            **{name: value for name, value in found["protocol"].items() if name != "passes"},
+            **protocol,
             "data": data,
             "models": {each["name"]: models.get(each["name"], {}) for each in earlier["models"]},
             "controls": {each: each in found["controls"] for each in earlier["controls"]},

@@ -29,7 +29,7 @@ def _run(request: Request) -> str:
     """Evaluate, with the folder locked, and return the text to print: "" in all processes but the first."""
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.evaluate.evaluation import Evaluation
-    from qwenvl.evaluate.results import table
+    from qwenvl.evaluate.results_table import table
     from qwenvl.run_lock import locked
     from qwenvl.run_log.log import NUMBERS
     from qwenvl.step.assemble import build_rewards

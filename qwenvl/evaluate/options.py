@@ -98,7 +98,8 @@ class EvaluateOptions(PassOptions):
     def problems(self) -> Iterator[str]:
         known = (*CONTROL_NAMES, *LOOK_CONTROLS, *RECORD_VIEWS)
         for each in self.control_names:
-            if (word := each.partition("(")[0]) not in known and ":" not in word:
+            name, _, _ = each.partition("(")  # a view of records may have arguments
+            if name not in known and ":" not in name:
                 yield f"--controls {each}: no such control; expected some of {', '.join(known)}, or all"
 
 

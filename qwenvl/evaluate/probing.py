@@ -6,8 +6,8 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,19 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, told_to_the_user
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
+from qwenvl.evaluate.answers import (
+    PASSES,
+    Answers,
+    as_json,
+    differences,
+    equal_chance,
+    is_truncated,
+    mean_score,
+    pass_chances,
+    reward_named,
+    share_interval,
+    share_over,
+)
 from qwenvl.evaluate.questions import EVIDENCE, Questions, QuestionSamples
 from qwenvl.evaluate.respondent import (
     Respondent,
@@ -28,20 +41,7 @@ from qwenvl.evaluate.respondent import (
     pass_reward,
     with_progress,
 )
-from qwenvl.evaluate.results import (
-    PASSES,
-    Answers,
-    as_json,
-    differences,
-    equal_chance,
-    interval_text,
-    is_truncated,
-    left_out_lines,
-    mean_score,
-    pass_chances,
-    share_interval,
-    share_over,
-)
+from qwenvl.evaluate.results_table import interval_text, left_out_lines
 from qwenvl.evaluate.settings import Request, setting_of
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.rewards import RewardError, Rubric
@@ -93,8 +93,9 @@ def probe(request: Request) -> dict[str, Any]:
             _refuse_foreign(log.folder)
         collator = collator_of(config)
         dataset, keys = _first_prompts(config, rubric, collator, options.limit)
-        spans = _evidence_loaders(config, dataset, keys, collator) if config.tools else {}
-        respondent = teacher = build_respondent(config, collator, rubric, group_size=samples)
+        evidence = _evidence_loaders(config, dataset, keys, collator) if config.tools else None
+        respondent = build_respondent(config, collator, rubric, group_size=samples)
+        teacher = respondent  # the model itself, on the prompts that a teacher sees
         if config.teacher_path is not None:
             teacher = build_respondent(config, collator, rubric, config.teacher_path, group_size=samples)
     if log is not None:  # what an earlier probe wrote is replaced
@@ -103,16 +104,38 @@ def probe(request: Request) -> dict[str, Any]:
         log.write_config({**config.to_dict(), "command": COMMAND})
     began = time.perf_counter()
     loader = loader_of(dataset, keys, collator, config)
-    prompts, left_out, taught = _sample(respondent, loader, SPLIT, log, question, teacher)
-    if not prompts:
-        raise RecordError(f"all {len(keys)} records were left out; the first: {left_out[0].error}")
-    numbers = numbers_of(question, prompts, left_out, time.perf_counter() - began, taught)
-    if spans:
-        plain = respondent.with_toolbox(None)
-        overview, span = (_sample(plain, each, split, log, question)[0] for split, each in spans.items())
-        numbers["looks"] = worth_of_looks(overview, span, question["pass_by"])
+    sampled = _sample(respondent, loader, SPLIT, log, question, teacher)
+    if not sampled.prompts:
+        raise RecordError(f"all {len(keys)} records were left out; the first: {sampled.left_out[0].error}")
+    numbers = numbers_of(
+        question=question,
+        prompts=sampled.prompts,
+        left_out=sampled.left_out,
+        seconds=time.perf_counter() - began,
+        taught=sampled.taught,
+    )
+    if evidence is not None:
+        without_tools = respondent.with_toolbox(None)
+        overview = _sample(without_tools, evidence.overview, "overview", log, question)
+        right_span = _sample(without_tools, evidence.right_span, "right span", log, question)
+        numbers["looks"] = worth_of_looks(overview.prompts, right_span.prompts, question["pass_by"])
     rubric.close()
     return numbers
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """The completions for some records.
+
+    Attributes:
+        prompts: one for each record that could be read.
+        left_out: the other records.
+        taught: the completions of the teacher's prompts.
+    """
+
+    prompts: list[Answers[Rollout]]
+    left_out: list[BadSample]
+    taught: list[Answers[Rollout]]
 
 
 def _sample(
@@ -122,53 +145,77 @@ def _sample(
     log: RunLog | None,
     question: dict[str, Any],
     teacher: Respondent | None = None,
-) -> tuple[list[Answers], list[BadSample], list[Answers]]:
+) -> _Sampled:
     """The completions of each prompt, written as they come, and the records that were left out.
 
     Args:
+        split: of the rows that are written.
         question: see ``numbers_of``.
         teacher: answers the teacher's prompts of the same records. Its completions come last and are not written.
     """
-    prompts: list[Answers] = []
-    left_out: list[BadSample] = []
-    taught: list[Answers] = []
+    sampled = _Sampled(prompts=[], left_out=[], taught=[])
 
-    def whole() -> Iterator[PromptBatch]:
+    def readable() -> Iterator[PromptBatch]:
         for inputs in with_progress(loader, len(loader), "" if split == SPLIT else split):
-            left_out.extend(inputs["prompts"].bad)
-            if len(inputs["prompts"]):
-                yield inputs["prompts"]
+            batch = inputs["prompts"]
+            sampled.left_out.extend(batch.bad)
+            if len(batch) > 0:  # a batch whose only record could not be read is empty
+                yield batch
 
     new_tokens = respondent.sample.group_size * respondent.sample.params.max_new_tokens
-    for batches in in_budget(whole(), new_tokens=new_tokens, budget=respondent.config.rollout_token_budget):
+    for batches in in_budget(readable(), new_tokens=new_tokens, budget=respondent.config.rollout_token_budget):
         groups = respondent.groups(batches)
         require_finite([each.rollout for each in groups])
-        answers = [*chain.from_iterable(_answers_of(each, split, question) for each in groups)]
-        if log is not None:
-            log.log_rollouts(row for each in answers for row in each.rows)
-        prompts += answers
-        if teacher is not None and (seen := [each.teacher for each in batches if each.teacher]):
-            taught += chain.from_iterable(_answers_of(each, split, question) for each in teacher.groups(seen))
-    return prompts, left_out, taught
+        for group in groups:
+            answers = _answers_of(group, split, question)
+            sampled.prompts.extend(answers)
+            if log is not None:
+                log.log_rollouts(row for each in answers for row in each.rows)
+        teacher_prompts = [batch.teacher for batch in batches if batch.teacher]
+        if teacher is not None and teacher_prompts:
+            for group in teacher.groups(teacher_prompts):
+                sampled.taught.extend(_answers_of(group, split, question))
+    return sampled
 
 
-def _answers_of(sampled: Scored, split: str, question: dict[str, Any]) -> Iterator[Answers]:
-    batch = sampled.batch
-    rows = list(rollout_rows(0, split, batch, sampled.rollout, sampled.rewards))
-    for p, tokens in enumerate(batch.attention_mask.sum(1).tolist()):
-        own = rows[p * len(rows) // len(batch) : (p + 1) * len(rows) // len(batch)]
-        yield Answers.of(own, tokens, own[0].where, question["pass_by"], question["pass_at"])
+def _answers_of(scored: Scored, split: str, question: dict[str, Any]) -> list[Answers[Rollout]]:
+    """The completions of a batch, prompt by prompt."""
+    batch = scored.batch
+    rows = list(rollout_rows(0, split, batch, scored.rollout, scored.rewards))
+    group_size = len(rows) // len(batch)
+    answers = []
+    for p, prompt_tokens in enumerate(batch.attention_mask.sum(1).tolist()):
+        group = rows[p * group_size : (p + 1) * group_size]
+        answers.append(
+            Answers.of(
+                group,
+                prompt_tokens=prompt_tokens,
+                cluster=group[0].where,
+                pass_by=question["pass_by"],
+                pass_at=question["pass_at"],
+            )
+        )
+    return answers
+
+
+@dataclass(frozen=True)
+class _EvidenceLoaders:
+    """The records with ``evidence``, as they are and with the right span in place of the whole clip."""
+
+    overview: DataLoader
+    right_span: DataLoader
 
 
 def _evidence_loaders(
     config: GRPOConfig, dataset: GRPODataset, keys: Sequence[tuple[int, int]], collator: GRPOCollator
-) -> dict[str, DataLoader]:
-    """The records with ``evidence`` as they are, and with the right span in place of the whole clip, without tools.
+) -> _EvidenceLoaders:
+    """The prompts, without tools, of the records that show what looking can bring.
 
     Raises:
         RecordError: no record has ``evidence``, or that of one cannot be read.
     """
-    questions = Questions({index: dataset.record(index) for _, index in keys}, {}, (AS_IT_IS, EVIDENCE))
+    records = {index: dataset.record(index) for _, index in keys}
+    questions = Questions(records, clusters={}, controls=(AS_IT_IS, EVIDENCE))
     numbers = [number for number in questions.records if questions.applies(EVIDENCE, number)]
     if not numbers:
         raise RecordError(
@@ -176,11 +223,12 @@ def _evidence_loaders(
             "by which a probe measures what looking can bring; add it to some records, or probe without --tools"
         )
     samples = QuestionSamples(dataset, questions, config.seed)
-    plain = GRPOCollator(collator.processor, PromptOptions.of(config))
-    return {
-        split: loader_of(samples, [(control, number) for number in numbers], plain, config)
-        for split, control in (("overview", AS_IT_IS), ("right span", EVIDENCE))
-    }
+    without_tools = GRPOCollator(collator.processor, PromptOptions.of(config))
+
+    def under(control: str) -> DataLoader:
+        return loader_of(samples, [(control, number) for number in numbers], without_tools, config)
+
+    return _EvidenceLoaders(overview=under(AS_IT_IS), right_span=under(EVIDENCE))
 
 
 def _first_prompts(
@@ -194,13 +242,15 @@ def _first_prompts(
     keys: dict[int, tuple[int, int]] = {}
     for key in build_sampler(dataset, config, 1, collator):
         if key is not None:
-            keys.setdefault(key[1], key)  # with weights a record may come several times
+            _, index = key  # (pass over the data, record)
+            keys.setdefault(index, key)  # with weights a record may come several times
     return dataset, list(keys.values())[:limit]
 
 
 def _refuse_foreign(folder: Path) -> None:
     """Raise FileExistsError for a folder with files that no probe writes."""
-    if folder.is_dir() and {each.name for each in folder.iterdir()} - {NAME, NUMBERS, "run.json", "rollouts"}:
+    present = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
+    if present - {NAME, NUMBERS, "run.json", "rollouts"}:
         raise FileExistsError(
             f"--output_dir {folder}: holds files that no probe wrote; give a new folder or that of an earlier probe"
         )
@@ -211,10 +261,10 @@ def _refuse_foreign(folder: Path) -> None:
 
 def numbers_of(
     question: dict[str, Any],
-    prompts: Sequence[Answers],
+    prompts: Sequence[Answers[Rollout]],
     left_out: Sequence[BadSample],
     seconds: float,
-    taught: Sequence[Answers] = (),
+    taught: Sequence[Answers[Rollout]] = (),
 ) -> dict[str, Any]:
     """The numbers of at least one prompt, as ``probe.json`` has them: docs/evaluation.md explains each.
 
@@ -228,17 +278,18 @@ def numbers_of(
     Raises:
         RewardError: the reward ``pass_by`` has a value for no completion.
     """
-    size, pass_by = question["group_size"], question["pass_by"]
+    pass_by = question["pass_by"]
     if not any(each.passed for each in prompts):
         raise RewardError(f"--pass_by {pass_by}: it has no value for any completion; name another reward")
-
-    def equal(values: Callable[[Rollout], float | None]) -> Interval:
-        return share_interval([equal_chance([*map(values, each.rows)], size) for each in prompts])
-
     rows = [row for each in prompts for row in each.rows]
-    names = list(rows[0].rewards)
-    cut = [row.completion for row in rows if is_truncated(row)]
-    form = next((name for name in FORMATS if name in names), None)
+    reward_names = list(rows[0].rewards)
+    has_answer_end = [float("</answer>" in row.completion) for row in rows if is_truncated(row)]
+    asks_for_form = [float(any("<answer>" in turn["text"] for turn in row.prompt)) for row in rows]
+    unique_completions = [len({row.completion for row in each.rows}) for each in prompts]
+    form = next((name for name in FORMATS if name in reward_names), None)
+    in_form = None
+    if form is not None:
+        in_form = share_over(prompts, lambda row: row.rewards[form] == 1)
     return as_json(
         {
             **question,
@@ -246,14 +297,14 @@ def numbers_of(
             "left_out": [bad.error for bad in left_out],
             "pass_at_k": pass_chances(prompts, question["samples"]),
             "teacher": mean_score(taught, PASSES),
-            "rewards": {name: mean_score(prompts, name) for name in (*names, TOTAL)},
-            "equal_groups": equal(lambda row: row.total),
-            "equal_answers": equal(lambda row: row.total if pass_by == TOTAL else row.rewards[pass_by]),
+            "rewards": {name: mean_score(prompts, name) for name in (*reward_names, TOTAL)},
+            "equal_groups": _equal_share(prompts, TOTAL, question["group_size"]),
+            "equal_answers": _equal_share(prompts, pass_by, question["group_size"]),
             "truncated": share_over(prompts, is_truncated),
-            "truncated_after_answer": _mean([float("</answer>" in text) for text in cut]),
-            "format": None if form is None else share_over(prompts, lambda row: row.rewards[form] == 1),
-            "form_asked": _mean([float(any("<answer>" in turn["text"] for turn in row.prompt)) for row in rows]),
-            "unique": _mean([len({row.completion for row in each.rows}) for each in prompts]),
+            "truncated_after_answer": _mean(has_answer_end),
+            "format": in_form,
+            "form_asked": _mean(asks_for_form),
+            "unique": _mean(unique_completions),
             "completion_tokens": _mean([row.tokens for row in rows]),
             "longest_completion": max(row.tokens for row in rows),
             "prompt_tokens": _mean([each.prompt_tokens for each in prompts]),
@@ -263,7 +314,18 @@ def numbers_of(
     )
 
 
-def worth_of_looks(overview: Sequence[Answers], right_span: Sequence[Answers], pass_by: str) -> dict[str, Any]:
+def _equal_share(prompts: Sequence[Answers[Rollout]], name: str, group_size: int) -> Interval:
+    """The share of groups of training in which all completions have an equal value of the reward ``name``."""
+    chances = []
+    for each in prompts:
+        values = [reward_named(row, name) for row in each.rows]
+        chances.append(equal_chance(values, group_size))
+    return share_interval(chances)
+
+
+def worth_of_looks(
+    overview: Sequence[Answers[Rollout]], right_span: Sequence[Answers[Rollout]], pass_by: str
+) -> dict[str, Any]:
     """The most that looking can bring, as ``probe.json`` has it: what the right span brings on the same records.
 
     Args:
@@ -271,13 +333,19 @@ def worth_of_looks(overview: Sequence[Answers], right_span: Sequence[Answers], p
         right_span: of the same records with the span of their ``evidence`` in place of the whole clip.
         pass_by: the reward that is compared.
     """
-    before, after = ({each.cluster: each for each in prompts} for prompts in (overview, right_span))
+    # In a probe the cluster of a prompt is the place of its record, so it names the record on both sides.
+    before = {each.cluster: each for each in overview}
+    after = {each.cluster: each for each in right_span}
     gain = differences(before, after, pass_by)
-    columns = {"overview": before, "right_span": after}
-    means = {name: [found[where].scores[pass_by] for where in gain] for name, found in columns.items()}
     clips = [before[where].rows[0].clips[0].path for where in gain]
-    intervals = {name: clustered_interval(own, clips) for name, own in (means | {"gain": [*gain.values()]}).items()}
-    return as_json({"records": len(gain), **intervals})
+    return as_json(
+        {
+            "records": len(gain),
+            "overview": clustered_interval([before[where].scores[pass_by] for where in gain], clips),
+            "right_span": clustered_interval([after[where].scores[pass_by] for where in gain], clips),
+            "gain": clustered_interval(list(gain.values()), clips),
+        }
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -288,9 +356,12 @@ def judged(numbers: dict[str, Any], request: Request) -> dict[str, Any]:
     """The numbers with their verdict and the next command, as ``probe.json`` has them."""
     config = request.config
     findings = verdict(numbers, GenerationOptions.of(config), RewardOptions.of(config))
-    shown = [{"name": each.code, "words": each.message, "flags": each.flags} for each in findings]
     base = base_of_adapter(str(config.model_name_or_path))
-    return {**numbers, "verdict": shown, "next": next_command(findings, request, base)}
+    return {
+        **numbers,
+        "verdict": [{"name": each.code, "words": each.message, "flags": each.flags} for each in findings],
+        "next": next_command(findings, request, base),
+    }
 
 
 def verdict(numbers: dict[str, Any], generation: GenerationOptions, rewards: RewardOptions) -> list[Finding]:
@@ -305,17 +376,25 @@ def verdict(numbers: dict[str, Any], generation: GenerationOptions, rewards: Rew
         generation, rewards: of the training run.
     """
     unread = list(_cut_off(numbers, generation))
-    if numbers["truncated"]["mean"] < HALF:
+    if numbers["truncated"]["mean"] < HALF:  # completions that are cut lack the end of the form
         unread += _form(numbers, rewards)
-    if found := unread or [*_looks(numbers), *_spread(numbers, generation)]:
+    if unread:
+        return unread
+    found = [*_looks(numbers), *_spread(numbers, generation)]
+    if found:
         return found
     teach = 1 - numbers["equal_groups"]["mean"]
     text = f"{teach:.0%} of the groups of {numbers['group_size']} have rewards that differ, and teach something"
-    return [Finding(GOOD, text + (". The others cost as much and teach nothing" if teach < HALF else ""))]
+    if teach < HALF:
+        text += ". The others cost as much and teach nothing"
+    return [Finding(GOOD, text)]
 
 
 def _cut_off(numbers: dict[str, Any], generation: GenerationOptions) -> Iterator[Finding]:
-    share, limit, stops = numbers["truncated"]["mean"], generation.generation_max_length, generation.stop_strings or ()
+    """Completions that end at the limit: a stop string, if most were cut after a whole answer, else a higher limit."""
+    share = numbers["truncated"]["mean"]
+    limit = generation.generation_max_length
+    stops = generation.stop_strings or ()
     if share < CUT_OFF_SHARE:
         return
     found = f"{share:.0%} of the completions end at the limit of {limit} tokens"
@@ -327,26 +406,34 @@ def _cut_off(numbers: dict[str, Any], generation: GenerationOptions) -> Iterator
 
 
 def _form(numbers: dict[str, Any], rewards: RewardOptions) -> Iterator[Finding]:
+    """Completions without the form that the format reward asks for."""
     if numbers["format"] is None or numbers["format"]["mean"] >= FORM_MISSING:
         return
-    thinks = rewards.response_format == "think_answer"
-    tags = "<think> </think>, then <answer> </answer>" if thinks else "<answer> </answer>"
+    tags = "<answer> </answer>"
+    without_thinking = ""
+    if rewards.response_format == "think_answer":
+        tags = "<think> </think>, then <answer> </answer>"
+        without_thinking = ", or drop the thinking by --response_format answer_only"
     found = f"{numbers['format']['mean']:.0%} of the completions have the form that the format reward asks for"
-    without = ", or drop the thinking by --response_format answer_only" if thinks else ""
-    text = f"{found}: show an example of it in the prompt{without}, or teach it first by qwenvl warmup"
-    named = numbers["form_asked"] >= HALF  # by the prompts already
-    yield Finding("format missing", text, flags=() if named else ("--system", f"Reply in this form: {tags}."))
+    text = f"{found}: show an example of it in the prompt{without_thinking}, or teach it first by qwenvl warmup"
+    prompts_ask = numbers["form_asked"] >= HALF  # a system prompt would only repeat it
+    yield Finding("format missing", text, flags=() if prompts_ask else ("--system", f"Reply in this form: {tags}."))
 
 
 def _looks(numbers: dict[str, Any]) -> Iterator[Finding]:
+    """Looks that can bring nothing: with the right span the reward is hardly higher than on the overview."""
     looks = numbers.get("looks")
-    if not looks or ((looks["gain"]["mean"] or 0) >= LITTLE and (looks["gain"]["low"] or 0) > 0):
+    if not looks:
+        return
+    gain = looks["gain"]  # its values are None without a record, and its ends with records of one clip alone
+    if (gain["mean"] or 0) >= LITTLE and (gain["low"] or 0) > 0:
         return
     by = numbers["pass_by"]
     if not looks["records"]:
         yield Finding("looks not measured", f"{by} has no value where records have `evidence`: name another --pass_by")
         return
-    overview, span = looks["overview"]["mean"], looks["right_span"]["mean"]
+    overview = looks["overview"]["mean"]
+    span = looks["right_span"]["mean"]
     shown = "the overview shows enough: show fewer frames (--frame_counts 4,8)"
     if overview < MOSTLY_RIGHT:
         shown = "the model does not use the right span: show more pixels (--video_max_frame_pixels), or warm it up"
@@ -359,13 +446,19 @@ def _looks(numbers: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _spread(numbers: dict[str, Any], generation: GenerationOptions) -> Iterator[Finding]:
-    most, size, chances = numbers["samples"], numbers["group_size"], numbers["pass_at_k"]
-    first, best, equal = chances["1"]["mean"], chances[str(most)]["mean"], numbers["equal_groups"]["mean"]
-    larger = () if size >= LARGEST_GROUP else ("--grpo_sample_size", str(min(LARGEST_GROUP, max(most, 2 * size))))
+    """Groups with equal rewards: the records are too hard, too easy, or the completions are too similar."""
+    samples = numbers["samples"]
+    size = numbers["group_size"]
+    first = numbers["pass_at_k"]["1"]["mean"]
+    best = numbers["pass_at_k"][str(samples)]["mean"]  # None where no prompt has a value for all completions
+    equal = numbers["equal_groups"]["mean"]
+    larger: tuple[str, ...] = ()
+    if size < LARGEST_GROUP:
+        larger = ("--grpo_sample_size", str(min(LARGEST_GROUP, max(samples, 2 * size))))
     if best is not None and best <= HARDLY_EVER_RIGHT and numbers["equal_answers"]["mean"] > EQUAL_SHARE:
         text = (
-            f"of {most} completions one passes for {best:.0%} of the prompts: there is nothing to prefer. Take easier "
-            "records, a reward with finer steps or a larger model, or teach the solutions first by qwenvl warmup"
+            f"of {samples} completions one passes for {best:.0%} of the prompts: there is nothing to prefer. Take "
+            "easier records, a reward with finer steps or a larger model, or teach the solutions first by qwenvl warmup"
         )
         if equal <= EQUAL_SHARE:
             text += ". Its rewards differ, but not by the answer"
@@ -374,13 +467,16 @@ def _spread(numbers: dict[str, Any], generation: GenerationOptions) -> Iterator[
         text = f"{first:.0%} of the completions pass: take harder records. Larger groups hold a wrong answer more often"
         yield Finding("too easy", text, flags=larger)
     elif equal > EQUAL_SHARE:
-        warmer = () if generation.generation_temperature >= 1 else ("--generation_temperature", "1.0")
-        wider = () if generation.generation_top_p == 1 else ("--generation_top_p", "1.0")
+        freer: tuple[str, ...] = ()
+        if generation.generation_temperature < 1:
+            freer += ("--generation_temperature", "1.0")
+        if generation.generation_top_p != 1:
+            freer += ("--generation_top_p", "1.0")
         text = (
             f"{equal:.0%} of the groups of {size} have equal rewards, and {numbers['unique']:.1f} of "
-            f"{numbers['samples']} completions differ: a prompt is answered alike each time. Sample more freely"
+            f"{samples} completions differ: a prompt is answered alike each time. Sample more freely"
         )
-        yield Finding("no diversity", text, flags=(*warmer, *wider) or larger)
+        yield Finding("no diversity", text, flags=freer or larger)
 
 
 def next_command(findings: Sequence[Finding], request: Request, base: str | None = None) -> str:
@@ -391,8 +487,11 @@ def next_command(findings: Sequence[Finding], request: Request, base: str | None
         base: the base model, if the model is an adapter.
     """
     config = request.config
-    model, data = str(config.model_name_or_path), str(config.dataset_use)
-    if flags := [flag for finding in findings for flag in finding.flags]:
+    model = str(config.model_name_or_path)
+    data = str(config.dataset_use)
+    flags = [flag for finding in findings for flag in finding.flags]
+    if flags:
+        # A group of training needs as many completions of the probe, so a set number of them grows with it.
         if request.options.samples is not None and "--grpo_sample_size" in flags:
             flags += ["--samples", flags[flags.index("--grpo_sample_size") + 1]]
         return shlex.join(["qwenvl", "probe", *without_flags(request.argv, flags), *flags])
@@ -400,13 +499,18 @@ def next_command(findings: Sequence[Finding], request: Request, base: str | None
         shown = changed_flags(config, (ReadingOptions, FrameOptions, PromptOptions), without=("on_long_prompt",))
         tools = ["--tools", *config.tools] if config.tools else []
         return shlex.join(["qwenvl", "preview", data, "--n", "8", "--model", base or model, *shown, *tools])
-    named = []
-    if request.words:
-        adapter = [] if base is None else ["--lora_enable", "--start_from_weights", model]
-        named = ["--model_name_or_path", base or model, *adapter, "--dataset_use", data]
-    output = ["--output_dir", "runs/" + re.sub(r"[^\w.-]+", "-", Path(data).stem)]
-    file = None if request.file is None else ["--config", str(request.file)]
-    return shlex.join(["qwenvl", "train", *(file or []), *named, *request.flags, *([] if file else output)])
+    words = ["qwenvl", "train"]
+    if request.file is not None:
+        words += ["--config", str(request.file)]
+    if request.words:  # without words the file names model and data
+        words += ["--model_name_or_path", base or model]
+        if base is not None:
+            words += ["--lora_enable", "--start_from_weights", model]
+        words += ["--dataset_use", data]
+    words += request.flags
+    if request.file is None:
+        words += ["--output_dir", "runs/" + re.sub(r"[^\w.-]+", "-", Path(data).stem)]
+    return shlex.join(words)
 
 
 def without_flags(argv: Sequence[str], flags: Sequence[str]) -> list[str]:
@@ -417,9 +521,10 @@ def without_flags(argv: Sequence[str], flags: Sequence[str]) -> list[str]:
         ['m', 'd', '--seed', '3']
     """
     named = {setting_of(word) for word in flags} - {None}
-    kept, flag = [], None
+    kept = []
+    flag = None
     for word in argv:
-        flag = setting_of(word) or flag
+        flag = setting_of(word) or flag  # a word without a name is a value of the last flag
         if flag not in named:
             kept.append(word)
     return kept
@@ -449,7 +554,7 @@ def table(numbers: dict[str, Any]) -> str:
 
 
 def _rows(numbers: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    size, samples = numbers["group_size"], numbers["samples"]
+    size = numbers["group_size"]
     for k, interval in numbers["pass_at_k"].items():
         yield f"pass@{k}", _shown(interval)
     if numbers["teacher"]["n"]:
@@ -461,12 +566,13 @@ def _rows(numbers: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "truncated", _shown(numbers["truncated"])
     for name, reward in numbers["rewards"].items():
         yield f"reward {name}", _shown(reward)
-    if looks := numbers.get("looks"):
+    looks = numbers.get("looks")
+    if looks:
         yield f"{numbers['pass_by']} on the overview", f"{_shown(looks['overview'])} without tools"
         yield f"{numbers['pass_by']} with the right span", f"{_shown(looks['right_span'])} without tools"
         gain = interval_text(looks["gain"], signed=True) if looks["records"] else "not known"
         yield "the most looking can bring", f"{gain} on {looks['records']:,} records with `evidence`"
-    yield "different completions", f"{numbers['unique']:.1f} of {samples}"
+    yield "different completions", f"{numbers['unique']:.1f} of {numbers['samples']}"
     yield "completion tokens", f"{numbers['completion_tokens']:,.0f}, the longest {numbers['longest_completion']:,}"
     yield "prompt tokens", f"{numbers['prompt_tokens']:,.0f}, the longest {numbers['longest_prompt']:,}"
     yield "seconds per prompt", f"{numbers['seconds_per_prompt']:.2f}"

@@ -24,10 +24,18 @@ from qwenvl.rewards import Rubric
 from qwenvl.run_log.log import AS_IT_IS, hash_of, installed_versions
 from qwenvl.step.assemble import weight_dtype
 
-_PIECES, _PIECE = 64, 65536  # of a weight file: how many are hashed, and their bytes
+_PIECES = 64  # of a weight file that are hashed
+_PIECE_BYTES = 65536
 _NUMERICS = {
-    *("attn_implementation", "shared_prefix", "rollout_engine", "rollout_token_budget", "bf16", "fp16", "tf32"),
-    *("use_cpu", "seed"),
+    "attn_implementation",
+    "shared_prefix",
+    "rollout_engine",
+    "rollout_token_budget",
+    "bf16",
+    "fp16",
+    "tf32",
+    "use_cpu",
+    "seed",
 }
 """Settings of the machine that can change a number, if only by rounding."""
 
@@ -44,7 +52,10 @@ def model_facts(
 
     base = base_of_adapter(model.path)
     described = AutoConfig.from_pretrained(base or model.path)
-    texts = [] if questions is None else [collator.ruler.text(chat_messages(r)) for r in questions.records.values()]
+    prompts_hash = ""
+    if questions is not None:
+        texts = [collator.ruler.text(chat_messages(record)) for record in questions.records.values()]
+        prompts_hash = hash_of("\x1e".join(texts))  # with the record separator of ASCII
     return {
         "name": model.name,
         "path": model.path,
@@ -56,7 +67,7 @@ def model_facts(
         "dtype": str(weight_dtype(config, frozen=True)).removeprefix("torch."),
         "template_hash": hash_of(str(collator.processor.chat_template)),
         "template_arguments": collator.ruler.effective_arguments,
-        "prompts_hash": "" if questions is None else hash_of("\x1e".join(texts)),
+        "prompts_hash": prompts_hash,
         "trained_otherwise": trained_otherwise(model.path, config),
     }
 
@@ -72,15 +83,12 @@ def protocol_of(
 ) -> dict[str, Any]:
     """The settings behind the numbers of all models, by topic."""
     config, options = request.config, request.options
+    greedy = options.samples == 1
     params = asdict(config.sampling_params())
-    params.pop("entropies")
-    if options.samples == 1:
+    params.pop("entropies")  # it changes no completion
+    if greedy:
         params = {name: params[name] for name in ("max_new_tokens", "repetition_penalty", "stop_strings")}
     names = sorted(names_of(*EVALUATION_GROUPS) & (OF_A_RUN | _NUMERICS))
-    rows = [  # what is asked and expected, and the names of media, without the folders above them
-        [[vars(m) for m in r.messages], r.solution, [Path(p).name for p in (*r.videos, *r.images)]]
-        for r in (questions.record(AS_IT_IS, number) for number in questions.records)
-    ]
     return {
         "data": {
             "dataset_use": config.dataset_use,
@@ -88,9 +96,9 @@ def protocol_of(
             "of": len(dataset),
             "clusters": len(set(questions.clusters.values())),
             "cluster_by": options.cluster_by or "clips and images",
-            "hash": hash_of(rows),
+            "hash": _hash_of_data(questions),
         },
-        "decoding": {"method": "greedy" if options.samples == 1 else "sampled", "samples": options.samples, **params},
+        "decoding": {"method": "greedy" if greedy else "sampled", "samples": options.samples, **params},
         "frames": asdict(FrameOptions.of(config)),
         "prompts": asdict(PromptOptions.of(config)),
         "decoder": dataset.decoder,
@@ -102,13 +110,26 @@ def protocol_of(
     }
 
 
+def _hash_of_data(questions: Questions) -> str:
+    """A hash of what is asked and expected, and of the names of media without the folders above them."""
+    rows = []
+    for number in questions.records:
+        record = questions.record(AS_IT_IS, number)
+        messages = [vars(message) for message in record.messages]
+        media = [Path(path).name for path in (*record.videos, *record.images)]
+        rows.append([messages, record.solution, media])
+    return hash_of(rows)
+
+
 def revision_of(path: str) -> str | None:
     """The commit of a model that was loaded from the hub. None for a folder."""
     from transformers.utils import cached_file
 
     if Path(path).is_dir():
         return None
-    return next(iter(re.findall(r"/snapshots/([0-9a-f]{40})/", str(cached_file(path, "config.json")))), None)
+    # The cache of the hub has a folder for each commit: models--ORG--NAME/snapshots/COMMIT/config.json.
+    found = re.search(r"/snapshots/([0-9a-f]{40})/", str(cached_file(path, "config.json")))
+    return None if found is None else found[1]
 
 
 def fingerprint(path: str) -> str | None:
@@ -121,19 +142,25 @@ def fingerprint(path: str) -> str | None:
         size = file.stat().st_size
         hashed.update(f"{file.name} {size}".encode())
         with file.open("rb") as opened:
-            for start in sorted({max(0, (size - _PIECE) * piece // (_PIECES - 1)) for piece in range(_PIECES)}):
+            # Evenly spread from the first bytes to the last. A small file has fewer pieces than 64.
+            starts = {max(0, (size - _PIECE_BYTES) * piece // (_PIECES - 1)) for piece in range(_PIECES)}
+            for start in sorted(starts):
                 opened.seek(start)
-                hashed.update(opened.read(_PIECE))
+                hashed.update(opened.read(_PIECE_BYTES))
     return hashed.hexdigest()
 
 
 def differing(before: Any, now: Any, name: str = "") -> list[str]:
     """Where two JSON values differ, as lines ``name: before, now``."""
-    before, now = json.loads(json.dumps(before)), json.loads(json.dumps(now))
+    # As files have them: a tuple and a list are the same there.
+    before = json.loads(json.dumps(before))
+    now = json.loads(json.dumps(now))
     if isinstance(before, Mapping) and isinstance(now, Mapping):
-        return [
-            line
-            for each in dict.fromkeys([*before, *now])
-            for line in differing(before.get(each), now.get(each), f"{name}.{each}" if name else str(each))
-        ]
-    return [] if before == now else [f"{name}: {json.dumps(before)} there, {json.dumps(now)} here"]
+        lines = []
+        for key in dict.fromkeys([*before, *now]):
+            inner = f"{name}.{key}" if name else str(key)
+            lines += differing(before.get(key), now.get(key), inner)
+        return lines
+    if before == now:
+        return []
+    return [f"{name}: {json.dumps(before)} there, {json.dumps(now)} here"]

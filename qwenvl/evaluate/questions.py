@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
 
 import torch
 from torch.utils.data import Dataset
@@ -32,7 +31,9 @@ from qwenvl.types import BadSample, Message, Record, Sample
 BLOCK = 16
 """Records that are sampled and written together. Fixed, so that results do not depend on the number of processes or on
 resuming."""
-OTHER, TEXT_ONLY, EVIDENCE = "other_clip", "text_only", "evidence"
+OTHER = "other_clip"
+TEXT_ONLY = "text_only"
+EVIDENCE = "evidence"
 _TAG = re.compile(r"<(?:video|image)>\n?")
 _TRIES = 200  # candidates for a partner with another solution
 
@@ -45,17 +46,20 @@ def blank(sample: Sample, seed: int) -> Sample:
 
 def shuffled(sample: Sample, seed: int) -> Sample:
     """The sample with the frames of each clip in random order, as ``temporal_contrast`` shuffles them in training."""
-    clips = tuple(
-        replace(clip, frames=clip.frames[random_order(len(clip.frames), seed, sample.epoch, sample.record.id, number)])
-        for number, clip in enumerate(sample.videos)
-    )
-    return replace(sample, videos=clips)
+    clips = []
+    for number, clip in enumerate(sample.videos):
+        order = random_order(len(clip.frames), seed, sample.epoch, sample.record.id, number)
+        clips.append(replace(clip, frames=clip.frames[order]))
+    return replace(sample, videos=tuple(clips))
 
 
 def single_frame(sample: Sample, seed: int) -> Sample:
     """The sample with the middle frame of each clip in place of all of its frames."""
-    middle = lambda frames: frames[[len(frames) // 2] * len(frames)]
-    return replace(sample, videos=tuple(replace(clip, frames=middle(clip.frames)) for clip in sample.videos))
+    clips = []
+    for clip in sample.videos:
+        length = len(clip.frames)
+        clips.append(replace(clip, frames=clip.frames[[length // 2] * length]))
+    return replace(sample, videos=tuple(clips))
 
 
 PIXEL_CONTROLS: Mapping[str, Callable[[Sample, int], Sample]] = {
@@ -97,11 +101,11 @@ class Questions:
             numbers = sorted(stable_random(seed, "evaluate").sample(numbers, options.limit))
         records = {number: dataset.record(number) for number in numbers}
         questions = cls(
-            records,
-            clusters_of(records, options.cluster_by),
-            (AS_IT_IS, *options.control_names),
-            partners(records, seed) if OTHER in options.control_names else {},
-            tools,
+            records=records,
+            clusters=clusters_of(records, options.cluster_by),
+            controls=(AS_IT_IS, *options.control_names),
+            partners=partners(records, seed) if OTHER in options.control_names else {},
+            tools=tools,
         )
         idle = []
         for control in questions.controls:
@@ -135,8 +139,13 @@ class Questions:
         record = self.records[number]
         if control == OTHER:
             other = self.records[self.partners[number]]
-            seen = {name: getattr(other, name) for name in ("videos", "images", "clip_meta", "image_sizes")}
-            return replace(record, **seen)
+            return replace(
+                record,
+                videos=other.videos,
+                images=other.images,
+                clip_meta=other.clip_meta,
+                image_sizes=other.image_sizes,
+            )
         if control == TEXT_ONLY:
             messages = tuple(Message(message.role, _TAG.sub("", message.text)) for message in record.messages)
             return replace(record, messages=messages, videos=(), images=(), clip_meta=(), image_sizes=())
@@ -151,8 +160,15 @@ class Questions:
     def blocks(self) -> list[list[tuple[str, int]]]:
         """Control and number of the questions that are sampled and written together, control by control."""
         numbers = list(self.records)
-        parts = (numbers[start : start + BLOCK] for start in range(0, len(numbers), BLOCK))
-        return [[(control, n) for control in self.controls for n in part if self.applies(control, n)] for part in parts]
+        blocks = []
+        for start in range(0, len(numbers), BLOCK):
+            block = []
+            for control in self.controls:
+                for number in numbers[start : start + BLOCK]:
+                    if self.applies(control, number):
+                        block.append((control, number))
+            blocks.append(block)
+        return blocks
 
 
 def toolbox_under(control: str, toolbox: Toolbox, seed: int) -> Toolbox:
@@ -207,11 +223,22 @@ def partners(records: Mapping[int, Record], seed: int) -> dict[int, int]:
     for numbers in alike.values():
         stable_random(seed, OTHER).shuffle(numbers)
         for place, number in enumerate(numbers):
-            others = (numbers[(place + step) % len(numbers)] for step in range(1, len(numbers)))
-            fits = islice((other for other in others if not media[number] & media[other]), _TRIES)
-            if (first := next(fits, None)) is not None:
-                differs = (other for other in chain([first], fits) if answers[other] != answers[number])
-                found[number] = next(differs, first)
+            first = None  # the first that fits, should all have the same solution
+            tried = 0
+            for step in range(1, len(numbers)):
+                other = numbers[(place + step) % len(numbers)]
+                if media[number] & media[other]:
+                    continue
+                if first is None:
+                    first = other
+                if answers[other] != answers[number]:
+                    found[number] = other
+                    break
+                tried += 1
+                if tried == _TRIES:
+                    break
+            if first is not None:
+                found.setdefault(number, first)
     return dict(sorted(found.items()))
 
 
@@ -233,4 +260,7 @@ def clusters_of(records: Mapping[int, Record], by: str | None = None) -> dict[in
                     f"{record.where}: no field {by!r}, which --cluster_by names; it has {', '.join(record.fields)}"
                 )
         return {number: str(record.fields.get(by)) for number, record in records.items()}
-    return clusters_by({n: [*record.videos, *record.images] or [record.where] for n, record in records.items()})
+    media = {}
+    for number, record in records.items():
+        media[number] = [*record.videos, *record.images] or [record.where]
+    return clusters_by(media)

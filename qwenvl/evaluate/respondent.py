@@ -103,7 +103,9 @@ def build_respondent(
     path = path or str(config.model_name_or_path)
     base = base_of_adapter(path)
     model = loaded_model(base or path, config, frozen=True)
-    model = (model if base is None else with_adapter(model, path)).requires_grad_(False).to(config.device)
+    if base is not None:
+        model = with_adapter(model, path)
+    model = model.requires_grad_(False).to(config.device)
     kernels = build_kernels(config, model, collator.processor)
     accelerator = Accelerator(cpu=config.use_cpu, mixed_precision=config.mixed_precision)
     sample = build_sample(config, kernels, model, collator, accelerator, group_size=group_size)
@@ -155,14 +157,17 @@ def in_blocks(
     name: str = "",
 ) -> Iterator[tuple[Sequence[Any], list[BadSample], Iterator[list[PromptBatch]]]]:
     """Each block of keys, its records that cannot be read, and its prompts in batches that are sampled together."""
-    config, keys = respondent.config, [*chain.from_iterable(blocks)]
+    config = respondent.config
     new_tokens = samples * respondent.sample.params.max_new_tokens
+    # One loader for all blocks, so that its workers read the next block while this one is answered.
+    keys = list(chain.from_iterable(blocks))
     loader = loader_of(data, keys, collator, config)
     prompts = with_progress((inputs["prompts"] for inputs in loader), len(keys), name)
     for block in blocks:
-        batches: list[PromptBatch] = [*islice(prompts, len(block))]
+        batches: list[PromptBatch] = list(islice(prompts, len(block)))
         bad = [each for batch in batches for each in batch.bad]
-        yield block, bad, in_budget(filter(len, batches), new_tokens=new_tokens, budget=config.rollout_token_budget)
+        readable = [batch for batch in batches if len(batch) > 0]
+        yield block, bad, in_budget(readable, new_tokens=new_tokens, budget=config.rollout_token_budget)
     next(prompts, None)  # ends the bar
 
 
@@ -173,7 +178,11 @@ def pass_reward(rubric: Rubric, options: PassOptions) -> str:
         ValueError: no such reward, or one that no completion or every completion passes.
     """
     names = (*rubric.names, TOTAL)
-    judges = [name for name in rubric.names if name not in SHAPING and name.rstrip("_0123456789") not in BY_FLAG]
+    judges = []
+    for name in rubric.names:
+        without_number = name.rstrip("_0123456789")  # several reward models are reward_model_1, ...
+        if name not in SHAPING and without_number not in BY_FLAG:
+            judges.append(name)
     if options.pass_by is None and not judges:
         raise ValueError(
             f"none of the rewards {', '.join(rubric.names)} tells right from wrong by itself: name one with --pass_by, "

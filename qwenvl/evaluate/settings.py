@@ -209,10 +209,14 @@ def model_source(word: str | Path, taken: Sequence[str] = (), present: bool = Fa
     from qwenvl.model.hub import require_model
     from qwenvl.model.weight_files import has_weights
 
-    path, run = str(word), None
-    if (folder := Path(word)).is_dir():
-        folder = folder if has_weights(folder) else _newest_checkpoint(folder)
+    path = str(word)
+    run = None
+    folder = Path(word)
+    if folder.is_dir():
+        if not has_weights(folder):
+            folder = _newest_checkpoint(folder)
         path = str(folder)
+        # The weights are in the folder of the run, or in a checkpoint in it.
         run = next((str(each) for each in (folder, folder.parent) if (each / "run.json").is_file()), None)
     elif present or folder.is_file() or path.startswith(("/", ".", "~")):
         require_model(path)
@@ -222,7 +226,7 @@ def model_source(word: str | Path, taken: Sequence[str] = (), present: bool = Fa
     length = min(len(parts), 2 if parts[-1].startswith("checkpoint-") else 1)
     while length < len(parts) and "/".join(parts[-length:]) in taken:
         length += 1
-    return ModelSource("/".join(parts[-length:]), path, run)
+    return ModelSource(name="/".join(parts[-length:]), path=path, run=run)
 
 
 def named_models(words: Sequence[str], present: bool = False) -> list[ModelSource]:
@@ -245,18 +249,21 @@ def named_models(words: Sequence[str], present: bool = False) -> list[ModelSourc
 
 
 def _newest_checkpoint(run: Path) -> Path:
-    newest = None
+    """The newest checkpoint of a run with whole weights.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
     if any(run.glob("checkpoint-*")):  # else there is no reason to load torch, with which checkpoints are read
         from qwenvl.model.weight_files import has_weights, weights_problem
         from qwenvl.run_log.checkpoints import checkpoints_of
 
-        whole = (each for each in reversed(checkpoints_of(run)) if has_weights(each) and weights_problem(each) is None)
-        newest = next(whole, None)
-    if newest is None:
-        raise FileNotFoundError(
-            f"{run}: no weights in it; expected a model, an adapter, or a run's folder with a checkpoint"
-        )
-    return newest
+        for checkpoint in reversed(checkpoints_of(run)):
+            if has_weights(checkpoint) and weights_problem(checkpoint) is None:
+                return checkpoint
+    raise FileNotFoundError(
+        f"{run}: no weights in it; expected a model, an adapter, or a run's folder with a checkpoint"
+    )
 
 
 # ---- the commands
@@ -322,10 +329,11 @@ def probe_request(argv: Sequence[str], begins: bool = False) -> Request:
         raise ValueError("a probe runs in one process: start it without torchrun or accelerate launch")
     file, rest = split_file(argv)
     words, options, flags = parse_words(rest, ProbeOptions, PROBE_GROUPS)
-    if len(words) != 2 and (words or file is None):
+    file_names_both = file is not None and not words
+    if len(words) != 2 and not file_names_both:
         raise ValueError(f"expected MODEL DATA or a settings file before the flags, got {' '.join(words) or 'nothing'}")
     named = ("model_name_or_path", "dataset_use")
-    tokens = [f"--{name}={word}" for name, word in zip(named, words, strict=bool(words))]
+    tokens = [f"--{name}={word}" for name, word in zip(named, words, strict=True)] if words else []
 
     def check(settings: Any) -> None:
         for name in named:
@@ -345,7 +353,7 @@ def probe_request(argv: Sequence[str], begins: bool = False) -> Request:
             f"--samples {options.samples} is below --grpo_sample_size {config.grpo_sample_size}: what a group of "
             "training would look like can't be told from fewer completions"
         )
-    return Request(argv, config, options, words, file=file, flags=flags)
+    return Request(argv=argv, config=config, options=options, words=words, file=file, flags=flags)
 
 
 def evaluation_request(argv: Sequence[str], begins: bool = False) -> Request:
@@ -366,23 +374,44 @@ def evaluation_request(argv: Sequence[str], begins: bool = False) -> Request:
     file, flags = split_file(rest)
     if options.samples == 1:
         refuse_drawing(flags)
-    models = named_models(words[:-1], present=begins)
+    *model_words, data = words
+    models = named_models(model_words, present=begins)
     of_run = [model for model in models if model.run is not None]
-    tokens = training_flags(of_run[-1], flags) if file is None and of_run else []
-    check = partial(check_machine, models=[model.path for model in models], data=words[-1]) if begins else None
+    tokens: list[str] = []
+    source = None
+    if file is not None:
+        source = str(file)
+    elif of_run:
+        source = str(of_run[-1].run)
+        tokens = training_flags(of_run[-1], flags)
+    check = partial(check_machine, models=[model.path for model in models], data=data) if begins else None
     only = names_of(*EVALUATION_GROUPS)
-    config = config_from(file, [*tokens, f"--dataset_use={words[-1]}", *flags], only=only, check=check)
+    # Of a setting that stands twice the last one counts: flags override those of the run.
+    config = config_from(file, [*tokens, f"--dataset_use={data}", *flags], only=only, check=check)
     if config.engine_has_own_weights and config.world_size > 1:
         raise ValueError(
             f"--rollout_engine {config.rollout_engine} evaluates in one process: start it without torchrun or "
             "accelerate launch, and give several servers by --vllm_server"
         )
     skip_bad_records(config)
-    source = None if file is None and not of_run else str(file or of_run[-1].run)
-    data = "+".join(Path(part).stem for part in words[-1].split(","))
-    name = "-".join([*(model.name for model in models), "on", data])
-    folder = options.output_dir or str(Path("runs", "evaluate", re.sub(r"[^\w.+-]+", "-", name)[:120]))
-    return Request(argv, config, replace(options, output_dir=folder), words, models, file, flags, source)
+    folder = options.output_dir or str(_evaluation_folder(models, data))
+    return Request(
+        argv=argv,
+        config=config,
+        options=replace(options, output_dir=folder),
+        words=words,
+        models=models,
+        file=file,
+        flags=flags,
+        settings_of=source,
+    )
+
+
+def _evaluation_folder(models: Sequence[ModelSource], data: str) -> Path:
+    """The default ``--output_dir`` of an evaluation, named by its models and data sets."""
+    datasets = "+".join(Path(part).stem for part in data.split(","))
+    name = "-".join([*(model.name for model in models), "on", datasets])
+    return Path("runs", "evaluate", re.sub(r"[^\w.+-]+", "-", name)[:120])
 
 
 def try_request(argv: Sequence[str], begins: bool = False) -> Request:
@@ -394,21 +423,33 @@ def try_request(argv: Sequence[str], begins: bool = False) -> Request:
     Raises:
         ValueError, OSError: an unknown, unfit or meaningless flag, no question, no such model or file.
     """
+    # ``-n 4`` and ``-n4``, as users write them, for the parser that knows long names alone.
     argv = ["--n" if word == "-n" else re.sub(r"^-n(\d+)$", r"--n=\1", word) for word in argv]
     words, options, flags = parse_words(argv, TryOptions, TRY_GROUPS)
     if len(words) < 2 or not _is_text(words[-1]):
         raise ValueError("expected MODEL, clips or images, and a question in quotes, in this order, before the flags")
     if options.n == 1:
         refuse_drawing(flags)
-    if options.solution is None and (given := names_of(RewardOptions).intersection(map(setting_of, flags))):
-        raise ValueError(f"--{min(given)} has no effect without --solution: there is nothing to score an answer by")
-    for path in words[1:-1]:
+    scoring = names_of(RewardOptions).intersection(map(setting_of, flags))
+    if options.solution is None and scoring:
+        raise ValueError(f"--{min(scoring)} has no effect without --solution: there is nothing to score an answer by")
+    model_word, *media, question = words
+    for path in media:
         _require_medium(path)
-    model = model_source(words[0], present=begins)
+    model = model_source(model_word, present=begins)
     config = config_for(model, flags, reading={"system"}, begins=begins, scores=options.solution is not None)
     asking = asking_of(model, config, flags)
-    record = record_of(words[1:-1], words[-1], options.solution, asking, options.choices or ())
-    return Request(argv, config, options, words, [model], None, flags, asking.settings_of, record)
+    record = record_of(media, question, options.solution, asking, options=options.choices or ())
+    return Request(
+        argv=argv,
+        config=config,
+        options=options,
+        words=words,
+        models=[model],
+        flags=flags,
+        settings_of=asking.settings_of,
+        record=record,
+    )
 
 
 def config_for(
@@ -455,14 +496,18 @@ def asking_of(model: ModelSource, config: GRPOConfig, flags: Sequence[str]) -> A
         config: of ``config_for``.
         flags: of the command line.
     """
-    reading, framing, origin = ReadOptions.of(config), Framing(), "the defaults of training"
-    if (saved := model.prompt_settings()) is not None:
-        framing, origin = saved.framing, "saved beside the weights"
+    reading = ReadOptions.of(config)
+    framing = Framing()
+    origin = "the defaults of training"
+    saved = model.prompt_settings()
+    if saved is not None:
+        framing = saved.framing
+        origin = "saved beside the weights"
         if "prompt_template" not in map(setting_of, flags):
             reading = replace(reading, prompt_template=saved.prompt_template)
     framing = framing.with_format(config.format)
     settings_of = f"of the run {model.run}" if model.run else origin
-    return Asking(reading, framing, settings_of + framing.in_words())
+    return Asking(reading=reading, framing=framing, settings_of=settings_of + framing.in_words())
 
 
 def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = OF_A_RUN) -> list[str]:
@@ -475,14 +520,20 @@ def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = O
         taken: names of settings.
     """
     known = {} if model.run is None else dict(read_config(model.run)["config"])
-    if (saved := model.prompt_settings()) is not None:
-        known |= asdict(saved.frames) | asdict(saved.prompts) | {"system": saved.system}  # its file may be gone
+    saved = model.prompt_settings()
+    if saved is not None:
+        known |= asdict(saved.frames)
+        known |= asdict(saved.prompts)
+        known["system"] = saved.system  # the text: its file may be gone
     given = {setting_of(token) for token in flags}
     if given & {"base_interval", "video_fps"}:  # two names of one setting
         taken = taken - {"base_interval", "video_fps"}
     if "reward_funcs" in given:  # the run's weights are those of the run's rewards
         taken = taken - {"reward_weights", "format_reward_weight", "accuracy_reward_weight"}
-    chosen = {name: known[name] for name in sorted(taken & set(known)) if known[name] not in (None, [])}
+    chosen = {}
+    for name in sorted(taken & set(known)):
+        if known[name] is not None and known[name] != []:
+            chosen[name] = known[name]
     if model.run is not None:
         _tell_of_code(model, {name: value for name, value in chosen.items() if name not in given})
     return tokens_of(chosen)

@@ -85,9 +85,10 @@ def step_rows(answers: Iterable[ReadAnswer]) -> list[Row]:
         for _, partner in matches(RECALL_AT, answer.named, answer.true):
             found[answer.true[partner].step] += 1
         for place, partner in matches(NEAR_AT, answer.named, answer.true):
-            ours, theirs = answer.named[place], answer.true[partner]
-            edges = abs(ours.start - theirs.start), abs(ours.end - theirs.end)
-            errors.setdefault(theirs.step, []).append(edges)
+            ours = answer.named[place]
+            theirs = answer.true[partner]
+            errors_of_edges = (abs(ours.start - theirs.start), abs(ours.end - theirs.end))
+            errors.setdefault(theirs.step, []).append(errors_of_edges)
     rows = []
     for step in sorted(spans, key=_in_order):
         edges_of = errors.get(step, [])
@@ -114,8 +115,10 @@ def confusion_rows(answers: Iterable[ReadAnswer]) -> list[Row]:
     counts: Counter[tuple[int | str | None, int | str | None]] = Counter()
     for answer in answers:
         pairs = matches(NEAR_AT, answer.named, answer.true)
-        free = [span for place, span in enumerate(answer.named) if place not in {place for place, _ in pairs}]
-        missed = [span for place, span in enumerate(answer.true) if place not in {partner for _, partner in pairs}]
+        matched = {place for place, _ in pairs}
+        partners = {partner for _, partner in pairs}
+        free = [span for place, span in enumerate(answer.named) if place not in matched]
+        missed = [span for place, span in enumerate(answer.true) if place not in partners]
         # Every step is the same step here, so that times alone decide.
         overlap = overlaps([replace(span, number=0) for span in free], [replace(span, number=0) for span in missed])
         taken = set()
@@ -202,7 +205,8 @@ def check_procedure(solutions: Iterable[str], steps: Sequence[str], file: str) -
     """
     listed = _numbers_of(steps)
     for solution in solutions:
-        if any(isinstance(step, int) and step <= len(steps) for step in sequence_of(solution_of(solution), listed)):
+        named = sequence_of(solution_of(solution), listed)
+        if any(isinstance(step, int) and step <= len(steps) for step in named):
             return
     raise ValueError(
         f"--procedure {file}: no solution names one of its {len(steps)} steps; expected timelines, or numbers such as "
@@ -281,8 +285,8 @@ def step_text(step: int | str, name: str = "") -> str:
 
 
 def _in_order(step: int | str) -> tuple[bool, int, str]:
-    """Numbers by their value, then names."""
-    return (isinstance(step, str), 0, step) if isinstance(step, str) else (False, step, "")
+    """A key that sorts numbers by their value, then names."""
+    return (True, 0, step) if isinstance(step, str) else (False, step, "")
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
@@ -99,12 +99,16 @@ class CheckReport:
 
     def summary(self) -> dict[str, Any]:
         """The report as JSON: counts, problems by kind, and quantiles over the good records."""
-        fine, warned = self.checked, Counter(each["kind"] for each in self.warnings)
+        fine = self.checked
+        bad_by_kind = Counter(problem["kind"] for problem in self.problems)
+        warned_by_kind = Counter(warning["kind"] for warning in self.warnings)
+        settings = Counter(name for each in fine for name in each.settings)
+        advice = [ADVICE[problem["kind"]] for problem in self.problems if problem["kind"] in ADVICE]
         return {
             "records": len(self.good) + len(self.problems),
             "good": len(self.good),
             "bad": len(self.problems),
-            "bad_by_kind": dict(Counter(problem["kind"] for problem in self.problems).most_common()),
+            "bad_by_kind": dict(bad_by_kind.most_common()),
             "clips": sum(len(each.frames) for each in fine),
             "images": sum(each.images for each in fine),
             "text_only": sum(not each.frames and not each.images for each in fine),
@@ -113,13 +117,13 @@ class CheckReport:
             "prompt_tokens": quantiles([each.tokens for each in fine if each.tokens is not None]),
             "solutions": dict(self.solutions.most_common(20)),
             "drawn_per_epoch": self.drawn,
-            "fitted_prompts": warned[LOWERED],
+            "fitted_prompts": warned_by_kind[LOWERED],
             "rescaled_clips": sum(each.rescaled for each in fine),
             "read_as": self.read_as,
-            "frame_settings": dict(Counter(name for each in fine for name in each.settings).most_common()),
+            "frame_settings": dict(settings.most_common()),
             "options_counted_from": self.counted,
             "unread_keys": dict(self.unread),
-            "advice": list(dict.fromkeys(ADVICE[p["kind"]] for p in self.problems if p["kind"] in ADVICE)),
+            "advice": list(dict.fromkeys(advice)),
             "problems": self.problems,
             "warnings": self.warnings,
         }
@@ -155,7 +159,10 @@ def run(args: argparse.Namespace) -> int:
         )
         if args.write_clean:
             print(write_records(report.good, Path(args.write_clean)))
-    print(json.dumps(report.summary(), indent=1, ensure_ascii=False) if args.json else render(report, args.dataset))
+    if args.json:
+        print(json.dumps(report.summary(), indent=1, ensure_ascii=False))
+    else:
+        print(render(report, args.dataset))
     return 1 if report.problems or not report.good else 0
 
 
@@ -198,27 +205,28 @@ def examine(
     fit_to = None if collator is None else collator.options.fit_to
     dataset = GRPODataset((), sample_options, training=False, ruler=ruler, fit_to=fit_to)
 
-    check = lambda record: _check_one(record, dataset, collator, tokenizing, look_for)
-    good: list[list[int]] = [[] for _ in files]
+    def check(row: _Row) -> CheckedRecord | Problem:
+        return _check_one(row.record, dataset, collator, tokenizing, look_for)
+
+    good: list[list[int]] = [[] for _ in files]  # indices in each file
     questions: dict[int, tuple[str, str]] = {}
     hinted: dict[Hint, list[str]] = defaultdict(list)
-    rows = ((number, index, row) for number, file in enumerate(files) for index, row in enumerate(file.iterate()))
+    rows = _rows_of(files)
     bar = tqdm(total=sum(map(len, files)), unit="record", disable=not sys.stderr.isatty())
     with bar, ThreadPoolExecutor(jobs) as pool:
-        while batch := list(islice(rows, 16 * jobs)):  # not all rows at once: they are in memory
-            for (number, index, record), result in zip(batch, pool.map(check, [row[2] for row in batch]), strict=True):
+        while True:
+            batch = list(islice(rows, 16 * jobs))  # not all rows at once: they are in memory
+            if not batch:
+                break
+            for row, result in zip(batch, pool.map(check, batch), strict=True):
                 bar.update()
                 if isinstance(result, dict):
                     report.problems.append(result)
                     continue
-                assert isinstance(record, Record)
-                good[number].append(index)
-                report.checked.append(result)
-                report.solutions[record.solution.strip()] += 1
-                report.unread += unread_keys_of([record], columns)
-                if result.lowered:
-                    report.warnings.append({"kind": LOWERED, "message": f"{result.where}: {result.lowered}"})
-                report.warnings += _repeated(record, questions)
+                assert isinstance(row.record, Record)
+                good[row.file].append(row.index)
+                _add_record(report, row.record, result, columns)
+                report.warnings += _repeated(row.record, questions)
                 for hint in result.hints:
                     hinted[hint].append(result.where)
     report.good = ConcatDataset(map(RecordFile.subset, files, good)) if files else ()
@@ -229,12 +237,46 @@ def examine(
     return report
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A row of one of the files.
+
+    Attributes:
+        file, index: the number of the file, and that of the row in it, from 0.
+        record: or why the row is none.
+    """
+
+    file: int
+    index: int
+    record: Record | RecordError
+
+
+def _rows_of(files: Sequence[RecordFile]) -> Iterator[_Row]:
+    """The rows of all files, one at a time in memory."""
+    for number, file in enumerate(files):
+        for index, record in enumerate(file.iterate()):
+            yield _Row(file=number, index=index, record=record)
+
+
+def _add_record(report: CheckReport, record: Record, result: CheckedRecord, columns: Collection[str]) -> None:
+    """Count a good record."""
+    report.checked.append(result)
+    report.solutions[record.solution.strip()] += 1
+    report.unread += unread_keys_of([record], columns)
+    if result.lowered:
+        report.warnings.append({"kind": LOWERED, "message": f"{result.where}: {result.lowered}"})
+
+
 def _say_how_read(report: CheckReport, files: Sequence[RecordFile]) -> None:
     """Add what is known of each file as a whole to a report."""
     drawn = draws_per_epoch([Part(file.source.name, len(file), file.source.weight) for file in files])
-    report.drawn = {file.source.name: count for file, count in zip(files, drawn, strict=True)}
-    report.read_as = {file.source.name: file.read_as for file in files if file.read_as is not None}
-    report.counted = {file.source.name: file.first_number for file in files if file.first_number is not None}
+    for file, count in zip(files, drawn, strict=True):
+        name = file.source.name
+        report.drawn[name] = count
+        if file.read_as is not None:
+            report.read_as[name] = file.read_as
+        if file.first_number is not None:
+            report.counted[name] = file.first_number
 
 
 def _add_hints(report: CheckReport, hinted: Mapping[Hint, Sequence[str]]) -> None:
@@ -253,6 +295,7 @@ def _check_one(
     tokenizing: threading.Lock,
     look_for: HintsOf | None,
 ) -> CheckedRecord | Problem:
+    """The result of a row: its decoded media and its prompt, or why it cannot be trained on."""
     from qwenvl.data.hints import clip_lengths, picture_hints
     from qwenvl.data.prompt_length import MediaSizes
 
@@ -272,8 +315,16 @@ def _check_one(
             return {"kind": "too long", "message": batch.bad[0].error}
         tokens = batch.input_ids.shape[1]
     infos = [clip.info for clip in sample.videos]
-    said = (*record.clip_meta, *record.image_sizes)
     fewer = [f"{after} of {before} frames" for before, after in sample.fitted or () if after < before]
+    hints: list[Hint] = []
+    if look_for is not None:
+        hints += look_for(record, MediaSizes.of(sample))
+        hints += picture_hints(sample.videos)
+    hints += span_hints(record, infos)
+    hints += beyond_the_clip(record, infos)
+    settings: list[str] = []
+    for meta in (*record.clip_meta, *record.image_sizes):
+        settings += settings_read(meta)
     return CheckedRecord(
         where,
         images=len(record.images),
@@ -282,14 +333,9 @@ def _check_one(
         tokens=tokens,
         rescaled=sum(info.rescaled for info in infos),
         lowered=", ".join(fewer),
-        hints=(
-            *(look_for(record, MediaSizes.of(sample)) if look_for else ()),
-            *(picture_hints(sample.videos) if look_for else ()),
-            *span_hints(record, infos),
-            *beyond_the_clip(record, infos),
-        ),
+        hints=tuple(hints),
         lengths=tuple(clip_lengths(infos, record.clip_meta)),
-        settings=tuple(dict.fromkeys(name for meta in said for name in settings_read(meta))),
+        settings=tuple(dict.fromkeys(settings)),
         timeline=timeline_times(record, infos),
     )
 
@@ -321,13 +367,13 @@ def render(report: CheckReport, name: str) -> str:
         lines.append(f"  {unread_text(report.unread, len(report.checked))}")
     for title in ("frames_per_clip", "seconds_per_clip", "prompt_tokens"):
         if numbers[title]:
-            shown = (f"{name} {value:{',.4g' if value < 1000 else ',.0f'}}" for name, value in numbers[title].items())
-            lines.append(f"  {title.replace('_', ' ')}: {', '.join(shown)}")
-    if read := numbers["frame_settings"]:
-        told = ", ".join(f"{name} of {counted(count, 'record')}" for name, count in read.items())
+            shown = ", ".join(f"{name} {_short(value)}" for name, value in numbers[title].items())
+            lines.append(f"  {title.replace('_', ' ')}: {shown}")
+    if numbers["frame_settings"]:
+        told = ", ".join(f"{name} of {counted(count, 'record')}" for name, count in numbers["frame_settings"].items())
         lines.append(f"  frame settings read: {told}")
-    if common := report.solutions.most_common(1):
-        text, count = common[0]
+    if report.solutions:
+        [(text, count)] = report.solutions.most_common(1)
         lines.append(f"  {len(report.solutions):,} solutions, {count:,} times {beginning(visible(text))}")
     if len(report.drawn) > 1:
         drawn = ", ".join(f"{count:,} of {name}" for name, count in report.drawn.items())
@@ -353,5 +399,14 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
     ordered = sorted(values)
-    at = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def at(share: float) -> float:
+        place = int(share * len(ordered))
+        return ordered[min(place, len(ordered) - 1)]
+
     return {"min": ordered[0], "median": at(0.5), "p95": at(0.95), "max": ordered[-1]}
+
+
+def _short(value: float) -> str:
+    """A number with four digits, or as a whole from 1,000 on."""
+    return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"

@@ -7,7 +7,8 @@ import base64
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,24 @@ from qwenvl.inspection.flags import add_dataset_flags, record_files
 from qwenvl.types import ClipMeta, LibraryCount, LibrarySize, Record
 
 # Keys of a row that a record is made of. Other keys are copied as they are.
-OWN_KEYS = {"id", "conversations", "messages", "prompt", "video", "videos", "image", "images", "meta", "solution"}
-OWN_KEYS |= {"completion", *FRAME_KEYS, *SYSTEM_KEYS}
-OWN_KEYS |= {"frame_cnts", "dynamic_sample", "frame_times"}
+OWN_KEYS = {
+    "id",
+    "conversations",
+    "messages",
+    "prompt",
+    "completion",
+    "solution",
+    "video",
+    "videos",
+    "image",
+    "images",
+    "meta",
+    "frame_cnts",
+    "dynamic_sample",
+    "frame_times",
+    *FRAME_KEYS,
+    *SYSTEM_KEYS,
+}
 _SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt"}
 
 _Row = dict[str, Any]
@@ -59,70 +75,106 @@ def write_records(records: Iterable[Record], path: Path) -> str:
             f"{path}: expected a name that ends in .json or .jsonl; other kinds are made of these by "
             "datasets.load_dataset('json', data_files=...), such as .to_parquet(...)"
         )
-    root, folder = os.path.realpath(path.parent), path.with_name(path.name + ".media")
-    copied, outside = set[int](), set[int]()  # hashes of paths
-
-    def media(name: str) -> Any:
-        """The path to write. For a clip that is a list of frames: the list of their paths."""
-        if (frames := frame_list(name)) is not None:
-            return [media(frame) for frame in frames]
-        if Path(name).is_relative_to(root):
-            return os.path.relpath(name, root)
-        if not Path(name).is_relative_to(media_cache()):
-            outside.add(hash(name))
-            return name
-        copy = folder / Path(name).name
-        if hash(name) not in copied:
-            folder.mkdir(exist_ok=True)
-            shutil.copyfile(name, copy)
-            copied.add(hash(name))
-        return os.path.relpath(copy, root)
-
-    count, array = 0, kind == ".json"
+    media = _MediaPaths(root=os.path.realpath(path.parent), folder=path.with_name(path.name + ".media"))
+    count = 0
     with written_whole(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
-        file.write("[\n" if array else "")
+        if kind == ".json":
+            file.write("[\n")
         for count, record in enumerate(records, start=1):
-            file.write((",\n" if array and count > 1 else "") + _json(row_of(record, media)) + "\n" * (not array))
-        file.write("\n]\n" if array else "")
+            row = _json(row_of(record, media.path_of))
+            if kind == ".jsonl":
+                file.write(row + "\n")
+            else:
+                file.write(row if count == 1 else f",\n{row}")
+        if kind == ".json":
+            file.write("\n]\n")
     lines = [f"wrote {counted(count, 'record')} to {path}"]
-    if copied:
-        lines.append(f"copied {len(copied):,} media that were part of the records to {folder}")
-    if outside:
+    if media.copied:
+        lines.append(f"copied {len(media.copied):,} media that were part of the records to {media.folder}")
+    if media.outside:
         lines.append(
-            f"{len(outside):,} media lie outside of its folder and are named in full: read it with "
+            f"{len(media.outside):,} media lie outside of its folder and are named in full: read it with "
             "--allow_outside_media, or give it a media_root in a catalog"
         )
     return "\n".join(lines)
 
 
+@dataclass
+class _MediaPaths:
+    """The paths of media as a file of records names them.
+
+    Attributes:
+        root: the folder of the file, resolved.
+        folder: for copies of media that were part of the records.
+        copied, outside: hashes of the paths that were copied, and of those that are not below the root.
+    """
+
+    root: str
+    folder: Path
+    copied: set[int] = field(default_factory=set)
+    outside: set[int] = field(default_factory=set)
+
+    def path_of(self, name: str) -> Any:
+        """The path to write. For a clip that is a list of frames: the list of their paths."""
+        frames = frame_list(name)
+        if frames is not None:
+            return [self.path_of(frame) for frame in frames]
+        if Path(name).is_relative_to(self.root):
+            return os.path.relpath(name, self.root)
+        if not Path(name).is_relative_to(media_cache()):
+            self.outside.add(hash(name))
+            return name
+        copy = self.folder / Path(name).name
+        if hash(name) not in self.copied:
+            self.folder.mkdir(exist_ok=True)
+            shutil.copyfile(name, copy)
+            self.copied.add(hash(name))
+        return os.path.relpath(copy, self.root)
+
+
 def row_of(record: Record, media: Callable[[str], Any]) -> _Row:
     """A record in the conversations form, with the paths that ``media`` gives. A number as id stays one."""
-    own = record.fields.get("id")
+    own_id = record.fields.get("id")
+    is_number = isinstance(own_id, int) and not isinstance(own_id, bool)
     turns = [{"from": _SPEAKERS[message.role], "value": message.text} for message in record.messages]
-    row: _Row = {"id": own if isinstance(own, int) and not isinstance(own, bool) else record.id}
-    row["conversations"] = [*turns, *([{"from": "gpt", "value": record.solution}] if record.solution else [])]
-    settings = {
-        "video": [_clip_settings(meta) for meta in record.clip_meta],
-        "image": [_given(size) for size in record.image_sizes] or [{}] * len(record.images),
-    }
-    for key, paths in (("video", record.videos), ("image", record.images)):
-        if paths:  # a single list of frames is a list in a list
-            # Settings in the words of qwen_vl_utils stand in an object beside the path, which gives them this meaning.
-            written = [
-                {key: media(path), **own} if own else media(path)
-                for path, own in zip(paths, settings[key], strict=True)
-            ]
-            row[key] = written[0] if len(written) == 1 and not isinstance(written[0], list) else written
+    if record.solution:
+        turns.append({"from": "gpt", "value": record.solution})
+    row: _Row = {"id": own_id if is_number else record.id, "conversations": turns}
+    if record.videos:
+        settings = [_clip_settings(meta) for meta in record.clip_meta]
+        row["video"] = _media_cell("video", record.videos, settings, media)
+    if record.images:
+        settings = [_given(size) for size in record.image_sizes] or [{}] * len(record.images)
+        row["image"] = _media_cell("image", record.images, settings, media)
     if any(record.clip_meta):
         metas = [_meta_row(meta) for meta in record.clip_meta]
         row["meta"] = metas[0] if len(metas) == 1 else metas
     return row | {name: value for name, value in record.fields.items() if name not in OWN_KEYS}
 
 
+def _media_cell(key: str, paths: Sequence[str], settings: Sequence[_Row], media: Callable[[str], Any]) -> Any:
+    """The media of a record as its row has them: a list, or a single medium without one.
+
+    Args:
+        settings: of each medium, in the words of ``qwen_vl_utils``. They stand in an object beside the path, which
+            gives them this meaning.
+    """
+    written = []
+    for path, own in zip(paths, settings, strict=True):
+        written.append({key: media(path), **own} if own else media(path))
+    # A single list of frames stays a list in a list: else each frame would be a medium.
+    if len(written) == 1 and not isinstance(written[0], list):
+        return written[0]
+    return written
+
+
 def _json(value: Any) -> str:
     """JSON, with bytes as base64 and dates and the like as text."""
-    as_text = lambda other: base64.b64encode(other).decode() if isinstance(other, bytes) else str(other)
-    return json.dumps(value, ensure_ascii=False, default=as_text)
+    return json.dumps(value, ensure_ascii=False, default=_as_text)
+
+
+def _as_text(value: Any) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def _meta_row(meta: ClipMeta | None) -> _Row | None:
@@ -131,8 +183,10 @@ def _meta_row(meta: ClipMeta | None) -> _Row | None:
     row = _given(meta)
     row.pop("count", None)
     row.pop("size", None)
-    if counts := row.pop("frame_counts", None):
-        row = {"frame_cnts": [int(count) if count.is_integer() else count for count in counts]} | row
+    counts = row.pop("frame_counts", None)
+    if counts:
+        whole = [int(count) if count.is_integer() else count for count in counts]
+        row = {"frame_cnts": whole, **row}
     return row
 
 

@@ -126,15 +126,7 @@ def run(args: argparse.Namespace) -> int:
     root = Path(args.folder)
     clips = find_clips(root)
     if args.write_labels is not None:
-        others = ("question", "steps", "columns", "label_fps", "background", "out", "split")
-        if unused := [name for name in others if getattr(args, name) is not None]:
-            raise ValueError(f"--{unused[0]} has no effect with --write-labels: leave it out")
-        path = Path(args.write_labels)
-        if path.exists():
-            raise FileExistsError(f"{path}: is there already; name another file, or fill this one in")
-        with written_whole(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([("clip", "answer"), *((clip, "") for clip in clips)])
-        print(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
+        _write_labels(args, clips)
         return 0
     steps = read_steps(Path(args.steps)) if args.steps is not None else None
     found = _labels(args, root, clips, steps)
@@ -149,39 +141,80 @@ def run(args: argparse.Namespace) -> int:
     print(_summary(root, clips, found))
     for line in _not_taken(root, clips, ours=[out, held_out, args.answers, args.steps, args.question]):
         print(line)
-    messages, path_of = (Message("user", question),), lambda clip: str((root / clip).resolve())
-    records = [
-        Record(clip, messages, f"<answer>{answer}</answer>", (path_of(clip),), (), (None,), dict(fields), clip)
-        for clip, (answer, fields) in labels.items()
-    ]
-    for path in filter(None, (out, held_out)):
-        print(write_records([each for each in records if (each.id in held) == (path == held_out)], path))
-    beside = out.parent.resolve()
-    inside = all(Path(path).is_relative_to(beside) for record in records for path in record.videos)
-    flag = "" if inside else " --allow_outside_media"
-    data, name = shlex.quote(str(out)), shlex.quote(f"runs/{out.absolute().parent.name}")
-    check_rewards = " --reward_funcs timeline_iou segment_f1" if found.timelines else ""
-    train_rewards = f" --reward_funcs format{check_rewards.removeprefix(' --reward_funcs')}" if found.timelines else ""
-    both = shlex.quote(",".join(map(str, filter(None, (out, held_out)))))
-    evaluated = f" --eval_dataset_use {shlex.quote(str(held_out))} --eval_strategy epoch" if held_out else ""
-    for title, text in (
-        ("\neach prompt:", question),
-        ("the first solution:", f"<answer>{next(iter(labels.values()))[0]}</answer>"),
-        (
-            "\nnext:",
-            f"qwenvl data check {both}{check_rewards}{flag}\n"
-            f"qwenvl preview {data} --n 8{flag}\n"
-            f"qwenvl train --model_name_or_path {_MODEL} --dataset_use {data}{evaluated}{train_rewards} "
-            f"--output_dir {name}{flag}",
-        ),
-    ):
-        print("\n".join([title, *(f"  {line}" for line in text.splitlines())]))
+    records = [_record_of(root, clip, question, label) for clip, label in labels.items()]
+    print(write_records([record for record in records if record.id not in held], out))
+    if held_out is not None:
+        print(write_records([record for record in records if record.id in held], held_out))
+    media_root = out.parent.resolve()  # that of the file, unless a catalog gives another
+    inside = all(Path(path).is_relative_to(media_root) for record in records for path in record.videos)
+    _print_indented("\neach prompt:", question)
+    _print_indented("the first solution:", records[0].solution)
+    _print_indented("\nnext:", _next_commands(out, held_out, timelines=found.timelines, inside=inside))
     return 0
+
+
+def _write_labels(args: argparse.Namespace, clips: Sequence[str]) -> None:
+    """Write an empty table of answers."""
+    for name in ("question", "steps", "columns", "label_fps", "background", "out", "split"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name} has no effect with --write-labels: leave it out")
+    path = Path(args.write_labels)
+    if path.exists():
+        raise FileExistsError(f"{path}: is there already; name another file, or fill this one in")
+    with written_whole(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("clip", "answer"))
+        table.writerows((clip, "") for clip in clips)
+    print(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
+
+
+def _record_of(root: Path, clip: str, question: str, label: Label) -> Record:
+    answer, fields = label
+    return Record(
+        id=clip,
+        messages=(Message("user", question),),
+        solution=f"<answer>{answer}</answer>",
+        videos=(str((root / clip).resolve()),),
+        images=(),
+        clip_meta=(None,),
+        fields=dict(fields),
+        where=clip,
+    )
+
+
+def _next_commands(out: Path, held_out: Path | None, *, timelines: bool, inside: bool) -> str:
+    """The commands that check, show and train on the records, a line each.
+
+    Args:
+        timelines: the answers are timelines, which have rewards of their own.
+        inside: the clips are below the folder of ``out``.
+    """
+    files = [str(out)] if held_out is None else [str(out), str(held_out)]
+    check = ["qwenvl", "data", "check", ",".join(files)]
+    preview = ["qwenvl", "preview", str(out), "--n", "8"]
+    train = ["qwenvl", "train", "--model_name_or_path", _MODEL, "--dataset_use", str(out)]
+    if held_out is not None:
+        train += ["--eval_dataset_use", str(held_out), "--eval_strategy", "epoch"]
+    if timelines:
+        check += ["--reward_funcs", "timeline_iou", "segment_f1"]
+        train += ["--reward_funcs", "format", "timeline_iou", "segment_f1"]
+    train += ["--output_dir", f"runs/{out.absolute().parent.name}"]
+    commands = [check, preview, train]
+    if not inside:
+        commands = [[*command, "--allow_outside_media"] for command in commands]
+    return "\n".join(shlex.join(command) for command in commands)
+
+
+def _print_indented(title: str, text: str) -> None:
+    print(title)
+    for line in text.splitlines():
+        print(f"  {line}")
 
 
 def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: Steps | None) -> Labels:
     """The labels of the table or folder that ``--answers`` names."""
-    path, columns = Path(args.answers), parse_columns(args.columns or "")
+    path = Path(args.answers)
+    columns = parse_columns(args.columns or "")
     named = _named(clips)
     is_export = path.suffix in span_exports.SUFFIXES
     if not is_export and not spans.has_spans(path, columns):
@@ -189,20 +222,21 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
             if getattr(args, name) is not None:
                 raise ValueError(f"--{name} has no effect: {path} has answers and no spans; leave it out")
         by_clip = _from_table(path, clips, steps, columns)
-        return Labels(by_clip, steps, False, Counter(answer for answer, _ in by_clip.values()), {})
+        answers = Counter(answer for answer, _ in by_clip.values())
+        return Labels(by_clip=by_clip, steps=steps, timelines=False, counted=answers, left_out={})
     if args.label_fps is not None and not 0 < args.label_fps < 10_000:
         raise ValueError(f"--label_fps must be above 0, got {args.label_fps:g}")
     background = spans.BACKGROUND if args.background is None else args.background.split(",")
     if columns and (is_export or path.is_dir()):
         raise ValueError(f"--columns has no effect: {path} is no table; leave it out")
     if is_export:
-        labelled = [*span_exports.exported_spans(path)]
+        labelled = list(span_exports.exported_spans(path))
     elif path.is_dir():
-        labelled = [*spans.folder_spans(path, clips)]
+        labelled = list(spans.folder_spans(path, clips))
         for file in sorted(path.glob("*.eaf")):
             labelled += span_exports.elan_spans(file)
     else:
-        labelled = [*spans.table_spans(path, columns)]
+        labelled = list(spans.table_spans(path, columns))
     if not labelled:
         expected = f"; expected files such as {Path(clips[0]).stem}.txt" if path.is_dir() else ""
         raise RecordError(f"{path}: no label of a clip in it{expected}")
@@ -220,16 +254,22 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     counts: Counter[str] = Counter()
     for timeline in timelines.values():
         counts.update(f"({span.number}) {span.name}" for span in timeline.spans)
-        if reserved := _reserved(timeline.more, {"timeline", "duration"}):
+        reserved = _reserved(timeline.more, {"timeline", "duration"})
+        if reserved is not None:
             raise RecordError(f"{path}: the column {reserved!r} has another meaning in records; rename it")
     # In the order of the folder, whatever that of the labels is.
     by_clip = {clip: (timelines[clip].answer, timelines[clip].fields()) for clip in clips if clip in timelines}
-    return Labels(by_clip, listed, True, counts, reader.left_out)
+    return Labels(by_clip=by_clip, steps=listed, timelines=True, counted=counts, left_out=reader.left_out)
 
 
 def _reserved(columns: Mapping[str, Any], more: Collection[str] = ()) -> str | None:
-    """The first of some columns whose name means something else in records, such as ``more``."""
-    return min(OWN_KEYS.union({"question", "reward_model"}, more).intersection(columns), default=None)
+    """The first of some columns, in alphabetical order, whose name means something else in records.
+
+    Args:
+        more: further names that do.
+    """
+    reserved = {*OWN_KEYS, "question", "reward_model", *more}
+    return min(reserved.intersection(columns), default=None)
 
 
 def _listed_number(steps: Steps, label: str) -> int:
@@ -268,7 +308,10 @@ def _prompt(question: str | None, steps: Steps | None, *, timelines: bool, adds_
     if "<answer>" in text and not adds_form:
         raise ValueError("--no-form has no effect: the question has an <answer>, and nothing is added; leave it out")
     if "<answer>" not in text and adds_form:
-        form = TIMELINE_FORM if timelines else STEPS_FORM if steps is not None else FORM
+        if timelines:
+            form = TIMELINE_FORM
+        else:
+            form = FORM if steps is None else STEPS_FORM
         text += "\n" + form
     return text if "<video>" in text else "<video>\n" + text
 
@@ -276,6 +319,7 @@ def _prompt(question: str | None, steps: Steps | None, *, timelines: bool, adds_
 def _targets(args: argparse.Namespace) -> tuple[Path, Path | None]:
     """The file of records, and the file of held-out records."""
     out = Path(args.out) if args.out is not None else Path(args.folder) / "records.json"
+    # In --dataset_use commas separate data sets, and % stands before a share of one.
     if out.suffix != ".json" or set(str(out)) & set(",%"):
         raise ValueError(f"--out {out}: expected a path without ',' and '%' that ends in .json")
     if args.split is not None and not 0 < args.split < 1:
@@ -290,7 +334,8 @@ def _targets(args: argparse.Namespace) -> tuple[Path, Path | None]:
 def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
     """The clips and answers that were found."""
     lines = [f"{root}: {counted(len(clips), 'clip')}"]
-    if missing := [clip for clip in clips if clip not in found.by_clip]:
+    missing = [clip for clip in clips if clip not in found.by_clip]
+    if missing:
         lines += [f"  {len(missing):,} without an answer, left out:", *_beginning(missing, "    ")]
     counts = Counter(found.counted).most_common()
     title = "  the spans:" if found.timelines else "  the answers:"
@@ -326,8 +371,11 @@ def _not_taken(root: Path, clips: Sequence[str], ours: Iterable[Any]) -> Iterato
 
 
 def _beginning(lines: Sequence[str], indent: str = "  ") -> list[str]:
-    more = [f"... and {len(lines) - SHOWN:,} more"] * (len(lines) > SHOWN)
-    return [indent + line for line in [*lines[:SHOWN], *more]]
+    """The first lines, indented, and how many more there are."""
+    shown = list(lines[:SHOWN])
+    if len(lines) > SHOWN:
+        shown.append(f"... and {len(lines) - SHOWN:,} more")
+    return [indent + line for line in shown]
 
 
 def find_clips(root: Path) -> list[str]:
@@ -347,8 +395,16 @@ def find_clips(root: Path) -> list[str]:
 
 def _natural_order(path: str) -> list[list[tuple[int, int, str]]]:
     """A key that puts ``clip2`` before ``clip10``, and the files of a folder together."""
-    pieces = [re.split(r"([0-9]+)", part.casefold()) for part in path.split("/")]
-    return [[(0, int(text), "") if text.isdecimal() else (1, 0, text) for text in part if text] for part in pieces]
+    key = []
+    for part in path.split("/"):
+        pieces = []
+        for text in re.split(r"([0-9]+)", part.casefold()):
+            if text.isdecimal():
+                pieces.append((0, int(text), ""))
+            elif text:
+                pieces.append((1, 0, text))
+        key.append(pieces)
+    return key
 
 
 def _held_out(clips: Collection[str], share: float) -> set[str]:
@@ -359,7 +415,9 @@ def _held_out(clips: Collection[str], share: float) -> set[str]:
     if len(clips) < 2:
         raise ValueError("--split needs at least two clips with an answer")
     ordered = sorted(clips, key=lambda clip: stable_random(0, "held out", clip).getrandbits(64))
-    return set(ordered[: min(max(1, round(share * len(clips))), len(clips) - 1)])
+    count = round(share * len(clips))
+    count = min(max(1, count), len(clips) - 1)
+    return set(ordered[:count])
 
 
 Steps = Sequence[str]
@@ -376,12 +434,12 @@ def read_steps(path: Path) -> Steps:
     lines = [line for line in lines if line]
     found = [re.fullmatch(r"\(?\s*([0-9]{1,4})\s*[).:]+\s*(.*)", line) for line in lines]
     if any(found):
-        numbers = [each and int(each[1]) for each in found]
-        if wrong := [n for n, number in enumerate(numbers, start=1) if n != number]:
-            raise RecordError(
-                f"{path}: expected step {wrong[0]}, got {lines[wrong[0] - 1]!r}; number all steps from 1, or none"
-            )
-        lines = [each[2] for each in found if each]
+        names = []
+        for number, (line, match) in enumerate(zip(lines, found, strict=True), start=1):
+            if match is None or int(match[1]) != number:
+                raise RecordError(f"{path}: expected step {number}, got {line!r}; number all steps from 1, or none")
+            names.append(match[2])
+        lines = names
     if not lines:
         raise RecordError(f"{path}: expected at least one step")
     plain = list(map(_plain, lines))
@@ -389,7 +447,8 @@ def read_steps(path: Path) -> Steps:
         if action_numbers(name) or "<" in name:  # rewards would read the number as that of a step
             what = "(number) and < have a meaning in answers; leave them out"
             raise RecordError(f"{path}: step {i + 1}, {name!r}: {what}")
-        if (first := plain.index(plain[i])) < i:
+        first = plain.index(plain[i])
+        if first < i:
             raise RecordError(f"{path}: steps {first + 1} and {i + 1} have the same name, {name!r}")
     return lines
 
@@ -418,11 +477,17 @@ def answer_in(steps: Steps, text: str) -> str:
     elif _NUMBERS.fullmatch(text):
         items = re.findall("[0-9]+", text)
     else:
-        splits = ([text], re.split(r"[;|\n]", text), text.split(","))
-        items = next((split for split in splits if all(_number(steps, item) for item in split)), splits[1])
+        # A name may hold commas: the text as a whole, then at semicolons, then at commas, until all items are steps.
+        at_semicolons = re.split(r"[;|\n]", text)
+        items = at_semicolons  # for the error
+        for split in ([text], at_semicolons, text.split(",")):
+            if all(_number(steps, item) is not None for item in split):
+                items = split
+                break
     numbers = []
     for item in items:
-        if (number := _number(steps, item)) is None:
+        number = _number(steps, item)
+        if number is None:
             raise ValueError(_no_step(steps, item))
         numbers.append(number)
     return " ".join(f"({number}) {steps[number - 1]}" for number in numbers)
@@ -430,13 +495,18 @@ def answer_in(steps: Steps, text: str) -> str:
 
 def _number(steps: Steps, item: str) -> int | None:
     """The number of the step that an item of an answer names, or None."""
-    names = list(map(_plain, steps))
-    if (plain := _plain(item)) in names:
+    names = [_plain(step) for step in steps]
+    plain = _plain(item)
+    if plain in names:
         return names.index(plain) + 1
     found = _NUMBERED.fullmatch(item.strip(" ,;|"))
-    if not found or not 1 <= int(found[1]) <= len(names):
+    if found is None:
         return None
-    return int(found[1]) if _plain(found[2] or "") in ("", names[int(found[1]) - 1]) else None
+    number = int(found[1])
+    if not 1 <= number <= len(names):
+        return None
+    name = _plain(found[2] or "")  # it may stand behind the number, and must then be that of the step
+    return number if name in ("", names[number - 1]) else None
 
 
 def _plain(name: str) -> str:
@@ -461,21 +531,21 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
     for number in range(rows.length):
         try:
             row = rows.row(number)
-            cells = {name.strip(): cell.strip() for name, cell in row.content.items() if name.strip() and cell.strip()}
-            cells = {columns.get(name, name): cell for name, cell in cells.items()}
-            cells = {name.casefold() if name.casefold() in ("clip", "answer") else name: cells[name] for name in cells}
+            cells = _cells(row.content, columns)
             if not cells:
                 continue
             if "clip" not in cells:
                 raise ValueError(f"expected the columns clip and answer, and a clip, got {', '.join(cells)}")
-            if reserved := _reserved(cells):
+            reserved = _reserved(cells)
+            if reserved is not None:
                 raise ValueError(f"the column {reserved!r} has another meaning in records; rename it")
             clip = _clip_of(cells.pop("clip"), named)
             if line_of.setdefault(clip, row.where) != row.where:
                 raise ValueError(f"{clip} is at {line_of[clip]} too; a clip has one answer")
-            if answer := cells.pop("answer", ""):
+            answer = cells.pop("answer", "")
+            if answer:
                 untagged = answer.removeprefix("<answer>").removesuffix("</answer>").strip()
-                found[clip] = answer_in(steps, answer) if steps else untagged, cells
+                found[clip] = (answer_in(steps, answer) if steps else untagged, cells)
         except RecordError as error:
             problems.append(str(error))
         except ValueError as error:
@@ -484,6 +554,19 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
         what = f"{counted(len(problems), 'line')} of the table can't be used:"
         raise RecordError("\n".join([what, *_beginning(problems)]), "solution")
     return {clip: found[clip] for clip in clips if clip in found}
+
+
+def _cells(content: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, str]:
+    """The cells of a row that are not empty, by the names of ``columns``. clip and answer may be in any case."""
+    cells = {}
+    for name, cell in content.items():
+        name = name.strip()
+        cell = cell.strip()
+        if name and cell:
+            name = columns.get(name, name)
+            known = name.casefold() in ("clip", "answer")
+            cells[name.casefold() if known else name] = cell
+    return cells
 
 
 def _named(clips: Sequence[str]) -> dict[str, list[str]]:
@@ -499,8 +582,10 @@ def _clip_of(cell: str, named: dict[str, list[str]]) -> str:
     """The clip that a cell names by its path from the folder, or by its file name or stem if no other clip has it."""
     name = cell.replace("\\", "/").removeprefix("./")
     found = named.get(name, [])
-    if name in found or len(found) == 1:
-        return name if name in found else found[0]
+    if name in found:
+        return name
+    if len(found) == 1:
+        return found[0]
     if found:
         raise ValueError(f"{name!r} may be {' or '.join(found[:3])}; write the path from the folder")
     raise ValueError(f"there is no clip {name!r}{did_you_mean(name, named)}")

@@ -72,10 +72,10 @@ def show_group(run: str | Path, step: int) -> Html:
     if not groups:
         raise ValueError(f"{run}: no completions of step {step}")
     group = max(groups.values(), key=lambda rollouts: len({rollout.total for rollout in rollouts}))
-    strips = "".join(
-        f"<p>frames at {', '.join(f'{time:.2f}' for time in clip.times)} s</p>{film_strip(clip.path, clip.indices)}"
-        for clip in group[0].clips
-    )
+    strips = ""
+    for clip in group[0].clips:
+        times = ", ".join(f"{time:.2f}" for time in clip.times)
+        strips += f"<p>frames at {times} s</p>{film_strip(clip.path, clip.indices)}"
     best_first = sorted(group, key=lambda each: (each.total is None, -(each.total or 0.0)))
     cells = [(_number(each.total), _number(each.advantage, "+"), escape(each.completion)) for each in best_first]
     rows = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in cells)

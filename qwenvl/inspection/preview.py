@@ -50,7 +50,7 @@ from qwenvl.types import BadSample, PromptBatch, Record, Sample, VideoClip
 
 
 def page_of(args: argparse.Namespace) -> str:
-    """The page as HTML."""
+    """The page of ``args.n`` records as HTML."""
     if args.n < 1:
         raise ValueError(f"--n: expected at least 1, got {args.n}")
     files = record_files(args)
@@ -86,18 +86,21 @@ def page_of(args: argparse.Namespace) -> str:
             hints = [*look_for(row, MediaSizes.of(sample)), *beyond_the_clip(row, infos)]
             lengths += clip_lengths(infos, row.clip_meta)
             times = timeline_times(row, infos)
-            timelines += [] if times is None else [times]
+            if times is not None:
+                timelines.append(times)
         section = _section(row, sample, collator, rubric, ruler)
         if toolbox is not None and "look" in toolbox.tools and isinstance(sample, Sample) and sample.videos:
             section["look"] = _look(sample, toolbox)
         shown.append(section | {"hints": [hint.message for hint in hints]})
     rubric.close()
     turns = Counter(each["turns"] for each in shown if each["record"])
+    summary = [_summary(shown, collator), fineness(timelines)]
+    hints_about_all = [*few_frames(lengths, dataset.options), *short_spans(timelines)]
     return render(
         Path(__file__).with_name("preview.html"),
         title=f"{args.dataset}: {len(shown)} of {counted(total, 'record')}, frames of epoch {args.epoch}",
-        summary="; ".join(filter(None, [_summary(shown, collator), fineness(timelines)])),
-        hints=[hint.message for hint in (*few_frames(lengths, dataset.options), *short_spans(timelines))],
+        summary="; ".join(each for each in summary if each),
+        hints=[hint.message for hint in hints_about_all],
         rows=shown,
         shared={text: n for text, n in turns.items() if n > 1},
     )
@@ -108,24 +111,32 @@ def _summary(shown: Sequence[dict[str, Any]], collator: GRPOCollator | None) -> 
     bad = sum(bool(each["problem"]) for each in shown)
     records = counted(len(shown), "record")
     found = [f"{records}, {bad} of them bad" if bad else records]
-    frames = [len(clip["frames"]) for each in shown if each["record"] for clip in each["clips"]]
-    tokens = [each["tokens"] for each in shown if each["record"] and each["tokens"]]
+    frames: list[int] = []
+    tokens: list[int] = []
+    for each in shown:
+        if each["record"]:
+            frames += [len(clip["frames"]) for clip in each["clips"]]
+            if each["tokens"]:
+                tokens.append(each["tokens"])
     for name, numbers in (("frames of a clip", frames), ("tokens of a prompt", tokens)):
         if numbers:
-            low, middle, high = min(numbers), int(median(numbers)), max(numbers)
-            found.append(f"{name}: min {low:,}, median {middle:,}, max {high:,}")
+            middle = int(median(numbers))
+            found.append(f"{name}: min {min(numbers):,}, median {middle:,}, max {max(numbers):,}")
     if collator is None:
         found.append("pictures are as large as Qwen2.5-VL sees them; --model NAME counts tokens")
-    elif arguments := collator.ruler.effective_arguments:
-        found.append(f"arguments that the chat template reads (null: not set): {json.dumps(arguments)}")
+    elif collator.ruler.effective_arguments:
+        arguments = json.dumps(collator.ruler.effective_arguments)
+        found.append(f"arguments that the chat template reads (null: not set): {arguments}")
     return "; ".join(found)
 
 
 def _evenly_spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordError]:
     """``n`` rows, evenly spread over all files."""
-    indices, first = uniform_indices(sum(map(len, files)), n), 0
+    indices = uniform_indices(sum(map(len, files)), n)
+    first = 0  # index of the first row of the file
     for file in files:
-        yield from file.subset([i - first for i in indices if first <= i < first + len(file)]).iterate()
+        own = [i - first for i in indices if first <= i < first + len(file)]
+        yield from file.subset(own).iterate()
         first += len(file)
 
 
@@ -169,28 +180,41 @@ def _section(
 
 
 def _budget(batch: PromptBatch, sample: Sample, collator: GRPOCollator) -> str:
-    ids, processor = batch.input_ids[0].tolist(), collator.processor
+    """The tokens of a prompt in a sentence."""
+    ids = batch.input_ids[0].tolist()
+    processor = collator.processor
     n_vision = sum(i in (processor.image_token_id, processor.video_token_id) for i in ids)
     budget = f"{len(ids):,} tokens: {n_vision:,} vision, {len(ids) - n_vision:,} text"
     if collator.options.max_prompt_length is not None:
         budget += f"; {collator.options.max_prompt_length - len(ids):,} below --max_prompt_length"
-    lowered = ", ".join(f"{after} of {before} frames" for before, after in sample.fitted or () if after < before)
-    return budget + (f"; to fit, shown with {lowered}" if lowered else "")
+    lowered = [f"{after} of {before} frames" for before, after in sample.fitted or () if after < before]
+    if lowered:
+        budget += f"; to fit, shown with {', '.join(lowered)}"
+    return budget
 
 
 def folded_prompt(ids: list[int], processor: Any) -> str:
     """The prompt as text, each run of vision tokens folded: ``<video: 96 tokens>``."""
-    fold = lambda run: f"<{run[2]}: {len(run[0]) // len(run[1]):,} tokens>"
-    return re.sub(r"(<\|(video|image)_pad\|>)\1*", fold, processor.tokenizer.decode(ids))
+    text = processor.tokenizer.decode(ids)
+    return re.sub(r"(?P<token><\|(?P<kind>video|image)_pad\|>)(?P=token)*", _folded, text)
+
+
+def _folded(run: re.Match[str]) -> str:
+    """A run of one vision token: the text of the run is as many times as long as that of the token."""
+    tokens = len(run[0]) // len(run["token"])
+    return f"<{run['kind']}: {tokens:,} tokens>"
 
 
 def own_scores(record: Record, rubric: Rubric) -> str:
     """How the accuracy reward reads the solution, and the rewards of the solution as a completion."""
-    if problem := rubric.check_record(record):
+    problem = rubric.check_record(record)
+    if problem:
         return f"can't be scored: {problem}"
     truth = solution_of(record.solution)
-    if spans := record_timeline(record):
-        return f"read as a timeline of {counted(len(spans), 'span')}: {'; '.join(written_timeline(spans).splitlines())}"
+    spans = record_timeline(record)
+    if spans:
+        lines = written_timeline(spans).splitlines()
+        return f"read as a timeline of {counted(len(spans), 'span')}: {'; '.join(lines)}"
     numbers = action_numbers(truth)
     read = f"actions {numbers}" if numbers else f"phrases {action_phrases(truth)}"
     scored = rubric.score([record.solution], reward_columns([record], 1))
@@ -210,15 +234,21 @@ def _clip(clip: VideoClip, settings: Mapping[str, Any] | None = None) -> dict[st
     Args:
         settings: by which its row says how it is shown.
     """
-    info, pictures = clip.info, []
+    info = clip.info
+    pictures = []
     for i, frame in enumerate(clip.frames):
-        segment = None if info.segments is None else info.segments[i]
-        again = " again" if i and info.indices[i] == info.indices[i - 1] else ""
-        place = f"frame {info.indices[i]}{again}" + ("" if segment is None else f", segment {segment}")
+        place = f"frame {info.indices[i]}"
+        if i > 0 and info.indices[i] == info.indices[i - 1]:
+            place += " again"
+        segment = None
+        if info.segments is not None:
+            segment = info.segments[i]
+            place += f", segment {segment}"
         pictures.append(_picture(frame, f"{info.times[i]:.2f} s", place, segment))
     sizes = _sizes(clip.decoded_size or (), clip.frames.shape[-2:])
     notes = [f"{len(pictures)} frames", f"{info.seconds_per_frame:.2f} s between frames", sizes]
-    notes += ["segments rescaled to the clip"] * info.rescaled
+    if info.rescaled:
+        notes.append("segments rescaled to the clip")
     if settings:
         notes.append(f"by {in_words(dict(settings))}")
     return {"name": Path(info.path).name, "notes": ", ".join(notes), "frames": pictures}
@@ -226,10 +256,18 @@ def _clip(clip: VideoClip, settings: Mapping[str, Any] | None = None) -> dict[st
 
 def _look(sample: Sample, toolbox: Toolbox) -> dict[str, Any]:
     """A look at the first span of the record's evidence, else at the middle of its frames, as the model reads it."""
-    record, times = sample.record, sample.videos[0].info.times
-    spans, middle = readable_evidence(record.fields), (times[0] + times[-1]) / 2
-    start, end = spans[0] if spans else (middle - (times[-1] - times[0]) / 20, middle + (times[-1] - times[0]) / 20)
-    name = f"look at {start:.4g} to {end:.4g} s, {'the evidence of the record' if spans else 'as an example'}"
+    record = sample.record
+    times = sample.videos[0].info.times
+    spans = readable_evidence(record.fields)
+    if spans:
+        start, end = spans[0]
+        origin = "the evidence of the record"
+    else:  # a tenth of the time between the first frame and the last
+        middle = (times[0] + times[-1]) / 2
+        half = (times[-1] - times[0]) / 20
+        start, end = middle - half, middle + half
+        origin = "as an example"
+    name = f"look at {start:.4g} to {end:.4g} s, {origin}"
     try:
         given = toolbox.run(toolbox.tools["look"], {"start": start, "end": end}, record, {})
     except ToolError as error:

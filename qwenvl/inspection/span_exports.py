@@ -49,19 +49,21 @@ def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | 
     named = task["data"].get("video")
     clip = _clip_name(named if isinstance(named, str) else addresses[0])
     annotations = [each for each in task["annotations"] if not each.get("was_cancelled")]
-    annotations.sort(key=lambda each: not each.get("ground_truth"))
-    for number, region in enumerate(annotations[0]["result"] if annotations else []):
+    annotations.sort(key=lambda each: not each.get("ground_truth"))  # the one marked as true first
+    regions = annotations[0]["result"] if annotations else []
+    for number, region in enumerate(regions):
         place = f"{where}.result[{number}]"
         value = region["value"]
         if region["type"] == "timelinelabels":
             for span in value["ranges"]:
-                first, last = int(span["start"]), int(span["end"])
+                # Frames are counted from 1, and the last one is included.
+                start = int(span["start"]) - 1
+                end = int(span["end"])
                 for label in value["timelinelabels"]:
-                    # Frames are counted from 1, and the last one is included.
-                    yield LabelledSpan(place, clip, str(label), first - 1, last, in_frames=True)
+                    yield LabelledSpan(place, clip=clip, step=str(label), start=start, end=end, in_frames=True)
         elif region["type"] == "labels" and {"start", "end"} <= value.keys():
             for label in value["labels"]:
-                yield LabelledSpan(place, clip, str(label), value["start"], value["end"])
+                yield LabelledSpan(place, clip=clip, step=str(label), start=value["start"], end=value["end"])
 
 
 def elan_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
@@ -87,7 +89,7 @@ def elan_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
             yield RecordError(f"{where}: expected two time slots in milliseconds, got {edges}")
         else:
             start, end = (int(edge) / 1000 for edge in edges if edge is not None)
-            yield LabelledSpan(where, clip, label, start, end)
+            yield LabelledSpan(where, clip=clip, step=label, start=start, end=end)
 
 
 def _clip_name(address: str) -> str:

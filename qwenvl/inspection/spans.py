@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 BACKGROUND = ("SIL", "background", "action_start", "action_end")
 """Labels of the public sets of action segmentation where nothing happens."""
 
-SECONDS, FRAMES = ("start", "end"), ("start_frame", "end_frame")
+# The columns of a span, in seconds or in frames.
+SECONDS = ("start", "end")
+FRAMES = ("start_frame", "end_frame")
 _KNOWN = {"clip", "step", *SECONDS, *FRAMES}
 # "1-30 SIL": first and last frame from 1, as Breakfast has it. "0.0 3.5 take": seconds, as Audacity has it.
 _FRAME_LINE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})[\s,]+(\S.*)")
@@ -110,8 +112,15 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
             if in_frames:
                 start = _whole(cells[edges[0]], edges[0], row.where)
                 end = _whole(cells[edges[1]], edges[1], row.where) + 1  # the last frame is included
-            more = {name: cell for name, cell in cells.items() if name not in _KNOWN}
-            yield LabelledSpan(row.where, cells["clip"], cells["step"], start, end, in_frames, more)
+            yield LabelledSpan(
+                where=row.where,
+                clip=cells["clip"],
+                step=cells["step"],
+                start=start,
+                end=end,
+                in_frames=in_frames,
+                more={name: cell for name, cell in cells.items() if name not in _KNOWN},
+            )
         except RecordError as error:
             yield error
 
@@ -144,17 +153,23 @@ def _file_spans(path: Path, clip: str, lines: Sequence[str]) -> Iterator[Labelle
             if found is None:
                 yield RecordError(f"{path}:{number}: expected a span like that of line 1, {first!r}, got {line!r}")
             elif form is _FRAME_LINE:
-                start, end = int(found[1]) - 1, int(found[2])
-                yield LabelledSpan(f"{path}:{number}", clip, found[3], start, end, in_frames=True)
+                yield LabelledSpan(
+                    where=f"{path}:{number}",
+                    clip=clip,
+                    step=found[3],
+                    start=int(found[1]) - 1,  # the file counts from 1
+                    end=int(found[2]),  # and includes the last frame
+                    in_frames=True,
+                )
             else:
-                yield LabelledSpan(f"{path}:{number}", clip, found[3], found[1], found[2])
+                yield LabelledSpan(f"{path}:{number}", clip=clip, step=found[3], start=found[1], end=found[2])
         return
     frame = 0
     for label, run in groupby(lines):
         length = len(list(run))
         where = f"{path}:{frame + 1}"
         if label:
-            yield LabelledSpan(where, clip, label, frame, frame + length, in_frames=True)
+            yield LabelledSpan(where, clip=clip, step=label, start=frame, end=frame + length, in_frames=True)
         else:
             yield RecordError(f"{where}: expected a label for each frame, got an empty line")
         frame += length
@@ -232,9 +247,8 @@ class SpanReader:
                 continue
             try:
                 number = self.number_of(each.step)
-                start, end = each.start, each.end
-                if each.in_frames:
-                    start, end = times.at(start), times.at(end)
+                start = times.at(each.start) if each.in_frames else each.start
+                end = times.at(each.end) if each.in_frames else each.end
                 start, end = span_between(start, end, times.duration)
                 _add_columns(more, each.more)
             except ValueError as error:
@@ -308,7 +322,7 @@ def steps_in(labelled: Sequence[LabelledSpan | RecordError], background: Sequenc
         if re.search(r"[<;]|\(\s*[0-9]+\s*\)", name):
             raise RecordError(f"{each.where}: {each.step!r}: (number), < and ; have a meaning in answers; rename it")
         names.setdefault(plain_name(name.replace("-", " ")), name)
-    return [*names.values()]
+    return list(names.values())
 
 
 def check_names(names: Sequence[str], where: str) -> None:
@@ -330,7 +344,8 @@ def _cells(content: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, 
     """The cells of a row that are not empty, by the names that are known here, these in any case."""
     cells = {}
     for name, cell in content.items():
-        name, cell = name.strip(), cell.strip()
+        cell = cell.strip()
+        name = name.strip()
         name = columns.get(name, name)
         known = name.casefold().replace(" ", "_")
         if name and cell:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from typing import Any
 
 RARE_LOOKS = 0.02  # share of completions that look, below which the policy has stopped to look
@@ -19,7 +19,8 @@ CUT_OFF_SHARE = 0.1  # of truncated completions, from which rewards measure the 
 ALL_CUT_GROUPS = 8  # consecutive groups with all completions truncated: no need for two windows
 ENTROPY_SHARE = 0.2
 HIGH_KL = 0.5
-FLAT_STEPS, FLAT_GROUPS = 100, 400
+FLAT_STEPS = 100  # of a run, and the groups in them, from which its reward can be called flat
+FLAT_GROUPS = 400
 SOLVED = 0.9  # of the highest reward that any completion had
 FALLING = 0.9  # of the window before
 
@@ -73,13 +74,15 @@ class Finding:
 def equal_rewards(history: History, ended: bool = False) -> str | None:
     """Over 90 % of the last 24 groups have equal rewards, in each log entry; at the end of a run over 90 % of all."""
     name = "group/zero_std_frac"
-    entries = list(takewhile(lambda entry: entry.values[name] > EQUAL_SHARE, reversed(having(history, name))))
-    groups = sum(entry.groups for entry in entries)
-    if entries and "teacher/kl" in entries[0].values:  # which teaches all the same
+    entries = having(history, name)
+    equal = _last_while(entries, lambda entry: entry.values[name] > EQUAL_SHARE)
+    if not equal or "teacher/kl" in equal[-1].values:  # a teacher teaches on equal rewards too
         return None
-    if not entries or (groups < WINDOW and not (ended and len(entries) == len(having(history, name)))):
+    groups = sum(entry.groups for entry in equal)
+    whole_run = ended and len(equal) == len(entries)
+    if groups < WINDOW and not whole_run:
         return None
-    reward = entries[0].values.get("reward/total", 0.0)
+    reward = equal[-1].values.get("reward/total", 0.0)
     return (
         f"over {EQUAL_SHARE:.0%} of {_last(groups)} had equal rewards (mean reward {reward:.3f}): their "
         "advantages are 0 and only the KL term acts"
@@ -89,7 +92,10 @@ def equal_rewards(history: History, ended: bool = False) -> str | None:
 def format_never_reached(history: History, ended: bool = False) -> str | None:
     """No completion of the run, of at least 48 groups, has a format reward above 0."""
     names = dict.fromkeys(name for entry in history for name in entry.values)
-    for name in (each for each in names if each.startswith("reward/") and "format" in each and each.count("/") == 1):
+    for name in names:
+        # A second slash is that of a number beside the reward, such as reward/format/skipped.
+        if not name.startswith("reward/") or "format" not in name or name.count("/") > 1:
+            continue
         entries = having(history, name)
         groups = sum(entry.groups for entry in entries)
         if groups >= 2 * WINDOW and max(entry.values[name] for entry in entries) <= 0:
@@ -104,13 +110,17 @@ def truncated(history: History, ended: bool = False) -> str | None:
     """
     name = "completion/truncated_frac"
     entries = having(history, name)
-    all_cut = list(takewhile(lambda entry: entry.values[name] == 1, reversed(entries)))
+    all_cut = _last_while(entries, lambda entry: entry.values[name] == 1)
     groups = sum(entry.groups for entry in all_cut)
-    if groups >= ALL_CUT_GROUPS or (ended and entries and len(all_cut) == len(entries)):
+    whole_run = bool(ended and entries) and len(all_cut) == len(entries)
+    if groups >= ALL_CUT_GROUPS or whole_run:
         return f"all completions of {_last(groups)} were cut off at --generation_max_length"
     before, last = last_two_of(entries, "groups")
-    now, then = mean_of(last, name, "groups"), mean_of(before, name, "groups")
-    if not before or now < CUT_OFF_SHARE or now < FALLING * then:
+    if not before:
+        return None
+    now = mean_of(last, name, "groups")
+    then = mean_of(before, name, "groups")
+    if now < CUT_OFF_SHARE or now < FALLING * then:  # few, or clearly fewer than before
         return None
     groups = sum(entry.groups for entry in last)
     return f"{now:.0%} of the completions of {_last(groups)} were cut off at --generation_max_length"
@@ -124,10 +134,15 @@ def looks_stop(history: History, ended: bool = False) -> str | None:
     name = "look/looked_frac"
     entries = having(history, name)
     before, last = last_two_of(entries, "groups")
-    if not before or max(mean_of(window, name, "groups") for window in (before, last)) >= RARE_LOOKS:
+    if not before:
         return None
-    now, calls = (mean_of(before + last, each, "groups") for each in (name, "look/calls"))
-    most, groups = max(entry.values[name] for entry in entries), sum(entry.groups for entry in before + last)
+    if mean_of(before, name, "groups") >= RARE_LOOKS or mean_of(last, name, "groups") >= RARE_LOOKS:
+        return None
+    both = before + last
+    now = mean_of(both, name, "groups")
+    calls = mean_of(both, "look/calls", "groups")
+    groups = sum(entry.groups for entry in both)
+    most = max(entry.values[name] for entry in entries)
     fell = f", where {most:.0%} did in an earlier step" if most >= RARE_LOOKS else ""
     refused = f"; they call tools {calls:.1f} times each, and are refused" if calls >= RARE_LOOKS else ""
     return f"{now:.0%} of the completions of {_last(groups)} looked at the video again{fell}{refused}"
@@ -142,9 +157,10 @@ def entropy_collapsed(history: History, ended: bool = False) -> str | None:
     entries = [entry for entry in having(history, "entropy") if entry.groups]
     before, last = last_two_of(entries, "groups")
     first = first_of(entries, "groups")
-    if not before or last[0].step <= first[-1].step:
+    if not before or last[0].step <= first[-1].step:  # the first window and the last one overlap
         return None
-    now, then = mean_of(last, "entropy", "groups"), mean_of(first, "entropy", "groups")
+    now = mean_of(last, "entropy", "groups")
+    then = mean_of(first, "entropy", "groups")
     if now >= ENTROPY_SHARE * then or _rises(history) or _solved(history, last):
         return None
     return (
@@ -157,7 +173,8 @@ def kl_grows(history: History, ended: bool = False) -> str | None:
     """The KL of the last 24 steps is above 0.5 and twice that of the 24 before, and the reward does not rise."""
     entries = having(history, "kl")
     before, last = last_two_of(entries, "steps")
-    now, then = mean_of(last, "kl", "steps"), mean_of(before, "kl", "steps")
+    now = mean_of(last, "kl", "steps")
+    then = mean_of(before, "kl", "steps")
     if not before or now < HIGH_KL or now < 2 * then or _rises(history):
         return None
     return f"the KL of policy and reference grows, from {then:.3g} to {now:.3g} nats per token, and the reward does not"
@@ -169,10 +186,14 @@ def reward_flat(history: History, ended: bool = False) -> str | None:
     groups = sum(entry.groups for entry in entries)
     if sum(entry.steps for entry in history) < FLAT_STEPS or groups < FLAT_GROUPS:
         return None
-    first, last = first_of(entries, "groups", groups // 4), last_of(entries, "groups", groups // 4)
-    if last[0].step <= first[-1].step or _higher(last, first) or _solved(history, last) or equal_rewards(history):
+    first = first_of(entries, "groups", groups // 4)
+    last = last_of(entries, "groups", groups // 4)
+    if last[0].step <= first[-1].step or _higher(last, first):
         return None
-    then, now = mean_of(first, "reward/total", "groups"), mean_of(last, "reward/total", "groups")
+    if _solved(history, last) or equal_rewards(history):  # nothing is left to gain, or another rule says why
+        return None
+    then = mean_of(first, "reward/total", "groups")
+    now = mean_of(last, "reward/total", "groups")
     steps = history[-1].step - history[0].step + history[0].steps
     return f"the reward has not risen in {steps} steps: {then:.3f} over their first quarter, {now:.3f} over their last"
 
@@ -220,8 +241,9 @@ def findings(history: History, ended: bool = False) -> Iterator[Finding]:
         ['equal_rewards']
     """
     for rule, remedy in RULES.items():
-        if (seen := rule(history, ended)) is not None:
-            yield Finding(rule.__name__, seen, remedy)
+        fault = rule(history, ended)
+        if fault is not None:
+            yield Finding(code=rule.__name__, message=fault, advice=remedy)
 
 
 def _last(groups: int) -> str:
@@ -284,14 +306,22 @@ def history_of(rows: Sequence[Mapping[str, float]], prompts: int, iterations: in
         >>> [entry.groups for entry in history_of([{"step": 2, "kl": 0.1}, {"step": 3, "kl": 0.1}], prompts=4)]
         [8, 4]
     """
-    entries, before = [], 0
+    entries = []
+    before = 0
     for row in rows:
         step = int(row["step"])
+        # Of ``iterations`` steps on the same completions the first one samples.
         sampled = sum(each % iterations == 0 for each in range(before, step))
         groups = int(row.get("group/count", sampled * prompts))
-        entries.append(LogEntry(step, step - before, groups, row))
+        entries.append(LogEntry(step=step, steps=step - before, groups=groups, values=row))
         before = step
     return entries
+
+
+def _last_while(entries: History, holds: Callable[[LogEntry], bool]) -> list[LogEntry]:
+    """The entries at the end for which ``holds`` is true without a gap."""
+    found = list(takewhile(holds, reversed(entries)))
+    return found[::-1]
 
 
 def having(history: History, name: str) -> list[LogEntry]:
@@ -301,13 +331,18 @@ def having(history: History, name: str) -> list[LogEntry]:
 
 def last_of(entries: History, unit: str, enough: int = WINDOW) -> list[LogEntry]:
     """The last entries with ``enough`` groups or steps together, all entries where there are fewer."""
-    sums = accumulate(getattr(entry, unit) for entry in reversed(entries))
-    count = next((n for n, so_far in enumerate(sums, 1) if so_far >= enough), len(entries))
-    return list(entries[len(entries) - count :])
+    found: list[LogEntry] = []
+    so_far = 0
+    for entry in reversed(entries):
+        found.append(entry)
+        so_far += getattr(entry, unit)
+        if so_far >= enough:
+            break
+    return found[::-1]
 
 
 def first_of(entries: History, unit: str, enough: int = WINDOW) -> list[LogEntry]:
-    """The first entries, likewise."""
+    """The first entries with ``enough`` groups or steps together, all entries where there are fewer."""
     return last_of(entries[::-1], unit, enough)[::-1]
 
 
@@ -321,5 +356,6 @@ def last_two_of(entries: History, unit: str) -> tuple[list[LogEntry], list[LogEn
 
 def mean_of(entries: History, name: str, unit: str) -> float:
     """The mean weighted by groups or steps. 0 where no entry has the metric."""
-    weights = [(getattr(entry, unit), entry.values[name]) for entry in having(entries, name)]
-    return sum(weight * value for weight, value in weights) / max(1, sum(weight for weight, _ in weights))
+    with_value = having(entries, name)
+    weighted = sum(getattr(entry, unit) * entry.values[name] for entry in with_value)
+    return weighted / max(1, sum(getattr(entry, unit) for entry in with_value))

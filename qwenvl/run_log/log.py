@@ -31,9 +31,9 @@ from qwenvl.files import written_whole
 from qwenvl.types import FrameInfo, Turn
 
 FORMAT = 1  # of ``evaluation.json``
-NUMBERS, SAMPLES = "evaluation.json", "samples.jsonl"
+NUMBERS = "evaluation.json"
+SAMPLES = "samples.jsonl"
 AS_IT_IS = "none"  # the control that takes nothing away
-_ENDED = ("finished", "trained")  # in ``run.json``, with the last step: the model is saved, training has ended
 _ENTRIES: dict[str, tuple[Any, str]] = {  # of ``run.json``, beside the settings
     "versions": (dict, "an object"),
     "launch": (dict, "an object"),
@@ -43,6 +43,8 @@ _ENTRIES: dict[str, tuple[Any, str]] = {  # of ``run.json``, beside the settings
     "finished": (int, "an integer"),
     "trained": (int, "an integer"),
 }
+_SAVED = "finished"  # in ``run.json``, with the last step: the model is saved
+_TRAINED = "trained"  # likewise: training has ended
 _NON_FINITE: dict[Any, Any] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OF_A_RANK = re.compile(r"rank-(0|[1-9][0-9]*)\.jsonl")
 
@@ -99,17 +101,17 @@ class Completion:
             RunLogError: a field is missing. The message begins with ``where``.
         """
         try:
-            own = {name: value for name, value in row.items() if name in cls.__dataclass_fields__}
+            values = {name: value for name, value in row.items() if name in cls.__dataclass_fields__}
             if "resps" in row:  # of an evaluation
-                own |= {"completion": row["resps"][0][0], "answer": row["filtered_resps"][0]}
-            return cls(
-                **own
-                | {name: tuple(row[name]) for name in ("images", "prompt")}
-                | {"clips": tuple(map(FrameInfo.of, row["clips"]))}
-                # Earlier versions wrote neither turns nor evidence.
-                | {"turns": tuple(map(Turn.of, row.get("turns", ())))}
-                | {"evidence": tuple((start, end) for start, end in row.get("evidence", ()))}
-            )
+                values["completion"] = row["resps"][0][0]
+                values["answer"] = row["filtered_resps"][0]
+            values["images"] = tuple(row["images"])
+            values["prompt"] = tuple(row["prompt"])
+            values["clips"] = tuple(FrameInfo.of(clip) for clip in row["clips"])
+            # Earlier versions wrote neither turns nor evidence.
+            values["turns"] = tuple(Turn.of(turn) for turn in row.get("turns", ()))
+            values["evidence"] = tuple((start, end) for start, end in row.get("evidence", ()))
+            return cls(**values)
         except (KeyError, TypeError, IndexError) as error:
             raise RunLogError(f"{where}: no completion: {type(error).__name__} {error}") from None
 
@@ -144,7 +146,8 @@ class RunLog:
 
     def __init__(self, folder: str | os.PathLike[str], rank: int = 0, world_size: int = 1) -> None:
         self.folder = Path(folder)
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self._rollouts = self.folder / "rollouts" / f"rank-{rank}.jsonl"
         self._earlier: dict[Path, int] = {}  # bytes of a file before this process wrote to it
 
@@ -176,7 +179,11 @@ class RunLog:
         write_json(self.folder / "run.json", content)
 
     def _earlier_starts(self, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What ``run.json`` says of the starts so far. Of the settings of each, those that the next start changed."""
+        """What ``run.json`` says of the starts so far. Of the settings of each, those that the next start changed.
+
+        Args:
+            config: the settings of the next start.
+        """
         try:
             written = read_config(self.folder)
         except RunLogError:  # a folder to which only checkpoints were copied
@@ -188,11 +195,15 @@ class RunLog:
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line of numbers to ``metrics.jsonl``. NaN and infinity are written as words and read back."""
         if self.rank == 0:
-            self._append(self.folder / "metrics.jsonl", [{"step": step, **metrics} | {"step": step}])
+            # ``metrics`` may have a ``step`` too. The argument counts, and stands first.
+            row = {"step": step, **metrics}
+            row["step"] = step
+            self._append(self.folder / "metrics.jsonl", [row])
 
     def log_rollouts(self, rollouts: Iterable[Rollout]) -> None:
         """Append completions to the file of this process."""
-        self._append(self._rollouts, [{"step": each.step, **asdict(each)} for each in rollouts])
+        rows = [{"step": each.step, **asdict(each)} for each in rollouts]  # with the step in front
+        self._append(self._rollouts, rows)
 
     def begin(self, step: int = 0) -> None:
         """Delete the rows that a run resumed after ``step``, or a new one (0), writes again. Call it before writing.
@@ -204,26 +215,37 @@ class RunLog:
         Raises:
             RunLogError: a line of a file is no row.
         """
-        evaluated: dict[float, set[str]] = {}
+        metrics_by_step: dict[float, set[str]] = {}
         for row in read_metrics(self.folder):
-            evaluated.setdefault(row["step"], set()).update(row)
+            metrics_by_step.setdefault(row["step"], set()).update(row)
         paths = [self._rollouts]
         if self.rank == 0:
-            gone = (path for path in _rollout_paths(self.folder) if _rank_of(path) >= self.world_size)
-            paths += [self.folder / "metrics.jsonl", *gone]
+            paths.append(self.folder / "metrics.jsonl")
+            paths += [path for path in _rollout_paths(self.folder) if _rank_of(path) >= self.world_size]
         for path in paths:
             if path.exists():
-                earlier = 0 if step else self._earlier.get(path, path.stat().st_size)
-                lines, at = [], 0
-                for _, line, row in _steps(path):
-                    done, split = evaluated.get(row["step"], ()), row.get("split", "train")
-                    whole = split == "train" or any(name.startswith(f"{split}_") for name in done)
-                    if at >= earlier and row["step"] <= step and whole:
-                        lines.append(line)
-                    at += len(line.encode())
-                with written_whole(path) as partial:
-                    partial.write_text("".join(lines), encoding="utf-8")
-                self._earlier[path] = 0
+                self._keep_rows(path, step, metrics_by_step)
+
+    def _keep_rows(self, path: Path, step: int, metrics_by_step: Mapping[float, set[str]]) -> None:
+        """Write a file again with the rows that ``begin`` keeps.
+
+        Args:
+            metrics_by_step: the names of the metrics that a step has a line for.
+        """
+        # A new run drops all rows from before this process wrote. A resumed one keeps those of earlier steps.
+        foreign_bytes = 0 if step else self._earlier.get(path, path.stat().st_size)
+        kept = []
+        offset = 0  # bytes before the line
+        for _, line, row in _steps(path):
+            split = row.get("split", "train")
+            has_metrics = any(name.startswith(f"{split}_") for name in metrics_by_step.get(row["step"], ()))
+            finished = split == "train" or has_metrics
+            if offset >= foreign_bytes and row["step"] <= step and finished:
+                kept.append(line)
+            offset += len(line.encode())
+        with written_whole(path) as partial:
+            partial.write_text("".join(kept), encoding="utf-8")
+        self._earlier[path] = 0
 
     def finish(self, step: int, saved: bool = True) -> None:
         """Note in ``run.json`` that the run ended at ``step``. ``write_config`` of a resumed run removes the note.
@@ -232,7 +254,8 @@ class RunLog:
             saved: its model is in the folder.
         """
         if self.rank == 0:
-            write_json(self.folder / "run.json", {**read_config(self.folder), _ENDED[not saved]: step})
+            note = _SAVED if saved else _TRAINED
+            write_json(self.folder / "run.json", {**read_config(self.folder), note: step})
 
     def _append(self, path: Path, rows: list[dict[str, Any]]) -> None:
         if path not in self._earlier:
@@ -270,12 +293,18 @@ def read_metrics(folder: str | os.PathLike[str], split: str | None = None) -> li
     Raises:
         RunLogError: a line, other than a cut last one, is not an object with a ``step``.
     """
+    # The metric that only lines of this split have.
     mark = {None: "step", "train": "loss"}.get(split, f"{split}_total_reward")
-    rows = (row for _, _, row in _steps(Path(folder) / "metrics.jsonl") if mark in row)
-    return [
-        {name: _NON_FINITE.get(value, value) if isinstance(value, str) else value for name, value in row.items()}
-        for row in rows
-    ]
+    rows = []
+    for _, _, row in _steps(Path(folder) / "metrics.jsonl"):
+        if mark in row:
+            rows.append({name: _number(value) for name, value in row.items()})
+    return rows
+
+
+def _number(value: Any) -> Any:
+    """A number of a line. NaN and infinity are words there."""
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def read_rollouts(
@@ -341,13 +370,15 @@ class EvaluationSample(Completion):
 
     def row(self) -> dict[str, Any]:
         """The line as ``samples.jsonl`` has it: completion, answer and row by the names that lmms-eval gives them."""
-        named = {**vars(self), "clips": [vars(clip) for clip in self.clips], "turns": [*map(asdict, self.turns)]}
-        return {
-            **{name: named.pop(name) for name in ("model", "control", "doc_id", "sample", "target")},
-            "resps": [[named.pop("completion")]],
-            "filtered_resps": [named.pop("answer")],
-            **named,
+        fields = {
+            **vars(self),
+            "clips": [vars(clip) for clip in self.clips],
+            "turns": [asdict(turn) for turn in self.turns],
         }
+        first = {name: fields.pop(name) for name in ("model", "control", "doc_id", "sample", "target")}
+        completion = fields.pop("completion")
+        answer = fields.pop("answer")
+        return {**first, "resps": [[completion]], "filtered_resps": [answer], **fields}
 
 
 class EvaluationLog:
@@ -359,8 +390,9 @@ class EvaluationLog:
     """
 
     def __init__(self, folder: str | os.PathLike[str], process: int = 0) -> None:
-        self.folder, self.process = Path(folder), process
-        self._path = self.folder / (f"samples-{process}.jsonl" if process else SAMPLES)
+        self.folder = Path(folder)
+        self.process = process
+        self._path = self.folder / (SAMPLES if process == 0 else f"samples-{process}.jsonl")
 
     def begin(self, numbers: Mapping[str, Any]) -> None:
         """Write ``numbers``, and make the file of samples ready for further lines."""
@@ -396,7 +428,8 @@ def read_evaluation(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         RunLogError: there is none, it is not JSON, or of a later format.
     """
-    numbers = _read_json(path := Path(folder) / NUMBERS, "an evaluation")
+    path = Path(folder) / NUMBERS
+    numbers = _read_json(path, "an evaluation")
     if not isinstance(numbers, dict) or numbers.get("format") != FORMAT:
         raise RunLogError(f'{path}: expected an object whose "format" is {FORMAT}: another version wrote it')
     return numbers
@@ -408,15 +441,19 @@ def read_samples(folder: str | os.PathLike[str]) -> dict[SampleKey, EvaluationSa
     Raises:
         RunLogError: a line, other than a cut last one, is not a sample.
     """
-    rows = (each for path in sorted(Path(folder).glob("samples*.jsonl")) for each in read_lines(path))
-    samples = (EvaluationSample.of(row, where) for where, _, row in rows)
-    return {sample.key: sample for sample in samples}
+    samples = {}
+    for path in sorted(Path(folder).glob("samples*.jsonl")):
+        for where, _, row in read_lines(path):
+            sample = EvaluationSample.of(row, where)
+            samples[sample.key] = sample
+    return samples
 
 
 def hash_of(value: Any) -> str:
     """The SHA-256 of a text, or of a value as JSON, as lmms-eval takes it of a row."""
     text = value if isinstance(value, str) else json.dumps(plain(value), indent=2, ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()  # of names of files that are not UTF-8
+    # Names of files need not be UTF-8: Python then has lone surrogates in them.
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _read_json(path: Path, of: str) -> Any:
@@ -434,11 +471,13 @@ def read_lines(path: Path) -> Iterator[tuple[str, str, Any]]:
         return
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, start=1):
-            if line.endswith("\n"):
-                try:
-                    yield f"{path}:{number}", line, json.loads(line)
-                except ValueError as error:
-                    raise RunLogError(f"{path}:{number}: not JSON: {error}") from None
+            if not line.endswith("\n"):
+                return
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise RunLogError(f"{path}:{number}: not JSON: {error}") from None
+            yield f"{path}:{number}", line, value
 
 
 def _steps(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -474,7 +513,8 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def drop_cut_line(path: Path) -> None:
     """Truncate a file after its last line end, so that an appended line begins on its own."""
-    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+    content = path.read_bytes() if path.exists() else b""
+    if content and not content.endswith(b"\n"):
         os.truncate(path, content.rfind(b"\n") + 1)
 
 

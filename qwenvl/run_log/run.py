@@ -17,6 +17,21 @@ TELL_NOTHING = {"run", "runs", "out", "output", "results"}  # names of folders
 
 
 @dataclass(frozen=True)
+class EvaluationPoint:
+    """The mean total reward of an evaluation at one step.
+
+    Attributes:
+        ci95: half the width of the 95 % interval of ``reward``.
+        n: number of prompts. It and ``ci95`` are None where the run did not log them.
+    """
+
+    step: int
+    reward: float
+    ci95: float | None
+    n: int | None
+
+
+@dataclass(frozen=True)
 class Run:
     """One run folder.
 
@@ -54,30 +69,33 @@ class Run:
     def history(self) -> list[LogEntry]:
         """The rows of optimizer steps for the rules of ``health.py``. One process is assumed if none are logged."""
         setting = self.settings.get
-        prompts = setting("per_device_train_batch_size", 1) * setting("gradient_accumulation_steps", 1)
+        micro_batch = setting("per_device_train_batch_size", 1)
+        accumulation = setting("gradient_accumulation_steps", 1)
+        processes = setting("processes") or 1
         rows = [row for row in self.rows if "loss" in row]
-        return history_of(rows, prompts * (setting("processes") or 1), setting("num_iterations") or 1)
+        return history_of(
+            rows, prompts=micro_batch * accumulation * processes, iterations=setting("num_iterations") or 1
+        )
 
-    def evaluations(self) -> dict[str, list[dict[str, Any]]]:
-        """The points of each evaluation by its name: ``step``, mean ``reward``, ``ci95`` and ``n`` (prompts).
-
-        ``ci95`` is half the width of the 95 % interval. It and ``n`` are None where the run did not log them. Where a
-        step was evaluated twice, the later row counts.
-        """
-        found: dict[str, list[dict[str, Any]]] = {}
+    def evaluations(self) -> dict[str, list[EvaluationPoint]]:
+        """The points of each evaluation by its name. Where a step was evaluated twice, the later row counts."""
+        found = {}
         for name in self.metrics():
             if name.endswith(EVALUATED):
                 by_step = {int(row["step"]): row for row in self.rows if name in row}
-                found[name.removesuffix(EVALUATED)] = [
-                    {
-                        "step": step,
-                        "reward": row[name],
-                        "ci95": row.get(f"{name}_ci95"),
-                        "n": None if (n := row.get(f"{name}_n")) is None else int(n),
-                    }
-                    for step, row in sorted(by_step.items())
-                ]
+                points = [_point(step, row, name) for step, row in sorted(by_step.items())]
+                found[name.removesuffix(EVALUATED)] = points
         return found
+
+
+def _point(step: int, row: Mapping[str, float], metric: str) -> EvaluationPoint:
+    n = row.get(f"{metric}_n")
+    return EvaluationPoint(
+        step=step,
+        reward=row[metric],
+        ci95=row.get(f"{metric}_ci95"),
+        n=None if n is None else int(n),  # metrics are logged as floats
+    )
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
@@ -90,20 +108,19 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
         RunLogError: a folder is not of a run, is given twice, or has a damaged file.
     """
     paths = [Path(folder).resolve() for folder in folders]
-    if twice := {path for path in paths if paths.count(path) > 1}:
+    twice = {path for path in paths if paths.count(path) > 1}
+    if twice:
         raise RunLogError(f"{min(twice)}: given twice; each run is shown once")
     runs = []
     for path, name in zip(paths, _names(paths), strict=True):
         content = read_config(path)
-        versions = content.get("versions") or {}
-        ended = content.get("finished", content.get("trained"))
         runs.append(
             Run(
                 name=name,
                 folder=path,
                 settings=content["config"],
-                versions=versions,
-                finished=ended,
+                versions=content.get("versions") or {},
+                finished=content.get("finished", content.get("trained")),
                 rows=read_metrics(path),
                 launch=content.get("launch", {}),
                 set_by_user=content.get("set_by_user"),
@@ -113,6 +130,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
+    """The ends of the paths, of as many parts as make all of them different."""
     parts = 2 if {path.name for path in paths} & TELL_NOTHING else 1
     while True:
         names = ["/".join(path.parts[-parts:]) for path in paths]
@@ -131,9 +149,14 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
         {'learning_rate': [1e-06, 5e-06]}
     """
     names = dict.fromkeys(name for run in runs for name in run.settings)
-    own = {"output_dir", "logging_dir", "run_name"}
-    values = {name: [run.settings.get(name) for run in runs] for name in names if name not in own}
-    return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
+    differing = {}
+    for name in names:
+        if name in ("output_dir", "logging_dir", "run_name"):
+            continue
+        values = [run.settings.get(name) for run in runs]
+        if any(value != values[0] for value in values):
+            differing[name] = values
+    return differing
 
 
 # ---- curves: a metric over steps, thinned, and the sections of curves that the report shows
@@ -168,9 +191,13 @@ def thinned(
         ([2, 4, 5], [2.0, 6.0, 9.0], 2)
     """
     size = max(1, math.ceil(len(steps) / most))
-    starts = range(0, len(steps), size)
-    means = [fmean(values[start : start + size]) for start in starts]
-    return [steps[min(start + size, len(steps)) - 1] for start in starts], means, size
+    last_steps = []
+    means = []
+    for start in range(0, len(steps), size):
+        end = min(start + size, len(steps))
+        last_steps.append(steps[end - 1])
+        means.append(fmean(values[start:end]))
+    return last_steps, means, size
 
 
 def trend(values: Sequence[float]) -> Trend | None:
@@ -183,14 +210,19 @@ def trend(values: Sequence[float]) -> Trend | None:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
-    some = max(1, len(finite) // 5)
-    first, last = finite[:some], finite[-some:]
+    fifth = max(1, len(finite) // 5)
+    first = finite[:fifth]
+    last = finite[-fifth:]
     change = fmean(last) - fmean(first)
-    if some < 2:
-        return Trend(fmean(first), fmean(last), change, math.nan, "short")
-    ci95 = 1.96 * math.sqrt(variance(first) / some + variance(last) / some)
-    verdict: Literal["rises", "falls", "flat"] = "flat" if abs(change) <= ci95 else "rises" if change > 0 else "falls"
-    return Trend(fmean(first), fmean(last), change, ci95, verdict)
+    ci95 = math.nan  # one value has no variance
+    verdict: Literal["rises", "falls", "flat", "short"] = "short"
+    if fifth >= 2:
+        ci95 = 1.96 * math.sqrt(variance(first) / fifth + variance(last) / fifth)
+        if abs(change) <= ci95:
+            verdict = "flat"
+        else:
+            verdict = "rises" if change > 0 else "falls"
+    return Trend(first=fmean(first), last=fmean(last), change=change, ci95=ci95, verdict=verdict)
 
 
 SECTIONS = {
@@ -289,13 +321,22 @@ def shown(metric: str) -> Shown:
     if metric in SHOWN:
         return SHOWN[metric]
     word, _, rest = metric.partition("/")
-    title = metric.replace("_", " ") if not rest else f"{word.replace('_', ' ')}: {rest}"
-    units = [unit for end, unit in UNIT_ENDINGS if metric.endswith(end)]
-    units += [unit for start, unit in UNITS if metric.startswith(start)]
+    title = f"{word.replace('_', ' ')}: {rest}" if rest else metric.replace("_", " ")
     section = BY_WORD.get(word, "stable")
     if metric.startswith("eval_"):
         section = "fast" if metric.endswith(("_runtime", "_per_second")) else "learning"
-    return Shown(section, title, (*units, "value")[0])
+    return Shown(section, title, _unit_of(metric))
+
+
+def _unit_of(metric: str) -> str:
+    """The unit that the name of a metric ends with, else the one that it begins with."""
+    for ending, unit in UNIT_ENDINGS:
+        if metric.endswith(ending):
+            return unit
+    for prefix, unit in UNITS:
+        if metric.startswith(prefix):
+            return unit
+    return "value"
 
 
 def charts(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
@@ -309,28 +350,40 @@ def charts(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
     for metric in _curves(runs):
         how = shown(metric)
         curves: list[dict[str, Any]] = []
+        moves = False
         for number, run in enumerate(runs):
-            if found := run.values(metric):
-                steps, values, each = thinned([step for step, _ in found], [value for _, value in found])
-                curves.append({"run": number, "steps": steps, "values": finite(values), "each": each})
-        moves = any(value != curve["values"][0] for curve in curves for value in curve["values"])
-        main = metric in ALWAYS or (moves and (metric in SHOWN or metric.startswith("reward/")))
-        chart = {"metric": metric, "title": how.title, "unit": how.unit, "help": how.help, "main": main}
-        sections[how.section].append(chart | {"curves": curves})
+            found = run.values(metric)
+            if not found:
+                continue
+            steps, means, rows_of_a_point = thinned([step for step, _ in found], [value for _, value in found])
+            values = finite(means)
+            moves = moves or any(value != values[0] for value in values)
+            curves.append({"run": number, "steps": steps, "values": values, "each": rows_of_a_point})
+        chart = {
+            "metric": metric,
+            "title": how.title,
+            "unit": how.unit,
+            "help": how.help,
+            "main": metric in ALWAYS or (moves and (metric in SHOWN or metric.startswith("reward/"))),
+            "curves": curves,
+        }
+        sections[how.section].append(chart)
     return sections
 
 
 def _curves(runs: Sequence[Run]) -> list[str]:
-    found = dict.fromkeys(name for run in runs for name in run.metrics())
-    evaluated = tuple(f"{name}_" for run in runs for name in run.evaluations())
-    kept = [
-        name
-        for name in found
-        if name not in NOT_CURVES and not name.startswith((*AT_THE_END, *evaluated)) and not is_phase(name)
-    ]
-    first = ["reward/total", *(name for name in kept if name.startswith("reward/"))]
-    order = {name: place for place, name in enumerate(dict.fromkeys([*first, *SHOWN]))}
-    return sorted(kept, key=lambda name: order.get(name, len(order)))
+    """The metrics that have a chart, in the order of the page: rewards, then those of ``SHOWN``, then all others."""
+    names = dict.fromkeys(name for run in runs for name in run.metrics())
+    of_evaluations = tuple(f"{name}_" for run in runs for name in run.evaluations())
+    kept = []
+    for name in names:
+        elsewhere = name in NOT_CURVES or is_phase(name) or name.startswith((*AT_THE_END, *of_evaluations))
+        if not elsewhere:
+            kept.append(name)
+    rewards = [name for name in kept if name.startswith("reward/")]
+    order = list(dict.fromkeys(["reward/total", *rewards, *SHOWN]))
+    places = {name: place for place, name in enumerate(order)}
+    return sorted(kept, key=lambda name: places.get(name, len(places)))
 
 
 def is_phase(metric: str) -> bool:
@@ -339,18 +392,34 @@ def is_phase(metric: str) -> bool:
 
 
 def _evaluations(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The charts of the evaluations of the runs."""
+    evaluations = [run.evaluations() for run in runs]
     charts = []
-    for name in dict.fromkeys(name for run in runs for name in run.evaluations()):
-        curves: list[dict[str, Any]] = []
-        for number, run in enumerate(runs):
-            if points := run.evaluations().get(name):
-                steps = [each["step"] for each in points]
-                means, widths = (finite([each[name] for each in points]) for name in ("reward", "ci95"))
-                curves.append({"run": number, "steps": steps, "values": means, "ci95": widths, "each": 1})
-        moves = name == "eval" or any(len(curve["steps"]) > 1 for curve in curves)
-        title = "held-out reward" if name == "eval" else f"held-out reward: {name}"
-        chart = {"metric": f"{name}{EVALUATED}", "title": title, "unit": "reward"}
-        charts.append(chart | {"help": "mean with its 95 % interval", "main": moves, "curves": curves})
+    for name in dict.fromkeys(name for of_run in evaluations for name in of_run):
+        curves = []
+        several_points = False
+        for number, of_run in enumerate(evaluations):
+            points = of_run.get(name)
+            if not points:
+                continue
+            several_points = several_points or len(points) > 1
+            curve = {
+                "run": number,
+                "steps": [point.step for point in points],
+                "values": finite([point.reward for point in points]),
+                "ci95": finite([point.ci95 for point in points]),
+                "each": 1,
+            }
+            curves.append(curve)
+        chart = {
+            "metric": f"{name}{EVALUATED}",
+            "title": "held-out reward" if name == "eval" else f"held-out reward: {name}",
+            "unit": "reward",
+            "help": "mean with its 95 % interval",
+            "main": name == "eval" or several_points,
+            "curves": curves,
+        }
+        charts.append(chart)
     return charts
 
 
@@ -361,37 +430,58 @@ def clocks(runs: Sequence[Run]) -> list[dict[str, Any] | None]:
     """
     found: list[dict[str, Any] | None] = []
     for run in runs:
-        steps, hours, last = [0], [0.0], 0
+        steps = [0]
+        hours = [0.0]
         for step, seconds in run.values(WHOLE_STEP) or seconds_of_steps(run):
+            # A row has the mean of the steps since the row before.
+            hours.append(hours[-1] + (step - steps[-1]) * seconds / 3600)
             steps.append(step)
-            hours.append(hours[-1] + (step - last) * seconds / 3600)
-            last = step
+        if steps[-1] == 0:  # no row, or only one from before the first step
+            found.append(None)
+            continue
         steps, hours, _ = thinned(steps, hours)
-        found.append({"steps": steps, "hours": finite(hours)} if last else None)
+        found.append({"steps": steps, "hours": finite(hours)})
     return found
 
 
 def seconds_of_steps(run: Run) -> list[tuple[int, float]]:
     """Step and sum of the phases of each row that has any."""
+    names, rows = _phase_rows(run)
+    return [(int(row["step"]), sum(row.get(name, 0.0) for name in names)) for row in rows]
+
+
+def _phase_rows(run: Run) -> tuple[list[str], list[Mapping[str, float]]]:
+    """The metrics that are phases of a step, and the rows that have any of them."""
     names = [name for name in run.metrics() if is_phase(name)]
     rows = [row for row in run.rows if any(name in row for name in names)]
-    return [(int(row["step"]), sum(row.get(name, 0.0) for name in names)) for row in rows]
+    return names, rows
 
 
 def phases(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Seconds of a step by phase for each run: ``run, steps, names, values`` (a list for each name), and ``means``."""
     found = []
     for number, run in enumerate(runs):
-        names = [name for name in run.metrics() if is_phase(name)]
-        rows = [row for row in run.rows if any(name in row for name in names)]
+        names, rows = _phase_rows(run)
         if not rows:
             continue
-        steps = [int(row["step"]) for row in rows]
-        curves = [thinned(steps, [row.get(name, 0.0) for row in rows]) for name in names]
-        means = [sum(row.get(name, 0.0) for row in rows) / len(rows) for name in names]
-        short = [name.removeprefix(PHASE).removesuffix("_s") for name in names]
-        values = [finite(values) for _, values, _ in curves]
-        found.append({"run": number, "steps": curves[0][0], "names": short, "values": values, "means": finite(means)})
+        all_steps = [int(row["step"]) for row in rows]
+        steps: list[int] = []
+        values = []
+        means = []
+        for name in names:
+            seconds = [row.get(name, 0.0) for row in rows]
+            steps, points, _ = thinned(all_steps, seconds)  # the same steps for each name
+            values.append(finite(points))
+            means.append(sum(seconds) / len(rows))
+        found.append(
+            {
+                "run": number,
+                "steps": steps,
+                "names": [name.removeprefix(PHASE).removesuffix("_s") for name in names],
+                "values": values,
+                "means": finite(means),
+            }
+        )
     return found
 
 

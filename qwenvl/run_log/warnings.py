@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 
 from qwenvl.run_log.health import Finding, findings
 from qwenvl.run_log.run import Run, trend
@@ -27,31 +26,46 @@ COUNTED = {
 
 def warnings_of(run: Run) -> list[Finding]:
     """The warnings of a run by its rows: of the rules by which the run itself warns, at its last row, and of trends."""
-    unfit = (
-        Finding("not_finite", f"{metric} is {value} at step {step}", "lower --learning_rate or --max_grad_norm")
-        for metric in ("loss", "grad_norm", "kl")
-        for step, value in run.values(metric)
-        if not math.isfinite(value)
-    )
+    found = []
+    not_finite = _not_finite(run)
+    if not_finite is not None:
+        found.append(not_finite)
     of_trends = list(_of_trends(run))
     falls = any(each.code == "reward_falls" for each in of_trends)
-    ruled = [each for each in findings(run.history(), ended=True) if not (falls and each.code == "reward_flat")]
-    return [*islice(unfit, 1), *ruled, *of_trends]
+    for each in findings(run.history(), ended=True):
+        if not (falls and each.code == "reward_flat"):  # a reward that falls has not risen either
+            found.append(each)
+    return found + of_trends
+
+
+def _not_finite(run: Run) -> Finding | None:
+    """The first number of training that is NaN or infinite: its loss, else its gradient norm, else its KL."""
+    for metric in ("loss", "grad_norm", "kl"):
+        for step, value in run.values(metric):
+            if not math.isfinite(value):
+                message = f"{metric} is {value} at step {step}"
+                return Finding("not_finite", message, "lower --learning_rate or --max_grad_norm")
+    return None
 
 
 def _of_trends(run: Run) -> Iterator[Finding]:
+    """The warnings of curves: a reward that falls, an evaluation that was better before, counts that should be 0."""
     moved = trend([value for _, value in run.values("reward/total")])
     if moved is not None and moved.verdict == "falls":
         message = f"the reward fell from {moved.first:.3g} to {moved.last:.3g} (± {moved.ci95:.2g})"
         yield Finding("reward_falls", message, "lower --learning_rate, or raise --grpo_beta")
     for name, points in run.evaluations().items():
-        best, last = max(points, key=lambda each: each["reward"]), points[-1]
-        known = best["ci95"] is not None and last["ci95"] is not None
-        if known and last["reward"] + last["ci95"] < best["reward"] - best["ci95"]:
-            was = f"was {best['reward']:.3g} at step {best['step']}"
-            message = f"{name} is {last['reward']:.3g} at step {last['step']} and {was}"
-            yield Finding("evaluation_worse", message, f"take the checkpoint of step {best['step']}, or stop earlier")
+        best = max(points, key=lambda point: point.reward)
+        last = points[-1]
+        if best.ci95 is None or last.ci95 is None:
+            continue
+        if last.reward + last.ci95 < best.reward - best.ci95:
+            message = (
+                f"{name} is {last.reward:.3g} at step {last.step} and was {best.reward:.3g} at step {best.step}"
+            )
+            yield Finding("evaluation_worse", message, f"take the checkpoint of step {best.step}, or stop earlier")
             break
     for metric, finding in COUNTED.items():
-        if count := sum(value for _, value in run.values(metric)):
+        count = sum(value for _, value in run.values(metric))
+        if count:
             yield replace(finding, message=f"{count:.0f} {finding.message}")

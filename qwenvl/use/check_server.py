@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import mimetypes
 import os
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -35,19 +36,23 @@ def check(request: UseRequest) -> str:
     Raises:
         ValueError, OSError: no record can be sent, or the server does not answer.
     """
-    openai, config, url = require("openai", "judge"), request.config, request.options.check
-    files = (RecordFile(each, seed=0, options=request.asking.reading) for each in resolve_datasets(request.words[0]))
-    rows = (row for file in files for row in file.iterate() if isinstance(row, Record) and not any(row.clip_meta))
-    records = [*islice((row for row in rows if all(map(os.path.isfile, (*row.videos, *row.images)))), CHECKED)]
+    openai = require("openai", "judge")
+    config = request.config
+    url = request.options.check
+    records = list(islice(_sendable(request), CHECKED))
     if not records:
         raise ValueError(f"{request.words[0]}: expected records whose clips and images are files, without `meta`")
     collator = collator_of(config)
-    dataset, tokenizer = dataset_of([], config, collator), collator.processor.tokenizer
+    dataset = dataset_of([], config, collator)
+    tokenizer = collator.processor.tokenizer
     respondent = build_respondent(config, collator, build_rubric())
     model = respondent.step.policy
     encode = respondent.sample.encode
     likelihood = partial(completion_likelihood, temperature=1.0, logit_chunk_tokens=1024)
-    lines, gaps, same_lengths, same_answers = list[str](), list[float](), True, True
+    lines: list[str] = []
+    gaps: list[float] = []  # between the log-probs of a token there and here
+    same_lengths = True
+    same_answers = True
     try:
         client = openai.OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "none")
         [served, *_] = client.models.list()
@@ -64,12 +69,16 @@ def check(request: UseRequest) -> str:
                 logprobs=True,
                 extra_body={"return_token_ids": True},
             )
-            choice, theirs, here = reply.choices[0], reply.usage.prompt_tokens, batch.input_ids.shape[1]
+            choice = reply.choices[0]
+            theirs = reply.usage.prompt_tokens
+            here = batch.input_ids.shape[1]
             same = (choice.message.content or "").strip() == own.texts[0].strip()
-            same_lengths, same_answers = same_lengths and theirs == here, same_answers and same
+            same_lengths = same_lengths and theirs == here
+            same_answers = same_answers and same
             named = "the same answer" if same else "another answer"
             lines.append(f"{record.id}: {named}; {theirs:,} tokens of the prompt, {here:,} here")
             given = (choice.logprobs and choice.logprobs.content) or []
+            # Without ``token_ids`` there are only texts of tokens. If they encode to others, nothing is compared.
             ids = getattr(choice, "token_ids", None) or tokenizer.encode("".join(each.token for each in given))
             if given and len(ids) == len(given):
                 tokens = torch.tensor([ids], device=config.device)
@@ -80,27 +89,56 @@ def check(request: UseRequest) -> str:
                 gaps += gap
     except openai.OpenAIError as error:
         raise ValueError(f"--check {url}: {str(error)[:300]}") from None
-    alike, compared = same_answers, "the server gives no log-probs: only lengths of prompts and answers are compared"
+    return "\n".join([*lines, *_verdict(gaps, same_lengths=same_lengths, same_answers=same_answers)])
+
+
+def _verdict(gaps: Sequence[float], same_lengths: bool, same_answers: bool) -> list[str]:
+    """What was compared, and whether the server shows records as training did, a line each.
+
+    Args:
+        gaps: between the log-probs of a token there and here. Empty: the server gives none.
+    """
+    alike = same_answers
+    compared = "the server gives no log-probs: only lengths of prompts and answers are compared"
     if gaps:
-        largest, mean = max(gaps), sum(gaps) / len(gaps)
-        alike = largest <= HALF_PRECISION[0] and mean <= HALF_PRECISION[1]
+        largest = max(gaps)
+        mean = sum(gaps) / len(gaps)
+        most_largest, most_mean = HALF_PRECISION
+        alike = largest <= most_largest and mean <= most_mean
         compared = f"log-probs of {len(gaps):,} tokens differ by {largest:.3g} at most and by {mean:.3g} on average"
     causes = "which frames are taken, their times, the template's arguments, and the weights"
     if not same_lengths:
         causes = "the number of frames, their sizes, and the chat template"
     verdict = "as trained, but for rounding" if alike and same_lengths else f"NOT as trained: look at {causes}"
-    return "\n".join([*lines, compared, verdict])
+    return [compared, verdict]
+
+
+def _sendable(request: UseRequest) -> Iterator[Record]:
+    """The records of a request whose media are whole files: a request has no place for frames, spans or ``meta``."""
+    for source in resolve_datasets(request.words[0]):
+        for row in RecordFile(source, seed=0, options=request.asking.reading).iterate():
+            if not isinstance(row, Record) or any(row.clip_meta):
+                continue
+            if all(os.path.isfile(path) for path in (*row.videos, *row.images)):
+                yield row
 
 
 def messages_of(record: Record) -> list[dict[str, Any]]:
     """The messages of OpenAI's API, with clips and images as data URLs."""
+    # The parts of a turn name no files: the media of a record stand in their order.
     paths = {"video": iter(record.videos), "image": iter(record.images)}
+    messages = []
+    for turn in chat_messages(record):
+        parts = []
+        for part in turn["content"]:
+            kind = part["type"]
+            if kind in paths:
+                part = {"type": f"{kind}_url", f"{kind}_url": {"url": _data_url(next(paths[kind]))}}
+            parts.append(part)
+        messages.append({**turn, "content": parts})
+    return messages
 
-    def sent(part: dict[str, Any]) -> dict[str, Any]:
-        if (kind := part["type"]) not in paths:
-            return part
-        path = Path(next(paths[kind]))
-        data = base64.b64encode(path.read_bytes()).decode()
-        return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{mimetypes.guess_type(path)[0]};base64,{data}"}}
 
-    return [{**turn, "content": [*map(sent, turn["content"])]} for turn in chat_messages(record)]
+def _data_url(path: str) -> str:
+    data = base64.b64encode(Path(path).read_bytes()).decode()
+    return f"data:{mimetypes.guess_type(path)[0]};base64,{data}"

@@ -50,8 +50,19 @@ from qwenvl.use.options import UseRequest
 
 PROTOCOL = "protocol.json"
 CSV: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
-COLUMNS = ["id", "clip", "answer", "agreement", "logprob", "frames", "times", "seconds", "error", "finish_reason"]
-COLUMNS += ["text"]
+COLUMNS = [
+    "id",
+    "clip",
+    "answer",
+    "agreement",
+    "logprob",
+    "frames",
+    "times",
+    "seconds",
+    "error",
+    "finish_reason",
+    "text",
+]
 """Of the table. The rows of ``rows-0.jsonl`` have the same names, and ``key``, ``texts``, ``votes``, ``clips``."""
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 """With these a text begins that a spreadsheet runs."""
@@ -72,45 +83,59 @@ class Labels:
     """
 
     def __init__(self, request: UseRequest, questions: Sequence[Record | ValueError], folder: Path) -> None:
-        self.request, self.config, self.questions, self.folder = request, request.config, questions, folder
+        self.request = request
+        self.config = request.config
+        self.questions = questions
+        self.folder = folder
         # Once: a file that is replaced while the command runs belongs to the next call.
         self._keys = [key_of(each) if isinstance(each, Record) else None for each in questions]
         self.reward = deciding_reward(self.config.reward_funcs)
         self.collator = collator_of(self.config)
         self._path = folder / f"rows-{self.config.process_index}.jsonl"
-        settings = {name: getattr(self.config, name) for name in sorted(OF_A_RUN | {"seed"})}
-        facts = model_facts(request.model, self.config, self.collator)
-        there, protocol = folder / PROTOCOL, {"model": facts, "samples": request.options.samples, "settings": settings}
-        if not there.is_file():
-            # Its name is a usual one for a table that people fill in by hand.
-            check_new(request.options.output, "--output")
-        others = any(each.name != ".lock" for each in folder.glob("*"))
-        if others and not there.is_file():
-            # It may well be the folder of the clips: nobody is told to delete it.
-            raise FileExistsError(f"{folder}: holds files that are no labels: give another --output")
-        earlier = json.loads(there.read_text("utf-8")) if there.is_file() else protocol
-        if problems := differing(earlier, protocol):
-            lines = "".join(f"\n  {line}" for line in problems[:5])
-            raise FileExistsError(f"{folder}: holds other labels: give another --output, or delete it:{lines}")
+        protocol = {
+            "model": model_facts(request.model, self.config, self.collator),
+            "samples": request.options.samples,
+            "settings": {name: getattr(self.config, name) for name in sorted(OF_A_RUN | {"seed"})},
+        }
+        self._check_folder(protocol)
         self.rows = self._read()
         wait_for_everyone()  # all have read before one of them writes
         if self.config.process_index == 0:
-            write_json(there, protocol)
+            write_json(folder / PROTOCOL, protocol)
         drop_cut_line(self._path)
+
+    def _check_folder(self, protocol: Mapping[str, Any]) -> None:
+        """Raise FileExistsError for a folder with anything but labels by the same model and settings, or a table of
+        somebody else."""
+        there = self.folder / PROTOCOL
+        if not there.is_file():
+            # The usual name of a table that people fill in by hand.
+            check_new(self.request.options.output, "--output")
+            if any(each.name != ".lock" for each in self.folder.glob("*")):
+                # It may well be the folder of the clips: nobody is told to delete it.
+                raise FileExistsError(f"{self.folder}: holds files that are no labels: give another --output")
+            return
+        problems = differing(json.loads(there.read_text("utf-8")), protocol)
+        if problems:
+            lines = "".join(f"\n  {line}" for line in problems[:5])
+            raise FileExistsError(f"{self.folder}: holds other labels: give another --output, or delete it:{lines}")
 
     def ask(self) -> None:
         """Answer the questions that have no answer yet, each block written as it comes, and write the table.
 
         Clips that could not be read are rows with the reason, and are tried again by the next call.
         """
-        config, records = self.config, [each for each in self.questions if isinstance(each, Record)]
+        config = self.config
+        records = [each for each in self.questions if isinstance(each, Record)]
         keys = [key for key in self._keys if key is not None]
-        pending = [n for n, key in enumerate(keys) if self.rows.get(key, {"error": ""})["error"] is not None]
+        labelled = {key for key, row in self.rows.items() if row["error"] is None}
+        pending = [n for n, key in enumerate(keys) if key not in labelled]
         blocks = [pending[start : start + BLOCK] for start in range(0, len(pending), BLOCK)]
         if len(pending) < len(records):
             say(f"{self.folder}: continues, {len(records) - len(pending):,} of {len(records):,} are labelled")
+        own = blocks[config.process_index :: config.world_size]
         try:
-            if own := blocks[config.process_index :: config.world_size]:
+            if own:
                 for rows in self._answered(records, own):
                     append_lines(self._path, ({"key": keys[n], **row} for n, row in rows.items()))
             wait_for_everyone()
@@ -121,7 +146,8 @@ class Labels:
 
     def _answered(self, records: Sequence[Record], blocks: Sequence[list[int]]) -> Iterator[dict[int, dict[str, Any]]]:
         """The rows of each block, by the numbers of their records."""
-        config, size = self.config, self.request.options.samples
+        config = self.config
+        size = self.request.options.samples
         dataset = dataset_of(records, config, self.collator)
         # Draws do not depend on the process: each of them takes process 0.
         respondent = build_respondent(config, self.collator, build_rubric(), process=0)
@@ -141,21 +167,28 @@ class Labels:
         Raises:
             RecordError: no clip could be labelled.
         """
-        options, found = self.request.options, [*self._rows()]
         if self.config.process_index != 0:
             return ""
+        options = self.request.options
+        found = list(self._rows())
         bad = [row["error"] for _, row in found if row["error"] is not None]
         if len(bad) == len(found):
             raise RecordError(f"none of {counted(len(found), 'clip')} could be labelled; the first: {bad[0]}")
         unread = sum(row["error"] is None and not row["answer"] for _, row in found)
-        lines = [f"wrote {options.output}: {counted(len(found), 'clip')}, {len(bad):,} of them with an error, "]
-        lines[0] += f"{unread:,} without an <answer>"
+        lines = [
+            f"wrote {options.output}: {counted(len(found), 'clip')}, {len(bad):,} of them with an error, "
+            f"{unread:,} without an <answer>"
+        ]
         if options.page:
             played = self._make_playable(found, options.pictures)
-            shown, command = [self._as_shown(*each, played) for each in found], training_command(self.request)
-            written = write_labels(self.folder, self.request.model.name, shown, command)
+            written = write_labels(
+                self.folder,
+                model=self.request.model.name,
+                rows=[self._as_shown(question, row, played) for question, row in found],
+                command=training_command(self.request),
+            )
             lines += [f"wrote {written.page}; open it in a browser", add_pictures(written, options.pictures)]
-        return "\n".join(filter(None, lines))
+        return "\n".join(line for line in lines if line)
 
     def _make_playable(
         self, found: Sequence[tuple[Record | ValueError, Mapping[str, Any]]], most: int
@@ -195,14 +228,17 @@ class Labels:
         if not asked and not numbered:
             return {"steps": steps, "timeline": None, "vote_spans": []}
         clips = [FrameInfo.of(clip) for clip in row.get("clips", ())]
-        votes = [timeline_in(answer, numbers_of(listed)) for answer, _ in row.get("votes", ())]
+        vote_spans = []
+        for answer, _ in row.get("votes", ()):
+            vote = timeline_in(answer, numbers_of(listed))
+            vote_spans.append([span_as_shown(span) for span in vote[:MOST_SPANS]])
         return {
             "steps": steps,
             "timeline": {
                 "length": axis_length(spans if not clips else (), clips),
                 "spans": [span_as_shown(span) for span in spans[:MOST_SPANS]],
             },
-            "vote_spans": [[span_as_shown(span) for span in vote[:MOST_SPANS]] for vote in votes],
+            "vote_spans": vote_spans,
         }
 
     def _address(self, path: Path) -> str:
@@ -218,10 +254,14 @@ class Labels:
 
     def _read(self) -> dict[str, dict[str, Any]]:
         """The rows of all processes. Those with an error give way to others of the same question."""
-        rows = (row for path in sorted(self.folder.glob("rows-*.jsonl")) for _, _, row in read_lines(path))
+        rows = []
+        for path in sorted(self.folder.glob("rows-*.jsonl")):
+            rows += [row for _, _, row in read_lines(path)]
+        # Of one key the last row counts, so rows without an error come last.
         return {row["key"]: row for row in sorted(rows, key=lambda row: row["error"] is None)}
 
     def _write_table(self) -> None:
+        """Write ``--output`` anew, with all rows so far."""
         with written_whole(self.request.options.output) as part, part.open("w", **CSV) as file:
             table = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
             table.writeheader()
@@ -229,15 +269,18 @@ class Labels:
                 named = {}
                 if isinstance(question, Record):
                     named = {"id": question.id, "clip": " ".join((*question.videos, *question.images))}
-                times = " ".join(f"{second:.2f}" for clip in row.get("clips", ()) for second in clip["times"])
-                cells = {**named, **row, "times": times}
+                times = [f"{second:.2f}" for clip in row.get("clips", ()) for second in clip["times"]]
+                cells = {**named, **row, "times": " ".join(times)}
                 table.writerow({name: as_cell(value) for name, value in cells.items()})
 
 
 def deciding_reward(names: Sequence[Any] | None) -> str | None:
     """The first reward of a run that tells right answers from wrong, and so says which answers are the same."""
-    named = (parse_row(str(each))[0] for each in names or DEFAULT_WEIGHTS)
-    return next((name for name in named if name in TABLE and name not in SHAPING), None)
+    for each in names or DEFAULT_WEIGHTS:
+        name = parse_row(str(each))[0]
+        if name in TABLE and name not in SHAPING:
+            return name
+    return None
 
 
 def training_command(request: UseRequest) -> str:
@@ -303,15 +346,21 @@ def label_of(batch: PromptBatch, rollout: RolloutBatch, reward: str | None) -> d
     Args:
         reward: the name of the reward that says which answers are the same.
     """
-    record, mask, means = batch.records[0], rollout.completion_mask, [math.nan] * len(rollout.texts)
+    record = batch.records[0]
+    clips = batch.frames[0]
     prompt = [{"role": message.role, "content": message.text} for message in record.messages]
-    answers, kind = [answer_of(text) for text in rollout.texts], record.fields.get("problem_type")
+    kind = record.fields.get("problem_type")
+    answers = [answer_of(text) for text in rollout.texts]
     readings = [None if answer is None else reading(reward, answer, prompt, kind) for answer in answers]
+    means = [math.nan] * len(answers)  # of the log-probs of each completion. NaN: the engine gives none
     if rollout.logprobs is not None:
+        mask = rollout.completion_mask
         means = ((rollout.logprobs * mask).sum(1) / mask.sum(1)).tolist()
     best, share = elected(readings, means)
-    votes = {readings.index(each): readings.count(each) for each in readings}
-    clips = batch.frames[0]
+    # How many completions have each reading, by the first of them.
+    counts = {readings.index(each): readings.count(each) for each in readings}
+    votes = [[answers[n] or "", count] for n, count in counts.items()]
+    votes.sort(key=lambda vote: -vote[1])
     return {
         "answer": answers[best] or "",
         "agreement": round(share, 4) if len(answers) > 1 else None,
@@ -322,7 +371,7 @@ def label_of(batch: PromptBatch, rollout: RolloutBatch, reward: str | None) -> d
         "clips": [vars(clip) for clip in clips],
         "images": list(record.images),
         "texts": rollout.texts,
-        "votes": sorted(([answers[n] or "", count] for n, count in votes.items()), key=lambda vote: -vote[1]),
+        "votes": votes,
         "error": None,
     }
 
@@ -337,5 +386,6 @@ def elected(readings: Sequence[Any], means: Sequence[float]) -> tuple[int, float
         (2, 0.5)
     """
     counts = [0 if each is None else readings.count(each) for each in readings]
-    best = max(range(len(counts)), key=lambda n: (counts[n], -math.inf if math.isnan(means[n]) else means[n]))
+    likelihoods = [-math.inf if math.isnan(mean) else mean for mean in means]
+    best = max(range(len(counts)), key=lambda n: (counts[n], likelihoods[n]))
     return best, counts[best] / len(counts)

@@ -119,11 +119,15 @@ class ServeOptions(Options):
 
     def problems(self) -> Iterator[str]:
         for name, key in (("--api_key", self.api_key), (f"${KEY_VARIABLE}", os.environ.get(KEY_VARIABLE) or None)):
-            if key is not None and not (key.isascii() and key.isprintable() and key.strip() and " " not in key):
+            if key is None:
+                continue
+            fits_in_a_header = key.isascii() and key.isprintable() and key.strip() and " " not in key
+            if not fits_in_a_header:
                 yield f"{name} must be visible ASCII characters without spaces"
         if self.allow_private_http and not self.allow_http:
             yield no_effect("--allow_private_http", without="--allow_http")
-        if self.check and (others := [each for each in vars(self) if each != "check" and was_set(self, each)]):
+        others = [each for each in vars(self) if each != "check" and was_set(self, each)]
+        if self.check and others:
             yield f"--{others[0]} has no effect with --check, which compares and does not serve: leave it out"
 
 
@@ -207,6 +211,9 @@ class ChatOptions(Options):
         if most > trained.max_new_tokens:
             raise ValueError(f"max_tokens must be at most {trained.max_new_tokens} (--generation_max_length)")
         given: dict[str, Any] = {"temperature": 0.0} if self.n == 1 else {}
-        given |= {each: value for each in ("temperature", "top_p") if (value := getattr(self, each)) is not None}
+        if self.temperature is not None:
+            given["temperature"] = self.temperature
+        if self.top_p is not None:
+            given["top_p"] = self.top_p
         # Its own stop strings are found in its text: those of the engine are matched against the whole vocabulary.
         return replace(trained, **given, max_new_tokens=most)

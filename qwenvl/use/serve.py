@@ -198,17 +198,22 @@ class ChatServer:
     def _together(self) -> list[Pending]:
         """The oldest request and those of the same settings, as many as fit. One with a seed is sampled alone."""
         first, *others = self._waiting
-        n, params, seed = first.options.n, first.params, first.options.seed
-        alike = [each for each in others if (each.options.n, each.params, each.options.seed) == (n, params, None)]
-        together = [first, *(alike if seed is None else [])]
-        batches, new_tokens = [each.batch for each in together], n * params.max_new_tokens
-        return together[: len(next(in_budget(batches, new_tokens=new_tokens, budget=self._budget)))]
+        n = first.options.n
+        together = [first]
+        if first.options.seed is None:
+            for each in others:
+                if each.options.seed is None and each.options.n == n and each.params == first.params:
+                    together.append(each)
+        batches = [each.batch for each in together]
+        new_tokens = n * first.params.max_new_tokens
+        fitting = next(in_budget(batches, new_tokens=new_tokens, budget=self._budget))
+        return together[: len(fitting)]
 
     def _sampled(self, together: Sequence[Pending], loop: asyncio.AbstractEventLoop) -> list[RolloutBatch]:
         """The completions of each request, in the sampling thread."""
         n = together[0].options.n
         decode = partial(self.collator.processor.tokenizer.decode, skip_special_tokens=True)
-        stops = [StopWatch(each.options.stops, decode) for each in together for _ in range(n)]
+        stops = [StopWatch(each.options.stops, decode) for each in together for _ in range(n)]  # by row
         engine = self.respondent.sample.engine
 
         def watch(rows: list[int], tokens: list[int]) -> list[bool]:
@@ -384,7 +389,8 @@ class ChatServer:
         # Servers compare texts as well, in a process of their own.
         if isinstance(self.respondent.sample.engine, EngineWithWeights):
             params = replace(params, stop_strings=tuple(dict.fromkeys((*params.stop_strings, *options.stops))))
-        prompt, toolbox = batch.input_ids.shape[1], self.respondent.sample.toolbox
+        prompt = batch.input_ids.shape[1]
+        toolbox = self.respondent.sample.toolbox
         looks = 0 if toolbox is None else toolbox.options.look_tokens
         if prompt + params.max_new_tokens + looks > self.reader.positions:
             message = f"the prompt has {prompt:,} tokens, which with max_tokens {params.max_new_tokens:,} exceed the "
@@ -483,15 +489,20 @@ def answers_of(pending: Pending, rollout: RolloutBatch, decode: Callable[[list[i
         ends = [place for place in map(text.find, pending.options.stops) if place >= 0]
         if ends:
             count = _tokens_to_stop(ids, pending.options.stops, decode)
-            text, reason = text[: min(ends)], "stop"
-            ids, logprobs = ids[:count], None if logprobs is None else logprobs[:count]
-        found.append(Answer(text, reason, ids, logprobs))
+            text = text[: min(ends)]
+            reason = "stop"
+            ids = ids[:count]
+            if logprobs is not None:
+                logprobs = logprobs[:count]
+        found.append(Answer(text=text, finish_reason=reason, ids=ids, logprobs=logprobs))
     return found
 
 
 def _tokens_to_stop(ids: list[int], stops: Sequence[str], decode: Callable[[list[int]], str]) -> int:
     """The smallest number of tokens whose text contains a stop string, or that of all."""
-    low, high = 1, max(1, len(ids))
+    # Each probe decodes a text, so search by halves: with one more token a text keeps the stop strings that it has.
+    low = 1
+    high = max(1, len(ids))
     while low < high:
         middle = (low + high) // 2
         text = decode(ids[:middle])
@@ -559,8 +570,10 @@ async def streamed(
                 if isinstance(event, tuple):
                     number, token = event
                     # Where stop strings are given, what is sent may turn out to be the beginning of one.
-                    if not pending.options.stops and (text := choices[number].piece(token)):
-                        yield piece(number, text)
+                    if not pending.options.stops:
+                        text = choices[number].piece(token)
+                        if text:
+                            yield piece(number, text)
                     continue
                 answers = answers_of(pending, event, decode)
                 usage = usage_of(pending, answers)

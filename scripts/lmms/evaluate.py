@@ -28,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     own, flags = make_parser().parse_known_args(words)
     from qwenvl.data.errors import told_to_the_user
-    from qwenvl.evaluate.results import results_of, table
+    from qwenvl.evaluate.results import results_of
+    from qwenvl.evaluate.results_table import table
     from qwenvl.run_log.log import EvaluationLog, hash_of
 
     with told_to_the_user(COMMAND):

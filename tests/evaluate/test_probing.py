@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from qwenvl.config.command_line import parse_args
+from qwenvl.evaluate.answers import Answers
 from qwenvl.evaluate.probing import next_command, numbers_of, verdict, worth_of_looks
-from qwenvl.evaluate.results import Answers
 from qwenvl.evaluate.settings import probe_request
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.options import RewardOptions

@@ -6,7 +6,9 @@ from itertools import combinations
 
 import pytest
 
-from qwenvl.evaluate.results import PASSES, equal_chance, pass_at_k, results_of, share_interval, table
+from qwenvl.evaluate.answers import PASSES, equal_chance, pass_at_k, share_interval
+from qwenvl.evaluate.results import results_of
+from qwenvl.evaluate.results_table import table
 from qwenvl.run_log.intervals import clustered_interval
 from qwenvl.types import Turn
 from tests.evaluate.made import sample

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from qwenvl.evaluate.results import results_of, table
+from qwenvl.evaluate.results import results_of
+from qwenvl.evaluate.results_table import table
 from qwenvl.evaluate.timelines import check_procedure, deviations, procedure_rows
 from qwenvl.types import FrameInfo
 from tests.evaluate.made import sample

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from qwenvl.run_log.health import signed_number
 from qwenvl.run_log.intervals import clustered_interval, clusters_by
-from qwenvl.run_log.report.pages import mean
+from qwenvl.run_log.report.pages import GroupRow, mean
 from qwenvl.run_log.run import finite
 
 TRAIN = "train"  # the split of the groups that were trained on
@@ -45,52 +44,80 @@ class HeldOutDifference:
         return f"{signed_number(self.difference)} [{signed_number(self.low)}, {signed_number(self.high)}]"
 
 
-Rows = Sequence[Mapping[str, Any]]
-"""The groups of a run, each as ``row_of`` makes it."""
+Rows = Sequence[GroupRow]  # the groups of a run
 
 
 def held_out_differences(names: Sequence[str], rows: Sequence[Rows]) -> Iterator[HeldOutDifference]:
-    """Each further run against the first, in every evaluation that both have."""
+    """Each further run against the first, in every evaluation that both have.
+
+    Args:
+        names: of the runs.
+        rows: the groups of each run.
+    """
     first = {name: last_answers(rows[0], name) for name in evaluations_in(rows[0])}
     for number in range(1, len(names)):
         for evaluation in evaluations_in(rows[number]):
             if evaluation not in first:
                 continue
-            found = difference_of(first[evaluation], last_answers(rows[number], evaluation))
-            if found is not None:
-                yield HeldOutDifference(evaluation, names[0], names[number], *found)
+            difference = difference_of(
+                evaluation=evaluation,
+                before=names[0],
+                after=names[number],
+                rows_before=first[evaluation],
+                rows_after=last_answers(rows[number], evaluation),
+            )
+            if difference is not None:
+                yield difference
 
 
 def evaluations_in(rows: Rows) -> list[str]:
     """The names of the evaluations that groups are of."""
-    return list(dict.fromkeys(row["split"] for row in rows if row["split"] != TRAIN))
+    return list(dict.fromkeys(row.split for row in rows if row.split != TRAIN))
 
 
-def last_answers(rows: Rows, evaluation: str) -> list[Mapping[str, Any]]:
+def last_answers(rows: Rows, evaluation: str) -> list[GroupRow]:
     """The groups of the last time that an evaluation ran."""
-    own = [row for row in rows if row["split"] == evaluation]
-    last = max(row["step"] for row in own)
-    return [row for row in own if row["step"] == last]
+    answers = [row for row in rows if row.split == evaluation]
+    last = max(row.step for row in answers)
+    return [row for row in answers if row.step == last]
 
 
-def difference_of(before: Rows, after: Rows) -> tuple[tuple[int, int], int, float, float | None, float | None] | None:
-    """Steps, records, difference and interval of two evaluations. None where no record has a reward in both."""
-    rewards = [rewards_by_record(rows) for rows in (before, after)]
-    both = [record for record in rewards[0] if record in rewards[1]]
+def difference_of(
+    evaluation: str, before: str, after: str, rows_before: Rows, rows_after: Rows
+) -> HeldOutDifference | None:
+    """The difference of two runs in an evaluation. None where no record has a reward in both.
+
+    Args:
+        before, after: the names of the runs.
+        rows_before, rows_after: their answers, see ``last_answers``.
+    """
+    rewards_before = rewards_by_record(rows_before)
+    rewards_after = rewards_by_record(rows_after)
+    both = [record for record in rewards_before if record in rewards_after]
     if not both:
         return None
-    media = {(row["record"], row["where"]): row["media"] or (row["where"],) for row in before}
+    # A record without media depends on no other one, so its place stands for its clip.
+    media = {(row.record, row.where): row.media or (row.where,) for row in rows_before}
     clusters = clusters_by({record: media[record] for record in both})
-    gains = [rewards[1][record] - rewards[0][record] for record in both]
+    gains = [rewards_after[record] - rewards_before[record] for record in both]
     interval = clustered_interval(gains, [clusters[record] for record in both])
     low, high = finite([interval.low, interval.high])
-    return (before[0]["step"], after[0]["step"]), len(both), interval.mean, low, high
+    return HeldOutDifference(
+        evaluation=evaluation,
+        before=before,
+        after=after,
+        steps=(rows_before[0].step, rows_after[0].step),
+        records=len(both),
+        difference=interval.mean,
+        low=low,
+        high=high,
+    )
 
 
 def rewards_by_record(rows: Rows) -> dict[tuple[str, str], float]:
     """The mean total reward of each record that has one, by its id and place."""
     values: dict[tuple[str, str], list[float | None]] = {}
     for row in rows:
-        values.setdefault((row["record"], row["where"]), []).append(row["mean"])
+        values.setdefault((row.record, row.where), []).append(row.mean)
     means = {record: mean(own) for record, own in values.items()}
     return {record: value for record, value in means.items() if value is not None}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from qwenvl.run_log.health import says_nothing, signed_number
 from qwenvl.run_log.log import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
 from qwenvl.run_log.report.pages import (
+    Strip,
     as_json,
     completion_as_shown,
     dataset_of,
@@ -41,8 +41,10 @@ CONTROLS = {
 }
 """The name of each control on the page, and what was shown."""
 EVIDENCE = "evidence"  # the one control that adds something
-NO_ANSWER, TRUNCATED = 1, 2
-"""Marks of a record, added up: without a control a completion of any model has no answer, or is truncated."""
+
+# Marks of a record, added up. The script of the page knows them by these numbers.
+NO_ANSWER = 1  # without a control a completion of any model has no answer
+TRUNCATED = 2  # or is truncated
 
 
 Answers = Sequence[EvaluationSample]
@@ -51,9 +53,14 @@ Answers = Sequence[EvaluationSample]
 
 def marks(record: Answers) -> int:
     """``NO_ANSWER`` and ``TRUNCATED`` of a record, added up."""
-    own = [each for each in record if each.control == AS_IT_IS]
-    cut = any(each.finish_reason == "length" for each in own)
-    return NO_ANSWER * any(not each.answer for each in own) + TRUNCATED * cut
+    found = 0
+    for each in record:
+        if each.control == AS_IT_IS:
+            if not each.answer:
+                found |= NO_ANSWER
+            if each.finish_reason == "length":
+                found |= TRUNCATED
+    return found
 
 
 def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
@@ -81,69 +88,84 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
     page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, **_shown_numbers(facts))
-    strips = (strip for record in records for each in record for strip in strips_of([each]))
-    return Written(page, facts, list(dict.fromkeys(strips)))
+    # Controls show other frames, so each completion has strips of its own.
+    strips = [strip for record in records for each in record for strip in strips_of([each])]
+    return Written(page=page, summary=facts, strips=list(dict.fromkeys(strips)))
 
 
 def headline(facts: Mapping[str, Any]) -> Iterator[str]:
     """The results in words: each further model against the first, and what the last one loses without the evidence."""
-    by, last = facts["protocol"]["passes"]["by"], facts["models"][-1]["name"]
-    own = [row for row in facts["numbers"] if row["control"] == AS_IT_IS]
-    silent = {row["model"]: row for row in own if says_nothing(row, by)}.keys()
+    by = facts["protocol"]["passes"]["by"]
+    last = facts["models"][-1]["name"]
+    silent = []
+    for row in facts["numbers"]:
+        if row["control"] == AS_IT_IS and says_nothing(row, by):
+            silent.append(row["model"])
     for model in silent:
         yield f"{model} has no answer on any record: its {by} says nothing about what it sees."
     for row in facts["differences"]:
-        if {row["before"], row["after"]} <= silent:
-            continue
-        if row["control"] == AS_IT_IS and by in row["scores"]:
-            score, models = row["scores"][by], (row["after"], row["before"])
-            how = "{} answers better than {}" if (score["low"] or 0) > 0 else "{} answers worse than {}"
-            if score["low"] is None or score["low"] <= 0 <= score["high"]:
-                how = "{} and {} do not differ measurably"
-            yield f"{how.format(*models)}: {by} {_signed(score)} on the same {row['records']:,} records."
+        both_silent = row["before"] in silent and row["after"] in silent
+        if row["control"] == AS_IT_IS and by in row["scores"] and not both_silent:
+            score = row["scores"][by]
+            compared = _compared(row["after"], row["before"], score)
+            yield f"{compared}: {by} {_signed(score)} on the same {row['records']:,} records."
     if last in silent:
         return
-    for row in facts["drops"]:
-        if row["model"] == last and by in row["scores"] and row["comparable"] and row["control"] != EVIDENCE:
-            score, shown = row["scores"][by], _shown(row["control"])
+    drops = [row for row in facts["drops"] if row["model"] == last and by in row["scores"]]
+    for row in drops:
+        if row["comparable"] and row["control"] != EVIDENCE:
+            score = row["scores"][by]
             how = "uses what it is shown" if (score["low"] or 0) > 0 else "may not use what it is shown"
-            yield f"{last} {how}: with {shown} {by} changes by {_signed(score, -1)}."
+            yield f"{last} {how}: with {_shown(row['control'])} {by} changes by {_signed(_negative(score))}."
             break
-    for row in facts["drops"]:
-        if row["model"] == last and by in row["scores"] and row["control"] == EVIDENCE:
-            change = _signed(row["scores"][by], -1)
+    for row in drops:
+        if row["control"] == EVIDENCE:
+            change = _signed(_negative(row["scores"][by]))
             yield f"Looking at the right span could bring {last} about {change} {by}."
     if not facts["differences"] and facts["numbers"]:
-        score = facts["numbers"][0]["scores"].get(by)
-        if score is not None:
-            yield f"{last}: {by} {_signed(score).replace('+', '')} on {facts['numbers'][0]['records']:,} records."
+        row = facts["numbers"][0]
+        score = row["scores"].get(by)
+        if score is not None:  # a score and no change: it has no sign
+            yield f"{last}: {by} {_signed(score).replace('+', '')} on {row['records']:,} records."
+
+
+def _compared(after: str, before: str, difference: Mapping[str, Any]) -> str:
+    """Two models in words, by the interval of their difference. Without an interval nothing can be said."""
+    low = difference["low"]
+    high = difference["high"]
+    if low is None or low <= 0 <= high:
+        return f"{after} and {before} do not differ measurably"
+    return f"{after} answers better than {before}" if low > 0 else f"{after} answers worse than {before}"
 
 
 def _shown(control: str) -> str:
-    return CONTROLS.get(control, (control, ""))[0]
+    """The name of a control on the page. One of a user's own keeps its name."""
+    name, _ = CONTROLS.get(control, (control, ""))
+    return name
 
 
-def _signed(score: Mapping[str, Any], sign: int = 1) -> str:
+def _signed(score: Mapping[str, Any]) -> str:
+    """A mean and its interval, each with its sign."""
     if score["low"] is None:  # one cluster has no interval
-        return signed_number(sign * score["mean"])
-    low, high = sorted((sign * score["low"], sign * score["high"]))
-    return f"{signed_number(sign * score['mean'])} [{signed_number(low)}, {signed_number(high)}]"
+        return signed_number(score["mean"])
+    return f"{signed_number(score['mean'])} [{signed_number(score['low'])}, {signed_number(score['high'])}]"
+
+
+def _negative(score: Mapping[str, Any]) -> dict[str, Any]:
+    """The change that is a drop the other way round: the ends of its interval change places."""
+    if score["low"] is None:
+        return {"mean": -score["mean"], "low": None, "high": None}
+    return {"mean": -score["mean"], "low": -score["high"], "high": -score["low"]}
 
 
 def readable(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The protocol in words: a name and a text for each topic."""
     protocol = facts["protocol"]
-    data, decoding, frames, prompts = (protocol[name] for name in ("data", "decoding", "frames", "prompts"))
+    data = protocol["data"]
+    prompts = protocol["prompts"]
     yield "data", f"{data['dataset_use']}: {data['records']:,} of {data['of']:,} records"
-    how = f"{decoding['samples']} completions at temperature {decoding.get('temperature', 0):g}"
-    stops = f", stopped at {' '.join(decoding['stop_strings'])}" if decoding["stop_strings"] else ""
-    how = "the greedy completion" if decoding["method"] == "greedy" else how
-    yield "decoding", f"{how}, at most {decoding['max_new_tokens']:,} tokens{stops}"
-    rate = f"{frames['video_fps']:g} per second" if frames["video_fps"] else f"one every {frames['base_interval']:g} s"
-    count = f"{frames['video_min_frames']} to {frames['video_max_frames']} of a clip"
-    if frames.get("frame_counts"):
-        rate, count = "evenly spaced", f"one of {frames['frame_counts']} of a clip"
-    yield "frames", f"{rate}, {count}, decoded by {protocol['decoder']}"
+    yield "decoding", _decoding_in_words(protocol["decoding"])
+    yield "frames", f"{_frames_in_words(protocol['frames'])}, decoded by {protocol['decoder']}"
     yield "pixels", f"{prompts['video_min_frame_pixels']:,} to {prompts['video_max_frame_pixels']:,} of a frame"
     yield "rewards", " + ".join(f"{weight:g} {name}" for name, weight in protocol["rewards"].items())
     yield "a completion passes", f"if {protocol['passes']['by']} is at least {protocol['passes']['at']:g}"
@@ -153,38 +175,66 @@ def readable(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {version}" for name, version in protocol["versions"].items())
 
 
+def _decoding_in_words(decoding: Mapping[str, Any]) -> str:
+    if decoding["method"] == "greedy":
+        how = "the greedy completion"
+    else:
+        how = f"{decoding['samples']} completions at temperature {decoding.get('temperature', 0):g}"
+    stops = f", stopped at {' '.join(decoding['stop_strings'])}" if decoding["stop_strings"] else ""
+    return f"{how}, at most {decoding['max_new_tokens']:,} tokens{stops}"
+
+
+def _frames_in_words(frames: Mapping[str, Any]) -> str:
+    if frames.get("frame_counts"):
+        return f"evenly spaced, one of {frames['frame_counts']} of a clip"
+    rate = f"{frames['video_fps']:g} per second" if frames["video_fps"] else f"one every {frames['base_interval']:g} s"
+    return f"{rate}, {frames['video_min_frames']} to {frames['video_max_frames']} of a clip"
+
+
 def _shown_numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the page that are computed from those of ``evaluation.json``."""
-    by, places = facts["protocol"]["passes"]["by"], {each["name"]: n for n, each in enumerate(facts["models"])}
-    dots = [
-        {"control": row["control"], "model": row["model"], "place": places[row["model"]], "score": row["scores"][by]}
-        for row in facts["numbers"]
-        if by in row["scores"]
-    ]
-    ends = [end for each in dots for name, end in each["score"].items() if name != "n" and end is not None]
-    span = min(0.0, *ends, 0.0), max(1.0, *ends, 1.0)
+    by = facts["protocol"]["passes"]["by"]
+    places = {each["name"]: place for place, each in enumerate(facts["models"])}
+    dots = []
+    left = 0.0  # ends of the axis: 0 to 1, and as far as a score or its interval reaches
+    right = 1.0
+    for row in facts["numbers"]:
+        if by in row["scores"]:
+            score = row["scores"][by]
+            dots.append(
+                {"control": row["control"], "model": row["model"], "place": places[row["model"]], "score": score}
+            )
+            for end in (score["mean"], score["low"], score["high"]):
+                if end is not None:
+                    left = min(left, end)
+                    right = max(right, end)
+    # pass@1 is the mean of ``passes``, which stands there already.
+    counts = [k for k in facts["numbers"][0]["pass_at_k"] if k != "1"] if facts["numbers"] else []
     return {
         "headline": list(headline(facts)),
         "controls": {control: _shown(control) for control in facts["controls"]},
         "looks": [row for row in facts["numbers"] if row.get("looks")],
         "dots": dots,
-        "span": span,
-        "ticks": [span[0] + (span[1] - span[0]) * n / 4 for n in range(5)],
-        "passes_at": [k for k in (facts["numbers"][0]["pass_at_k"] if facts["numbers"] else ()) if k != "1"],
+        "span": (left, right),
+        "ticks": [left + (right - left) * n / 4 for n in range(5)],
+        "passes_at": counts,
         "readable": list(readable(facts)),
     }
 
 
 def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> list[Answers]:
     """The records in their order, each with its completions by control, model and place."""
-    models = {each["name"]: n for n, each in enumerate(facts["models"])}
-    controls = {name: n for n, name in enumerate(facts["controls"])}
+    models = {each["name"]: place for place, each in enumerate(facts["models"])}
+    controls = {name: place for place, name in enumerate(facts["controls"])}
 
     def key(each: EvaluationSample) -> tuple[int, int, int, int]:
         return each.doc_id, controls[each.control], models[each.model], each.sample
 
-    known = (each for each in samples if each.model in models and each.control in controls)
-    return [list(own) for _, own in groupby(sorted(known, key=key), key=lambda each: each.doc_id)]
+    known = [each for each in samples if each.model in models and each.control in controls]
+    records: dict[int, list[EvaluationSample]] = {}
+    for each in sorted(known, key=key):
+        records.setdefault(each.doc_id, []).append(each)
+    return list(records.values())
 
 
 def index(facts: Mapping[str, Any], records: Sequence[Answers], places: Mapping[str, list[int]]) -> dict[str, Any]:
@@ -192,7 +242,11 @@ def index(facts: Mapping[str, Any], records: Sequence[Answers], places: Mapping[
     models = [each["name"] for each in facts["models"]]
     datasets = list(dict.fromkeys(_dataset(record[0]) for record in records))
     numbers = {name: n for n, name in enumerate(datasets)}
-    total = lambda record, *key: mean(each.total for each in record if (each.model, each.control) == key)
+    means: dict[str, dict[str, list[float | None]]] = {}
+    for control in facts["controls"]:
+        means[control] = {}
+        for model in models:
+            means[control][model] = finite([_mean_total(record, model, control) for record in records])
     return {
         "models": models,
         "controls": facts["controls"],
@@ -204,11 +258,12 @@ def index(facts: Mapping[str, Any], records: Sequence[Answers], places: Mapping[
             **places,
             "marks": [marks(record) for record in records],
         },
-        "means": {
-            control: {model: finite([total(record, model, control) for record in records]) for model in models}
-            for control in facts["controls"]
-        },
+        "means": means,
     }
+
+
+def _mean_total(record: Answers, model: str, control: str) -> float | None:
+    return mean(each.total for each in record if each.model == model and each.control == control)
 
 
 def _dataset(sample: EvaluationSample) -> str:
@@ -218,23 +273,9 @@ def _dataset(sample: EvaluationSample) -> str:
 def _as_shown(record: Answers, names: Sequence[str], read: Reading) -> dict[str, Any]:
     """The page's object of a record: the shared fields, then each control with the completions of each model."""
     head = record[0]
-    views = []
-    for control, own in groupby(record, key=lambda each: each.control):
-        samples = list(own)
-        shown = samples[0]
-        timelines = read.timelines(shown.prompt, shown.completion, shown.target, shown.rewards)
-        views.append(
-            {
-                "control": control,
-                "evidence": () if control == "other_clip" else shown.evidence,
-                "timeline": solution_as_shown(timelines, shown.clips),
-                **media_as_shown(shown.clips, shown.images),
-                "models": [
-                    [model, [completion_as_shown(each, each.target, None, names, read) for each in rows]]
-                    for model, rows in groupby(samples, key=lambda each: each.model)
-                ],
-            }
-        )
+    by_control: dict[str, list[EvaluationSample]] = {}
+    for each in record:
+        by_control.setdefault(each.control, []).append(each)
     return {
         "id": head.record_id,
         "where": head.where,
@@ -243,7 +284,25 @@ def _as_shown(record: Answers, names: Sequence[str], read: Reading) -> dict[str,
         "truth": read.solution(head.target),
         "rewards": list(names),
         "fitted": head.fitted,
-        "views": views,
+        "views": [_view_as_shown(control, samples, names, read) for control, samples in by_control.items()],
+    }
+
+
+def _view_as_shown(control: str, samples: Answers, names: Sequence[str], read: Reading) -> dict[str, Any]:
+    """The page's object of a record under a control: what was shown, and the completions of each model."""
+    shown = samples[0]
+    timelines = read.timelines(shown.prompt, shown.completion, shown.target, shown.rewards)
+    by_model: dict[str, list[dict[str, Any]]] = {}
+    for each in samples:
+        completion = completion_as_shown(each, solution=each.target, advantage=None, names=names, read=read)
+        by_model.setdefault(each.model, []).append(completion)
+    return {
+        "control": control,
+        # The spans are those of the record's own clip.
+        "evidence": () if control == "other_clip" else shown.evidence,
+        "timeline": solution_as_shown(timelines, shown.clips),
+        **media_as_shown(shown.clips, shown.images),
+        "models": list(by_model.items()),
     }
 
 
@@ -252,9 +311,11 @@ def _as_shown(record: Answers, names: Sequence[str], read: Reading) -> dict[str,
 
 def doubt(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """A key that sorts labels: no answer first, then little agreement, then a low log-prob, and what failed last."""
-    if row["error"] is not None:
-        return (True,)
-    return False, bool(row["answer"]), 1.0 if row["agreement"] is None else row["agreement"], row["logprob"] or 0.0
+    failed = row["error"] is not None
+    if failed:
+        return (failed,)
+    agreement = 1.0 if row["agreement"] is None else row["agreement"]  # None: a single vote
+    return failed, bool(row["answer"]), agreement, row["logprob"] or 0.0
 
 
 def has_answer(row: Mapping[str, Any]) -> bool:
@@ -289,11 +350,14 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
             each vote (``vote_spans``), and for each clip the address of its file (``files``), None where there is none.
     """
     rows = sorted(rows, key=doubt)
-    media = [([FrameInfo.of(clip) for clip in row.get("clips", ())], row.get("images", ())) for row in rows]
-    shown = (
-        {**WITHOUT_RECORD, **row, **media_as_shown(*own), "record": record_as_shown(row.get("record"))}
-        for row, own in zip(rows, media, strict=True)
-    )
+    shown = []
+    strips: list[Strip] = []
+    for row in rows:
+        clips = [FrameInfo.of(clip) for clip in row.get("clips", ())]
+        images = row.get("images", ())
+        record = record_as_shown(row.get("record"))
+        shown.append({**WITHOUT_RECORD, **row, **media_as_shown(clips, images), "record": record})
+        strips += strips_shown(clips, images)
     places = write_pages(shown, 0, folder / "data" / "run-0")
     index = {
         "ids": [row["id"] for row in rows],
@@ -307,6 +371,13 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
         },
     }
     write_script(folder / "data" / "run-0" / "index.js", f"report.index(0, {as_json(index)});\n")
-    texts = {"title": f"Labels by {model}", "model": model, "count": len(rows), "command": command}
-    page = write_index(folder, "labels.html", LABEL_SCRIPTS, **texts)
-    return Written(page, index, list(dict.fromkeys(strip for own in media for strip in strips_shown(*own))))
+    page = write_index(
+        folder,
+        "labels.html",
+        LABEL_SCRIPTS,
+        title=f"Labels by {model}",
+        model=model,
+        count=len(rows),
+        command=command,
+    )
+    return Written(page=page, summary=index, strips=list(dict.fromkeys(strips)))

@@ -21,12 +21,15 @@ from qwenvl.run_log.health import all_equal
 from qwenvl.run_log.log import EvaluationSample, Rollout, read_rollouts
 from qwenvl.run_log.report.timelines import Reading, answer_as_shown, solution_as_shown
 from qwenvl.run_log.run import Run, finite
-from qwenvl.types import FrameInfo, Turn
+from qwenvl.types import FrameInfo, ToolCall, Turn
 
-EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED, DROPPED = 1, 2, 4, 8, 16, 32
-"""Marks of a group, added up: its rewards are equal, as the log counts them; a completion was truncated; half or more
-of the texts occur twice; reward hacking is suspected; a completion has no reward; it was not trained on
-(``--filter_groups``)."""
+# Marks of a group, added up. The scripts of the page know them by these numbers.
+EQUAL = 1  # its rewards are equal, as the log counts them
+TRUNCATED = 2  # a completion was truncated
+REPEATED = 4  # half or more of its completions are one text
+SUSPECT = 8  # reward hacking is suspected
+UNSCORED = 16  # a completion has no reward
+DROPPED = 32  # it was not trained on (``--filter_groups``)
 
 HIGH_FORMAT = 0.9  # a format reward from which a completion has the form
 HALF_RIGHT = 0.5  # an accuracy from which a repeated text is not suspected
@@ -57,14 +60,15 @@ def dataset_of(where: str) -> str:
 def grouped(rollouts: Iterable[Rollout]) -> Iterator[Group]:
     """The groups of consecutive completions of one prompt. A group begins where ``sample`` is 0."""
     rows: list[Rollout] = []
-    key: tuple[object, ...] = ()
+    last_prompt: tuple[object, ...] = ()
     for each in rollouts:
-        own = (each.split, each.step, each.epoch, each.record_id, each.where)
-        if rows and (own != key or each.sample == 0):
+        prompt = (each.split, each.step, each.epoch, each.record_id, each.where)
+        # The same prompt may come twice in a row: then ``sample`` begins again at 0.
+        if rows and (prompt != last_prompt or each.sample == 0):
             yield rows
             rows = []
         rows.append(each)
-        key = own
+        last_prompt = prompt
     if rows:
         yield rows
 
@@ -76,12 +80,14 @@ def marks(group: Group) -> int:
         >>> marks(group) & EQUAL
         1
     """
-    size, totals = len(group), _totals(group)
+    size = len(group)
+    totals = _totals(group)
+    _, repetitions = _most_frequent(group)
     found = {
         EQUAL: all_equal(totals) and size > 1,  # an evaluation may have one completion of each prompt
         TRUNCATED: any(each.finish_reason == "length" for each in group),
         UNSCORED: len(totals) < size,
-        REPEATED: size > 2 and _most_frequent(group)[1] * 2 >= size,
+        REPEATED: size > 2 and repetitions * 2 >= size,
         DROPPED: group[0].dropped,
         SUSPECT: bool(suspicions(group)),
     }
@@ -107,18 +113,26 @@ def suspicions(group: Group) -> list[str]:
     if empty * 2 >= size:
         reasons.append(f"{empty} of {size} completions keep the form and have nothing right")
     text, count = _most_frequent(group)
-    content = [value for each in group if each.completion.strip() == text for value in _content(each.rewards)]
+    content: list[float] = []
+    for each in group:
+        if each.completion.strip() == text:
+            content += _content(each.rewards)
     if count * 2 >= size and content and fmean(content) < HALF_RIGHT:
         reasons.append(f"{count} of {size} completions are the same text, which is not right")
     return reasons
 
 
 def _content(rewards: Mapping[str, float | None]) -> list[float]:
-    judges_form = lambda name: any(word in name.casefold() for word in FORM)
-    return [value for name, value in rewards.items() if value is not None and not judges_form(name)]
+    """The known rewards for what a completion says, not for its form."""
+    return [value for name, value in rewards.items() if value is not None and not _judges_form(name)]
+
+
+def _judges_form(name: str) -> bool:
+    return any(word in name.casefold() for word in FORM)
 
 
 def _form_without_content(rewards: Mapping[str, float | None]) -> bool:
+    """Whether a completion has the form that a format reward asks for, and nothing right."""
     form = [value for name, value in rewards.items() if value is not None and "format" in name.casefold()]
     content = _content(rewards)
     return bool(form and content) and min(form) >= HIGH_FORMAT and max(content) <= 0
@@ -129,21 +143,56 @@ def _most_frequent(group: Group) -> tuple[str, int]:
     return Counter(each.completion.strip() for each in group).most_common(1)[0]
 
 
-GroupRow = dict[str, Any]
-"""The row of a group in the index of the page, as ``row_of`` makes it."""
+@dataclass(frozen=True)
+class GroupRow:
+    """A group without its texts, as the index of the page and the summary count it.
+
+    Attributes:
+        record, where: the id and the place of its record.
+        size: number of completions.
+        marks: see ``marks``.
+        media: paths of the clips and images.
+        mean, low, high: of the total rewards. None where no completion has one.
+        parts: the mean of each reward.
+    """
+
+    split: str
+    step: int
+    epoch: int
+    record: str
+    where: str
+    size: int
+    marks: int
+    media: tuple[str, ...]
+    mean: float | None
+    low: float | None
+    high: float | None
+    parts: Mapping[str, float | None]
 
 
 def row_of(group: Group) -> GroupRow:
-    """The row of a group: its numbers, its marks, and the mean of each reward as ``parts``."""
-    head, totals = group[0], _totals(group)
-    names = dict.fromkeys(name for each in group for name in each.rewards)
-    return {
-        **{"split": head.split, "step": head.step, "epoch": head.epoch},
-        **{"record": head.record_id, "where": head.where, "size": len(group), "marks": marks(group)},
-        "media": (*(clip.path for clip in head.clips), *head.images),
-        **{"mean": mean(totals), "low": min(totals, default=None), "high": max(totals, default=None)},
-        "parts": {name: mean(each.rewards.get(name) for each in group) for name in names},
-    }
+    """The row of a group."""
+    head = group[0]
+    totals = _totals(group)
+    return GroupRow(
+        split=head.split,
+        step=head.step,
+        epoch=head.epoch,
+        record=head.record_id,
+        where=head.where,
+        size=len(group),
+        marks=marks(group),
+        media=(*(clip.path for clip in head.clips), *head.images),
+        mean=mean(totals),
+        low=min(totals, default=None),
+        high=max(totals, default=None),
+        parts={name: mean(each.rewards.get(name) for each in group) for name in reward_names(group)},
+    )
+
+
+def reward_names(completions: Iterable[Rollout]) -> list[str]:
+    """The names of all rewards, in the order they first occur."""
+    return list(dict.fromkeys(name for each in completions for name in each.rewards))
 
 
 PAGE_BYTES = 300_000  # a page is closed when its text is longer
@@ -182,18 +231,21 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[li
         RunLogError: a line of the rollouts is none.
     """
     rows: list[GroupRow] = []
-    strips: list[tuple[int, list[Strip]]] = []
+    strips_by_step: dict[int, list[Strip]] = {}
 
+    # A generator, so that the texts of one page are in memory at a time. Rows and strips are small.
     def shown() -> Iterator[dict[str, Any]]:
         for group in grouped(read_rollouts(run.folder, split=None)):
             rows.append(row_of(group))
-            strips.append((-group[0].step, strips_of(group)))
+            strips_by_step.setdefault(group[0].step, []).extend(strips_of(group))
             yield group_as_shown(group, read)
 
     places = write_pages(shown(), number, folder)
     write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows, places))});\n")
-    newest_first = sorted(strips, key=lambda each: each[0])
-    return rows, list(dict.fromkeys(strip for _, own in newest_first for strip in own))
+    newest_first: list[Strip] = []
+    for step in sorted(strips_by_step, reverse=True):
+        newest_first += strips_by_step[step]
+    return rows, list(dict.fromkeys(newest_first))
 
 
 def write_pages(shown: Iterable[dict[str, Any]], number: int, folder: Path) -> dict[str, list[int]]:
@@ -208,26 +260,28 @@ def write_pages(shown: Iterable[dict[str, Any]], number: int, folder: Path) -> d
     """
     folder.mkdir(parents=True, exist_ok=True)
     places: dict[str, list[int]] = {"page": [], "place": []}
-    page, texts = 0, list[str]()
-
-    def write() -> None:
-        body = ",\n".join(texts)
-        write_script(folder / f"page-{page}.js", f"report.page({number}, {page}, [\n{body}\n]);\n")
-
+    pages = 0  # written so far, and the number of the next one
+    texts: list[str] = []  # of the next one
     for value in shown:
-        places["page"].append(page)
+        places["page"].append(pages)
         places["place"].append(len(texts))
         texts.append(as_json(value))
         if sum(map(len, texts)) > PAGE_BYTES:
-            write()
-            page, texts = page + 1, []
+            _write_page(folder, number, pages, texts)
+            pages += 1
+            texts = []
     if texts:
-        write()
-        page += 1
+        _write_page(folder, number, pages, texts)
+        pages += 1
     for old in folder.glob("page-*.js"):
-        if int(old.stem.removeprefix("page-")) >= page:
+        if int(old.stem.removeprefix("page-")) >= pages:
             old.unlink()
     return places
+
+
+def _write_page(folder: Path, number: int, page: int, texts: Sequence[str]) -> None:
+    body = ",\n".join(texts)
+    write_script(folder / f"page-{page}.js", f"report.page({number}, {page}, [\n{body}\n]);\n")
 
 
 def index(rows: Sequence[GroupRow], places: Mapping[str, list[int]]) -> dict[str, Any]:
@@ -235,23 +289,29 @@ def index(rows: Sequence[GroupRow], places: Mapping[str, list[int]]) -> dict[str
 
     ``records`` has ``[id, place, number of the data set]``.
     """
-    sets = {where: dataset_of(where) for where in dict.fromkeys(row["where"] for row in rows)}
-    splits, datasets = _numbered(row["split"] for row in rows), _numbered(sets.values())
-    records = _numbered((row["record"], row["where"]) for row in rows)
-    rewards = list(dict.fromkeys(name for row in rows for name in row["parts"]))
+    splits = _numbered(row.split for row in rows)
+    records = _numbered((row.record, row.where) for row in rows)
+    dataset_names = {where: dataset_of(where) for where in dict.fromkeys(row.where for row in rows)}
+    datasets = _numbered(dataset_names.values())
+    rewards = list(dict.fromkeys(name for row in rows for name in row.parts))
     return {
         "splits": list(splits),
         "datasets": list(datasets),
         "rewards": rewards,
-        "records": [[record, where, datasets[sets[where]]] for record, where in records],
+        "records": [[record, where, datasets[dataset_names[where]]] for record, where in records],
         "columns": {
             **places,
-            **{name: [row[name] for row in rows] for name in ("step", "epoch", "size", "marks")},
-            **{name: finite([row[name] for row in rows]) for name in ("mean", "low", "high")},
-            "split": [splits[row["split"]] for row in rows],
-            "record": [records[row["record"], row["where"]] for row in rows],
+            "step": [row.step for row in rows],
+            "epoch": [row.epoch for row in rows],
+            "size": [row.size for row in rows],
+            "marks": [row.marks for row in rows],
+            "mean": finite([row.mean for row in rows]),
+            "low": finite([row.low for row in rows]),
+            "high": finite([row.high for row in rows]),
+            "split": [splits[row.split] for row in rows],
+            "record": [records[row.record, row.where] for row in rows],
         },
-        "parts": {name: finite([row["parts"].get(name) for row in rows]) for name in rewards},
+        "parts": {name: finite([row.parts.get(name) for row in rows]) for name in rewards},
     }
 
 
@@ -262,7 +322,8 @@ def _numbered(items: Iterable[Any]) -> dict[Any, int]:
 
 def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
     """The page's object of a group: the fields that its completions share, then each completion."""
-    head, names = group[0], list(dict.fromkeys(name for each in group for name in each.rewards))
+    head = group[0]
+    names = reward_names(group)
     timelines = read.timelines(head.prompt, head.completion, head.solution, head.rewards)
     return {
         "split": head.split,
@@ -285,11 +346,20 @@ def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
 
 def media_as_shown(clips: Iterable[FrameInfo], images: Iterable[str] = ()) -> dict[str, Any]:
     """The clips and images of a prompt, each with the key of its strip."""
-    names = ("path", "indices", "times", "segments", "duration")
-    shown = ({name: getattr(clip, name) for name in names} for clip in clips)
     return {
-        "clips": [{**clip, "strip": Strip(clip["path"], clip["indices"]).key} for clip in shown],
+        "clips": [_clip_as_shown(clip) for clip in clips],
         "images": [{"path": path, "strip": Strip(path).key} for path in images],
+    }
+
+
+def _clip_as_shown(clip: FrameInfo) -> dict[str, Any]:
+    return {
+        "path": clip.path,
+        "indices": clip.indices,
+        "times": clip.times,
+        "segments": clip.segments,
+        "duration": clip.duration,
+        "strip": Strip(clip.path, clip.indices).key,
     }
 
 
@@ -317,30 +387,37 @@ def completion_as_shown(
 
 def turns_as_shown(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """The page's objects of the turns of a completion. Empty where none of them calls a tool."""
-    names = ("name", "arguments", "text", "pictures", "error", "tokens")  # seconds differ where all else is the same
-    called = any(turn.calls for turn in turns)
-    return [
-        {
-            "text": turn.text,
-            "calls": [
-                {name: getattr(call, name) for name in names} | {"clips": media_as_shown(call.clips)["clips"]}
-                for call in turn.calls
-            ],
-        }
-        for turn in (turns if called else ())
-    ]
+    if not any(turn.calls for turn in turns):
+        return []
+    return [{"text": turn.text, "calls": [_call_as_shown(call) for call in turn.calls]} for turn in turns]
+
+
+def _call_as_shown(call: ToolCall) -> dict[str, Any]:
+    """The page's object of a call. Its seconds are left out: the same completions give the same page."""
+    return {
+        "name": call.name,
+        "arguments": call.arguments,
+        "text": call.text,
+        "pictures": call.pictures,
+        "error": call.error,
+        "tokens": call.tokens,
+        "clips": [_clip_as_shown(clip) for clip in call.clips],
+    }
 
 
 def strips_of(completions: Group | Sequence[EvaluationSample]) -> list[Strip]:
     """The strips of the clips and images of one prompt, and of all looks of its completions."""
-    head = completions[0]
-    looks = [clip for each in completions for turn in each.turns for call in turn.calls for clip in call.clips]
-    return list(dict.fromkeys([*strips_shown(head.clips, head.images), *strips_shown(looks)]))
+    strips = strips_shown(completions[0].clips, completions[0].images)
+    for completion in completions:
+        for turn in completion.turns:
+            for call in turn.calls:
+                strips += strips_shown(call.clips)
+    return list(dict.fromkeys(strips))
 
 
 def strips_shown(clips: Sequence[FrameInfo], images: Sequence[str] = ()) -> list[Strip]:
-    """One for each of them."""
-    return [*(Strip(clip.path, clip.indices) for clip in clips), *map(Strip, images)]
+    """One strip for each clip, then one for each image."""
+    return [Strip(clip.path, clip.indices) for clip in clips] + [Strip(path) for path in images]
 
 
 def as_json(value: Any) -> str:

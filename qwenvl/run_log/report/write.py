@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from qwenvl.run_log.health import Finding
-from qwenvl.run_log.report.difference import HeldOutDifference, held_out_differences
+from qwenvl.run_log.report.difference import TRAIN, HeldOutDifference, held_out_differences
 from qwenvl.run_log.report.pages import (
     DROPPED,
     EQUAL,
@@ -99,7 +99,12 @@ def write_report(
     folder = Path(folder)
     data = folder / "data"
     require_report_folder(folder)
-    groups = [write_groups(run, number, data / f"run-{number}", read) for number, run in enumerate(runs)]
+    groups: list[list[GroupRow]] = []  # of each run
+    strips: list[list[Strip]] = []
+    for number, run in enumerate(runs):
+        rows_of_run, strips_of_run = write_groups(run, number, data / f"run-{number}", read)
+        groups.append(rows_of_run)
+        strips.append(strips_of_run)
     for old in data.glob("run-*"):
         if int(old.name.removeprefix("run-")) >= len(runs):
             shutil.rmtree(old)
@@ -110,14 +115,15 @@ def write_report(
         "clocks": clocks(runs),
     }
     write_script(data / "curves.js", f"report.curves({as_json(curves)});\n")
-    differences = list(held_out_differences([run.name for run in runs], [rows for rows, _ in groups]))
-    facts = summary(runs, [rows for rows, _ in groups], differences)
+    differences = list(held_out_differences([run.name for run in runs], groups))
+    facts = summary(runs, groups, differences)
     write_script(folder / "summary.json", json.dumps(facts, indent=1, default=repr) + "\n")
+    named = " and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     page = write_index(
         folder,
         "index.html",
         SCRIPTS,
-        title="Report of " + (" and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"),
+        title=f"Report of {named}",
         runs=facts["runs"],
         differences=differences,
         facts=facts_of(runs),
@@ -127,8 +133,9 @@ def write_report(
         evaluations=list(dict.fromkeys(name for run in facts["runs"] for name in run["evaluations"])),
         metrics={name for run in facts["runs"] for name in run["trends"]},
     )
-    in_turn = zip_longest(*(strips for _, strips in groups))  # one of each run
-    return Written(page, facts, list(dict.fromkeys(strip for turn in in_turn for strip in turn if strip)))
+    # One strip of each run in turn, so that every run has pictures where --pictures allows fewer than there are.
+    in_turn = [strip for turn in zip_longest(*strips) for strip in turn if strip is not None]
+    return Written(page=page, summary=facts, strips=list(dict.fromkeys(in_turn)))
 
 
 def write_index(folder: Path, template: str, scripts: Sequence[str], **values: Any) -> Path:
@@ -143,7 +150,10 @@ def write_index(folder: Path, template: str, scripts: Sequence[str], **values: A
 
 def require_report_folder(folder: Path) -> None:
     """Raise ReportError for a path that is not a folder, or a folder with files that are not of a report."""
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "data").is_dir())):
+    if not folder.exists():
+        return
+    usable = folder.is_dir() and (not any(folder.iterdir()) or (folder / "data").is_dir())
+    if not usable:
         raise ReportError(f"{folder}: holds something that is no report; give another folder with --out")
 
 
@@ -154,20 +164,24 @@ def write_pictures(folder: Path, pictures: Mapping[str, Picture]) -> None:
 
 def facts_of(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """The model, the data, the command, the hardware and the versions: each by name, a text for each run."""
-    facts = [
-        {
-            "model": run.settings.get("start_from_weights") or run.settings.get("model_name_or_path"),
-            "training data": run.settings.get("dataset_use"),
-            "held-out data": run.settings.get("eval_dataset_use"),
-            "folder": str(run.folder),
-            "steps": f"{run.steps:,}" + ("" if run.finished is not None else ", not finished"),
-            **{name: run.launch.get(name) for name in ("started", "command", "hardware")},
-            "processes": run.settings.get("processes"),
-            "versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
-        }
-        for run in runs
-    ]
-    return [(name, [_text(each[name]) for each in facts]) for name in facts[0] if any(each[name] for each in facts)]
+    facts = [_facts_of_run(run) for run in runs]
+    known = [name for name in facts[0] if any(each[name] for each in facts)]
+    return [(name, [_text(each[name]) for each in facts]) for name in known]
+
+
+def _facts_of_run(run: Run) -> dict[str, Any]:
+    return {
+        "model": run.settings.get("start_from_weights") or run.settings.get("model_name_or_path"),
+        "training data": run.settings.get("dataset_use"),
+        "held-out data": run.settings.get("eval_dataset_use"),
+        "folder": str(run.folder),
+        "steps": f"{run.steps:,}" if run.finished is not None else f"{run.steps:,}, not finished",
+        "started": run.launch.get("started"),
+        "command": run.launch.get("command"),
+        "hardware": run.launch.get("hardware"),
+        "processes": run.settings.get("processes"),
+        "versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
+    }
 
 
 def changed_settings(runs: Sequence[Run], defaults: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
@@ -180,20 +194,21 @@ def changed_settings(runs: Sequence[Run], defaults: Mapping[str, Any]) -> list[t
     names = set(differing_settings(runs))
     for run in runs:
         given = run.settings if run.set_by_user is None else run.set_by_user
-        names |= {name for name in given if run.settings.get(name) != defaults.get(name, run.settings.get(name))}
-    listed = sorted(names - shown_above - {"processes"})
-    return [
-        (
-            f"--{name}" if name in defaults else name,
-            _text(defaults.get(name)),
-            [_text(run.settings.get(name)) for run in runs],
-        )
-        for name in listed
-    ]
+        for name in given:
+            if name in defaults and run.settings.get(name) != defaults[name]:
+                names.add(name)
+    rows = []
+    for name in sorted(names - shown_above - {"processes"}):
+        flag = f"--{name}" if name in defaults else name
+        rows.append((flag, _text(defaults.get(name)), [_text(run.settings.get(name)) for run in runs]))
+    return rows
 
 
 def _text(value: Any) -> str:
-    return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
+    """A setting as the page shows it."""
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def render(template: Path, **values: Any) -> str:
@@ -241,9 +256,12 @@ def warnings(run: Run, rows: Sequence[GroupRow]) -> list[Finding]:
 
 
 def _suspected(rows: Sequence[GroupRow]) -> Iterator[Finding]:
-    trained = sorted((row for row in rows if row["split"] == "train"), key=lambda row: row["step"])
+    """The last fifth of the groups, if reward hacking is suspected in many of them."""
+    trained = sorted((row for row in rows if row.split == TRAIN), key=lambda row: row.step)
+    if not trained:
+        return
     last_rows = trained[-max(1, len(trained) // 5) :]
-    share = fmean(bool(row["marks"] & SUSPECT) for row in last_rows) if last_rows else 0.0
+    share = fmean(bool(row.marks & SUSPECT) for row in last_rows)
     if share > MOST_SUSPECT:
         message = f"reward hacking is suspected in {share:.0%} of the last {len(last_rows)} groups"
         yield Finding("suspected_hacking", message, "read them in the browser of groups, and weigh the format less")
@@ -251,10 +269,19 @@ def _suspected(rows: Sequence[GroupRow]) -> Iterator[Finding]:
 
 COUNTED_MARKS = {"equal": EQUAL, "truncated": TRUNCATED, "suspected": SUSPECT}
 TRENDS = (
-    *("reward/total", "reward/std", "group/zero_std_frac", "kl", "entropy", "grad_norm"),
-    *("completion/length_mean", "completion/truncated_frac", "target/loss"),
-    *("completion/thinking_mean", "completion/thinking_cut_frac"),
+    "reward/total",
+    "reward/std",
+    "group/zero_std_frac",
+    "kl",
+    "entropy",
+    "grad_norm",
+    "completion/length_mean",
+    "completion/truncated_frac",
+    "target/loss",
+    "completion/thinking_mean",
+    "completion/thinking_cut_frac",
 )
+"""Metrics with a trend in ``summary.json``. After the first of them stand all rewards."""
 
 
 def summary(
@@ -275,33 +302,44 @@ def summary(
 
 def run_summary(run: Run, rows: Sequence[GroupRow]) -> dict[str, Any]:
     """The part of ``summary.json`` about one run."""
-    sampled = [row for row in rows if row["split"] == "train"]
-    trained = [row for row in sampled if not row["marks"] & DROPPED]
-    names = [*TRENDS[:1], *(name for name in run.metrics() if name.startswith("reward/")), *TRENDS]
-    phases = {name: fmean(value for _, value in run.values(name)) for name in run.metrics() if is_phase(name)}
+    sampled = [row for row in rows if row.split == TRAIN]
+    trained = [row for row in sampled if not row.marks & DROPPED]
+    groups = {
+        "trained": len(trained),
+        "dropped": len(sampled) - len(trained),
+        "completions": sum(row.size for row in trained),
+    }
+    for name, mark in COUNTED_MARKS.items():
+        groups[name] = sum(bool(row.marks & mark) for row in trained)
+    rewards = [name for name in run.metrics() if name.startswith("reward/")]
+    # A name that stands twice keeps its first place.
+    with_trend = dict.fromkeys([TRENDS[0], *rewards, *TRENDS])
+    evaluations = {}
+    for name, points in run.evaluations().items():
+        best = max(points, key=lambda point: point.reward)
+        evaluations[name] = {"first": asdict(points[0]), "last": asdict(points[-1]), "best": asdict(best)}
+    seconds = {}
+    for name in run.metrics():
+        if is_phase(name):
+            seconds[name] = finite([fmean(value for _, value in run.values(name))])[0]
     return {
         "run": run.name,
         "steps": run.steps,
         "finished": run.finished,
-        "evaluations": {
-            name: {"first": points[0], "last": points[-1], "best": max(points, key=lambda each: each["reward"])}
-            for name, points in run.evaluations().items()
-        },
-        "trends": {name: _trend(run, name) for name in dict.fromkeys(names) if run.values(name)},
-        "warnings": [{k: v for k, v in asdict(each).items() if k != "flags"} for each in warnings(run, rows)],
-        "groups": {
-            "trained": len(trained),
-            "dropped": len(sampled) - len(trained),
-            "completions": sum(row["size"] for row in trained),
-            **{name: sum(bool(row["marks"] & mark) for row in trained) for name, mark in COUNTED_MARKS.items()},
-        },
-        "seconds_per_step": {name: finite([value])[0] for name, value in phases.items()},
+        "evaluations": evaluations,
+        "trends": {name: _trend(run, name) for name in with_trend if run.values(name)},
+        "warnings": [
+            {"code": each.code, "message": each.message, "advice": each.advice} for each in warnings(run, rows)
+        ],
+        "groups": groups,
+        "seconds_per_step": seconds,
     }
 
 
 def _trend(run: Run, metric: str) -> dict[str, Any] | None:
+    """The trend of a metric as the summary has it. None where it never has a finite value."""
     found = trend([value for _, value in run.values(metric)])
     if found is None:
         return None
-    *numbers, verdict = found
-    return dict(zip(found._fields, [*finite(numbers), verdict], strict=True))
+    first, last, change, ci95 = finite([found.first, found.last, found.change, found.ci95])
+    return {"first": first, "last": last, "change": change, "ci95": ci95, "verdict": found.verdict}
