@@ -84,7 +84,7 @@ class PromptSettings:
             if not isinstance(saved.get(name), str | None):
                 raise ValueError(f"{name} must be a text or null, got {type(saved[name]).__name__}")
         groups = {"frames": FrameOptions, "prompts": PromptOptions}
-        read = {name: _options_of(kind, name, saved[name]) for name, kind in groups.items()}
+        read: dict[str, Any] = {name: _options_of(kind, name, saved[name]) for name, kind in groups.items()}
         framing = saved.get("framing") or {}  # settings of an earlier version have none
         _check_object("framing", framing, [each.name for each in fields(Framing)])
         for name, value in framing.items():
