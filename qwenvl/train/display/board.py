@@ -30,7 +30,7 @@ from qwenvl.train.display.progress import Progress
 TITLES = {
     **{"reward/total": "reward", "target/loss": "loss", "group/zero_std_frac": "equal groups", "kl": "KL"},
     **{"entropy": "entropy", "completion/length_mean": "length", "completion/truncated_frac": "cut off"},
-    **{"completion/thinking_mean": "thinking", "completion/thinking_cut_frac": "cut in thinking"},
+    **{"completion/thinking_mean": "thinking", "completion/thinking_cut_frac": "thinking cut"},
     **{"look/looked_frac": "looked", "look/calls": "looks", "grad_norm": "grad norm"},
 }
 """The metrics that are shown, in this order, and their names there. Components of the reward follow the reward."""
