@@ -210,7 +210,7 @@ def _curve(name: str, series: Sequence[float]) -> Text:
     bounds = (0.0, 1.0) if share else (None, None)
     nothing_learned = name == "group/zero_std_frac" and value == 1
     text = Text(no_wrap=True).append(f"{label[:14]:14}", style="dim")
-    text.append(f" {shown:>7}", style="bold red" if nothing_learned else "").append(" !" if nothing_learned else "  ")
+    text.append(f" {shown:>7}", style="bold red" if nothing_learned else "").append("! " if nothing_learned else "  ")
     return text.append(f"{sparkline(series, CURVE, *bounds):{CURVE}}", style="cyan")
 
 

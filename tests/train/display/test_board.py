@@ -83,7 +83,7 @@ def test_steps_in_which_all_groups_are_equal_are_marked(terminal_of):
         board.on_log(ARGS, state_of(1), ENTRY, logs=LOGS | {"group/zero_std_frac": share})
     board.close()
     [line] = [line for line in on_screen(terminal.getvalue()) if "equal groups" in line]
-    assert "equal groups      100% !" in line and "\x1b[1;31m    100%" in terminal.getvalue()
+    assert "equal groups      100%! " in line and "\x1b[1;31m    100%" in terminal.getvalue()
 
 
 def test_an_evaluation_alone_and_a_run_before_its_first_step(terminal_of):
