@@ -41,10 +41,11 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def settle_output() -> None:
-    """Switch off useless output of other libraries: bars of files that are read and written, and warnings that are no news.
+    """Switch off useless output of other libraries: bars of files that are read and written, warnings that are no news.
 
-    The bars would stand between our own lines. The warnings are deprecated names that accelerate, peft, torch and transformers call themselves, threads of tokenizers in
-    the workers of a data loader, and hints that concern a GPU where there is none.
+    The bars would stand between our own lines. The warnings are deprecated names that accelerate, peft, torch and
+    transformers call themselves, threads of tokenizers in the workers of a data loader, and hints that concern a GPU
+    where there is none.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch

@@ -57,7 +57,7 @@ def demo(page: Page, folder: Path, scratch: Path) -> None:
     report, evaluation = (report_of(folder / name) for name in ("run", "evaluation"))
     shoot(page, report + telling_group(folder / "run"), "group", ".title", 760, parents=1)
     shoot(page, report, "report", "#learning", 1000, most=548)
-    shoot(page, evaluation, "evaluation", "#scores", 900, most=625)
+    shoot(page, evaluation, "evaluation", "#scores", 940, most=600)
     shoot(page, preview.as_uri(), "preview", "body", 900, most=775)
 
 

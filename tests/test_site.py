@@ -64,7 +64,8 @@ def test_the_site_shows_the_lists_and_tables_that_github_shows(page, site):
 
 def test_links_lead_to_places_that_are_there(site):
     """Also those of notebooks, whose pages MkDocs does not check."""
-    tags = {path: Tags(path.read_text(encoding="utf-8")).all for path in site.rglob("*.html") if path.name != "404.html"}
+    pages = [path for path in site.rglob("*.html") if path.name != "404.html"]
+    tags = {path: Tags(path.read_text(encoding="utf-8")).all for path in pages}
     places = {path: {found["id"] for _, found in of if "id" in found} for path, of in tags.items()}
     missing = []
     for path, of in tags.items():

@@ -266,8 +266,6 @@ def run_demo(demo: Demo) -> None:
     Raises:
         FileExistsError: the folder contains files that the demo did not make.
     """
-    from transformers.utils import logging as transformers_logging
-
     from qwenvl.console import settle_output
     from qwenvl.evaluate.held_out import evaluate_held_out
     from qwenvl.inspection.run_report import add_pictures, make_report
@@ -276,7 +274,6 @@ def run_demo(demo: Demo) -> None:
     settle_output()
     take_one_thread()
     started = time.time()
-    transformers_logging.disable_progress_bar()  # of reading and writing one small file, again and again
     say = partial(print, flush=True)  # in order with standard error, in a file too
     _clear(demo)
     default = f"by default {demo.minutes} minutes on two cores"

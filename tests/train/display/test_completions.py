@@ -28,9 +28,10 @@ def test_texts_of_any_kind_do_nothing_to_the_terminal():
 
 
 def test_equal_completions_of_a_group_have_one_line():
+    said = [("no", 0.0), ("yes", 1.0), ("no", 0.0), ("yes", 1.0), ("no ", 0.0), ("no", 0.0)]
     group = [
         rollout(sample=n, completion=text, total=total, rewards={"a": total}, advantage=total - 0.5, tokens=n + 1)
-        for n, (text, total) in enumerate([("no", 0.0), ("yes", 1.0), ("no", 0.0), ("yes", 1.0), ("no ", 0.0), ("no", 0.0)])
+        for n, (text, total) in enumerate(said)
     ]
     assert list(group_lines(group))[3:] == [
         "  +0.50  2 alike, reward 1, a 1, 2 tokens: yes",
