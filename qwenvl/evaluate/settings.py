@@ -593,11 +593,19 @@ def record_of(
         options: among which the answer is.
 
     Raises:
-        ValueError: tags and media do not match, or a file is neither a clip nor an image.
+        ValueError: tags and media do not match, or a file is neither a clip nor an image, or the question is meant for
+            ``qwenvl data from-folder``.
         FileNotFoundError: a medium is not there.
     """
+    text = text_or_file(question) or ""
+    if "{steps}" in text:
+        where = f"{question}: " if Path(question).is_file() else ""
+        raise ValueError(
+            f"{where}the question has {{steps}}, which `qwenvl data from-folder` alone replaces by the list of steps: "
+            "write the list in its place, in the words of the records that the model was trained on"
+        )
     return asked_record(
-        text_or_file(question) or "",
+        text,
         [(_kind_of_medium(path), path) for path in media],
         asking.framing,
         asking.reading,

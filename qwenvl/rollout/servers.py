@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from qwenvl.console import say
 from qwenvl.files import cache_root
 from qwenvl.rollout.engine import EngineLostError, WeightsLostError
 from qwenvl.rollout.options import host_and_port
@@ -284,6 +285,8 @@ class ColocatedServer(Server):
     def _start(self) -> None:
         ready, log = (Path(self._folder.name) / name for name in ("ready", "log"))
         ready.unlink(missing_ok=True)
+        began = time.monotonic()
+        say(f"starting vLLM, which takes up to some minutes; what it prints is in {log}")
         with open(log, "ab") as written:
             process = subprocess.Popen(
                 [*self._command, "--ready_file", str(ready)],
@@ -306,6 +309,7 @@ class ColocatedServer(Server):
                 )
             time.sleep(0.1)
         self.address = ready.read_text(encoding="utf-8").strip().removeprefix("http://")
+        say(f"vLLM has started after {time.monotonic() - began:.0f} s")
 
 
 def server_command() -> list[str]:

@@ -52,6 +52,7 @@ def build_dataset(
     *,
     training: bool,
     name: str | None = None,
+    tells: bool = True,
 ) -> Any:
     """The data set that ``dataset`` names or holds, every record checked by the rewards or targets of the run.
 
@@ -61,6 +62,7 @@ def build_dataset(
         checker: says which records are of no use to the run.
         collator: of the run. It says how large clips become, and what length their frames are fitted to.
         name: what rows are called that have no file.
+        tells: print what is read and how.
 
     Returns:
         A ``Dataset``, a dict of them for several, or None.
@@ -89,7 +91,8 @@ def build_dataset(
                 raise RecordError(f"{record.where}: {problem}")
     else:
         named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
-        say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
+        if tells:
+            say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
         dataset = load_dataset(
             dataset,
             SampleOptions.of(args),
@@ -102,7 +105,7 @@ def build_dataset(
             ruler=collator.ruler,
             fit_to=collator.options.fit_to,
         )
-        for part in dataset.parts:
+        for part in dataset.parts if tells else ():
             if part.read_as is not None:
                 say(how_read(part.name, part.read_as))
             if part.first_number is not None:

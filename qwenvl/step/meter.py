@@ -208,7 +208,7 @@ def peak_memory(device: torch.device | str) -> tuple[int, int]:
 
 PHASES = {
     **{"sample": "sampling", "logp": "log-probs", "reward": "rewards", "data_wait": "waiting for data"},
-    **{"refill": "other prompts", "contrast": "other orders", "teacher": "teacher"},
+    **{"refill": "other prompts", "contrast": "other orders", "teacher": "teacher", "sync": "weights to vLLM"},
 }
 """Phases of a step by the names of their clocks, for people. Other phases have the names of their clocks."""
 
