@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import save_file
@@ -11,6 +12,8 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.data.records.parse import ReadOptions
+from qwenvl.evaluate import respondent as respondent_module
+from qwenvl.evaluate import settings as settings_module
 from qwenvl.evaluate.protocol import fingerprint, trained_otherwise
 from qwenvl.evaluate.settings import config_for, evaluation_request, named_models, probe_request
 from qwenvl.run_log.log import RunLog
@@ -279,3 +282,16 @@ def test_a_command_without_scores_takes_no_reward_files_of_a_run(run):
     [model] = named_models([str(run)])
     assert config_for(model, [], scores=False).external_plugins is None
     assert config_for(model, []).external_plugins == ["evil.py"]
+
+
+def test_a_question_whose_list_of_steps_nobody_fills_in_is_refused(tmp_path):
+    (tmp_path / "question.txt").write_text("Which?\n{steps}")
+    with pytest.raises(ValueError, match=r"question\.txt: .*\{steps\}.*from-folder"):
+        settings_module.record_of([], str(tmp_path / "question.txt"), None, None)
+
+
+def test_a_file_gets_a_line_now_and_then_in_place_of_a_bar(monkeypatch, capsys):
+    seconds = iter([0.0, 4.0, 11.0, 11.0, 15.0])  # the start, each item, and after a line once more
+    monkeypatch.setattr(respondent_module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    assert list(respondent_module.with_progress("abc", 3, "run")) == ["a", "b", "c"]
+    assert capsys.readouterr().err == "run: 2 of 3 prompts\n"
