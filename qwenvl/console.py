@@ -41,10 +41,11 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def settle_output() -> None:
-    """Switch off useless output of other libraries: bars where there is no terminal, and warnings that are no news.
+    """Switch off useless output of other libraries: bars of files that are read and written, warnings that are no news.
 
-    These are deprecated names that accelerate, peft, torch and transformers call themselves, threads of tokenizers in
-    the workers of a data loader, and hints that concern a GPU where there is none.
+    The bars would stand between our own lines. The warnings are deprecated names that accelerate, peft, torch and
+    transformers call themselves, threads of tokenizers in the workers of a data loader, and hints that concern a GPU
+    where there is none.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
@@ -55,10 +56,9 @@ def settle_output() -> None:
     of_torch = r"`torch\.distributed\.\w+`"  # all_gather_into_tensor for one, which accelerate calls
     for deprecated in ("`broadcast_buffers`", r"`(is_)?gradient_checkpointing\w*`", of_torch):
         warnings.filterwarnings("ignore", f"{deprecated} is deprecated", FutureWarning)
-    if not shows_bars():
-        from transformers.utils.logging import disable_progress_bar
+    from transformers.utils.logging import disable_progress_bar
 
-        disable_progress_bar()
+    disable_progress_bar()
 
 
 def evaluation_lines(step: int, logs: Mapping[str, float]) -> list[str]:

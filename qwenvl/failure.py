@@ -21,12 +21,20 @@ _NO_WIDTH = re.compile("[\u200b-\u200f\u202a-\u202e\ufeff]")  # they only change
 
 def full_memory(error: BaseException) -> str | None:
     """``GPU memory`` or ``memory`` if an error says that it is full, else None. Errors of workers are text alone."""
-    text = str(error) if isinstance(error, RuntimeError | OSError) else ""
+    text = text_of(error) if isinstance(error, RuntimeError | OSError) else ""
     of_nccl = "nccl" in text.lower() and any(words in text for words in _FULL_FOR_NCCL)
     if of_nccl or any(words in text for words in _FULL_GPU):
         return "GPU memory"
     full = any(words in text for words in _FULL_HOST)
     return "memory" if full or isinstance(error, MemoryError) else None
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an error, or why it has none: a user's class may have a ``__str__`` that fails."""
+    try:
+        return str(error)
+    except (Exception, SystemExit) as failed:
+        return f"no text, its __str__ raised {type(failed).__name__}"
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from qwenvl.failure import beginning, full_memory, visible
+from qwenvl.failure import beginning, full_memory, text_of, visible
 
 _NOT_OF_USERS = ("<", str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")))
 
@@ -83,7 +83,7 @@ def _end_fork(error: BaseException | None) -> None:
 
 def described(error: BaseException) -> str:
     """An error in one line: its kind, its text, and the line of the user's code."""
-    text = beginning(visible(str(error)), 300)
+    text = beginning(visible(text_of(error)), 300)
     return f"{type(error).__name__}: {text}{raised_at(error)}" if text else f"{type(error).__name__}{raised_at(error)}"
 
 

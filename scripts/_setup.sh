@@ -1,8 +1,8 @@
 # Sourced by demo.sh and test.sh: `set_up EXTRAS` leaves in $BIN the programs of an environment that has the package.
 #
 # An active virtual environment is used; otherwise `.venv` in the repository, made where it is missing. The package is
-# installed when setup.py, EXTRAS or the exact versions have changed since the last time. pip's own variables
-# (PIP_INDEX_URL, ...) apply.
+# installed when setup.py, EXTRAS or the exact versions have changed since the last time, and not where `pip install -e .`
+# has done so: that needs no network again. pip's own variables (PIP_INDEX_URL, ...) apply.
 #
 # What is installed has the exact versions of scripts/constraints.txt, so that it is what was tested. Only an active
 # environment that has PyTorch keeps its own versions, as long as they are within the ranges of setup.py: its PyTorch
@@ -57,6 +57,7 @@ set_up() { # set_up EXTRAS: "" or "dev"
     stamp="$env/.qwenvl-installed"
     state="$ROOT $(cat "$ROOT/setup.py" "$ROOT/scripts/constraints.txt" | cksum)"
     # What "dev" installs includes what "" does.
+    if [[ -z "$extras" && "$env" != "$ROOT/.venv" ]] && installed_by_hand; then return; fi
     if ! grep -qsxF -e "$state dev" -e "$state $extras" "$stamp"; then
         if [[ "$env" != "$ROOT/.venv" ]] && has_torch; then
             install_package -e "$(with_extras "$extras")"
@@ -95,6 +96,20 @@ make_environment() { # make_environment FOLDER: where there is none
     python="$(find_python)" || exit 1
     echo "making a virtual environment in $env with $("$python" --version)"
     "$python" -m venv --clear "$env" || die "could not make $env"
+}
+
+installed_by_hand() { # did `pip install -e .` install this clone, and has setup.py not changed since?
+    "$BIN/python" - "$ROOT" >/dev/null 2>&1 <<'END'
+import json, sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+root, found = Path(sys.argv[1]), distribution("qwenvl")
+origin = json.loads(found.read_text("direct_url.json"))
+is_this_clone = origin["url"] == root.as_uri() and origin["dir_info"].get("editable", False)
+installed_at = Path(found.locate_file(f"qwenvl-{found.version}.dist-info/METADATA")).stat().st_mtime
+sys.exit(not (is_this_clone and installed_at > (root / "setup.py").stat().st_mtime))
+END
 }
 
 has_torch() {

@@ -56,9 +56,9 @@ def demo(page: Page, folder: Path, scratch: Path) -> None:
     qwenvl(["preview", data, "--n", "2", "--model", str(folder / "model"), *small, "--out", str(preview)])
     report, evaluation = (report_of(folder / name) for name in ("run", "evaluation"))
     shoot(page, report + telling_group(folder / "run"), "group", ".title", 760, parents=1)
-    shoot(page, report, "report", "#learning", 1000, most=620)
-    shoot(page, evaluation, "evaluation", "#scores", 900, most=700)
-    shoot(page, preview.as_uri(), "preview", "body", 900, most=790)
+    shoot(page, report, "report", "#learning", 1000, most=548)
+    shoot(page, evaluation, "evaluation", "#scores", 940, most=600)
+    shoot(page, preview.as_uri(), "preview", "body", 900, most=775)
 
 
 def looks(page: Page, run: Path, scratch: Path) -> None:

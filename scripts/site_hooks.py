@@ -16,6 +16,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]+)")
+COLUMNS = re.compile(r"\S {3,}\S")  # words far apart in a line
 ITEM = re.compile(r"(?:[-*+]|\d+\.) +")
 WIDTH = 4  # of what Python-Markdown takes for one level of a list
 
@@ -32,7 +33,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page as MkDocs takes it."""
-    return indented(LINK.sub(lambda link: f"]({place_of(link[1], page.file.src_uri)}", markdown))
+    return indented(aligned(LINK.sub(lambda link: f"]({place_of(link[1], page.file.src_uri)}", markdown)))
 
 
 def place_of(target: str, source: str) -> str:
@@ -48,6 +49,31 @@ def place_of(target: str, source: str) -> str:
     if source in ROOT_PAGES.values():
         return ROOT_PAGES.get(target, target.removeprefix("docs/"))
     return ROOT_PAGES.get(target.removeprefix("../"), target) if target.startswith("../") else target
+
+
+def aligned(markdown: str) -> str:
+    """The same text, whose blocks with columns are of a class of their own: on a phone their lines do not wrap.
+
+    Example:
+        >>> print(aligned("```\\nname   value\\nkl     0.1\\n```"))
+        ``` {.text .columns}
+        name   value
+        kl     0.1
+        ```
+    """
+    lines = markdown.split("\n")
+    opened: int | None = None  # the line that the current block begins with
+    for number, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        if opened is None:
+            opened = number
+            continue
+        far_apart = [each for each in lines[opened + 1 : number] if COLUMNS.search(each)]
+        if lines[opened] in ("```", "```text") and len(far_apart) > 1:
+            lines[opened] = "``` {.text .columns}"
+        opened = None
+    return "\n".join(lines)
 
 
 def indented(markdown: str) -> str:

@@ -66,7 +66,7 @@ FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it whe
 STANDARD_LIBRARY_ONLY = {"types", "runlog", "option", "child", "files", "versions", "cli"}
 STANDARD_LIBRARY_ONLY |= {"failure", "own_code", "plan", "timeline"}
 # Files of their own for optional packages, whose classes they derive from. They are imported in calls alone.
-IMPORTED_LATE = {"qwenvl.use.web"}
+IMPORTED_LATE = {"qwenvl.use.web", "qwenvl.rewards.bounded_client"}
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml"}  # where it is not the distribution's name
 
 MOST_LINES_OF_A_FILE = 600

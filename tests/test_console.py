@@ -24,16 +24,15 @@ def test_warnings_that_are_no_news_are_silenced():
     assert [str(each.message) for each in told] == ["`sync` is deprecated. Use another."]
 
 
-def test_a_pipe_gets_no_bars_and_a_terminal_does(monkeypatch):
+def test_a_terminal_gets_our_bars_and_no_others(monkeypatch):
     from transformers.utils import logging as transformers_logging
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert shows_bars()
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
-    assert not shows_bars()
     transformers_logging.enable_progress_bar()
     try:
         settle_output()
-        assert not transformers_logging.is_progress_bar_enabled()
+        assert shows_bars() and not transformers_logging.is_progress_bar_enabled()
     finally:
         transformers_logging.enable_progress_bar()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    assert not shows_bars()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -91,3 +92,28 @@ def test_a_trainer_is_imported_in_little_more_time_than_torch_and_the_trainer_of
     ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=600)
     compiled = {name for name in ended.stdout.split() if name.startswith("_")}
     assert set(ended.stdout.split()) - compiled <= {"qwenvl", "transformers", "av", "rich", *sys.stdlib_module_names}
+
+
+def test_the_demo_installs_nothing_where_a_user_has_installed_this_clone(tmp_path):
+    clone, env = tmp_path / "clone", tmp_path / "env"
+    (clone / "scripts").mkdir(parents=True)
+    for name in ("setup.py", "scripts/_setup.sh", "scripts/constraints.txt"):
+        shutil.copy(ROOT / name, clone / name)
+    # Without pip, so that an installation would fail.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
+    [packages] = env.glob("lib/python3*/site-packages")
+    info = packages / "qwenvl-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: qwenvl\nVersion: 0.1.0\n")
+    (info / "direct_url.json").write_text(json.dumps({"url": clone.as_uri(), "dir_info": {"editable": True}}))
+    environment = {**os.environ, "VIRTUAL_ENV": str(env), "CONDA_PREFIX": ""}
+    environment.pop("PYTHONPATH", None)  # of the tests, where the package itself lies
+    command = ["bash", "-c", f"set -euo pipefail; source {clone}/scripts/_setup.sh; set_up ''; echo $BIN"]
+
+    def set_up() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    os.utime(clone / "setup.py", (0, 0))
+    assert set_up().stdout == f"{env}/bin\n"
+    os.utime(clone / "setup.py")  # a newer setup.py may need more
+    assert "No module named pip" in set_up().stderr

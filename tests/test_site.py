@@ -62,6 +62,21 @@ def test_the_site_shows_the_lists_and_tables_that_github_shows(page, site):
     assert counts[1] == counts[0], "Python-Markdown reads it otherwise: is there a blank line before each list?"
 
 
+def test_links_lead_to_places_that_are_there(site):
+    """Also those of notebooks, whose pages MkDocs does not check."""
+    pages = [path for path in site.rglob("*.html") if path.name != "404.html"]
+    tags = {path: Tags(path.read_text(encoding="utf-8")).all for path in pages}
+    places = {path: {found["id"] for _, found in of if "id" in found} for path, of in tags.items()}
+    missing = []
+    for path, of in tags.items():
+        for tag, found in of:
+            name, _, place = (found.get("href") or "").partition("#")
+            target = (path.parent / name).resolve() if name else path
+            if tag == "a" and place and not OUTSIDE.match(name) and place not in places.get(target, ()):
+                missing.append((path.name, found["href"]))
+    assert not missing
+
+
 def test_the_site_loads_nothing_from_a_network(site):
     for page in site.rglob("*.html"):
         for tag, attributes in Tags(page.read_text(encoding="utf-8")).all:

@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         page = page_of(args)
         with written_whole(args.out) as unfinished:
             unfinished.write_text(page, encoding="utf-8")
-    print(f"wrote {args.out} ({len(page) / 1e6:.1f} MB); open it in a browser")
+    size = f"{len(page) / 1e6:.1f} MB" if len(page) >= 1e6 else f"{len(page) / 1e3:.0f} kB"
+    print(f"wrote {args.out} ({size}); open it in a browser")
     return 0
 
 

@@ -212,7 +212,9 @@ def file_tokens(
 def changed_flags(
     config: Any, groups: Sequence[type[Options]], more: Sequence[str] = (), without: Collection[str] = ()
 ) -> list[str]:
-    """The flags of some groups of options that differ from their defaults, as a command line.
+    """The flags of some groups of options that were set to other values than their defaults, as a user would type them.
+
+    They belong at the end of a command: behind ``--use_cpu`` a word would be its value.
 
     Args:
         config: a ``GRPOConfig`` or a ``WarmupConfig``.
@@ -224,9 +226,19 @@ def changed_flags(
         names += [each.name for each in all_options(group)]
     changed = {}
     for name in [*names, *more]:
-        if name not in without and was_set(config, name):
+        # One that the user left at None may have another value by now.
+        if name not in without and name in config.set_by_user and was_set(config, name):
             changed[name] = getattr(config, name)
-    return tokens_of(changed)
+    words = []
+    for token in tokens_of(changed):
+        flag, separator, value = token.partition("=")
+        if not flag.startswith("--") or not separator or value.startswith("-"):
+            words.append(token)
+        elif value == "True":
+            words.append(flag)
+        else:
+            words += [flag, value]
+    return words
 
 
 def typed(value: Any) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.records.framing import Framing
 from qwenvl.data.records.parse import ReadOptions
+from qwenvl.option import Some, all_options
 
 SETTINGS_FILE = "prompt_settings.json"
 
@@ -58,24 +60,42 @@ class PromptSettings:
 
         Raises:
             FileNotFoundError: the folder does not hold them.
-            ValueError: a text is something else. What is read here becomes flags of commands.
+            ValueError: the file was changed, or another version wrote it. What is read here becomes flags of commands.
         """
         path = Path(folder) / SETTINGS_FILE
         if not path.is_file():
             raise FileNotFoundError(f"{path}: not there; expected a folder that training with this library wrote")
-        saved = json.loads(path.read_text("utf-8"))
+        try:
+            return cls._of_json(json.loads(path.read_text("utf-8")))
+        except ValueError as error:  # JSON that is none, or bytes that are no text, too
+            problem = "; ".join(str(error).splitlines())
+            advice = "copy the file again from the run, or use the version of this library that wrote it"
+            raise ValueError(f"{path}: {problem}; {advice}") from None
+
+    @classmethod
+    def _of_json(cls, saved: Any) -> PromptSettings:
+        """From the content of the file.
+
+        Raises:
+            ValueError: naming the first entry that is missing, unknown or of another type.
+        """
+        _check_object("the file", saved, [each.name for each in fields(cls)], needed=("frames", "prompts"))
         for name in ("base_model", "system", "prompt_template"):
             if not isinstance(saved.get(name), str | None):
-                raise ValueError(f"{path}: {name} must be a text or null, got {type(saved[name]).__name__}")
-        framing = dict(saved.get("framing") or {})  # settings of an earlier version have none
+                raise ValueError(f"{name} must be a text or null, got {type(saved[name]).__name__}")
+        groups = {"frames": FrameOptions, "prompts": PromptOptions}
+        read: dict[str, Any] = {name: _options_of(kind, name, saved[name]) for name, kind in groups.items()}
+        framing = saved.get("framing") or {}  # settings of an earlier version have none
+        _check_object("framing", framing, [each.name for each in fields(Framing)])
+        for name, value in framing.items():
+            if name == "kinds":
+                if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
+                    raise ValueError(f"framing: kinds must be a list of texts, got {json.dumps(value)}")
+            elif not isinstance(value, str) and not (name == "system" and value is None):
+                raise ValueError(f"framing: {name} must be a text, got {json.dumps(value)}")
         if "kinds" in framing:
-            framing["kinds"] = tuple(framing["kinds"])
-        known = {
-            "frames": FrameOptions(**saved["frames"]),
-            "prompts": PromptOptions(**saved["prompts"]),
-            "framing": Framing(**framing),
-        }
-        return cls(**saved | known)
+            framing = framing | {"kinds": tuple(framing["kinds"])}
+        return cls(**saved | read | {"framing": Framing(**framing)})
 
     @classmethod
     def beside(cls, folder: str | Path) -> PromptSettings | None:
@@ -108,6 +128,29 @@ class PromptSettings:
         own = {"system": self.system, "prompt_template": self.prompt_template}
         arguments = {"chat_template_kwargs": self.prompts.template_arguments}
         return asdict(self.frames) | asdict(self.prompts) | own | arguments
+
+
+def _check_object(where: str, value: Any, known: Sequence[str], needed: Sequence[str] = ()) -> None:
+    """Raise ValueError where a value is no object, has an unknown entry, or lacks one that is needed."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: expected an object, got {type(value).__name__}")
+    if missing := [name for name in needed if name not in value]:
+        raise ValueError(f"{where}: {missing[0]} is missing")
+    if unknown := [name for name in value if name not in known]:
+        raise ValueError(f"{where}: unknown entry {unknown[0]!r}; expected {', '.join(known)}")
+
+
+def _options_of(kind: type[Some], where: str, values: Any) -> Some:
+    """Options from an object of their names. Earlier versions had fewer of them.
+
+    Raises:
+        ValueError: an unknown name, or a value that does not fit.
+    """
+    _check_object(where, values, [each.name for each in all_options(kind)])
+    try:
+        return kind(**values)
+    except ValueError as error:  # which names flags
+        raise ValueError(f"{where}: {str(error).replace('--', '')}") from None
 
 
 def trained_otherwise(model: str | Path, flags: Any) -> list[str]:

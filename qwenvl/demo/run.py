@@ -266,16 +266,14 @@ def run_demo(demo: Demo) -> None:
     Raises:
         FileExistsError: the folder contains files that the demo did not make.
     """
-    from transformers.utils import logging as transformers_logging
-
     from qwenvl.console import settle_output
     from qwenvl.evaluate.held_out import evaluate_held_out
     from qwenvl.inspection.run_report import add_pictures, make_report
     from qwenvl.train.run.start import start_training, start_warmup
 
     settle_output()
+    take_one_thread()
     started = time.time()
-    transformers_logging.disable_progress_bar()  # of reading and writing one small file, again and again
     say = partial(print, flush=True)  # in order with standard error, in a file too
     _clear(demo)
     default = f"by default {demo.minutes} minutes on two cores"
@@ -301,6 +299,18 @@ def run_demo(demo: Demo) -> None:
     minutes = round((time.time() - started) / 60, 2)
     (demo.folder / MARK).write_text(json.dumps({"minutes": minutes}) + "\n")
     say(f"\nDone in {minutes:.1f} minutes.\n")
+
+
+def take_one_thread() -> None:
+    """Compute with one thread in this process, unless ``OMP_NUM_THREADS`` says how many.
+
+    The matrices of the demo's model are too small to be divided: a second thread mostly waits, and takes a core from
+    whatever else the machine does.
+    """
+    import torch
+
+    if not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(1)
 
 
 def _clear(demo: Demo) -> None:

@@ -28,15 +28,41 @@ STEPS: tuple[str, ...] = (
     "scan the label",
 )
 
-# Places in the picture; the label's is on the housing.
-SCREW_TRAY, FAN_TRAY, CABLE_HOOK = (0.17, 0.2), (0.84, 0.6), (0.14, 0.62)
-COVER_RACK, SCANNER_REST, LABEL = (0.8, 0.17), (0.86, 0.87), (0.72, 0.8)
+# Places in the picture.
+SCREW_TRAY = (0.17, 0.2)
+FAN_TRAY = (0.84, 0.6)
+CABLE_HOOK = (0.14, 0.62)
+COVER_RACK = (0.8, 0.17)
+SCANNER_REST = (0.86, 0.87)
 
-METAL, DARK_METAL, RUBBER = (188, 192, 198), (96, 101, 110), (22, 24, 28)
-PCB, COPPER, PORT = (22, 92, 60), (196, 160, 84), (228, 228, 220)
-FAN, FAN_BLADE, CABLE = (34, 36, 46), (120, 130, 150), (244, 190, 30)
-DRIVER, COVER = (206, 48, 40), (58, 108, 190)
-LASER, PICK_LIGHT, WORK_LIGHT = (255, 60, 60), (70, 230, 120), (255, 236, 150)
+# Places on the housing (``Station.at``).
+FAN_SEAT = (0.7, 0.34)
+CABLE_PORT = (0.12, 0.36)
+SCREW_HOLE = (0.42, 0.5)
+CENTRE = (0.5, 0.5)
+LABEL = (0.72, 0.8)
+
+# Colours: red, green, blue.
+METAL = (188, 192, 198)
+DARK_METAL = (96, 101, 110)
+RUBBER = (22, 24, 28)
+PCB = (22, 92, 60)
+COPPER = (196, 160, 84)
+PORT = (228, 228, 220)
+FAN = (34, 36, 46)
+FAN_BLADE = (120, 130, 150)
+CABLE = (244, 190, 30)
+DRIVER = (206, 48, 40)
+COVER = (58, 108, 190)
+LASER = (255, 60, 60)
+PICK_LIGHT = (70, 230, 120)
+WORK_LIGHT = (255, 236, 150)
+
+# Indices into STEPS.
+INSERT_FAN = 1
+PLUG_CABLE = 2
+FASTEN_SCREW = 3
+CLOSE_COVER = 4
 
 
 @dataclass
@@ -52,6 +78,7 @@ class Station:
 
     @classmethod
     def draw_lot(cls, rng: np.random.Generator) -> Station:
+        """A random station, with no step done."""
         mats = ((30, 38, 50), (34, 36, 40), (28, 44, 46), (40, 36, 48))
         gloves = ((226, 222, 214), (120, 186, 214), (214, 196, 150))
         return cls(
@@ -71,19 +98,28 @@ class Canvas:
     """A picture to draw on in fractions of its side."""
 
     def __init__(self, image: Image.Image):
-        self.image, self.scale = image, image.width
+        self.image = image
+        self.scale = image.width
         self.pen = ImageDraw.Draw(image, "RGBA")
 
     def box(self, centre: Point, width: float, height: float, fill, radius: float = 0.0, outline=None) -> None:
+        """A rectangle with rounded corners."""
         corners = self._corners(centre, width / 2, height / 2)
         self.pen.rounded_rectangle(corners, radius * self.scale, fill=fill, outline=outline, width=2)
 
     def disc(self, centre: Point, radius: float, fill, outline=None) -> None:
+        """A filled circle."""
         self.pen.ellipse(self._corners(centre, radius, radius), fill=fill, outline=outline, width=2)
 
     def _corners(self, centre: Point, dx: float, dy: float) -> list[float]:
-        (x, y), s = centre, self.scale
-        return [(x - dx) * s, (y - dy) * s, (x + dx) * s, (y + dy) * s]
+        """Left, top, right and bottom in pixels of what reaches ``dx`` and ``dy`` from its centre."""
+        x, y = centre
+        return [
+            (x - dx) * self.scale,
+            (y - dy) * self.scale,
+            (x + dx) * self.scale,
+            (y + dy) * self.scale,
+        ]
 
     def line(self, points: list[Point], width: float, fill) -> None:
         """A line with round joints and ends."""
@@ -93,6 +129,7 @@ class Canvas:
             self.disc(end, width / 2, fill)
 
     def shape(self, points: list[Point], fill) -> None:
+        """A filled polygon."""
         self.pen.polygon([(x * self.scale, y * self.scale) for x, y in points], fill=fill)
 
 
@@ -103,16 +140,16 @@ def draw_bench(station: Station) -> Image.Image:
     for i in range(1, 10):
         canvas.line([(i / 10, 0), (i / 10, 1)], 0.004, grid)
         canvas.line([(0, i / 10), (1, i / 10)], 0.004, grid)
-    for centre, width, height in ((SCREW_TRAY, 0.24, 0.26), (FAN_TRAY, 0.24, 0.24)):
-        canvas.box(centre, width, height, (58, 63, 72), 0.03, outline=(86, 92, 102))
+    canvas.box(SCREW_TRAY, 0.24, 0.26, (58, 63, 72), 0.03, outline=(86, 92, 102))
+    canvas.box(FAN_TRAY, 0.24, 0.24, (58, 63, 72), 0.03, outline=(86, 92, 102))
     for dx, dy in ((-0.06, -0.07), (0.0, -0.04), (0.06, -0.07), (-0.05, 0.02), (0.05, 0.03), (0.0, 0.08)):
         _draw_screw(canvas, (SCREW_TRAY[0] + dx, SCREW_TRAY[1] + dy))
-    if 1 not in station.done:
+    if INSERT_FAN not in station.done:
         _draw_fan(canvas, FAN_TRAY, 0.0)
-    if 2 not in station.done:
+    if PLUG_CABLE not in station.done:
         for radius in (0.085, 0.077, 0.06, 0.052):  # a coil
             canvas.disc(CABLE_HOOK, radius, None, outline=CABLE)
-    if 4 not in station.done:
+    if CLOSE_COVER not in station.done:
         _draw_cover(canvas, COVER_RACK, 0.55)
     _draw_scanner(canvas, SCANNER_REST)
     _draw_housing(canvas, station)
@@ -123,70 +160,85 @@ def draw_frame(bench: Image.Image, station: Station, step: int, t: float) -> np.
     """The station at time ``t`` (0..1) of step number ``step`` (from 0), SIZE x SIZE x 3, uint8."""
     canvas = Canvas(bench.copy())
     _PLAY[step](canvas, station, t)
-    small = np.asarray(canvas.image.reduce(2), dtype=np.float32) * station.light
-    return small.clip(0, 255).astype(np.uint8)
+    halved = np.asarray(canvas.image.reduce(2), dtype=np.float32)
+    return (halved * station.light).clip(0, 255).astype(np.uint8)
 
 
 def _draw_housing(canvas: Canvas, station: Station) -> None:
-    canvas.box(station.at(0.53, 0.54), 0.46, 0.46, (0, 0, 0, 70), 0.04)
-    canvas.box(station.at(0.5, 0.5), 0.46, 0.46, METAL, 0.04, outline=DARK_METAL)
-    canvas.box(station.at(0.5, 0.5), 0.39, 0.39, PCB, 0.02)
+    """The housing with its board, and with the parts of the steps that are done."""
+    canvas.box(station.at(0.53, 0.54), 0.46, 0.46, (0, 0, 0, 70), 0.04)  # its shadow
+    canvas.box(station.at(*CENTRE), 0.46, 0.46, METAL, 0.04, outline=DARK_METAL)
+    canvas.box(station.at(*CENTRE), 0.39, 0.39, PCB, 0.02)
     for x in (0.02, 0.98):
         for y in (0.02, 0.98):
             canvas.disc(station.at(x, y), 0.018, DARK_METAL)
     for k in range(4):
-        canvas.line([station.at(0.14 + 0.08 * k, 0.62), station.at(0.14 + 0.08 * k, 0.9)], 0.008, COPPER)
-    canvas.disc(station.at(0.7, 0.34), 0.085, RUBBER)
-    canvas.box(station.at(0.12, 0.36), 0.06, 0.12, PORT, 0.01)
+        x = 0.14 + 0.08 * k
+        canvas.line([station.at(x, 0.62), station.at(x, 0.9)], 0.008, COPPER)
+    canvas.disc(station.at(*FAN_SEAT), 0.085, RUBBER)
+    canvas.box(station.at(*CABLE_PORT), 0.06, 0.12, PORT, 0.01)
     _draw_label(canvas, station.at(*LABEL), 1.0)
-    if 1 in station.done:
-        _draw_fan(canvas, station.at(0.7, 0.34), 0.4)
-    if 2 in station.done:
-        _draw_cable(canvas, station.at(0.12, 0.36))
-    if 3 in station.done:
-        _draw_screw(canvas, station.at(0.42, 0.5))
-    if 4 in station.done:
-        _draw_cover(canvas, station.at(0.5, 0.5), 1.0)
+    if INSERT_FAN in station.done:
+        _draw_fan(canvas, station.at(*FAN_SEAT), 0.4)
+    if PLUG_CABLE in station.done:
+        _draw_cable(canvas, station.at(*CABLE_PORT))
+    if FASTEN_SCREW in station.done:
+        _draw_screw(canvas, station.at(*SCREW_HOLE))
+    if CLOSE_COVER in station.done:
+        _draw_cover(canvas, station.at(*CENTRE), 1.0)
 
 
 def _draw_screw(canvas: Canvas, centre: Point) -> None:
+    x, y = centre
     canvas.disc(centre, 0.022, METAL, outline=DARK_METAL)
-    canvas.line([(centre[0] - 0.01, centre[1]), (centre[0] + 0.01, centre[1])], 0.006, DARK_METAL)
+    canvas.line([(x - 0.01, y), (x + 0.01, y)], 0.006, DARK_METAL)
 
 
 def _draw_fan(canvas: Canvas, centre: Point, angle: float) -> None:
     canvas.box(centre, 0.19, 0.19, FAN, 0.02, outline=(8, 8, 12))
     canvas.disc(centre, 0.085, (54, 58, 70))
+    x, y = centre
     for k in range(5):
-        a = angle + 2 * math.pi * k / 5
-        tip = (centre[0] + 0.07 * math.cos(a), centre[1] + 0.07 * math.sin(a))
+        of_blade = angle + 2 * math.pi * k / 5
+        tip = (x + 0.07 * math.cos(of_blade), y + 0.07 * math.sin(of_blade))
         canvas.line([centre, tip], 0.032, FAN_BLADE)
     canvas.disc(centre, 0.028, FAN)
 
 
 def _draw_cable(canvas: Canvas, plug: Point) -> None:
-    """From the left edge to ``plug``, sagging."""
-    start = (-0.02, 0.74)
-    (dx, dy), sag = (plug[0] - start[0], plug[1] - start[1]), lambda k: 0.1 * math.sin(math.pi * k / 8)
-    canvas.line([(start[0] + dx * k / 8, start[1] + dy * k / 8 + sag(k)) for k in range(9)], 0.032, CABLE)
+    """A cable from the left edge to ``plug``, which sags."""
+    start_x, start_y = (-0.02, 0.74)
+    dx = plug[0] - start_x
+    dy = plug[1] - start_y
+    points = []
+    for k in range(9):
+        sag = 0.1 * math.sin(math.pi * k / 8)
+        points.append((start_x + dx * k / 8, start_y + dy * k / 8 + sag))
+    canvas.line(points, 0.032, CABLE)
     canvas.box(plug, 0.085, 0.1, (250, 214, 90), 0.012, outline=(150, 110, 10))
 
 
 def _draw_cover(canvas: Canvas, centre: Point, scale: float) -> None:
-    canvas.box((centre[0] + 0.012, centre[1] + 0.014), 0.47 * scale, 0.47 * scale, (0, 0, 0, 80), 0.04)
-    canvas.box(centre, 0.47 * scale, 0.47 * scale, COVER, 0.04, outline=(30, 60, 120))
+    x, y = centre
+    side = 0.47 * scale
+    canvas.box((x + 0.012, y + 0.014), side, side, (0, 0, 0, 80), 0.04)  # its shadow
+    canvas.box(centre, side, side, COVER, 0.04, outline=(30, 60, 120))
     for k in (-1, 0, 1):
-        y = centre[1] + 0.09 * k * scale
-        canvas.line([(centre[0] - 0.12 * scale, y), (centre[0] + 0.12 * scale, y)], 0.03 * scale, (34, 70, 136))
+        groove_y = y + 0.09 * k * scale
+        groove = [(x - 0.12 * scale, groove_y), (x + 0.12 * scale, groove_y)]
+        canvas.line(groove, 0.03 * scale, (34, 70, 136))
     # The cover bears the label where the housing has it: the station is scanned open or closed.
-    _draw_label(canvas, (centre[0] + 0.4 * (LABEL[0] - 0.5) * scale, centre[1] + 0.4 * (LABEL[1] - 0.5) * scale), scale)
+    label = (x + 0.4 * (LABEL[0] - 0.5) * scale, y + 0.4 * (LABEL[1] - 0.5) * scale)
+    _draw_label(canvas, label, scale)
 
 
 def _draw_label(canvas: Canvas, centre: Point, scale: float) -> None:
     canvas.box(centre, 0.13 * scale, 0.07 * scale, (238, 238, 232), 0.006)
-    for k in range(6):
+    top = centre[1] - 0.016 * scale
+    bottom = centre[1] + 0.016 * scale
+    for k in range(6):  # the bars of its code
         x = centre[0] + (0.018 * k - 0.045) * scale
-        canvas.line([(x, centre[1] - 0.016 * scale), (x, centre[1] + 0.016 * scale)], 0.006 * scale, RUBBER)
+        canvas.line([(x, top), (x, bottom)], 0.006 * scale, RUBBER)
 
 
 def _draw_scanner(canvas: Canvas, centre: Point) -> None:
@@ -209,53 +261,60 @@ def _draw_hand(canvas: Canvas, station: Station, tip: Point) -> None:
 def _along(station: Station, start: Point, end: Point, t: float) -> Point:
     """The place at time ``t`` on the way from ``start`` to ``end``, slow at both ends, straying a little."""
     t = min(max(t, 0.0), 1.0)
-    s = 0.5 - 0.5 * math.cos(math.pi * t)
+    done = 0.5 - 0.5 * math.cos(math.pi * t)  # share of the way
     size, phase = station.wobble
     stray = size * math.sin(math.pi * t) * math.sin(phase + 5 * t)
-    return start[0] + (end[0] - start[0]) * s + stray, start[1] + (end[1] - start[1]) * s + stray
+    x = start[0] + (end[0] - start[0]) * done + stray
+    y = start[1] + (end[1] - start[1]) * done + stray
+    return x, y
 
 
 def _pick_screw(canvas: Canvas, station: Station, t: float) -> None:
     canvas.box(SCREW_TRAY, 0.24, 0.26, (*PICK_LIGHT, 130), 0.03, outline=PICK_LIGHT)
-    above = station.at(0.3, 0.45)
-    there, back = (above, SCREW_TRAY, 2 * t), (SCREW_TRAY, above, 2 * t - 1)
-    tip = _along(station, *(there if t < 0.5 else back))
+    above_housing = station.at(0.3, 0.45)
+    on_the_way_back = t >= 0.5
+    if on_the_way_back:
+        tip = _along(station, SCREW_TRAY, above_housing, 2 * t - 1)
+    else:
+        tip = _along(station, above_housing, SCREW_TRAY, 2 * t)
     _draw_hand(canvas, station, tip)
-    if t >= 0.5:
+    if on_the_way_back:
         _draw_screw(canvas, (tip[0], tip[1] - 0.01))
 
 
 def _insert_fan(canvas: Canvas, station: Station, t: float) -> None:
-    canvas.box(FAN_TRAY, 0.21, 0.21, (58, 63, 72))
-    place = _along(station, FAN_TRAY, station.at(0.7, 0.34), t / 0.8)
+    canvas.box(FAN_TRAY, 0.21, 0.21, (58, 63, 72))  # the fan is not in its tray any more
+    place = _along(station, FAN_TRAY, station.at(*FAN_SEAT), t / 0.8)
     _draw_fan(canvas, place, 0.5 * t)
     _draw_hand(canvas, station, (place[0], place[1] + 0.05))
 
 
 def _plug_cable(canvas: Canvas, station: Station, t: float) -> None:
-    plug = _along(station, (0.06, 0.62), station.at(0.12, 0.36), t / 0.8)
+    plug = _along(station, (0.06, 0.62), station.at(*CABLE_PORT), t / 0.8)
     _draw_cable(canvas, plug)
     _draw_hand(canvas, station, (plug[0], plug[1] + 0.04))
 
 
 def _fasten_screw(canvas: Canvas, station: Station, t: float) -> None:
-    target = station.at(0.42, 0.5)
+    target = station.at(*SCREW_HOLE)
     tip = _along(station, (target[0], target[1] - 0.05), target, t / 0.4)
+    x, y = tip
     canvas.disc(target, 0.12, (*WORK_LIGHT, 150))
     _draw_screw(canvas, target)
-    _draw_hand(canvas, station, (tip[0] + 0.02, tip[1] + 0.2))
-    canvas.line([tip, (tip[0], tip[1] + 0.05)], 0.025, DARK_METAL)
-    canvas.box((tip[0], tip[1] + 0.16), 0.15, 0.25, DRIVER, 0.04, outline=(110, 20, 16))
-    canvas.box((tip[0], tip[1] + 0.09), 0.15, 0.03, WORK_LIGHT)
-    for k in range(2):
-        a = 14 * t + math.pi * k / 2
-        dx, dy = 0.07 * math.cos(a), 0.07 * math.sin(a)
-        canvas.line([(tip[0] - dx, tip[1] - dy), (tip[0] + dx, tip[1] + dy)], 0.018, (255, 255, 240))
+    _draw_hand(canvas, station, (x + 0.02, y + 0.2))
+    canvas.line([tip, (x, y + 0.05)], 0.025, DARK_METAL)
+    canvas.box((x, y + 0.16), 0.15, 0.25, DRIVER, 0.04, outline=(110, 20, 16))
+    canvas.box((x, y + 0.09), 0.15, 0.03, WORK_LIGHT)
+    for k in range(2):  # a cross that turns with the driver
+        angle = 14 * t + math.pi * k / 2
+        dx = 0.07 * math.cos(angle)
+        dy = 0.07 * math.sin(angle)
+        canvas.line([(x - dx, y - dy), (x + dx, y + dy)], 0.018, (255, 255, 240))
 
 
 def _close_cover(canvas: Canvas, station: Station, t: float) -> None:
-    canvas.box(COVER_RACK, 0.27, 0.27, station.mat)
-    place = _along(station, COVER_RACK, station.at(0.5, 0.5), t / 0.8)
+    canvas.box(COVER_RACK, 0.27, 0.27, station.mat)  # the cover is not in its rack any more
+    place = _along(station, COVER_RACK, station.at(*CENTRE), t / 0.8)
     _draw_cover(canvas, place, 0.75 + 0.25 * min(1.0, t / 0.8))
     _draw_hand(canvas, station, (place[0], place[1] + 0.12))
 
@@ -265,8 +324,10 @@ def _scan_label(canvas: Canvas, station: Station, t: float) -> None:
     label = station.at(*LABEL)
     place = _along(station, SCANNER_REST, (label[0] + 0.02, label[1] + 0.2), t / 0.35)
     if t > 0.25:
-        spread, top = 0.19 + 0.03 * math.sin(18 * t), label[1] - 0.08
-        canvas.shape([(place[0], place[1] - 0.08), (label[0] - spread, top), (label[0] + spread, top)], (*LASER, 190))
+        spread = 0.19 + 0.03 * math.sin(18 * t)
+        top = label[1] - 0.08
+        beam = [(place[0], place[1] - 0.08), (label[0] - spread, top), (label[0] + spread, top)]
+        canvas.shape(beam, (*LASER, 190))
     _draw_scanner(canvas, place)
     _draw_hand(canvas, station, (place[0], place[1] + 0.04))
 

@@ -81,9 +81,10 @@ class Evaluation:
             config = copy.copy(request.config)
             config.model_name_or_path = source.path
             collator = collator_of(config)
-            dataset = build_dataset(config.dataset_use, config, rubric, collator, training=False)
+            first = not self.models  # the records are the same for all models
+            dataset = build_dataset(config.dataset_use, config, rubric, collator, training=False, tells=first)
             assert isinstance(dataset, GRPODataset)
-            if not self.models:
+            if first:
                 self.questions = Questions.of(dataset, request.options, config.seed, tools=bool(config.tools))
             facts = model_facts(source, config, collator, self.questions)
             self.models.append(PreparedModel(facts, config, collator, dataset))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -14,11 +15,12 @@ from tqdm import tqdm
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.config.own_options import LoaderOptions
-from qwenvl.console import shows_bars
+from qwenvl.console import say, shows_bars
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.evaluate.options import PassOptions
+from qwenvl.failure import counted
 from qwenvl.model.loading import base_of_adapter, load_processor, with_adapter
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
@@ -199,11 +201,22 @@ def pass_reward(rubric: Rubric, options: PassOptions) -> str:
 
 
 def with_progress(items: Iterable[Item], total: int, name: str = "") -> Iterator[Item]:
-    """The items, counted by a bar of the first process, which a file or a pipe gets every 10 seconds.
+    """The items, counted in the first process: by a bar on a terminal, elsewhere by a line every 10 seconds.
 
     Args:
         total: number of items.
-        name: prefix of the bar.
+        name: prefix of the bar and of the lines.
     """
-    seconds, others = 0.1 if shows_bars() else SECONDS_BETWEEN_LINES, os.environ.get("RANK", "0") != "0"
-    return iter(tqdm(items, name or None, total, unit="prompt", mininterval=seconds, disable=others))
+    if shows_bars():
+        other_process = os.environ.get("RANK", "0") != "0"
+        return iter(tqdm(items, name or None, total, unit="prompt", disable=other_process))
+    return _with_lines(items, total, f"{name}: " if name else "")
+
+
+def _with_lines(items: Iterable[Item], total: int, prefix: str) -> Iterator[Item]:
+    told = time.monotonic()
+    for number, item in enumerate(items, 1):
+        if time.monotonic() - told >= SECONDS_BETWEEN_LINES:
+            say(f"{prefix}{number:,} of {counted(total, 'prompt')}")
+            told = time.monotonic()
+        yield item

@@ -21,6 +21,7 @@ from qwenvl.data.records.framing import Framing, asked_record
 from qwenvl.data.records.parse import ReadOptions, text_or_file
 from qwenvl.evaluate.options import EvaluateOptions, ProbeOptions, TryOptions
 from qwenvl.evaluate.run_code import tell_of_code
+from qwenvl.evaluate.words import is_text, kind_of_medium, require_medium
 from qwenvl.grpo.options import TeacherOptions
 from qwenvl.model.options import KernelOptions
 from qwenvl.option import Options, all_options
@@ -426,7 +427,7 @@ def try_request(argv: Sequence[str], begins: bool = False) -> Request:
     # ``-n 4`` and ``-n4``, as users write them, for the parser that knows long names alone.
     argv = ["--n" if word == "-n" else re.sub(r"^-n(\d+)$", r"--n=\1", word) for word in argv]
     words, options, flags = parse_words(argv, TryOptions, TRY_GROUPS)
-    if len(words) < 2 or not _is_text(words[-1]):
+    if len(words) < 2 or not is_text(words[-1]):
         raise ValueError("expected MODEL, clips or images, and a question in quotes, in this order, before the flags")
     if options.n == 1:
         refuse_drawing(flags)
@@ -435,7 +436,7 @@ def try_request(argv: Sequence[str], begins: bool = False) -> Request:
         raise ValueError(f"--{min(scoring)} has no effect without --solution: there is nothing to score an answer by")
     model_word, *media, question = words
     for path in media:
-        _require_medium(path)
+        require_medium(path)
     model = model_source(model_word, present=begins)
     config = config_for(model, flags, reading={"system"}, begins=begins, scores=options.solution is not None)
     asking = asking_of(model, config, flags)
@@ -540,7 +541,6 @@ def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = O
     return tokens_of(chosen)
 
 
-
 def record_of(
     media: Sequence[str], question: str, solution: str | None, asking: Asking, options: Sequence[str] = ()
 ) -> Record:
@@ -553,44 +553,22 @@ def record_of(
         options: among which the answer is.
 
     Raises:
-        ValueError: tags and media do not match, or a file is neither a clip nor an image.
+        ValueError: tags and media do not match, or a file is neither a clip nor an image, or the question is meant for
+            ``qwenvl data from-folder``.
         FileNotFoundError: a medium is not there.
     """
+    text = text_or_file(question) or ""
+    if "{steps}" in text:
+        where = f"{question}: " if Path(question).is_file() else ""
+        raise ValueError(
+            f"{where}the question has {{steps}}, which `qwenvl data from-folder` alone replaces by the list of steps: "
+            "write the list in its place, in the words of the records that the model was trained on"
+        )
     return asked_record(
-        text_or_file(question) or "",
-        [(_kind_of_medium(path), path) for path in media],
+        text,
+        [(kind_of_medium(path), path) for path in media],
         asking.framing,
         asking.reading,
         solution=text_or_file(solution),
         options=options,
     )
-
-
-def _require_medium(path: str) -> None:
-    """Raise FileNotFoundError for a clip or an image that is not there."""
-    if not Path(path).exists():
-        raise FileNotFoundError(f"{path}: no such file; expected a clip or an image (the question comes last, quoted)")
-
-
-def _kind_of_medium(path: str) -> str:
-    """``video`` or ``image``, by the bytes of a file."""
-    from qwenvl.data.errors import BadMediaError
-    from qwenvl.data.media.open import HEADER_SECONDS, read_image_size
-
-    _require_medium(path)
-    try:
-        if not Path(path).is_dir():
-            read_image_size(path, timeout=HEADER_SECONDS)
-            return "image"
-    except BadMediaError:
-        pass  # reading it as a clip reports what it is instead
-    return "video"
-
-
-def _is_text(word: str) -> bool:
-    """Whether a word is a text or a file of text, and not one more clip."""
-    try:
-        path = Path(word)
-        return not path.is_dir() and (not path.is_file() or b"\0" not in path.read_bytes()[:4096])
-    except OSError:  # too long for a name
-        return True

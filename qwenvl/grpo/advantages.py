@@ -107,7 +107,9 @@ ESTIMATORS: dict[str, Callable[[Grouped, RewardScale], Tensor]] = {
 
 def needs_whole_step(estimator: str, scale: RewardScale) -> bool:
     """Whether an advantage depends on rewards of other groups, so that those of all processes have to be gathered."""
-    return scale == "batch" if estimator == "grpo" else estimator in ("reinforce_plus_plus", "gdpo")
+    if estimator == "grpo":
+        return scale == "batch"
+    return estimator in ("reinforce_plus_plus", "gdpo")
 
 
 def group_advantages(

@@ -147,34 +147,56 @@ class Objective:
             ValueError: shapes disagree, or what is needed is missing.
         """
         _check(inputs, self)
+        mask = inputs.mask
         # A masked position may hold -inf, and 0 * inf is NaN forwards and backwards: replace first, compute afterwards.
-        inputs, mask = _counted(inputs), inputs.mask
+        inputs = _counted(inputs)
+        metrics: dict[str, float] = {}
+        by_token: dict[str, Tensor] = {}  # N x T values, whose means over the tokens are logged
+
+        # Policy term: -alpha * weight * limit(r, A).
         ratio = RATIOS[self.ratio](inputs)
         gain, limited = LIMITS[self.limit](inputs, ratio, self.bounds)
         weights, weighed = self.weighting(inputs)
+        by_token["ratio/mean"] = ratio.detach()
+        for name, where in limited.items():
+            by_token[f"ratio/{name}_frac"] = where
+        by_token |= weighed
         if inputs.policy_mask is not None:
-            weights, weighed = weights * inputs.policy_mask, weighed | {"top_entropy/frac": inputs.policy_mask}
+            weights = weights * inputs.policy_mask
+            by_token["top_entropy/frac"] = inputs.policy_mask
+        policy_loss = self._average(-self.alpha * weights * gain, mask, counts)
+        metrics["loss/policy"] = policy_loss.item()
+        loss = policy_loss
 
-        loss = policy_loss = self._average(-self.alpha * weights * gain, mask, counts)
-        means = {"ratio/mean": ratio.detach(), **{f"ratio/{name}_frac": where for name, where in limited.items()}}
-        means |= weighed
-        metrics = {"loss/policy": policy_loss.item()}
+        # KL term: + beta * KL(policy || reference). With a beta of 0 the KL is only logged.
         if inputs.ref_logprobs is not None:
             kl = kl_estimate(inputs.logprobs, inputs.ref_logprobs, self.kl_estimator)
             kl_loss = self.beta * self._average(kl * ratio if self.kl_unbiased else kl, mask, counts)
-            loss = policy_loss + kl_loss if self.beta else policy_loss
-            metrics["loss/kl"], means["kl"] = kl_loss.item(), kl.detach()
+            metrics["loss/kl"] = kl_loss.item()
+            by_token["kl"] = kl.detach()
+            if self.beta:
+                loss = loss + kl_loss
+
+        # Teacher: + alpha * distill * KL(policy || teacher).
         if inputs.divergences is not None and self.distill:
             distilled = self.alpha * self.distill * self._average(inputs.divergences, mask, counts)
-            loss, metrics["loss/distill"] = loss + distilled, distilled.item()
+            metrics["loss/distill"] = distilled.item()
+            loss = loss + distilled
+
+        # Entropy bonus: - entropy_coef * the mean entropy of the step's tokens, whatever the average of the others.
         if inputs.entropies is not None:
-            means["entropy"] = inputs.entropies.detach()
+            by_token["entropy"] = inputs.entropies.detach()
             if self.entropy_coef or self.entropy_coef_moves:
                 bonus = -self.entropy_coef * over_tokens(inputs.entropies * mask, mask, counts, 1)
-                loss = loss + bonus if self.entropy_coef else loss
-                metrics["loss/entropy"], metrics["entropy_coef"] = bonus.item(), self.entropy_coef
+                metrics["loss/entropy"] = bonus.item()
+                metrics["entropy_coef"] = self.entropy_coef
+                if self.entropy_coef:
+                    loss = loss + bonus
+
         tokens = max(int(mask.sum()), 1)
-        return LossOutput(loss, metrics | {name: (v * mask).sum().item() / tokens for name, v in means.items()})
+        for name, values in by_token.items():
+            metrics[name] = (values * mask).sum().item() / tokens
+        return LossOutput(loss, metrics)
 
     def _average(self, per_token: Tensor, mask: Tensor, counts: StepCounts) -> Tensor:
         return AVERAGES[self.average](per_token * mask, mask, counts, self.max_completion_length or 1)
@@ -215,7 +237,10 @@ LOSSES: dict[str, Objective] = {
         about="gspo without its preference for short completions. A completion weighs as much as it has tokens.",
     ),
     "cispo": Objective(
-        "token", "cispo", "tokens", about="No token loses its gradient, and its weight is bounded. For several steps."
+        "token",
+        "cispo",
+        "tokens",
+        about="Clips the weight of a token and not its gradient. Useful with num_iterations above 1.",
     ),
     "sapo": Objective("token", "sapo", "completions", about="A soft limit in the place of the clip."),
     "vespo": Objective(
@@ -241,9 +266,12 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objec
         >>> objective_of(ObjectiveOptions(loss_type="dapo"), 512).bounds.highest
         1.28
     """
-    loss, kl, correction = (row_of(options, name) for name in ("loss_type", "kl_estimator", "importance_correction"))
+    loss = row_of(options, "loss_type")
+    kl = row_of(options, "kl_estimator")
+    correction = row_of(options, "importance_correction")
     assert loss is not None and kl is not None
-    chosen, arguments = LOSSES[loss.name], vars(loss.arguments)
+    chosen = LOSSES[loss.name]
+    arguments = vars(loss.arguments)
     given: dict[str, Any] = {
         "epsilon": options.grpo_epsilon,
         "epsilon_high": options.grpo_epsilon_high,
@@ -251,7 +279,8 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objec
         "dual_clip": arguments.get("dual_clip"),
         "cispo": arguments.get("bound"),
     }
-    bounds = replace(chosen.bounds, **{name: value for name, value in given.items() if value is not None})
+    were_set = {name: value for name, value in given.items() if value is not None}
+    bounds = replace(chosen.bounds, **were_set)
     if bounds.delta is not None and bounds.delta <= bounds.highest:
         raise ValueError(
             f"--loss_type: delta must be above 1 + --grpo_epsilon_high, {bounds.highest:g}, got {bounds.delta:g}: the "
@@ -266,7 +295,12 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objec
         beta=0.0 if options.kl_in_reward else options.grpo_beta,
         kl_estimator=kl.name,
         kl_unbiased=kl.arguments.unbiased,
-        weighting=Weighting(options.correction, weights.min, weights.max, arguments["off_policy_mask"]),
+        weighting=Weighting(
+            correction=options.correction,
+            lowest=weights.min,
+            highest=weights.max,
+            off_policy_threshold=arguments["off_policy_mask"],
+        ),
         entropy_coef=options.entropy_coef,
         entropy_coef_moves=options.entropy_target is not None,
         max_completion_length=max_completion_length,
@@ -309,7 +343,12 @@ def _counted(inputs: LossInputs) -> LossInputs:
         masked = at_least_float32(values).masked_fill(~inputs.mask, 0.0)
         return masked.masked_fill(~torch.isfinite(masked), torch.nan)
 
-    found = {name: counted(each) for name in _BY_TOKEN if (each := getattr(inputs, name)) is not None}
-    advantages = inputs.advantages.detach().to(found["logprobs"].dtype)
-    found["advantages"] = advantages.unsqueeze(1) if advantages.dim() == 1 else counted(advantages)
-    return replace(inputs, **found | {"old_logprobs": found["old_logprobs"].detach()})
+    changed = {}
+    for name in _BY_TOKEN:
+        values = getattr(inputs, name)
+        if values is not None:
+            changed[name] = counted(values)
+    changed["old_logprobs"] = changed["old_logprobs"].detach()
+    advantages = inputs.advantages.detach().to(changed["logprobs"].dtype)
+    changed["advantages"] = advantages.unsqueeze(1) if advantages.dim() == 1 else counted(advantages)
+    return replace(inputs, **changed)

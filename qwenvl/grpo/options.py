@@ -271,7 +271,8 @@ class ObjectiveOptions(Options):
 
     def problems(self) -> Iterator[str]:
         if name_of_row(self, "loss_type") not in CLIPPED_LOSSES:
-            clipped, reason = f"--loss_type {' or '.join(CLIPPED_LOSSES)}", "the others do not clip the ratio"
+            clipped = f"--loss_type {' or '.join(CLIPPED_LOSSES)}"
+            reason = "the others do not clip the ratio"
             for name in set_among(self, "grpo_epsilon", "grpo_epsilon_high"):
                 yield no_effect(f"--{name}", without=clipped, reason=reason)
         if self.scale_rewards != "group" and self.estimator != "grpo":
@@ -404,7 +405,9 @@ class DistillOptions(TeacherOptions):
     @property
     def teacher_weight(self) -> float:
         """The weight of the teacher. 0 without one."""
-        return 0.0 if self.teacher is None else 1.0 if self.distill_weight is None else self.distill_weight
+        if self.teacher is None:
+            return 0.0
+        return 1.0 if self.distill_weight is None else self.distill_weight
 
     def problems(self) -> Iterator[str]:
         if self.teacher is None:

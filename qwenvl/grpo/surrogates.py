@@ -33,9 +33,10 @@ class RatioBounds:
     """How far the importance ratio may move before a loss uses it no further. Each limit reads its own.
 
     Attributes:
-        epsilon, epsilon_high: how far r may fall below 1 and rise above it. None means: as far as it may fall.
-        delta: largest r of a completion with a negative advantage. None is without.
-        dual_clip: with a negative advantage a token costs at most this times -A. None is without.
+        epsilon: how far r may fall below 1.
+        epsilon_high: how far r may rise above 1. None: as far as it may fall.
+        delta: largest r of a completion with a negative advantage. None: no such bound.
+        dual_clip: with a negative advantage a token costs at most this times -A. None: no such bound.
         cispo: largest weight of a token, the bound itself and not what it exceeds 1 by.
         sapo: temperatures where A > 0 and elsewhere.
         vespo: (k, lambda) where A >= 0 and elsewhere.
@@ -114,13 +115,17 @@ def clip(inputs: LossInputs, ratio: Tensor, bounds: RatioBounds) -> Limited:
     ``delta`` the first r is min(r, delta) (INTELLECT-2, arXiv:2505.07291). With ``dual_clip`` c the gain of a negative
     advantage is at least c A (arXiv:1912.09729).
     """
-    low, high = 1 - bounds.epsilon, bounds.highest
+    low = 1 - bounds.epsilon
+    high = bounds.highest
     advantages = inputs.advantages
     free = ratio if bounds.delta is None else ratio.clamp(max=bounds.delta)
     gain = torch.minimum(free * advantages, ratio.clamp(low, high) * advantages)
     if bounds.dual_clip is not None:
         gain = torch.where(advantages < 0, torch.maximum(gain, bounds.dual_clip * advantages), gain)
-    clipped = {"clipped_low": (ratio < low) & (advantages < 0), "clipped_high": (ratio > high) & (advantages > 0)}
+    clipped = {
+        "clipped_low": (ratio < low) & (advantages < 0),
+        "clipped_high": (ratio > high) & (advantages > 0),
+    }
     if bounds.delta is not None:
         clipped["clipped_delta"] = (ratio > bounds.delta) & (advantages < 0)
     if bounds.dual_clip is not None:
@@ -147,8 +152,12 @@ def vespo(inputs: LossInputs, ratio: Tensor, bounds: RatioBounds) -> Limited:
     """
     each = inputs.log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) * inputs.mask
     log_w = each.sum(dim=1, keepdim=True).clamp(math.log(1e-8), MAX_LOG_RATIO)
-    k, lam = (_by_sign(inputs.advantages >= 0, pair, log_w) for pair in zip(*bounds.vespo, strict=True))
-    return torch.exp(lam + k * log_w - lam * log_w.exp()) * inputs.advantages * inputs.logprobs, {}
+    (k_above, lam_above), (k_below, lam_below) = bounds.vespo
+    rewarded = inputs.advantages >= 0
+    k = _by_sign(rewarded, (k_above, k_below), log_w)
+    lam = _by_sign(rewarded, (lam_above, lam_below), log_w)
+    phi = torch.exp(lam + k * log_w - lam * log_w.exp())
+    return phi * inputs.advantages * inputs.logprobs, {}
 
 
 def likelihood(inputs: LossInputs, ratio: Tensor, bounds: RatioBounds) -> Limited:
@@ -234,10 +243,12 @@ def completion_kl(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tenso
         >>> completion_kl(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]), torch.tensor([[True, False]]))
         tensor([0.5000], dtype=torch.float64)
     """
-    ours, theirs = (values.double().masked_fill(~mask, 0.0) for values in (logprobs, ref_logprobs))
+    ours = logprobs.double().masked_fill(~mask, 0.0)
+    theirs = ref_logprobs.double().masked_fill(~mask, 0.0)
     total = kl_estimate(ours, theirs, "k1").sum(dim=1)
-    if total.isnan().any():
-        raise ValueError(f"completion {int(total.isnan().nonzero()[0])}: a token has a log-prob that is no number")
+    broken = total.isnan().nonzero()
+    if len(broken):
+        raise ValueError(f"completion {int(broken[0])}: a token has a log-prob that is no number")
     return total
 
 
@@ -261,16 +272,21 @@ class Weighting:
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """The weights, and by name what to log the mean of, all N x T. A sampler of None is the policy l' itself."""
-        old, sampler, logged = inputs.old_logprobs, inputs.sampler_logprobs, {}
+        old = inputs.old_logprobs
+        sampler = inputs.sampler_logprobs
         weights = torch.ones_like(old)
+        logged = {}
         if self.correction != "none" and sampler is not None:
             correct = CORRECTIONS[self.correction]
             weights, ratio = correct(old - sampler, inputs.mask, self.lowest or 0.0, self.highest)
-            logged["sampler/ratio_mean"], logged["sampler/limited_frac"] = ratio, weights != ratio
+            logged["sampler/ratio_mean"] = ratio
+            logged["sampler/limited_frac"] = weights != ratio
         if self.off_policy_threshold is not None:
-            fallen = (old if sampler is None else sampler) - inputs.logprobs.detach()
+            when_sampled = old if sampler is None else sampler
+            fallen = when_sampled - inputs.logprobs.detach()
             dropped = off_policy(fallen, inputs.advantages, inputs.mask, self.off_policy_threshold)
-            weights, logged["off_policy/dropped_frac"] = weights.masked_fill(dropped, 0.0), dropped
+            weights = weights.masked_fill(dropped, 0.0)
+            logged["off_policy/dropped_frac"] = dropped
         return weights, logged
 
 
@@ -337,6 +353,7 @@ def entropy_floor(entropies: Tensor, share: float) -> float:
 
 
 def _summed(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """N x T, the sum over the tokens of each completion, the same for each of them."""
     return (log_ratio * mask).sum(dim=1, keepdim=True).expand_as(log_ratio)
 
 
@@ -347,4 +364,4 @@ def _mean(values: Tensor, mask: Tensor) -> Tensor:
 
 def _by_sign(first: Tensor, pair: tuple[float, float], like: Tensor) -> Tensor:
     """The first of a pair where ``first`` says so, else the second, in the type of ``like``."""
-    return torch.where(first, *(like.new_tensor(value) for value in pair))
+    return torch.where(first, like.new_tensor(pair[0]), like.new_tensor(pair[1]))

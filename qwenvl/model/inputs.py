@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,11 +13,26 @@ from torch.nn.functional import pad
 from qwenvl.model.positions import PositionRule, prompt_positions
 from qwenvl.types import PromptBatch, select_media
 
+
+class MediaFields(NamedTuple):
+    """The fields of ``PromptBatch`` and ``PromptInputs`` that hold one kind of media.
+
+    Attributes:
+        values: of the patches, or of features.
+        grids: of their grids.
+        counts: of how many each prompt has.
+    """
+
+    values: str
+    grids: str
+    counts: str
+
+
 KINDS_OF_MEDIA = (
-    ("pixel_values", "image_grid_thw", "images_per_prompt"),
-    ("pixel_values_videos", "video_grid_thw", "videos_per_prompt"),
+    MediaFields("pixel_values", "image_grid_thw", "images_per_prompt"),
+    MediaFields("pixel_values_videos", "video_grid_thw", "videos_per_prompt"),
 )
-"""Fields of ``PromptBatch`` and ``PromptInputs``: patches, grids, counts."""
+"""Images and videos, in the order in which forwards take them."""
 VISION = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
 ROWS = ("input_ids", "attention_mask", "position_ids")
 LARGE = 64 * 2**20
@@ -26,8 +41,9 @@ these are the pixels of 14,000 prompt tokens. A step on so many takes seconds, a
 
 
 def media_bytes(batch: PromptBatch | PromptInputs) -> int:
-    """Of its pixels or features."""
-    return sum(value.nbytes for value in (batch.pixel_values, batch.pixel_values_videos) if value is not None)
+    """Bytes of the pixels or features of a batch."""
+    media = (batch.pixel_values, batch.pixel_values_videos)
+    return sum(value.nbytes for value in media if value is not None)
 
 
 def is_large(batch: PromptBatch) -> bool:
@@ -63,9 +79,19 @@ class PromptInputs:
     @classmethod
     def of_text(cls, input_ids: Tensor) -> PromptInputs:
         """Prompts of P x L text tokens, without padding or media."""
-        counts, positions = [0] * len(input_ids), torch.arange(input_ids.shape[1], device=input_ids.device)
-        rows = torch.ones_like(input_ids), positions.expand(3, len(input_ids), -1)
-        return cls(input_ids, *rows, None, None, None, None, counts, counts)
+        rows, length = input_ids.shape
+        positions = torch.arange(length, device=input_ids.device)
+        return cls(
+            input_ids=input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            position_ids=positions.expand(3, rows, -1),
+            pixel_values=None,
+            image_grid_thw=None,
+            pixel_values_videos=None,
+            video_grid_thw=None,
+            images_per_prompt=[0] * rows,
+            videos_per_prompt=[0] * rows,
+        )
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -77,33 +103,34 @@ class PromptInputs:
         Media must be in one form, pixels or features.
         """
         length = max(part.input_ids.shape[1] for part in parts)
-
-        def rows(name: str) -> Tensor:
-            values = [getattr(part, name) for part in parts]
-            missing = [length - value.shape[-1] for value in values]
-            padded = [pad(value, (n, 0) if left else (0, n)) for value, n in zip(values, missing, strict=True)]
-            return torch.cat(padded, dim=-2)
-
-        def media(name: str) -> Tensor | None:
-            values = [value for part in parts if (value := getattr(part, name)) is not None]
-            return torch.cat([value.to(values[0].device) for value in values]) if values else None
-
-        return cls(
-            **{name: rows(name) for name in ROWS},
-            **{name: media(name) for name in VISION},
-            images_per_prompt=[count for part in parts for count in part.images_per_prompt],
-            videos_per_prompt=[count for part in parts for count in part.videos_per_prompt],
-        )
+        joined: dict[str, Any] = {}
+        for name in ROWS:
+            padded = []
+            for part in parts:
+                values = getattr(part, name)
+                missing = length - values.shape[-1]
+                padded.append(pad(values, (missing, 0) if left else (0, missing)))
+            joined[name] = torch.cat(padded, dim=-2)  # rows are the last but one dimension of positions too
+        for name in VISION:
+            present = [getattr(part, name) for part in parts if getattr(part, name) is not None]
+            joined[name] = _cat_on_first_device(present) if present else None
+        for kind in KINDS_OF_MEDIA:
+            joined[kind.counts] = []
+            for part in parts:
+                joined[kind.counts] += getattr(part, kind.counts)
+        return cls(**joined)
 
     def vision(self) -> dict[str, Tensor]:
-        """The vision arguments of a forward, those that are there, on the device of the prompts."""
+        """The vision arguments of a forward: those that are not None, on the device of the prompts."""
         device = self.input_ids.device  # media may wait on the CPU
-        return {name: value.to(device) for name in VISION if (value := getattr(self, name)) is not None}
+        arguments = {name: getattr(self, name) for name in VISION}
+        return {name: value.to(device) for name, value in arguments.items() if value is not None}
 
     def media_to(self, kind: str | torch.dtype) -> PromptInputs:
         """The same prompts, with pixels or features on another device, or of another type."""
-        media = {name: value.to(kind) for name, *_ in KINDS_OF_MEDIA if (value := getattr(self, name)) is not None}
-        return replace(self, **media)
+        media = {each.values: getattr(self, each.values) for each in KINDS_OF_MEDIA}
+        moved = {name: value.to(kind) for name, value in media.items() if value is not None}
+        return replace(self, **moved)
 
     def moved(self, by: int | Tensor) -> PromptInputs:
         """The same rows with positions that are greater by so much."""
@@ -111,47 +138,57 @@ class PromptInputs:
 
     def followed_by(self, others: PromptInputs) -> PromptInputs:
         """Each row with the row of the same number of ``others`` behind it, and the media of both in this order."""
-        tensors = {
-            name: torch.cat([getattr(self, name), getattr(others, name).to(getattr(self, name))], dim=-1)
-            for name in ROWS
-        }
-        media: dict[str, Any] = {}
-        for values, grids, counts in KINDS_OF_MEDIA:
-            parts = [
-                select_media(getattr(rows, values), getattr(rows, grids), getattr(rows, counts), [n])
-                for n in range(len(self))
-                for rows in (self, others)
-                if getattr(rows, counts)[n]
-            ]
-            if parts:  # else blank media stay
-                columns = zip(*parts, strict=True)  # some may wait on the CPU
-                media[values], media[grids] = (torch.cat([x.to(each[0].device) for x in each]) for each in columns)
-            media[counts] = [a + b for a, b in zip(getattr(self, counts), getattr(others, counts), strict=True)]
-        return replace(self, **tensors, **media)
+        joined: dict[str, Any] = {}
+        for name in ROWS:
+            first = getattr(self, name)
+            joined[name] = torch.cat([first, getattr(others, name).to(first)], dim=-1)
+        for kind in KINDS_OF_MEDIA:
+            values: list[Tensor] = []
+            grids: list[Tensor] = []
+            counts: list[int] = []
+            for n in range(len(self)):
+                counts.append(getattr(self, kind.counts)[n] + getattr(others, kind.counts)[n])
+                for rows in (self, others):
+                    if getattr(rows, kind.counts)[n]:
+                        own_values, own_grids = rows._media_of(kind, [n])
+                        assert own_values is not None and own_grids is not None
+                        values.append(own_values)
+                        grids.append(own_grids)
+            joined[kind.counts] = counts
+            if values:  # else blank media stay
+                joined[kind.values] = _cat_on_first_device(values)
+                joined[kind.grids] = _cat_on_first_device(grids)
+        return replace(self, **joined)
 
     def vision_with(self, others: PromptInputs | None) -> dict[str, Tensor]:
         """The vision arguments of a forward whose media are those of all rows, then those of all rows of ``others``."""
         own = self.vision()
-        more = {} if others is None else others.vision()
-        for values, grids, _ in KINDS_OF_MEDIA:
-            if values in own and values in more and len(own[values]):  # else own ones are blank
-                own |= {name: torch.cat([own[name], more.pop(name)]) for name in (values, grids)}
-        return own | more
+        if others is None:
+            return own
+        of_others = others.vision()
+        joined = own | of_others  # blank media of the first rows give way to those of the others
+        for kind in KINDS_OF_MEDIA:
+            if kind.values in own and kind.values in of_others and len(own[kind.values]):
+                for name in (kind.values, kind.grids):
+                    joined[name] = torch.cat([own[name], of_others[name]])
+        return joined
 
     def repeat(self, group_size: int) -> PromptInputs:
         """Every prompt ``group_size`` times in a row, its media too: N rows."""
-        return self.select([p for p in range(len(self)) for _ in range(group_size)])
+        rows: list[int] = []
+        for p in range(len(self)):
+            rows += [p] * group_size
+        return self.select(rows)
 
     def select(self, rows: list[int]) -> PromptInputs:
         """The rows ``rows``, as often as named, with their media. Columns of nothing but padding are cut."""
         media: dict[str, Any] = {}
-        for values, grids, counts in KINDS_OF_MEDIA:
-            own = getattr(self, counts)
-            media[values], media[grids] = select_media(getattr(self, values), getattr(self, grids), own, rows)
-            media[counts] = [own[row] for row in rows]
+        for kind in KINDS_OF_MEDIA:
+            media[kind.values], media[kind.grids] = self._media_of(kind, rows)
+            media[kind.counts] = [getattr(self, kind.counts)[row] for row in rows]
         mask = self.attention_mask[rows]
-        full = mask.any(0).nonzero().flatten().tolist() or [0]
-        columns = slice(full[0], full[-1] + 1)
+        not_padding = mask.any(0).nonzero().flatten().tolist() or [0]
+        columns = slice(not_padding[0], not_padding[-1] + 1)
         return replace(
             self,
             input_ids=self.input_ids[rows, columns],
@@ -159,6 +196,16 @@ class PromptInputs:
             position_ids=self.position_ids[:, rows, columns],
             **media,
         )
+
+    def _media_of(self, kind: MediaFields, rows: list[int]) -> tuple[Tensor | None, Tensor | None]:
+        """The patches and grids of one kind of media of some rows."""
+        return select_media(getattr(self, kind.values), getattr(self, kind.grids), getattr(self, kind.counts), rows)
+
+
+def _cat_on_first_device(parts: Sequence[Tensor]) -> Tensor:
+    """All rows of the parts, on the device of the first: some may wait on the CPU."""
+    device = parts[0].device
+    return torch.cat([part.to(device) for part in parts])
 
 
 @dataclass(frozen=True)
@@ -204,7 +251,8 @@ class InputBuilder:
             ValueError: the model takes other tokens for images or videos than the processor writes.
         """
         for kind in ("image", "video"):
-            ours, theirs = getattr(rule, f"{kind}_token_id"), getattr(processor, f"{kind}_token_id")
+            ours = getattr(rule, f"{kind}_token_id")
+            theirs = getattr(processor, f"{kind}_token_id")
             if ours != theirs:
                 token = getattr(processor, f"{kind}_token")
                 raise ValueError(
@@ -217,17 +265,30 @@ class InputBuilder:
     def __call__(self, batch: PromptBatch) -> PromptInputs:
         """Positions by the model's rule, pixels normalised in float32 on the batch's device."""
         inputs = self.as_bytes(batch)
-        for (name, *_), scale in zip(KINDS_OF_MEDIA, self.scales, strict=True):
-            if (patches := getattr(inputs, name)) is not None:
-                inputs = replace(inputs, **{name: scale(patches)})
+        for kind, scale in zip(KINDS_OF_MEDIA, self.scales, strict=True):
+            patches = getattr(inputs, kind.values)
+            if patches is not None:
+                inputs = replace(inputs, **{kind.values: scale(patches)})
         return inputs
 
     def as_bytes(self, batch: PromptBatch) -> PromptInputs:
         """The same with the pixels as they were drawn, a quarter of the size: for ``encode_vision`` with ``scales``."""
-        grids = batch.image_grid_thw, batch.video_grid_thw, batch.seconds_per_grid
-        return PromptInputs(
+        positions = prompt_positions(
+            self.rule,
             batch.input_ids,
             batch.attention_mask,
-            prompt_positions(self.rule, batch.input_ids, batch.attention_mask, *grids),
-            **{name: getattr(batch, name) for names in KINDS_OF_MEDIA for name in names},
+            batch.image_grid_thw,
+            batch.video_grid_thw,
+            batch.seconds_per_grid,
+        )
+        return PromptInputs(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            position_ids=positions,
+            pixel_values=batch.pixel_values,
+            image_grid_thw=batch.image_grid_thw,
+            pixel_values_videos=batch.pixel_values_videos,
+            video_grid_thw=batch.video_grid_thw,
+            images_per_prompt=batch.images_per_prompt,
+            videos_per_prompt=batch.videos_per_prompt,
         )

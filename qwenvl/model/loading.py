@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from qwenvl.files import require
 from qwenvl.model.families import MERGERS, family_of
 from qwenvl.model.hub import require_model, require_weights
 from qwenvl.model.options import LoraOptions, Part, TuneOptions
-from qwenvl.model.weight_files import has_weights, weights_problem
+from qwenvl.model.weight_files import ADAPTER, ADAPTER_CONFIG, has_weights, weights_problem
 from qwenvl.option import did_you_mean
 from qwenvl.versions import warn_of_untested_versions
 
@@ -27,6 +28,12 @@ UNPACKED_EXPERTS = (
     "weights, are no layers but one parameter, which would stay as it is; leave it out"
 )
 
+
+_COPY_ADAPTER = "copy the adapter again from where it came from"
+_MISFIT_ADVICE = (
+    "it was saved with another model, other settings in adapter_config.json or, of a run, other --lora_targets: take "
+    f"those, or {_COPY_ADAPTER}"
+)
 
 _WRAPPERS = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
 
@@ -87,7 +94,8 @@ def load_whole(model_class: Any, path: str | Path, **how: Any) -> nn.Module:
     else:
         advice = ""
         misfits = [f"{name} is missing" for name in sorted(found["missing_keys"])]
-        misfits += [f"{name} is {tuple(a)}, expected {tuple(b)}" for name, a, b in sorted(found["mismatched_keys"])]
+        for name, in_file, in_model in sorted(found["mismatched_keys"]):
+            misfits.append(f"{name} is {tuple(in_file)}, expected {tuple(in_model)}")
     if misfits:
         more = f", and {len(misfits) - 3} more" if len(misfits) > 3 else ""
         raise MisfitError(
@@ -103,31 +111,111 @@ def base_of_adapter(path: str | Path) -> str | None:
     Raises:
         ValueError: the adapter does not say it.
     """
-    file = Path(path) / "adapter_config.json"
+    file = Path(path) / ADAPTER_CONFIG
     if not file.is_file():
         return None
-    base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    if not base:
-        raise ValueError(f"{file}: expected the model that the adapter belongs to in base_model_name_or_path, got none")
-    return str(base)
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: not JSON: {error}; {_COPY_ADAPTER}") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file}: expected an object, got {type(settings).__name__}; {_COPY_ADAPTER}")
+    base = settings.get("base_model_name_or_path")
+    if not base or not isinstance(base, str):
+        found = "none" if base is None else repr(base)
+        raise ValueError(
+            f"{file}: expected the model that the adapter belongs to in base_model_name_or_path, got {found}; write "
+            "its folder or name there"
+        )
+    return base
 
 
 def with_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
     """The model with the trained adapter of a folder on it, as PEFT writes it.
 
     Raises:
-        ValueError: its weights are missing, cut short, or do not fit the model.
+        ValueError: PEFT can't make the adapter that its settings describe, or it changes no layers.
+        MisfitError: its weights are missing, cut short, or do not fit the model.
     """
-    from peft import PeftModel
+    from peft import PeftConfig, get_peft_model
 
-    if problem := weights_problem(folder) or (None if has_weights(folder) else f"{folder}: no weights in it"):
+    problem = weights_problem(folder)
+    if problem is None and not has_weights(folder):
+        problem = f"{folder}: no weights in it"
+    if problem:
         raise ValueError(problem)
+    file = Path(folder) / ADAPTER_CONFIG
     try:
-        return PeftModel.from_pretrained(model, str(folder), torch_device=str(next(model.parameters()).device))
-    except RuntimeError as error:
+        settings = PeftConfig.from_pretrained(str(folder))
+        settings.inference_mode = True
+        settings.base_model_name_or_path = unwrap(model).name_or_path  # PEFT warns where the model has moved
+        adapted = None if settings.is_prompt_learning else get_peft_model(model, settings)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # any, as types of settings are not checked before they are used
+        found = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+        raise ValueError(f"{file}: PEFT can't make this adapter: {found}; {_COPY_ADAPTER}") from None
+    if adapted is None:
         raise ValueError(
-            f"{folder}: the adapter does not fit its model {unwrap(model).name_or_path}: {error}"
-        ) from None
+            f"{file}: peft_type {settings.peft_type.value} adds tokens to prompts, which has no effect here; expected "
+            "an adapter of layers, such as LORA"
+        )
+    load_adapter_weights(adapted, folder)
+    return adapted
+
+
+def load_adapter_weights(adapted: nn.Module, folder: str | Path, trainable: bool = False) -> None:
+    """Load the weights that PEFT wrote into the adapter that a model has, strictly.
+
+    PEFT raises for other shapes alone. A weight without a match keeps its first value, which for LoRA changes nothing.
+
+    Args:
+        trainable: the adapter learns. Else it is frozen, and the model is in eval mode.
+
+    Raises:
+        MisfitError: a weight is missing, left over or of another shape.
+    """
+    file = Path(folder) / ADAPTER
+    adapter = adapted.active_adapters[0]
+    try:
+        with explained_misfit(folder):
+            found = adapted.load_adapter(
+                str(folder),
+                adapter,
+                is_trainable=trainable,
+                torch_device=str(next(adapted.parameters()).device),
+            )
+    except KeyError as error:  # PEFT looks the weights of modules that are saved whole up by their names
+        raise MisfitError(f"{file}: {error.args[0]} is missing; {_MISFIT_ADVICE}") from None
+    # In the file the names are without that of the adapter.
+    missing = [name.replace(f".{adapter}", "") for name in found.missing_keys]
+    unknown = [name.replace(f".{adapter}", "") for name in found.unexpected_keys]
+    misfits = []
+    if missing:
+        expected = sum(f".{adapter}" in name for name, _ in adapted.named_parameters())
+        misfits.append(f"{len(missing)} of {expected} weights of the adapter are missing, such as {min(missing)}")
+    if unknown:
+        with safe_open(file, framework="np") as weights:
+            count = len(weights.keys())
+        misfits.append(f"{len(unknown)} of {count} weights in the file are unknown, such as {min(unknown)}")
+    if misfits:
+        raise MisfitError(f"{file}: {'; '.join(misfits)}; {_MISFIT_ADVICE}")
+
+
+_OF_TORCH = "Error(s) in loading state_dict"  # the first line of torch's message
+
+
+@contextmanager
+def explained_misfit(folder: str | Path) -> Iterator[None]:
+    """Raise MisfitError with one line instead of torch's RuntimeError with a line for each weight that does not fit."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _OF_TORCH not in str(error):
+            raise
+        _, first, *more = [line.strip().rstrip(".") for line in str(error).strip().splitlines()] + [""]
+        others = f", and {len(more) - 1} lines like this" if len(more) > 1 else ""
+        raise MisfitError(f"{folder}: does not fit the model, which may be another one: {first}{others}") from None
 
 
 def load_without_weights(path: str | Path) -> nn.Module:
@@ -147,15 +235,19 @@ def load_without_weights(path: str | Path) -> nn.Module:
 def _read_config(path: str | Path):
     from transformers import AutoConfig, PreTrainedConfig
 
+    """The configuration of a checkpoint. See ``load_model`` for the errors."""
     require_model(path)
-    if problem := weights_problem(path):
+    problem = weights_problem(path)
+    if problem:
         raise ValueError(f"{problem}; copy the file again from where it came from")
-    if (base := base_of_adapter(path)) and not (Path(path) / "config.json").is_file():
+    base = base_of_adapter(path)
+    has_config = (Path(path) / "config.json").is_file()
+    if base is not None and not has_config:
         raise ValueError(
             f"{path}: holds an adapter and no model; to train it on, give --model_name_or_path {base} --lora_enable "
             f"--start_from_weights {path}"
         )
-    if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
+    if Path(path).is_dir() and not has_config:
         raise FileNotFoundError(f"{path}: no config.json in it; expected a folder that holds a checkpoint")
     with _with_path(path):
         # First: the error of transformers for an unknown model only advises a newer version.
@@ -189,7 +281,8 @@ def load_processor(path: str | Path):
     require_model(path)
     with _with_path(path):
         processor = AutoProcessor.from_pretrained(path)
-    if problem := _prompt_problem(processor):
+    problem = _prompt_problem(processor)
+    if problem:
         raise ValueError(
             f"{path}: its processor {problem}; copy the tokenizer's files, preprocessor_config.json and "
             "chat_template.jinja of the base model into the folder"
@@ -200,7 +293,8 @@ def load_processor(path: str | Path):
 def _prompt_problem(processor) -> str | None:
     """Why the processor can't write a prompt with an image, a video and a question. None: it can."""
     question = "Which steps?"
-    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "video"}, {"type": "text", "text": question}]}]
+    content = [{"type": "image"}, {"type": "video"}, {"type": "text", "text": question}]
+    chat = [{"role": "user", "content": content}]
     try:
         media = processor.image_token, processor.video_token
         # transformers makes an empty tokenizer where it finds no files of one.
@@ -213,7 +307,9 @@ def _prompt_problem(processor) -> str | None:
     if unknown:
         return f"has a tokenizer without {' and '.join(sorted(unknown))}"
     lost = [each for each in (*media, question) if each not in prompt]
-    return f"leaves {' and '.join(lost)} out of a prompt with an image, a video and {question!r}" if lost else None
+    if lost:
+        return f"leaves {' and '.join(lost)} out of a prompt with an image, a video and {question!r}"
+    return None
 
 
 def resolve_attention(name: str, device: torch.device, half: bool) -> str:
@@ -227,18 +323,24 @@ def resolve_attention(name: str, device: torch.device, half: bool) -> str:
     """
     from transformers.utils import is_flash_attn_2_available
 
-    needs = None
-    if device.type != "cuda":
-        needs = "a CUDA device"
-    elif (capability := torch.cuda.get_device_capability(device)) < (8, 0):
-        needs = "a device of compute capability 8.0 or more, got {}.{}".format(*capability)
-    elif not half:
-        needs = "products in half precision: set --bf16 True or --fp16 True"
-    if name == "flash_attention_2" and needs:
-        raise ValueError(f"--attn_implementation flash_attention_2 needs {needs}; or leave it out, which takes sdpa")
+    lacks = _flash_attention_lacks(device, half)
+    if name == "flash_attention_2" and lacks is not None:
+        raise ValueError(f"--attn_implementation flash_attention_2 needs {lacks}; or leave it out, which takes sdpa")
     if name != "auto":
         return name
-    return "flash_attention_2" if needs is None and is_flash_attn_2_available() else "sdpa"
+    return "flash_attention_2" if lacks is None and is_flash_attn_2_available() else "sdpa"
+
+
+def _flash_attention_lacks(device: torch.device, half: bool) -> str | None:
+    """What flash_attention_2 needs and this run has not. None: it can run, if its package is installed."""
+    if device.type != "cuda":
+        return "a CUDA device"
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 0):
+        return f"a device of compute capability 8.0 or more, got {major}.{minor}"
+    if not half:
+        return "products in half precision: set --bf16 True or --fp16 True"
+    return None
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -246,9 +348,11 @@ def unwrap(model: nn.Module) -> nn.Module:
 
     That of accelerate looks for installed packages in each call, which takes milliseconds, and a step has dozens.
     """
-    while (kind := type(model).__name__) in _WRAPPERS:
-        model = model._orig_mod if kind == "OptimizedModule" else model.module
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    while type(model).__name__ in _WRAPPERS:
+        model = model._orig_mod if type(model).__name__ == "OptimizedModule" else model.module
+    if hasattr(model, "get_base_model"):  # of PEFT
+        return model.get_base_model()
+    return model
 
 
 @contextmanager
@@ -296,8 +400,11 @@ def linear_weights(model: nn.Module) -> Iterator[nn.Parameter]:
     """
     embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for module in model.modules():
-        if isinstance(module, nn.Linear):
-            yield from (each for each in module.parameters(recurse=False) if id(each) not in embedded)
+        if not isinstance(module, nn.Linear):
+            continue
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) not in embedded:
+                yield parameter
 
 
 def lora_config(model: nn.Module, tune: TuneOptions, lora: LoraOptions):
@@ -317,7 +424,8 @@ def lora_config(model: nn.Module, tune: TuneOptions, lora: LoraOptions):
     experts = [name for name, _ in model.named_parameters() if ".experts." in name]
     if lora.load_in_4bit and experts:
         raise ValueError(UNPACKED_EXPERTS)
-    wanted = _chosen([name for name in (*linear, *experts) if part_of(name) in parts], lora.lora_targets)
+    may_learn = [name for name in (*linear, *experts) if part_of(name) in parts]
+    wanted = _chosen(may_learn, lora.lora_targets)
     if lora.lora_dropout and not wanted.isdisjoint(experts):
         raise ValueError(
             f"--lora_dropout {lora.lora_dropout} cannot be used on experts: leave it out, or name other layers by "
@@ -339,8 +447,11 @@ def _chosen(layers: list[str], targets: list[str] | None) -> set[str]:
     for target in layers if targets is None else targets:
         named = {layer for layer in layers if f".{target}." in f".{layer}."}
         if not named:
-            known = sorted({".".join(layer.split(".")[-2:]) for layer in layers})
-            near = did_you_mean(target, sorted({part for each in known for part in (each, *each.split("."))}))
+            known = sorted({".".join(layer.split(".")[-2:]) for layer in layers})  # such as self_attn.q_proj
+            spellings = set(known)
+            for each in known:
+                spellings.update(each.split("."))
+            near = did_you_mean(target, sorted(spellings))
             expected = f"expected {', '.join(known)}{near}"
             raise ValueError(f"--lora_targets {target}: no layer that may learn bears it; {expected}")
         chosen |= named
@@ -365,8 +476,9 @@ def merged_weights(policy: nn.Module) -> dict[str, Tensor]:
     bare = unwrap(policy)
     weights = {plain_name(name): value.detach() for name, value in bare.state_dict().items() if ".lora_" not in name}
     changed = {name: with_adapters(weights[name], layers) for name, layers in adapters_of(bare).items()}
-    if bad := next((name for name, value in changed.items() if not value.isfinite().all()), None):
-        raise ValueError(f"{bad}: NaN or infinite with the adapter merged")
+    for name, value in changed.items():
+        if not value.isfinite().all():
+            raise ValueError(f"{name}: NaN or infinite with the adapter merged")
     return weights | changed
 
 
@@ -402,8 +514,13 @@ def with_adapters(weight: Tensor, layers: Sequence[nn.Module]) -> Tensor:
 
     Weight and adapters stay as they are. Where an engine splits them, call this within ``whole_weights``.
     """
-    changes = [layer.get_delta_weight(adapter) for layer in layers for adapter in layer.active_adapters]
-    return sum(changes, weight.float()).to(weight.dtype) if changes else weight
+    changes = []
+    for layer in layers:
+        for adapter in layer.active_adapters:
+            changes.append(layer.get_delta_weight(adapter))
+    if not changes:
+        return weight
+    return sum(changes, weight.float()).to(weight.dtype)
 
 
 def plain_name(name: str) -> str:
@@ -439,16 +556,24 @@ def parameter_groups(
         decayed: names of the parameters that weight decay applies to.
         learning_rates: of parts that differ from the optimizer's default.
     """
-    groups: dict[tuple[Part | None, bool], list[nn.Parameter]] = {}
+    # By the part, if it has a rate of its own, and by whether weight decay applies.
+    members: dict[tuple[Part | None, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             part = part_of(name)
             key = (part if part in learning_rates else None, name in decayed)
-            groups.setdefault(key, []).append(parameter)
-    return [
-        {"params": own, "weight_decay": weight_decay if decay else 0.0} | ({"lr": learning_rates[part]} if part else {})
-        for (part, decay), own in sorted(groups.items(), key=lambda group: group[0][0] is not None)
-    ]
+            members.setdefault(key, []).append(parameter)
+    groups: list[dict] = []
+    for key in sorted(members, key=lambda key: key[0] is not None):
+        with_own_rate, decays = key
+        group: dict[str, Any] = {
+            "params": members[key],
+            "weight_decay": weight_decay if decays else 0.0,
+        }
+        if with_own_rate is not None:
+            group["lr"] = learning_rates[with_own_rate]
+        groups.append(group)
+    return groups
 
 
 SKIPPED = ["model.visual", "lm_head"]

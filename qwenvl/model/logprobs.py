@@ -117,10 +117,12 @@ def completion_likelihood(
     Returns:
         float32 or the model's type if that is wider, with gradient in grad mode.
     """
-    group_size, length = len(completion_ids) // len(prompts), completion_ids.shape[1]
+    group_size = len(completion_ids) // len(prompts)
+    prompt_length = prompts.input_ids.shape[1]
+    length = completion_ids.shape[1]
     if whole is None:
         whole = sampled_alone(prompts, completion_ids, completion_mask)
-    prompt_length, rows = prompts.input_ids.shape[1], prompts.repeat(group_size).followed_by(whole)
+    rows = prompts.repeat(group_size).followed_by(whole)  # N x (L + T)
     columns = HeadColumns.of(entropy, extras)
     with selected_logprobs(
         model, completion_ids, completion_mask, temperature, logit_chunk_tokens, entropy=entropy, extras=extras
@@ -200,7 +202,9 @@ class HeadColumns:
 def spread_out(values: Tensor, mask: Tensor) -> Tensor:
     """Values of K tokens, K x ..., scattered into rows x T x ..., with 0 where the mask is False."""
     rest = values.shape[1:]
-    return values.new_zeros(*mask.shape, *rest).masked_scatter(mask.view(*mask.shape, *(1 for _ in rest)), values)
+    ones = [1] * len(rest)
+    in_rows = values.new_zeros(*mask.shape, *rest)
+    return in_rows.masked_scatter(mask.view(*mask.shape, *ones), values)
 
 
 def entropy_of(logits: Tensor, normaliser: Tensor) -> Tensor:

@@ -85,7 +85,8 @@ def prompt_positions(
     images = iter([] if image_grid_thw is None else [(grid, torch.zeros(1)) for grid in image_grid_thw.tolist()])
     videos = iter(_video_spans(rule, video_grid_thw, seconds_per_grid))
     positions = torch.zeros(3, *input_ids.shape, dtype=torch.long)
-    rows, keep = input_ids.cpu(), attention_mask.bool().cpu()
+    rows = input_ids.cpu()
+    keep = attention_mask.bool().cpu()
     for p in range(len(rows)):
         positions[:, p, keep[p]] = _row_positions(rule, rows[p, keep[p]].tolist(), images, videos)
     if next(images, None) is not None or next(videos, None) is not None:
@@ -116,14 +117,18 @@ def first_positions(prompt: Tensor, group_size: int) -> Tensor:
 def _row_positions(rule: PositionRule, ids: list[int], images: Iterator[_Span], videos: Iterator[_Span]) -> Tensor:
     """3 x len(ids). Takes its spans from the two iterators."""
     spans = {rule.image_token_id: images, rule.video_token_id: videos}
-    parts, start, i = [], 0, 0
+    parts = []
+    start = 0  # the position of the next token
+    i = 0
     while i < len(ids):
         if ids[i] in spans:
             part = _span_positions(rule, next(spans[ids[i]], None))
-            if ids[i : i + part.shape[1]] != [ids[i]] * part.shape[1] or part.shape[1] == 0:
+            expected = part.shape[1]
+            placeholders = [ids[i]] * expected
+            if expected == 0 or ids[i : i + expected] != placeholders:
                 raise ValueError(
                     f"prompt token {i} begins a run of placeholders that its grid does not fit "
-                    f"({part.shape[1]} expected): prompts and grids belong to different media, or a prompt was cut"
+                    f"({expected} expected): prompts and grids belong to different media, or a prompt was cut"
                 )
         else:
             end = next((j for j in range(i, len(ids)) if ids[j] in spans), len(ids))
@@ -135,10 +140,14 @@ def _row_positions(rule: PositionRule, ids: list[int], images: Iterator[_Span], 
 
 
 def _video_spans(rule: PositionRule, grids: Tensor | None, seconds: Tensor | None) -> list[_Span]:
+    """The runs of placeholders of all videos: a run for each video, or for each of its frames between timestamps."""
     if grids is None:
         return []
     if rule.time == "timestamp":
-        return [([1, h, w], torch.zeros(1)) for t, h, w in grids.tolist() for _ in range(t)]
+        frames: list[_Span] = []
+        for temporal, height, width in grids.tolist():
+            frames += [([1, height, width], torch.zeros(1))] * temporal
+        return frames
     if rule.time == "index":
         return [(grid, torch.arange(grid[0])) for grid in grids.tolist()]
     if seconds is None or len(seconds) != len(grids):

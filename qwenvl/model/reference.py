@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,11 +55,13 @@ class Reference:
         if dtype is not None:
             for parameter in self._copy.parameters():  # buffers, of rotary angles, stay as they are
                 parameter.data = parameter.data.to(dtype)
-        ours = {id(parameter) for parameter in policy.parameters()}
-        for parameter in linear_weights(self._copy) if rounded else ():
-            if id(parameter) not in ours:
-                parameter.data = parameter.data.to(torch.bfloat16)
-        self._owned = {name: each for name, each in self._copy.named_parameters() if id(each) not in ours}
+        of_policy = {id(parameter) for parameter in policy.parameters()}
+        if rounded:
+            for parameter in linear_weights(self._copy):
+                if id(parameter) not in of_policy:
+                    parameter.data = parameter.data.to(torch.bfloat16)
+        # The tensors that are not shared, by name.
+        self._owned = {name: each for name, each in self._copy.named_parameters() if id(each) not in of_policy}
 
     @contextmanager
     def model(self) -> Iterator[nn.Module]:
@@ -93,9 +95,8 @@ class Reference:
 
     def save(self, folder: str | Path) -> None:
         """Writes the tensors that are not shared into a file of a checkpoint."""
-        save_file(
-            {name: each.detach().cpu().contiguous() for name, each in self._owned.items()}, Path(folder) / REFERENCE
-        )
+        tensors = {name: each.detach().cpu().contiguous() for name, each in self._owned.items()}
+        save_file(tensors, Path(folder) / REFERENCE)
 
     @torch.no_grad()
     def load(self, folder: str | Path) -> None:
@@ -109,7 +110,8 @@ class Reference:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file, and the reference that moved with the policy is in it")
         with safe_open(path, framework="pt") as saved:
-            if other := set(saved.keys()) ^ set(self._owned):
+            other = set(saved.keys()) ^ set(self._owned)
+            if other:
                 raise ValueError(f"{path}: other tensors than the reference's, among them {min(other)}")
             for name, own in self._owned.items():
                 own.copy_(saved.get_tensor(name))
@@ -125,16 +127,20 @@ def matched(other: nn.Module, policy: nn.Module, *, one_tower: bool) -> nn.Modul
         ValueError: it is of another family, has other shapes, or has another vision tower where one runs for both.
     """
     bare = unwrap(policy)
-    ours, theirs = bare.config.model_type, other.config.model_type
+    ours = bare.config.model_type
+    theirs = other.config.model_type
     if ours != theirs:
         raise ValueError(f"{_FLAG}: expected a model of the policy's family, {ours}, got {theirs}")
     with whole_weights(bare), whole_weights(other):
         expected = {plain_name(name): each for name, each in bare.named_parameters() if ".lora_" not in name}
         found = dict(other.named_parameters())
         for name in sorted(expected.keys() | found.keys()):
-            its, own = (tuple(each[name].shape) if name in each else "not there" for each in (expected, found))
-            if its != own:
-                raise ValueError(f"{_FLAG}: expected the policy's shapes, but {name} is {its} in it and {own} here")
+            in_policy = _shape_in(expected, name)
+            in_other = _shape_in(found, name)
+            if in_policy != in_other:
+                raise ValueError(
+                    f"{_FLAG}: expected the policy's shapes, but {name} is {in_policy} in it and {in_other} here"
+                )
         for name, tensor in found.items():
             # One may be rounded to the type of the other, if that is narrower.
             if one_tower and part_of(name) == "vision" and not torch.equal(tensor.to(expected[name]), expected[name]):
@@ -144,6 +150,11 @@ def matched(other: nn.Module, policy: nn.Module, *, one_tower: bool) -> nn.Modul
                 )
     accept_features(other)
     return outside_engine(other)
+
+
+def _shape_in(parameters: Mapping[str, nn.Parameter], name: str) -> tuple[int, ...] | str:
+    """The shape of a parameter, or that it is not there, for a message."""
+    return tuple(parameters[name].shape) if name in parameters else "not there"
 
 
 def outside_engine(model: nn.Module) -> nn.Module:

@@ -83,10 +83,11 @@ def encode_vision(
     accept_features(model)
     visual = unwrap(model).model.visual
 
-    for (values, grids, _), scale in zip(KINDS_OF_MEDIA, scales or (None, None), strict=True):
-        patches = getattr(prompts, values)
+    for kind, scale in zip(KINDS_OF_MEDIA, scales or (None, None), strict=True):
+        patches = getattr(prompts, kind.values)
         if patches is not None and patches.shape[-1] != _feature_width(visual):
-            prompts = replace(prompts, **{values: _features(visual, scale, patches, getattr(prompts, grids))})
+            features = _features(visual, scale, patches, getattr(prompts, kind.grids))
+            prompts = replace(prompts, **{kind.values: features})
     return prompts
 
 
@@ -125,11 +126,15 @@ def tower_alone(model: nn.Module) -> nn.Module:
 
     Weights that learn are copied as they are now. Call it within ``whole_weights``.
     """
-    bare, alone = unwrap(model), nn.Module()
+    bare = unwrap(model)
     visual = bare.model.visual
-    kept = [] if is_partitioned(visual) else [each for each in visual.parameters() if not each.requires_grad]
-    alone.config, alone.model = bare.config, nn.Module()
-    alone.model.visual = deepcopy(visual, {id(each): each for each in kept}).requires_grad_(False)
+    frozen = [each for each in visual.parameters() if not each.requires_grad]
+    # A copy of split weights shares none: it runs outside of the engine.
+    shared = [] if is_partitioned(visual) else frozen
+    alone = nn.Module()
+    alone.config = bare.config
+    alone.model = nn.Module()
+    alone.model.visual = deepcopy(visual, {id(each): each for each in shared}).requires_grad_(False)
     return alone
 
 
@@ -146,9 +151,9 @@ def blank_vision(model: nn.Module, prompts: PromptInputs, *, encoded: bool) -> P
     width = _feature_width(visual) if encoded else _patch_width(visual)
     blank = torch.zeros(0, width, dtype=visual.dtype, device=prompts.input_ids.device)
     grid = torch.tensor([[0, visual.spatial_merge_size, visual.spatial_merge_size]], device=blank.device)
-    for values, grids, _ in KINDS_OF_MEDIA:
-        if getattr(prompts, values) is None:
-            prompts = replace(prompts, **{values: blank, grids: grid})
+    for kind in KINDS_OF_MEDIA:
+        if getattr(prompts, kind.values) is None:
+            prompts = replace(prompts, **{kind.values: blank, kind.grids: grid})
     return prompts
 
 
@@ -156,16 +161,20 @@ def grey_media(
     model: nn.Module, prompts: PromptInputs, scales: tuple[PixelScale, PixelScale], *, encoded: bool
 ) -> PromptInputs:
     """The prompts with grey images and videos of the same sizes, as pixels, or as features where ``encoded``."""
-    width, grey = _patch_width(unwrap(model).model.visual), {}
-    for (values, _, _), scale in zip(KINDS_OF_MEDIA, scales, strict=True):
-        if (media := getattr(prompts, values)) is not None and len(media):
-            patches = torch.full((len(media), width), GREY, dtype=torch.uint8, device=prompts.input_ids.device)
-            grey[values] = patches if encoded else scale(patches)
-    blank = replace(prompts, **grey)
-    return encode_vision(model, blank, scales) if encoded else blank
+    width = _patch_width(unwrap(model).model.visual)
+    device = prompts.input_ids.device
+    grey = {}
+    for kind, scale in zip(KINDS_OF_MEDIA, scales, strict=True):
+        media = getattr(prompts, kind.values)
+        if media is not None and len(media):
+            patches = torch.full((len(media), width), GREY, dtype=torch.uint8, device=device)
+            grey[kind.values] = patches if encoded else scale(patches)  # the tower scales bytes piece by piece
+    in_grey = replace(prompts, **grey)
+    return encode_vision(model, in_grey, scales) if encoded else in_grey
 
 
 def _forward(self: nn.Module, hidden_states: Tensor, grid_thw: Tensor, **kwargs):
+    """The forward of a vision tower that takes features too: for features the mergers run, and nothing else."""
     if not len(hidden_states):
         return _nothing(self, hidden_states, **kwargs)
     if hidden_states.shape[-1] != _feature_width(self):
@@ -193,20 +202,25 @@ def _nothing(self: nn.Module, hidden_states: Tensor, **kwargs) -> _VisionOutput:
 
 def _features(visual: nn.Module, scale: PixelScale | None, patches: Tensor, grids: Tensor) -> Tensor:
     """The inputs of the mergers, from the tower run on a piece at a time. Bytes are normalised by ``scale``."""
-    made, done = None, 0
+    features: Tensor | None = None
+    done = 0
     with _entering_mergers(visual) as entered:
         for piece in _pieces(grids, PIECE):
             rows = slice(done, done + int(piece.prod(-1).sum()))
-            pixels = patches[rows] if scale is None or patches.dtype != torch.uint8 else scale(patches[rows])
-            visual(pixels.to(visual.dtype), grid_thw=piece)
-            own = torch.cat([entered.pop(merger) for merger in _mergers(visual)], dim=-1)
-            own = _undo_windows(visual, own, piece)
-            if len(own) == len(patches):
-                return own
-            made = own.new_empty(len(patches), own.shape[1]) if made is None else made
-            made[rows], done = own, rows.stop
-    assert made is not None  # no prompt has pictures without patches
-    return made
+            done = rows.stop
+            pixels = patches[rows]
+            if scale is not None and pixels.dtype == torch.uint8:
+                pixels = scale(pixels)
+            visual(pixels.to(visual.dtype), grid_thw=piece)  # its output, of the mergers, is not used
+            of_piece = torch.cat([entered.pop(merger) for merger in _mergers(visual)], dim=-1)
+            of_piece = _undo_windows(visual, of_piece, piece)
+            if len(of_piece) == len(patches):  # the only piece: no copy of it
+                return of_piece
+            if features is None:
+                features = of_piece.new_empty(len(patches), of_piece.shape[1])
+            features[rows] = of_piece
+    assert features is not None  # no prompt has pictures without patches
+    return features
 
 
 def _pieces(grids: Tensor, most: int) -> Iterator[Tensor]:
@@ -219,15 +233,18 @@ def _pieces(grids: Tensor, most: int) -> Iterator[Tensor]:
     piece: list[list[int]] = []
     room = most
     for frames, height, width in grids.tolist():
+        patches_per_frame = height * width
         while frames:
-            fits = min(frames, room // (height * width))
+            fits = min(frames, room // patches_per_frame)
             if fits < 1 and piece:
                 yield grids.new_tensor(piece)
-                piece, room = [], most
+                piece = []
+                room = most
                 continue
             fits = max(1, fits)  # one that is too large by itself
             piece.append([fits, height, width])
-            frames, room = frames - fits, room - fits * height * width
+            frames -= fits
+            room -= fits * patches_per_frame
     if piece:
         yield grids.new_tensor(piece)
 
@@ -236,11 +253,13 @@ def _pieces(grids: Tensor, most: int) -> Iterator[Tensor]:
 def _entering_mergers(visual: nn.Module) -> Iterator[dict[nn.Module, Tensor]]:
     """Context manager in which the tower records the input of each merger, and runs the fastest way."""
     entered: dict[nn.Module, Tensor] = {}
-    hooks = [
-        merger.register_forward_pre_hook(lambda module, args: entered.update({module: args[0]}))
-        for merger in _mergers(visual)
-    ]
-    was_training, convolution = visual.training, visual.patch_embed.proj
+
+    def record(merger: nn.Module, args: tuple[Tensor, ...]) -> None:
+        entered[merger] = args[0]
+
+    hooks = [merger.register_forward_pre_hook(record) for merger in _mergers(visual)]
+    convolution = visual.patch_embed.proj
+    was_training = visual.training
     visual.eval()  # checkpointed blocks warn when there is nothing to differentiate
     convolution.forward = MethodType(_as_product, convolution)
     try:
@@ -263,19 +282,23 @@ def _undo_windows(visual: nn.Module, features: Tensor, grids: Tensor) -> Tensor:
     if not hasattr(visual, "window_size"):
         return features
     order, _ = get_vision_window_index(grids, visual.spatial_merge_size, visual.window_size, visual.patch_size)
-    units = features.unflatten(0, (-1, visual.spatial_merge_unit))
-    return units[order.argsort().to(features.device)].flatten(0, 1)
+    units = features.unflatten(0, (-1, visual.spatial_merge_unit))  # units x patches of a unit x width
+    original_order = order.argsort().to(features.device)
+    return units[original_order].flatten(0, 1)
 
 
 def _mergers(visual: nn.Module) -> list[nn.Module]:
+    """The projections into the language model: the one of its input, then those for deeper layers (Qwen3-VL)."""
     return [visual.merger, *getattr(visual, "deepstack_merger_list", ())]
 
 
 def _feature_width(visual: nn.Module) -> int:
+    """Width of the features of a patch: the inputs of all mergers side by side."""
     return visual.patch_embed.embed_dim * len(_mergers(visual))
 
 
 def _patch_width(visual: nn.Module) -> int:
+    """Numbers of a patch of pixels."""
     embed = visual.patch_embed
     return embed.in_channels * embed.temporal_patch_size * embed.patch_size**2
 
@@ -295,7 +318,7 @@ def batched_attention(visual: nn.Module) -> Iterator[None]:
     if config._attn_implementation != "sdpa":
         yield
         return
-    AttentionInterface.register(BATCHED, partial(_attention, {}))
+    AttentionInterface.register(BATCHED, _BatchedAttention())
     config._attn_implementation = BATCHED
     try:
         yield
@@ -303,37 +326,55 @@ def batched_attention(visual: nn.Module) -> Iterator[None]:
         config._attn_implementation = "sdpa"
 
 
-def _attention(
-    batches: dict[int, tuple[Tensor, list[Tensor]]],
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float,
-    cu_seq_lens_q: Tensor,
-    **unused,
-) -> tuple[Tensor, None]:
-    """1 x heads x S x D to 1 x S x heads x D, for the sequences that ``cu_seq_lens_q`` bounds.
+class _BatchedAttention:
+    """An attention function of transformers that computes sequences of one length as a batch."""
 
-    Args:
-        batches: those of earlier layers, by the identity of the bounds, which are beside them and stay alive so.
-    """
-    if id(cu_seq_lens_q) not in batches:
-        batches[id(cu_seq_lens_q)] = cu_seq_lens_q, _by_length(cu_seq_lens_q)
-    tokens = [x[0].transpose(0, 1) for x in (query, key, value)]  # S x heads x D
-    out = torch.empty_like(tokens[0])
-    for rows in batches[id(cu_seq_lens_q)][1]:
-        q, k, v = (x[rows].transpose(1, 2) for x in tokens)
-        out[rows] = nn.functional.scaled_dot_product_attention(q, k, v, scale=scaling).transpose(1, 2)
-    return out[None], None
+    def __init__(self) -> None:
+        # The places of tokens by the identity of the bounds, which all layers of a pass share. The bounds are kept
+        # beside them, so that no other tensor gets the id of one.
+        self._known: dict[int, tuple[Tensor, list[Tensor]]] = {}
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float,
+        cu_seq_lens_q: Tensor,
+        **unused,
+    ) -> tuple[Tensor, None]:
+        """1 x heads x S x D to 1 x S x heads x D, for the sequences that ``cu_seq_lens_q`` bounds."""
+        queries = query[0].transpose(0, 1)  # S x heads x D
+        keys = key[0].transpose(0, 1)
+        values = value[0].transpose(0, 1)
+        out = torch.empty_like(queries)
+        for rows in self._places(cu_seq_lens_q):
+            attended = nn.functional.scaled_dot_product_attention(
+                queries[rows].transpose(1, 2),  # sequences x heads x length x D
+                keys[rows].transpose(1, 2),
+                values[rows].transpose(1, 2),
+                scale=scaling,
+            )
+            out[rows] = attended.transpose(1, 2)
+        return out[None], None
+
+    def _places(self, bounds: Tensor) -> list[Tensor]:
+        """For each length of sequences the places of their tokens. A GPU is waited for once in a pass."""
+        if id(bounds) not in self._known:
+            self._known[id(bounds)] = (bounds, _by_length(bounds))
+        _, places = self._known[id(bounds)]
+        return places
 
 
 def _by_length(bounds: Tensor) -> list[Tensor]:
     """For each length, the places of its sequences' tokens: sequences x length. A GPU is waited for."""
-    starts, lengths = bounds[:-1], bounds.diff()
-    return [
-        starts[lengths == length][:, None] + torch.arange(length, device=bounds.device)
-        for length in lengths.unique().tolist()
-    ]
+    starts = bounds[:-1]
+    lengths = bounds.diff()
+    places = []
+    for length in lengths.unique().tolist():
+        of_this_length = starts[lengths == length]
+        places.append(of_this_length[:, None] + torch.arange(length, device=bounds.device))
+    return places

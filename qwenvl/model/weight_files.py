@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 WHOLE_MODEL = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 REFERENCE = "reference.safetensors"
 """In a checkpoint of a run whose reference moves: what the reference does not share with the policy."""
 

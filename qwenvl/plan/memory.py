@@ -7,8 +7,9 @@ product whose weights or other factor learn, and both factors of a product of ac
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, NamedTuple
 
 from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Shapes, Text, Vision
 
@@ -76,82 +77,206 @@ def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> list[Phase]:
         >>> fullest(estimate(Shapes.of(config), weights, Job(tokens=4000, patches=14000))).name
         'backward'
     """
-    text, vision, stream = shapes.text, shapes.vision, job.stream
-    share, gradient_share, state_share = shares_of(job)
+    weight_share, _, state_share = shares_of(job)
     resident = {
-        "weights": round(weights.held * share),
+        "weights": round(weights.held * weight_share),
         "optimizer": round(optimizer_bytes(weights, job) * state_share),
         "reference": reference_bytes(weights, job),
         "teacher": job.teacher[1] if job.teacher and not job.teacher_leaves else 0,
-        "features": features_bytes(vision, job, job.prompts),
+        "features": features_bytes(shapes.vision, job, job.prompts),
     }
-    gradients = round(weights.trained * WIDE * gradient_share)
-    earlier = gradients if job.micro_batches > 1 else 0  # of the earlier micro-batches
-    # Autocast caches casts of trainable leaves within a pass. With checkpointing the policy's pass has none left.
-    rounded = weights.rounded * job.products if job.products < stream else 0
-    cast = 0 if job.checkpointing else rounded
-    head, angles = weights.head * WIDE, job.row_tokens * 2 * text.head * stream
-    # Saved after the layers: the input of the last norm, and the hidden states that enter the head.
-    after = job.row_tokens * _norm(text.hidden, job, 0) + 2 * job.completions * job.length * text.hidden * stream
-    mergers, merger_again = merger_bytes(vision, job)
-    activations = saved_bytes(text, text.layers, job) + angles + after + mergers
-    if job.tower_learns and not job.encoded:
-        activations += tower_saved_bytes(vision, job)
+    training = _Training(shapes, weights, job, resident)
+    return [*_sampling_phases(shapes, weights, job, resident), *training.phases()]
 
-    phases = _sampling_phases(shapes, weights, job, resident, rounded)
-    # One chunk of the logits of completion tokens: ``logit_memory_gb``, or less where there are fewer tokens.
-    chunk = min(max(1, job.logit_bytes // (LOGIT_BYTES * text.vocabulary)), job.completions * job.length)
-    logits = chunk * text.vocabulary * LOGIT_BYTES
-    if job.teacher is not None:  # its pass is before the policy's. It encodes its media itself.
-        theirs, held = job.teacher
-        running = forward_bytes(theirs, job.row_tokens, job.forward_patches, job)
-        running += tower_bytes(theirs.vision, job, job.patches * job.prompts)
-        part = {"teacher": held, "gradients": earlier, "activations": running, "logits": logits}
-        phases["log-probs of the teacher"] = resident | part
-    trained = resident | {"gradients": earlier, "activations": activations, "logits": logits}
-    phases["backward"] = trained | {"one-time buffers": 2 * head + cast}
-    if job.reference != "none":  # its pass runs while the policy's activations are in memory
-        running = forward_bytes(shapes, job.row_tokens, job.forward_patches, job)
-        running += 0 if job.encoded else tower_bytes(vision, job, job.forward_patches)
-        part = {"activations": activations + running, "one-time buffers": cast}
-        phases["log-probs of the reference"] = trained | part
-    for name, released in (("last", ()), ("first", text.layers[1:])):  # by the layers whose backward pass is done
-        numbers = (len(released) + 1) * weights.layer + weights.head
-        held = activations - after - saved_bytes(text, released, job) + backward_bytes(text, job)
-        part = {"gradients": min(gradients, max(earlier, numbers * WIDE)), "activations": held}
-        phases[f"backward of the {name} layer"] = resident | part
-    if merger_again:  # gradients of the mergers' outputs, of the embeddings with them, of learning embeddings alone
-        streams = (vision.mergers + (1 if job.rank else 2)) * job.row_tokens * text.hidden * stream
-        part = {"gradients": gradients, "activations": merger_again + angles + streams}
-        phases["backward of the mergers"] = resident | part
-    updated = resident | {"gradients": gradients}
-    phases["end of the backward pass"] = updated | {"one-time buffers": head}  # the embeddings' gradient, to be added
-    phases["update of the weights"] = updated
-    return [Phase(name, {part: of.get(part, 0) for part in PARTS}) for name, of in phases.items()]
+
+def _phase(name: str, resident: dict[str, int], parts: dict[str, int]) -> Phase:
+    """A phase with what is resident, and with ``parts`` beside it or in its place."""
+    present = resident | parts
+    return Phase(name, {part: present.get(part, 0) for part in PARTS})
 
 
 def _sampling_phases(
-    shapes: Shapes, weights: ModelWeights, job: Job, resident: dict[str, int], rounded: int
-) -> dict[str, dict[str, int]]:
-    text, vision, prompts = shapes.text, shapes.vision, job.sampled_together
+    shapes: Shapes, weights: ModelWeights, job: Job, resident: dict[str, int]
+) -> Iterator[Phase]:
+    """The phases of ``SAMPLING``. Where servers sample, it is the vision tower alone."""
+    text = shapes.text
+    vision = shapes.vision
     pixels = job.patches * job.prompts * vision.patch_values  # bytes, of a micro-batch
     running = tower_bytes(vision, job, job.patches * job.prompts) + pixels
-    phases = {"vision": resident | {"activations": running}}
+    yield _phase("vision", resident, {"activations": running})
     if not job.samples:
-        return phases
+        return
+    prompts = job.sampled_together
+    completions = prompts * job.group
     sampled = resident | {
         "features": features_bytes(vision, job, prompts),
         "weights": weights.held,  # all of them, also where they are split: they are gathered whole
         "cache": cache_bytes(text, job),
-        "one-time buffers": rounded,
+        "one-time buffers": _cast_weights(weights, job),
     }
-    rows = prompts * (1 if job.shared else job.group)
-    # Of one token of each completion: its logits, and in one layer its float32 scores, concatenated, and their softmax.
-    logits = prompts * job.group * text.vocabulary * (LOGIT_BYTES + (SORTED_BYTES if job.narrows else 0))
-    scores = prompts * job.group * text.heads * (job.tokens + job.length) * 3 * WIDE
-    phases["prefill"] = sampled | {"activations": forward_bytes(shapes, rows * job.tokens, rows * job.patches, job)}
-    phases["decoding"] = sampled | {"activations": scores, "logits": logits}
-    return phases
+    rows = prompts if job.shared else completions
+    prefill = forward_bytes(shapes, rows * job.tokens, rows * job.patches, job)
+    yield _phase("prefill", sampled, {"activations": prefill})
+    # One token of each completion: its logits, and in one layer its float32 scores, concatenated, and their softmax.
+    bytes_per_logit = LOGIT_BYTES + (SORTED_BYTES if job.narrows else 0)
+    logits = completions * text.vocabulary * bytes_per_logit
+    scores = completions * text.heads * (job.tokens + job.length) * 3 * WIDE
+    yield _phase("decoding", sampled, {"activations": scores, "logits": logits})
+
+
+def _cast_weights(weights: ModelWeights, job: Job) -> int:
+    """Bytes of the casts of trainable weights, which autocast caches within a pass."""
+    return weights.rounded * job.products if job.products < job.stream else 0
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """Bytes that the policy's forward leaves for its backward pass.
+
+    Attributes:
+        layers: of the layers of the language model.
+        after_layers: the input of the last norm, and the hidden states that enter the head.
+        angles: cosines and sines of the positions.
+        mergers: of the mergers of the vision tower.
+        tower: of a tower that learns.
+    """
+
+    layers: int
+    after_layers: int
+    angles: int
+    mergers: int
+    tower: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.layers + self.after_layers + self.angles + self.mergers + self.tower
+
+
+@dataclass(frozen=True)
+class _Training:
+    """The phases of a step in which the policy is trained, and what several of them have.
+
+    Attributes:
+        resident: what is in memory in each of them.
+    """
+
+    shapes: Shapes
+    weights: ModelWeights
+    job: Job
+    resident: dict[str, int]
+
+    @property
+    def gradients(self) -> int:
+        """Bytes of all gradients."""
+        _, gradient_share, _ = shares_of(self.job)
+        return round(self.weights.trained * WIDE * gradient_share)
+
+    @property
+    def earlier_gradients(self) -> int:
+        """Bytes of the gradients of earlier micro-batches, which the present one adds to."""
+        return self.gradients if self.job.micro_batches > 1 else 0
+
+    @property
+    def head_gradient(self) -> int:
+        """Bytes of the gradient of the language-model head."""
+        return self.weights.head * WIDE
+
+    @property
+    def cast(self) -> int:
+        """Bytes of casts of weights. With checkpointing the policy's pass has none left."""
+        return 0 if self.job.checkpointing else _cast_weights(self.weights, self.job)
+
+    @property
+    def logits(self) -> int:
+        """Bytes of one chunk of the logits of completion tokens: ``logit_memory_gb``, or of all tokens if fewer."""
+        per_token = LOGIT_BYTES * self.shapes.text.vocabulary
+        chunk = min(max(1, self.job.logit_bytes // per_token), self.job.completions * self.job.length)
+        return chunk * per_token
+
+    @property
+    def saved(self) -> _Saved:
+        """What the policy's forward leaves for its backward pass."""
+        text = self.shapes.text
+        job = self.job
+        last_norm = job.row_tokens * _norm(text.hidden, job, 0)
+        enter_head = 2 * job.completions * job.length * text.hidden * job.stream
+        tower_saves = job.tower_learns and not job.encoded
+        mergers, _ = merger_bytes(self.shapes.vision, job)
+        return _Saved(
+            layers=saved_bytes(text, text.layers, job),
+            after_layers=last_norm + enter_head,
+            angles=job.row_tokens * 2 * text.head * job.stream,
+            mergers=mergers,
+            tower=tower_saved_bytes(self.shapes.vision, job) if tower_saves else 0,
+        )
+
+    def phases(self) -> Iterator[Phase]:
+        """The phases in their order."""
+        if self.job.teacher is not None:
+            yield self._teacher(*self.job.teacher)
+        trained = self.resident | {
+            "gradients": self.earlier_gradients,
+            "activations": self.saved.total,
+            "logits": self.logits,
+        }
+        yield _phase("backward", trained, {"one-time buffers": 2 * self.head_gradient + self.cast})
+        if self.job.reference != "none":
+            yield self._reference(trained)
+        yield self._layer("last", released=())
+        yield self._layer("first", released=self.shapes.text.layers[1:])
+        _, merger_again = merger_bytes(self.shapes.vision, self.job)
+        if merger_again:
+            yield self._mergers(merger_again)
+        updated = self.resident | {"gradients": self.gradients}
+        # The gradient of the embeddings, which is still to be added.
+        yield _phase("end of the backward pass", updated, {"one-time buffers": self.head_gradient})
+        yield _phase("update of the weights", updated, {})
+
+    def _teacher(self, shapes: Shapes, held: int) -> Phase:
+        """The teacher's pass, before the policy's. The teacher encodes its media itself."""
+        job = self.job
+        running = forward_bytes(shapes, job.row_tokens, job.forward_patches, job)
+        running += tower_bytes(shapes.vision, job, job.patches * job.prompts)
+        parts = {
+            "teacher": held,
+            "gradients": self.earlier_gradients,
+            "activations": running,
+            "logits": self.logits,
+        }
+        return _phase("log-probs of the teacher", self.resident, parts)
+
+    def _reference(self, trained: dict[str, int]) -> Phase:
+        """The reference's pass, which runs while the policy's activations are in memory."""
+        job = self.job
+        running = forward_bytes(self.shapes, job.row_tokens, job.forward_patches, job)
+        if not job.encoded:
+            running += tower_bytes(self.shapes.vision, job, job.forward_patches)
+        parts = {"activations": self.saved.total + running, "one-time buffers": self.cast}
+        return _phase("log-probs of the reference", trained, parts)
+
+    def _layer(self, name: str, released: Sequence[str]) -> Phase:
+        """The backward pass of one layer.
+
+        Args:
+            released: the kinds of the layers whose backward pass is done: they have gradients and no activations.
+        """
+        text = self.shapes.text
+        with_gradient = (len(released) + 1) * self.weights.layer + self.weights.head
+        gradients = min(self.gradients, max(self.earlier_gradients, with_gradient * WIDE))
+        still_saved = self.saved.total - self.saved.after_layers - saved_bytes(text, released, self.job)
+        activations = still_saved + backward_bytes(text, self.job)
+        parts = {"gradients": gradients, "activations": activations}
+        return _phase(f"backward of the {name} layer", self.resident, parts)
+
+    def _mergers(self, merger_again: int) -> Phase:
+        """The backward pass of a merger that is computed again."""
+        job = self.job
+        # Gradients of the mergers' outputs, of the embeddings with them, and of the embeddings alone where they learn.
+        streams = self.shapes.vision.mergers + (1 if job.rank else 2)
+        of_streams = streams * job.row_tokens * self.shapes.text.hidden * job.stream
+        parts = {"gradients": self.gradients, "activations": merger_again + self.saved.angles + of_streams}
+        return _phase("backward of the mergers", self.resident, parts)
 
 
 def shares_of(job: Job) -> tuple[float, float, float]:
@@ -165,7 +290,9 @@ def shares_of(job: Job) -> tuple[float, float, float]:
         return part, part, part
     if job.engine == "zero2":
         return 1.0, part, part
-    return 1.0, 2.0 if job.engine == "ddp" and job.processes > 1 else 1.0, 1.0
+    if job.engine == "ddp" and job.processes > 1:
+        return 1.0, 2.0, 1.0
+    return 1.0, 1.0, 1.0
 
 
 def reference_bytes(weights: ModelWeights, job: Job) -> int:
@@ -178,9 +305,12 @@ def reference_bytes(weights: ModelWeights, job: Job) -> int:
         return 0
     if job.engine == "fsdp":
         return weights.held * job.products // job.stream
-    held = weights.trained_held if job.reference == "copy" and job.engine != "zero3" else weights.held
-    narrower = (job.stream - job.products) * job.reference_rounded
-    return held - narrower * (weights.rounded - weights.head)  # the embedding keeps its type
+    shares_frozen = job.reference == "copy" and job.engine != "zero3"
+    held = weights.trained_held if shares_frozen else weights.held
+    if job.reference_rounded:
+        narrower = job.stream - job.products  # bytes of a number
+        held -= narrower * (weights.rounded - weights.head)  # the embedding keeps its type
+    return held
 
 
 def optimizer_bytes(weights: ModelWeights, job: Job) -> int:
@@ -197,16 +327,26 @@ def optimizer_bytes(weights: ModelWeights, job: Job) -> int:
 
 def layer_bytes(text: Text, kind: str, job: Job) -> int:
     """What one layer saves in a training forward, without checkpointing."""
-    tokens, b = job.row_tokens, job.products
-    mixer = _linear(text, job) if kind == "linear_attention" else tokens * _attention(text, job)
-    if not text.experts:
-        feed = 4 * text.intermediate * b
-    else:  # each expert's input, output, gate, up product, activation and their product; the router; the shared expert
-        feed = text.chosen * (2 * text.hidden + 4 * text.expert) * b + (text.experts + 8 * text.chosen) * WIDE
-        feed += (4 * text.shared_expert + text.hidden) * b if text.shared_expert else 0
-    # LoRA (arXiv:2106.09685): the inner numbers of seven adapters, and attention's output rounded once more.
-    lora = (7 * job.rank + (text.queries if b < WIDE else 0)) * b if job.rank else 0
-    return mixer + tokens * round(_norm(text.hidden, job, 3) + _norm(text.hidden, job, 2) + feed + lora)
+    b = job.products
+    if kind == "linear_attention":
+        mixer = _linear(text, job)
+    else:
+        mixer = job.row_tokens * _attention(text, job)
+    if text.experts:
+        # Input, output, gate, up product, activation and their product of each expert that a token takes.
+        feed = text.chosen * (2 * text.hidden + 4 * text.expert) * b
+        feed += (text.experts + 8 * text.chosen) * WIDE  # the router
+        if text.shared_expert:
+            feed += (4 * text.shared_expert + text.hidden) * b
+    else:
+        feed = 4 * text.intermediate * b  # gate, up product, activation and their product
+    lora = 0
+    if job.rank:  # arXiv:2106.09685
+        lora = 7 * job.rank * b  # the inner numbers of seven adapters
+        if b < WIDE:
+            lora += text.queries * b  # attention's output is rounded once more
+    norms = _norm(text.hidden, job, 3) + _norm(text.hidden, job, 2)
+    return mixer + job.row_tokens * (norms + feed + lora)
 
 
 def _norm(width: int, job: Job, products: int) -> int:
@@ -215,9 +355,9 @@ def _norm(width: int, job: Job, products: int) -> int:
     Args:
         products: how many take the whole output. In half precision it is rounded for each of them.
     """
-    p = job
-    copies = products if p.products < WIDE else min(products, 1)
-    return width * (WIDE + copies * p.products + (0 if job.rank else p.stream)) + WIDE
+    copies = products if job.products < WIDE else min(products, 1)
+    normalised_input = 0 if job.rank else job.stream
+    return width * (WIDE + copies * job.products + normalised_input) + WIDE
 
 
 def _attention(text: Text, job: Job) -> int:
@@ -226,10 +366,16 @@ def _attention(text: Text, job: Job) -> int:
     And the norms of heads; and with a gate the gate, its queries, its sigmoid and the product. On the plain path keys
     and values are repeated for the heads that share them.
     """
-    q, k, b = text.queries, text.keys, job.products
-    width = (2 * q + 2 * k) * b if job.shared else (2 * q + k + 2 * q) * b
-    norms = (q + k) * (WIDE + (0 if job.rank else b)) if text.normed_heads else 0
-    return width + text.heads * WIDE + norms + (3 * q * b if text.gated else 0)
+    q = text.queries
+    k = text.keys
+    b = job.products
+    total = (2 * q + 2 * k) * b if job.shared else (2 * q + k + 2 * q) * b
+    total += text.heads * WIDE  # log-sum-exp
+    if text.normed_heads:
+        total += (q + k) * (WIDE + (0 if job.rank else b))
+    if text.gated:
+        total += 3 * q * b
+    return total
 
 
 def _linear(text: Text, job: Job) -> int:
@@ -245,9 +391,13 @@ def _linear(text: Text, job: Job) -> int:
     rows = [(job.prompts, job.tokens), (job.completions, max(2, job.length - 1))]
     if not job.shared:
         rows = [(job.completions, job.tokens + job.length)]
-    each = text.hidden + 2 * at.channels + 2 * at.keys + 6 * at.values + 9 * at.heads
-    padded = 6 * at.keys + 3 * at.values + 5 * CHUNK * at.heads + 6 * at.heads + at.state / CHUNK
-    return round(sum(n * (length * each + -(-length // CHUNK) * CHUNK * padded) for n, length in rows) * WIDE)
+    of_token = text.hidden + 2 * at.channels + 2 * at.keys + 6 * at.values + 9 * at.heads
+    of_padded_token = 6 * at.keys + 3 * at.values + 5 * CHUNK * at.heads + 6 * at.heads + at.state / CHUNK
+    numbers = 0.0
+    for sequences, length in rows:
+        padded_length = ceil(length / CHUNK) * CHUNK
+        numbers += sequences * (length * of_token + padded_length * of_padded_token)
+    return round(numbers * WIDE)
 
 
 def saved_bytes(text: Text, layers: Sequence[str], job: Job) -> int:
@@ -279,18 +429,21 @@ def forward_bytes(shapes: Shapes, tokens: int, patches: int, job: Job) -> int:
     A layer has the residual stream and its norm, and the gate, its activation and the other half of the gated product,
     or queries, keys and values before and after the rotation.
     """
-    text, p = shapes.text, job
+    text = shapes.text
     feed = 3 * text.intermediate
     if text.experts:
         feed = text.chosen * (text.hidden + 4 * text.expert) + 4 * text.shared_expert
-    widest = max(3 * text.queries + 4 * text.keys, feed, _chunks(text.linear))
-    layer = tokens * (2 * text.hidden * p.stream + (widest + text.hidden) * p.products)
+    attention = 3 * text.queries + 4 * text.keys
+    widest = max(attention, feed, _chunks(text.linear))
+    layer = tokens * (2 * text.hidden * job.stream + (widest + text.hidden) * job.products)
     return layer + embedded_bytes(text, shapes.vision, tokens, patches, job)
 
 
 def _chunks(at: LinearAttention | None) -> int:
     """Numbers of the widest operation of Gated DeltaNet for a token: matrices of CHUNK x CHUNK, and its inputs."""
-    return 4 * CHUNK * at.heads + 4 * at.keys + 3 * at.values if at else 0
+    if at is None:
+        return 0
+    return 4 * CHUNK * at.heads + 4 * at.keys + 3 * at.values
 
 
 def embedded_bytes(text: Text, vision: Vision, tokens: int, patches: int, job: Job) -> int:
@@ -299,9 +452,10 @@ def embedded_bytes(text: Text, vision: Vision, tokens: int, patches: int, job: J
     The features are there as the merger made them and in the embeddings. Those of deeper mergers are there twice:
     transformers concatenates them over all media, which copies them.
     """
-    p, twice = job, 2 * (vision.mergers - 1)
-    features = patches // vision.merged * text.hidden * (p.products + p.stream + twice * p.products)
-    return tokens * (text.hidden + 2 * text.head) * p.stream + features
+    deeper_twice = 2 * (vision.mergers - 1)
+    media_tokens = patches // vision.merged
+    features = media_tokens * text.hidden * (job.products + job.stream + deeper_twice * job.products)
+    return tokens * (text.hidden + 2 * text.head) * job.stream + features
 
 
 def cache_bytes(text: Text, job: Job) -> int:
@@ -310,13 +464,15 @@ def cache_bytes(text: Text, job: Job) -> int:
     A layer of linear attention has no keys: a completion has a matrix for each head and the last inputs of the
     convolution. On the plain path each completion has its prompt's keys and values too.
     """
-    p, b = job.sampled_together, job.products
-    prompts = p * job.tokens * (1 if job.shared else job.group)
-    keys = text.full_layers * 2 * text.keys * (prompts + p * job.group * job.length) * b
+    prompts = job.sampled_together
+    completions = prompts * job.group
+    tokens = (prompts if job.shared else completions) * job.tokens + completions * job.length
+    keys_and_values = text.full_layers * 2 * text.keys * tokens * job.products
     if text.linear is None:
-        return keys
-    state = text.linear.channels * text.linear.kernel * b + text.linear.state * WIDE
-    return keys + (len(text.layers) - text.full_layers) * p * job.group * state
+        return keys_and_values
+    state = text.linear.channels * text.linear.kernel * job.products + text.linear.state * WIDE
+    linear_layers = len(text.layers) - text.full_layers
+    return keys_and_values + linear_layers * completions * state
 
 
 def features_bytes(vision: Vision, job: Job, prompts: int) -> int:
@@ -324,8 +480,9 @@ def features_bytes(vision: Vision, job: Job, prompts: int) -> int:
 
     Large media of all but ``prompts`` wait in files.
     """
-    whole = job.prompts * job.micro_batches
-    patches = job.patches * (min(prompts, whole) if job.waits_on_host else whole)
+    of_step = job.prompts * job.micro_batches
+    on_device = min(prompts, of_step) if job.waits_on_host else of_step
+    patches = job.patches * on_device
     if not job.encoded:
         return patches * vision.patch_values * WIDE
     return patches * vision.hidden * vision.mergers * job.products
@@ -342,7 +499,8 @@ def tower_bytes(vision: Vision, job: Job, patches: int) -> int:
     pixels = vision.patch_values * (WIDE + (b if b < WIDE else 0))
     attention = (20 if b < WIDE else 12) * vision.hidden
     inside = max(attention, 3 * vision.intermediate + 3 * vision.hidden) * b
-    return (min(patches, PIECE) if job.encoded else patches) * (pixels + inside)
+    together = min(patches, PIECE) if job.encoded else patches
+    return together * (pixels + inside)
 
 
 def tower_saved_bytes(vision: Vision, job: Job) -> int:
@@ -365,11 +523,13 @@ def merger_bytes(vision: Vision, job: Job) -> tuple[int, int]:
     norm's input (a piece of the features is copied where there are several mergers), the normalised input or output,
     and the inner product before and after its activation, of which the backward pass has the gradients too.
     """
-    tensors, each = 4 if vision.mergers > 1 or vision.root_mean_square else 3, vision.hidden * job.products
+    tensors = 4 if vision.mergers > 1 or vision.root_mean_square else 3
+    tensor = job.forward_patches * vision.hidden * job.products
     if job.checkpointing and job.encoded:
-        return 0, job.forward_patches * (tensors + 2) * each if job.mergers_learn else 0
-    learn = job.mergers_learn or job.tower_learns
-    return vision.mergers * job.forward_patches * tensors * each if learn else 0, 0
+        return 0, (tensors + 2) * tensor if job.mergers_learn else 0
+    if job.mergers_learn or job.tower_learns:
+        return vision.mergers * tensors * tensor, 0
+    return 0, 0
 
 
 def remedies(shapes: Shapes, weights: ModelWeights, job: Job) -> Iterator[tuple[str, str, int]]:
@@ -377,25 +537,30 @@ def remedies(shapes: Shapes, weights: ModelWeights, job: Job) -> Iterator[tuple[
 
     Each of them lowers the peak further.
     """
-    peak, half = fullest(estimate(shapes, weights, job)).total, job.patches // 2
-    micro, tokens = job.micro_batches * job.prompts, max(1, job.tokens - half // shapes.vision.merged)
-    for flags, costs, changes in (
+    peak = fullest(estimate(shapes, weights, job)).total
+    prompts_per_step = job.micro_batches * job.prompts
+    half_patches = job.patches // 2
+    shorter = max(1, job.tokens - half_patches // shapes.vision.merged)  # tokens of a prompt with half of its frames
+    candidates: tuple[tuple[str, str, dict[str, Any]], ...] = (
         (
-            f"--per_device_train_batch_size 1 --gradient_accumulation_steps {micro}",
+            f"--per_device_train_batch_size 1 --gradient_accumulation_steps {prompts_per_step}",
             "nothing: the gradient is the same",
-            {"prompts": 1, "micro_batches": micro},
+            {"prompts": 1, "micro_batches": prompts_per_step},
         ),
         ("--gradient_checkpointing True", "about a fifth more time", {"checkpointing": True}),
         (f"--rollout_token_budget {job.budgeted}", "time, in sampling alone", {"token_budget": job.budgeted}),
         (
-            f"--max_prompt_length {tokens} --fit_frames True",
+            f"--max_prompt_length {shorter} --fit_frames True",
             "half of the frames of the longest prompts",
-            {"patches": half, "tokens": tokens},
+            {"patches": half_patches, "tokens": shorter},
         ),
-    ):
-        changed = replace(job, **changes)  # type: ignore[arg-type]
-        if (lower := fullest(estimate(shapes, weights, changed)).total) < peak:
-            job, peak = changed, lower
+    )
+    for flags, costs, changes in candidates:
+        changed = replace(job, **changes)
+        peak_then = fullest(estimate(shapes, weights, changed)).total
+        if peak_then < peak:
+            job = changed
+            peak = peak_then
             yield flags, costs, peak
 
 

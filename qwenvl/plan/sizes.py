@@ -160,13 +160,22 @@ class Shapes:
     @classmethod
     def of(cls, config: Any) -> Shapes:
         """From a configuration of transformers, of any family of ``qwenvl.model.families``."""
-        family, text = config.model_type, config.get_text_config()
-        experts, linear = getattr(text, "num_experts", 0) or 0, None
+        family = config.model_type
+        text = config.get_text_config()
+        kinds = tuple(getattr(text, "layer_types", None) or ())
+        experts = getattr(text, "num_experts", 0) or 0
         shared = getattr(text, "shared_expert_intermediate_size", 0) if family.startswith("qwen3_5") else 0
-        if "linear_attention" in (kinds := tuple(getattr(text, "layer_types", None) or ())):
-            heads, width = text.linear_num_value_heads, text.linear_value_head_dim
-            channels = 2 * text.linear_num_key_heads * text.linear_key_head_dim + heads * width
-            linear = LinearAttention(heads, text.linear_key_head_dim, width, channels, text.linear_conv_kernel_dim)
+        linear = None
+        if "linear_attention" in kinds:
+            queries_and_keys = 2 * text.linear_num_key_heads * text.linear_key_head_dim
+            values = text.linear_num_value_heads * text.linear_value_head_dim
+            linear = LinearAttention(
+                heads=text.linear_num_value_heads,
+                key_width=text.linear_key_head_dim,
+                value_width=text.linear_value_head_dim,
+                channels=queries_and_keys + values,
+                kernel=text.linear_conv_kernel_dim,
+            )
         language = Text(
             layers=kinds or ("full_attention",) * text.num_hidden_layers,
             hidden=text.hidden_size,
@@ -187,12 +196,16 @@ class Shapes:
 
 
 def _vision(config: Any, family: str) -> Vision:
-    first = family == "qwen2_vl"  # its embed_dim is the width of the tower, its hidden_size that of the output
-    hidden = config.embed_dim if first else config.hidden_size
+    if family == "qwen2_vl":  # its embed_dim is the width of the tower, its hidden_size that of the output
+        hidden = config.embed_dim
+        intermediate = int(hidden * config.mlp_ratio)
+    else:
+        hidden = config.hidden_size
+        intermediate = config.intermediate_size
     return Vision(
         blocks=config.depth,
         hidden=hidden,
-        intermediate=int(hidden * config.mlp_ratio) if first else config.intermediate_size,
+        intermediate=intermediate,
         saved_products={"qwen2_vl": 3, "qwen2_5_vl": 4}.get(family, 2),
         root_mean_square=family == "qwen2_5_vl",
         patch_values=getattr(config, "in_channels", 3) * config.temporal_patch_size * config.patch_size**2,
@@ -219,13 +232,30 @@ class ModelWeights:
         Args:
             layers: of the language model.
         """
-        rows = [(name, shape, prod(shape), width, learns) for name, shape, width, learns in parameters]
-        learn = [(name, shape, size, width) for name, shape, size, width, learns in rows if learns]
+        held = 0.0
+        trained = 0
+        trained_held = 0.0
+        in_layers = 0
+        head = 0
+        rounded = 0
+        for name, shape, width, learns in parameters:
+            size = prod(shape)
+            held += size * width
+            if not learns:
+                continue
+            trained += size
+            trained_held += size * width
+            if "language_model.layers." in name:
+                in_layers += size
+            if re.search("embed_tokens|lm_head.weight$", name):
+                head = max(head, size)  # where they are not tied there are two, of one size
+            if len(shape) > 1 and width == 4:
+                rounded += size
         return cls(
-            held=round(sum(size * width for _, _, size, width, _ in rows)),
-            trained=sum(size for _, _, size, _ in learn),
-            trained_held=round(sum(size * width for *_, size, width in learn)),
-            layer=sum(size for name, _, size, _ in learn if "language_model.layers." in name) // max(1, layers),
-            head=max((n for name, _, n, _ in learn if re.search("embed_tokens|lm_head.weight$", name)), default=0),
-            rounded=sum(size for _, shape, size, width in learn if len(shape) > 1 and width == 4),
+            held=round(held),
+            trained=trained,
+            trained_held=round(trained_held),
+            layer=in_layers // max(1, layers),
+            head=head,
+            rounded=rounded,
         )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
 import math
-import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from qwenvl.failure import text_of
 from qwenvl.own_code import ends_forks, raised_at
+from qwenvl.rewards.calls import AsyncCalls, Settings
 from qwenvl.rewards.function import Completion, RewardError, RewardFunction, Unfinished, arguments, columns_named
 from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
@@ -46,12 +46,15 @@ class _Given:
     Attributes:
         texts: N completions.
         columns: lists of N values.
+        trainer_state: a copy of the run's.
+        settings: of the process before the first call, restored after each.
         logged: the values of each metric that a function has logged.
     """
 
     texts: list[Completion]
     columns: Mapping[str, list[Any]]
     trainer_state: Any
+    settings: Settings
     logged: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -111,7 +114,7 @@ class Rubric:
         if not all(math.isfinite(weight) for weight in self.weights):
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
         self._on_error = on_error
-        self._loop: asyncio.AbstractEventLoop | None = None  # of async functions
+        self._async_calls: AsyncCalls | None = None  # None: no async function has been called yet
         self._skipped = Counter({name: 0 for name in self.names if on_error == "skip"})
         self._recent_failures: dict[str, deque[bool]] = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}
 
@@ -128,7 +131,7 @@ class Rubric:
             completions: N texts.
             columns: lists of N values, from ``reward_columns``. Column ``reward``, where a record has it, names the
                 functions that score the row.
-            trainer_state: an argument of functions that name it.
+            trainer_state: an argument of functions that name it. Each call gets a copy.
 
         Raises:
             RewardError: naming the function, the record and the completion. See the class.
@@ -190,9 +193,9 @@ class Rubric:
 
     def close(self) -> None:
         """Stop the event loop, and close the functions that have processes."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop = None
+        if self._async_calls is not None:
+            self._async_calls.close()
+            self._async_calls = None
         for function in self.functions:
             if close := getattr(function.call, "close", None):
                 close()
@@ -209,7 +212,12 @@ class Rubric:
             if len(values) != n:
                 raise RewardError(f"column {name!r} has {len(values)} values for {n} completions")
         routes = columns.get("reward", [None] * n)
-        given = _Given([Completion(text) for text in completions], columns, trainer_state)
+        given = _Given(
+            texts=[Completion(text) for text in completions],
+            columns=columns,
+            trainer_state=_copied_state(trainer_state, with_rows=True),
+            settings=Settings.now(),
+        )
         # All calls are started before the first is waited for: async functions run side by side.
         calls = []
         for function in self.functions:
@@ -239,12 +247,16 @@ class Rubric:
         def log(name: str, value: Any) -> None:
             given.logged[f"reward/{function.name}/{name}"].append(float(value))
 
-        shared = {"trainer_state": given.trainer_state, "log_metric": log}
+        shared = {"trainer_state": _copied_state(given.trainer_state, with_rows=False), "log_metric": log}
         own_columns = {name: [values[row] for row in rows] for name, values in given.columns.items()}
         positional, keywords = arguments(function, [given.texts[row] for row in rows], own_columns | shared)
         keywords = {name: each if name in shared else own(each) for name, each in keywords.items()}
         bound = partial(function.call, *own(positional), **keywords, **function.arguments)
-        return _Call(function, rows, self._started(bound) if function.is_async else bound)
+        if not function.is_async:
+            return _Call(function, rows, result=bound)
+        if self._async_calls is None:
+            self._async_calls = AsyncCalls()
+        return _Call(function, rows, result=self._async_calls.start(function.name, bound))
 
     def _values_of(self, call: _Call, given: _Given) -> list[Any]:
         """The values of a call, one for each of its rows.
@@ -256,10 +268,12 @@ class Rubric:
             with ends_forks():
                 values = call.result()
             return _one_per_row(call.function.name, len(call.rows), values)
-        except RewardError:
+        except (RewardError, KeyboardInterrupt):  # in this thread the latter is Ctrl-C
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             failure = error  # further calls are outside of the handler: the traceback shows one error, not two
+        finally:
+            given.settings.restore()
         if len(call.rows) == 1:
             return [failure]
         calls = [self._start(call.function, [row], given) for row in call.rows]
@@ -268,13 +282,6 @@ class Rubric:
             return alone
         # A function that fails on no single row fails on several together: all of them are affected.
         return [failure] * len(call.rows)
-
-    def _started(self, bound: Callable[[], Any]) -> Callable[[], Any]:
-        """Start an async call. Returns the function that waits for its values."""
-        if self._loop is None:  # one for all calls: clients and semaphores belong to the loop that first used them
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="async-rewards", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(_awaited(bound), self._loop).result
 
     def _leave_out(self, name: str, place: str, value: Any) -> None:
         """Count a row without a value, or stop, and with ``skip`` stop after too many failures."""
@@ -303,9 +310,9 @@ def _as_number(value: Any) -> tuple[float | None, str | None]:
     if value is None:
         return None, None
     if isinstance(value, Unfinished):
-        return None, str(value)
+        return None, text_of(value)
     if isinstance(value, BaseException):
-        return None, f"{type(value).__name__}: {value}{raised_at(value)}"
+        return None, f"{type(value).__name__}: {text_of(value)}{raised_at(value)}"
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except Exception:  # other objects, arrays of several numbers, integers beyond all floats
@@ -328,14 +335,6 @@ def _one_per_row(name: str, rows: int, values: Any) -> list[Any]:
     )
 
 
-async def _awaited(begin: Callable[[], Any]) -> Any:
-    try:
-        with ends_forks():  # one that left here would wait for the tasks of an event loop that it does not run
-            return await begin()
-    except SystemExit as error:  # it would end the event loop
-        raise RuntimeError(f"it called sys.exit({error.code!r})") from error
-
-
 def own(value: Any) -> Any:
     """A copy of lists, dicts and all that they hold. Numbers, texts and None stay as they are."""
     if type(value) in _PLAIN or isinstance(value, str):
@@ -345,6 +344,24 @@ def own(value: Any) -> Any:
     if type(value) is dict:
         return {name: own(each) for name, each in value.items()}
     return copy.deepcopy(value)
+
+
+def _copied_state(state: Any, *, with_rows: bool) -> Any:
+    """A copy of the Trainer's state, so that no function changes the run's.
+
+    Args:
+        with_rows: copy the rows of its history too, and not only their list. A long run has thousands of them.
+    """
+    if state is None:
+        return None
+    copied = copy.copy(state)
+    for name, value in vars(state).items():
+        if name == "log_history":
+            rows = value or []
+            setattr(copied, name, [row.copy() for row in rows] if with_rows else list(rows))
+        elif isinstance(value, (list, dict)):
+            setattr(copied, name, own(value))
+    return copied
 
 
 # ---- the records: their fields, and which functions score them

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, compress, pairwise
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -41,9 +41,11 @@ class Drawing:
 
     def begin(self, rows: Sequence[int], prompts: int, most: int) -> None:
         """The prompts ``rows`` of ``prompts`` are sampled now, up to ``most`` tokens."""
-        which = f"prompts {rows[0] + 1} to {rows[-1] + 1}" if len(rows) > 1 else f"prompt {rows[0] + 1}"
-        self.tokens, self.most, self.of = 0, most, f", {which} of {prompts}" if len(rows) < prompts else ""
+        self.tokens = 0
+        self.most = most
         self.first = rows[0]
+        which = f"prompts {rows[0] + 1} to {rows[-1] + 1}" if len(rows) > 1 else f"prompt {rows[0] + 1}"
+        self.of = f", {which} of {prompts}" if len(rows) < prompts else ""
 
     def token(self) -> None:
         """Each unfinished completion has one token more."""
@@ -52,7 +54,9 @@ class Drawing:
 
     def watched(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """R bool, True for those of the completions ``rows`` that ``watch`` ends at these tokens."""
-        ended = self.watch(rows.tolist(), tokens.tolist()) if self.watch is not None else [False] * len(rows)
+        ended = [False] * len(rows)
+        if self.watch is not None:
+            ended = self.watch(rows.tolist(), tokens.tolist())
         return torch.tensor(ended, dtype=torch.bool, device=rows.device)
 
     def end(self) -> None:
@@ -60,13 +64,15 @@ class Drawing:
         self.tokens = self.most = 0
 
     def words(self) -> str:
-        """For people. Empty while nothing is sampled.
+        """The progress in words, for people. Empty while nothing is sampled.
 
         Example:
             >>> Drawing(tokens=12, most=256, of=", prompts 1 to 2 of 8").words()
             'token 12 of at most 256, prompts 1 to 2 of 8'
         """
-        return f"token {self.tokens} of at most {self.most:,}{self.of}" if self.most else ""
+        if not self.most:
+            return ""
+        return f"token {self.tokens} of at most {self.most:,}{self.of}"
 
 
 @dataclass(frozen=True)
@@ -94,8 +100,8 @@ class SamplingRequest:
 
     def joined(self) -> PromptInputs | None:
         """The prompts of all micro-batches. None: there are none, as all samples were bad."""
-        some = [each for each in self.prompts if len(each)]
-        return PromptInputs.join(some) if some else None
+        with_prompts = [each for each in self.prompts if len(each)]
+        return PromptInputs.join(with_prompts) if with_prompts else None
 
 
 class RolloutEngine(Protocol):
@@ -155,13 +161,16 @@ def on_device(rollout: RolloutBatch, device: torch.device | str) -> RolloutBatch
     """The same completions with every tensor on ``device``."""
     moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in _tensors(rollout).items()}
     if rollout.whole is not None:
-        moved["whole"] = replace(rollout.whole, **{k: x.to(device) for k, x in _tensors(rollout.whole).items()})
+        of_whole = {name: tensor.to(device) for name, tensor in _tensors(rollout.whole).items()}
+        moved["whole"] = replace(rollout.whole, **of_whole)
     return replace(rollout, **moved)
 
 
 def end_token(ids: Sequence[int], end_ids: Collection[int], tokenizer: Any) -> str:
     """The token that ended a completion, as text. Empty where it was cut, or ended by a stop string."""
-    return tokenizer.convert_ids_to_tokens(ids[-1]) if ids and ids[-1] in end_ids else ""
+    if not ids or ids[-1] not in end_ids:
+        return ""
+    return tokenizer.convert_ids_to_tokens(ids[-1])
 
 
 def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutBatch]:
@@ -175,8 +184,9 @@ def select_rows(rollout: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
     rows = list(rows)
     width = rollout.width(rows)
     own: dict[str, Any] = {name: tensor[rows, :width] for name, tensor in _tensors(rollout).items()}
-    for name in ("texts", "finish_reasons", "ended_by", "turns"):
-        own[name] = None if (values := getattr(rollout, name)) is None else [values[row] for row in rows]
+    for name in _LISTS:
+        values = getattr(rollout, name)
+        own[name] = None if values is None else [values[row] for row in rows]
     if rollout.whole is not None:
         own["whole"] = rollout.whole.select(rows)
     return replace(rollout, **own)
@@ -185,21 +195,32 @@ def select_rows(rollout: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
 def join_rollouts(parts: Sequence[RolloutBatch], pad_id: int = 0) -> RolloutBatch:
     """All completions of ``parts``, in order, right-padded to the longest, in new tensors."""
     width = max(part.completion_ids.shape[1] for part in parts)
-    own: dict[str, Any] = {"boots": frozenset().union(*(part.boots for part in parts))}
-    for name in ("completion_ids", *(name for name in _tensors(parts[0]) if name != "completion_ids")):
+    own: dict[str, Any] = {}
+    for name in _tensors(parts[0]):  # each N x T, with a T of its own
         fill = pad_id if name == "completion_ids" else 0
-        rows = [getattr(part, name) for part in parts]
-        own[name] = torch.cat([nn.functional.pad(each, (0, width - each.shape[1]), value=fill) for each in rows])
-    for name in ("texts", "finish_reasons", "ended_by", "turns"):
+        padded = []
+        for part in parts:
+            rows = getattr(part, name)
+            padded.append(nn.functional.pad(rows, (0, width - rows.shape[1]), value=fill))
+        own[name] = torch.cat(padded)
+    for name in _LISTS:
         lists = [getattr(part, name) for part in parts]
-        own[name] = None if lists[0] is None else [value for values in lists for value in values]
+        own[name] = None if lists[0] is None else list(chain.from_iterable(lists))
+    boots: frozenset[str] = frozenset()
+    for part in parts:
+        boots |= part.boots
+    own["boots"] = boots
     if parts[0].whole is not None:
         own["whole"] = PromptInputs.join([part.whole for part in parts], left=False)
     return RolloutBatch(**own)
 
 
+_LISTS = ("texts", "finish_reasons", "ended_by", "turns")
+"""The fields of ``RolloutBatch`` with one value for each completion, or None."""
+
+
 def _tensors(rows: RolloutBatch | PromptInputs) -> dict[str, Tensor]:
-    """Those that there are. Of completions they are N x T."""
+    """The fields that hold a tensor, by name. Of completions they are N x T."""
     return {name: value for name, value in vars(rows).items() if isinstance(value, Tensor)}
 
 
@@ -214,23 +235,28 @@ def within_budget(
     A group is padded: each of its members costs what its dearest one does.
 
     Args:
-        budget: None for no limit.
-        cost: of a member of an item.
-        members: that an item has.
+        budget: None: no limit.
+        cost: what each member of an item costs.
+        members: how many members an item has.
 
     Example:
         >>> list(within_budget([5, 4, 3, 20, 1], 10, cost=lambda item: item))
         [[5, 4], [3], [20], [1]]
     """
     group: list[Some] = []
-    dearest = size = 0
+    dearest = 0
+    size = 0  # members of the group
     for item in items:
-        price, more = cost(item), members(item)
+        price = cost(item)
+        more = members(item)
         if group and budget is not None and max(dearest, price) * (size + more) > budget:
             yield group
-            group, dearest, size = [], 0, 0
+            group = []
+            dearest = 0
+            size = 0
         group.append(item)
-        dearest, size = max(dearest, price), size + more
+        dearest = max(dearest, price)
+        size += more
     if group:
         yield group
 
@@ -249,7 +275,7 @@ def completion_mask(is_end: Tensor) -> Tensor:
 def real_tokens(completion_ids: Tensor, completion_mask: Tensor) -> list[list[int]]:
     """The tokens of each of N completions (N x T) that the mask has, copied to the host at once."""
     rows = zip(completion_ids.tolist(), completion_mask.tolist(), strict=True)
-    return [[token for token, sampled in zip(*row, strict=True) if sampled] for row in rows]
+    return [list(compress(ids, sampled)) for ids, sampled in rows]
 
 
 @contextmanager
@@ -271,4 +297,5 @@ def lost_together(engine: RolloutEngine) -> Iterator[None]:
         lost = error
     errors = [each for each in gather_object([lost]) if each is not None]
     if errors:
+        # False sorts before True: an error of another kind comes before that of lost weights.
         raise min(errors, key=lambda each: isinstance(each, WeightsLostError)) from lost

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from qwenvl.console import say
 from qwenvl.files import cache_root
 from qwenvl.rollout.engine import EngineLostError, WeightsLostError
 from qwenvl.rollout.options import host_and_port
@@ -40,7 +41,8 @@ HEALTH_SECONDS = 10.0
 MARGIN_SECONDS = 10.0  # that an answer may be late: the server keeps the deadline itself
 SLEEP_SECONDS = 120.0
 TRIES = 4  # times that prompts may be lost before the engine is
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 10.0
+FIRST_PAUSE_SECONDS = 0.25  # between two looks for a server; each next one is twice as long
+LONGEST_PAUSE_SECONDS = 10.0
 
 
 class ServerLostError(Exception):
@@ -73,7 +75,8 @@ class Server:
         return host_and_port(self.address)[0] in ("127.0.0.1", "localhost", "::1")
 
     def health(self) -> Health:
-        """
+        """What the server says of itself.
+
         Raises:
             ServerLostError: it is not there, or about to end.
             ServerRefusedError: the program that answers is no server of ours, or one of another version.
@@ -135,7 +138,8 @@ class Servers:
 
     def __init__(self, servers: Sequence[Server], *, patience: float, first: int = 0):
         self.servers = list(servers)
-        self._patience, self._first = patience, first
+        self._patience = patience
+        self._first = first
 
     def ready(self, version: int, give: GivesWeights | None) -> list[Server]:
         """The servers that have this version of the weights, once there is one. Lost servers are tried again.
@@ -148,18 +152,25 @@ class Servers:
             WeightsLostError: without ``give``, at once: a server was started again.
             ServerRefusedError: one can't be used.
         """
-        until, pause = time.monotonic() + self._patience, FIRST_PAUSE_SECONDS
+        until = time.monotonic() + self._patience
+        pause = FIRST_PAUSE_SECONDS
         while True:
+            there: list[tuple[Server, Health]] = []
+            lost: list[ServerLostError] = []
             outcomes = in_parallel(lambda server: server.health(), self.servers)
-            lost = [each for each in outcomes if isinstance(each, ServerLostError)]
-            there = [pair for pair in zip(self.servers, outcomes, strict=True) if isinstance(pair[1], Health)]
+            for server, outcome in zip(self.servers, outcomes, strict=True):
+                if isinstance(outcome, ServerLostError):
+                    lost.append(outcome)
+                else:
+                    there.append((server, outcome))
             stale = [(server, health) for server, health in there if health.version != version]
             if stale:
                 if give is None:
                     addresses = ", ".join(server.address for server, _ in stale)
                     raise WeightsLostError(f"{addresses}: started again, and without the weights of this request")
                 lost += give(stale)
-            if able := [server for server, _ in there if server.version == version]:
+            able = [server for server, _ in there if server.version == version]
+            if able:
                 return able
             reasons = "; ".join(map(str, lost))
             if time.monotonic() + pause > until:
@@ -190,24 +201,34 @@ class Servers:
 
         def answered(work: tuple[Server, Sequence[int]]) -> SampleAnswer:
             server, share = work
-            return server.sample(replace(request, prompts=[request.prompts[number] for number in share]))
+            prompts = [request.prompts[number] for number in share]
+            return server.sample(replace(request, prompts=prompts))
 
         answers: list[tuple[Sequence[int], SampleAnswer]] = []
-        left, reasons = list(range(len(request.prompts))), ""
+        left = list(range(len(request.prompts)))  # numbers of the prompts without an answer
+        reasons = ""
         for _ in range(TRIES):
             if reasons:
                 logger.warning(f"{len(left)} prompts were not answered and are sent again: {reasons}")
             able = self.ready(request.version, give)
             first = self._first % len(able)
-            shares = [(each, left[(n - first) % len(able) :: len(able)]) for n, each in enumerate(able)]
-            shares = [(server, share) for server, share in shares if share]
+            shares = []
+            for n, server in enumerate(able):
+                # Dealt in turn, beginning with the server ``first``.
+                share = left[(n - first) % len(able) :: len(able)]
+                if share:
+                    shares.append((server, share))
             outcomes = in_parallel(answered, shares)
-            sent = zip(shares, outcomes, strict=True)
-            answers += [(share, found) for (_, share), found in sent if isinstance(found, SampleAnswer)]
-            left = sorted(set(left) - {number for share, _ in answers for number in share})
+            lost = []
+            for (_, share), outcome in zip(shares, outcomes, strict=True):
+                if isinstance(outcome, ServerLostError):
+                    lost.append(str(outcome))
+                else:
+                    answers.append((share, outcome))
+                    left = [number for number in left if number not in share]
             if not left:
                 return answers
-            reasons = "; ".join(str(each) for each in outcomes if isinstance(each, ServerLostError))
+            reasons = "; ".join(lost)
         raise EngineLostError(f"{len(left)} prompts were sent {TRIES} times and not answered: {reasons}")
 
 
@@ -221,7 +242,7 @@ def in_parallel(work: Callable, items: Sequence) -> list:
             return error
 
     with ThreadPoolExecutor(len(items)) as pool:
-        return [*pool.map(outcome, items)]
+        return list(pool.map(outcome, items))
 
 
 ENVIRONMENT = "QWENVL_VLLM_ENV"
@@ -264,6 +285,8 @@ class ColocatedServer(Server):
     def _start(self) -> None:
         ready, log = (Path(self._folder.name) / name for name in ("ready", "log"))
         ready.unlink(missing_ok=True)
+        began = time.monotonic()
+        say(f"starting vLLM, which takes up to some minutes; what it prints is in {log}")
         with open(log, "ab") as written:
             process = subprocess.Popen(
                 [*self._command, "--ready_file", str(ready)],
@@ -286,6 +309,7 @@ class ColocatedServer(Server):
                 )
             time.sleep(0.1)
         self.address = ready.read_text(encoding="utf-8").strip().removeprefix("http://")
+        say(f"vLLM has started after {time.monotonic() - began:.0f} s")
 
 
 def server_command() -> list[str]:

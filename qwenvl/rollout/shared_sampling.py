@@ -67,22 +67,29 @@ class SharedSampler:
 
     def __post_init__(self) -> None:
         install_sharing(self.model)
-        ids, params = self.prompts.input_ids, self.params
+        device = self.prompts.input_ids.device
         if self.cuda_graph is None:
             sharded = is_partitioned(self.model) or sharded_modules(self.model)
             # Some ways to run experts wait for the GPU.
             experts = getattr(self.model.config.get_text_config(), "num_experts", 0)
-            self.cuda_graph = ids.is_cuda and not sharded and not experts
-        self.next_token = NextToken(params, self.suppress, ids.device)
-        self._ends = torch.tensor(self.end_ids, device=ids.device)
+            self.cuda_graph = device.type == "cuda" and not sharded and not experts
+        self.next_token = NextToken(self.params, self.suppress, device)
+        self._ends = torch.tensor(self.end_ids, device=device)
+        # What the cache has of completions whose turn has ended, by their numbers.
         self._parked: dict[int, Parked] | None = {} if self.resumable else None
-        lengths, fixed = tuple(self.prompts.attention_mask.sum(1).tolist()), self.compiled or self.cuda_graph
-        size, most = self.group_size, params.max_new_tokens
-        drafted = 0 if self.drafter is None else self.drafter.lengths.most
-        self._cache = PrefixCache(lengths, size, most, ids.device, fixed, self.resumable, drafted)
+        self._cache = PrefixCache(
+            prompt_lengths=tuple(self.prompts.attention_mask.sum(1).tolist()),
+            group_size=self.group_size,
+            capacity=self.params.max_new_tokens,
+            device=device,
+            fixed_sizes=self.compiled or self.cuda_graph,
+            resumable=self.resumable,
+            drafted=0 if self.drafter is None else self.drafter.lengths.most,
+        )
         self._drafts: list[CompletionDrafts] = []
         if self.drafter is not None:
-            self._drafts = self.drafter.of_prompts(tokens_of(self.prompts), size, frozenset(self.suppress))
+            prompts = tokens_of(self.prompts)
+            self._drafts = self.drafter.of_prompts(prompts, self.group_size, frozenset(self.suppress))
 
     def first(self) -> tuple[Tensor, Likelihood]:
         """Samples completions, or their first turns.
@@ -91,12 +98,13 @@ class SharedSampler:
             Ids N x T, and the likelihood of each token under softmax(logits / temperature), before truncation, 0.0 at
             padding. At temperature 0 it is that of temperature 1.
         """
-        prompts, size = self.prompts, self.group_size
-        starts = first_positions(prompts.position_ids, size)
+        starts = first_positions(self.prompts.position_ids, self.group_size)
+        rows = list(range(len(starts)))
         with _without_gradient(starts.device):
-            logits = _prefill(self.model, prompts, self._cache).repeat_interleave(size, dim=0)
+            of_prompts = _prefill(self.model, self.prompts, self._cache)
+            logits = of_prompts.repeat_interleave(self.group_size, dim=0)  # N x V
             decode = self._decode if self.drafter is None else self._decode_drafted
-            return decode(self._cache, [*range(len(starts))], logits, starts, self.params.max_new_tokens)
+            return decode(self._cache, rows, logits, starts, self.params.max_new_tokens)
 
     def resume(self, rows: Sequence[int], fresh: PromptInputs, most: int) -> tuple[Tensor, Likelihood]:
         """Samples one more turn of some completions whose turn has ended. Nothing before it is computed again.
@@ -136,7 +144,8 @@ class SharedSampler:
             logits: of their first tokens, R x V.
             starts: R, the positions of these.
         """
-        params, device = self.params, logits.device
+        params = self.params
+        device = logits.device
         # Only a repetition penalty needs the prompt's tokens, beside those of each completion, as ``generate`` does.
         start = self.prompts.input_ids.shape[1] if params.repetition_penalty != 1.0 else 0
         ids = torch.full((len(rows), start + most), self.pad_id, device=device)
@@ -159,12 +168,13 @@ class SharedSampler:
             if self.drawing.watch is not None:
                 done = done | self.drawing.watched(going + self.drawing.first * self.group_size, tokens)
             ended = int(done.sum())  # a GPU is waited for here, so it is asked once
-            if ended and self._parked is not None:
-                self._parked |= {rows[n]: own for n, own in zip(going[done].tolist(), decoder.park(done), strict=True)}
+            if ended:
+                self._park([rows[n] for n in going[done].tolist()], decoder, done)
             if t + 1 == most or ended == len(done):
                 break
             if ended:
-                going, tokens = going[~done], tokens[~done]
+                going = going[~done]
+                tokens = tokens[~done]
                 decoder.keep(~done)
             logits = decoder.step(tokens, (starts[going] + t).expand(3, -1))
         found = Likelihood(logprobs[:, : t + 1], None if entropies is None else entropies[:, : t + 1])
@@ -189,19 +199,22 @@ class SharedSampler:
             draft.append(token)
         while True:
             ended = int(done.sum())
-            if ended and self._parked is not None:
-                self._parked |= {rows[n]: own for n, own in zip(going[done].tolist(), decoder.park(done), strict=True)}
+            if ended:
+                self._park([rows[n] for n in going[done].tolist()], decoder, done)
             if ended == len(done):
                 break
             if ended:
-                going, newest = going[~done], newest[~done]
+                going = going[~done]
+                newest = newest[~done]
                 decoder.keep(~done)
-            numbers, lengths = going.tolist(), turn.lengths[going].tolist()
-            # The token behind a whole draft is drawn too.
-            made = [drafts[n].propose(most - length - 1) for n, length in zip(numbers, lengths, strict=True)]
+            made = []
+            for n, length in zip(going.tolist(), turn.lengths[going].tolist(), strict=True):
+                # The token behind a whole draft is drawn too.
+                made.append(drafts[n].propose(most - length - 1))
             longest = max(len(draft.tokens) for draft in made)
             width = 1 + (self.drafter.lengths.most if cache.fixed_sizes else longest)
             padded = [draft.tokens + [0] * (width - 1 - len(draft.tokens)) for draft in made]
+            # The drafted tokens, R x (W - 1), also where W is 1.
             guesses = torch.tensor(padded, dtype=torch.long, device=device).view(len(made), width - 1)
             sizes = torch.tensor([len(draft.tokens) for draft in made], device=device)
             # The newest token of a completion of t tokens is at the position start + t - 1.
@@ -212,19 +225,28 @@ class SharedSampler:
             right = torch.arange(len(going), device=device)  # the completions whose draft was right so far
             for place in range(longest + 1):
                 tokens, ends = turn.draw(going[right], logits[right, place].float())
-                newest[right], done[right] = tokens, ends
+                newest[right] = tokens
+                done[right] = ends
                 fresh[right] += 1
                 for n, token in zip(going[right].tolist(), tokens.tolist(), strict=True):
                     drafts[n].append(token)
                 if place == longest:
                     break
-                right = right[(place < sizes[right]) & (tokens == guesses[right, place]) & ~ends]
+                has_guess = place < sizes[right]
+                guessed = tokens == guesses[right, place]
+                right = right[has_guess & guessed & ~ends]
                 if not len(right):
                     break
             decoder.accept(fresh)
             for draft, drawn, last in zip(made, fresh.tolist(), newest.tolist(), strict=True):
                 self.drafter.verified(draft, drawn, last)
         return turn.result()
+
+    def _park(self, rows: Sequence[int], decoder: DecodeStep, done: Tensor) -> None:
+        """Keeps what the cache has of the completions ``rows``, which ``done`` marks, for ``resume``."""
+        if self._parked is not None:
+            for row, own in zip(rows, decoder.park(done), strict=True):
+                self._parked[row] = own
 
     def ends(self, tokens: Tensor) -> Tensor:
         """True for tokens that end a completion."""
@@ -239,9 +261,8 @@ class _DraftedTurn:
     """
 
     def __init__(self, sampler: SharedSampler, rows: Sequence[int], most: int, device: torch.device):
-        self._sampler, self._rows, self._most = sampler, rows, most
-        prompts, size = sampler.prompts, sampler.group_size
-        own = torch.tensor([row // size for row in rows], device=device)
+        self._sampler = sampler
+        self._most = most
         self._ids = torch.full((len(rows), most), sampler.pad_id, device=device)
         self._logprobs = torch.zeros(len(rows), most, device=device)
         self._entropies = torch.zeros_like(self._logprobs) if sampler.params.entropies else None
@@ -250,7 +271,8 @@ class _DraftedTurn:
         # once.
         self._seen = torch.zeros(len(rows), 0, dtype=torch.long, device=device)
         if sampler.params.repetition_penalty != 1.0:
-            of_prompts = prompts.input_ids[own]
+            own_prompt = torch.tensor([row // sampler.group_size for row in rows], device=device)
+            of_prompts = sampler.prompts.input_ids[own_prompt]
             self._seen = torch.cat([of_prompts, of_prompts[:, :1].expand(-1, most)], dim=1)
 
     def draw(self, rows: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,7 +290,8 @@ class _DraftedTurn:
         places = self.lengths[rows]
         self._ids[rows, places] = tokens
         if self._seen.shape[1]:
-            self._seen[rows, self._seen.shape[1] - self._most + places] = tokens
+            behind_prompt = self._seen.shape[1] - self._most
+            self._seen[rows, behind_prompt + places] = tokens
         self._logprobs[rows, places] = likelihood.logprobs
         if self._entropies is not None and likelihood.entropies is not None:
             self._entropies[rows, places] = likelihood.entropies
@@ -293,6 +316,7 @@ class _DraftedTurn:
         """The tokens of some completions, filled up on the left."""
         lengths = self.lengths[rows]
         width = int(lengths.max())
+        # Of each column the place in its completion. Negative: it begins later.
         places = torch.arange(width, device=rows.device) + (lengths - width)[:, None]
         tokens = self._ids[rows].gather(1, places.clamp(min=0))
         return tokens.masked_fill(places < 0, self._sampler.no_token)
@@ -317,9 +341,10 @@ def _without_gradient(device: torch.device) -> AbstractContextManager[None]:
 
 def _prefill(model: nn.Module, prompts: PromptInputs, cache: PrefixCache) -> Tensor:
     """P x V logits of the first completion tokens, from all prompts in one row."""
-    none = torch.zeros(len(prompts), 1, dtype=torch.bool, device=prompts.input_ids.device)
-    row = pack(prompts, none.long(), none)
-    row |= {"logits_to_keep": cache.prompts.offsets[1:].long() - 1, "shared_prefix": cache}
+    no_completions = torch.zeros(len(prompts), 1, dtype=torch.bool, device=prompts.input_ids.device)
+    row = pack(prompts, no_completions.long(), no_completions)
+    row["logits_to_keep"] = cache.prompts.offsets[1:].long() - 1  # the last token of each prompt
+    row["shared_prefix"] = cache
     return model(**row, use_cache=False, **prompts.vision()).logits[0].float()
 
 
@@ -335,7 +360,10 @@ class DecodeStep:
     """
 
     def __init__(self, model: nn.Module, cache: PrefixCache, compiled: bool, cuda_graph: bool):
-        self._model, self._cache, self._compiled, self._cuda_graph = model, cache, compiled, cuda_graph
+        self._model = model
+        self._cache = cache
+        self._compiled = compiled
+        self._cuda_graph = cuda_graph
         self._run: Callable[..., Tensor] = GraphedForward(self._forward) if cuda_graph else self._forward
         self._slots = cache.filled  # of each completion
 
@@ -366,6 +394,7 @@ class DecodeStep:
         self._cache.accept(self._slots, counts)
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """The logits of all slots, PG x W x V."""
         with _compiled_layers(self._model, self._cache) if self._compiled else nullcontext():
             return self._model(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=self._cache).logits
 
@@ -377,7 +406,8 @@ class DecodeStep:
         """Continues with the completions where ``rows`` (R bool) is True."""
         self._slots = self._slots[rows]
         prompts, group_size = self._cache.slots
-        counts = (self._slots // group_size).unique_consecutive(return_counts=True)[1]  # of each unfinished prompt
+        own_prompt = self._slots // group_size
+        _, counts = own_prompt.unique_consecutive(return_counts=True)  # completions of each unfinished prompt
         width = int(counts.max())
         if self._compiled:
             width = max(width, 2)  # a size of 1 would be compiled separately
@@ -385,12 +415,17 @@ class DecodeStep:
         # Each size needs a capture of its own, which takes about as long as five tokens: the grid is halved at least.
         if smaller >= prompts * group_size or (self._cuda_graph and 2 * smaller > prompts * group_size):
             return
-        held = [slots.tolist() for slots in self._slots.split(counts.tolist())]
-        rest = torch.tensor([slots + slots[-1:] * (width - len(slots)) for slots in held], device=self._slots.device)
-        self._cache.select(rest)
+        # The slots that the smaller grid is made of, prompts x width. A prompt with fewer repeats its last one.
+        kept = []
+        for slots in self._slots.split(counts.tolist()):
+            own = slots.tolist()
+            kept.append(own + own[-1:] * (width - len(own)))
+        grid = torch.tensor(kept, device=self._slots.device)
+        self._cache.select(grid)
         self._run = GraphedForward(self._forward) if self._cuda_graph else self._forward
-        places = torch.arange(rest.numel(), device=rest.device).view(rest.shape)
-        self._slots = places[torch.arange(width, device=rest.device) < counts[:, None]]
+        places = torch.arange(grid.numel(), device=grid.device).view(grid.shape)
+        is_filled = torch.arange(width, device=grid.device) < counts[:, None]
+        self._slots = places[is_filled]
 
 
 class GraphedForward:

@@ -23,7 +23,7 @@ class GrowingCompletion:
 
     Attributes:
         pieces: its tokens, 1 x t each, with their positions and media. Every second piece was appended.
-        likelihoods: log-probs and entropies of each sampled turn, None where the engine has none.
+        logprobs, entropies: of the tokens of each sampled turn, None where the engine has none.
         reason: why its newest turn has ended.
         ended_by: the token that ended that turn, empty where none did.
     """
@@ -31,7 +31,8 @@ class GrowingCompletion:
     def __init__(self, start: int):
         """``start`` is the position of its first token."""
         self.pieces: list[PromptInputs] = []
-        self.likelihoods: list[list[Tensor | None]] = []
+        self.logprobs: list[Tensor | None] = []
+        self.entropies: list[Tensor | None] = []
         self.reason: FinishReason = "length"
         self.ended_by = ""
         self._next = start
@@ -48,7 +49,8 @@ class GrowingCompletion:
         ids = turn.completion_ids[n][sampled]
         self.reason = "length" if len(ids) > most else turn.finish_reasons[n]
         self.ended_by = turn.ended_by[n] if turn.ended_by is not None and self.reason == "stop" else ""
-        self.likelihoods.append([x if x is None else x[n][sampled][:most] for x in (turn.logprobs, turn.entropies)])
+        self.logprobs.append(None if turn.logprobs is None else turn.logprobs[n][sampled][:most])
+        self.entropies.append(None if turn.entropies is None else turn.entropies[n][sampled][:most])
         self.add(PromptInputs.of_text(ids[None, :most]))
 
     @property
@@ -69,7 +71,11 @@ class GrowingCompletion:
 
     def sampled(self) -> Tensor:
         """t bool, False for tokens that were appended."""
-        return torch.cat([torch.full_like(x.input_ids[0], 1 - k % 2) for k, x in enumerate(self.pieces)]).bool()
+        of_pieces = []
+        for k, piece in enumerate(self.pieces):
+            was_sampled = k % 2 == 0
+            of_pieces.append(torch.full_like(piece.input_ids[0], was_sampled, dtype=torch.bool))
+        return torch.cat(of_pieces)
 
 
 Resume = Callable[[list[int], list[GrowingCompletion], int], RolloutBatch]
@@ -96,7 +102,9 @@ def sample_turns(
     size = len(first.texts) // len(prompts)
     completions = [GrowingCompletion(start) for start in first_positions(prompts.position_ids, size).tolist()]
     room = [params.max_new_tokens] * len(completions)
-    rows, turn, boots = [*range(len(completions))], first, first.boots
+    rows = list(range(len(completions)))
+    turn = first
+    boots = first.boots
     while rows:
         for n, row in enumerate(rows):
             completions[row].take(turn, n, room[row])
@@ -107,32 +115,47 @@ def sample_turns(
             completions[row].add(answer)
             completions[row].reason = "length"  # unless another turn ends
             completions[row].ended_by = ""
-        if rows := [row for row in answers if room[row] > 0]:
-            turn = resume(rows, [completions[row] for row in rows], max(room[row] for row in rows))
+        rows = [row for row in answers if room[row] > 0]
+        if rows:
+            most = max(room[row] for row in rows)
+            turn = resume(rows, [completions[row] for row in rows], most)
             boots |= turn.boots
     whole = PromptInputs.join([each.whole() for each in completions], left=False)
     mask = pad_sequence([each.sampled() for each in completions], batch_first=True)
-    logprobs, entropies = (
-        None if column[0] is None else spread_out(torch.cat(column), mask)
-        for column in zip(*(turn for each in completions for turn in each.likelihoods), strict=True)
-    )
-    texts = [tokenizer.batch_decode(each.turns, skip_special_tokens=True) for each in completions]
-    calls = [conversation.calls for conversation in conversations.each]  # a turn that was cut has none
+    texts = []
+    turns = []
+    for completion, conversation in zip(completions, conversations.each, strict=True):
+        of_turns = tokenizer.batch_decode(completion.turns, skip_special_tokens=True)
+        texts.append("".join(of_turns))
+        calls = chain(conversation.calls, repeat(()))  # a turn that was cut has none
+        turns.append(tuple(Turn(text, made) for text, made in zip(of_turns, calls, strict=False)))
     return RolloutBatch(
         completion_ids=whole.input_ids.masked_fill(~whole.attention_mask.bool(), tokenizer.pad_token_id),
         completion_mask=mask,
-        texts=["".join(each) for each in texts],
+        texts=texts,
         finish_reasons=[each.reason for each in completions],
         ended_by=[each.ended_by for each in completions],
-        logprobs=logprobs,
-        entropies=entropies,
+        logprobs=_in_rows([each.logprobs for each in completions], mask),
+        entropies=_in_rows([each.entropies for each in completions], mask),
         boots=boots,
         whole=whole,
-        turns=[
-            tuple(Turn(*turn) for turn in zip(own, chain(made, repeat(())), strict=False))
-            for own, made in zip(texts, calls, strict=True)
-        ],
+        turns=turns,
     )
+
+
+def _in_rows(of_completions: Sequence[Sequence[Tensor | None]], mask: Tensor) -> Tensor | None:
+    """The values of the sampled tokens of each turn of N completions, N x T. None: the engine has none.
+
+    Args:
+        mask: N x T bool, the tokens that were sampled.
+    """
+    values: list[Tensor] = []
+    for of_turns in of_completions:
+        for of_turn in of_turns:
+            if of_turn is None:
+                return None
+            values.append(of_turn)
+    return spread_out(torch.cat(values), mask)
 
 
 def behind_prompts(

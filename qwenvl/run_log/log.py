@@ -20,6 +20,7 @@ import json
 import math
 import os
 import platform
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -33,9 +34,19 @@ FORMAT = 1  # of ``evaluation.json``
 NUMBERS = "evaluation.json"
 SAMPLES = "samples.jsonl"
 AS_IT_IS = "none"  # the control that takes nothing away
+_ENTRIES: dict[str, tuple[Any, str]] = {  # of ``run.json``, beside the settings
+    "versions": (dict, "an object"),
+    "launch": (dict, "an object"),
+    "set_by_user": (list, "a list"),
+    "earlier_starts": (list, "a list"),
+    "resumed_at": (int, "an integer"),
+    "finished": (int, "an integer"),
+    "trained": (int, "an integer"),
+}
 _SAVED = "finished"  # in ``run.json``, with the last step: the model is saved
 _TRAINED = "trained"  # likewise: training has ended
 _NON_FINITE: dict[Any, Any] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_OF_A_RANK = re.compile(r"rank-(0|[1-9][0-9]*)\.jsonl")
 
 
 class RunLogError(ValueError):
@@ -177,8 +188,7 @@ class RunLog:
             written = read_config(self.folder)
         except RunLogError:  # a folder to which only checkpoints were copied
             return []
-        before = written.get("config", {})
-        changed = {name: value for name, value in before.items() if config.get(name) != value}
+        changed = {name: value for name, value in written["config"].items() if config.get(name) != value}
         kept = {name: written[name] for name in ("launch", "resumed_at", "versions") if name in written}
         return [*written.get("earlier_starts", []), {**kept, "changed_settings": changed}]
 
@@ -260,9 +270,17 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     ``"finished": step`` once the model is saved. Of a resumed run also ``resumed_at`` and ``earlier_starts``.
 
     Raises:
-        RunLogError: there is none, or it is not JSON.
+        RunLogError: there is none, it is not JSON, or an entry of it is of another type.
     """
-    return _read_json(Path(folder) / "run.json", "a run")
+    path = Path(folder) / "run.json"
+    content = _read_json(path, "a run")
+    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+        expected = 'expected an object with "config", an object of settings'
+        raise RunLogError(f"{path}: {expected}; is {path.parent} the folder of a run?")
+    for name, (kind, in_words) in _ENTRIES.items():
+        if name in content and not isinstance(content[name], kind):
+            raise RunLogError(f"{path}: {name} must be {in_words}, got {json.dumps(content[name])[:80]}")
+    return content
 
 
 def read_metrics(folder: str | os.PathLike[str], split: str | None = None) -> list[dict[str, float]]:
@@ -471,7 +489,9 @@ def _steps(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _rollout_paths(folder: Path) -> list[Path]:
-    return sorted(folder.glob("rollouts/rank-*.jsonl"), key=_rank_of)
+    """The files of the processes of a run. A file of another name, such as a user's copy of one, is left alone."""
+    own = [path for path in folder.glob("rollouts/rank-*.jsonl") if _OF_A_RANK.fullmatch(path.name)]
+    return sorted(own, key=_rank_of)
 
 
 def _rank_of(path: Path) -> int:

@@ -114,8 +114,6 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     runs = []
     for path, name in zip(paths, _names(paths), strict=True):
         content = read_config(path)
-        if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-            raise RunLogError(f'{path / "run.json"}: expected an object with "config"; is {path} the folder of a run?')
         runs.append(
             Run(
                 name=name,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -67,10 +67,11 @@ class SampleAhead:
         self._requests_at_once = requests_at_once
         self._process = process
         self._processes = processes
-        self._upcoming: Sequence[Sequence[PromptBatch]] = ()  # the micro-batches of each step after the present one
+        # The micro-batches of each later step with new completions that is drawn already.
+        self._upcoming: Sequence[Sequence[PromptBatch]] = ()
         # The model inputs of requested steps, by the seed of their request. A step of a checkpoint has none.
         self._encoded: dict[int, list[EncodedPrompts]] = {}
-        self._drawn: deque[tuple[list[Any], Any]] = deque()
+        self._drawn: deque[tuple[list[Any], Any]] = deque()  # what draw_step gave, the next step first
         self._epoch: Iterator[Any] | None = None
 
     def draw(
@@ -85,18 +86,20 @@ class SampleAhead:
         if epoch is not self._epoch:
             self._forget(epoch)
         done = state.global_step
-        most = min(self._depth * self._iterations, state.max_steps - done - 1)
-        while len(self._drawn) <= most:
-            drawn = draw_step()
-            if not drawn[0]:
+        later_steps = min(self._depth * self._iterations, state.max_steps - done - 1)
+        while len(self._drawn) < 1 + later_steps:
+            batches, items = draw_step()
+            if not batches:
                 break
-            self._drawn.append(drawn)
+            self._drawn.append((batches, items))
         if not self._drawn:
             return [], None
         batches, items = self._drawn.popleft()
         if done % self._iterations == 0:
-            steps = list(self._drawn)[self._iterations - 1 :: self._iterations]
-            self._upcoming = [[inputs["prompts"] for inputs in each] for each, _ in steps]
+            # Each step with new prompts is followed by the further iterations on them, which are drawn empty: behind
+            # the present step come iterations - 1 of these, then the next new prompts, and so on.
+            with_new_prompts = list(self._drawn)[self._iterations - 1 :: self._iterations]
+            self._upcoming = [_prompts(of_step) for of_step, _ in with_new_prompts]
             self.due = True
         return batches, items
 
@@ -208,3 +211,8 @@ class SampleAhead:
         self._upcoming = ()
         self.due = False
         self._encoded.clear()
+
+
+def _prompts(batches: Sequence[Mapping[str, PromptBatch]]) -> list[PromptBatch]:
+    """The prompts of the micro-batches of a step, which the collator gives as mappings."""
+    return [inputs["prompts"] for inputs in batches]

@@ -31,7 +31,9 @@ class Answer:
             params: how completions are drawn. None: greedily where the size is 1, else as in training.
         """
         if params is None:
-            params = self.sample.params if size > 1 else replace(self.sample.params, temperature=0.0)
+            params = self.sample.params
+            if size == 1:
+                params = replace(params, temperature=0.0)
         encode = self.sample.encode
         encoded = [EncodedPrompts(batch, encode.inputs(step.policy, batch)) for batch in batches]
         rollouts = self.sample.completions(encoded, size, params, step)

@@ -52,6 +52,7 @@ def build_dataset(
     *,
     training: bool,
     name: str | None = None,
+    tells: bool = True,
 ) -> Any:
     """The data set that ``dataset`` names or holds, every record checked by the rewards or targets of the run.
 
@@ -61,6 +62,7 @@ def build_dataset(
         checker: says which records are of no use to the run.
         collator: of the run. It says how large clips become, and what length their frames are fitted to.
         name: what rows are called that have no file.
+        tells: print what is read and how.
 
     Returns:
         A ``Dataset``, a dict of them for several, or None.
@@ -89,7 +91,8 @@ def build_dataset(
                 raise RecordError(f"{record.where}: {problem}")
     else:
         named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
-        say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
+        if tells:
+            say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
         dataset = load_dataset(
             dataset,
             SampleOptions.of(args),
@@ -102,7 +105,7 @@ def build_dataset(
             ruler=collator.ruler,
             fit_to=collator.options.fit_to,
         )
-        for part in dataset.parts:
+        for part in dataset.parts if tells else ():
             if part.read_as is not None:
                 say(how_read(part.name, part.read_as))
             if part.first_number is not None:
@@ -127,7 +130,7 @@ def build_sampler(
         ValueError: a strategy that this data set can't be ordered by, or several steps on each of its samples.
     """
     processes = 1 if args.accelerator_config.split_batches else args.world_size
-    step = batch_size * args.gradient_accumulation_steps * processes
+    step = batch_size * args.gradient_accumulation_steps * processes  # prompts of all processes
     grouping = None
     if args.train_sampling_strategy == "group_by_length":
         if not isinstance(dataset, GRPODataset):
@@ -156,7 +159,11 @@ def loaded_model(path: str | Path, args: GRPOConfig, *, frozen: bool) -> nn.Modu
         frozen: these weights do not learn.
     """
     attention = resolve_attention(args.attn_implementation, args.device, args.bf16 or args.fp16)
-    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+    precision = "float32"
+    if args.bf16:
+        precision = "bf16"
+    elif args.fp16:
+        precision = "fp16"
     on_cuda = args.device.type == "cuda"
     device = torch.cuda.get_device_name(args.device) if on_cuda else args.device.type
     say(f"loading the model {path} on {device} in {precision} with {attention}, torch {torch.__version__}")
@@ -188,13 +195,18 @@ def build_rewards(
     functions = args.reward_funcs if functions is None else functions
     weights = args.reward_weights if weights is None else weights
     default_pair = functions is None and weights is None and not args.reward_model
-    named = ("format_reward_weight", "accuracy_reward_weight")
     if args.temporal_contrast and args.async_rollouts:
         raise ValueError("--temporal_contrast: its second group cannot be sampled ahead; leave out --async_rollouts")
     # Where other rewards are named, a weight of the pair is handed on only if it was set, to be refused there.
-    own = {name: getattr(args, name) for name in named if default_pair or was_set(args, name)}
-    rubric = rubric_of(args, functions=functions, weights=weights, reward_models=args.reward_model or (), **own)
-    if was_set(args, "response_format") and not {"format", "strict_format"} & {*rubric.names, correctness_of(args)}:
+    pair_weights = {}
+    for name in ("format_reward_weight", "accuracy_reward_weight"):
+        if default_pair or was_set(args, name):
+            pair_weights[name] = getattr(args, name)
+    rubric = rubric_of(
+        args, functions=functions, weights=weights, reward_models=args.reward_model or (), **pair_weights
+    )
+    asked = {*rubric.names, correctness_of(args)}
+    if was_set(args, "response_format") and asked.isdisjoint({"format", "strict_format"}):
         raise ValueError("--response_format has no effect: only format and strict_format read it")
     return rubric
 

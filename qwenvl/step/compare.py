@@ -41,17 +41,21 @@ class Compare:
         rewards = join_rewards([each.compared_rewards for each in batches])
         of_groups = self.advantages(rewards, step).to(self.device)
         sizes = [each.rewards.total.numel() for each in batches]
-        return [self._experience(each, own) for each, own in zip(batches, of_groups.split(sizes), strict=True)]
+        experiences = []
+        for scored, advantages in zip(batches, of_groups.split(sizes), strict=True):
+            experiences.append(self._experience(scored, advantages))
+        return experiences
 
     def _experience(self, scored: Scored, advantages: Tensor) -> Experience:
-        prompts, rollout = scored.prompts, scored.rollout
+        prompts = scored.prompts
+        rollout = scored.rollout
         if not len(scored):
             prompts, rollout = stand_in(self.device)
             advantages = torch.zeros(1, device=self.device)
         loss_mask = rollout.completion_mask & (len(scored) > 0)
         if self.leaves_out_truncated:
-            whole = [reason != "length" for reason in rollout.finish_reasons]
-            loss_mask = loss_mask & torch.tensor(whole, device=loss_mask.device)[:, None]
+            ended = [reason != "length" for reason in rollout.finish_reasons]
+            loss_mask = loss_mask & torch.tensor(ended, device=loss_mask.device)[:, None]
         if self.corrects_for_sampler:
             require_sampler_logprobs(rollout.logprobs, loss_mask)
         return Experience(

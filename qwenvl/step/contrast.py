@@ -52,11 +52,15 @@ class TemporalContrast:
             means = self._shuffled_means([each.batch for each in batches], step)
             correct = self._correctness(batches, step)
         contrasted = []
+        prompts_done = 0
+        rows_done = 0
         for each in scored:
-            prompts, rows = len(each), len(each.rollout.texts)
-            rewards = with_bonus(each.rewards, correct[:rows], means[:prompts], self.flags)
+            prompts = slice(prompts_done, prompts_done + len(each))
+            rows = slice(rows_done, rows_done + len(each.rollout.texts))
+            prompts_done = prompts.stop
+            rows_done = rows.stop
+            rewards = with_bonus(each.rewards, correct[rows], means[prompts], self.flags)
             contrasted.append(replace(each, rewards=rewards))
-            correct, means = correct[rows:], means[prompts:]
         return contrasted
 
     def _shuffled_means(self, batches: Sequence[PromptBatch], step: StepContext) -> list[float | None]:
@@ -70,13 +74,18 @@ class TemporalContrast:
             rollouts = sample.completions(encoded, size, sample.params, again)
         texts, columns = texts_and_columns(shuffled, rollouts)
         [values] = self.correctness.values(texts, columns, trainer_state=step.trainer_state)
-        of_videos = []
+        of_sampled = []
         for start in range(0, len(values), size):
             known = [value for value in values[start : start + size] if value is not None]
-            of_videos.append(sum(known) / len(known) if known else None)
-        following = iter(of_videos)
-        counts = [count for batch in batches for count in batch.videos_per_prompt]
-        return [next(following) if count else None for count in counts]
+            of_sampled.append(sum(known) / len(known) if known else None)
+
+        # Only the prompts with a video were sampled again.
+        means: list[float | None] = []
+        next_sampled = iter(of_sampled)
+        for batch in batches:
+            for videos in batch.videos_per_prompt:
+                means.append(next(next_sampled) if videos else None)
+        return means
 
     def _correctness(self, batches: Sequence[Sampled], step: StepContext) -> list[float | None]:
         """The correctness of each completion of the first groups. None: the function does not apply."""
@@ -97,13 +106,18 @@ def shuffled_prompts(batch: PromptBatch, seed: int, temporal_patch_size: int) ->
     part = batch.select([p for p, count in enumerate(batch.videos_per_prompt) if count])
     if not len(part):
         return part
-    clips = part.pixel_values_videos.split(part.video_grid_thw.prod(-1).tolist())
-    owners = [(p, k) for p, count in enumerate(part.videos_per_prompt) for k in range(count)]
-    patches = []
-    for (p, k), clip, grid in zip(owners, clips, part.video_grid_thw.tolist(), strict=True):
-        order = random_order(grid[0] * temporal_patch_size, seed, part.epochs[p], part.records[p].id, k)
-        patches.append(reorder_frames(clip, temporal_patch_size, order))
-    return replace(part, pixel_values_videos=torch.cat(patches))
+    patches_per_clip = part.video_grid_thw.prod(-1).tolist()
+    patches_of_clips = part.pixel_values_videos.split(patches_per_clip)
+    # The clips of all prompts, in their order.
+    clips = zip(patches_of_clips, part.video_grid_thw.tolist(), strict=True)
+    shuffled = []
+    for p, record in enumerate(part.records):
+        for k in range(part.videos_per_prompt[p]):
+            patches, (temporal_patches, _, _) = next(clips)
+            frames = temporal_patches * temporal_patch_size
+            order = random_order(frames, seed=seed, epoch=part.epochs[p], record=record.id, clip=k)
+            shuffled.append(reorder_frames(patches, temporal_patch_size, order))
+    return replace(part, pixel_values_videos=torch.cat(shuffled))
 
 
 def with_bonus(
@@ -137,8 +151,17 @@ def random_order(frames: int, seed: int, epoch: int, record: str, clip: int) -> 
 
 
 def reorder_frames(patches: Tensor, per_patch: int, order: Sequence[int]) -> Tensor:
-    """The patches of one clip, ``per_patch`` frames in each temporal patch, with its frames in the order given."""
+    """The patches of one clip with its frames in another order.
+
+    Args:
+        patches: patches x patch values. A patch has a square of ``per_patch`` frames, channel by channel.
+        per_patch: frames of a temporal patch.
+        order: F numbers of frames.
+    """
     temporal = len(order) // per_patch
-    frames = patches.reshape(temporal, len(patches) // temporal, 3, per_patch, -1).permute(0, 3, 1, 2, 4).flatten(0, 1)
-    again = frames[list(order)].unflatten(0, (temporal, per_patch)).permute(0, 2, 3, 1, 4)
-    return again.reshape(patches.shape)
+    spatial = len(patches) // temporal
+    by_patch = patches.reshape(temporal, spatial, 3, per_patch, -1)  # the last: pixels of a square in one channel
+    frames = by_patch.permute(0, 3, 1, 2, 4).flatten(0, 1)  # F x spatial x 3 x pixels
+    reordered = frames[list(order)]
+    again_by_patch = reordered.unflatten(0, (temporal, per_patch)).permute(0, 2, 3, 1, 4)
+    return again_by_patch.reshape(patches.shape)

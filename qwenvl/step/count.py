@@ -33,7 +33,8 @@ class Count:
 
     def __call__(self, experiences: Sequence[Experience], step: StepContext) -> TrainStep:
         """The step. All processes must call this together."""
-        entropy, floor = None, None
+        entropy = None
+        floor = None
         if self.reads_entropies:
             entropies = entropies_of_step(experiences)
             if len(entropies):
@@ -72,4 +73,7 @@ def entropies_of_step(experiences: Sequence[Experience]) -> Tensor:
                 "sampled from, and this engine does not give them: take one that does, or leave the flags out"
             )
     by_process = gather_object([own])
-    return torch.cat([torch.zeros(0), *(values for process in by_process for values in process)])
+    parts = [torch.zeros(0)]  # torch.cat takes no empty list
+    for of_process in by_process:
+        parts += of_process
+    return torch.cat(parts)

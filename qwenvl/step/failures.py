@@ -17,10 +17,18 @@ from qwenvl.step.parity import ParityError
 OF_A_WORKER = "Original Traceback"  # in the text of an error of a DataLoader's worker
 INTERRUPTED = 130  # the status of a process that Ctrl-C ended, in a shell
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# torch.save reports a write that failed as a RuntimeError with one of these in its text, without the system's number.
 _TORCH_WRITES = ("PytorchStreamWriter", "unexpected pos", "inline_container")
+# What gloo, NCCL and torch's store say when another process of a run has died.
 _LOST = (
-    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection was likely closed"),
-    *("remote process exited", "NCCL communicator was aborted", "Socket Timeout", "Timed out waiting"),
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection was likely closed",
+    "remote process exited",
+    "NCCL communicator was aborted",
+    "Socket Timeout",
+    "Timed out waiting",
 )
 _WORKER = "DataLoader worker (pid"
 
@@ -87,10 +95,11 @@ def explanation(
 
 def _lost(error: BaseException) -> str | None:
     """The words of an error that says that another process has died. None for other errors."""
-    other = isinstance(error, EngineLostError) or not isinstance(error, RuntimeError)  # not of servers
-    if other or not torch.distributed.is_initialized():
+    of_server = isinstance(error, EngineLostError)
+    if of_server or not isinstance(error, RuntimeError) or not torch.distributed.is_initialized():
         return None
-    return next((words for words in _LOST if words in str(error)), None)
+    text = str(error)
+    return next((words for words in _LOST if words in text), None)
 
 
 def _is_full_disk(error: BaseException) -> bool:
@@ -104,7 +113,11 @@ def _is_full_disk(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its kind if it is empty. The text of a DataLoader's worker is a traceback:
-    its last line."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[-1 if OF_A_WORKER in str(error) else 0].rstrip(".")[:400]
+    """The first line of an error's text without its full stop, at most 400 characters, or its kind if it is empty.
+
+    The text of an error in a DataLoader's worker is a traceback, whose last line is taken.
+    """
+    text = str(error)
+    lines = text.strip().splitlines() or [type(error).__name__]
+    line = lines[-1] if OF_A_WORKER in text else lines[0]
+    return line.rstrip(".")[:400]

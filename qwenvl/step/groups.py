@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,7 +22,9 @@ _PROMPT_ROWS = ("input_ids", "attention_mask")
 def select(scored: Scored, groups: Sequence[int]) -> Scored:
     """The groups of the prompts ``groups``, in this order. Samples that were left out stay with the whole."""
     size = len(scored.rollout.texts) // max(1, len(scored))
-    rows = [group * size + n for group in groups for n in range(size)]
+    rows: list[int] = []
+    for group in groups:
+        rows += range(group * size, (group + 1) * size)
     return Scored(
         batch=scored.batch.select(groups),
         prompts=scored.prompts.select(list(groups)),
@@ -63,16 +67,17 @@ def without_pixels(batch: PromptBatch) -> PromptBatch:
 def _join_batches(parts: Sequence[PromptBatch]) -> PromptBatch:
     """All prompts of ``parts``, in order, left-padded to the longest. The samples that were left out are too."""
     joined: dict[str, Any] = {}
-    for name in (each.name for each in fields(PromptBatch)):
+    for field in fields(PromptBatch):
+        name = field.name
         values = [getattr(part, name) for part in parts]
         if isinstance(values[0], list):
-            joined[name] = [item for value in values for item in value]
-        elif name in _PROMPT_ROWS:
-            rows = [row for value in values for row in value]
+            joined[name] = list(chain.from_iterable(values))
+        elif name in _PROMPT_ROWS:  # each P x L, with an L of its own
+            rows = list(chain.from_iterable(values))
             joined[name] = pad_sequence(rows, batch_first=True, padding_side="left")
         elif name == "teacher":
             joined[name] = None if values[0] is None else _join_batches(values)
-        else:
+        else:  # media and their grids: a part without images or videos has None
             media = [value for value in values if value is not None]
             joined[name] = torch.cat(media) if media else None
     return PromptBatch(**joined)
@@ -80,14 +85,24 @@ def _join_batches(parts: Sequence[PromptBatch]) -> PromptBatch:
 
 def join_rewards(parts: Sequence[RewardBatch]) -> RewardBatch:
     """All rewards of ``parts``, in order, and the means of their metrics by rows."""
-    metrics = {}
-    for name in dict.fromkeys(name for part in parts for name in part.metrics):
-        known = [(part.metrics[name], part.total.numel()) for part in parts if name in part.metrics]
-        metrics[name] = sum(value * rows for value, rows in known) / max(1, sum(rows for _, rows in known))
-    by_function = zip(*(part.components for part in parts), strict=True)
+    components: list[list[float | None]] = [[] for _ in parts[0].components]
+    for part in parts:
+        for joined, values in zip(components, part.components, strict=True):
+            joined += values
     return replace(
         parts[0],
-        components=[[value for values in columns for value in values] for columns in by_function],
+        components=components,
         total=torch.cat([part.total for part in parts]),
-        metrics=metrics,
+        metrics=_mean_metrics(parts),
     )
+
+
+def _mean_metrics(parts: Sequence[RewardBatch]) -> dict[str, float]:
+    """The mean of each metric over the completions of the parts that have it."""
+    sums: dict[str, float] = defaultdict(float)
+    completions: dict[str, int] = defaultdict(int)
+    for part in parts:
+        for name, value in part.metrics.items():
+            sums[name] += value * part.total.numel()
+            completions[name] += part.total.numel()
+    return {name: total / max(1, completions[name]) for name, total in sums.items()}

@@ -89,17 +89,15 @@ def build_kernels(args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin
     likelihood: LikelihoodKernel = logprobs.completion_likelihood
     encode = None
     if args.shared_prefix == "auto":
-        if reason := supports_encode_once(policy):
-            logger.warning(f"the vision tower runs in every pass: {reason}")
-        else:
+        no_encode_once = supports_encode_once(policy)
+        if no_encode_once is None:
             encode = encode_vision
-        if reason := shared_prefix.supports_shared_prefix(policy):
-            logger.warning(f"each completion computes its prompt again: {reason}")
-            if args.compile_decoding:
-                raise ValueError(f"--compile_decoding cannot be used: {reason}")
-            if args.draft_tokens:
-                raise ValueError(f"--draft_tokens {args.draft_tokens} cannot be used: {reason}")
         else:
+            logger.warning(f"the vision tower runs in every pass: {no_encode_once}")
+
+        no_shared_prefix = shared_prefix.supports_shared_prefix(policy)
+        if no_shared_prefix is None:
+            likelihood = shared_prefix.completion_likelihood
             local = shared = SharedPrefixEngine(
                 tokenizer, bare, token_budget=args.rollout_token_budget, turn_end=turn_end
             )
@@ -107,7 +105,12 @@ def build_kernels(args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin
                 shared.compile(args.device)
             if args.draft_tokens:
                 shared.draft(bare, args.draft_tokens)
-            likelihood = shared_prefix.completion_likelihood
+        else:
+            logger.warning(f"each completion computes its prompt again: {no_shared_prefix}")
+            if args.compile_decoding:
+                raise ValueError(f"--compile_decoding cannot be used: {no_shared_prefix}")
+            if args.draft_tokens:
+                raise ValueError(f"--draft_tokens {args.draft_tokens} cannot be used: {no_shared_prefix}")
     accept_features(policy)
     engine = server_engine(args, policy, local) if args.engine_has_own_weights else local
     return Kernels(likelihood=likelihood, engine=engine, encode_vision=encode)
@@ -117,14 +120,22 @@ def server_engine(args: GRPOConfig, policy: nn.Module, local: LocalEngine) -> Ro
     """The servers that the flags name."""
     from qwenvl.rollout.vllm import vllm_engine
 
-    prompt = args.max_prompt_length
-    most = args.generation_max_length + (args.look_tokens if args.tools else 0)
+    max_tokens = None  # of prompt and completion
+    if args.max_prompt_length is not None:
+        max_tokens = args.max_prompt_length + args.generation_max_length
+        if args.tools:
+            max_tokens += args.look_tokens
+    dtype = torch.float32
+    if args.bf16:
+        dtype = torch.bfloat16
+    elif args.fp16:
+        dtype = torch.float16
     return vllm_engine(
         args,
         local,
         model=unwrap(policy).name_or_path,
         process=args.process_index,
         device=args.device,
-        dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32,
-        max_tokens=None if prompt is None else prompt + most,
+        dtype=dtype,
+        max_tokens=max_tokens,
     )

@@ -56,7 +56,8 @@ class Logprobs:
         Raises:
             ParityError: sampler and trainer disagree about the same tokens (``check_parity``).
         """
-        scores, extras = None, None
+        scores = None
+        extras = None
         if self.teacher is not None:
             scores = self.teacher.scores(experience, known, step)
             extras = self.teacher.extras(model, scores, fresh=known is None)

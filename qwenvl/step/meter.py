@@ -6,14 +6,35 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
 from qwenvl.rollout.engine import Drawing
 
 BY_PROCESS = {"time/wait_s"}  # logged for each process: the others wait for the one that waits least
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a process has collected since the last ``flush``, by name.
+
+    Attributes:
+        means: weighted sums, and the sums of the weights.
+        steps: optimizer steps, by which seconds are divided.
+    """
+
+    means: dict[str, tuple[float, float]] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    steps: int = 0
+
+
+Gather = Callable[[Collected], list[Collected]]
+"""Collects one picklable object from each process into a list."""
 
 
 class Meter:
@@ -41,7 +62,7 @@ class Meter:
         self._reset()
 
     def _reset(self) -> None:
-        self._means: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._means: dict[str, tuple[float, float]] = {}  # weighted sums, and the sums of the weights
         self._maxima: dict[str, float] = {}
         self._sums: dict[str, float] = defaultdict(float)
         self._seconds: dict[str, float] = defaultdict(float)
@@ -50,9 +71,8 @@ class Meter:
     def mean(self, name: str, value: float | None, weight: float = 1.0) -> None:
         """Adds to a weighted mean. None, a value that does not apply, adds nothing."""
         if value is not None and weight:
-            total = self._means[name]
-            total[0] += value * weight
-            total[1] += weight
+            total, weights = self._means.get(name, (0.0, 0.0))
+            self._means[name] = (total + value * weight, weights + weight)
 
     def max(self, name: str, value: float) -> None:
         """Keeps the largest."""
@@ -78,8 +98,9 @@ class Meter:
         running = tuple(self._running)
         if not running:
             return "between phases"
-        far = "" if self.drawing is None else self.drawing.words()
-        return ", ".join(part for part in (phase_name(running[-1]), far) if part)
+        phase = phase_name(running[-1])
+        progress = "" if self.drawing is None else self.drawing.words()
+        return f"{phase}, {progress}" if progress else phase
 
     def beat(self) -> tuple[int, int]:
         """A value that changes with progress: a phase that begins, a token that is sampled. Thread-safe."""
@@ -94,7 +115,8 @@ class Meter:
     def stop(self, name: str) -> None:
         """Adds the seconds since ``start`` to ``name``, or nothing if it was not started."""
         self._synchronize()
-        if (start := self._started.pop(name, None)) is not None:
+        start = self._started.pop(name, None)
+        if start is not None:
             self._running.remove(name)
             self._seconds[name] += time.perf_counter() - start
 
@@ -118,27 +140,37 @@ class Meter:
         finally:
             self.stop(name)
 
-    def flush(self, gather=lambda state: [state]) -> dict[str, float]:
+    def flush(self, gather: Gather | None = None) -> dict[str, float]:
         """All values since the last flush, joined over processes, and a fresh start.
 
         Args:
-            gather: collects one picklable object from each process into a list.
+            gather: collects what each process has collected into a list. None: there is one process.
         """
-        state = (dict(self._means), self._maxima, dict(self._sums), dict(self._seconds), self._steps)
+        own = Collected(
+            means=self._means,
+            maxima=self._maxima,
+            sums=dict(self._sums),
+            seconds=dict(self._seconds),
+            steps=self._steps,
+        )
         self._reset()
-        means, maxima, sums, seconds, steps = zip(*gather(state), strict=True)
-        values = {
-            name: sum(m[name][0] for m in means if name in m) / sum(m[name][1] for m in means if name in m)
-            for name in _names(means)
-        }
-        values |= {name: max(m[name] for m in maxima if name in m) for name in _names(maxima)}
-        values |= {name: sum(s.get(name, 0.0) for s in sums) for name in _names(sums)}
-        per_step = {name: [s.get(name, 0.0) / max(1, steps[0]) for s in seconds] for name in _names(seconds)}
-        for name, each in per_step.items():
+        processes = [own] if gather is None else gather(own)
+        values: dict[str, float] = {}
+        for name in _names(each.means for each in processes):
+            known = [each.means[name] for each in processes if name in each.means]
+            values[name] = sum(total for total, _ in known) / sum(weight for _, weight in known)
+        for name in _names(each.maxima for each in processes):
+            values[name] = max(each.maxima[name] for each in processes if name in each.maxima)
+        for name in _names(each.sums for each in processes):
+            values[name] = sum(each.sums.get(name, 0.0) for each in processes)
+        steps = max(1, processes[0].steps)
+        for name in _names(each.seconds for each in processes):
+            per_step = [each.seconds.get(name, 0.0) / steps for each in processes]
             if name not in BY_PROCESS:
-                values[name] = max(each)  # a step takes as long as its slowest process
-            elif len(each) > 1:
-                values |= {f"{name}/{process}": value for process, value in enumerate(each)}
+                values[name] = max(per_step)  # a step takes as long as its slowest process
+            elif len(per_step) > 1:
+                for process, seconds in enumerate(per_step):
+                    values[f"{name}/{process}"] = seconds
         return values
 
     def _runs(self, name: str) -> None:
@@ -151,8 +183,12 @@ class Meter:
             torch.cuda.synchronize(self._device)
 
 
-def _names(states) -> list[str]:
-    return list(dict.fromkeys(name for state in states for name in state))
+def _names(of_processes: Iterable[Mapping[str, object]]) -> list[str]:
+    """The names that any process has, each once, in the order in which they come."""
+    names: dict[str, None] = {}
+    for each in of_processes:
+        names |= dict.fromkeys(each)
+    return list(names)
 
 
 def peak_memory(device: torch.device | str) -> tuple[int, int]:
@@ -172,7 +208,7 @@ def peak_memory(device: torch.device | str) -> tuple[int, int]:
 
 PHASES = {
     **{"sample": "sampling", "logp": "log-probs", "reward": "rewards", "data_wait": "waiting for data"},
-    **{"refill": "other prompts", "contrast": "other orders", "teacher": "teacher"},
+    **{"refill": "other prompts", "contrast": "other orders", "teacher": "teacher", "sync": "weights to vLLM"},
 }
 """Phases of a step by the names of their clocks, for people. Other phases have the names of their clocks."""
 

@@ -75,8 +75,11 @@ class ParityCheck:
         rows = probe_rows(prompts, self._probed)
         if not rows:
             return
-        self._probed |= {kind for row in rows for kind in kinds_of_media(prompts, row)}
-        if (found := compare(rows)) is not None and (problem := found.problem()):
+        for row in rows:
+            self._probed |= kinds_of_media(prompts, row)
+        found = compare(rows)
+        problem = None if found is None else found.problem()
+        if problem is not None:
             raise ParityError(problem)
 
     def check(
@@ -102,15 +105,21 @@ class ParityCheck:
             return
         if not logprobs[rollout.completion_mask].isfinite().all():
             return  # what is not finite is reported with the loss
+        tokens = int(rollout.completion_mask.sum())
         largest, mean = logprob_gap(rollout.logprobs, logprobs, rollout.completion_mask)
         self._meter.max("parity/max", largest)
-        self._meter.mean("parity/mean", mean, weight=int(rollout.completion_mask.sum()))
+        self._meter.mean("parity/mean", mean, weight=tokens)
         most, most_mean = HALF_PRECISION if self._half_precision else FULL_PRECISION
-        if rollout.boots and self._half_precision and (precise := exact()) is not None:
-            furthest, noise = logprob_gap(precise, logprobs, rollout.completion_mask)
-            self._meter.mean("parity/noise", noise, weight=int(rollout.completion_mask.sum()))
-            most, most_mean = max(most, NOISE * furthest), max(FULL_PRECISION[1], NOISE * noise)
-        if not (largest <= most and mean <= most_mean):
+        from_server = bool(rollout.boots)
+        if from_server and self._half_precision:
+            in_full_precision = exact()
+            if in_full_precision is not None:
+                furthest, noise = logprob_gap(in_full_precision, logprobs, rollout.completion_mask)
+                self._meter.mean("parity/noise", noise, weight=tokens)
+                most = max(most, NOISE * furthest)
+                # The mean is held to the measured rounding instead of the fixed bound.
+                most_mean = max(FULL_PRECISION[1], NOISE * noise)
+        if not (largest <= most and mean <= most_mean):  # true of NaN too
             raise ParityError(
                 f"the sampler's and the trainer's log-probs of the same tokens differ by {largest:.3g} at most and "
                 f"{mean:.3g} on average; expected at most {most:g} and {most_mean:g}. They do not see the same prompt: "

@@ -199,7 +199,8 @@ def sampled_ahead(args: GRPOConfig, sample: Sample) -> SampleAhead:
 
 def with_contrast(args: GRPOConfig, policy: nn.Module, sample: Sample, score: Score) -> Stage[Sampled, Scored]:
     """The stage *score*, with the bonus for answers that need the order of the frames where the flags ask for it."""
-    contrast, correctness = row_of(args, "temporal_contrast"), correctness_of(args)
+    contrast = row_of(args, "temporal_contrast")
+    correctness = correctness_of(args)
     if contrast is None or correctness is None:
         return score
     return TemporalContrast(
@@ -265,7 +266,9 @@ def with_refill(
 def correctness_of(args: ContrastOptions) -> str | None:
     """The reward that tells the temporal contrast which completions are correct. None without contrast."""
     contrast = row_of(args, "temporal_contrast")
-    return contrast and (contrast.name or "accuracy")
+    if contrast is None:
+        return None
+    return contrast.name or "accuracy"
 
 
 def rubric_of(args: GRPOConfig, *, functions: Any, weights: Any, **more: Any) -> Rubric:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -20,7 +20,7 @@ from qwenvl.model.logprobs import completion_likelihood as plain_likelihood
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.rollout.engine import RolloutEngine, SamplingRequest
 from qwenvl.rollout.local import SharedPrefixEngine
-from qwenvl.types import SamplingParams
+from qwenvl.types import RolloutBatch, SamplingParams
 
 PROBE_PROMPTS = 2
 PROBE_SAMPLES = 2
@@ -131,12 +131,29 @@ def probe_of(
     [rollout] = engine.sample(model, SamplingRequest([prompts], PROBE_SAMPLES, short, seed=0))
     if rollout.logprobs is None:
         return None
-    settings: dict[str, Any] = {"temperature": params.temperature, "logit_chunk_tokens": PROBE_TOKENS}
-    tokens = rollout.completion_ids, rollout.completion_mask
     return Probe(
         sampled=rollout.logprobs,
-        trained=likelihood(model, prompts, *tokens, **settings).logprobs,
-        again=None if other is None else other(model, prompts, *tokens, **settings).logprobs,
+        trained=_logprobs(likelihood, model, prompts, rollout, params.temperature),
+        again=None if other is None else _logprobs(other, model, prompts, rollout, params.temperature),
         mask=rollout.completion_mask,
         precision=precision,
     )
+
+
+def _logprobs(
+    likelihood: Callable[..., Likelihood],
+    model: nn.Module,
+    prompts: PromptInputs,
+    rollout: RolloutBatch,
+    temperature: float,
+) -> Tensor:
+    """N x T log-probs of the completions by one of the trainer's two paths."""
+    found = likelihood(
+        model,
+        prompts,
+        rollout.completion_ids,
+        rollout.completion_mask,
+        temperature=temperature,
+        logit_chunk_tokens=PROBE_TOKENS,
+    )
+    return found.logprobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import Dataset
@@ -70,7 +70,9 @@ class Refill:
     def _draw(self, places: Sequence[_Place], step: StepContext, number: int) -> list[list[tuple[int, int]]]:
         """Keys of the data set for the open places of each micro-batch, fewer where records run out."""
         missing = sum(len(place.open) for place in places)
-        had = set().union(*(place.indices for place in places))
+        had: set[int] = set()
+        for place in places:
+            had |= place.indices
         keys = iter(self.order.draw(step.finished_steps, step.epoch, number, missing, had))
         return [list(islice(keys, len(place.open))) for place in places]
 
@@ -90,8 +92,9 @@ class Refill:
             absent = columns[self.by].isnan().view(len(total), size).all(1)
             return torch.where(absent, total, equal_groups(columns[self.by], size)).tolist()
         if self.by_function:  # each function is normalised by itself: equal totals may hide differences
-            weighed = [columns[name] for name, weight in zip(rewards.names, rewards.weights, strict=True) if weight]
-            total = torch.stack([total, *(equal_groups(values, size) for values in weighed)]).all(0)
+            for name, weight in zip(rewards.names, rewards.weights, strict=True):
+                if weight:
+                    total = total & equal_groups(columns[name], size)
         return total.tolist()
 
 
@@ -104,6 +107,13 @@ def _report(places: Sequence[_Place], rounds: int, meter: Meter) -> None:
         meter.mean("filter/kept_frac", 0.0, weight=sampled - place.varied)
         meter.mean("filter/unfilled_frac", len(place.open) / max(1, size), weight=size)
     meter.mean("filter/rounds", rounds)
+
+
+class _Group(NamedTuple):
+    """Where a group was sampled: in which part of a micro-batch, and which group of the part it is."""
+
+    part: int
+    number: int
 
 
 class _Place:
@@ -119,31 +129,38 @@ class _Place:
         self.parts = [first]
         self.open = [p for p, same in enumerate(equal) if same]
         self.varied = len(first) - len(self.open)
-        self._kept = [(0, p) for p in range(len(first))]  # the part of each place's group, and its number in it
+        self._kept = [_Group(0, p) for p in range(len(first))]  # the group of each place
 
     @property
     def indices(self) -> set[int]:
         """The numbers of all records that were drawn for it."""
-        batches = [part.batch for part in self.parts]
-        return {record.index for batch in batches for record in (*batch.records, *(bad.record for bad in batch.bad))}
+        indices: set[int] = set()
+        for part in self.parts:
+            indices.update(record.index for record in part.batch.records)
+            indices.update(bad.record.index for bad in part.batch.bad)
+        return indices
 
     def take(self, refill: Scored, equal: Sequence[bool]) -> None:
         """Groups of a round whose rewards differ take the first open places."""
-        for row in [p for p, same in enumerate(equal) if not same]:
-            self._kept[self.open.pop(0)] = (len(self.parts), row)
-            self.varied += 1
+        varied = [p for p, same in enumerate(equal) if not same]
+        for number in varied:
+            place = self.open.pop(0)
+            self._kept[place] = _Group(len(self.parts), number)
+        self.varied += len(varied)
         self.parts.append(refill)
 
     def filled(self) -> Scored:
         """The groups to train on, as many as the micro-batch had, with what was drawn and dropped on the way."""
         first, *refills = self.parts
         filled = first
-        if any(number for number, _ in self._kept):
-            starts = list(accumulate(map(len, self.parts), initial=0))
-            filled = select(join(self.parts), [starts[number] + row for number, row in self._kept])
-        unused = [
-            (part, [row for row in range(len(part)) if (number, row) not in self._kept])
-            for number, part in enumerate(self.parts)
-        ]
-        dropped = tuple(without_media(select(part, rows)) for part, rows in unused if rows)
-        return replace(filled, dropped=dropped, refills=tuple(without_media(each).batch for each in refills))
+        if any(group.part > 0 for group in self._kept):
+            starts = list(accumulate(map(len, self.parts), initial=0))  # of each part among all groups
+            filled = select(join(self.parts), [starts[group.part] + group.number for group in self._kept])
+        dropped = []
+        for k, part in enumerate(self.parts):
+            unused = [number for number in range(len(part)) if _Group(k, number) not in self._kept]
+            if unused:
+                dropped.append(without_media(select(part, unused)))
+        return replace(
+            filled, dropped=tuple(dropped), refills=tuple(without_media(each).batch for each in refills)
+        )

@@ -19,9 +19,12 @@ def rollout_rows(
 ) -> Iterator[Rollout]:
     """The N completions as rows of the run folder."""
     size = len(rollout.texts) // max(1, len(batch))
-    lengths, totals = rollout.completion_mask.sum(1).tolist(), rewards.totals()
+    lengths = rollout.completion_mask.sum(1).tolist()
+    totals = rewards.totals()
     for n, text in enumerate(rollout.texts):
-        record = batch.records[n // size]
+        p = n // size
+        record = batch.records[p]
+        fitted = batch.fitted[p]
         yield Rollout(
             step=step,
             record_id=record.id,
@@ -35,12 +38,12 @@ def rollout_rows(
             rewards={name: values[n] for name, values in zip(rewards.names, rewards.components, strict=True)},
             total=totals[n],
             advantage=None if advantages is None else advantages[n],
-            clips=tuple(batch.frames[n // size]),
+            clips=tuple(batch.frames[p]),
             images=record.images,
-            epoch=batch.epochs[n // size],
+            epoch=batch.epochs[p],
             split=split,
             where=record.where,
-            fitted=None if (fitted := batch.fitted[n // size]) is None else {"frames": fitted},
+            fitted=None if fitted is None else {"frames": fitted},
             turns=() if rollout.turns is None else tuple(rollout.turns[n]),
             evidence=() if rollout.turns is None else tuple(readable_evidence(record.fields)),
         )

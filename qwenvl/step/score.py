@@ -12,7 +12,7 @@ from qwenvl.rollout.engine import real_tokens
 from qwenvl.step.groups import rewards_of_rows, without_pixels
 from qwenvl.step.sample import Sampler
 from qwenvl.step.types import Sampled, Scored, Stage, StepContext
-from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch, Turn
+from qwenvl.types import FinishReason, PromptBatch, Record, RewardBatch, RolloutBatch, Turn
 
 
 @dataclass(frozen=True)
@@ -65,25 +65,38 @@ def texts_and_columns(
     batches: Sequence[PromptBatch], rollouts: Sequence[RolloutBatch]
 ) -> tuple[list[str], dict[str, list[Any]]]:
     """Arguments of the reward functions: the N completions of all prompts, and the columns."""
-    texts = [text for each in rollouts for text in each.texts]
-    records = [record for batch in batches for record in batch.records]
-    frames = [clips for batch in batches for clips in batch.frames]
-    size = len(texts) // max(1, len(records))
-    shown = []
-    for record, clips in zip(records, frames, strict=True):
-        shown += [Pictures(tuple(clips), record.images)] * size
-    turns: list[Any] = []
+    # Of each completion.
+    texts: list[str] = []
     ids: list[list[int]] = []
-    for each in rollouts:
-        turns += each.turns or [(Turn(text),) for text in each.texts]
-        ids += real_tokens(each.completion_ids, each.completion_mask)
+    finish_reasons: list[FinishReason] = []
+    turns: list[tuple[Turn, ...]] = []
+    for rollout in rollouts:
+        texts += rollout.texts
+        ids += real_tokens(rollout.completion_ids, rollout.completion_mask)
+        finish_reasons += rollout.finish_reasons
+        turns += rollout.turns or [(Turn(text),) for text in rollout.texts]  # without tools there is one turn
+
+    # Of each prompt.
+    records: list[Record] = []
+    opened_think: list[bool] = []
+    pictures: list[Pictures] = []
+    for batch in batches:
+        records += batch.records
+        opened_think += batch.opened_think
+        for record, clips in zip(batch.records, batch.frames, strict=True):
+            pictures.append(Pictures(tuple(clips), record.images))
+
+    size = len(texts) // max(1, len(records))
+    shown: list[Pictures] = []
+    for of_prompt in pictures:
+        shown += [of_prompt] * size
     columns = reward_columns(
         records,
         size,
         shown=shown,
-        opened_think=[opened for batch in batches for opened in batch.opened_think],
+        opened_think=opened_think,
         completion_ids=ids,
-        finish_reasons=[reason for each in rollouts for reason in each.finish_reasons],
+        finish_reasons=finish_reasons,
         turns=turns,
     )
     return texts, columns

@@ -32,6 +32,19 @@ from qwenvl.types import TOTAL, Record
 
 
 @dataclass(frozen=True)
+class TeacherInputs:
+    """Prompts and completions as a teacher reads them.
+
+    Attributes:
+        prompts: P, or N where each completion has its own.
+        whole: the completions with what tools have appended to them. None without tools.
+    """
+
+    prompts: PromptInputs
+    whole: PromptInputs | None
+
+
+@dataclass(frozen=True)
 class Teacher:
     """What a teacher makes of the completions of a micro-batch, and what the policy learns from it.
 
@@ -70,42 +83,47 @@ class Teacher:
         if known is not None and known.teacher is not None and not (self.moves and self.bound is None):
             return known.teacher
         with step.meter.time("time/teacher_s"), self.model() as model:
-            prompts, whole, blind = self._inputs(model, experience, step)
-            rollout = replace(experience.rollout, whole=whole)
-            kept = Extras(keep_states=self.bound is None)
-            found = self.likelihood.of_rollout(model, prompts, rollout, extras=kept)
+            inputs, grey_inputs = self._inputs(model, experience, step)
+            rollout = replace(experience.rollout, whole=inputs.whole)
+            kept = Extras(keep_states=self.bound is None)  # the exact KL needs the whole distribution of each token
+            found = self.likelihood.of_rollout(model, inputs.prompts, rollout, extras=kept)
             weights = None
-            if blind is not None:
-                grey_prompts, grey_whole = blind
-                grey = self.likelihood.of_rollout(model, grey_prompts, replace(rollout, whole=grey_whole))
-                # 1 - min(p, q) / max(p, q), with the pictures and without
+            if grey_inputs is not None:
+                grey_rollout = replace(experience.rollout, whole=grey_inputs.whole)
+                grey = self.likelihood.of_rollout(model, grey_inputs.prompts, grey_rollout)
+                # 1 - min(p, q) / max(p, q), of a token's probability with the pictures and without
                 weights = 1 - torch.exp(-(found.logprobs - grey.logprobs).abs())
         states = None if found.states is None else found.states[rollout.completion_mask]
         assert found.top is not None
-        return TeacherScores(found.logprobs, found.top, weights, states)
+        return TeacherScores(logprobs=found.logprobs, top=found.top, weights=weights, states=states)
 
     def _inputs(
         self, model: nn.Module, experience: Experience, step: StepContext
-    ) -> tuple[PromptInputs, PromptInputs | None, tuple[PromptInputs, PromptInputs | None] | None]:
-        """The teacher's prompts, what tools have appended behind them, and both with grey pictures (``on_vision``)."""
-        whole, rows = experience.rollout.whole, len(experience.rollout.texts)
+    ) -> tuple[TeacherInputs, TeacherInputs | None]:
+        """What the teacher reads, and the same with grey pictures. None without ``on_vision``."""
+        whole = experience.rollout.whole
+        completions = len(experience.rollout.texts)
         shared = is_partitioned(model) or bool(sharded_modules(model))
         # Its tower runs where a process has media, and layers that processes share would wait for each other.
         gather_weights = self.gather_weights if shared else whole_weights
         with gather_weights(model, step.wrapped):
             prompts = self._prompts(model, experience)
-            if whole is not None:  # what tools have appended counts on from the teacher's prompt, which is longer
-                starts = first_positions(prompts.position_ids, rows // len(prompts))
-                before = first_positions(experience.prompts.position_ids, rows // len(experience.prompts))
-                whole = whole.moved((starts - before)[:, None])
+            if whole is not None:
+                # The positions of completions go on from the end of the prompt, and the teacher's prompt is longer.
+                of_teacher = first_positions(prompts.position_ids, completions // len(prompts))
+                of_policy = first_positions(
+                    experience.prompts.position_ids, completions // len(experience.prompts)
+                )
+                whole = whole.moved((of_teacher - of_policy)[:, None])
+            inputs = TeacherInputs(prompts, whole)
             if not self.on_vision:
-                return prompts, whole, None
+                return inputs, None
             scales = self.encode.build_inputs.scales
             are_features = self.encode.encode_vision is not None
             with self.encode.autocast():
                 grey_prompts = grey_media(model, prompts, scales, encoded=are_features)
                 grey_whole = None if whole is None else grey_media(model, whole, scales, encoded=are_features)
-        return prompts, whole, (grey_prompts, grey_whole)
+        return inputs, TeacherInputs(grey_prompts, grey_whole)
 
     def extras(self, policy: nn.Module, scores: TeacherScores, *, fresh: bool) -> Extras | None:
         """What the policy's pass has to compute. None: log-probs alone.
@@ -115,8 +133,9 @@ class Teacher:
         """
         if scores.states is None:
             return Extras() if fresh else None
+        own = unwrap(policy).get_output_embeddings()
         with self.model() as model:
-            own, head = (unwrap(each).get_output_embeddings() for each in (policy, model))
+            head = unwrap(model).get_output_embeddings()
         return Extras(states=scores.states, head=None if head is own else head)
 
     def advantages(
@@ -131,6 +150,7 @@ class Teacher:
         mask = experience.loss_mask
         gap = (scores.logprobs - old_logprobs).masked_fill(~mask, 0.0)
         shown = {"agree_frac": scores.top == policy.top}
+        # -gap is the estimate k1 of the KL, from the sampled tokens alone.
         shown["kl"] = -gap if policy.divergences is None else policy.divergences.detach()
         if scores.weights is not None:
             shown["vision_frac"] = scores.weights
@@ -140,25 +160,30 @@ class Teacher:
             if self.weight:
                 taught = 1.0 if scores.weights is None else scores.weights
                 advantages = self.weight * taught * gap.clamp(-self.bound, self.bound)
-        if tokens := int(mask.sum()):
+        tokens = int(mask.sum())
+        if tokens:
             for name, values in shown.items():
                 meter.mean(f"teacher/{name}", values[mask].double().mean().item(), weight=tokens)
         return advantages
 
     def _prompts(self, model: nn.Module, experience: Experience) -> PromptInputs:
         """The prompts as the teacher sees them: P, or N where each completion has its own."""
-        batch, prompts, texts = experience.batch, experience.prompts, experience.rollout.texts
+        batch = experience.batch
+        prompts = experience.prompts
         if batch.teacher is not None:
             prompts = self.encode.inputs(model, batch.teacher)
         if self.view is None or not len(batch):  # a stand-in
             return prompts
-        rows, columns = [], experience.rewards.columns()
+        columns = experience.rewards.columns()
         del columns[TOTAL]
+        texts = experience.rollout.texts
+        rows = []
         for n, text in enumerate(texts):
             p = n * len(batch) // len(texts)
-            given = {name: values[n] for name, values in columns.items()}
-            sentence = sentence_of(self.view, batch.records[p], text, given)
-            rows.append(with_sentence(prompts.select([p]), batch.records[p], sentence, self.prompts_of))
+            record = batch.records[p]
+            rewards = {name: values[n] for name, values in columns.items()}
+            sentence = sentence_of(self.view, record, text, rewards)
+            rows.append(with_sentence(prompts.select([p]), record, sentence, self.prompts_of))
         return PromptInputs.join(rows)
 
 
@@ -167,15 +192,19 @@ def with_sentence(prompt: PromptInputs, record: Record, sentence: str, collator:
 
     All text behind the last image or clip is tokenised anew: a token may hold the end of the question and the new line.
     """
-    processor, ids, positions = collator.processor, prompt.input_ids[0], prompt.position_ids
-    end = render_end(processor, record, sentence, collator.ruler.template_arguments)
-    more = ids.new_tensor(processor.tokenizer(end)["input_ids"])
-    media = (ids == processor.tokenizer.convert_tokens_to_ids(VISION_END)).nonzero()
-    place = int(media[-1]) + 1 if len(media) else 0
-    added = positions[..., place, None] + torch.arange(len(more), device=ids.device)  # text alone
+    tokenizer = collator.processor.tokenizer
+    ids = prompt.input_ids[0]
+    end_of_media = (ids == tokenizer.convert_tokens_to_ids(VISION_END)).nonzero()
+    kept = int(end_of_media[-1]) + 1 if len(end_of_media) else 0  # tokens up to the last image or clip
+
+    end = render_end(collator.processor, record, sentence, collator.ruler.template_arguments)
+    more = ids.new_tensor(tokenizer(end)["input_ids"])
+    # Behind the last media there is text alone, whose positions rise by one with each token, on every axis.
+    positions = prompt.position_ids
+    positions_of_more = positions[..., kept, None] + torch.arange(len(more), device=ids.device)
     return replace(
         prompt,
-        input_ids=torch.cat([ids[:place], more])[None],
-        attention_mask=prompt.attention_mask.new_ones(1, place + len(more)),
-        position_ids=torch.cat([positions[..., :place], added], dim=-1),
+        input_ids=torch.cat([ids[:kept], more])[None],
+        attention_mask=prompt.attention_mask.new_ones(1, kept + len(more)),
+        position_ids=torch.cat([positions[..., :kept], positions_of_more], dim=-1),
     )

@@ -265,9 +265,10 @@ class TrainStep:
         Args:
             policy: log-probs and entropies of the policy, with gradient.
         """
-        advantages, divergences = experience.advantages, policy.divergences
+        advantages = experience.advantages  # N
         if fixed.taught is not None:
-            advantages = advantages[:, None] + fixed.taught
+            advantages = advantages[:, None] + fixed.taught  # N x T
+        divergences = policy.divergences
         if divergences is not None and fixed.teacher is not None and fixed.teacher.weights is not None:
             divergences = divergences * fixed.teacher.weights
         return LossInputs(

@@ -53,7 +53,10 @@ def _typed(name: str, value: Any, schema: Schema) -> Any:
 
 
 def _kind(schema: Schema) -> str:
-    kinds = [_kind(each) for each in schema["anyOf"]] if "anyOf" in schema else schema.get("type", "JSON")
+    """The types that a schema takes, for a message."""
+    if "anyOf" in schema:
+        return " or ".join(_kind(each) for each in schema["anyOf"])
+    kinds = schema.get("type", "JSON")
     return kinds if isinstance(kinds, str) else " or ".join(kinds)
 
 
@@ -90,8 +93,12 @@ def _converted(value: Any, schema: Schema) -> Any:
 
 def _first_of(value: Any, schemas: Sequence[Schema]) -> Any:
     """A value in the first type that it is of, or else can be converted to."""
-    is_exact = lambda schema: isinstance(value, _OF_PYTHON.get(str(schema.get("type")), object))
-    for schema in sorted(schemas, key=is_exact, reverse=True):
+
+    def is_exact(schema: Schema) -> bool:
+        kind = str(schema.get("type"))
+        return isinstance(value, _OF_PYTHON.get(kind, object))
+
+    for schema in sorted(schemas, key=is_exact, reverse=True):  # exact ones first
         try:
             return _converted(value, schema)
         except (TypeError, ValueError):

@@ -6,7 +6,8 @@ import json
 import re
 from typing import Any
 
-BEGIN, END = "<tool_call>", "</tool_call>"
+BEGIN = "<tool_call>"
+END = "</tool_call>"
 DEEPEST = 32
 """Levels of brackets in a call. The parser, the log and the templates read nested values by recursion."""
 # Without "<" in names: a name that never ends is not searched to the end of the text from each of its beginnings.
@@ -46,7 +47,9 @@ def _call_of(body: str) -> Call:
     if not isinstance(read, dict) or "name" not in read:
         return "", {}
     arguments = read.get("arguments") or {}
-    return (str(read["name"]), arguments) if isinstance(arguments, dict) else ("", {})
+    if not isinstance(arguments, dict):
+        return "", {}
+    return str(read["name"]), arguments
 
 
 def read_json(text: str) -> Any:

@@ -33,4 +33,6 @@ def refusal(error: str, added_tokens: Iterable[str]) -> str:
         >>> refusal("there is no tool '<|im_end|>'", ["<|im_end|>"])
         "Error: there is no tool '< |im_end|>'."
     """
-    return f"Error: {parted(beginning(visible(error[: 2 * LONGEST_REFUSAL]), LONGEST_REFUSAL), added_tokens)}."
+    one_line = visible(error[: 2 * LONGEST_REFUSAL])  # of more, only the beginning is shown
+    sentence = beginning(one_line, LONGEST_REFUSAL)
+    return f"Error: {parted(sentence, added_tokens)}."

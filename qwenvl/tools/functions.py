@@ -27,12 +27,14 @@ from qwenvl.tools.errors import ToolError
 from qwenvl.tools.options import BUILT_IN, ToolOptions
 from qwenvl.types import ClipMeta, Record, VideoClip
 
+# An entry of a docstring that describes several arguments, as "x, y: corners", with the lines that continue it.
 _SEVERAL = re.compile(r"^(\s+)(\w+(?:, \w+)+): (.*(?:\n\1\s+.*)*)$", re.MULTILINE)
 _NOT_BY_NAME = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.VAR_POSITIONAL,
     inspect.Parameter.VAR_KEYWORD,
 )
+_NOT_SHOWN = ("self", "video", "return")  # what the schema of a tool leaves out of its annotations
 THOUSANDTHS = 1000
 """What a box is written in: thousandths of the width and of the height, as Qwen-VL writes places in pictures."""
 
@@ -65,11 +67,12 @@ class Still:
         left, right = _bounds(x1, x2, width)
         top, bottom = _bounds(y1, y2, height)
         part = self.pixels[:, top:bottom, left:right]
-        scale = math.sqrt(height * width / (part.shape[1] * part.shape[2]))
-        size = max(1, round(part.shape[1] * scale)), max(1, round(part.shape[2] * scale))
-        if max(size) > MAX_ASPECT_RATIO * min(size):
+        part_height, part_width = part.shape[1:]
+        scale = math.sqrt(height * width / (part_height * part_width))
+        enlarged = (max(1, round(part_height * scale)), max(1, round(part_width * scale)))
+        if max(enlarged) > MAX_ASPECT_RATIO * min(enlarged):
             raise ToolError(f"{box} is too thin: one side may be at most {MAX_ASPECT_RATIO} times as long as the other")
-        return replace(self, pixels=resize(part, size, self))
+        return replace(self, pixels=resize(part, enlarged, self))
 
 
 def _bounds(low: float, high: float, pixels: int) -> tuple[int, int]:
@@ -104,10 +107,13 @@ class Video:
 
         def plan(timeline: Timeline) -> FramePlan:
             first, stop = self._span(timeline, start, end)
-            most, fps = self.options.look_frames, self.options.look_fps
-            # At most ``most`` before it is rounded: a span may be longer than any integer.
-            wanted = most if fps is None else max(round(min((end - start) * fps, most)), 1)
-            return FramePlan(tuple(made_even([first + index for index in uniform_indices(stop - first, wanted)])))
+            most = self.options.look_frames
+            wanted = most
+            if self.options.look_fps is not None:
+                # At most ``most`` before it is rounded: a span may be longer than any integer.
+                wanted = max(round(min((end - start) * self.options.look_fps, most)), 1)
+            indices = [first + index for index in uniform_indices(stop - first, wanted)]
+            return FramePlan(tuple(made_even(indices)))
 
         return self.dataset.load_clip(self.record, 0, plan)
 
@@ -207,24 +213,34 @@ def tool(function: Callable[..., Any]) -> Tool:
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The schema of a function as chat templates take it. Its docstring may describe several arguments in one entry."""
-
-    described: Any = lambda: None
-    hidden = ("self", "video", "return")
-    each = lambda found: "\n".join(f"{found[1]}{name}: {found[3]}" for name in found[2].split(", "))
-    described.__name__, described.__doc__ = function.__name__, _SEVERAL.sub(each, inspect.getdoc(function) or "")
-    described.__annotations__ = {name: kind for name, kind in get_type_hints(function).items() if name not in hidden}
-    whole = inspect.signature(function)
+    hints = {name: kind for name, kind in get_type_hints(function).items() if name not in _NOT_SHOWN}
+    signature = inspect.signature(function)
     if inspect.iscoroutinefunction(function):
         raise TypeError(f"tool {function.__name__}: expected a plain function, not an async one")
-    for name, parameter in whole.parameters.items():
-        if parameter.kind in _NOT_BY_NAME and name not in hidden:
+    shown = [parameter for name, parameter in signature.parameters.items() if name not in _NOT_SHOWN]
+    for parameter in shown:
+        if parameter.kind in _NOT_BY_NAME:
             raise TypeError(f"tool {function.__name__}: arguments are given by name, and {parameter} takes none")
-    shown = [parameter for name, parameter in whole.parameters.items() if name not in hidden]
-    described.__signature__ = whole.replace(parameters=shown)
+
+    def empty() -> None: ...
+
+    # get_json_schema describes a function by these four attributes. The function itself has arguments that a model
+    # does not give, so this one stands in for it.
+    stand_in: Any = empty
+    stand_in.__name__ = function.__name__
+    stand_in.__doc__ = _SEVERAL.sub(_one_entry_each, inspect.getdoc(function) or "")
+    stand_in.__annotations__ = hints
+    stand_in.__signature__ = signature.replace(parameters=shown)
     try:
-        return get_json_schema(described)
+        return get_json_schema(stand_in)
     except (TypeHintParsingException, DocstringParsingException) as error:
         raise TypeError(f"tool {function.__name__}: {error}") from None
+
+
+def _one_entry_each(found: re.Match[str]) -> str:
+    """An entry of several arguments (``_SEVERAL``) as one entry for each of them, with the same text."""
+    indent, names, text = found.groups()
+    return "\n".join(f"{indent}{name}: {text}" for name in names.split(", "))
 
 
 @tool
@@ -289,10 +305,13 @@ def _resolved(each: str | Tool | Callable[..., Any]) -> list[Tool]:
         raise ValueError(f"--tools {each}: {file} has no {name}")
     if not each.startswith("trl:"):
         return [replace(made if isinstance(made, Tool) else tool(made), source=each)]
-    methods = inspect.getmembers(made, inspect.isfunction)
-    public = [(name, method) for name, method in methods if not name.startswith("_") and name != "reset"]
+    public = {}
+    for name, method in inspect.getmembers(made, inspect.isfunction):
+        if not name.startswith("_") and name != "reset":
+            public[name] = method
     if not inspect.isclass(made) or not public or not hasattr(made, "reset"):
         raise ValueError(f"--tools {each}: expected a class with reset and at least one other public method")
-    return [
-        Tool(name, method, schema_of(method), environment=made, source=f"{each}.{name}") for name, method in public
-    ]
+    tools = []
+    for name, method in public.items():
+        tools.append(Tool(name, method, schema_of(method), environment=made, source=f"{each}.{name}"))
+    return tools

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -33,12 +34,18 @@ from qwenvl.types import PromptBatch, Record, Sample, ToolCall, VideoClip
 
 Part: TypeAlias = str | VideoClip | Tensor
 """Of what a tool gives: text, frames, or a picture (3 x H x W, uint8)."""
-Answer: TypeAlias = tuple[list[Part], ToolCall]
-"""What a call gives, and its note."""
 
 MOST_CALLS = 16
 """Calls of a turn that are executed. A turn with more of them has lost its form, and none of them is."""
 DEEPEST_LIST = 8  # lists within lists that a tool may return; one that holds itself is deeper
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call gives, and its note for the log."""
+
+    parts: list[Part]
+    note: ToolCall
 
 
 @dataclass(frozen=True)
@@ -150,13 +157,16 @@ class Toolbox:
         sample, text = self._shown(record, answers)
         ruler = self.collator.ruler
         sizes = ruler.sizes(MediaSizes.of(sample))
+        # The sizes of the clips come first, then those of the images.
         clips = [(clip.info.times, size) for clip, size in zip(sample.videos, sizes, strict=False)]
-        return ruler.length_of(text, clips, sizes[len(clips) :]).tokens
+        image_sizes = sizes[len(clips) :]
+        return ruler.length_of(text, clips, image_sizes).tokens
 
     def _shown(self, record: Record, answers: Sequence[Sequence[Part]]) -> tuple[Sample, str]:
         """The answers as a sample, and its text with one token for each image and clip."""
-        clips = tuple(part for each in answers for part in each if isinstance(part, VideoClip))
-        images = tuple(part for each in answers for part in each if isinstance(part, Tensor))
+        parts = list(chain.from_iterable(answers))
+        clips = tuple(part for part in parts if isinstance(part, VideoClip))
+        images = tuple(part for part in parts if isinstance(part, Tensor))
         seen = replace(
             record,
             videos=tuple(clip.info.path for clip in clips),
@@ -167,7 +177,9 @@ class Toolbox:
         written = [[_written(part) for part in each] for each in answers]
         text = render_answer(self.collator.processor, written, self.collator.ruler.template_arguments)
         sample = Sample(seen, [], clips, images)
-        return (sample if self.alter is None else self.alter(sample)), text
+        if self.alter is not None:
+            sample = self.alter(sample)
+        return sample, text
 
 
 def _written(part: Part) -> dict[str, str]:
@@ -184,7 +196,10 @@ def parts_of(value: Any, depth: int = 0) -> list[Part]:
         TypeError: it is no frames, picture, text or list of these.
     """
     if isinstance(value, list | tuple) and depth <= DEEPEST_LIST:
-        return [part for each in value for part in parts_of(each, depth + 1)]
+        parts: list[Part] = []
+        for each in value:
+            parts += parts_of(each, depth + 1)
+        return parts
     if isinstance(value, VideoClip):
         return [value]
     if isinstance(value, Still):
@@ -240,6 +255,14 @@ class Conversation:
     environments: dict[type, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Processed:
+    """Answers to the calls of a turn, and their tokens and patches."""
+
+    answers: Sequence[Sequence[Part]]
+    sample: ProcessedSample
+
+
 @dataclass
 class Conversations:
     """The conversations with N completions that are sampled together.
@@ -249,21 +272,25 @@ class Conversations:
     Attributes:
         toolbox, encode: see ``Toolbox.begin``.
         each: N.
-        known: what was made before.
+        given: what tools gave, by what they see, their name and their arguments.
+        processed_answers: answers of turns as tokens and patches, by the clip and the parts of the answers.
+        encoded: the model inputs of these.
     """
 
     toolbox: Toolbox
     encode: Callable[[PromptBatch], PromptInputs] | None
     each: list[Conversation]
-    known: dict[Any, Any] = field(default_factory=dict)
+    given: dict[tuple[object, str, str], list[Part]] = field(default_factory=dict)
+    processed_answers: dict[tuple[object, ...], _Processed] = field(default_factory=dict)
+    encoded: dict[ProcessedSample, PromptInputs] = field(default_factory=dict)
 
     def select(self, rows: Sequence[int]) -> Conversations:
-        """Those with some of the completions."""
+        """The conversations with some of the completions, which share what was made before."""
         return replace(self, each=[self.each[row] for row in rows])
 
     @property
     def most_tokens(self) -> int:
-        """That tools append to a completion."""
+        """Most tokens that tools append to a completion."""
         return self.toolbox.options.look_tokens
 
     def answer(self, turns: Mapping[int, list[int]]) -> dict[int, PromptInputs]:
@@ -275,12 +302,16 @@ class Conversations:
         Returns:
             By their numbers, rows of tokens with media, whose positions count from 0.
         """
-        answers = {row: answer for row, ids in turns.items() if (answer := self.processed(row, ids))}
-        for answer in answers.values():
-            if answer not in self.known:  # each by itself: its features do not depend on what else is shown
+        appended = {}
+        for row, ids in turns.items():
+            answer = self.processed(row, ids)
+            if answer is None:
+                continue
+            if answer not in self.encoded:  # each by itself: its features do not depend on what else is shown
                 assert self.encode is not None
-                self.known[answer] = self.encode(self.toolbox.collator.join([answer]))
-        return {row: self.known[answer] for row, answer in answers.items()}
+                self.encoded[answer] = self.encode(self.toolbox.collator.join([answer]))
+            appended[row] = self.encoded[answer]
+        return appended
 
     def processed(self, row: int, ids: list[int]) -> ProcessedSample | None:
         """The answer to the newest turn of a completion. None where that has ended.
@@ -301,26 +332,32 @@ class Conversations:
             return None
         if len(calls) > MOST_CALLS:
             error = f"this turn has {len(calls)} calls, and a turn may have {MOST_CALLS}"
-            return self._answered(conversation, [], calls, error)
-        return self._answered(conversation, *self._executed(conversation, calls))
+            return self._answered(conversation, made=[], refused=calls, error=error)
+        made, refused, error = self._executed(conversation, calls)
+        return self._answered(conversation, made=made, refused=refused, error=error)
 
     def _left(self, conversation: Conversation) -> int:
+        """Tokens that tools may still append to a completion."""
         return self.most_tokens - conversation.tokens
 
     def _tokens(self, conversation: Conversation, answers: Sequence[Sequence[Part]]) -> int:
+        """Tokens that answers to the newest turn would append."""
         return self.toolbox.tokens(conversation.record, answers)
 
     def _executed(self, conversation: Conversation, calls: Sequence[Call]) -> tuple[list[Answer], Sequence[Call], str]:
         """The answers that fit, the calls that are refused because they do not, and the reason."""
         made: list[Answer] = []
-        left, before = self._left(conversation), 0
+        left = self._left(conversation)
+        tokens_before = 0
         for place, (name, arguments) in enumerate(calls):
-            made.append(self._execute(name, arguments, conversation))
-            tokens = self._tokens(conversation, [parts for parts, _ in made])
+            answer = self._execute(name, arguments, conversation)
+            tokens = self._tokens(conversation, [each.parts for each in (*made, answer)])
             if tokens > left:
-                error = f"this would take {tokens - before} tokens, and {left - before} are left: answer now"
-                return made[:-1], calls[place:], error
-            before = tokens
+                takes = tokens - tokens_before
+                error = f"this would take {takes} tokens, and {left - tokens_before} are left: answer now"
+                return made, calls[place:], error
+            made.append(answer)
+            tokens_before = tokens
         return made, [], ""
 
     def _answered(
@@ -333,64 +370,88 @@ class Conversations:
             refused: calls that share one refusal. Answers that leave no room for it are refused too.
             error: why.
         """
-        made, refused = list(made), list(refused)
-        sentence = [refusal(error, self.toolbox.added_tokens)]
+        made = list(made)
+        refused = list(refused)
+        sentence: list[Part] = [refusal(error, self.toolbox.added_tokens)]
         while True:
-            answers = [parts for parts, _ in made] + [sentence] * bool(refused)
+            answers = [each.parts for each in made]
+            if refused:
+                answers.append(sentence)
             if self._tokens(conversation, answers) <= self._left(conversation):
                 break
             if not made:
                 self._end(conversation, refused, error)
                 return None
-            _, call = made.pop()
-            refused.insert(0, (call.name, call.arguments))
-        answer = self._appended(conversation.record, answers)
-        tokens = len(answer.input_ids)
-        notes = [call for _, call in made] + [ToolCall(*call, error=error) for call in refused[:MOST_CALLS]]
+            last = made.pop().note
+            refused.insert(0, (last.name, last.arguments))
+        appended = self._appended(conversation.record, answers)
+        tokens = len(appended.input_ids)
+        notes = [each.note for each in made] + _refused_notes(refused, error)
         conversation.tokens += tokens
         conversation.calls.append(tuple(replace(note, tokens=tokens // len(notes)) for note in notes))
-        return answer
+        return appended
 
     def _end(self, conversation: Conversation, calls: Sequence[Call], error: str) -> None:
         """Notes the calls of a turn that nothing is appended to."""
-        conversation.calls.append(tuple(ToolCall(*call, error=error) for call in calls[:MOST_CALLS]))
+        conversation.calls.append(tuple(_refused_notes(calls, error)))
 
     def _execute(self, name: str, arguments: dict[str, Any], conversation: Conversation) -> Answer:
         """What a call gives, and its note. An error becomes a sentence for the model."""
-        started, call, tools = time.perf_counter(), ToolCall(name, arguments), self.toolbox.tools
+        started = time.perf_counter()
+        tools = self.toolbox.tools
+        note = ToolCall(name, arguments)
         try:
+            if not name:
+                raise ToolError("this call could not be read")
             if name not in tools:
-                unknown = f"there is no tool {quoted(name)}, only {', '.join(tools)}"
-                raise ToolError(unknown if name else "this call could not be read")
-            call = replace(call, arguments=tools[name].typed(arguments))
+                raise ToolError(f"there is no tool {quoted(name)}, only {', '.join(tools)}")
+            note = replace(note, arguments=tools[name].typed(arguments))
             # A tool that repeats its arguments would give them to the tokenizer.
-            if text_problem(json.dumps(call.arguments, ensure_ascii=False)):
+            if text_problem(json.dumps(note.arguments, ensure_ascii=False)):
                 raise ToolError(f"the arguments of {name} hold a special token")
-            parts = self._parts(tools[name], call.arguments, conversation)
+            parts = self._parts(tools[name], note.arguments, conversation)
         except ToolError as problem:
-            call = replace(call, error=str(problem), seconds=time.perf_counter() - started)
-            return [refusal(str(problem), self.toolbox.added_tokens)], call
+            note = replace(note, error=str(problem), seconds=time.perf_counter() - started)
+            return Answer([refusal(str(problem), self.toolbox.added_tokens)], note)
         clips = tuple(part.info for part in parts if isinstance(part, VideoClip))
         texts = [part for part in parts if isinstance(part, str)]
-        pictures, seconds = len(parts) - len(clips) - len(texts), time.perf_counter() - started
-        return parts, replace(call, clips=clips, pictures=pictures, text=" ".join(texts), seconds=seconds)
+        note = replace(
+            note,
+            clips=clips,
+            pictures=len(parts) - len(clips) - len(texts),
+            text=" ".join(texts),
+            seconds=time.perf_counter() - started,
+        )
+        return Answer(parts, note)
 
     def _parts(self, tool: Tool, arguments: Mapping[str, Any], conversation: Conversation) -> list[Part]:
+        """What a tool gives. The same call is executed once, unless it is a method of the completion's own object."""
         record = conversation.record
         if tool.environment is not None:
             return self.toolbox.run(tool, arguments, record, conversation.environments)
         # A tool of the user may read more of the record than its clip.
         seen = _clip(record) if tool.is_built_in else (record.where, record.id)
         key = (seen, tool.name, json.dumps(arguments, sort_keys=True))
-        if key not in self.known:
-            self.known[key] = self.toolbox.run(tool, arguments, record, {})
-        return self.known[key]
+        if key not in self.given:
+            self.given[key] = self.toolbox.run(tool, arguments, record, {})
+        return self.given[key]
 
     def _appended(self, record: Record, answers: Sequence[Sequence[Part]]) -> ProcessedSample:
-        key = (_clip(record), *(tuple(x if isinstance(x, str) else id(x) for x in parts) for parts in answers))
-        if key not in self.known:  # which keeps the objects, so that no others get their ids
-            self.known[key] = answers, self.toolbox.appended(record, answers)
-        return self.known[key][1]
+        """The answers to a turn as tokens and patches, made once for the same objects and equal texts."""
+        # Frames and pictures are compared by identity, which costs nothing. ``_Processed`` keeps them alive, so that no
+        # other object gets the id of one.
+        of_answers = []
+        for parts in answers:
+            of_answers.append(tuple(part if isinstance(part, str) else id(part) for part in parts))
+        key = (_clip(record), *of_answers)
+        if key not in self.processed_answers:
+            self.processed_answers[key] = _Processed(answers, self.toolbox.appended(record, answers))
+        return self.processed_answers[key].sample
+
+
+def _refused_notes(calls: Sequence[Call], error: str) -> list[ToolCall]:
+    """The notes of calls that were not executed, of ``MOST_CALLS`` at most."""
+    return [ToolCall(name, arguments, error=error) for name, arguments in calls[:MOST_CALLS]]
 
 
 def _clip(record: Record) -> str:

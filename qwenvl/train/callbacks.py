@@ -166,16 +166,28 @@ LONGEST_TEXT = 240  # characters of a text
 
 
 def group_lines(group: Sequence[Rollout]) -> Iterator[str]:
-    """The prompt, the solution, and each completion with its advantage, rewards and tokens, the best first."""
+    """The prompt, the solution, and each completion with its advantage, rewards and tokens, the best first.
+
+    Completions of the same text and reward have one line, with their number.
+    """
     first = group[0]
     question = next((message["text"] for message in reversed(first.prompt) if message["role"] == "user"), "")
     yield f"step {first.step}: {first.record_id}  {first.where}"
     yield from (f"  {name}: {_shortened(text)}" for name, text in (("prompt", question), ("solution", first.solution)))
+    alike: dict[tuple[float | None, str], list[Rollout]] = {}
     for row in sorted(group, key=lambda row: -(row.advantage or 0.0)):
-        rewards = {"reward": row.total, **row.rewards}
-        numbers = ", ".join(f"{name} {'none' if each is None else f'{each:.3g}'}" for name, each in rewards.items())
-        cut = ", cut off" if row.finish_reason == "length" else ""
-        yield f"  {row.advantage or 0.0:+.2f}  {numbers}, {row.tokens} tokens{cut}: {_shortened(row.completion)}"
+        alike.setdefault((row.total, row.completion), []).append(row)
+    for rows in alike.values():
+        yield _completion_line(rows[0], len(rows))
+
+
+def _completion_line(row: Rollout, times: int) -> str:
+    """A completion with its advantage, rewards and tokens, and how many of its group are alike."""
+    number = f"{times} alike, " if times > 1 else ""
+    rewards = {"reward": row.total, **row.rewards}
+    numbers = ", ".join(f"{name} {'none' if each is None else f'{each:.3g}'}" for name, each in rewards.items())
+    tokens = counted(row.tokens, "token") + (", cut off" if row.finish_reason == "length" else "")
+    return f"  {row.advantage or 0.0:+.2f}  {number}{numbers}, {tokens}: {_shortened(row.completion)}"
 
 
 def _shortened(text: str) -> str:

@@ -26,7 +26,13 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.data.saved_processor import processor_as_trained
-from qwenvl.model.loading import load_processor, parameter_groups, unwrap
+from qwenvl.model.loading import (
+    explained_misfit,
+    load_adapter_weights,
+    load_processor,
+    parameter_groups,
+    unwrap,
+)
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.run_lock import locked
@@ -43,7 +49,6 @@ from qwenvl.train.display.progress import display_closed
 from qwenvl.train.gradient_reach import GradientReach, let_gradients_into_the_tower
 from qwenvl.train.journal import Journal
 from qwenvl.train.run.checkpoints import (
-    explained_misfit,
     is_sealed,
     load_weights,
     read_state,
@@ -315,20 +320,28 @@ class PolicyTrainer(Trainer):
             self.reference.load(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if self._saves_whole_models():
-            load_weights(self.model, resume_from_checkpoint)
-        else:
+        if self._engine_loads():
             with explained_misfit(resume_from_checkpoint):
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
+        else:
+            self._load_saved(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
-        if self._saves_whole_models():
-            load_weights(self.model, self.state.best_model_checkpoint)
-        else:
+        if self._engine_loads():
             super()._load_best_model()
+        else:
+            self._load_saved(self.state.best_model_checkpoint)
 
-    def _saves_whole_models(self) -> bool:
-        return unwrap(self.model) is self.model and not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
+    def _load_saved(self, checkpoint: str) -> None:
+        """Load the weights or the adapter of a checkpoint, strictly, which the Trainer does not."""
+        if unwrap(self.model) is self.model:
+            load_weights(self.model, checkpoint)
+        else:
+            load_adapter_weights(self.model, checkpoint, trainable=True)
+
+    def _engine_loads(self) -> bool:
+        """Whether DeepSpeed or FSDP reads checkpoints, in its own form."""
+        return self.is_deepspeed_enabled or self.is_fsdp_enabled
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if state_dict is not None:  # engines gather a tied tensor once for each of its names

@@ -11,11 +11,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from qwenvl.commands.demo import main
 from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
-from qwenvl.demo.run import Demo, LookDemo, TimelineDemo, example
+from qwenvl.demo.run import Demo, LookDemo, TimelineDemo, example, take_one_thread
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.run_log.log import Rollout, RunLog, read_evaluation, read_metrics
 from tests.printed import commands_in, paste
@@ -56,6 +57,20 @@ def test_the_demo_trains_and_prints_paths_and_commands_that_work(tmp_path, monke
     for command in dict.fromkeys([*shown, *said]):
         if "--controls all" not in command:  # of every control on two models, which takes long
             paste(command, *(("--samples", "8", "--limit", "1") if " probe " in command else ()))
+
+
+def test_it_takes_one_thread_unless_the_user_has_said_how_many(monkeypatch):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        monkeypatch.setenv("OMP_NUM_THREADS", "3")
+        take_one_thread()
+        assert torch.get_num_threads() == 3
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        take_one_thread()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_example_is_the_first_record_answered_wrong_and_then_right(tmp_path):

@@ -105,7 +105,9 @@ def test_an_evaluation_continues_after_an_interruption_and_refuses_other_setting
         assert f"{name} here" in error, error
     # More models and controls are added. The last block of the first model is not whole without the clip as text.
     other, out[1] = str(tiny_checkpoint(initializer_range=0.1, seed=1)), "blank,text_only"
+    capsys.readouterr()
     assert main([words[0], other, *words[1:], *out]) == 0
+    assert capsys.readouterr().err.count("reading the records") == 1, "once for both models"
     assert len(asked(tmp_path)) == 2 * (4 + 8) and len(read_evaluation(cut)["models"]) == 2
     assert len(read_samples(cut)) == 2 * 2 * 8
     assert main([*words, "--limit", "2", *out[2:], "--fresh"]) == 0

@@ -188,7 +188,7 @@ LARGER = Finding("too easy", "", flags=("--grpo_sample_size", "16"))
         (LARGER, [MODEL, DATA, "--samples", "8"], None, f"qwenvl probe m '{DATA}' --grpo_sample_size 16 --samples 16"),
         (WIDER, [MODEL, DATA, "--generation-top-p=0.9"], None, f"qwenvl probe m '{DATA}' --generation_top_p 1.0"),
         (STUCK, [MODEL, DATA, "--video_max_frames", "4"], None,
-         f"qwenvl preview '{DATA}' --n 8 --model m --video_max_frames=4"),
+         f"qwenvl preview '{DATA}' --n 8 --model m --video_max_frames 4"),
         (GOOD, [MODEL, DATA, "--seed", "3", "--samples", "16"], None,
          f"qwenvl train --model_name_or_path m --dataset_use '{DATA}' --seed 3 --output_dir runs/my-set"),
         (GOOD, [MODEL, DATA], "base", "qwenvl train --model_name_or_path base --lora_enable --start_from_weights m "

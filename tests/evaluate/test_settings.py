@@ -1,7 +1,9 @@
 """What command lines mean: models, runs, adapters, the settings that come with them, and settings files."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import save_file
@@ -10,6 +12,8 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.data.records.parse import ReadOptions
+from qwenvl.evaluate import respondent as respondent_module
+from qwenvl.evaluate import settings as settings_module
 from qwenvl.evaluate.protocol import fingerprint, trained_otherwise
 from qwenvl.evaluate.settings import config_for, evaluation_request, named_models, probe_request
 from qwenvl.run_log.log import RunLog
@@ -206,6 +210,63 @@ def test_a_text_saved_beside_weights_cannot_become_a_flag(tmp_path, name):
         config_for(model, [])
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{}", 'expected an object with "config"'),
+        ("[]", 'expected an object with "config"'),
+        ('{"config": null}', 'expected an object with "config"'),
+        ('{"config": {}, "earlier_starts": 5}', "earlier_starts must be a list, got 5"),
+        ('{"config": {}, "finished": "x"}', 'finished must be an integer, got "x"'),
+        ("{", "not JSON"),
+    ],
+)
+def test_a_damaged_run_json_is_told_in_a_line(content, problem, run):
+    (run / "run.json").write_text(content)
+    with pytest.raises(ValueError) as error:
+        evaluation_request([str(run), "data.json"])
+    assert str(error.value).startswith(f"{run / 'run.json'}: ") and problem in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def changed_settings(**changes):
+    """The text of saved prompt settings with other entries."""
+    saved = asdict(PromptSettings(FrameOptions(), PromptOptions()))
+    return json.dumps(saved | changes)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{", "Expecting"),
+        ("[1]", "the file: expected an object, got list"),
+        ("{}", "the file: frames is missing"),
+        (changed_settings(newer=1), "the file: unknown entry 'newer'"),
+        (changed_settings(frames=[1]), "frames: expected an object, got list"),
+        (changed_settings(frames={"newer": 1}), "frames: unknown entry 'newer'"),
+        (changed_settings(frames={"video_max_frames": "x"}), "frames: video_max_frames must be an integer, got 'x'"),
+        (changed_settings(prompts=5), "prompts: expected an object, got int"),
+        (changed_settings(framing=[1]), "framing: expected an object, got list"),
+        (changed_settings(framing={"kinds": 5}), "framing: kinds must be a list of texts, got 5"),
+        (changed_settings(framing={"kinds": [[1]]}), "framing: kinds must be a list of texts, got [[1]]"),
+        (changed_settings(framing={"between": 5}), "framing: between must be a text, got 5"),
+        (changed_settings(framing={"newer": 5}), "framing: unknown entry 'newer'"),
+    ],
+)
+def test_damaged_prompt_settings_are_told_in_a_line(content, problem, run):
+    file = run / "prompt_settings.json"
+    file.write_text(content)
+    with pytest.raises(ValueError) as error:
+        evaluation_request([str(run), "data.json"])
+    assert str(error.value).startswith(f"{file}: ") and problem in str(error.value), str(error.value)
+    assert "\n" not in str(error.value) and "--" not in str(error.value)
+
+
+def test_prompt_settings_of_an_earlier_version_are_read(run):
+    (run / "prompt_settings.json").write_text('{"frames": {"video_max_frames": 6}, "prompts": {}}')
+    assert PromptSettings.load(run) == PromptSettings(FrameOptions(video_max_frames=6), PromptOptions())
+
+
 def test_a_word_of_a_list_of_a_run_cannot_become_a_flag(run):
     config = json.loads((run / "run.json").read_text())
     config["config"]["stop_strings"] = ["a", "--external_plugins", "evil.py"]
@@ -221,3 +282,16 @@ def test_a_command_without_scores_takes_no_reward_files_of_a_run(run):
     [model] = named_models([str(run)])
     assert config_for(model, [], scores=False).external_plugins is None
     assert config_for(model, []).external_plugins == ["evil.py"]
+
+
+def test_a_question_whose_list_of_steps_nobody_fills_in_is_refused(tmp_path):
+    (tmp_path / "question.txt").write_text("Which?\n{steps}")
+    with pytest.raises(ValueError, match=r"question\.txt: .*\{steps\}.*from-folder"):
+        settings_module.record_of([], str(tmp_path / "question.txt"), None, None)
+
+
+def test_a_file_gets_a_line_now_and_then_in_place_of_a_bar(monkeypatch, capsys):
+    seconds = iter([0.0, 4.0, 11.0, 11.0, 15.0])  # the start, each item, and after a line once more
+    monkeypatch.setattr(respondent_module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    assert list(respondent_module.with_progress("abc", 3, "run")) == ["a", "b", "c"]
+    assert capsys.readouterr().err == "run: 2 of 3 prompts\n"

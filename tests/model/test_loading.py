@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
@@ -21,6 +21,7 @@ from qwenvl.model.loading import (
     apply_tuning,
     base_of_adapter,
     four_bit_settings,
+    load_adapter_weights,
     load_model,
     load_processor,
     lora_config,
@@ -31,6 +32,7 @@ from qwenvl.model.loading import (
     resolve_attention,
     settle_router,
     unwrap,
+    with_adapter,
 )
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.weight_files import has_weights, weights_problem
@@ -179,9 +181,15 @@ def test_an_adapter_alone_names_its_model(tiny_pair, tmp_path):
     with pytest.raises(ValueError, match=f"--model_name_or_path {base} --lora_enable --start_from_weights {tmp_path}"):
         load_model(tmp_path)
     file = tmp_path / "adapter_config.json"
-    file.write_text('{"r": 2}')
-    with pytest.raises(ValueError, match=r"adapter_config\.json: expected the model"):
-        base_of_adapter(tmp_path)
+    for text, problem in (
+        ('{"r": 2}', "expected the model that the adapter belongs to in base_model_name_or_path, got none"),
+        ('{"base_model_name_or_path": 5}', "in base_model_name_or_path, got 5"),
+        ("[1]", "expected an object, got list"),
+        ("{", "not JSON"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=rf"adapter_config\.json: .*{problem}"):
+            base_of_adapter(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -300,6 +308,94 @@ def test_layers_of_the_language_model_are_packed_and_adapters_learn(tiny_checkpo
     adapted(input_ids=ids, labels=ids).loss.backward()
     learned = [name for name, each in adapted.named_parameters() if each.grad is not None and each.grad.abs().max() > 0]
     assert learned and all(".lora_B" in name for name in learned)  # the other half has gradients of 0 at first
+
+
+# ---- adapters that are loaded
+
+
+@pytest.fixture
+def saved_adapter(tiny_pair, tmp_path):
+    """A folder with a random adapter of all q_proj of the language model, and a fresh copy of the model under it."""
+    model, _ = tiny_pair()
+    config = LoraConfig(r=2, target_modules=r".*language_model.*\.q_proj", init_lora_weights=False)
+    get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter", lambda: load_model(model.name_or_path)
+
+
+def test_an_adapter_is_loaded_whole(saved_adapter):
+    folder, base = saved_adapter
+    weights = load_file(folder / "adapter_model.safetensors")
+    adapted = with_adapter(base(), folder)
+    assert {name: value.tolist() for name, value in get_peft_model_state_dict(adapted).items()} == {
+        name: value.tolist() for name, value in weights.items()
+    }
+    assert not any(parameter.requires_grad for parameter in adapted.parameters()) and not adapted.training
+
+
+def first_layer_alone(weights):
+    return {name: value for name, value in weights.items() if "layers.0." in name}
+
+
+def without_prefix(weights):
+    return {name.removeprefix("base_model.model."): value for name, value in weights.items()}
+
+
+def with_one_more(weights):
+    return {**weights, "base_model.model.head.lora_A.weight": torch.zeros(2, 4)}
+
+
+@pytest.mark.parametrize("change", [first_layer_alone, without_prefix, with_one_more])
+@pytest.mark.parametrize("trainable", [False, True], ids=["read", "trained on"])
+def test_an_adapter_whose_weights_have_other_names_is_refused(change, trainable, saved_adapter):
+    folder, base = saved_adapter
+    file = folder / "adapter_model.safetensors"
+    whole = load_file(file)
+    changed = change(whole)
+    adapted = with_adapter(base(), folder)
+    save_file(changed, file)
+    missing, unknown = sorted(whole.keys() - changed.keys()), sorted(changed.keys() - whole.keys())
+    with pytest.raises(MisfitError) as error:
+        load_adapter_weights(adapted, folder, trainable=True) if trainable else with_adapter(base(), folder)
+    told = str(error.value)
+    assert "\n" not in told
+    expected = []
+    if missing:
+        expected.append(f"{len(missing)} of {len(whole)} weights of the adapter are missing, such as {missing[0]}")
+    if unknown:
+        expected.append(f"{len(unknown)} of {len(changed)} weights in the file are unknown, such as {unknown[0]}")
+    assert told.startswith(f"{file}: {'; '.join(expected)}; ")
+
+
+def test_an_adapter_with_a_module_of_its_own_must_have_it(tiny_pair, tmp_path):
+    model, _ = tiny_pair()
+    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["merger"])
+    get_peft_model(model, config).save_pretrained(tmp_path)
+    with_adapter(load_model(model.name_or_path), tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if "merger" not in name}, file)
+    with pytest.raises(MisfitError, match=r"adapter_model\.safetensors: .*merger.* is missing"):
+        with_adapter(load_model(model.name_or_path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"peft_type": "NEWER"}, "PEFT can't make this adapter: KeyError: 'NEWER'"),
+        ({"peft_type": ["LORA"]}, "PEFT can't make this adapter: TypeError"),
+        ({"r": "2"}, "PEFT can't make this adapter: TypeError"),
+        ({"target_modules": ["none"]}, "PEFT can't make this adapter: "),
+        ({"target_modules": r".*language_model.*layers\.0.*\.q_proj"}, "weights in the file are unknown"),
+        ({"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 2}, "PROMPT_TUNING adds tokens to prompts"),
+    ],
+    ids=str,
+)
+def test_settings_of_an_adapter_that_can_not_be_used_are_told_in_a_line(changes, problem, saved_adapter):
+    folder, base = saved_adapter
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError) as error:
+        with_adapter(base(), folder)
+    assert problem in str(error.value) and str(folder) in str(error.value) and "\n" not in str(error.value)
 
 
 # ---- adapters merged into weights (tests/train/test_merge.py compares logits)

@@ -1,11 +1,14 @@
 import asyncio
+import copy
 import math
 import os
+import signal
 import sys
 
 import numpy as np
 import pytest
 import torch
+from transformers import TrainerState
 
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.function import RewardFunction
@@ -223,6 +226,141 @@ def test_sys_exit_in_a_function_is_a_failure(function):
         rubric(function).score(["a"], {"id": ["r1"]})
 
 
+class OwnEnd(BaseException):
+    """Neither an Exception nor known to asyncio."""
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit, OwnEnd])
+def test_whatever_a_coroutine_raises_is_a_failure_of_its_rows(kind):
+    async def ends(completions, bad, **columns):
+        await asyncio.sleep(0)
+        if any(bad):
+            raise kind
+        return [1.0] * len(completions)
+
+    both = rubric(ends, length, on_error="skip")
+    assert both.score(["aa", "b"], {"bad": [False, True]}).components == [[1.0, None], [2.0, 1.0]]
+    assert both.score(["aa", "b"], {"bad": [False, False]}).components[0] == [1.0, 1.0], "its loop goes on"
+    with pytest.raises(RewardError, match=rf"\"ends\" failed on record 'r1': .*{kind.__name__}.*test_rubric.py, line"):
+        rubric(ends).score(["a"], {"id": ["r1"], "bad": [True]})
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, OwnEnd])
+def test_whatever_a_plain_function_raises_is_a_failure_of_its_rows(kind):
+    def ends(completions, bad, **columns):
+        if any(bad):
+            raise kind
+        return [1.0] * len(completions)
+
+    assert rubric(ends, on_error="skip").values(["a", "b"], {"bad": [False, True]}) == [[1.0, None]]
+    with pytest.raises(RewardError, match=rf"\"ends\" failed on record 'r1': {kind.__name__}.*test_rubric.py, line"):
+        rubric(ends).score(["a"], {"id": ["r1"], "bad": [True]})
+
+
+def test_ctrl_c_during_a_plain_function_ends_the_run():
+    def slow(completions, **columns):
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:  # Python takes the signal at one of the next instructions
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        rubric(slow, on_error="skip").score(["a"], {})
+
+
+class Wordless(RuntimeError):
+    def __str__(self):
+        raise KeyError("no words")
+
+
+def test_an_error_without_a_text_is_named():
+    def wordless(completions, **columns):
+        raise Wordless
+
+    said = r"\"wordless\" failed on record 'r1': Wordless: no text, its __str__ raised KeyError \(test_rubric.py"
+    with pytest.raises(RewardError, match=said):
+        rubric(wordless).score(["a"], {"id": ["r1"]})
+
+
+def leaves_no_grad():
+    torch.set_grad_enabled(False)
+
+
+def leaves_float64():
+    torch.set_default_dtype(torch.float64)
+
+
+def leaves_meta():
+    torch.set_default_device("meta")
+
+
+def leaves_a_low_limit():
+    sys.setrecursionlimit(sys.getrecursionlimit() - 100)
+
+
+@pytest.fixture
+def settings_now():
+    def settings():
+        where = torch.get_default_device()
+        return torch.is_grad_enabled(), torch.get_default_dtype(), where, sys.getrecursionlimit()
+
+    grad, dtype, _, limit = settings()
+    yield settings
+    sys.setrecursionlimit(limit)
+    torch.set_grad_enabled(grad)
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("change", [leaves_no_grad, leaves_float64, leaves_meta, leaves_a_low_limit])
+def test_settings_of_the_process_are_as_before_a_call(settings_now, change, fails, is_async):
+    seen = []
+
+    def careless(completions, **columns):
+        change()
+        if fails:
+            raise ValueError
+        return [0.0] * len(completions)
+
+    async def later(completions, **columns):
+        return careless(completions)
+
+    def witness(completions, **columns):
+        seen.append(settings_now())
+        return [0.0] * len(completions)
+
+    before = settings_now()
+    scored = rubric(later if is_async else careless, witness, on_error="skip").score(["a", "b"], {})
+    assert seen == [before] and settings_now() == before
+    assert scored.total.dtype == torch.float32 and scored.total.device.type == "cpu"
+
+
+async def stops_the_loop(completions, **columns):
+    asyncio.get_running_loop().stop()
+    return [1.0]
+
+
+async def interrupts_the_loop(completions, **columns):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    asyncio.get_running_loop().call_soon(interrupt)
+    return [1.0]
+
+
+ENDS_OF_LOOPS = [(stops_the_loop, "stop()"), (interrupts_the_loop, "KeyboardInterrupt")]
+
+
+@pytest.mark.parametrize(("function", "cause"), ENDS_OF_LOOPS)
+def test_an_event_loop_that_ends_is_an_error_that_names_the_function(function, cause):
+    ended = rubric(function)
+    for _ in range(2):  # a second call would wait for the ended loop too
+        with pytest.raises(RewardError, match=f'reward "{function.__name__}": the event loop') as e:
+            ended.score(["a"], {})
+        assert cause in str(e.value)
+
+
 def test_a_reward_that_changes_its_arguments_changes_nothing_for_others():
     def vandal(completions, **columns):
         completions.clear()
@@ -242,6 +380,36 @@ def test_a_reward_that_changes_its_arguments_changes_nothing_for_others():
     untouched = [["x", "y"], [{"steps": ["one"]}, {"span": ([1], {2})}], ["a", "b"]]
     assert seen == [untouched]
     assert columns == {"meta": untouched[1], "id": ["a", "b"]}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_function_gets_a_copy_of_the_state_of_the_trainer(is_async):
+    def state():
+        made = TrainerState(global_step=7, max_steps=9, trial_params={"lr": 1.0})
+        made.log_history = [{"loss": 0.5}, {"kl": 0.1}]
+        made.stateful_callbacks = {"ExportableCallback": {"args": {"patience": 3}}}
+        return made
+
+    seen = []
+
+    def vandal(completions, trainer_state):
+        seen.append(copy.deepcopy(trainer_state))
+        trainer_state.global_step = trainer_state.max_steps = 1000
+        trainer_state.log_history[0]["loss"] = 0.0
+        trainer_state.log_history.clear()
+        trainer_state.trial_params["lr"] = 2.0
+        trainer_state.stateful_callbacks["ExportableCallback"]["args"].clear()
+        return [0.0]
+
+    async def later(completions, trainer_state):
+        return vandal(completions, trainer_state)
+
+    real = state()
+    scores = rubric(later if is_async else vandal)
+    for _ in range(2):
+        scores.score(["a"], {}, trainer_state=real)
+    assert real == state()
+    assert seen == [state(), state()]
 
 
 def _left(end: str) -> list[float]:

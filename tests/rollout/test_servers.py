@@ -166,7 +166,7 @@ server.serve_forever()
 COMMAND = [sys.executable, "-c", CHILD]
 
 
-def test_a_child_is_started_killed_and_started_again():
+def test_a_child_is_started_killed_and_started_again(capsys):
     server = ColocatedServer(["model"], CPU, command=COMMAND)
     assert server._process is None  # it starts when it is first needed
     boots = []
@@ -177,6 +177,8 @@ def test_a_child_is_started_killed_and_started_again():
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     assert boots[0] == boots[1] != boots[2] == boots[3]
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0].split(" after")[0] for line in told] == 2 * ["starting vLLM", "vLLM has started"]
     server.health()
     last = server._process
     del server

@@ -114,12 +114,12 @@ def test_the_page_has_the_tables_of_the_evaluation(evaluation, tmp_path):
     page = write_evaluation(evaluation, tmp_path / "out", RewardsReading()).page.read_text()
     rows = [" ".join(re.sub(r"<[^>]+>", " ", row).split()) for row in re.findall(r"<tr>.*?</tr>", page)]
     assert "base as it is 0.500 [0.400, 0.600] 0.500 [0.400, 0.600] 25.0 % 0.0 % 7" in rows
-    assert "tuned another clip 0.500 [0.400, 0.600] 0.500 [0.400, 0.600] 25.0 % – 7" in rows
+    assert "tuned another clip * 0.500 [0.400, 0.600] 0.500 [0.400, 0.600] 25.0 % – 7" in rows
     assert "tuned − base as it is +0.125 [+0.025, +0.225] +0.125 [+0.025, +0.225] 1 1 1" in rows
     assert "tuned grey frames +0.250 [+0.150, +0.350] –" in rows
     assert "tuned another clip * +0.250 [+0.150, +0.350] –" in rows
     assert "tuned, another clip: not comparable, 50.0 % of the completions have no answer." in page
-    assert "held &lt;out&gt;.json" in page and '<code title="0123456789">01234567</code>' in page
+    assert ">&lt;out&gt;.json<" in page and "<out>" not in page and '<code title="0123456789">01234567</code>' in page
     assert page.count('class="point run-0" style="left:50.00%"') == 3  # of three controls, from 0 to 1
     assert "<dd>one every 2 s, 4 to 8 of a clip, decoded by pyav</dd>" in page
     # the same evaluation gives the same files

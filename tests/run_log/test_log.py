@@ -145,6 +145,18 @@ def test_a_missing_or_damaged_file_is_an_error_with_its_line(tmp_path, read, nam
 # ---- evaluations
 
 
+def test_files_beside_those_of_the_processes_are_left_alone(tmp_path):
+    RunLog(tmp_path).log_rollouts([rollout()])
+    RunLog(tmp_path, rank=1, world_size=2).log_rollouts([rollout(sample=1)])
+    copies = [tmp_path / "rollouts" / f"rank-{name}.jsonl" for name in ("x", "0-copy", "01", "")]
+    for copy in copies:
+        copy.write_text("mine\n")
+    assert [row.sample for row in read_rollouts(tmp_path)] == [0, 1]
+    RunLog(tmp_path).begin(1)
+    assert [row.sample for row in read_rollouts(tmp_path)] == [0, 1], "a rank beyond the world keeps its earlier steps"
+    assert all(copy.read_text() == "mine\n" for copy in copies)
+
+
 def test_an_evaluation_is_read_back(tmp_path):
     log = EvaluationLog(tmp_path / "new")
     log.begin({"models": []})

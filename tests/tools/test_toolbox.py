@@ -20,7 +20,7 @@ from qwenvl.tools.calls import calls_in
 from qwenvl.tools.errors import ToolError
 from qwenvl.tools.functions import Video, resolve_tools, schemas_of
 from qwenvl.tools.options import ToolOptions
-from qwenvl.tools.toolbox import MOST_CALLS, Toolbox
+from qwenvl.tools.toolbox import MOST_CALLS, Conversations, Toolbox
 
 END = "<|im_end|>"
 JSON_CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
@@ -514,7 +514,12 @@ def test_prompts_offer_the_tools_also_where_the_template_knows_none(world):
 
 def test_controls_change_what_looks_show(world):
     made = world(look_frames=4, max_turns=9)
-    under = lambda control: replace(made.conversations, toolbox=toolbox_under(control, made.toolbox, 0), known={})
+
+    def under(control):
+        """The same conversations under a control, with nothing made before."""
+        toolbox = toolbox_under(control, made.toolbox, 0)
+        return Conversations(toolbox, made.conversations.encode, made.conversations.each)
+
     turn = {0: made.toolbox.collator.processor.tokenizer(look(1, 2))["input_ids"]}
     as_asked, grey, elsewhere, refused = (
         under(control).answer(turn)[0] for control in ("none", "blank", "other_span", "no_look")

@@ -302,7 +302,7 @@ def test_the_page_has_spans_steps_and_files_of_a_question_for_a_timeline(there):
     assert row["timeline"] == {"length": 3.0, "spans": []}  # the tiny model has said nothing that is a span
     assert len(row["vote_spans"]) == len(row["votes"])
     assert not Path("labels/clips").exists()  # browsers play these clips
-    page = Path("labels/index.html").read_text()
+    page = re.sub(r"</?span[^>]*>", "", Path("labels/index.html").read_text())  # around each word
     assert "--reward_funcs timeline_iou" in page  # of the command that trains on the saved labels
 
 

@@ -428,7 +428,10 @@ def test_refusals_reveal_neither_the_root_nor_the_contents_of_files(running, mad
     link.unlink(missing_ok=True)
     link.symlink_to(made_media / "outside.png")
     (root / "empty").mkdir(exist_ok=True)
+    (root / "torn").mkdir()
+    (root / "torn" / "0.png").write_bytes(b"S3CRET")
     names = ("words.mp4", "words.png", "none.mp4", "../secret.txt", "link.mp4", "frames", "empty", ".", "/etc/passwd")
+    names += ("torn",)
     for url in names:
         for part in (video(url), image(url), video(f"file://{root}/{url}")):
             status, answer = raw(running, "POST", CHAT, ask([part]))

@@ -104,8 +104,8 @@ class FrameFolder(Clip):
         files: the path of each frame.
 
     Raises:
-        BadMediaError: there are no images, or ``times`` has another length. ``parts`` raises it for a bad image, and
-            where sizes differ.
+        BadMediaError: there are no images, or they can't be listed, or ``times`` has another length. ``parts`` raises
+            it for a bad image, and where sizes differ.
     """
 
     def __init__(
@@ -148,6 +148,9 @@ class FrameFolder(Clip):
 
 
 def _images_of(folder: Path) -> list[str]:
-    files = [file for file in folder.iterdir() if file.suffix.lower() in FRAME_SUFFIXES]
+    try:
+        files = [file for file in folder.iterdir() if file.suffix.lower() in FRAME_SUFFIXES]
+    except OSError as error:  # it is gone by now, or may not be read
+        raise BadMediaError(str(folder), f"a folder that can't be read: {error.strerror}") from None
     numbers = lambda file: [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", file.name)]
     return [str(file) for file in sorted(files, key=numbers)]

@@ -369,11 +369,20 @@ def serve(backend: str, descriptor: str) -> Callable[[tuple[str, Any]], Any]:
             return clip.frame_times, clip.duration, clip.size
         except (MemoryError, BadMediaError, IndexError) as error:
             # FFmpeg takes a packet whose frame it has no memory for to be damaged, or leaves its frame out.
-            needed = LEAST_BYTES if clip is None else 3 * math.prod(clip.size)
-            full = isinstance(error, BadMediaError) and _no_room_for(needed)
+            full = isinstance(error, BadMediaError) and _no_room_for(_bytes_of_frame(clip))
             return MemoryError() if full or isinstance(error, MemoryError) else error
 
     return answer
+
+
+def _bytes_of_frame(clip: Clip | None) -> int:
+    """The bytes of a frame of a clip. ``LEAST_BYTES`` where none is open, or its size can't be read."""
+    if clip is None:
+        return LEAST_BYTES
+    try:
+        return 3 * math.prod(clip.size)
+    except BadMediaError:  # the size of a folder of frames is read from its first picture
+        return LEAST_BYTES
 
 
 def _no_room_for(needed: int) -> bool:

@@ -17,9 +17,10 @@ with (``seq_idx`` or ``initial_states`` of ``causal_conv1d``), not both, so that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,15 @@ class State:
     """
 
     def __init__(self, inputs: Tensor | None = None, matrices: Tensor | None = None):
-        self.inputs, self.matrices = inputs, matrices
+        self.inputs = inputs
+        self.matrices = matrices
+
+    @classmethod
+    def stack(cls, states: Sequence[State]) -> State:
+        """The states of single rows, which lack the dimension of rows, as one state."""
+        inputs = torch.stack([each.known()[0] for each in states])
+        matrices = torch.stack([each.known()[1] for each in states])
+        return cls(inputs, matrices)
 
     def known(self) -> tuple[Tensor, Tensor]:
         """``inputs`` and ``matrices``.
@@ -50,14 +59,33 @@ class State:
             raise ValueError("there is no state before the first token")
         return self.inputs, self.matrices
 
-    def expand(self, group_size: int) -> tuple[Tensor, Tensor]:
-        """``inputs`` and ``matrices`` as rows x G x .., each row G times without a copy."""
-        inputs, matrices = (x[:, None].expand(-1, group_size, *x.shape[1:]) for x in self.known())
-        return inputs, matrices
+    def expand(self, group_size: int) -> State:
+        """The state as rows x G, each row G times without a copy."""
+        inputs, matrices = self.known()
+        return State(
+            inputs[:, None].expand(-1, group_size, *inputs.shape[1:]),
+            matrices[:, None].expand(-1, group_size, *matrices.shape[1:]),
+        )
 
     def flatten(self) -> State:
-        """Views whose rows are P G, of a state whose rows are P x G."""
-        return State(*(x.flatten(0, 1) for x in self.known()))
+        """The state with P G rows, of one with P x G. Views, where there can be."""
+        inputs, matrices = self.known()
+        return State(inputs.flatten(0, 1), matrices.flatten(0, 1))
+
+    def contiguous(self) -> State:
+        """The same with contiguous tensors."""
+        inputs, matrices = self.known()
+        return State(inputs.contiguous(), matrices.contiguous())
+
+    def at(self, rows: Any) -> State:
+        """The state of some rows, by any index that tensors take."""
+        inputs, matrices = self.known()
+        return State(inputs[rows], matrices[rows])
+
+    def clone(self) -> State:
+        """A copy."""
+        inputs, matrices = self.known()
+        return State(inputs.clone(), matrices.clone())
 
     def recur(self, layer: int, forward: Layer, hidden: Tensor) -> Tensor:
         """Goes on by a token for each slot, P G x 1 x width. Written in operations that a compiler fuses.

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from qwenvl.model.sharing.linear_attention import Layer, Padding, State
 from qwenvl.model.sharing.varlen import Spans, kernel_for, merge
+
+
+class KeysValues(NamedTuple):
+    """Keys and values of the same tokens."""
+
+    keys: Tensor
+    values: Tensor
 
 
 @dataclass(frozen=True)
@@ -122,13 +130,14 @@ class Parked:
     """
 
     prompt: int
-    own: dict[int, tuple[Tensor, ...]]
+    own: dict[int, KeysValues]
     states: dict[int, State]
 
     @property
     def length(self) -> int:
         """Tokens that the cache has of it."""
-        return len(next(iter(self.own.values()))[0])
+        of_a_layer = next(iter(self.own.values()))
+        return len(of_a_layer.keys)
 
 
 @dataclass(frozen=True)
@@ -141,7 +150,7 @@ class _KeptPrompts:
     """
 
     lengths: tuple[int, ...]
-    of_layers: dict[int, tuple[Tensor, ...]]
+    of_layers: dict[int, KeysValues]
 
 
 @dataclass(frozen=True)
@@ -170,7 +179,7 @@ class _Resuming:
     history: Spans
     groups: Spans
     prompts: Spans
-    of_prompts: dict[int, tuple[Tensor, ...]]
+    of_prompts: dict[int, KeysValues]
     grid: Tensor
     filled: Tensor
     first: Tensor
@@ -179,22 +188,42 @@ class _Resuming:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Attention of the new tokens over their prompts, over the tokens before them, and over each other."""
         kernel = kernel_for(q)
-        lengths = self.prompts.offsets.diff().tolist()
-        first_k, first_v = (
-            torch.cat([own[:, :length].transpose(0, 1) for own, length in zip(x, lengths, strict=True)])
-            for x in self.of_prompts[layer]
+        prompt_k = self._end_to_end(self.of_prompts[layer].keys)
+        prompt_v = self._end_to_end(self.of_prompts[layer].values)
+        kept_k = torch.cat([each.own[layer].keys for each in self.parked])
+        kept_v = torch.cat([each.own[layer].values for each in self.parked])
+        # Three parts of one softmax, merged by their log-sum-exps.
+        of_prompt, prompt_lse = kernel.forward(
+            q, prompt_k, prompt_v, self.groups, self.prompts, causal=False, scale=scale
         )
-        kept_k, kept_v = (torch.cat(parts) for parts in zip(*(each.own[layer] for each in self.parked), strict=True))
-        of_prompt = kernel.forward(q, first_k, first_v, self.groups, self.prompts, causal=False, scale=scale)
-        of_kept = kernel.forward(q, kept_k, kept_v, self.fresh, self.history, causal=False, scale=scale)
-        of_fresh = kernel.forward(q, k, v, self.fresh, self.fresh, causal=True, scale=scale)
-        return merge(*merge(*of_prompt, *of_kept), *of_fresh)[0]
+        of_kept, kept_lse = kernel.forward(q, kept_k, kept_v, self.fresh, self.history, causal=False, scale=scale)
+        of_fresh, fresh_lse = kernel.forward(q, k, v, self.fresh, self.fresh, causal=True, scale=scale)
+        before, before_lse = merge(of_prompt, prompt_lse, of_kept, kept_lse)
+        out, _ = merge(before, before_lse, of_fresh, fresh_lse)
+        return out
 
-    def laid_out(self, layer: int, which: int, new: Tensor, room: int) -> Tensor:
-        """Keys (0) or values (1), old and new, as P x heads x G x (width + room) x D, so that all end in one column."""
+    def _end_to_end(self, of_prompts: Tensor) -> Tensor:
+        """P x key-value heads x L x D, with padding, to the tokens of all prompts x key-value heads x D."""
+        lengths = self.prompts.offsets.diff().tolist()
+        return torch.cat([own[:, :length].transpose(0, 1) for own, length in zip(of_prompts, lengths, strict=True)])
+
+    def laid_out(self, layer: int, keys: Tensor, values: Tensor, room: int) -> KeysValues:
+        """Keys and values, those kept and new ones, as ``own_keys`` of ``LayerCache``, with room for more tokens.
+
+        Args:
+            keys, values: of the new tokens, S x key-value heads x D.
+            room: tokens that each completion may have besides.
+        """
+        return KeysValues(
+            self._in_columns([each.own[layer].keys for each in self.parked], keys, room),
+            self._in_columns([each.own[layer].values for each in self.parked], values, room),
+        )
+
+    def _in_columns(self, kept: Sequence[Tensor], new: Tensor, room: int) -> Tensor:
+        """Old and new tokens as P x heads x G x (width + room) x D, so that those of all end in one column."""
         rows = new.new_zeros(len(self.parked), self.width + room, *new.shape[1:])
-        for n, (each, own) in enumerate(zip(self.parked, self.fresh.slices(), strict=True)):
-            tokens = torch.cat([each.own[layer][which], new[own]])
+        for n, own in enumerate(self.fresh.slices()):
+            tokens = torch.cat([kept[n], new[own]])
             rows[n, self.width - len(tokens) : self.width] = tokens
         return _laid_out(rows[self.grid].permute(0, 3, 1, 2, 4))
 
@@ -203,18 +232,19 @@ class _Resuming:
 
         Completions with as many new tokens run together: padding would move a state.
         """
-        out, after = torch.empty_like(hidden), list[State]([State()]) * len(self.parked)
-        spans, lengths = self.fresh.slices(), self.fresh.offsets.diff().tolist()
+        out = torch.empty_like(hidden)
+        after: dict[int, State] = {}  # behind each of the R
+        spans = self.fresh.slices()
+        lengths = self.fresh.offsets.diff().tolist()
         for length in sorted(set(lengths)):
             rows = [n for n, own in enumerate(lengths) if own == length]
-            before = [self.parked[n].states[layer] for n in rows]
-            state = State(*map(torch.stack, zip(*(each.known() for each in before), strict=True)))
-            made = forward(torch.stack([hidden[0, spans[n]] for n in rows]), state)
+            state = State.stack([self.parked[n].states[layer] for n in rows])
+            made = forward(torch.stack([hidden[0, spans[n]] for n in rows]), state)  # which moves the state on
             for place, n in enumerate(rows):
                 out[0, spans[n]] = made[place]
-                after[n] = State(*(x[place] for x in state.known()))
-        stacked = map(torch.stack, zip(*(each.known() for each in after), strict=True))
-        return out, State(*(x[self.grid] for x in stacked))
+                after[n] = state.at(place)
+        of_rows = State.stack([after[n] for n in range(len(self.parked))])
+        return out, of_rows.at(self.grid)
 
 
 class PrefixCache:
@@ -259,7 +289,8 @@ class PrefixCache:
         self.prompts = Spans.of(prompt_lengths, device)
         self.slots = (len(prompt_lengths), group_size)
         self.filled = torch.arange(len(prompt_lengths) * group_size, device=device)
-        lengths, longest = self.prompts.offsets.diff(), self.prompts.longest
+        lengths = self.prompts.offsets.diff()
+        longest = self.prompts.longest
         present = torch.arange(longest, device=device) < lengths[:, None]  # P x L
         self._padding = Padding.of(self.prompts)
         self._drafted = drafted
@@ -272,14 +303,15 @@ class PrefixCache:
         self._masked = len(set(prompt_lengths)) > 1
         self._capacity = capacity
         self.fixed_sizes = fixed_sizes
-        self._numbers = [*range(len(prompt_lengths))]
+        self._numbers = list(range(len(prompt_lengths)))  # of the prompts that are left
         self._kept = _KeptPrompts(prompt_lengths, {}) if resumable else None
         self._first = torch.zeros(self.slots, dtype=torch.long)  # the column of a slot's first token
         self._resuming = resuming
         self._newest = torch.full((1,), -1, device=device)
         self._length = 0
-        self._of_prompts: dict[int, tuple[Tensor, ...]] = {}
-        self._of_completions: dict[int, tuple[Tensor, ...]] = {}
+        # By layer, as ``LayerCache`` has them.
+        self._of_prompts: dict[int, KeysValues] = {}
+        self._of_completions: dict[int, KeysValues] = {}
         self._states: dict[int, State] = {}  # in layers of linear attention
         if resuming is not None:
             self._begin_with(resuming)
@@ -336,7 +368,8 @@ class PrefixCache:
         prompts = slots[:, 0] // self.slots[1]
         self._first = self._first.flatten()[slots.cpu()]
         self._lengths = self._lengths.flatten()[slots]
-        self._places = self._draft_bias = None
+        self._places = None
+        self._draft_bias = None
         self._numbers = [self._numbers[n] for n in prompts.tolist()]
         rows = (prompts[:, None], slice(None), slots % self.slots[1])  # the indexed sizes come first: P' x G' x heads
         fewer = len(prompts) < self.slots[0]
@@ -346,11 +379,14 @@ class PrefixCache:
             self._bias = self._bias[prompts]
         for layer in self._of_prompts:  # one at a time, so that no more than one is there twice
             if fewer:
-                self._of_prompts[layer] = tuple(x[prompts] for x in self._of_prompts[layer])
-            own = self._of_completions[layer]
-            self._of_completions[layer] = tuple(_laid_out(x[rows].transpose(1, 2)) for x in own)
+                keys, values = self._of_prompts[layer]
+                self._of_prompts[layer] = KeysValues(keys[prompts], values[prompts])
+            own_keys, own_values = self._of_completions[layer]
+            self._of_completions[layer] = KeysValues(
+                _laid_out(own_keys[rows].transpose(1, 2)), _laid_out(own_values[rows].transpose(1, 2))
+            )
         for layer in self._states:
-            self._states[layer] = State(*(x[slots] for x in self._states[layer].flatten().known()))
+            self._states[layer] = self._states[layer].flatten().at(slots)
         self.slots = tuple(slots.shape)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -365,19 +401,23 @@ class PrefixCache:
         """
         if layer in self._of_prompts:
             return self.of(layer).attend(layer, q, k, v, scale)
-        prompts, group_size = self.slots
-        if (resuming := self._resuming) is not None:
+        resuming = self._resuming
+        if resuming is not None:
             self._of_prompts[layer] = resuming.of_prompts[layer]
             more = self._capacity - resuming.width
-            self._of_completions[layer] = tuple(resuming.laid_out(layer, n, x, more) for n, x in enumerate((k, v)))
+            self._of_completions[layer] = resuming.laid_out(layer, k, v, more)
             return resuming.attend(layer, q, k, v, scale)
-        room = (prompts, k.shape[1], group_size, self._capacity, k.shape[2])
         # P x heads x L x D, zeros where a prompt has ended.
-        self._of_prompts[layer] = tuple(_laid_out(self._padding.pad(x).transpose(1, 2)) for x in (k, v))
-        self._of_completions[layer] = k.new_zeros(room), v.new_zeros(room)
+        self._of_prompts[layer] = KeysValues(
+            _laid_out(self._padding.pad(k).transpose(1, 2)), _laid_out(self._padding.pad(v).transpose(1, 2))
+        )
+        prompts, group_size = self.slots
+        room = (prompts, k.shape[1], group_size, self._capacity, k.shape[2])
+        self._of_completions[layer] = KeysValues(k.new_zeros(room), v.new_zeros(room))
         if self._kept is not None:
             self._kept.of_layers[layer] = self._of_prompts[layer]
-        return kernel_for(q).forward(q, k, v, self.prompts, self.prompts, causal=True, scale=scale)[0]
+        out, _ = kernel_for(q).forward(q, k, v, self.prompts, self.prompts, causal=True, scale=scale)
+        return out
 
     def recur(self, layer: int, forward: Layer, hidden: Tensor) -> Tensor:
         """Linear attention. The first call brings the prompts, 1 x S x width, every later one a token for each slot.
@@ -395,7 +435,7 @@ class PrefixCache:
             return out
         state = State()
         out = Padding.of(self.prompts, left=True).run(forward, hidden[0], state)
-        self._states[layer] = State(*(x.contiguous() for x in state.expand(self.slots[1])))
+        self._states[layer] = state.expand(self.slots[1]).contiguous()
         return out[None]
 
     def parked(self, slot: int) -> Parked:
@@ -403,11 +443,12 @@ class PrefixCache:
         p, g = divmod(slot, self.slots[1])
         length = int(self._lengths[p, g]) if self._drafted else self._length
         tokens = slice(int(self._first[p, g]), length)
-        own = {
-            layer: tuple(x[p, :, g, tokens].transpose(0, 1).clone() for x in both)
-            for layer, both in self._of_completions.items()
-        }
-        states = {layer: State(*(x[p, g].clone() for x in each.known())) for layer, each in self._states.items()}
+        own = {}
+        for layer, (keys, values) in self._of_completions.items():
+            own[layer] = KeysValues(
+                keys[p, :, g, tokens].transpose(0, 1).clone(), values[p, :, g, tokens].transpose(0, 1).clone()
+            )
+        states = {layer: state.at((p, g)).clone() for layer, state in self._states.items()}
         return Parked(self._numbers[p], own, states)
 
     def resumed(self, parked: Sequence[Parked], lengths: Sequence[int], most: int) -> PrefixCache:
@@ -425,33 +466,43 @@ class PrefixCache:
         if kept is None:
             raise ValueError("completions of this cache cannot be continued: it is not resumable")
         device = self.prompts.offsets.device
-        numbers = [*dict.fromkeys(each.prompt for each in parked)]
-        rows = [[n for n, each in enumerate(parked) if each.prompt == number] for number in numbers]
-        size = max(map(len, rows))
-        grid = torch.tensor([own + own[-1:] * (size - len(own)) for own in rows])
+        rows_of: dict[int, list[int]] = {}  # by the number of a prompt, which of the R are its completions
+        for n, each in enumerate(parked):
+            rows_of.setdefault(each.prompt, []).append(n)
+        numbers = list(rows_of)
+        size = max(map(len, rows_of.values()))
+        # A prompt with fewer completions repeats its last one.
+        grid = torch.tensor([own + own[-1:] * (size - len(own)) for own in rows_of.values()])
+        of_its_own = torch.tensor([len(own) for own in rows_of.values()])
+        is_filled = torch.arange(size) < of_its_own[:, None]  # P x G
         widths = torch.tensor([each.length + new for each, new in zip(parked, lengths, strict=True)])
         width = int(widths.max())
         own_lengths = tuple(kept.lengths[number] for number in numbers)
         prompts = Spans.of(own_lengths, device)
+        of_prompts = {}
+        for layer, (keys, values) in kept.of_layers.items():
+            of_prompts[layer] = KeysValues(
+                keys[numbers, :, : prompts.longest], values[numbers, :, : prompts.longest]
+            )
         resuming = _Resuming(
             kept=kept,
             numbers=numbers,
             parked=list(parked),
             fresh=Spans.of(lengths, device),
             history=Spans.of([each.length for each in parked], device),
-            groups=Spans.of([sum(lengths[n] for n in own) for own in rows], device),
+            groups=Spans.of([sum(lengths[n] for n in own) for own in rows_of.values()], device),
             prompts=prompts,
-            of_prompts={n: tuple(x[numbers, :, : prompts.longest] for x in both) for n, both in kept.of_layers.items()},
+            of_prompts=of_prompts,
             grid=grid.to(device),
-            filled=torch.tensor([n < len(own) for own in rows for n in range(size)]),
+            filled=is_filled.flatten(),
             first=width - widths[grid],
             width=width,
         )
         return PrefixCache(
-            own_lengths,
-            size,
-            width + most,
-            device,
+            prompt_lengths=own_lengths,
+            group_size=size,
+            capacity=width + most,
+            device=device,
             fixed_sizes=self.fixed_sizes,
             drafted=self._drafted,
             resuming=resuming,
@@ -461,16 +512,35 @@ class PrefixCache:
         """What the tokens of the present step see in a layer, or go on from."""
         if layer in self._states:
             return self._states[layer]
-        (keys, values), (own_keys, own_values) = self._of_prompts[layer], self._of_completions[layer]
+        keys, values = self._of_prompts[layer]
+        own_keys, own_values = self._of_completions[layer]
         if self._places is not None and self._draft_bias is not None:
             shown = self._draft_bias.shape[-1] - keys.shape[2]
-            own = own_keys[:, :, :, :shown], own_values[:, :, :, :shown]
-            return DraftedLayerCache(keys, values, *own, self._places, self._draft_bias)
+            return DraftedLayerCache(
+                keys=keys,
+                values=values,
+                own_keys=own_keys[:, :, :, :shown],
+                own_values=own_values[:, :, :, :shown],
+                places=self._places,
+                bias=self._draft_bias,
+            )
         if self.fixed_sizes:
-            return LayerCache(keys, values, own_keys, own_values, self._newest, self._bias)
-        own_keys, own_values = (x[:, :, :, : self._length] for x in (own_keys, own_values))
-        bias = self._bias[..., : self.prompts.longest + self._length] if self._masked else None
-        return LayerCache(keys, values, own_keys, own_values, self._newest, bias)
+            return LayerCache(
+                keys=keys,
+                values=values,
+                own_keys=own_keys,
+                own_values=own_values,
+                newest=self._newest,
+                bias=self._bias,
+            )
+        return LayerCache(
+            keys=keys,
+            values=values,
+            own_keys=own_keys[:, :, :, : self._length],
+            own_values=own_values[:, :, :, : self._length],
+            newest=self._newest,
+            bias=self._bias[..., : self.prompts.longest + self._length] if self._masked else None,
+        )
 
 
 def _laid_out(x: Tensor) -> Tensor:

@@ -88,11 +88,14 @@ def supports_shared_prefix(model: torch.nn.Module) -> str | None:
     """None where ``completion_likelihood`` works for ``model``, else the reason why not, for a log line."""
     config = unwrap(model).config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
-    if others := kinds - {"full_attention", "linear_attention"}:
+    others = kinds - {"full_attention", "linear_attention"}
+    if others:
         return f"layers of type {', '.join(sorted(others))} cannot share a prompt"
-    if (name := config._attn_implementation) not in IMPLEMENTATIONS:
+    name = config._attn_implementation
+    if name not in IMPLEMENTATIONS:
         return f"attention {name!r} cannot share a prompt: it takes {' or '.join(IMPLEMENTATIONS)}"
-    if dropout := getattr(config, "attention_dropout", 0.0):
+    dropout = getattr(config, "attention_dropout", 0.0)
+    if dropout:
         return f"attention_dropout {dropout} is not 0"
     return linear_attention.obstacle() if "linear_attention" in kinds else None
 
@@ -199,8 +202,10 @@ class PrefixLayout:
         prompts, completions = self._paddings
         state = State()
         of_prompts = prompts.run(forward, of_prompts, state)
-        start = State(*(x.flatten(0, 1) for x in state.expand(completions.rows // prompts.rows)))
-        return torch.cat([of_prompts, completions.run(forward, of_completions, start)])[None]
+        group_size = completions.rows // prompts.rows
+        behind_prompt = state.expand(group_size).flatten()  # of each completion
+        of_completions = completions.run(forward, of_completions, behind_prompt)
+        return torch.cat([of_prompts, of_completions])[None]
 
     @cached_property
     def _paddings(self) -> tuple[Padding, Padding]:
@@ -216,13 +221,17 @@ class PrefixLayout:
 
 
 def _with_shared_prefix(stock: Callable) -> Callable:
+    """An attention function of transformers that computes a ``shared_prefix`` where a forward brings one."""
+
     @wraps(stock)
     def attention(module, query: Tensor, key: Tensor, value: Tensor, *args, shared_prefix=None, **kwargs):
         # The keyword also comes by the vision tower, whose attention is not causal and not concerned.
         if shared_prefix is None or not module.is_causal:
             return stock(module, query, key, value, *args, **kwargs)
         # B x heads x S x D -> B S x heads x D. Under autocast the rotation leaves queries and keys in float32.
-        q, k, v = (x.transpose(1, 2).flatten(0, 1).to(value.dtype) for x in (query, key, value))
+        q = query.transpose(1, 2).flatten(0, 1).to(value.dtype)
+        k = key.transpose(1, 2).flatten(0, 1).to(value.dtype)
+        v = value.transpose(1, 2).flatten(0, 1)
         out = shared_prefix.attend(module.layer_idx, q, k, v, kwargs["scaling"])
         return out.unflatten(0, (len(query), -1)), None
 
@@ -231,10 +240,18 @@ def _with_shared_prefix(stock: Callable) -> Callable:
 
 
 class _PrefixAttention(torch.autograd.Function):
+    """Attention of a packed row: causal within prompts, and of each completion over its prompt and over itself.
+
+    The two parts of a completion are merged by their log-sum-exps.
+    """
+
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, layout: PrefixLayout, scale: float) -> Tensor:
-        kernel, split = kernel_for(q), layout.prompts.total
-        prompts, groups, own = layout.prompts, layout.groups, layout.completions
+        kernel = kernel_for(q)
+        split = layout.prompts.total  # the prompts lie first in the row
+        prompts = layout.prompts
+        groups = layout.groups
+        own = layout.completions
         out, lse = kernel.forward(q[:split], k[:split], v[:split], prompts, prompts, causal=True, scale=scale)
         if own.total:
             rest = q[split:]
@@ -243,17 +260,23 @@ class _PrefixAttention(torch.autograd.Function):
                 rest, k[:split], v[:split], groups, prompts, causal=False, scale=scale
             )
             merged, merged_lse = merge(of_prompt, prompt_lse, of_own, own_lse)
-            out, lse = torch.cat([out, merged]), torch.cat([lse, merged_lse], dim=1)
+            out = torch.cat([out, merged])
+            lse = torch.cat([lse, merged_lse], dim=1)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.layout, ctx.scale = layout, scale
+        ctx.layout = layout
+        ctx.scale = scale
         return out
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         q, k, v, out, lse = ctx.saved_tensors
-        layout, scale = ctx.layout, ctx.scale
-        kernel, split = kernel_for(q), layout.prompts.total
-        prompts, groups, own = layout.prompts, layout.groups, layout.completions
+        layout = ctx.layout
+        scale = ctx.scale
+        kernel = kernel_for(q)
+        split = layout.prompts.total
+        prompts = layout.prompts
+        groups = layout.groups
+        own = layout.completions
 
         def gradients(queries: slice, keys: slice, q_spans: Spans, k_spans: Spans, causal: bool):
             return kernel.backward(
@@ -261,7 +284,9 @@ class _PrefixAttention(torch.autograd.Function):
                 q_spans, k_spans, causal=causal, scale=scale,
             )  # fmt: skip
 
-        first, rest = slice(0, split), slice(split, None)
+        first = slice(0, split)
+        rest = slice(split, None)
+        # ``out`` and ``lse`` are those of the whole softmax, which each part's backward pass reads.
         dq, dk, dv = gradients(first, first, prompts, prompts, True)
         if own.total:
             dq_prompt, dk_prompt, dv_prompt = gradients(rest, first, groups, prompts, False)

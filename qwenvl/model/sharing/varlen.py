@@ -40,7 +40,8 @@ class Spans:
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Spans:
         """From the lengths."""
         bounds = (0, *accumulate(lengths))
-        return cls(bounds, torch.tensor(bounds, dtype=torch.int32, device=device), max(lengths, default=0))
+        offsets = torch.tensor(bounds, dtype=torch.int32, device=device)
+        return cls(bounds, offsets, longest=max(lengths, default=0))
 
     @property
     def total(self) -> int:
@@ -65,8 +66,9 @@ def kernel_for(q: Tensor) -> CudaFlash | CpuFlash | Blockwise:
 def merge(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
     """One attention over two disjoint sets of keys from the attention over each: S x heads x D and heads x S."""
     merged_lse = torch.logaddexp(lse, other_lse)
-    weight = (other_lse - merged_lse).exp().T[..., None]
-    return torch.lerp(out.to(weight.dtype), other_out.to(weight.dtype), weight).to(out.dtype), merged_lse
+    weight = (other_lse - merged_lse).exp().T[..., None]  # the share of the softmax that the other keys have
+    merged = torch.lerp(out.to(weight.dtype), other_out.to(weight.dtype), weight)
+    return merged.to(out.dtype), merged_lse
 
 
 class CudaFlash:
@@ -82,7 +84,8 @@ class CudaFlash:
 
     def backward(self, grad, q, k, v, out, lse, q_spans, k_spans, *, causal, scale):
         # Two arguments that only dropout would read.
-        seeds, unused = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
+        seeds = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        unused = torch.empty(0, device=q.device)
         return torch.ops.aten._flash_attention_backward(
             grad.contiguous(), q, k, v, out, lse.contiguous(), q_spans.offsets, k_spans.offsets,
             q_spans.longest, k_spans.longest, 0.0, causal, seeds, unused, scale=scale,
@@ -97,18 +100,32 @@ class _PerSequence:
         lse = torch.empty(q.shape[1], len(q), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
         for rows, keys in zip(q_spans.slices(), k_spans.slices(), strict=True):
             if rows.stop > rows.start:
-                one, one_lse = self._forward(*_by_head(q[rows], k[keys], v[keys]), causal, scale)
-                out[rows], lse[:, rows] = one[0].transpose(0, 1), one_lse[0]
+                one, one_lse = self._forward(
+                    _by_head(q[rows]), _by_head(k[keys]), _by_head(v[keys]), causal=causal, scale=scale
+                )
+                out[rows] = one[0].transpose(0, 1)
+                lse[:, rows] = one_lse[0]
         return out, lse
 
     def backward(self, grad, q, k, v, out, lse, q_spans, k_spans, *, causal, scale):
-        dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        dq = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+        dk = torch.zeros(k.shape, dtype=k.dtype, device=k.device)
+        dv = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
         for rows, keys in zip(q_spans.slices(), k_spans.slices(), strict=True):
             if rows.stop > rows.start:
-                grads = self._backward(
-                    *_by_head(grad[rows], q[rows], k[keys], v[keys], out[rows]), lse[None, :, rows], causal, scale
+                one_dq, one_dk, one_dv = self._backward(
+                    _by_head(grad[rows]),
+                    _by_head(q[rows]),
+                    _by_head(k[keys]),
+                    _by_head(v[keys]),
+                    _by_head(out[rows]),
+                    lse[None, :, rows],
+                    causal=causal,
+                    scale=scale,
                 )
-                dq[rows], dk[keys], dv[keys] = (x[0].transpose(0, 1) for x in grads)
+                dq[rows] = one_dq[0].transpose(0, 1)
+                dk[keys] = one_dk[0].transpose(0, 1)
+                dv[keys] = one_dv[0].transpose(0, 1)
         return dq, dk, dv
 
 
@@ -140,31 +157,43 @@ class Blockwise(_PerSequence):
         return scores
 
     def _forward(self, q, k, v, causal, scale):
-        k, v = _per_query_head(q, k), _per_query_head(q, v)
-        blocks = []
+        k = _per_query_head(q, k)
+        v = _per_query_head(q, v)
+        outs = []
+        lses = []
         for start in range(0, q.shape[2], self.rows):
             scores = self._scores(q, k, start, causal, scale)
             lse = scores.logsumexp(-1)
-            blocks.append(((scores - lse[..., None]).exp().to(v.dtype) @ v, lse))
-        return torch.cat([out for out, _ in blocks], dim=2), torch.cat([lse for _, lse in blocks], dim=2)
+            probs = (scores - lse[..., None]).exp()
+            outs.append(probs.to(v.dtype) @ v)
+            lses.append(lse)
+        return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
 
     def _backward(self, grad, q, k, v, out, lse, causal, scale):
-        heads, keys, values = k.shape[1], _per_query_head(q, k), _per_query_head(q, v)
-        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(keys), torch.zeros_like(values)
+        # P = softmax(S), O = P V. Then dV = P^T dO and dS = P (dO V^T - rowsum(dO O)) (arXiv:2205.14135, section B.2).
+        keys = _per_query_head(q, k)
+        values = _per_query_head(q, v)
+        dq = torch.zeros_like(q)
+        dk = torch.zeros_like(keys)
+        dv = torch.zeros_like(values)
         for start in range(0, q.shape[2], self.rows):
             block = slice(start, start + self.rows)
             d_out = grad[:, :, block]
             probs = (self._scores(q, keys, start, causal, scale) - lse[:, :, block, None]).exp()
-            through = (d_out * out[:, :, block]).to(probs.dtype).sum(-1, keepdim=True)
-            d_scores = (probs * ((d_out @ values.mT).to(probs.dtype) - through) * scale).to(q.dtype)
+            row_sums = (d_out * out[:, :, block]).to(probs.dtype).sum(-1, keepdim=True)
+            d_probs = (d_out @ values.mT).to(probs.dtype)
+            d_scores = (probs * (d_probs - row_sums) * scale).to(q.dtype)
             dq[:, :, block] = d_scores @ keys
             dk += d_scores.mT @ q[:, :, block]
             dv += probs.to(v.dtype).mT @ d_out
-        return dq, dk.unflatten(1, (heads, -1)).sum(2), dv.unflatten(1, (heads, -1)).sum(2)
+        # The query heads that share a key-value head add up.
+        kv_heads = k.shape[1]
+        return dq, dk.unflatten(1, (kv_heads, -1)).sum(2), dv.unflatten(1, (kv_heads, -1)).sum(2)
 
 
-def _by_head(*tensors: Tensor) -> list[Tensor]:
-    return [x.transpose(0, 1)[None] for x in tensors]
+def _by_head(tokens: Tensor) -> Tensor:
+    """S x heads x D to 1 x heads x S x D."""
+    return tokens.transpose(0, 1)[None]
 
 
 def _per_query_head(q: Tensor, k: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ BaseUrl = Annotated[
     str | None, Argument("Address of the OpenAI-compatible server, such as http://localhost:8000/v1. Required.")
 ]
 ModelName = Annotated[str | None, Argument("Name of the model on its server. Required.")]
-Timeout = Annotated[float, Argument("Limit of one request.", "seconds", above=0)]
+Timeout = Annotated[float, Argument("Limit of one request with the whole of its reply.", "seconds", above=0)]
 Retries = Annotated[int, Argument("Requests after a failed one, with growing pauses.", least=0)]
 Concurrency = Annotated[int, Argument("Requests at a time.", least=1)]
 
@@ -62,7 +62,9 @@ class JudgeError(Exception):
 class ServedModel:
     """A model behind an OpenAI-compatible server, for the reward ``name``. The same text and frames are sent once."""
 
-    def __init__(self, name: str, base_url: str | None, model: str | None, concurrency: int, **client: Any) -> None:
+    def __init__(
+        self, name: str, base_url: str | None, model: str | None, *, concurrency: int, timeout: float, retries: int
+    ) -> None:
         if not base_url or not model:
             raise RewardError(
                 f"{name} needs a server and a model: {name}(base_url='http://localhost:8000/v1', model='NAME')"
@@ -73,7 +75,8 @@ class ServedModel:
         self._url = base_url.rstrip("/")
         self._model = model
         self._concurrency = concurrency
-        self._client = client
+        self._timeout = timeout
+        self._retries = retries
         self.where = f"{model} at {self._url}"
         self.known: dict[str, Any] = {}  # what was read in the replies of the run, by the hash of the content
 
@@ -86,7 +89,15 @@ class ServedModel:
         """
         api_key = os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY") or NO_KEY
         openai = require("openai", "judge")
-        async with openai.AsyncOpenAI(base_url=self._url, api_key=api_key, **self._client) as client:
+        from qwenvl.rewards.bounded_client import BoundedClient
+
+        async with openai.AsyncOpenAI(
+            base_url=self._url,
+            api_key=api_key,
+            timeout=self._timeout,
+            max_retries=self._retries,
+            http_client=BoundedClient(self._timeout),
+        ) as client:
             requests = _Requests(self, client, self._concurrency, frames, read, what)
             return await asyncio.gather(*map(requests.answer, texts, pictures), return_exceptions=True)
 
@@ -97,12 +108,15 @@ class ServedModel:
             reply = await client.chat.completions.create(
                 model=self._model, messages=[{"role": "user", "content": content}], temperature=0
             )
-            return reply.choices[0].message.content or ""
+            found = reply.choices[0].message.content or ""
         except openai.APIStatusError as error:
             raise JudgeError(f"{self.where}: HTTP {error.status_code}: {error.response.text[:300]}") from None
-        except (openai.OpenAIError, ValueError, TypeError, IndexError, AttributeError) as error:
+        except (openai.OpenAIError, ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
             reason = error.__cause__ or error  # "Connection error." alone does not explain it
             raise JudgeError(f"{self.where}: {type(error).__name__}: {reason}") from None
+        if not isinstance(found, str):
+            raise JudgeError(f"{self.where}: expected a text as the content of the reply, got {type(found).__name__}")
+        return found
 
 
 class _Requests:
@@ -164,7 +178,7 @@ class JudgeReward:
     ``prompt``, whose {question}, {solution} and {answer} are filled in. It must make the judge end with "VERDICT:
     correct" or "VERDICT: wrong"; the last verdict counts. The client of the package ``openai`` repeats a failed request
     ``retries`` times with growing pauses, where that may help. After that the row fails, and so it does where the reply
-    has no verdict: it never gets a value in silence. The same text and frames are sent once.
+    has no verdict or more than 10 MB: it never gets a value in silence. The same text and frames are sent once.
     With ``frames=8`` the judge sees at most 8 of the policy's frames of the prompt, evenly spaced, each after its time,
     and all images. {solution} is then optional. ``choices`` are other verdicts: words from the best to the worst
     (``'right partly wrong'``), or whole numbers, of which the largest is the best (``'1 2 3 4 5'``). Their values are
@@ -192,7 +206,9 @@ class JudgeReward:
         retries: Retries = 4,
         concurrency: Concurrency = 16,
     ) -> None:
-        self._served = ServedModel("judge", base_url, model, concurrency, timeout=timeout, max_retries=retries)
+        self._served = ServedModel(
+            "judge", base_url, model, concurrency=concurrency, timeout=timeout, retries=retries
+        )
         self._correctness = correctness_func
         self._frames = frames
         self._prompt = plain_file(prompt).read_text(encoding="utf-8") if prompt else PROMPT
@@ -258,7 +274,7 @@ class CaptionReward:
     ) -> None:
         self._correctness = correctness_func
         self._served = ServedModel(
-            "caption_answers", base_url, model, concurrency, timeout=timeout, max_retries=retries
+            "caption_answers", base_url, model, concurrency=concurrency, timeout=timeout, retries=retries
         )
 
     async def __call__(

@@ -87,7 +87,8 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     places = write_pages((_as_shown(record, names, read) for record in records), 0, data)
     write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
-    page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, **_shown_numbers(facts))
+    numbers = {**_shown_numbers(facts), "signed_number": signed_number}
+    page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, **numbers)
     # Controls show other frames, so each completion has strips of its own.
     strips = [strip for record in records for each in record for strip in strips_of([each])]
     return Written(page=page, summary=facts, strips=list(dict.fromkeys(strips)))

@@ -30,7 +30,7 @@ from qwenvl.train.display.progress import Progress
 TITLES = {
     **{"reward/total": "reward", "target/loss": "loss", "group/zero_std_frac": "equal groups", "kl": "KL"},
     **{"entropy": "entropy", "completion/length_mean": "length", "completion/truncated_frac": "cut off"},
-    **{"completion/thinking_mean": "thinking", "completion/thinking_cut_frac": "cut in thinking"},
+    **{"completion/thinking_mean": "thinking", "completion/thinking_cut_frac": "thinking cut"},
     **{"look/looked_frac": "looked", "look/calls": "looks", "grad_norm": "grad norm"},
 }
 """The metrics that are shown, in this order, and their names there. Components of the reward follow the reward."""
@@ -203,12 +203,14 @@ def _is_component(name: str) -> bool:
 
 
 def _curve(name: str, series: Sequence[float]) -> Text:
-    """A metric in one line: its name, its last value, its curve."""
+    """A metric in one line: its name, its last value, its curve. Steps that teach nothing are marked."""
     value, share = series[-1], name in SHARES
     shown = f"{value:.0%}" if share else f"{value:.3f}" if 0.01 <= abs(value) < 100 else f"{value:.4g}"
     label = TITLES.get(name) or "  " + name.removeprefix("reward/")
     bounds = (0.0, 1.0) if share else (None, None)
-    text = Text(no_wrap=True).append(f"{label[:14]:14}", style="dim").append(f" {shown:>7}  ")
+    nothing_learned = name == "group/zero_std_frac" and value == 1
+    text = Text(no_wrap=True).append(f"{label[:14]:14}", style="dim")
+    text.append(f" {shown:>7}", style="bold red" if nothing_learned else "").append("! " if nothing_learned else "  ")
     return text.append(f"{sparkline(series, CURVE, *bounds):{CURVE}}", style="cyan")
 
 

@@ -116,6 +116,7 @@ class ProgressLines(Progress):
     def __init__(self, meter: Meter, clock: Callable[[], float] = time.monotonic, every: float | None = 1.0):
         super().__init__(meter, clock, every)
         self._latest: dict[str, str] = {}  # not every step samples: see num_iterations
+        self._equal = False  # all groups have equal rewards: nothing is learned
         self._printed = -math.inf  # when
         self._printed_phase = -math.inf  # when, during a step
         self._evaluated = 0  # batches of the current evaluation
@@ -140,6 +141,8 @@ class ProgressLines(Progress):
     def on_log(self, args, state, control, logs=None, **kwargs):
         """A line of the numbers, and one for each evaluation."""
         self._latest |= {short: f"{logs[name]:.3f}" for name, short in SHOWN if name in logs}
+        if "group/zero_std_frac" in logs:
+            self._equal = logs["group/zero_std_frac"] == 1
         if "loss" in logs and (state.global_step >= state.max_steps or self._is_time()):
             self._print_step(state)
         for line in evaluation_lines(state.global_step, logs):
@@ -163,6 +166,8 @@ class ProgressLines(Progress):
 
     def _print_step(self, state) -> None:
         numbers = ", ".join(f"{name} {value}" for name, value in self._latest.items())
+        if self._equal:
+            numbers += ", all groups equal"
         head = ", ".join(filter(None, (f"step {state.global_step} of {state.max_steps}", self.left(state))))
         self._print(f"{head}{': ' if numbers else ''}{numbers}")
 

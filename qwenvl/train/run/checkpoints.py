@@ -10,24 +10,24 @@ import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import Trainer
+from transformers import Trainer, TrainerState
 
 from qwenvl.files import written_whole
-from qwenvl.model.loading import MisfitError, load_whole, unwrap
+from qwenvl.model.loading import MisfitError, explained_misfit, load_adapter_weights, load_whole, unwrap
 from qwenvl.model.sharding import is_partitioned
-from qwenvl.model.weight_files import has_weights, weights_problem
+from qwenvl.model.weight_files import ADAPTER_CONFIG, has_weights, weights_problem
 from qwenvl.run_log.checkpoints import checkpoints_of, step_of
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _STATE = "trainer_state.json"
-_ADAPTER_CONFIG = "adapter_config.json"
 _UNSEALED = {MANIFEST, "README.md"}  # a card may be edited, or get the numbers of an evaluation
 _THREADS = 8  # zlib computes without Python's lock
 _CHUNK_BYTES = 1 << 24
@@ -100,8 +100,55 @@ def how_to_go_on(output_dir: str | Path) -> str:
 
 
 def read_state(checkpoint: str | Path) -> dict[str, Any]:
-    """The Trainer's state in a checkpoint: its step, its log, and the state of callbacks."""
-    return json.loads((Path(checkpoint) / _STATE).read_text(encoding="utf-8"))
+    """The Trainer's state in a checkpoint: its step, its log, and the state of callbacks.
+
+    Raises:
+        ValueError: it is not JSON, or an entry is unknown or of another type.
+    """
+    file = Path(checkpoint) / _STATE
+    try:
+        state = json.loads(file.read_text(encoding="utf-8"))
+        problem = _state_problem(state)
+    except ValueError as error:
+        problem = f"not JSON: {error}"
+    if problem:
+        raise ValueError(f"{file}: {problem}; copy the checkpoint again, or resume from another one")
+    return state
+
+
+_STATE_TYPES: dict[str, tuple[Any, str]] = {
+    "global_step": (int, "an integer"),
+    "max_steps": (int, "an integer"),
+    "num_train_epochs": (int | float, "a number"),
+    "epoch": (int | float | None, "a number or null"),
+    "train_batch_size": (int | None, "an integer or null"),
+    "num_input_tokens_seen": (int, "an integer"),
+    "total_flos": (int | float, "a number"),
+    "log_history": (list | None, "a list or null"),
+    "best_metric": (int | float | None, "a number or null"),
+    "best_global_step": (int | None, "an integer or null"),
+    "best_model_checkpoint": (str | None, "a text or null"),
+    "stateful_callbacks": (dict | None, "an object or null"),
+}
+
+
+def _state_problem(state: Any) -> str | None:
+    """What the Trainer can't read in a state. None: nothing."""
+    if not isinstance(state, dict):
+        return f"expected an object, got {type(state).__name__}"
+    known = {each.name for each in fields(TrainerState)}
+    if unknown := sorted(state.keys() - known):
+        return f"unknown entry {unknown[0]!r}, as a newer version of transformers may write it"
+    for name, (kind, in_words) in _STATE_TYPES.items():
+        if name in state and not isinstance(state[name], kind):
+            return f"{name} must be {in_words}, got {json.dumps(state[name])[:80]}"
+    if state.get("global_step", -1) < 0:
+        return f"global_step must be at least 0, got {state.get('global_step', 'none')}"
+    for name, entry in (state.get("stateful_callbacks") or {}).items():
+        for each in entry if isinstance(entry, list) else [entry]:  # a list where there are several of a class
+            if not isinstance(each, dict) or not all(isinstance(each.get(k), dict) for k in ("args", "attributes")):
+                return f"stateful_callbacks: {name} must have the objects args and attributes"
+    return None
 
 
 def require_fresh_folder(output_dir: str | Path, overwrite: bool = False) -> None:
@@ -138,7 +185,7 @@ def require_same_tuning(checkpoint: str | Path, lora: bool) -> None:
     Raises:
         ValueError: naming it, and how to resume from it.
     """
-    adapters = (Path(checkpoint) / _ADAPTER_CONFIG).is_file()
+    adapters = (Path(checkpoint) / ADAPTER_CONFIG).is_file()
     if adapters and not lora:
         raise ValueError(f"{checkpoint}: holds LoRA adapters; resume with --lora_enable, as that run was made")
     if lora and not adapters:
@@ -253,22 +300,6 @@ def delete_others(newest: Path, limit: int, best: str | None) -> None:
         shutil.rmtree(each, ignore_errors=True)
 
 
-_OF_TORCH = "Error(s) in loading state_dict"  # the first line of torch's message
-
-
-@contextmanager
-def explained_misfit(folder: str | Path) -> Iterator[None]:
-    """Raise MisfitError with one line instead of torch's RuntimeError with a line for each weight that does not fit."""
-    try:
-        yield
-    except RuntimeError as error:
-        if _OF_TORCH not in str(error):
-            raise
-        _, first, *more = [line.strip().rstrip(".") for line in str(error).strip().splitlines()] + [""]
-        others = f", and {len(more) - 1} lines like this" if len(more) > 1 else ""
-        raise MisfitError(f"{folder}: does not fit the model, which may be another one: {first}{others}") from None
-
-
 def load_weights(model: nn.Module, folder: str | Path) -> None:
     """Loads the weights that ``save_pretrained`` wrote into a live model of the same class, strictly.
 
@@ -300,8 +331,7 @@ def start_from_weights(model: nn.Module, folder: str | Path) -> None:
     require_same_tuning(folder, adapter)
     try:
         if adapter:
-            with explained_misfit(folder):
-                model.load_adapter(str(folder), model.active_adapters[0], is_trainable=True)
+            load_adapter_weights(model, folder, trainable=True)
         else:
             load_weights(model, folder)
     except MisfitError as error:

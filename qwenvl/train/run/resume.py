@@ -131,13 +131,13 @@ def require_resumable(checkpoint: str | Path, args: GRPOConfig) -> None:
     Raises:
         SettingsError: naming each of them, with its value then and now.
     """
-    state = (read_state(checkpoint).get("stateful_callbacks") or {}).get("Resumed")
-    if state is None:
+    saved = _saved_settings(checkpoint)
+    if saved is None:
         raise SettingsError(
             f"{checkpoint}: has no settings of a run of this library to compare; begin a new run with its weights: "
             f"--start_from_weights {checkpoint}"
         )
-    saved, now = state["attributes"]["shared"], shared_settings(args)
+    now = shared_settings(args)
     changed = {name: saved[name] for name in now if name in saved and saved[name] != now[name]}
     if changed:
         names = {name: name if name == _STEP else f"--{name}" for name in changed}
@@ -147,14 +147,24 @@ def require_resumable(checkpoint: str | Path, args: GRPOConfig) -> None:
             + "\n  ".join(lines)
             + "\nset them as they were, or begin a new run with the checkpoint's weights: --start_from_weights"
         )
+    folder = Path(checkpoint).resolve().parent
     try:
-        before = read_config(Path(checkpoint).resolve().parent)["config"]
-    except RunLogError:
+        before = read_config(folder)["config"]
+    except RunLogError as error:
+        if (folder / "run.json").exists():
+            logger.warning(f"{error}; so the other settings are not compared with those of {checkpoint}")
         return
     after = plain(args.to_dict())
     both = sorted((after.keys() & before.keys()) - _OF_THE_COMMAND)
     if others := [f"--{name} {before[name]} -> {after[name]}" for name in both if before[name] != after[name]]:
         logger.warning(f"resumed with other settings than those of {checkpoint}: {', '.join(others)}")
+
+
+def _saved_settings(checkpoint: str | Path) -> dict[str, Any] | None:
+    """What ``shared_settings`` said when the checkpoint was saved. None: another program wrote it."""
+    entry = (read_state(checkpoint).get("stateful_callbacks") or {}).get("Resumed")
+    shared = entry["attributes"].get("shared") if isinstance(entry, dict) else None
+    return shared if isinstance(shared, dict) else None
 
 
 class Resumed(TrainerCallback):

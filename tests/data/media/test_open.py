@@ -290,6 +290,44 @@ def test_a_folder_of_frames_in_a_child_is_the_same(tmp_path):
             clip.read([0, 3])
 
 
+def damaged(picture):
+    picture.write_bytes(b"\xff\xd8\xffxx")
+
+
+def gone(picture):
+    picture.unlink()
+
+
+def a_pipe(picture):
+    picture.unlink()
+    os.mkfifo(picture)
+
+
+@pytest.mark.parametrize("change", [damaged, gone, a_pipe])
+@pytest.mark.parametrize("decode_timeout", [0, 60])
+def test_a_folder_whose_first_picture_is_bad_costs_a_record_and_no_run(
+    change, decode_timeout, tmp_path, write_rows, make_row
+):
+    for name in ("bad", "good"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.new("RGB", (64, 48), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    change(tmp_path / "bad" / "0.png")
+    # A folder shows the pictures that it has; a list names them.
+    listed = [f"bad/{number}.png" for number in range(4)]
+    path = str(write_rows([make_row(prompt="<video>Which?", video=video) for video in (listed, "bad", "good")]))
+    samples = load_dataset(path, decode_timeout=decode_timeout, on_bad_sample="skip")
+    assert re.search(r"bad/0\.png: ", samples[0].error)
+    if change is not gone:
+        assert re.search(r"bad/0\.png: ", samples[1].error)
+    assert samples[2].videos[0].frames.shape[1] == 3, "the next clip is read"
+
+
+def test_a_folder_that_goes_away_is_a_bad_clip(tmp_path):
+    with pytest.raises(BadMediaError, match="a folder that can't be read: No such file or directory"):
+        FrameFolder(str(tmp_path / "none"))
+
+
 def test_a_relative_path_is_that_of_the_working_folder(make_clip, tmp_path, monkeypatch):
     """A child lives longer than the folder that it was started in is the working one."""
     make_clip("clip.mp4", 5)

@@ -1,10 +1,12 @@
 """Against a real HTTP server that speaks the protocol."""
 
 import base64
+import gzip
 import io
 import json
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -23,13 +25,15 @@ PROMPTS = [{"role": "system", "content": "s"}, {"role": "user", "content": "what
 class Server:
     """A judge that finds answers with "good" in them correct; ``replies`` come first, as (status, text).
 
-    ``seen`` has for each request its pictures, as (text before it, number that is painted in it).
+    ``seen`` has for each request its pictures, as (text before it, number that is painted in it). ``by_hand`` are
+    functions that write the first replies, byte for byte; ``over`` is set when the test is.
     """
 
     def __init__(self):
         self.seen = []
         self.questions, self.keys, self.replies, self.lock = [], [], [], threading.Lock()
         self.silent, self.meeting, self.at_once, self.most_at_once = threading.Event(), None, 0, 0
+        self.by_hand, self.over = [], threading.Event()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -49,6 +53,12 @@ class Server:
                     outer.seen.append([] if isinstance(content, str) else pictures_in(content[:-1]))
                     outer.keys.append(self.headers.get("Authorization"))
                     status, text = outer.replies.pop(0) if outer.replies else (200, None)
+                    by_hand = outer.by_hand.pop(0) if outer.by_hand else None
+                if by_hand:
+                    self.close_connection = True
+                    with suppress(OSError):  # the client has hung up
+                        by_hand(self.wfile, outer.over)
+                    return
                 said = outer.questions[-1].split("<student_answer>")[-1].split("</student_answer>")[0]
                 text = text or f"I see.\nVERDICT: {'correct' if 'good' in said else 'wrong'}"
                 reply = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
@@ -82,6 +92,7 @@ def server(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     made = Server()
     yield made
+    made.over.set()
     made.http.shutdown()
     made.http.server_close()
 
@@ -139,6 +150,81 @@ def test_a_server_that_does_not_answer_in_time_is_an_error(ask, server):
     with pytest.raises(RewardError, match=r"JudgeError: m at http.*: APITimeoutError"):
         ask("<answer>x</answer>", timeout=0.05)
     server.silent.clear()
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+def drips_its_reply(out, over):
+    out.write(OK + b"Content-Length: 1000000\r\n\r\n")
+    while not over.wait(0.01):
+        out.write(b" ")
+
+
+def drips_its_headers(out, over):
+    out.write(OK)
+    while not over.wait(0.01):
+        out.write(b"X: y\r\n")
+
+
+@pytest.mark.parametrize("drips", [drips_its_reply, drips_its_headers])
+@pytest.mark.parametrize("name", ["judge", "caption_answers"])
+def test_the_time_limit_is_of_a_request_as_a_whole(ask, server, drips, name):
+    """The byte that comes now and then begins no new limit."""
+    server.by_hand = [drips, drips]
+    said = rf"\"{name}\" failed on record 'r0': JudgeError: m at .*: APITimeoutError: no whole reply within 0.5 s"
+    with pytest.raises(RewardError, match=said):
+        ask("<answer>good</answer>", name=name, timeout=0.5, retries=1)
+
+
+def test_a_request_whose_time_is_over_is_repeated(ask, server):
+    server.by_hand = [drips_its_reply]
+    assert ask("<answer>good</answer>", timeout=3) == [1.0]
+    assert len(server.questions) > 1
+
+
+def has_no_end(out, over):
+    out.write(OK + b"\r\n")
+    while not over.is_set():
+        out.write(b" " * 1_000_000)
+
+
+def declares_much(out, over):
+    """And sends nothing of it: who waits for it waits for the end of the test."""
+    out.write(OK + b"Content-Length: 10000001\r\n\r\n")
+    over.wait()
+
+
+def is_packed(out, over):
+    out.write(OK + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b" " * 100_000_000))
+
+
+def redirects_at_length(out, over):
+    out.write(b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /v1/chat/completions\r\n\r\n")
+    has_no_end(out, over)
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (has_no_end, "longer than 10,000,000 bytes"),
+        (declares_much, "longer than 10,000,000 bytes"),
+        (redirects_at_length, "longer than 10,000,000 bytes"),
+        (is_packed, "compressed"),
+    ],
+)
+def test_a_reply_of_any_size_is_not_read(ask, server, reply, said):
+    server.by_hand = [reply]
+    with pytest.raises(RewardError, match=f"RefusedReplyError: the reply is {said}"):
+        ask("<answer>good</answer>", timeout=100)
+    assert len(server.questions) == 1, "and not asked for again"
+
+
+@pytest.mark.parametrize("content", [5, [{"type": "text", "text": "VERDICT: correct"}]])
+def test_a_reply_that_is_no_text_is_named(ask, server, content):
+    server.replies = [(200, content)]
+    with pytest.raises(RewardError, match=rf"JudgeError: m at .*expected a text .*got {type(content).__name__}"):
+        ask("<answer>good</answer>")
 
 
 def test_concurrency_bounds_the_requests_at_a_time(ask, server):

@@ -76,6 +76,16 @@ def test_the_board_shows_all_its_numbers_within_the_width(terminal_of, monkeypat
     assert "99" not in text and "skipped" not in text and "std" not in text
 
 
+def test_steps_in_which_all_groups_are_equal_are_marked(terminal_of):
+    terminal, board = terminal_of(), live()
+    board.on_train_begin(ARGS, state_of(1), NO_ENTRY)
+    for share in (0.25, 1.0):
+        board.on_log(ARGS, state_of(1), ENTRY, logs=LOGS | {"group/zero_std_frac": share})
+    board.close()
+    [line] = [line for line in on_screen(terminal.getvalue()) if "equal groups" in line]
+    assert "equal groups      100%! " in line and "\x1b[1;31m    100%" in terminal.getvalue()
+
+
 def test_the_board_shows_an_evaluation_alone_and_a_run_before_its_first_step(terminal_of):
     terminal, board = terminal_of(), live()
     for _ in range(3):

@@ -27,6 +27,19 @@ def test_texts_of_completions_cannot_steer_the_terminal():
     assert lines[5].endswith("the fan</answer>") and " ... " in lines[5] and len(lines[5]) < 300
 
 
+def test_equal_completions_of_a_group_have_one_line():
+    said = [("no", 0.0), ("yes", 1.0), ("no", 0.0), ("yes", 1.0), ("no ", 0.0), ("no", 0.0)]
+    group = [
+        rollout(sample=n, completion=text, total=total, rewards={"a": total}, advantage=total - 0.5, tokens=n + 1)
+        for n, (text, total) in enumerate(said)
+    ]
+    assert list(group_lines(group))[3:] == [
+        "  +0.50  2 alike, reward 1, a 1, 2 tokens: yes",
+        "  -0.50  3 alike, reward 0, a 0, 1 token: no",
+        "  -0.50  reward 0, a 0, 5 tokens: no",
+    ]
+
+
 def test_a_run_shows_completions_of_its_first_and_each_second_step(make_trainer, capfd):
     """Of each the group whose rewards differ most, the best completion first."""
     trainer = make_trainer(
@@ -42,6 +55,7 @@ def test_a_run_shows_completions_of_its_first_and_each_second_step(make_trainer,
             groups.setdefault(row.record_id, []).append(row)
         spreads = {name: max(r.total for r in rows) - min(r.total for r in rows) for name, rows in groups.items()}
         assert spreads[record] == max(spreads.values())
-        advantages = [float(number) for number in re.findall(r"^  ([+-][\d.]+)", completions, re.M)]
+        told = re.findall(r"^  ([+-][\d.]+)  (?:(\d) alike, )?", completions, re.M)
+        advantages = [float(number) for number, times in told for _ in range(int(times or 1))]
         assert advantages == sorted((round(row.advantage, 2) for row in groups[record]), reverse=True)
-        assert all(f"letters {row.total:.3g}, {row.tokens} tokens" in completions for row in groups[record])
+        assert all(f"letters {row.total:.3g}, {row.tokens} token" in completions for row in groups[record])

@@ -43,6 +43,12 @@ def test_lines_come_at_the_first_step_at_the_last_and_every_few_seconds(lines, c
         "step 7 of 8, 00:02 left: reward 0.875",
         "step 8 of 8: reward 1.000",
     ]
+    lines.on_log(None, state, control, logs={"loss": 0.1, "group/zero_std_frac": 1.0, "reward/total": 0.25})
+    lines.on_log(None, state, control, logs={"loss": 0.1, "group/zero_std_frac": 0.875, "reward/total": 1.0})
+    assert capsys.readouterr().err.splitlines() == [
+        "step 8 of 8: reward 0.250, all groups equal",
+        "step 8 of 8: reward 1.000",
+    ]
     state, control.should_log = state_of(0, 9), False  # of steps between log entries
     lines.on_train_begin(None, state, control)
     for step in (1, 2, 3):

@@ -33,7 +33,9 @@ def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
 
 def settings_of(**settings):
     defaults = {"output_dir": "runs/a", "dataset_use": "my data.json", "model_name_or_path": "base"}
-    return TrainingSettings(**defaults | settings)
+    made = TrainingSettings(**defaults | settings)
+    made.set_by_user = frozenset(settings)
+    return made
 
 
 @pytest.mark.parametrize("over", [True, False])
@@ -74,10 +76,10 @@ def test_the_next_commands_follow_from_adapter_and_findings(lora, codes):
 def test_a_run_without_a_right_answer_is_followed_by_a_probe_and_a_warm_up():
     args = settings_of(video_max_frames=4, use_cpu=True, reward_funcs=["format", "accuracy"], on_bad_sample="skip")
     assert next_steps(args, [], scored=False) == [
-        "qwenvl probe base 'my data.json' --video_max_frames=4 --reward_funcs format accuracy --use_cpu=True"
+        "qwenvl probe base 'my data.json' --video_max_frames 4 --reward_funcs format accuracy --use_cpu"
         "   # can it learn from these records?",
         "qwenvl warmup --model_name_or_path base --dataset_use 'my data.json' --output_dir runs/a-warm "
-        "--video_max_frames=4 --on_bad_sample=skip --use_cpu=True   # teach it the answers first",
+        "--video_max_frames 4 --on_bad_sample skip --use_cpu   # teach it the answers first",
     ]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model.loading import MisfitError
-from qwenvl.run_log.log import read_config, read_metrics, read_rollouts
+from qwenvl.run_log.log import RunLog, read_config, read_metrics, read_rollouts
 from qwenvl.run_log.run import read_runs
 from qwenvl.train.run.checkpoints import seal
 from qwenvl.train.run.resume import SettingsError, require_resumable, shared_settings
@@ -62,7 +62,8 @@ def test_settings_that_would_have_no_effect_are_refused_and_leave_the_folder_as_
 def test_settings_whose_state_is_restored_cannot_be_changed(settings, changed, refused, tmp_path):
     args = GRPOConfig(str(tmp_path), use_cpu=True)
     vars(args).update(settings)
-    state = {"stateful_callbacks": {"Resumed": {"attributes": {"shared": shared_settings(args)}}}}
+    entry = {"args": {}, "attributes": {"shared": shared_settings(args)}}
+    state = {"global_step": 1, "stateful_callbacks": {"Resumed": entry}}
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
     require_resumable(tmp_path, args)
     vars(args).update(changed)
@@ -79,6 +80,55 @@ def test_a_checkpoint_of_another_model_is_refused_in_a_line(lora, make_trainer, 
     told = str(error.value)
     fits = "does not fit the model, which may be another one: size " if lora else "its weight files do not fit"
     assert told.startswith(f"{tmp_path}/run/checkpoint-1: {fits}") and "\n" not in told
+
+
+def test_other_layers_with_adapters_are_refused_when_a_run_resumes_or_begins_with_them(make_trainer, tmp_path):
+    adapters = {"generation_max_length": 2, "lora_enable": True, "tune_mm_mlp": False}
+    make_trainer(max_steps=1, **SAVING, **adapters, lora_targets=["q_proj", "k_proj"]).train()
+    folder = tmp_path / "run" / "checkpoint-1"
+    told = r"adapter_model\.safetensors: \d+ of \d+ weights of the adapter are missing, such as \S*v_proj\.lora_A"
+    other = adapters | {"lora_targets": ["q_proj", "k_proj", "v_proj"]}
+    with pytest.raises(MisfitError, match=told):
+        make_trainer(**SAVING, **other).train(resume_from_checkpoint=str(folder))
+    with pytest.raises(MisfitError, match=rf"--start_from_weights {folder}/{told}"):
+        make_trainer(output_dir=str(tmp_path / "second"), start_from_weights=str(folder), **other)
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        ([], "expected an object, got list"),
+        ({}, "global_step must be at least 0, got none"),
+        ({"global_step": -3}, "global_step must be at least 0, got -3"),
+        ({"global_step": "x"}, 'global_step must be an integer, got "x"'),
+        ({"global_step": 1, "log_history": 5}, "log_history must be a list or null, got 5"),
+        ({"global_step": 1, "stateful_callbacks": [1]}, "stateful_callbacks must be an object or null"),
+        ({"global_step": 1, "stateful_callbacks": {"Resumed": {}}}, "Resumed must have the objects args and attr"),
+        ({"global_step": 1, "newer": 5}, "unknown entry 'newer', as a newer version of transformers"),
+    ],
+    ids=str,
+)
+def test_a_state_that_the_trainer_can_not_read_is_told_in_a_line(state, problem, tmp_path):
+    file = tmp_path / "trainer_state.json"
+    file.write_text(json.dumps(state))
+    with pytest.raises(ValueError) as error:
+        require_resumable(tmp_path, GRPOConfig(str(tmp_path), use_cpu=True))
+    assert str(error.value).startswith(f"{file}: ") and problem in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"config": null}', '{"config": {}, "earlier_starts": 5}', "{"])
+def test_a_damaged_run_json_is_said_and_stops_no_resume(content, tmp_path, caplog):
+    args = GRPOConfig(str(tmp_path), use_cpu=True)
+    entry = {"args": {}, "attributes": {"shared": shared_settings(args)}}
+    (tmp_path / "checkpoint-1").mkdir()
+    state = {"global_step": 1, "stateful_callbacks": {"Resumed": entry}}
+    (tmp_path / "checkpoint-1" / "trainer_state.json").write_text(json.dumps(state))
+    (tmp_path / "run.json").write_text(content)
+    require_resumable(tmp_path / "checkpoint-1", args)
+    (told,) = [line for line in caplog.messages if "run.json: " in line]
+    assert "other settings are not compared" in told
+    RunLog(tmp_path).write_config({"seed": 1}, resumed_at=1)
+    assert read_config(tmp_path)["earlier_starts"] == []
 
 
 def test_other_settings_are_taken_by_a_resumed_run_and_reported(checkpoint, make_trainer, caplog):
