@@ -25,10 +25,7 @@ from qwenvl.model.sharing.prefix_cache import Parked, PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
 from qwenvl.rollout.drafts import CompletionDrafts, Drafter, add_text
 from qwenvl.rollout.engine import Drawing, SamplingParams
-from qwenvl.rollout.next_token import PLAIN_VOCABULARY, NextToken
-
-FEW_ROWS = 8
-"""Rows for which ``FewRowsHead`` is never the slower way, at widths of 256 and 1,024."""
+from qwenvl.rollout.next_token import NextToken
 
 
 @dataclass
@@ -341,7 +338,6 @@ class DecodeStep:
         self._model, self._cache, self._compiled, self._cuda_graph = model, cache, compiled, cuda_graph
         self._run: Callable[..., Tensor] = GraphedForward(self._forward) if cuda_graph else self._forward
         self._slots = cache.filled  # of each completion
-        self._head: FewRowsHead | None = FewRowsHead.of(model)
 
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """R tokens and their positions (3 x R) -> float32 logits, R x V."""
@@ -370,9 +366,7 @@ class DecodeStep:
         self._cache.accept(self._slots, counts)
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        layers = _compiled_layers(self._model, self._cache) if self._compiled else nullcontext()
-        head = self._head.installed() if self._head is not None else nullcontext()
-        with layers, head:
+        with _compiled_layers(self._model, self._cache) if self._compiled else nullcontext():
             return self._model(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=self._cache).logits
 
     def park(self, rows: Tensor) -> list[Parked]:
@@ -397,47 +391,6 @@ class DecodeStep:
         self._run = GraphedForward(self._forward) if self._cuda_graph else self._forward
         places = torch.arange(rest.numel(), device=rest.device).view(rest.shape)
         self._slots = places[torch.arange(width, device=rest.device) < counts[:, None]]
-
-
-@dataclass(frozen=True)
-class FewRowsHead:
-    """The head of a large vocabulary, called for the newest tokens of a few completions, on a CPU in float32.
-
-    The product of a few rows with a large matrix takes as long as reading the matrix. PyTorch computes
-    ``hidden @ weight.T``, for which the library takes up to four times as long; for ``weight @ hidden.T`` it does not
-    (docs/benchmarks.md). Their sums are rounded in another order.
-
-    Attributes:
-        head: of the model.
-    """
-
-    head: nn.Linear
-
-    @classmethod
-    def of(cls, model: nn.Module) -> FewRowsHead | None:
-        """That of a bare model. None: its head is of another kind, or small, or in parts."""
-        head = model.get_output_embeddings()
-        plain = type(head) is nn.Linear and head.bias is None and "forward" not in vars(head)
-        if not plain or is_partitioned(model) or sharded_modules(model):
-            return None
-        suits = head.weight.device.type == "cpu" and head.weight.dtype == torch.float32
-        return cls(head) if suits and head.out_features > PLAIN_VOCABULARY else None
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Context manager in which the model calls this head."""
-        self.head.forward = self
-        try:
-            yield
-        finally:
-            del self.head.forward  # which uncovers the class's
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """rows x W x hidden -> rows x W x V."""
-        rows = hidden.flatten(0, -2)
-        if len(rows) > FEW_ROWS or rows.dtype != self.head.weight.dtype or torch.is_autocast_enabled("cpu"):
-            return nn.functional.linear(hidden, self.head.weight)
-        return (self.head.weight @ rows.mT).mT.contiguous().unflatten(0, hidden.shape[:-1])
 
 
 class GraphedForward:

@@ -21,7 +21,7 @@ from qwenvl.model.vision_tower import encode_vision
 from qwenvl.rollout import shared_sampling
 from qwenvl.rollout.engine import SamplingParams, SamplingRequest
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine, padded_with_own
-from qwenvl.rollout.shared_sampling import FewRowsHead, SharedSampler
+from qwenvl.rollout.shared_sampling import SharedSampler
 
 WORDS = ["tvi", "t", "vit", "v"]
 GROUP, NEW = 3, 8
@@ -289,38 +289,3 @@ def test_nothing_grows_with_the_square_of_a_prompt_nor_with_group_times_prompt()
     assert not [shape for shape, _ in made.tensors if sum(size >= long for size in shape) > 1]
     whole = [shape for shape, dtype in made.tensors if not dtype.is_floating_point and dtype != torch.bool]
     assert max(map(torch.Size.numel, map(torch.Size, whole))) < 8 * long
-
-
-@pytest.mark.parametrize("rows", [1, 2, 8, 9])
-def test_the_head_of_a_few_rows_differs_by_rounding_alone(rows):
-    """Two sums of the same 64 products, each rounded: they differ by at most 2 x 64 units of the sum of magnitudes."""
-    model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"), vocabulary=5000)
-    head = FewRowsHead.of(model)
-    hidden = torch.randn(rows, 1, model.lm_head.in_features)
-    stock = model.lm_head(hidden)
-    with head.installed():
-        found = model.lm_head(hidden)
-    weight = model.lm_head.weight
-    magnitudes = hidden.abs() @ weight.abs().mT
-    unit = torch.finfo(torch.float32).eps / 2
-    assert found.shape == stock.shape
-    assert ((found - stock).abs() <= 2 * weight.shape[1] * unit * magnitudes).all()
-    assert "forward" not in vars(model.lm_head)
-
-
-def test_small_heads_and_heads_in_half_precision_stay_as_they_are():
-    processor = make_processor("qwen2_5_vl")
-    assert FewRowsHead.of(make_model("qwen2_5_vl", processor)) is None
-    assert FewRowsHead.of(make_model("qwen2_5_vl", processor, vocabulary=5000).bfloat16()) is None
-
-
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_a_large_vocabulary_is_sampled_by_its_own_head(random_prompts, monkeypatch, family):
-    model = make_model(family, make_processor(family), initializer_range=0.25, vocabulary=5000).requires_grad_(False)
-    prompts = random_prompts(model, ["tvi"])
-    rows = []
-    own = FewRowsHead.__call__
-    monkeypatch.setattr(FewRowsHead, "__call__", lambda self, hidden: rows.append(hidden.shape[0]) or own(self, hidden))
-    expected = plain(model, prompts, do_sample=False, max_new_tokens=NEW, eos_token_id=None, pad_token_id=0)
-    assert torch.equal(shared(model, prompts)[0], expected)
-    assert rows == [GROUP] * (NEW - 1)
