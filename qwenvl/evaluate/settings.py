@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import takewhile
@@ -21,6 +20,7 @@ from qwenvl.data.options import DecodingOptions, FrameOptions, ReadingOptions, S
 from qwenvl.data.records.framing import Framing, asked_record
 from qwenvl.data.records.parse import ReadOptions, text_or_file
 from qwenvl.evaluate.options import EvaluateOptions, ProbeOptions, TryOptions
+from qwenvl.evaluate.run_code import tell_of_code
 from qwenvl.grpo.options import TeacherOptions
 from qwenvl.model.options import KernelOptions
 from qwenvl.option import Options, all_options
@@ -535,50 +535,9 @@ def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = O
         if known[name] is not None and known[name] != []:
             chosen[name] = known[name]
     if model.run is not None:
-        _tell_of_code(model, {name: value for name, value in chosen.items() if name not in given})
+        not_given = {name: value for name, value in chosen.items() if name not in given}
+        tell_of_code(model.run, model.path, not_given)
     return tokens_of(chosen)
-
-
-NAMING_CODE = ("reward_funcs", "external_plugins", "tools")
-"""Settings of a run that may name Python files, or servers."""
-
-
-def _tell_of_code(model: ModelSource, chosen: Mapping[str, Any]) -> None:
-    """Say in the first process which files of Python and which servers the settings of a model's run name.
-
-    Files in the folder of the model are refused: they may have come with it from somebody else.
-
-    Raises:
-        ValueError: a file is in the folder of the model or of its run.
-    """
-    folders = [os.path.realpath(folder) for folder in (model.run, model.path) if folder is not None]
-    named = []
-    for setting in NAMING_CODE:
-        values = chosen.get(setting) or []
-        for value in [values] if isinstance(values, str) else values:
-            text = str(value)
-            files = [Path(os.path.realpath(file)) for file in _files_of_python(text)]
-            if any(file.is_relative_to(folder) for file in files for folder in folders):
-                raise ValueError(
-                    f"{model.run}: the settings of the run name code in the model's own folder, --{setting} {text}, "
-                    f"which may be somebody else's; read it, and give --{setting} {text} yourself to run it"
-                )
-            if files or "base_url" in text:
-                named.append(f"--{setting} {text}")
-    if named and int(os.environ.get("RANK", "0")) == 0:
-        print(f"as the run {model.run} was trained: {'; '.join(named)}", file=sys.stderr, flush=True)
-
-
-def _files_of_python(text: str) -> Iterator[str]:
-    """What in a value such as ``verl:my rewards.py:right`` or ``cosine(correctness_func=a.py:f)`` may be a file's name.
-
-    Names may hold spaces and brackets: every part that ends in ``.py`` and begins at one of these counts.
-    """
-    for ending in re.finditer(r"\.py\b", text):
-        before = text[: ending.end()]
-        starts = {0, *(border.end() for border in re.finditer(r"[\s,'\"=(:]", before))}
-        for start in starts:
-            yield before[start:]
 
 
 def record_of(
