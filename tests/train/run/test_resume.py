@@ -83,6 +83,14 @@ def test_a_checkpoint_of_another_model_is_refused_in_a_line(lora, make_trainer, 
     assert told.startswith(f"{tmp_path}/run/checkpoint-1: {fits}") and "\n" not in told
 
 
+def test_a_resumed_adapter_ends_as_one_of_a_whole_run(whole_and_resumed):
+    whole, _ = whole_and_resumed(
+        killed=2, resumed_from=1, **SAVING, lora_enable=True, lora_r=2, learning_rate=0.05, save_total_limit=3
+    )
+    learned = [p for name, p in whole.model.named_parameters() if "lora_B" in name]
+    assert learned and all(p.requires_grad for p in learned) and any(p.abs().max() > 0 for p in learned)
+
+
 def test_other_layers_with_adapters_are_refused_when_a_run_resumes_or_begins_with_them(make_trainer, tmp_path):
     adapters = {"generation_max_length": 2, "lora_enable": True, "tune_mm_mlp": False}
     make_trainer(max_steps=1, **SAVING, **adapters, lora_targets=["q_proj", "k_proj"]).train()
