@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length"]
 
+MOST_DRAFTED = 128  # tokens of a draft that vLLM verifies at a time
+
 
 @dataclass(frozen=True)
 class Message:
@@ -350,6 +352,33 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     stop_strings: tuple[str, ...] = ()
     entropies: bool = False
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Drafts that a vLLM server makes itself and verifies several at a time (speculative decoding).
+
+    Attributes:
+        tokens: of a draft at most. They are what followed the newest tokens before, in the prompt or the completion.
+    """
+
+    tokens: int
+
+    @classmethod
+    def parse(cls, text: str) -> Speculation:
+        """From ``ngram:TOKENS``, the form of ``--vllm_speculative`` and of the server's ``--speculative``.
+
+        Raises:
+            ValueError: the text is something else.
+
+        Example:
+            >>> Speculation.parse("ngram:4")
+            Speculation(tokens=4)
+        """
+        method, _, tokens = text.partition(":")
+        if method != "ngram" or not (tokens.isascii() and tokens.isdigit()) or not 1 <= int(tokens) <= MOST_DRAFTED:
+            raise ValueError(f"expected ngram:TOKENS with 1 to {MOST_DRAFTED} tokens, such as ngram:4, got {text!r}")
+        return cls(int(tokens))
 
 
 @dataclass(frozen=True)

@@ -83,19 +83,10 @@ class PromptSettings:
         for name in ("base_model", "system", "prompt_template"):
             if not isinstance(saved.get(name), str | None):
                 raise ValueError(f"{name} must be a text or null, got {type(saved[name]).__name__}")
-        groups = {"frames": FrameOptions, "prompts": PromptOptions}
-        read: dict[str, Any] = {name: _options_of(kind, name, saved[name]) for name, kind in groups.items()}
-        framing = saved.get("framing") or {}  # settings of an earlier version have none
-        _check_object("framing", framing, [each.name for each in fields(Framing)])
-        for name, value in framing.items():
-            if name == "kinds":
-                if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
-                    raise ValueError(f"framing: kinds must be a list of texts, got {json.dumps(value)}")
-            elif not isinstance(value, str) and not (name == "system" and value is None):
-                raise ValueError(f"framing: {name} must be a text, got {json.dumps(value)}")
-        if "kinds" in framing:
-            framing = framing | {"kinds": tuple(framing["kinds"])}
-        return cls(**saved | read | {"framing": Framing(**framing)})
+        frames = _options_of(FrameOptions, "frames", saved["frames"])
+        prompts = _options_of(PromptOptions, "prompts", saved["prompts"])
+        framing = _framing_of(saved.get("framing") or {})  # settings of an earlier version have none
+        return cls(**saved | {"frames": frames, "prompts": prompts, "framing": framing})
 
     @classmethod
     def beside(cls, folder: str | Path) -> PromptSettings | None:
@@ -151,6 +142,22 @@ def _options_of(kind: type[Some], where: str, values: Any) -> Some:
         return kind(**values)
     except ValueError as error:  # which names flags
         raise ValueError(f"{where}: {str(error).replace('--', '')}") from None
+
+
+def _framing_of(values: Any) -> Framing:
+    """A framing from an object of its fields.
+
+    Raises:
+        ValueError: an unknown name, or a value of another type.
+    """
+    _check_object("framing", values, [each.name for each in fields(Framing)])
+    for name, value in values.items():
+        if name == "kinds":
+            if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
+                raise ValueError(f"framing: kinds must be a list of texts, got {json.dumps(value)}")
+        elif not isinstance(value, str) and not (name == "system" and value is None):
+            raise ValueError(f"framing: {name} must be a text, got {json.dumps(value)}")
+    return Framing(**values | {"kinds": tuple(values.get("kinds", ()))})
 
 
 def trained_otherwise(model: str | Path, flags: Any) -> list[str]:

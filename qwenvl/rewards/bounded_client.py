@@ -21,7 +21,7 @@ MOST_DIGITS = 20  # of a Content-Length that is read as a number
 
 
 class RefusedReplyError(openai.OpenAIError):
-    """A reply that is not read. It is no error of the HTTP library: the request is not repeated."""
+    """A reply that is not read. Openai 3 does not repeat the request, openai 2 does."""
 
 
 class BoundedClient(openai.DefaultAsyncHttpxClient):

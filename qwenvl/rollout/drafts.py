@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 LONGEST_SUFFIX = 6
 """Most tokens that are compared: a longer match says little more about what follows."""
@@ -197,6 +198,15 @@ class DraftCounts:
     forwards: int = 0
     drafted: int = 0
     accepted: int = 0
+
+
+@runtime_checkable
+class CountsDrafts(Protocol):
+    """An engine that can draft."""
+
+    def take_counts(self) -> DraftCounts:
+        """What was counted since the last call. All 0 where the engine does not draft."""
+        ...
 
 
 class CompletionDrafts:

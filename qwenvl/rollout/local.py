@@ -20,7 +20,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating
 from qwenvl.model.logprobs import Likelihood
 from qwenvl.model.sharing.linear_attention import state_tokens
-from qwenvl.rollout.drafts import Drafter, DraftLengths
+from qwenvl.rollout.drafts import DraftCounts, Drafter, DraftLengths
 from qwenvl.rollout.engine import (
     Drawing,
     SamplingParams,
@@ -314,6 +314,10 @@ class SharedPrefixEngine(LocalEngine):
                 "On a CPU it needs a C++ compiler (g++), on a GPU Triton; or leave out --compile_decoding."
             ) from error
         self.compiled = True
+
+    def take_counts(self) -> DraftCounts:
+        """See ``CountsDrafts``."""
+        return DraftCounts() if self.drafter is None else self.drafter.take_counts()
 
     def _remember(self, prompts: PromptInputs, rollout: RolloutBatch, group_size: int) -> None:
         """Later drafts are taken from these completions, if the drafter learns now."""

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from qwenvl.option import Options, no_effect, not_with, option, set_among
 from qwenvl.rewards.options import LONGEST
-from qwenvl.types import SamplingParams
+from qwenvl.types import SamplingParams, Speculation
 
 LIVE_COMPLETIONS_EVERY = 20
 
@@ -129,6 +129,14 @@ class EngineOptions(Options):
         above=0,
         below=1,
     )
+    vllm_speculative: str | None = option(
+        None,
+        "Have vLLM draft, as ngram:TOKENS: what followed the newest tokens of a completion before, in it or in its "
+        "prompt, is a guess at its next 1 to 128 tokens, and one forward verifies all of them. The distribution of "
+        "completions is the same, the draws of a seed are others. ngram:4: for answers that repeat their question. "
+        "Needs --rollout_engine vllm_colocate: a server that you start has its own option, --speculative.",
+        unset="a forward for each token",
+    )
 
     @property
     def engine_has_own_weights(self) -> bool:
@@ -147,6 +155,17 @@ class EngineOptions(Options):
                 yield no_effect(f"--{name}", without="--rollout_engine vllm_server or vllm_colocate")
         if self.rollout_engine != "vllm_colocate" and set_among(self, "vllm_gpu_memory"):
             yield no_effect("--vllm_gpu_memory", without="--rollout_engine vllm_colocate")
+        if self.vllm_speculative is not None:
+            if self.rollout_engine == "vllm_server":
+                reason = "a server that you start drafts if it is started with --speculative"
+                yield no_effect("--vllm_speculative", without="--rollout_engine vllm_colocate", reason=reason)
+            elif self.rollout_engine == "local":
+                reason = "drafts of the local engine are --draft_tokens"
+                yield no_effect("--vllm_speculative", without="--rollout_engine vllm_colocate", reason=reason)
+            try:
+                Speculation.parse(self.vllm_speculative)
+            except ValueError as error:
+                yield f"--vllm_speculative: {error}"
         addresses = self.vllm_server or []
         if self.rollout_engine == "vllm_server" and not addresses:
             yield "--rollout_engine vllm_server needs --vllm_server HOST:PORT: scripts/serve_vllm.sh MODEL starts one"

@@ -18,6 +18,7 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import adapters_of, evaluating, part_of, plain_name, unwrap, with_adapters
+from qwenvl.rollout.drafts import DraftCounts
 from qwenvl.rollout.engine import SamplingRequest, end_token, no_completions, on_device, split_rollouts
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import EngineOptions
@@ -85,6 +86,8 @@ def vllm_engine(
         arguments += ["--gpu_memory_utilization", str(options.vllm_gpu_memory)]
     if max_tokens is not None:
         arguments += ["--max_model_len", str(max_tokens)]
+    if options.vllm_speculative is not None:
+        arguments += ["--speculative", options.vllm_speculative]
     return VllmEngine(local, Servers([ColocatedServer(arguments, device, deadline)], patience=patience), own=True)
 
 
@@ -104,6 +107,7 @@ class VllmEngine:
         self._local, self._servers, self._own = local, servers, own
         self._version: int | None = None
         self._wire_version: int | None = None  # of the same weights: a random number, the same in all processes
+        self._counts = DraftCounts()
 
     def sync(self, model: nn.Module, version: int | None) -> None:
         """See ``EngineWithWeights.sync``.
@@ -158,6 +162,11 @@ class VllmEngine:
         """See ``EngineWithWeights.rest``."""
         self._servers.sleep()
 
+    def take_counts(self) -> DraftCounts:
+        """See ``CountsDrafts``. A server does not say how many forwards there were."""
+        counts, self._counts = self._counts, DraftCounts()
+        return counts
+
     def _message(self, model: nn.Module, request: SamplingRequest) -> SampleRequest:
         """The request as servers read it. It needs no model any more."""
         if request.params.entropies:
@@ -205,6 +214,8 @@ class VllmEngine:
         rows: dict[int, tuple[list[int], list[float], str]] = {}
         answers = self._servers.sample(message, give)
         for share, answer in answers:
+            self._counts.drafted += answer.drafted_tokens
+            self._counts.accepted += answer.accepted_tokens
             sampled = zip(answer.ids, answer.logprobs, answer.finish_reasons, strict=True)
             rows |= {share[n // size] * size + n % size: row for n, row in enumerate(sampled)}
         ids, logprobs, reasons = zip(*(rows[n] for n in range(len(rows))), strict=True)

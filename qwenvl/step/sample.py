@@ -14,7 +14,7 @@ from torch import nn
 
 from qwenvl.data.seeds import stable_random
 from qwenvl.files import written_whole
-from qwenvl.rollout.drafts import DraftCounts, Drafter
+from qwenvl.rollout.drafts import CountsDrafts, DraftCounts, Drafter
 from qwenvl.rollout.engine import EngineWithWeights, RolloutEngine, SamplingParams, SamplingRequest, lost_together
 from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.step.encode import Encode, EncodeLooks
@@ -113,8 +113,8 @@ class Sample:
         learning = nullcontext() if drafter is None else drafter.learning()
         with step.meter.time("time/sample_s"), lost_together(self.engine), learning:
             rollouts = self.completions(encoded, self.group_size, self.params, step)
-        if drafter is not None:
-            log_drafts(step.meter, drafter.take_counts())
+        if isinstance(self.engine, CountsDrafts):
+            log_drafts(step.meter, self.engine.take_counts())
         return [
             Sampled(batch=each.batch, prompts=each.inputs, rollout=rollout, staleness=staleness)
             for each, rollout in zip(encoded, rollouts, strict=True)

@@ -254,7 +254,7 @@ def install_callbacks(trainer: RunningTrainer, journal: Journal) -> None:
             trainer.add_callback(ShownCompletions(trainer, every))
         trainer.add_callback((LiveBoard if display == "rich" else ProgressLines)(trainer.meter))
     trainer.add_callback(HealthWarnings())
-    trainer.add_callback(Resumed())
+    trainer.add_callback(Resumed(getattr(trainer.train_dataset, "records", None)))
     trainer.add_callback(trainer.finite_steps)
     if trainer.reference is not None and trainer.args.sync_ref_model:
         trainer.add_callback(ReferenceSync(trainer.reference))

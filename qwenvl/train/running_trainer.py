@@ -31,6 +31,7 @@ class RunningTrainer(Protocol):
     reference: Reference | None
     rewards: Any  # a rubric, or the targets of a warm-up
     state: TrainerState
+    train_dataset: Any  # a GRPODataset, or one of another library
 
     @property
     def trained_by(self) -> str:

@@ -105,11 +105,10 @@ class Labels:
         drop_cut_line(self._path)
 
     def _check_folder(self, protocol: Mapping[str, Any]) -> None:
-        """Raise FileExistsError for a folder with anything but labels by the same model and settings, or a table of
-        somebody else."""
+        """Raise FileExistsError for a table of somebody else, or a folder with anything but these labels."""
         there = self.folder / PROTOCOL
         if not there.is_file():
-            # The usual name of a table that people fill in by hand.
+            # Its name is a usual one for a table that people fill in by hand.
             check_new(self.request.options.output, "--output")
             if any(each.name != ".lock" for each in self.folder.glob("*")):
                 # It may well be the folder of the clips: nobody is told to delete it.

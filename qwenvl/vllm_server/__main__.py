@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from qwenvl.types import Speculation
+
 VLLM = "0.32.0"  # held to the trainer's numbers. scripts/serve_vllm.sh reads this line and installs it
 
 # Read by vLLM when it is loaded. One process, so that the engine's death is the server's. The first of its two model
@@ -45,6 +47,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--max_num_seqs", type=int, default=256, help="most completions that are sampled at the same time")
     add("--cache_gb", type=float, help="memory for keys and values, in GiB; by default 1 on a CPU")
     add("--gpu_memory_utilization", type=float, default=0.9, help="share of the GPU's memory, without --cache_gb")
+    add("--speculative", metavar="ngram:TOKENS", type=_speculation, help="draft so many tokens (docs/scaling.md)")
     add("--tensor_parallel_size", type=int, default=1, help="GPUs that the model is split over (not run so far)")
     add("--compiled", action="store_true", help="compile the model and use CUDA graphs (not run so far)")
     add("--sleeps", action="store_true", help="can release its GPU memory between samplings (not run so far)")
@@ -59,6 +62,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if settings.cache_gb is not None and settings.cache_gb <= 0:
         parser.error("--cache_gb must be above 0")
     return settings
+
+
+def _speculation(text: str) -> Speculation:
+    try:
+        return Speculation.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def main(argv: list[str] | None = None) -> None:

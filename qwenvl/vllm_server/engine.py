@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,12 +24,15 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
+from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
+from qwenvl.types import Speculation
 from qwenvl.vllm_server.server import NEEDS_TOWER
 from qwenvl.vllm_server.wire import Medium, Prompt, SampleAnswer, SampleRequest, architecture
 
 GIB = 2**30
-NEVER = -1e9  # added to the logit of a token that must not be sampled. -100 does not hold at high temperatures
+SHORTEST_MATCH, LONGEST_MATCH = 2, 5  # newest tokens that must have stood together before, for a draft
 POSITIONS = "positions_of_prompt"  # a field of each medium: the worker reads all positions of the prompt from it
 CPU = {"keep_on_cpu": True}
 
@@ -78,6 +82,8 @@ class Engine:
             # A prompt that is cut has its generator set back, which those of a CPU cannot be.
             enable_chunked_prefill=not on_cpu,
             enable_prefix_caching=not (on_cpu and config.model_type == "qwen3_5"),  # it needs chunked prefill
+            speculative_config=speculative_config(settings.speculative),
+            per_request_spec_decode_metrics="none" if settings.speculative is None else "summary",
             **limits,
         )
         self.architecture, self.max_model_len = architecture(config), most
@@ -90,7 +96,16 @@ class Engine:
         Raises:
             RuntimeError: vLLM returned something else than requested.
         """
-        self.llm.collective_rpc("set_temperature", args=(request.params.temperature or 1.0,))
+        params = request.params
+        greedy = params.temperature == 0
+        self.llm.collective_rpc(
+            "set_sampling",
+            kwargs={
+                "temperature": 1.0 if greedy else params.temperature,
+                "min_p": 0.0 if greedy else params.min_p,
+                "banned": list(request.banned_ids),
+            },
+        )
         for prompt in request.prompts:
             self.llm._add_request(engine_input(prompt, salt), sampling_params(request, prompt.seed))
         done = self.llm._run_engine(RequestOutput, use_tqdm=False)
@@ -100,6 +115,7 @@ class Engine:
         reasons = [str(row.finish_reason) for row in rows]
         if set(reasons) - {"stop", "length"}:
             raise RuntimeError(f"completions ended for other reasons than stop and length: {set(reasons)}")
+        drafts = [row.spec_decode_metrics for row in rows if row.spec_decode_metrics is not None]
         return SampleAnswer(
             version=request.version,
             boot="",
@@ -107,6 +123,8 @@ class Engine:
             logprobs=[[of[id].logprob for of, id in zip(row.logprobs, row.token_ids, strict=True)] for row in rows],
             finish_reasons=reasons,
             cached_tokens=sum(output.num_cached_tokens or 0 for output in done),
+            drafted_tokens=sum(each.num_draft_tokens for each in drafts),
+            accepted_tokens=sum(number * times for each in drafts for number, times in enumerate(each.histogram)),
         )
 
     def load(self, path: str, *, first: bool, last: bool) -> list[str]:
@@ -137,16 +155,28 @@ class Engine:
         engine.reset_encoder_cache()
 
 
+def speculative_config(speculation: Speculation | None) -> dict[str, Any] | None:
+    """vLLM's own settings of drafts. None: a forward for each token."""
+    if speculation is None:
+        return None
+    return {
+        "method": "ngram",
+        "num_speculative_tokens": speculation.tokens,
+        "prompt_lookup_min": SHORTEST_MATCH,
+        "prompt_lookup_max": LONGEST_MATCH,
+    }
+
+
 def sampling_params(request: SampleRequest, seed: int) -> SamplingParams:
     """The settings of one prompt's completions. Completion k of the group has the seed ``seed + k``.
 
-    The temperature is not among them: the worker divides the logits by it, see `WorkerExtension.set_temperature`. So
-    log-probs are those of softmax(logits / T), a temperature above 2 is possible, and top-k, top-p, min-p and the
-    penalty are the same as on undivided logits.
+    Temperature, min-p and banned tokens are not among them: the worker has them, see ``WorkerExtension.set_sampling``.
+    So log-probs are those of softmax(logits / T), a temperature above 2 is possible, and top-k, top-p and the penalty
+    are the same as on undivided logits.
     """
     params = request.params
     greedy = params.temperature == 0
-    truncation = {} if greedy else {"top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p}
+    truncation = {} if greedy else {"top_k": params.top_k, "top_p": params.top_p}
     return SamplingParams(
         n=request.group_size,
         seed=seed,
@@ -157,7 +187,6 @@ def sampling_params(request: SampleRequest, seed: int) -> SamplingParams:
         include_stop_str_in_output=True,
         stop_token_ids=list(request.end_ids),
         ignore_eos=True,  # the end tokens are those of the request, and no others
-        logit_bias=dict.fromkeys(request.banned_ids, NEVER),
         logprobs=0,  # of the sampled token alone
         detokenize=bool(params.stop_strings),
         skip_special_tokens=False,  # a stop string is not found across a token that is left out
@@ -217,11 +246,14 @@ class WorkerExtension:
 
     model_runner: Any  # the worker's own
     _written: set[str]  # parameters, by the parts of weights so far
+    _temperature: float
+    _min_p: float
+    _banned: Tensor
 
     def install_hooks(self) -> None:
-        """Has the model take positions from the request, and divide its logits by the temperature."""
+        """Has the model take positions from the request, and the sampler the settings of ``set_sampling``."""
         model = self.model_runner.get_model()
-        self._temperature = 1.0
+        self.set_sampling(temperature=1.0, min_p=0.0, banned=[])
         stock_positions, stock_logits = model.get_mrope_input_positions, model.compute_logits
 
         def positions(input_tokens: list[int], mm_features: list[Any]) -> tuple[Tensor, int]:
@@ -236,10 +268,37 @@ class WorkerExtension:
             return None if given is None else given.float() / self._temperature
 
         model.get_mrope_input_positions, model.compute_logits = positions, logits
+        if self.model_runner.device.type == "cpu":
+            rejection_sampler.apply_sampling_constraints = truncated_drafts
+        for sampler in _samplers_of(self.model_runner):
+            sampler.apply_logits_processors = self._with_own_settings(sampler.apply_logits_processors)
 
-    def set_temperature(self, temperature: float) -> None:
-        """Logits are divided by it from now on."""
+    def set_sampling(self, temperature: float, min_p: float, banned: list[int]) -> None:
+        """What is sampled from now on. vLLM refuses min-p and bans beside drafts, and its bans hold no -1e9.
+
+        Args:
+            temperature: logits are divided by it.
+            min_p: tokens below this share of the likeliest token's probability are not sampled.
+            banned: tokens that are never sampled.
+        """
         self._temperature = temperature
+        self._min_p = min_p
+        self._banned = torch.tensor(banned, dtype=torch.long, device=self.model_runner.device)
+
+    def _with_own_settings(self, stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The processors of one of vLLM's samplers, with bans before them and min-p behind them.
+
+        The samplers have taken the logits for their log-probs before, and truncate by top-k and top-p after.
+        """
+
+        def processed(logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            logits = stock(logits.index_fill_(1, self._banned, -torch.inf), *args, **kwargs)
+            if self._min_p:
+                least = logits.amax(-1, keepdim=True) + math.log(self._min_p)
+                logits = logits.masked_fill(logits < least, -torch.inf)
+            return logits
+
+        return processed
 
     def load_weights_file(self, path: str, first: bool, last: bool) -> list[str]:
         """Takes the weights of a file of safetensors, a part of all. With the last part the new ones are used.
@@ -267,6 +326,30 @@ class WorkerExtension:
         _repack_tied_head(model)
         names = (name for name, _ in model.named_parameters() if "visual" not in name.split("."))
         return [*partial, *sorted(set(names) - self._written)]
+
+
+def truncated_drafts(logits: Tensor, ends: Tensor, settings: Any) -> Tensor:
+    """Top-k and top-p of the tokens of drafts, K x V, in the place of vLLM's function for the CPU.
+
+    That one reads temperature, top-k and top-p of each token from memory that nothing has written, and fails where
+    there are no drafts. The temperature here is 1, see ``set_sampling``.
+
+    Args:
+        ends: where the draft of each completion ends in K.
+        settings: vLLM's ``SamplingMetadata``, of the completions.
+    """
+    if settings.all_greedy or not len(logits):
+        return logits
+    lengths = ends.diff(prepend=ends.new_zeros(1))
+    top_k, top_p = (
+        None if each is None else each.repeat_interleave(lengths) for each in (settings.top_k, settings.top_p)
+    )
+    return apply_top_k_top_p(logits, top_k, top_p)
+
+
+def _samplers_of(runner: Any) -> list[Any]:
+    """The sampler of the next token, and the one that verifies drafts, if there is one."""
+    return [each for each in (runner.sampler, getattr(runner, "rejection_sampler", None)) if each is not None]
 
 
 def _tensors_of(path: str) -> Iterator[tuple[str, Tensor]]:

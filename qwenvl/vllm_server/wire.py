@@ -29,7 +29,7 @@ from torch import Tensor
 from qwenvl.files import cache_root
 from qwenvl.types import SamplingParams
 
-PROTOCOL = 6  # in each message: both sides must have the same
+PROTOCOL = 7  # in each message: both sides must have the same
 TOKEN = "QWENVL_VLLM_TOKEN"  # the environment variable: a command line can be read by everybody on the machine
 HEAD = "head"  # the tensor that holds the JSON
 AGAIN = 503  # the HTTP status where another try, or another server, may have an answer
@@ -229,6 +229,7 @@ class SampleAnswer:
             and 1 when greedy.
         finish_reasons: ``stop`` or ``length``.
         cached_tokens: tokens of all prompts that were not computed again.
+        drafted_tokens, accepted_tokens: of drafts, in all, and right ones. 0 where the server makes none.
     """
 
     version: int
@@ -237,6 +238,8 @@ class SampleAnswer:
     logprobs: list[list[float]]
     finish_reasons: list[str]
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass

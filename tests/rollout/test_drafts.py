@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 import torch
-from scipy.stats import chi2
 
 from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.model.logprobs import completion_likelihood
@@ -24,8 +23,8 @@ from qwenvl.rollout.drafts import (
 )
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import SharedPrefixEngine
-from qwenvl.rollout.next_token import logits_processors
 from qwenvl.rollout.shared_sampling import SharedSampler, tokens_of
+from tests.rollout.law import SETTINGS, assert_law, probabilities
 
 BANNED = 3
 GROUP, NEW = 3, 20
@@ -85,40 +84,6 @@ def test_drafts_change_no_greedy_token_and_take_fewer_forwards(model, random_pro
     assert 0 < drafter.counts.accepted <= drafter.counts.drafted or penalty > 1
 
 
-SETTINGS = [
-    {"temperature": 1.0},
-    {"temperature": 0.7, "top_p": 0.9},
-    {"temperature": 1.3, "top_k": 8},
-    {"temperature": 1.0, "min_p": 0.02},
-    {"temperature": 1.0, "repetition_penalty": 1.3},
-]
-
-
-def probabilities(model, prompt, before, params):
-    """The distribution of the token behind a prompt and ``before``, by a plain forward."""
-    row = prompt.followed_by(type(prompt).of_text(torch.tensor([before]))) if before else prompt
-    own = shared_sampling.first_positions(prompt.position_ids, 1)
-    positions = torch.cat([prompt.position_ids, (own + torch.arange(len(before))).expand(3, 1, -1)], dim=-1)
-    ids = row.input_ids
-    logits = model(input_ids=ids, position_ids=positions).logits[:, -1].float()
-    return logits_processors(params, [BANNED])(ids, logits).softmax(-1)[0].double()
-
-
-def assert_law(counts: Counter, expected: torch.Tensor):
-    """Chi-square of counted tokens. Tokens that are expected fewer than ten times are counted together."""
-    total = counts.total()
-    frequent = [token for token in range(len(expected)) if expected[token] * total >= 10]
-    observed = [counts[token] for token in frequent]
-    wanted = [float(expected[token]) * total for token in frequent]
-    if total - sum(wanted) > 10:
-        observed.append(total - sum(observed))
-        wanted.append(total - sum(wanted))
-    assert not [token for token in counts if expected[token] == 0], "tokens that cannot be drawn"
-    assert len(wanted) > 2, "too few tokens to compare"
-    statistic = sum((seen - mean) ** 2 / mean for seen, mean in zip(observed, wanted, strict=True))
-    assert chi2.sf(statistic, len(wanted) - 1) > 1e-4
-
-
 @pytest.mark.parametrize(
     ("settings", "vocabulary"),
     # The last one draws with few passes over a large vocabulary.
@@ -130,11 +95,11 @@ def test_the_first_three_tokens_have_the_law_of_plain_forwards(random_prompts, s
     prompt = random_prompts(model, ["t"])
     params = SamplingParams(4, **settings)
     group = 4000
-    first = probabilities(model, prompt, [], params)
+    first = probabilities(model, prompt, [], params, [BANNED])
     one = int(first.argmax())
-    second = probabilities(model, prompt, [one], params)
+    second = probabilities(model, prompt, [one], params, [BANNED])
     two = int(second.argmax())
-    third = probabilities(model, prompt, [one, two], params)
+    third = probabilities(model, prompt, [one, two], params, [BANNED])
     rows = []
     for seed in range(4):
         # Behind the likeliest token the two likeliest others are drafted, and right or wrong by chance.

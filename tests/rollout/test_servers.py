@@ -216,10 +216,10 @@ def test_options_become_the_command_of_a_colocated_server(monkeypatch, tmp_path,
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
     given = {"process": 0, "dtype": torch.bfloat16, "max_tokens": 700}
-    options = EngineOptions(rollout_engine="vllm_colocate", vllm_gpu_memory=0.3)
+    options = EngineOptions(rollout_engine="vllm_colocate", vllm_gpu_memory=0.3, vllm_speculative="ngram:4")
     engine = vllm_engine(options, local, model="some/model", device=torch.device("cuda", 0), **given)
     (server,) = engine._servers.servers
-    words = "some/model --dtype bfloat16 --gpu_memory_utilization 0.3 --max_model_len 700"
+    words = "some/model --dtype bfloat16 --gpu_memory_utilization 0.3 --max_model_len 700 --speculative ngram:4"
     assert server._command[:3] == [str(tmp_path / "bin" / "python"), "-m", "qwenvl.vllm_server"]
     assert server.sleeps and " ".join(server._command[3:]) == f"{words} --port 0 --with_parent --sleeps"
     with pytest.raises(ValueError, match="this model is of none"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
@@ -22,6 +24,7 @@ from qwenvl.types import Message, Record
 LOADED_BYTES = 512 * 2**20  # of a file, unpacked, up to which its records are loaded
 LOADED_RECORDS = 20_000  # and up to how many: more would take 3 kB of memory each, in each process
 SPOT_CHECKS = 200
+FINGERPRINTED = 1_000  # records of which a checkpoint keeps a hash
 
 
 class RecordFile(Sequence[Record]):
@@ -163,9 +166,22 @@ def spot_checked(records: Sequence[Record]) -> Iterator[Record]:
     return (records[i] for i in spread(len(records)))
 
 
-def spread(length: int) -> list[int]:
-    """At most ``SPOT_CHECKS`` numbers below a length, spread evenly, the first and the last among them."""
-    gaps = min(length, SPOT_CHECKS) - 1
+def fingerprint_of(records: Sequence[Record]) -> dict[str, Any]:
+    """The number of records, and a hash of the ids, prompts and solutions of at most ``FINGERPRINTED`` of them."""
+    digest = hashlib.sha256()
+    for number in spread(len(records), FINGERPRINTED):
+        try:
+            record = records[number]
+        except RecordError:  # reported where it is used
+            continue
+        prompt = [[message.role, message.text] for message in record.messages]
+        digest.update(json.dumps([number, record.id, prompt, record.solution]).encode())
+    return {"records": len(records), "sha256": digest.hexdigest()}
+
+
+def spread(length: int, most: int = SPOT_CHECKS) -> list[int]:
+    """At most ``most`` numbers below a length, spread evenly, the first and the last among them."""
+    gaps = min(length, most) - 1
     return [i * (length - 1) // max(1, gaps) for i in range(gaps + 1)]
 
 

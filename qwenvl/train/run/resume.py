@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.console import say
+from qwenvl.data.records.record_file import fingerprint_of
 from qwenvl.run_log.log import RunLogError, plain, read_config
 from qwenvl.train.run.checkpoints import (
     find_checkpoint,
@@ -18,6 +20,7 @@ from qwenvl.train.run.checkpoints import (
     require_fresh_folder,
     require_same_tuning,
 )
+from qwenvl.types import Record
 
 logger = logging.getLogger(__name__)
 
@@ -167,16 +170,39 @@ def _saved_settings(checkpoint: str | Path) -> dict[str, Any] | None:
     return shared if isinstance(shared, dict) else None
 
 
+def _other_data(saved: Any, now: dict[str, Any]) -> str | None:
+    """A warning where the training data differ from those of the checkpoint. None: they are alike, or not known.
+
+    Args:
+        saved: of ``fingerprint_of``, as the checkpoint has it. None: an earlier version wrote it, or the run is new.
+    """
+    if saved in (None, now) or not isinstance(saved, dict):
+        return None
+    before = saved.get("records")
+    if before == now["records"]:
+        difference = f"some of their {before:,} ids, prompts or solutions differ"
+    else:
+        difference = f"records {before} -> {now['records']}"
+    return (
+        f"resumed with other training data than those of the checkpoint ({difference}): what it learned from the "
+        "earlier ones stays; to train on these alone, begin a new run"
+    )
+
+
 class Resumed(TrainerCallback):
     """Makes a resumed run end as its checkpoint's run would have.
 
-    Each checkpoint has the settings that both must share.
+    Each checkpoint has the settings that both must share, and a fingerprint of the training data, which may change.
+
+    Args:
+        records: to train on. None, as of a data set of another library: checkpoints have no fingerprint.
 
     Raises:
         SettingsError: when training begins.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, records: Sequence[Record] | None = None) -> None:
+        self._records = records
         self._ended = False
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -188,8 +214,14 @@ class Resumed(TrainerCallback):
                 f"{args.num_iterations}: it lacks the completions of the next step; resume from one "
                 f"whose step is a multiple of {args.num_iterations}"
             )
+        attributes = {"shared": shared_settings(args)}
+        if self._records is not None:
+            attributes["data"] = fingerprint_of(self._records)
+            saved = state.stateful_callbacks.get("Resumed", {"attributes": {}})["attributes"].get("data")
+            if state.is_world_process_zero and (changed := _other_data(saved, attributes["data"])):
+                logger.warning(changed)
         # As the Trainer stores the state of callbacks. Each checkpoint has the state's entries.
-        state.stateful_callbacks["Resumed"] = {"args": {}, "attributes": {"shared": shared_settings(args)}}
+        state.stateful_callbacks["Resumed"] = {"args": {}, "attributes": attributes}
         if self._ended:
             control.should_training_stop = True
             logger.warning(

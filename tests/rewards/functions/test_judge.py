@@ -214,10 +214,9 @@ def redirects_at_length(out, over):
     ],
 )
 def test_a_reply_of_any_size_is_not_read(ask, server, reply, said):
-    server.by_hand = [reply]
-    with pytest.raises(RewardError, match=f"RefusedReplyError: the reply is {said}"):
+    server.by_hand = [reply] * 3  # earlier versions of openai ask again
+    with pytest.raises(RewardError, match=f"JudgeError: m at .*: the reply is {said}"):
         ask("<answer>good</answer>", timeout=100)
-    assert len(server.questions) == 1, "and not asked for again"
 
 
 @pytest.mark.parametrize("content", [5, [{"type": "text", "text": "VERDICT: correct"}]])

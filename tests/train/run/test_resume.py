@@ -15,6 +15,7 @@ from qwenvl.run_log.log import RunLog, read_config, read_metrics, read_rollouts
 from qwenvl.run_log.run import read_runs
 from qwenvl.train.run.checkpoints import seal
 from qwenvl.train.run.resume import SettingsError, require_resumable, shared_settings
+from tests.train.conftest import turns
 
 SAVING = {"save_strategy": "steps", "save_steps": 1}
 
@@ -80,6 +81,14 @@ def test_a_checkpoint_of_another_model_is_refused_in_a_line(lora, make_trainer, 
     told = str(error.value)
     fits = "does not fit the model, which may be another one: size " if lora else "its weight files do not fit"
     assert told.startswith(f"{tmp_path}/run/checkpoint-1: {fits}") and "\n" not in told
+
+
+def test_a_resumed_adapter_ends_as_one_of_a_whole_run(whole_and_resumed):
+    whole, _ = whole_and_resumed(
+        killed=2, resumed_from=1, **SAVING, lora_enable=True, lora_r=2, learning_rate=0.05, save_total_limit=3
+    )
+    learned = [p for name, p in whole.model.named_parameters() if "lora_B" in name]
+    assert learned and all(p.requires_grad for p in learned) and any(p.abs().max() > 0 for p in learned)
 
 
 def test_other_layers_with_adapters_are_refused_when_a_run_resumes_or_begins_with_them(make_trainer, tmp_path):
@@ -173,6 +182,30 @@ def test_a_checkpoint_without_the_settings_of_a_run_is_refused(checkpoint, make_
     seal(path.parent)
     with pytest.raises(SettingsError, match=f"has no settings of a run .*--start_from_weights {path.parent}"):
         make_trainer(**SAVING).train(resume_from_checkpoint=str(path.parent))
+
+
+def test_a_resumed_run_says_that_its_data_have_changed(make_trainer, tmp_path, caplog):
+    path = tmp_path / "data.json"
+
+    def trained(to, solutions, resumed=True):
+        rows = [{"id": str(k), "conversations": turns(f"Question {k}?", text)} for k, text in enumerate(solutions)]
+        path.write_text(json.dumps(rows))
+        caplog.clear()
+        make_trainer(**SAVING, dataset_use=str(path), max_steps=to).train(resumed or None)
+        return [line for line in caplog.messages if "other training data" in line]
+
+    assert trained(1, ["a", "b", "c"], resumed=False) == []
+    assert trained(2, ["a", "b", "c"]) == []
+    (told,) = trained(3, ["a", "other", "c"])
+    assert "some of their 3 ids, prompts or solutions differ" in told
+    (told,) = trained(4, ["a", "other"])
+    assert "(records 3 -> 2)" in told
+    state = tmp_path / "run" / "checkpoint-4" / "trainer_state.json"
+    saved = json.loads(state.read_text())
+    assert saved["stateful_callbacks"]["Resumed"]["attributes"].pop("data")["records"] == 2
+    state.write_text(json.dumps(saved))
+    seal(state.parent)
+    assert trained(5, ["a"]) == [], "a checkpoint of an earlier version has no fingerprint"
 
 
 @pytest.mark.parametrize("epochs", [False, pytest.param(True, marks=pytest.mark.slow)])
