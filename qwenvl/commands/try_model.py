@@ -50,7 +50,7 @@ def ask(request: Request) -> dict[str, Any]:
     """
     from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
     from qwenvl.inspection.preview import folded_prompt
-    from qwenvl.model.loading import base_of_adapter
+    from qwenvl.model.weight_files import base_of_adapter
     from qwenvl.rewards import build_rubric
     from qwenvl.step.assemble import build_rewards
 

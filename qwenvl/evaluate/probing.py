@@ -43,7 +43,7 @@ from qwenvl.evaluate.respondent import (
 )
 from qwenvl.evaluate.results_table import interval_text, left_out_lines
 from qwenvl.evaluate.settings import Request, setting_of
-from qwenvl.model.loading import base_of_adapter
+from qwenvl.model.weight_files import base_of_adapter
 from qwenvl.rewards import RewardError, Rubric
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import GenerationOptions

@@ -21,7 +21,9 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.evaluate.options import PassOptions
 from qwenvl.failure import counted
-from qwenvl.model.loading import base_of_adapter, load_processor, with_adapter
+from qwenvl.model.loading import load_processor
+from qwenvl.model.saved_adapter import with_adapter
+from qwenvl.model.weight_files import base_of_adapter
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams

@@ -288,11 +288,13 @@ def _trained_otherwise(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _mean(interval: dict[str, Any] | None) -> str:
-    return "-" if interval is None else f"{interval['mean']:.3f}"
+    return "-" if interval is None or interval["mean"] is None else f"{interval['mean']:.3f}"
 
 
 def interval_text(interval: dict[str, Any], signed: bool = False) -> str:
-    """A mean with its interval, three decimals each: ``0.963 [0.940, 0.983]``."""
+    """A mean with its interval, three decimals each: ``0.963 [0.940, 0.983]``. "-" for the mean of nothing."""
+    if interval["mean"] is None:
+        return "-"
     written = signed_number if signed else "{:.3f}".format
     mean = written(interval["mean"])
     low = interval["low"]

@@ -1,4 +1,4 @@
-"""The weight files of a folder: which ones there are, and whether each is as long as its header says."""
+"""The weight files of a folder: which ones there are, whether each is whole, and what model an adapter belongs to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 WHOLE_MODEL = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+COPY_ADAPTER = "copy the adapter again from where it came from"
 REFERENCE = "reference.safetensors"
 """In a checkpoint of a run whose reference moves: what the reference does not share with the policy."""
 
@@ -43,3 +44,28 @@ def weights_problem(folder: str | Path) -> str | None:
         except SafetensorError as error:
             return f"{file}: cut short or damaged: {error}"
     return None
+
+
+def base_of_adapter(path: str | Path) -> str | None:
+    """The folder or name of the model that an adapter was trained on. None where ``path`` is no adapter's folder.
+
+    Raises:
+        ValueError: the adapter does not say it.
+    """
+    file = Path(path) / ADAPTER_CONFIG
+    if not file.is_file():
+        return None
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: not JSON: {error}; {COPY_ADAPTER}") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file}: expected an object, got {type(settings).__name__}; {COPY_ADAPTER}")
+    base = settings.get("base_model_name_or_path")
+    if not base or not isinstance(base, str):
+        found = "none" if base is None else repr(base)
+        raise ValueError(
+            f"{file}: expected the model that the adapter belongs to in base_model_name_or_path, got {found}; write "
+            "its folder or name there"
+        )
+    return base

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from qwenvl.files import written_whole
-from qwenvl.model.loading import base_of_adapter, load_model, load_processor, merged_weights, with_adapter
+from qwenvl.model.loading import load_model, load_processor, merged_weights
+from qwenvl.model.saved_adapter import with_adapter
+from qwenvl.model.weight_files import base_of_adapter
 from qwenvl.train.card import describe_merged
 
 

@@ -26,13 +26,8 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.data.saved_processor import processor_as_trained
-from qwenvl.model.loading import (
-    explained_misfit,
-    load_adapter_weights,
-    load_processor,
-    parameter_groups,
-    unwrap,
-)
+from qwenvl.model.loading import load_processor, parameter_groups, unwrap
+from qwenvl.model.saved_adapter import explained_misfit, load_adapter_weights
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.run_lock import locked

@@ -32,7 +32,7 @@ from qwenvl.files import check_new, written_whole
 from qwenvl.inspection.convert import row_of
 from qwenvl.inspection.playable import make_playable
 from qwenvl.inspection.run_report import add_pictures
-from qwenvl.model.loading import base_of_adapter
+from qwenvl.model.weight_files import base_of_adapter
 from qwenvl.option import parse_row
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.functions.actions import names_in

@@ -19,9 +19,7 @@ from qwenvl.model.loading import (
     SKIPPED,
     MisfitError,
     apply_tuning,
-    base_of_adapter,
     four_bit_settings,
-    load_adapter_weights,
     load_model,
     load_processor,
     lora_config,
@@ -32,10 +30,10 @@ from qwenvl.model.loading import (
     resolve_attention,
     settle_router,
     unwrap,
-    with_adapter,
 )
 from qwenvl.model.options import LoraOptions, TuneOptions
-from qwenvl.model.weight_files import has_weights, weights_problem
+from qwenvl.model.saved_adapter import load_adapter_weights, with_adapter
+from qwenvl.model.weight_files import base_of_adapter, has_weights, weights_problem
 from qwenvl.rollout.vllm import policy_weights
 from qwenvl.train.run.checkpoints import load_weights
 

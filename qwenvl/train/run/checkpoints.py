@@ -19,7 +19,8 @@ from torch import nn
 from transformers import Trainer, TrainerState
 
 from qwenvl.files import written_whole
-from qwenvl.model.loading import MisfitError, explained_misfit, load_adapter_weights, load_whole, unwrap
+from qwenvl.model.loading import MisfitError, load_whole, unwrap
+from qwenvl.model.saved_adapter import explained_misfit, load_adapter_weights
 from qwenvl.model.sharding import is_partitioned
 from qwenvl.model.weight_files import ADAPTER_CONFIG, has_weights, weights_problem
 from qwenvl.run_log.checkpoints import checkpoints_of, step_of
