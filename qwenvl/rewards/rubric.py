@@ -355,7 +355,7 @@ def _copied_state(state: Any, *, with_rows: bool) -> Any:
     if state is None:
         return None
     copied = copy.copy(state)
-    for name, value in vars(state).items():
+    for name, value in getattr(state, "__dict__", {}).items():
         if name == "log_history":
             rows = value or []
             setattr(copied, name, [row.copy() for row in rows] if with_rows else list(rows))
