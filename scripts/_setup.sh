@@ -99,7 +99,8 @@ make_environment() { # make_environment FOLDER: where there is none
 }
 
 installed_by_hand() { # did `pip install -e .` install this clone, and has setup.py not changed since?
-    "$BIN/python" - "$ROOT" >/dev/null 2>&1 <<'END'
+    # Isolated (-I): else the folder qwenvl.egg-info of the current folder would be found first.
+    "$BIN/python" -I - "$ROOT" >/dev/null 2>&1 <<'END'
 import json, sys
 from importlib.metadata import distribution
 from pathlib import Path

@@ -75,6 +75,7 @@ def test_the_command_on_the_page_of_labels_trains(model, capfd, tmp_path):
     text = Path("labels/data/run-0/page-0.js").read_text()
     rows = json.loads(text[text.index("[") : text.rindex("]") + 1])
     turn = {"from": "gpt", "value": "<answer>the lid</answer>"}  # as the page saves a correction
-    records = [row["record"] | {"conversations": [*row["record"]["conversations"], turn]} for row in rows]
+    shown_records = [row["record"] for row in rows]
+    records = [json.loads(each["others"]) | {"conversations": [*each["turns"], turn]} for each in shown_records]
     Path("labels.json").write_text(json.dumps(records))
     paste(unescape(shown[1]), "--use_cpu")

@@ -66,7 +66,7 @@ class RecordFile(Sequence[Record]):
             raise RecordError(f"{source.annotation_path}: no records in the file")
         guessed = named or format_of(self._rows, options)
         every = length <= LOADED_RECORDS and self._rows.size <= LOADED_BYTES
-        looked_at = range(length) if every else spread(length)
+        looked_at = range(length) if every else spread(length, SPOT_CHECKS)
         self.first_number = first_number_of(self._rows, looked_at, replace(options, format=guessed))
         self._options = replace(options, format=guessed, first_number=self.first_number)
         self._skip = skip
@@ -163,7 +163,7 @@ def spot_checked(records: Sequence[Record]) -> Iterator[Record]:
     Raises:
         RecordError: one of them is bad. Bad rows are seldom alone.
     """
-    return (records[i] for i in spread(len(records)))
+    return (records[i] for i in spread(len(records), SPOT_CHECKS))
 
 
 def fingerprint_of(records: Sequence[Record]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def fingerprint_of(records: Sequence[Record]) -> dict[str, Any]:
     return {"records": len(records), "sha256": digest.hexdigest()}
 
 
-def spread(length: int, most: int = SPOT_CHECKS) -> list[int]:
+def spread(length: int, most: int) -> list[int]:
     """At most ``most`` numbers below a length, spread evenly, the first and the last among them."""
     gaps = min(length, most) - 1
     return [i * (length - 1) // max(1, gaps) for i in range(gaps + 1)]
