@@ -147,6 +147,8 @@ def _shown(control: str) -> str:
 
 def _signed(score: Mapping[str, Any]) -> str:
     """A mean and its interval, each with its sign."""
+    if score["mean"] is None:  # no record has a value on both sides
+        return "not known"
     if score["low"] is None:  # one cluster has no interval
         return signed_number(score["mean"])
     return f"{signed_number(score['mean'])} [{signed_number(score['low'])}, {signed_number(score['high'])}]"
@@ -154,6 +156,8 @@ def _signed(score: Mapping[str, Any]) -> str:
 
 def _negative(score: Mapping[str, Any]) -> dict[str, Any]:
     """The change that is a drop the other way round: the ends of its interval change places."""
+    if score["mean"] is None:
+        return dict(score)
     if score["low"] is None:
         return {"mean": -score["mean"], "low": None, "high": None}
     return {"mean": -score["mean"], "low": -score["high"], "high": -score["low"]}
@@ -200,7 +204,7 @@ def _shown_numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
     left = 0.0  # ends of the axis: 0 to 1, and as far as a score or its interval reaches
     right = 1.0
     for row in facts["numbers"]:
-        if by in row["scores"]:
+        if by in row["scores"] and row["scores"][by]["mean"] is not None:
             score = row["scores"][by]
             dots.append(
                 {"control": row["control"], "model": row["model"], "place": places[row["model"]], "score": score}
