@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def label_request(argv: Sequence[str], begins: bool = False) -> UseRequest:
     """The command line. See ``use_request``."""
     request = use_request(argv, LabelOptions, EVALUATION_GROUPS, "MODEL CLIPS...", begins)
-    config, output = request.config, request.options.output
+    config = request.config
+    output = request.options.output
     if Path(output).suffix != ".csv":
         raise ValueError(f"--output {output}: expected a path that ends in .csv")
     if config.engine_has_own_weights and config.world_size > 1:
@@ -69,7 +70,8 @@ def questions_of(request: UseRequest) -> list[Record | ValueError]:
     from qwenvl.data.records.record_file import RecordFile
     from qwenvl.inspection.from_folder import VIDEO_SUFFIXES, find_clips
 
-    words, options = request.words, request.options
+    words = request.words
+    options = request.options
     if options.question is None:
         if len(words) > 1 or Path(words[0]).is_dir() or Path(words[0]).suffix.lower() in VIDEO_SUFFIXES:
             raise ValueError(f"{words[0]}: give --question, a text or a file; without it CLIPS is one file of records")

@@ -54,7 +54,9 @@ def ask(request: Request) -> dict[str, Any]:
     from qwenvl.rewards import build_rubric
     from qwenvl.step.assemble import build_rewards
 
-    config, options, record = request.config, request.options, request.record
+    config = request.config
+    options = request.options
+    record = request.record
     rubric = build_rubric() if options.solution is None else build_rewards(config, None, None)
     if options.solution is not None and (problem := rubric.check_record(record)):
         raise ValueError(f"--solution: {problem}")
@@ -102,7 +104,8 @@ def media_of(record: Record, batch: PromptBatch, processor: ProcessorMixin) -> l
 
     ``size`` is height and width in pixels, ``times`` are in seconds, empty for an image, ``tokens`` are of vision.
     """
-    patch, merged = processor.image_processor.patch_size, processor.image_processor.merge_size**2
+    patch = processor.image_processor.patch_size
+    merged = processor.image_processor.merge_size**2
     # Patches of each medium: temporal, high, wide. A clip has a grid of its own, and so has an image.
     grids: list[list[int]] = []
     for each in (batch.video_grid_thw, batch.image_grid_thw):

@@ -307,7 +307,8 @@ def _of_reference(config: Any) -> Iterator[str]:
         reason = "the reference is the model without its adapter"
         yield not_with("--load_in_4bit", "--ref_model_name_or_path", reason)
     if not config.grpo_beta and config.teacher != "reference":
-        needed, reason = "--grpo_beta above 0 or --teacher reference", "there is no reference otherwise"
+        needed = "--grpo_beta above 0 or --teacher reference"
+        reason = "there is no reference otherwise"
         for name in set_among(config, "ref_model_name_or_path", "sync_ref_model"):
             yield no_effect(f"--{name}", without=needed, reason=reason)
     if config.sync_ref_model:
@@ -320,7 +321,8 @@ def _of_reference(config: Any) -> Iterator[str]:
 
 
 def _of_local_engine(config: Any) -> Iterator[str]:
-    local, gathers = "--rollout_engine local", "--ds3_gather_for_generation"
+    local = "--rollout_engine local"
+    gathers = "--ds3_gather_for_generation"
     if config.rollout_engine != "local":
         if config.compile_decoding:
             yield no_effect("--compile_decoding", without=local, reason="the servers compile their own")

@@ -138,7 +138,8 @@ def parsed(
     Raises:
         ValueError: an unknown name or unfit value, and whether it stands in the file or on the command line.
     """
-    known, hints = {each.name: each for each in fields(kind)}, get_type_hints(kind)
+    known = {each.name: each for each in fields(kind)}
+    hints = get_type_hints(kind)
     elsewhere = flags_elsewhere(kind)
     parser = FlagParser(raises=True, add_help=False)
     parser.add_options(kind)

@@ -138,7 +138,8 @@ def _add_option(parser: argparse._ActionsContainer, each: Field, hint: Any) -> N
         parser.add_argument(f"--no_{each.name}", dest=each.name, action="store_false", help=argparse.SUPPRESS)
 
 
-TRUE, FALSE = ("true", "yes", "1", "t", "y"), ("false", "no", "0", "f", "n")
+TRUE = ("true", "yes", "1", "t", "y")
+FALSE = ("false", "no", "0", "f", "n")
 
 
 def truth(text: str) -> bool:

@@ -37,7 +37,8 @@ def render_prompt(processor: ProcessorMixin, chat: list[dict[str, Any]], argumen
             schemas are put into the system turn.
     """
     if arguments.get("tools") and not _reads(processor, "tools"):
-        chat, arguments = _with_offer(chat, arguments["tools"]), {**arguments, "tools": None}
+        chat = _with_offer(chat, arguments["tools"])
+        arguments = {**arguments, "tools": None}
     text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **arguments)
     if hasattr(processor, "vision_start_token"):
         # Qwen3-VL's processor gives every pair of frames a time stamp and its own start and end tokens. Its authors'

@@ -95,7 +95,8 @@ class GRPOCollator:
         Args:
             text: with one token for each image and clip. None: that of the sample's prompt.
         """
-        image_processor, video_processor = self.processor.image_processor, self.processor.video_processor
+        image_processor = self.processor.image_processor
+        video_processor = self.processor.video_processor
         sizes = self.ruler.sizes(MediaSizes.of(sample))
         n_clips = len(sample.videos)
         clips = [
@@ -131,7 +132,8 @@ class GRPOCollator:
         Raises:
             RecordError: with ``on_long_prompt`` "error", saying what to do.
         """
-        tokens, longest = len(prompt.input_ids), self.options.max_prompt_length
+        tokens = len(prompt.input_ids)
+        longest = self.options.max_prompt_length
         if longest is None or tokens <= longest:
             return ""
         vision_ids = torch.tensor([self.processor.image_token_id, self.processor.video_token_id])

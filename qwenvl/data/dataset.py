@@ -147,7 +147,8 @@ class GRPODataset(Dataset):
         clips: list[VideoClip] = []
         with full_memory_at(f"{place_of(record)}: {', '.join((*record.videos, *record.images))}"):
             images = self._load_images(record)
-            most, fitted = None, None
+            most = None
+            fitted = None
             if self.fit_to is not None and record.videos:
                 most, fitted = self._fitted(record, chat, images, epoch, self.fit_to)
             for number in range(len(record.videos)):
@@ -217,7 +218,8 @@ class GRPODataset(Dataset):
 
     def load_clip(self, record: Record, number: int, plan_of: Callable[[Timeline], FramePlan]) -> VideoClip:
         """The frames of the clip ``number`` of a record that ``plan_of`` chooses, resized by the ruler."""
-        path, meta = record.videos[number], record.clip_meta[number]
+        path = record.videos[number]
+        meta = record.clip_meta[number]
         with self.open(record, number) as clip:
             plan = plan_of(Timeline(clip.frame_times, clip.duration))
             decoded_size = None
@@ -243,7 +245,8 @@ class GRPODataset(Dataset):
 
     def open(self, record: Record, number: int) -> Clip:
         """Open the clip ``number`` of a record as its sample does. It is a context manager."""
-        meta, options = record.clip_meta[number] or ClipMeta(), self.options
+        meta = record.clip_meta[number] or ClipMeta()
+        options = self.options
         return open_clip(
             record.videos[number],
             options.video_backend,

@@ -67,7 +67,8 @@ class FrameRule:
         Raises:
             BadMediaError: the clip and its ``meta`` contradict each other.
         """
-        meta, options = record.clip_meta[number] or ClipMeta(), self.options
+        meta = record.clip_meta[number] or ClipMeta()
+        options = self.options
         if meta.count is not None:
             frame_count = len(timeline.times)
             rate = rate_of(frame_count, timeline.duration)
@@ -166,7 +167,8 @@ def uniform_indices(frame_count: int, n: int) -> list[int]:
     n = min(n, frame_count)
     if n == 1:
         return [(frame_count - 1) // 2]
-    last, gaps = frame_count - 1, n - 1
+    last = frame_count - 1
+    gaps = n - 1
     return [(2 * i * last + gaps) // (2 * gaps) for i in range(n)]  # i * last / gaps, rounded half up
 
 

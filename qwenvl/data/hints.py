@@ -103,7 +103,8 @@ def _size_hint(size: Size, factor: int, bounds: tuple[int, int], what: str, flag
     if height * width * SHRUNK >= size[0] * size[1]:
         return None
     larger = smart_resize(*size, factor, bounds[0], MORE * bounds[1])
-    tokens, more = height * width // factor**2, larger[0] * larger[1] // factor**2
+    tokens = height * width // factor**2
+    more = larger[0] * larger[1] // factor**2
     return Hint(
         "seen small",
         f"{what} of {size[1]} x {size[0]} pixels are seen at {width} x {height}; {flag} {MORE * bounds[1]} shows "

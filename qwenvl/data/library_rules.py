@@ -178,7 +178,8 @@ def _given(of_row: int | None, flag: int, default: int) -> int | None:
 
 def _frame_bounds(count: LibraryCount, options: FrameOptions) -> tuple[int | None, int | None]:
     """The least and most frames: the row's, else those of flags that differ from their defaults."""
-    least, most = count.min_frames, count.max_frames
+    least = count.min_frames
+    most = count.max_frames
     if least is None and was_set(options, "video_min_frames"):
         least = options.video_min_frames
     if most is None and was_set(options, "video_max_frames"):

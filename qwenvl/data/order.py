@@ -52,7 +52,8 @@ def draws_per_epoch(parts: Sequence[Part]) -> list[int]:
     weights = [part.weight for part in parts if part.weight is not None]
     if len(weights) < len(parts):
         return [part.size for part in parts]
-    total, weight = sum(part.size for part in parts), sum(weights)
+    total = sum(part.size for part in parts)
+    weight = sum(weights)
     shares = [total * own / weight for own in weights]
     draws = [int(share) for share in shares]
     by_remainder = sorted(range(len(parts)), key=lambda number: draws[number] - shares[number])
@@ -157,8 +158,10 @@ class EpochSampler:
 
     def _drawn(self, number: int) -> Iterator[tuple[int, int]]:
         """(pass, index within the part) of the epoch's draws from a part: the next ones of an endless row of passes."""
-        size, count = self.parts[number].size, self._draws[number]
-        first, end = self.epoch * count, (self.epoch + 1) * count
+        size = self.parts[number].size
+        count = self._draws[number]
+        first = self.epoch * count
+        end = (self.epoch + 1) * count
         for turn in range(first // size, -(-end // size)):
             order = list(range(size))
             stable_random(self.seed, "pass", number, turn).shuffle(order)

@@ -110,7 +110,8 @@ class Ruler:
 
         None: neither, so that the template decides where it reads the argument. Conversation and tools are left out.
         """
-        template, given = self.processor.chat_template or "", self.template_arguments
+        template = self.processor.chat_template or ""
+        given = self.template_arguments
         read = find_undeclared_variables(_compile_jinja_template(template).environment.parse(template))
         read -= {"messages", "tools", "add_generation_prompt", *self.processor.tokenizer.special_tokens_map}
         values = (f"'{name}': {name} if {name} is string or {name} is number else none" for name in sorted(read))
@@ -173,8 +174,11 @@ class Ruler:
         Args:
             clips, images: see ``length``.
         """
-        video, image = self.processor.video_processor, self.processor.image_processor
-        vision, replaced, pieces = 0, len(images), []
+        video = self.processor.video_processor
+        image = self.processor.image_processor
+        vision = 0
+        replaced = len(images)
+        pieces = []
         for times, (height, width) in clips:
             pairs = len(times) // video.temporal_patch_size
             vision += pairs * _tokens(height, width, video)

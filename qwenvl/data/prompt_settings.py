@@ -46,7 +46,8 @@ class PromptSettings:
             dataset: to train on. None, or one of another library, leaves the frames to the flags.
         """
         read = ReadOptions.of(flags)
-        frames, ruler = FrameOptions.of(getattr(dataset, "options", flags)), getattr(dataset, "ruler", None)
+        frames = FrameOptions.of(getattr(dataset, "options", flags))
+        ruler = getattr(dataset, "ruler", None)
         prompts = PromptOptions.of(flags)
         if ruler is not None:
             effective = {name: value for name, value in ruler.effective_arguments.items() if value is not None}
@@ -108,7 +109,8 @@ class PromptSettings:
         What is left out of a prompt that is too long is no setting of the prompt. Arguments of the chat template that
         nobody has set are those of the template itself.
         """
-        before, after = self._by_name(), here._by_name()
+        before = self._by_name()
+        after = here._by_name()
         skipped = {"max_prompt_length", "on_long_prompt", "fit_frames"}
         if here.prompts.chat_template_kwargs is None:
             skipped.add("chat_template_kwargs")

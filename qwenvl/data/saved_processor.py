@@ -75,9 +75,12 @@ def processor_as_trained(processor: ProcessorMixin, settings: PromptSettings) ->
     at all.
     """
     trained = copy.deepcopy(processor)
-    prompts, image, video = settings.prompts, trained.image_processor, trained.video_processor
+    prompts = settings.prompts
+    image = trained.image_processor
+    video = trained.video_processor
     image.size = _edges(image, prompts.min_pixels, prompts.max_pixels)
-    low, high = prompts.video_min_frame_pixels, prompts.video_max_frame_pixels
+    low = prompts.video_min_frame_pixels
+    high = prompts.video_max_frame_pixels
     least, most = settings.frames.frame_bounds
     if bounds_whole_clips(trained):
         _bound_whole_clips(video, low, high, most)

@@ -52,7 +52,8 @@ def evidence(record: Record, count: int | None = None) -> Record:
     spans = evidence_of(record.fields)
     if spans is None or len(record.videos) != 1:
         return record
-    start, end = min(start for start, _ in spans), max(end for _, end in spans)
+    start = min(start for start, _ in spans)
+    end = max(end for _, end in spans)
     shown = replace(record, clip_meta=(replace(record.clip_meta[0] or ClipMeta(), video_start=start, video_end=end),))
     return shown if count is None else frames(shown, count)
 

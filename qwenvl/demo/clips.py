@@ -39,10 +39,12 @@ H264 = {"preset": "veryfast", "crf": "20", "threads": "1", "x264-params": "aq-mo
 SEGMENT_FRAMES = (7, 10)
 FRAMES_SEEN = 2  # of each segment: one temporal patch
 SPLITS = ("warmup", "train", "heldout")
-SECONDS, RATE = 60, 4  # of a long clip, and its frames a second
+SECONDS = 60  # of a long clip
+RATE = 4  # frames a second of a long clip
 OVERVIEW = 4  # frames of it that a prompt has
 LOOK_SPLITS = ("sight", "calls", "train", "heldout")
-LOOKED, GUESSED = 3, 5  # of eight targets of the warm-up
+LOOKED = 3  # of eight targets of the warm-up
+GUESSED = 5  # of the same eight
 
 LISTED_STEPS = "\n".join(f"({k}) {step}" for k, step in enumerate(STEPS, 1))
 ASKED = "Which of these steps does the video show?\n{steps}\nThink, then answer."

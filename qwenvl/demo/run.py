@@ -278,7 +278,8 @@ def run_demo(demo: Demo) -> None:
     _clear(demo)
     default = f"by default {demo.minutes} minutes on two cores"
     say(f"A tiny {FAMILIES[demo.family].name} learns to {demo.task}, in {demo.folder} ({default})")
-    commands, evaluation = demo.commands(), demo.evaluation_words()
+    commands = demo.commands()
+    evaluation = demo.evaluation_words()
     last = len(commands) + 2
     say(f"[1/{last}] clips: {demo.clips} to train on, {demo.clip_settings.heldout} held out")
     demo.make_data(demo.data, demo.clip_settings)

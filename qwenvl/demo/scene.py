@@ -207,7 +207,8 @@ def _draw_fan(canvas: Canvas, centre: Point, angle: float) -> None:
 
 def _draw_cable(canvas: Canvas, plug: Point) -> None:
     """A cable from the left edge to ``plug``, which sags."""
-    start_x, start_y = (-0.02, 0.74)
+    start_x = -0.02
+    start_y = 0.74
     dx = plug[0] - start_x
     dy = plug[1] - start_y
     points = []

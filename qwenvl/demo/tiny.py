@@ -94,7 +94,8 @@ def make_tokenizer(texts: Iterable[str] = DEFAULT_TEXTS, vocab_size: int = 400) 
     """
     qwen = Qwen2Tokenizer().backend_tokenizer
     bpe = Tokenizer(models.BPE())
-    bpe.normalizer, bpe.pre_tokenizer = qwen.normalizer, qwen.pre_tokenizer
+    bpe.normalizer = qwen.normalizer
+    bpe.pre_tokenizer = qwen.pre_tokenizer
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
     bpe.train_from_iterator(texts, trainer)

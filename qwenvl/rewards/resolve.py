@@ -142,7 +142,8 @@ def resolve(
     plugins = plugins or {}
     given: Mapping[str, Any] = {}
     value: Any = each
-    entry, name = None, ""
+    entry = None
+    name = ""
     if isinstance(each, str):
         try:
             name, given = parse_row(each)
@@ -164,7 +165,8 @@ def resolve(
     arguments = bound = bound | of_partial
     if inspect.isclass(value):
         try:
-            value, arguments = value(**bound), {}
+            value = value(**bound)
+            arguments = {}
         except TypeError as error:
             with_these = "with these arguments" if bound else "without arguments"
             raise RewardError(f"reward {name!r}: the class cannot be made {with_these}: {error}") from error

@@ -24,7 +24,9 @@ Values = list[float | None]
 
 # With on_error "skip": the share of failed rows at which a run stops, over how many rows it is taken, and over how many
 # at least, so that one failure on the first step is not all of them.
-SKIP_LIMIT, SKIP_WINDOW, SKIP_LEAST = 0.05, 1000, 100
+SKIP_LIMIT = 0.05
+SKIP_WINDOW = 1000
+SKIP_LEAST = 100
 _PLAIN = frozenset((str, bytes, int, float, complex, bool, type(None)))
 LARGEST = 1e30  # a weighted sum of several such values is finite in float32
 

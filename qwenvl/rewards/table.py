@@ -64,7 +64,8 @@ def check_problem_type(solution: str, fields: Mapping[str, Any], temporal_iou_bo
         name = _function_of(fields.get("problem_type"))
     except ValueError as error:
         return str(error)
-    check, own = TABLE[name].check, {"boundary": temporal_iou_boundary} if name == "temporal_iou" else {}
+    check = TABLE[name].check
+    own = {"boundary": temporal_iou_boundary} if name == "temporal_iou" else {}
     problem = check and check(solution, fields, **own)
     return problem and f"problem_type {fields['problem_type']!r}: {problem}"
 

@@ -135,7 +135,8 @@ class LocalEngine:
     def _turn(self, model: nn.Module, rows: PromptInputs, params: SamplingParams, most: int) -> RolloutBatch:
         """At most so many tokens behind each row."""
         drawn = DrawnTokens(NextToken(params, self.vision_ids, rows.input_ids.device), self.drawing)
-        stops, prompt_tokens = self.stops(params), rows.input_ids.shape[1]
+        stops = self.stops(params)
+        prompt_tokens = rows.input_ids.shape[1]
         criteria = [lambda ids, scores, **_: stops(ids[:, prompt_tokens:])] if stops else []
         text_positions = (rows.attention_mask.cumsum(1) - 1).clamp(min=0)
         settings = GenerationConfig(
@@ -200,7 +201,8 @@ class DrawnTokens(LogitsProcessor):
     """Draws each token of ``generate``, which then takes the only one that it is left, and records its likelihood."""
 
     def __init__(self, next_token: NextToken, drawing: Drawing):
-        self._next_token, self._drawing = next_token, drawing
+        self._next_token = next_token
+        self._drawing = drawing
         self._found: list[Likelihood] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

@@ -281,7 +281,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     """
     try:
         parts = urlsplit(address if "//" in address else f"//{address}")
-        host, port = parts.hostname, parts.port
+        host = parts.hostname
+        port = parts.port
     except ValueError:
         host = port = None
     if not host or not port or parts.scheme not in ("", "http") or parts.path.strip("/"):

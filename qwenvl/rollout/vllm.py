@@ -44,7 +44,9 @@ from qwenvl.vllm_server.wire import (
 )
 
 Grid = tuple[int, int, int]
-SEED_BITS, CHILD_BITS = 44, 16  # a prompt's completions have its seed and the numbers after it
+# A prompt's completions have its seed and the numbers after it.
+SEED_BITS = 44
+CHILD_BITS = 16
 PART_BYTES = 2**30  # of weights in one message or file
 
 
@@ -72,7 +74,8 @@ def vllm_engine(
         FileNotFoundError: there is no environment of vLLM to start one in.
         ValueError: there is no checkpoint to start one with.
     """
-    deadline, patience = options.vllm_deadline, options.vllm_patience
+    deadline = options.vllm_deadline
+    patience = options.vllm_patience
     if options.rollout_engine == "vllm_server":
         servers = [Server(each, deadline) for each in options.vllm_server or []]
         return VllmEngine(local, Servers(servers, patience=patience, first=process))
@@ -104,7 +107,9 @@ class VllmEngine:
     """
 
     def __init__(self, local: LocalEngine, servers: Servers, *, own: bool = False):
-        self._local, self._servers, self._own = local, servers, own
+        self._local = local
+        self._servers = servers
+        self._own = own
         self._version: int | None = None
         self._wire_version: int | None = None  # of the same weights: a random number, the same in all processes
         self._counts = DraftCounts()
@@ -120,7 +125,8 @@ class VllmEngine:
             return
         number = [secrets.randbits(62)]
         broadcast_object_list(number)
-        self._version, self._wire_version = version, number[0]
+        self._version = version
+        self._wire_version = number[0]
         if self._own or PartialState().is_main_process:
             self._servers.ready(number[0], partial(give_weights, model, number[0]))
 
@@ -164,7 +170,8 @@ class VllmEngine:
 
     def take_counts(self) -> DraftCounts:
         """See ``CountsDrafts``. A server does not say how many forwards there were."""
-        counts, self._counts = self._counts, DraftCounts()
+        counts = self._counts
+        self._counts = DraftCounts()
         return counts
 
     def _message(self, model: nn.Module, request: SamplingRequest) -> SampleRequest:
@@ -187,7 +194,8 @@ class VllmEngine:
         self, message: SampleRequest, model: nn.Module, request: SamplingRequest, give: GivesWeights | None
     ) -> list[RolloutBatch]:
         """The completions of a request, and of those for their further turns."""
-        inputs, conversations = request.joined(), request.conversations
+        inputs = request.joined()
+        conversations = request.conversations
         if inputs is None or conversations is None:
             return self._sampled(message, request.sizes, give)
         turns = count(1)
@@ -250,7 +258,8 @@ def prompts_for_server(model: nn.Module, inputs: PromptInputs, seed: int) -> lis
     counts = zip(inputs.images_per_prompt, inputs.videos_per_prompt, strict=True)
     for p, (n_images, n_videos) in enumerate(counts):
         own = inputs.attention_mask[p].bool()
-        ids, positions = inputs.input_ids[p][own].cpu(), inputs.position_ids[:, p, own].cpu()
+        ids = inputs.input_ids[p][own].cpu()
+        positions = inputs.position_ids[:, p, own].cpu()
         media = [
             *_placed("image", ids == config.image_token_id, [next(images) for _ in range(n_images)], False),
             *_placed("video", ids == config.video_token_id, [next(videos) for _ in range(n_videos)], framed),
@@ -286,7 +295,8 @@ def _placed(kind: str, placeholders: Tensor, media: Sequence[tuple[Tensor, Grid]
     """
     places = placeholders.nonzero()[:, 0]
     for own, (features, grid) in zip(places.split([len(rows) for rows, _ in media]), media, strict=True):
-        start, end = int(own[0]) - framed, int(own[-1]) + 1 + framed
+        start = int(own[0]) - framed
+        end = int(own[-1]) + 1 + framed
         yield Medium(kind, start, placeholders[start:end], features, grid)
 
 

@@ -136,7 +136,9 @@ def build_teacher(
         ValueError: a checkpoint that cannot teach the policy, or a flag without effect.
         OSError: there is no such checkpoint.
     """
-    teacher, kl, view = row_of(args, "teacher"), row_of(args, "distill_kl"), view_named(args.teacher_sees)
+    teacher = row_of(args, "teacher")
+    kl = row_of(args, "distill_kl")
+    view = view_named(args.teacher_sees)
     if teacher is None or kl is None:
         return None
     bare = other = unwrap(policy)
@@ -183,7 +185,8 @@ def load_teacher(
         raise ValueError(f"{flag} sees by its own tower, and of looks there are features alone: --shared_prefix off")
     model = outside_engine(_other_model(flag, path, policy, processor, weight_dtype(args, frozen=True)))
     if position_rule(model.config) != position_rule(policy.config):
-        ours, theirs = policy.config.model_type, model.config.model_type
+        ours = policy.config.model_type
+        theirs = model.config.model_type
         raise ValueError(f"{flag}: expected a model whose prompts are those of the policy, {ours}, got {theirs}")
     accept_features(model.requires_grad_(False))
     if args.shared_prefix == "auto" and (reason := supports_shared_prefix(model) or supports_encode_once(model)):

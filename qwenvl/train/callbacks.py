@@ -104,7 +104,8 @@ class HealthWarnings(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """The history up to the checkpoint that a run resumes from."""
-        self._rows, self._warned = [], set()
+        self._rows = []
+        self._warned = set()
         if state.is_world_process_zero and state.global_step:
             self._rows += [row for row in read_metrics(args.output_dir, "train") if row["step"] <= state.global_step]
 
@@ -157,7 +158,8 @@ def entropy_weight(args: ObjectiveOptions, entropy: float | None, state: Trainer
     kept = state.stateful_callbacks.setdefault("EntropyTarget", made)["attributes"]
     if entropy is None:
         return 0.0
-    low, now = entropy <= args.entropy_target, kept["coefficient"]
+    low = entropy <= args.entropy_target
+    now = kept["coefficient"]
     kept["coefficient"] = now + COEFFICIENT_STEP if low else max(0.0, now - COEFFICIENT_STEP)
     return now if low else 0.0
 

@@ -107,7 +107,8 @@ def write_card(
         adapter: the weights are those of an adapter.
         datasets: names on the hub. Empty: those of the metadata stay.
     """
-    known, base_model = _metadata(folder), base_on_the_hub(base)
+    known = _metadata(folder)
+    base_model = base_on_the_hub(base)
     of_adapters = ("base_model:adapter:", *(() if adapter else ("lora",)))  # peft writes them
     others = [tag for tag in known.get("tags") or [] if not str(tag).startswith(of_adapters)]
     own = {
@@ -154,7 +155,8 @@ def evaluations(log: Sequence[Mapping[str, Any]], step: int) -> list[dict[str, A
     for row in log:
         for total in row:
             if total.endswith(_TOTAL) and row["step"] <= step:
-                split, at = total.removesuffix(_TOTAL), row["step"]
+                split = total.removesuffix(_TOTAL)
+                at = row["step"]
                 keys = [key for key in row if key.startswith(f"{split}_") and key.endswith("_reward") and key != total]
                 names = {key: key.removeprefix(f"{split}_").removesuffix("_reward") for key in (total, *keys)}
                 rewards = {name: with_interval(key, row).replace("+-", "±") for key, name in names.items()}

@@ -97,7 +97,8 @@ class GradientReach:
     """
 
     def __init__(self, model: nn.Module, accelerator: Accelerator) -> None:
-        self._model, self._accelerator = model, accelerator
+        self._model = model
+        self._accelerator = accelerator
         # The parts to judge, and whether only a step with media can prove something about them.
         self._pending = {learning_part(name): part_of(name) != "llm" for name, _ in _learning(model)}
         layers = {learning_part(name) for name, _ in unwrap(model).named_parameters() if ".layers." in name}
@@ -183,7 +184,8 @@ class _Recorder:
     """Notes that the gradient of a parameter of a part is not all zero."""
 
     def __init__(self, reached: dict[str, Tensor], part: str) -> None:
-        self._reached, self._part = reached, part
+        self._reached = reached
+        self._part = part
 
     def __call__(self, gradient: Tensor) -> None:
         own = gradient.detach().any()

@@ -130,7 +130,8 @@ class GRPOTrainer(PolicyTrainer):
 
     def build_stages(self) -> None:
         """Build what a step runs through, from the settings and ``kernels``: prompts to step, step to log-probs."""
-        args, collator = self.args, self.data_collator
+        args = self.args
+        collator = self.data_collator
         sample = build_sample(args, self.kernels, self.model, collator, self.accelerator)
         score = Score(self.rewards)
         likelihood = build_likelihood(
@@ -242,7 +243,8 @@ class GRPOTrainer(PolicyTrainer):
         """Samples ``eval_sample_size`` completions per prompt (greedy if 1), scores them, averages over prompts."""
         self.callback_handler.eval_dataloader = dataloader
         rows: list[ScoredPrompt] = []
-        size, budget = self.args.eval_sample_size, self.args.rollout_token_budget
+        size = self.args.eval_sample_size
+        budget = self.args.rollout_token_budget
         groups = in_budget(
             (inputs["prompts"] for inputs in dataloader),
             new_tokens=size * self.args.generation_max_length,

@@ -56,7 +56,8 @@ class Journal:
         # Prompts, loss and its metrics of each micro-batch of the present step. A loss may be NaN or infinite.
         self.trained_on: list[tuple[PromptBatch, float, dict[str, float]]] = []
         self._args = args
-        self._decoder, self._ruler = getattr(dataset, "decoder", None), getattr(dataset, "ruler", None)
+        self._decoder = getattr(dataset, "decoder", None)
+        self._ruler = getattr(dataset, "ruler", None)
         parts = getattr(dataset, "parts", ())
         self._datasets = [part.name for part in parts] if len(parts) > 1 else []
         self._meter = meter
@@ -95,7 +96,8 @@ class Journal:
 
         On fresh completions the ratio is 1 by definition, and not logged.
         """
-        experience, fixed = step.experiences[number], step.fixed_of(number)
+        experience = step.experiences[number]
+        fixed = step.fixed_of(number)
         ratio_is_one = step.iteration == 0 and not (fixed is not None and fixed.old_is_sampler)
         self.trained_on.append((experience.batch, output.loss.item(), output.metrics))
         tokens = int(experience.loss_mask.sum())
@@ -137,7 +139,8 @@ class Journal:
 
     def _sampled(self, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
         """Metrics of P groups of training."""
-        meter, size = self._meter, self._args.grpo_sample_size
+        meter = self._meter
+        size = self._args.grpo_sample_size
         for name, values in rewards.columns().items():
             for value in values:
                 meter.mean(f"reward/{name}", value)
@@ -198,7 +201,8 @@ class Journal:
 
     def _worth_of_looks(self, rollout: RolloutBatch, rewards: RewardBatch) -> None:
         """Mean rewards with and without a look, over the groups that have completions of both kinds."""
-        size, scored = self._args.grpo_sample_size, [*zip(rollout.turns or (), rewards.totals(), strict=False)]
+        size = self._args.grpo_sample_size
+        scored = [*zip(rollout.turns or (), rewards.totals(), strict=False)]
         for start in range(0, len(scored), size):
             kinds: dict[str, list[float]] = {"with": [], "without": []}
             for turns, total in scored[start : start + size]:

@@ -27,7 +27,8 @@ def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
         FileNotFoundError: the model is not there.
         FileExistsError: ``out`` holds something.
     """
-    adapter, out = Path(adapter), Path(out)
+    adapter = Path(adapter)
+    out = Path(out)
     named = base_of_adapter(adapter)
     if named is None:
         raise ValueError(

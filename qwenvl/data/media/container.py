@@ -82,7 +82,8 @@ def _video_stream(container: InputContainer, path: str) -> VideoStream:
         if Disposition.attached_pic not in stream.disposition:
             if stream.codec_context is None:
                 raise BadMediaError(path, "no decoder is known for its pictures: fetch it again, or encode it anew")
-            width, height = stream.width, stream.height
+            width = stream.width
+            height = stream.height
             if not 0 < width * height <= MAX_FRAME_PIXELS:
                 raise BadMediaError(
                     path, f"claims frames of {width} x {height} pixels; expected 1 to {MAX_FRAME_PIXELS:,} pixels"

@@ -103,7 +103,8 @@ def _index_of(stream: VideoStream, shown: Iterable[Any], packets: Packets) -> Cl
 
 def _must_be_played(container: InputContainer, stream: VideoStream, packets: Packets, path: str) -> bool:
     """Whether only decoding tells which frames the clip has, and when they are shown."""
-    shown, context = packets.shown, stream.codec_context
+    shown = packets.shown
+    context = stream.codec_context
     # VP8 packets may hold frames that are never shown.
     if None in shown or len(set(shown)) < len(shown) or context.name == "vp8":
         return True
@@ -191,7 +192,8 @@ def times_when_played(frames: Sequence[tuple[int | None, int | None]]) -> list[i
     known = _rising(by_pts if has(by_pts) and (wrong(by_pts) <= wrong(by_dts) or not has(by_dts)) else by_dts)
     if not known:
         return []
-    places, numbers = list(known), np.arange(len(frames))
+    places = list(known)
+    numbers = np.arange(len(frames))
     step = median([(known[b] - known[a]) / (b - a) for a, b in pairwise(places)] or [1])
     outside = np.minimum(numbers - places[0], 0) + np.maximum(numbers - places[-1], 0)
     spread = np.interp(numbers, places, list(known.values())) + outside * step

@@ -9,8 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-SEGMENT, TRACKS, TRACK, TRACK_NUMBER = 0x18538067, 0x1654AE6B, 0xAE, 0xD7
-CLUSTER, SIMPLE_BLOCK, BLOCK_GROUP, BLOCK = 0x1F43B675, 0xA3, 0xA0, 0xA1
+SEGMENT = 0x18538067
+TRACKS = 0x1654AE6B
+TRACK = 0xAE
+TRACK_NUMBER = 0xD7
+CLUSTER = 0x1F43B675
+SIMPLE_BLOCK = 0xA3
+BLOCK_GROUP = 0xA0
+BLOCK = 0xA1
 CLUSTER_BEGINS_WITH = (0xE7, 0xAB, 0xA7, 0xBF, 0xEC)  # its time, the last one's size, its place, a checksum, nothing
 LONGEST_HEAD = 12  # bytes of a kind and a length
 CHUNK = 2**20

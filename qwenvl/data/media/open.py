@@ -200,9 +200,11 @@ class GuardedFile(AbstractContextManager):
     _opening: tuple[Any, ...] = ()  # how a child opens the clip
 
     def __init__(self, path: str, backend: str = "pyav", *, timeout: float, memory_gb: float) -> None:
-        self.path, self._backend = path, backend
+        self.path = path
+        self._backend = backend
         self._full_path = os.path.abspath(path)  # the child may have been started in another working folder
-        self._timeout, self._memory_gb = timeout, memory_gb
+        self._timeout = timeout
+        self._memory_gb = memory_gb
         self._pool = _idle[os.getpid(), backend, memory_gb]
         self._child: Decoder | None = None
 

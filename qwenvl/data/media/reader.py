@@ -110,7 +110,8 @@ class ClipReader(Clip):
 
     def __init__(self, path: str, strict: bool = False, backend: str = "pyav") -> None:
         self.path = path
-        self._strict, self._backend = strict, backend
+        self._strict = strict
+        self._backend = backend
         self._container, self._stream = open_video(path, strict=strict)
         try:
             self._index = index_clip(self._container, self._stream, path)
@@ -122,7 +123,8 @@ class ClipReader(Clip):
         except BaseException:
             self.close()
             raise
-        self.frame_times, self.duration = self._index.times, self._index.duration
+        self.frame_times = self._index.times
+        self.duration = self._index.duration
         self.size = frame_size(self._stream)
 
     def close(self) -> None:
@@ -134,7 +136,9 @@ class ClipReader(Clip):
             raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
         times = Counter(indices)
         part: Any = None
-        shape, filled, left = None, 0, len(indices)
+        shape = None
+        filled = 0
+        left = len(indices)
         decode = self._decode_with_decord if self._backend == "decord" else self._decode
         for index, picture in zip(sorted(times), decode(sorted(times)), strict=True):
             shape = shape or picture.shape
@@ -142,11 +146,13 @@ class ClipReader(Clip):
                 raise BadMediaError(self.path, "the size of the picture changes within the clip")
             for _ in range(times[index]):
                 if part is None:
-                    rows, filled = min(left, max(1, most_bytes // picture.nbytes)), 0
+                    rows = min(left, max(1, most_bytes // picture.nbytes))
+                    filled = 0
                     shared = rows * picture.nbytes <= len(memory)
                     part = np.ndarray((rows, *shape), np.uint8, memory if shared else None)
                 part[filled] = picture
-                filled, left = filled + 1, left - 1
+                filled += 1
+                left -= 1
                 if filled == len(part):
                     yield part
                     part = None

@@ -50,7 +50,10 @@ def read_resized(clip: Clip, indices: Sequence[int], size_of: SizeOf, processor:
     Raises:
         BadMediaError: as reading raises it, or the frames have a shape that the models refuse.
     """
-    frames, size, decoded, done = torch.empty(0), (0, 0), (0, 0), 0
+    frames = torch.empty(0)
+    size = (0, 0)
+    decoded = (0, 0)
+    done = 0
     for part in clip.parts(indices):
         if not done:
             decoded = part.shape[1], part.shape[2]

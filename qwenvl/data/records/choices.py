@@ -229,7 +229,8 @@ def chosen(answer: Any, options: Options, key: str = "answer", first_number: int
     """
     if isinstance(answer, list | tuple) and answer:
         return ", ".join(dict.fromkeys(chosen(each, options, key, first_number) for each in answer))
-    text, texts = bare(answer, key), options.texts
+    text = bare(answer, key)
+    texts = options.texts
     if (number := whole_number(text)) is not None:
         return _numbered(number, options, key, first_number)
     same = _same_text(text, texts)

@@ -224,7 +224,8 @@ def _system(row: dict[str, Any], where: str) -> Message | None:
         return None
     if len(keys) > 1:
         raise RecordError(f"{where}: the system turn is given as {' and as '.join(keys)}; expected one of them")
-    place, value = f"{where}.{keys[0]}", row[keys[0]]
+    place = f"{where}.{keys[0]}"
+    value = row[keys[0]]
     if isinstance(value, list) and len(value) == 1:  # a text, or a typed part, in a list
         value = value[0]
     if isinstance(value, dict) and value.keys() == {"type", "text"}:
@@ -252,7 +253,8 @@ def _add_media(draft: Draft, row: dict[str, Any], read: set[str], where: str) ->
         else:
             beside.images = listed
     if not draft.videos and not draft.images:
-        draft.videos, draft.images = beside.videos, beside.images
+        draft.videos = beside.videos
+        draft.images = beside.images
         draft.object_settings = beside.object_settings
         draft.notes += beside.notes
     elif beside.videos or beside.images:
@@ -283,7 +285,8 @@ def _message(turn: Any, place: str, draft: Draft) -> Message:
     if not isinstance(turn, dict):
         raise RecordError(f"{place}: expected {{'from': ..., 'value': ...}} or the like, got {kind_of(turn)}")
     speaker_key, text_key = ("from", "value") if "from" in turn else ("role", "content")
-    speaker, content = turn.get(speaker_key), turn.get(text_key)
+    speaker = turn.get(speaker_key)
+    content = turn.get(text_key)
     if not isinstance(speaker, str) or speaker not in _ROLES:
         raise RecordError(f"{place}.{speaker_key}: expected one of {', '.join(_ROLES)}, got {kind_of(speaker)}")
     if _ROLES[speaker] == "assistant" and _is_data(content):
@@ -357,7 +360,8 @@ def _solution(row: dict[str, Any], where: str, messages: list[Message], place: s
     if value is None and isinstance(row.get("reward_model"), dict):
         value = row["reward_model"].get("ground_truth")
     if last is not None and (value is None or "conversations" in row):
-        where, value = f"{place}[{len(messages)}]", last
+        where = f"{place}[{len(messages)}]"
+        value = last
     if value is None and (value := row.get("answer")) is None:
         return ""
     if not isinstance(value, str):
@@ -411,7 +415,8 @@ def _place_tags(draft: Draft, where: str, in_front: bool) -> None:
         return
     if draft.videos and not draft.images and "video" not in tags:
         draft.messages = [Message(each.role, each.text.replace("<image>", "<video>")) for each in draft.messages]
-        draft.numbered, tags = bool(tags), ["video"] * len(tags)
+        draft.numbered = bool(tags)
+        tags = ["video"] * len(tags)
     for name, count in counts.items():
         if tags.count(name) != count:
             listed = draft.videos if name == "video" else draft.images

@@ -145,7 +145,9 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
     hints: list[Hint] = []
     if options.format not in (None, OURS):
         made = our_row(options.format, value, where, adds_request(options), options.first_number)
-        value, read, hints = made.row, made.read, made.hints
+        value = made.row
+        read = made.read
+        hints = made.hints
     draft = draft_of(value, where)
     messages = draft.messages
     if options.prompt_template is not None:
@@ -261,7 +263,8 @@ def first_number_of(rows: Rows, numbers: Iterable[int], options: ReadOptions) ->
     """
     if options.format in (None, OURS) or not has_options(options.format):
         return None
-    found, first = [], ""
+    found = []
+    first = ""
     for number in numbers:
         with suppress(RecordError, ValueError):  # of bad rows, reported when they are parsed
             row = rows.row(number)

@@ -41,8 +41,14 @@ Values = dict[str, Any]
 OURS = "qwenvl"
 """The name of our own forms, with which nothing is guessed."""
 
-CHOICE, NUMBER, REGRESSION = "multiple choice", "numerical", "regression"
-OCR, WORDS, YES_NO, SPAN, LABELS = "OCR", "free-form", "yes or no", "temporal grounding", "labels"
+CHOICE = "multiple choice"
+NUMBER = "numerical"
+REGRESSION = "regression"
+OCR = "OCR"
+WORDS = "free-form"
+YES_NO = "yes or no"
+SPAN = "temporal grounding"
+LABELS = "labels"
 ASKED_FOR = {
     CHOICE: "the letter of the right option",
     NUMBER: "a number",
@@ -531,7 +537,8 @@ def _annotated(result: Any) -> tuple[str, str] | None:
     """The answer that the regions of an annotation give, labels in order of their times, and its kind."""
     labels: list[tuple[float, str]] = []
     for region in result if isinstance(result, list) else []:
-        value, kind = region.get("value") or {}, region.get("type")
+        value = region.get("value") or {}
+        kind = region.get("type")
         if kind in ("number", "rating") and value.get(kind) is not None:
             return str(value[kind]), NUMBER
         if kind == "textarea" and value.get("text"):

@@ -70,7 +70,8 @@ def _object_rows(path: Path) -> Rows | None:
         if not file.read(64).removeprefix(BOM).lstrip().startswith(b"{"):
             return None
         file.seek(0)
-        first, more = file.readline(MAX_OBJECT_BYTES), file.readline()
+        first = file.readline(MAX_OBJECT_BYTES)
+        more = file.readline()
         opens = first.removeprefix(BOM).strip() == b"{"  # no line of JSON lines
         if not opens and (".json" not in path.suffixes or (more.strip() and _is_json(first.removeprefix(BOM)))):
             return None

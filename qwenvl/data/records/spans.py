@@ -40,7 +40,8 @@ def spans_text(times: Sequence[tuple[float, float]], duration: Any) -> tuple[str
     texts = []
     hints = []
     for first, last in sorted(times):
-        start, end = min(first, last), max(first, last)
+        start = min(first, last)
+        end = max(first, last)
         if start == end:
             raise ValueError(f"start and end: expected two times, got {start:g} twice")
         if first > last:

@@ -38,9 +38,13 @@ def text_rows(path: Path) -> Rows:
     Raises:
         RecordError: a file that holds no records, or an array or CSV that is damaged.
     """
-    name, suffixes, places, texts = str(path), path.suffixes, array("q"), bytearray()
+    name = str(path)
+    suffixes = path.suffixes
+    places = array("q")
+    texts = bytearray()
     with open(path, "rb") as file:
-        size, changed = os.fstat(file.fileno()).st_size, os.fstat(file.fileno()).st_mtime_ns
+        size = os.fstat(file.fileno()).st_size
+        changed = os.fstat(file.fileno()).st_mtime_ns
         first = _first_byte(file, name)
         is_csv = (first not in b"[{" and ".csv" in suffixes) or (first != b"[" and ".tsv" in suffixes)
         file.seek(0)

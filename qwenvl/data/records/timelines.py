@@ -92,7 +92,8 @@ def span_between(start: Any, end: Any, duration: float | None = None) -> tuple[f
     for key, seconds in times.items():
         if seconds is None:
             raise ValueError(f"{key}: expected seconds, such as 7.5 or 0:07.5, got {kind_of(given[key])}")
-    first, last = times["start"], times["end"]
+    first = times["start"]
+    last = times["end"]
     assert first is not None and last is not None
     if first >= last:
         what = "is empty" if first == last else "ends before it starts"

@@ -133,7 +133,8 @@ def named_actions(answer: str, listed: Mapping[str, int]) -> tuple[frozenset[int
         >>> named_actions("Insert the fan, then fasten the screw; wait", {"insert the fan": 1, "fasten the screw": 2})
         (frozenset({1, 2}), 1)
     """
-    numbers, unknown = set(action_numbers(answer)), 0
+    numbers = set(action_numbers(answer))
+    unknown = 0
     if numbers or not listed:
         return frozenset(numbers), 0
     names = "|".join(map(re.escape, sorted(listed, key=len, reverse=True)))

@@ -75,7 +75,8 @@ def rouge(completions: list[str], solution: list[str], **columns: Any) -> list[f
     scores = []
     for answer, truth in pairs(completions, solution):
         overlaps = scorer.score(truth, answer or "")
-        expected, words = _words(truth), _words(answer or "")
+        expected = _words(truth)
+        words = _words(answer or "")
         longest = 2 * subsequence.similarity(expected, words) / (len(expected) + len(words) or 1)
         scores.append((overlaps["rouge1"].fmeasure + overlaps["rouge2"].fmeasure + longest) / 3)
     return scores
@@ -140,7 +141,9 @@ _NUMBER = re.compile(
 )
 
 _CHARACTERS = frozenset("0123456789+-*/()= \t\n.")
-_LONGEST, _MOST_NODES, _LARGEST = 200, 64, 10**6
+_LONGEST = 200
+_MOST_NODES = 64
+_LARGEST = 10**6
 _OPERATIONS = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
@@ -246,7 +249,8 @@ def solves(answer: str, numbers: list[int], target: float) -> bool:
 
 def check_countdown(solution: str, fields: Mapping[str, Any]) -> str | None:
     """Why a record is no Countdown game: ``nums`` or ``target`` is missing or of another kind."""
-    nums, target = fields.get("nums"), fields.get("target")
+    nums = fields.get("nums")
+    target = fields.get("target")
     if not isinstance(nums, list) or not nums or not all(type(n) is int and 0 <= n <= _LARGEST for n in nums):
         return f"the field 'nums' must be a list of whole numbers from 0 to {_LARGEST}, got {nums!r}"
     if isinstance(target, bool) or not isinstance(target, int | float) or not abs(target) <= _LARGEST:

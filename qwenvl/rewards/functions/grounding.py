@@ -75,7 +75,8 @@ def _matched(
 
     scores = []
     for row, (text, truth) in enumerate(zip(completions, solution, strict=True)):
-        named, true = boxes_in(answer_of(text) or ""), boxes_in(solution_of(truth))
+        named = boxes_in(answer_of(text) or "")
+        true = boxes_in(solution_of(truth))
         if not len(named):
             scores.append(worst)
             continue
@@ -135,7 +136,8 @@ def temporal_iou(
     for (answer, truth), seconds in zip(
         pairs(completions, solution), duration or [None] * len(completions), strict=True
     ):
-        named, true = united(spans_in(answer or "")), united(spans_in(truth))
+        named = united(spans_in(answer or ""))
+        true = united(spans_in(truth))
         if not named or not true:
             scores.append(0.0)
             continue

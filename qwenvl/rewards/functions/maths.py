@@ -145,7 +145,8 @@ def split_unit(text: str) -> tuple[str, str]:
 
 def equivalent(gold: str, answer: str) -> bool:
     """Whether math-verify finds two expressions equal. A worker runs this, because it may never end."""
-    parsed_gold, parsed_answer = _parsed(gold), _parsed(answer)
+    parsed_gold = _parsed(gold)
+    parsed_answer = _parsed(answer)
     if not parsed_gold or not parsed_answer:
         return False
     return bool(require("math_verify", "rewards").verify(parsed_gold, parsed_answer, timeout_seconds=None))

@@ -384,7 +384,8 @@ class RewardModel:
             tokenizer.pad_token = tokenizer.eos_token
         # The score is read at the last token that is not padding, which the model finds by the pad token's id.
         model.config.get_text_config().pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
-        self._model, self._processor = model.eval().requires_grad_(False).to(PartialState().device), processor
+        self._model = model.eval().requires_grad_(False).to(PartialState().device)
+        self._processor = processor
 
 
 def _parts(text: str, files: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -35,7 +35,8 @@ def first_block(text: str, tag: Tag) -> Block | None:
         >>> first_block("so <answer>(1)</answer>", "answer")
         Block(start=3, end=23, inner='(1)')
     """
-    opening, closing = f"<{tag}>", f"</{tag}>"
+    opening = f"<{tag}>"
+    closing = f"</{tag}>"
     start = text.find(opening)
     if start < 0:
         return None
@@ -114,7 +115,8 @@ def unified(text: str) -> str:
     """
     if text.isascii():
         return text
-    characters, marks = [], 0
+    characters = []
+    marks = 0
     for character in "".join(map(_decomposed, text)):
         marks = marks + 1 if unicodedata.combining(character) else 0
         if marks > LONGEST_RUN_OF_MARKS:

@@ -140,7 +140,8 @@ def read_pair(
     answer: str, truth: str, listed: Mapping[str, int] | None = None
 ) -> tuple[list[TimedStep], list[TimedStep]]:
     """The merged spans of an answer and of a solution, with steps that can be compared."""
-    named, true = timeline_in(answer, listed), timeline_in(truth, listed)
+    named = timeline_in(answer, listed)
+    true = timeline_in(truth, listed)
     if all(span.number is None for span in true):
         named = [replace(span, number=None) if span.name else span for span in named]
     return merged(named), merged(true)
@@ -224,7 +225,8 @@ def frames_right(named: Spans, true: Spans, duration: float | None, fps: float) 
     for sign, spans in ((1, true), (-1, named)):
         for span in spans:
             # Frame i belongs to a span where start <= i / fps < end.
-            first, after = _frame_at(span.start, fps), _frame_at(span.end, fps)
+            first = _frame_at(span.start, fps)
+            after = _frame_at(span.end, fps)
             edges.setdefault(first, []).append((span.step, sign))
             edges.setdefault(after, []).append((span.step, -sign))
     total = max(*edges, _frame_at(duration or 0.0, fps))
@@ -245,7 +247,8 @@ def order_of(named: Spans, true: Spans) -> float:
     """The share of ordered pairs. Quadratic in the spans that both have, and these are at most those of ``true``."""
     import numpy as np
 
-    ours, theirs = _starts(named), _starts(true)
+    ours = _starts(named)
+    theirs = _starts(true)
     both = [key for key in theirs if key in ours]
     everything = len(ours) + len(theirs) - len(both)
     if everything < 2:

@@ -64,7 +64,9 @@ class LiveBoard(Progress):
         """Open the board. That of a resumed run has the curves from the run's beginning."""
         super().on_train_begin(args, state, control)
         if state.is_world_process_zero:
-            self._series, self._facts, self._alone = {}, {}, False
+            self._series = {}
+            self._facts = {}
+            self._alone = False
             for row in read_metrics(args.output_dir, "train") if state.global_step else []:
                 if row["step"] <= state.global_step:
                     self._add(row)
@@ -106,7 +108,9 @@ class LiveBoard(Progress):
             self._evaluated += 1
             of = len(eval_dataloader) if isinstance(eval_dataloader, Sized) else 0
             if self._live is None:
-                self._series, self._facts, self._alone = {}, {}, True
+                self._series = {}
+                self._facts = {}
+                self._alone = True
                 self._open(str(args.output_dir))
             words, share, _ = ("", self._evaluated / (of or math.inf), "") if self._alone else self._progress
             self._progress = words, share, f"evaluating {self._evaluated}{f' of {of}' if of else ''}"
@@ -204,7 +208,8 @@ def _is_component(name: str) -> bool:
 
 def _curve(name: str, series: Sequence[float]) -> Text:
     """A metric in one line: its name, its last value, its curve. Steps that teach nothing are marked."""
-    value, share = series[-1], name in SHARES
+    value = series[-1]
+    share = name in SHARES
     shown = f"{value:.0%}" if share else f"{value:.3f}" if 0.01 <= abs(value) < 100 else f"{value:.4g}"
     label = TITLES.get(name) or "  " + name.removeprefix("reward/")
     bounds = (0.0, 1.0) if share else (None, None)

@@ -69,7 +69,8 @@ def size_warnings(args: GRPOConfig, train: Any, evaluation: Any) -> Iterator[str
 
 
 def _of_training(args: GRPOConfig, records: int) -> Iterator[str]:
-    batch, processes = args.per_device_train_batch_size, args.world_size
+    batch = args.per_device_train_batch_size
+    processes = args.world_size
     if args.dataloader_drop_last and records < batch * processes:
         raise ValueError(
             f"--dataloader_drop_last leaves nothing to train on: {records} records are less than a batch of {batch} in "

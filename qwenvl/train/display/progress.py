@@ -48,7 +48,9 @@ class Progress(TrainerCallback):
     """
 
     def __init__(self, meter: Meter, clock: Callable[[], float] = time.monotonic, every: float | None = 1.0):
-        self._meter, self._clock, self._every = meter, clock, every
+        self._meter = meter
+        self._clock = clock
+        self._every = every
         self._lock = threading.Lock()  # held while the thread draws
         self._over = threading.Event()
         self._step: tuple[int, int, float] | None = None  # the current one: its number, of how many, when it began

@@ -44,7 +44,8 @@ def lengths_of(args: Any) -> tuple[list[PromptLength], int]:
         **vars(ReadOptions.of(args)),
         seed=args.seed,
     )
-    options, limit = PromptOptions.of(args), args.max_prompt_length
+    options = PromptOptions.of(args)
+    limit = args.max_prompt_length
     frames = (options.video_min_frame_pixels, options.video_max_frame_pixels)
     processor = load_processor(str(args.model_name_or_path))
     ruler = Ruler(processor, frames, (options.min_pixels, options.max_pixels), options.template_arguments)
@@ -105,9 +106,11 @@ def case_of(
         reference = "other" if kept else "none"
     patches = prompt.vision * shapes.vision.merged
     pixels = args.per_device_train_batch_size * patches * shapes.vision.patch_values
-    teacher, named = None, row_of(args, "teacher")
+    teacher = None
+    named = row_of(args, "teacher")
     if args.teacher_path is not None:
-        other, width = load_without_weights(args.teacher_path), weight_dtype(args, frozen=True).itemsize
+        other = load_without_weights(args.teacher_path)
+        width = weight_dtype(args, frozen=True).itemsize
         teacher = Shapes.of(other.config), width * sum(each.numel() for each in other.parameters())
     job = Job(
         tokens=prompt.tokens,

@@ -60,7 +60,8 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
         if problem := problem_of(folder, read=True):
             raise ValueError(f"{problem}{_older(folder)}")
         return str(resume)
-    checkpoints, newest = checkpoints_of(output_dir), newest_whole(output_dir, read=True)
+    checkpoints = checkpoints_of(output_dir)
+    newest = newest_whole(output_dir, read=True)
     if newest is None and (sealed := [each for each in checkpoints if is_sealed(each)]):
         raise ValueError(f"{problem_of(sealed[-1], read=True)}{_older(sealed[-1])}")
     if newest is None and resume != "auto":
@@ -275,7 +276,8 @@ def whole_checkpoint(trainer: Trainer, folder: Path) -> Iterator[None]:
     if args.should_save and folder.exists():  # of a run that ended while it saved, or resumed from an earlier step
         shutil.rmtree(folder)
     trainer.accelerator.wait_for_everyone()
-    limit, args.save_total_limit = args.save_total_limit, None
+    limit = args.save_total_limit
+    args.save_total_limit = None
     try:
         yield
     finally:

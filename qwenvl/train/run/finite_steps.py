@@ -41,8 +41,12 @@ class FiniteSteps(TrainerCallback):
     """
 
     def __init__(self, args: GRPOConfig, journal: Journal, meter: Meter, accelerator: Accelerator):
-        self._args, self._journal, self._meter, self._accelerator = args, journal, meter, accelerator
-        self._in_a_row, self._last_window = 0, -1
+        self._args = args
+        self._journal = journal
+        self._meter = meter
+        self._accelerator = accelerator
+        self._in_a_row = 0
+        self._last_window = -1
 
     def check(self, model: nn.Module, step: int) -> None:
         """Leave the gradients of the step as they are if they and the losses are finite, on all processes.

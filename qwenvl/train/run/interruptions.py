@@ -39,7 +39,8 @@ def interruptible(trainer: RunningTrainer) -> Iterator[StopOnSignal]:
     Raises:
         EngineLostError: all engines died; raised in every process.
     """
-    stop, stall = StopOnSignal(trainer.args), StallWatch(trainer.args, trainer.meter)
+    stop = StopOnSignal(trainer.args)
+    stall = StallWatch(trainer.args, trainer.meter)
     added = (stop, stall)
     for each in added:
         trainer.add_callback(each)
@@ -116,7 +117,8 @@ class StopOnSignal(TrainerCallback):
         number = torch.tensor(float(self._received or 0), device=self._args.device)
         number = reduce(number, "max") if self._args.world_size > 1 else number
         if number and state.global_step % self._args.num_iterations == 0:
-            self.stopped_by, self.step = signal.Signals(int(number)).name, state.global_step
+            self.stopped_by = signal.Signals(int(number)).name
+            self.step = state.global_step
             control.should_save = control.should_training_stop = True
 
     def _receive(self, number: int, frame: Any) -> None:
@@ -152,11 +154,13 @@ class StallWatch(TrainerCallback):
     """
 
     def __init__(self, args: GRPOConfig, meter: Meter):
-        self._meter, self._beat = meter, meter.beat()
+        self._meter = meter
+        self._beat = meter.beat()
         self._limit = 60 * args.stall_timeout
         self._process = args.process_index
         self._launched = args.world_size > 1 and "TORCHELASTIC_ERROR_FILE" in os.environ  # who ends the others
-        self._step, self._last = 0, time.monotonic()
+        self._step = 0
+        self._last = time.monotonic()
 
     @contextmanager
     def watches(self) -> Iterator[None]:

@@ -342,7 +342,9 @@ def shown_targets(dataset: Any, collator: Any, most: int) -> Iterator[str]:
     tokenizer = collator.processor.tokenizer
     for index in range(min(most, len(dataset))):
         inputs = collator([dataset[index]])
-        batch, ids, mask = inputs["prompts"], inputs["target_ids"], inputs["target_mask"]
+        batch = inputs["prompts"]
+        ids = inputs["target_ids"]
+        mask = inputs["target_mask"]
         yield from (f"left out: {bad.error}" for bad in batch.bad)
         for record in batch.records:
             for row, own in zip(ids, mask, strict=True):

@@ -105,7 +105,8 @@ class WarmupTrainer(PolicyTrainer):
             with whole_weights(self.model, self.model_wrapped) if encodes_once else nullcontext():
                 prompts = self.encoded(model, inputs["prompts"])
             loss = -self.target_logprobs(model, inputs, prompts).sum()
-        nats, lengths = loss.item(), [length for length in inputs["target_mask"].sum(1).tolist() if length]
+        nats = loss.item()
+        lengths = [length for length in inputs["target_mask"].sum(1).tolist() if length]
         self.journal.trained_on.append((inputs["prompts"], nats, {"target/loss": nats}))
         self.journal.seen(inputs["prompts"])
         for length in lengths:
@@ -131,7 +132,8 @@ class WarmupTrainer(PolicyTrainer):
         Args:
             prompts: of the batch, as ``encoded`` gives them. None has them made.
         """
-        ids, mask = inputs["target_ids"], inputs["target_mask"]
+        ids = inputs["target_ids"]
+        mask = inputs["target_mask"]
         prompts = self.encoded(model, inputs["prompts"]) if prompts is None else prompts
         if not len(inputs["prompts"]):
             token = prompts.input_ids
@@ -157,7 +159,8 @@ class WarmupTrainer(PolicyTrainer):
         with whole_weights(self.model, self.model_wrapped), evaluating(self.model), torch.no_grad():
             for inputs in dataloader:
                 inputs = self._prepare_inputs(inputs)
-                logprobs, mask = self.target_logprobs(self.model, inputs), inputs["target_mask"]
+                logprobs = self.target_logprobs(self.model, inputs)
+                mask = inputs["target_mask"]
                 size = max(1, len(inputs["prompts"]))
                 losses, counts = ([own.sum().item() for own in each.chunk(size)] for each in (-logprobs, mask))
                 places = [record.where for record in inputs["prompts"].records]
@@ -194,7 +197,8 @@ def laid_out(
         ids, pieces: ``target_ids`` and ``pieces`` of a ``TargetCollator``.
         appended: all that is appended, one row each, with positions that count from 0. None where nothing is.
     """
-    starts, number = first_positions(prompts.position_ids, len(ids) // len(prompts)).tolist(), count()
+    starts = first_positions(prompts.position_ids, len(ids) // len(prompts)).tolist()
+    number = count()
     rows = []
     for row, lengths, start in zip(ids, pieces, starts, strict=True):
         rows.append(GrowingCompletion(start))
