@@ -26,6 +26,15 @@ def is_address(text: str) -> bool:
     return text[:8].lower().startswith(("http://", "https://"))
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written as UTF-8. Names of files and escapes of JSON and YAML may hold lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def plain_file(path: str | Path) -> Path:
     """The path of a file that a user names, to read it as a whole.
 

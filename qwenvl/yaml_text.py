@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Iterable
+from typing import Any, TypeVar
 
 import yaml
+
+from qwenvl.files import is_utf8
+
+Some = TypeVar("Some", bound=Hashable)
+
+
+def first_repeated(names: Iterable[Some]) -> Some | None:
+    """The first name that comes again. None where each comes once."""
+    counts = Counter(names)
+    return next((name for name, count in counts.items() if count > 1), None)
 
 
 def without_repeats(pairs: list[tuple[Hashable, Any]]) -> dict:
@@ -15,11 +25,10 @@ def without_repeats(pairs: list[tuple[Hashable, Any]]) -> dict:
     Raises:
         ValueError: a name comes twice, of which only the last would count.
     """
-    counts = Counter(name for name, _ in pairs)
-    for name, count in counts.items():
-        if count > 1:
-            raise ValueError(f"{name} is given twice")
-    return dict(pairs)
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError(f"{first_repeated(name for name, _ in pairs)} is given twice")
+    return value
 
 
 MOST_VALUES = 100_000
@@ -76,11 +85,8 @@ def _check_values(value: Any) -> None:
             left += [*each.keys(), *each.values()]
         elif isinstance(each, list):
             left += each
-        elif isinstance(each, str) and not each.isascii():
-            try:
-                each.encode("utf-8")
-            except UnicodeEncodeError:
-                raise ValueError(f"{each[:80]!r} has half of a character (a surrogate); write the whole one") from None
+        elif isinstance(each, str) and not is_utf8(each):
+            raise ValueError(f"{each[:80]!r} has half of a character (a surrogate); write the whole one")
 
 
 class StringLoader(PlainLoader):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from qwenvl.config.trainer_settings import TrainerSettings
+from qwenvl.files import is_utf8
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.option import Bounds, misfit, name_of_row, no_effect, not_with, problems_of, row_of, set_among, was_set
 
@@ -84,8 +85,11 @@ def _wrong_types_of_trainer(config: Any) -> list[str]:
     hints = get_type_hints(TrainerSettings)
     # Written as texts in transformers, which takes True for FSDP with its defaults and False for no such space.
     hints["fsdp"] = hints["trackio_static_space_id"] = str | bool | None
-    plain = [each.name for each in fields(TrainerSettings) if type(getattr(config, each.name)) in _PLAIN_TYPES]
-    return [problem for name in plain if (problem := misfit(config, name, hints[name]))]
+    problems = []
+    for each in fields(TrainerSettings):
+        if type(getattr(config, each.name)) in _PLAIN_TYPES:
+            problems.append(misfit(config, each.name, hints[each.name]))
+    return [problem for problem in problems if problem is not None]
 
 
 def _between_rooms(config: Any) -> Iterator[str]:
@@ -109,7 +113,7 @@ def _between_rooms(config: Any) -> Iterator[str]:
         yield not_with("--display", "--disable_tqdm", "--display none shows no progress")
     if config.output_dir == "":
         yield "--output_dir is empty: name the folder of the run"
-    if not _is_text(str(config.output_dir)):  # files of weights and logs name it
+    if not is_utf8(str(config.output_dir)):  # files of weights and logs name it
         yield f"--output_dir {str(config.output_dir)!r}: the name is not UTF-8; give another one"
     if isinstance(config.report_to, list) and len(config.report_to) > 1 and {"none", "all"} & {*config.report_to}:
         yield f"--report_to {' '.join(config.report_to)}: none and all stand alone; leave one or the other out"
@@ -214,15 +218,6 @@ def _of_logs_and_checkpoints(config: Any) -> Iterator[str]:
     if saves == "no":
         for name in set_among(config, "save_total_limit", "save_only_model"):
             yield not_with(f"--{name}", "--save_strategy no", "no checkpoint is saved")
-
-
-def _is_text(name: str) -> bool:
-    """Whether a name can be written as UTF-8, which names of files need not be."""
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _text(value: Any) -> str:

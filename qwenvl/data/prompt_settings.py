@@ -127,9 +127,11 @@ def _check_object(where: str, value: Any, known: Sequence[str], needed: Sequence
     """Raise ValueError where a value is no object, has an unknown entry, or lacks one that is needed."""
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object, got {type(value).__name__}")
-    if missing := [name for name in needed if name not in value]:
+    missing = [name for name in needed if name not in value]
+    if missing:
         raise ValueError(f"{where}: {missing[0]} is missing")
-    if unknown := [name for name in value if name not in known]:
+    unknown = [name for name in value if name not in known]
+    if unknown:
         raise ValueError(f"{where}: unknown entry {unknown[0]!r}; expected {', '.join(known)}")
 
 

@@ -41,14 +41,14 @@ from qwenvl.evaluate.respondent import (
     pass_reward,
     with_progress,
 )
-from qwenvl.evaluate.results_table import interval_text, left_out_lines
+from qwenvl.evaluate.results_table import left_out_lines
 from qwenvl.evaluate.settings import Request, setting_of
 from qwenvl.model.weight_files import base_of_adapter
 from qwenvl.rewards import RewardError, Rubric
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import GenerationOptions
 from qwenvl.run_lock import NAME
-from qwenvl.run_log.health import CUT_OFF_SHARE, EQUAL_SHARE, Finding
+from qwenvl.run_log.health import CUT_OFF_SHARE, EQUAL_SHARE, Finding, interval_text
 from qwenvl.run_log.intervals import Interval, clustered_interval
 from qwenvl.run_log.log import AS_IT_IS, Rollout, RunLog
 from qwenvl.step.answer import in_budget, require_finite

@@ -216,9 +216,9 @@ def with_progress(items: Iterable[Item], total: int, name: str = "") -> Iterator
 
 
 def _with_lines(items: Iterable[Item], total: int, prefix: str) -> Iterator[Item]:
-    told = time.monotonic()
+    printed_at = time.monotonic()
     for number, item in enumerate(items, 1):
-        if time.monotonic() - told >= SECONDS_BETWEEN_LINES:
+        if time.monotonic() - printed_at >= SECONDS_BETWEEN_LINES:
             say(f"{prefix}{number:,} of {counted(total, 'prompt')}")
-            told = time.monotonic()
+            printed_at = time.monotonic()
         yield item

@@ -17,7 +17,7 @@ from qwenvl.evaluate.results import MANY_UNREAD
 from qwenvl.evaluate.timelines import MEASURES, procedure_lines, step_text
 from qwenvl.failure import counted
 from qwenvl.rewards.table import SHAPING, TABLE
-from qwenvl.run_log.health import CUT_OFF_SHARE, says_nothing, signed_number
+from qwenvl.run_log.health import CUT_OFF_SHARE, interval_text, says_nothing
 from qwenvl.run_log.log import AS_IT_IS, NUMBERS, SAMPLES
 
 SHOWN = 3  # records that were left out
@@ -198,7 +198,7 @@ def _looks_shown(found: dict[str, Any]) -> Iterator[str]:
             continue
         row = [each["model"], _control_shown(each), f"{looks['looked']['mean']:.1%}", f"{looks['calls']:.2f}"]
         for name in ("with_look", "without_look", "evidence_iou"):
-            row.append("-" if looks[name]["mean"] is None else interval_text(looks[name]))
+            row.append(interval_text(looks[name]))
         row.append("-" if looks["refused"] is None else f"{looks['refused']['mean']:.1%}")
         rows.append(row)
     if rows:
@@ -289,19 +289,6 @@ def _trained_otherwise(found: dict[str, Any]) -> Iterator[str]:
 
 def _mean(interval: dict[str, Any] | None) -> str:
     return "-" if interval is None or interval["mean"] is None else f"{interval['mean']:.3f}"
-
-
-def interval_text(interval: dict[str, Any], signed: bool = False) -> str:
-    """A mean with its interval, three decimals each: ``0.963 [0.940, 0.983]``. "-" for the mean of nothing."""
-    if interval["mean"] is None:
-        return "-"
-    written = signed_number if signed else "{:.3f}".format
-    mean = written(interval["mean"])
-    low = interval["low"]
-    high = interval["high"]
-    if low is None or high is None:  # one cluster has no interval
-        return mean
-    return f"{mean} [{written(low)}, {written(high)}]"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Code that the settings of a run name, told of before a command runs it."""
+"""Code and servers that the settings of a run name: printed before a command uses them, or refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def tell_of_code(run: str, model: str, chosen: Mapping[str, Any]) -> None:
         for value in [values] if isinstance(values, str) else values:
             text = str(value)
             files = [Path(os.path.realpath(file)) for file in _files_of_python(text)]
-            if any(file.is_relative_to(folder) for file in files for folder in folders):
+            own_files = [file for file in files if any(map(file.is_relative_to, folders))]
+            if own_files:
                 raise ValueError(
                     f"{run}: the settings of the run name code in the model's own folder, --{setting} {text}, "
                     f"which may be somebody else's; read it, and give --{setting} {text} yourself to run it"

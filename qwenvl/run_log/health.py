@@ -54,6 +54,19 @@ def signed_number(value: float) -> str:
     return text[1:] if float(text) == 0 else text
 
 
+def interval_text(interval: Mapping[str, Any], signed: bool = False) -> str:
+    """A mean with its interval, three decimals each: ``0.963 [0.940, 0.983]``. "-" for the mean of nothing."""
+    if interval["mean"] is None:
+        return "-"
+    written = signed_number if signed else "{:.3f}".format
+    mean = written(interval["mean"])
+    low = interval["low"]
+    high = interval["high"]
+    if low is None or high is None:  # one cluster has no interval
+        return mean
+    return f"{mean} [{written(low)}, {written(high)}]"
+
+
 @dataclass(frozen=True)
 class Finding:
     """A fault of a run or of a probe.

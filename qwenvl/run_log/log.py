@@ -34,7 +34,10 @@ FORMAT = 1  # of ``evaluation.json``
 NUMBERS = "evaluation.json"
 SAMPLES = "samples.jsonl"
 AS_IT_IS = "none"  # the control that takes nothing away
-_ENTRIES: dict[str, tuple[Any, str]] = {  # of ``run.json``, beside the settings
+EntryTypes = Mapping[str, tuple[Any, str]]
+"""Entries of an object in a file: the type of each, as ``isinstance`` takes it, and in words."""
+
+_ENTRIES: EntryTypes = {  # of ``run.json``, beside the settings
     "versions": (dict, "an object"),
     "launch": (dict, "an object"),
     "set_by_user": (list, "a list"),
@@ -277,10 +280,18 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         expected = 'expected an object with "config", an object of settings'
         raise RunLogError(f"{path}: {expected}; is {path.parent} the folder of a run?")
-    for name, (kind, in_words) in _ENTRIES.items():
-        if name in content and not isinstance(content[name], kind):
-            raise RunLogError(f"{path}: {name} must be {in_words}, got {json.dumps(content[name])[:80]}")
+    problem = misfit_entry(content, _ENTRIES)
+    if problem is not None:
+        raise RunLogError(f"{path}: {problem}")
     return content
+
+
+def misfit_entry(content: Mapping[str, Any], types: EntryTypes) -> str | None:
+    """What is wrong with the first entry of another type than ``types`` says. None: nothing. All may be missing."""
+    for name, (kind, in_words) in types.items():
+        if name in content and not isinstance(content[name], kind):
+            return f"{name} must be {in_words}, got {json.dumps(content[name])[:80]}"
+    return None
 
 
 def read_metrics(folder: str | os.PathLike[str], split: str | None = None) -> list[dict[str, float]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
@@ -19,6 +17,7 @@ from qwenvl.data.records.parse import ReadOptions, RecordCheck, Rows, first_numb
 from qwenvl.data.records.presets import OURS
 from qwenvl.data.records.sources import open_rows
 from qwenvl.data.seeds import stable_random
+from qwenvl.run_log.log import hash_of
 from qwenvl.types import Message, Record
 
 LOADED_BYTES = 512 * 2**20  # of a file, unpacked, up to which its records are loaded
@@ -168,15 +167,15 @@ def spot_checked(records: Sequence[Record]) -> Iterator[Record]:
 
 def fingerprint_of(records: Sequence[Record]) -> dict[str, Any]:
     """The number of records, and a hash of the ids, prompts and solutions of at most ``FINGERPRINTED`` of them."""
-    digest = hashlib.sha256()
+    rows = []
     for number in spread(len(records), FINGERPRINTED):
         try:
             record = records[number]
         except RecordError:  # reported where it is used
             continue
         prompt = [[message.role, message.text] for message in record.messages]
-        digest.update(json.dumps([number, record.id, prompt, record.solution]).encode())
-    return {"records": len(records), "sha256": digest.hexdigest()}
+        rows.append([number, record.id, prompt, record.solution])
+    return {"records": len(records), "sha256": hash_of(rows)}
 
 
 def spread(length: int, most: int) -> list[int]:

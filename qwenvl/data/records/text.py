@@ -21,6 +21,7 @@ import numpy as np
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.parse import Row, Rows
+from qwenvl.yaml_text import first_repeated
 
 BOM = b"\xef\xbb\xbf"
 MAX_BYTES = 2**30
@@ -179,8 +180,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     value = {sys.intern(key): one for key, one in pairs}
     if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = str(first_repeated(key for key, _ in pairs))
         raise ValueError(f"the key {json.dumps(twice[:80])} stands twice in one object; keep one of the two")
     return value
 

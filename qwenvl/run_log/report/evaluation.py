@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qwenvl.run_log.health import says_nothing, signed_number
+from qwenvl.run_log.health import interval_text, says_nothing, signed_number
 from qwenvl.run_log.log import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
 from qwenvl.run_log.report.pages import (
     Strip,
@@ -149,9 +149,7 @@ def _signed(score: Mapping[str, Any]) -> str:
     """A mean and its interval, each with its sign."""
     if score["mean"] is None:  # no record has a value on both sides
         return "not known"
-    if score["low"] is None:  # one cluster has no interval
-        return signed_number(score["mean"])
-    return f"{signed_number(score['mean'])} [{signed_number(score['low'])}, {signed_number(score['high'])}]"
+    return interval_text(score, signed=True)
 
 
 def _negative(score: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from qwenvl.model.saved_adapter import explained_misfit, load_adapter_weights
 from qwenvl.model.sharding import is_partitioned
 from qwenvl.model.weight_files import ADAPTER_CONFIG, has_weights, weights_problem
 from qwenvl.run_log.checkpoints import checkpoints_of, step_of
+from qwenvl.run_log.log import EntryTypes, misfit_entry
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
     return state
 
 
-_STATE_TYPES: dict[str, tuple[Any, str]] = {
+_STATE_TYPES: EntryTypes = {
     "global_step": (int, "an integer"),
     "max_steps": (int, "an integer"),
     "num_train_epochs": (int | float, "a number"),
@@ -141,9 +142,9 @@ def _state_problem(state: Any) -> str | None:
     known = {each.name for each in fields(TrainerState)}
     if unknown := sorted(state.keys() - known):
         return f"unknown entry {unknown[0]!r}, as a newer version of transformers may write it"
-    for name, (kind, in_words) in _STATE_TYPES.items():
-        if name in state and not isinstance(state[name], kind):
-            return f"{name} must be {in_words}, got {json.dumps(state[name])[:80]}"
+    misfit = misfit_entry(state, _STATE_TYPES)
+    if misfit is not None:
+        return misfit
     if state.get("global_step", -1) < 0:
         return f"global_step must be at least 0, got {state.get('global_step', 'none')}"
     for name, entry in (state.get("stateful_callbacks") or {}).items():
