@@ -182,7 +182,7 @@ class Child:
 
 
 def main(arguments: list[str]) -> None:
-    """What runs in the child: load, say so, and answer messages until the parent is gone."""
+    """The program of the child: load, report that it is ready, and answer messages until the parent is gone."""
     descriptor, parent, memory_bytes, load, *rest = arguments
     for each in _OF_PARENT:
         signal.signal(each, signal.SIG_IGN)

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int | None:
 
 
 def usage() -> str:
-    """What ``qwenvl --help`` prints."""
+    """The text that ``qwenvl --help`` prints."""
     lines = [f"  {name:<10}{what}" for name, (_, what) in COMMANDS.items()]
     usages = ["usage: qwenvl COMMAND ...", "       qwenvl --version"]
     return "\n".join([*usages, "", *lines, "", "qwenvl COMMAND --help tells more."])

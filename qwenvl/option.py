@@ -32,7 +32,7 @@ class Bounds:
     why: str | None = None
 
     def problem(self, name: str, value: Any) -> str | None:
-        """What is wrong with option ``name``, or None: it is not finite, or out of bounds."""
+        """A sentence if the value of option ``name`` is not finite or out of bounds, else None."""
         if not isinstance(value, int | float):
             return None
         if isinstance(value, float) and not math.isfinite(value):  # a large integer has no float
@@ -99,7 +99,7 @@ def option(
 
 @dataclass
 class Options:
-    """What all dataclasses of options have in common: they check themselves when they are made.
+    """A base of all dataclasses of options: they check themselves when they are made.
 
     Raises:
         ValueError: naming every option that is wrong.
@@ -110,7 +110,7 @@ class Options:
             raise ValueError("\n".join(problems))
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with the options of this class together: contradictions, and options without effect."""
+        """A sentence for each contradiction between options of this class, and for each option without effect."""
         yield from ()
 
     @classmethod
@@ -212,7 +212,7 @@ def nearest(word: str, names: Sequence[str], there_are: str = "it has") -> str:
 
 
 def wrong_choice(value: Any, choices: Sequence[str]) -> str:
-    """Why a value is refused that is none of the choices."""
+    """The reason to refuse a value that is none of the choices, as a sentence."""
     return f"must be one of {', '.join(choices)}, got {value!r}{did_you_mean(value, choices)}"
 
 
@@ -291,7 +291,7 @@ def _because(reason: str) -> str:
 
 
 def set_among(config: Any, *names: str) -> list[str]:
-    """Those of the named options that differ from their defaults."""
+    """The names, among those given, of the options that differ from their defaults."""
     return [name for name in names if was_set(config, name)]
 
 
@@ -307,7 +307,7 @@ def all_options(group: type) -> list[Field]:
 
 
 def misfit(config: Any, name: str, hint: Any) -> str | None:
-    """What is wrong with the type of option ``name``, or that its value is no choice of it. None where it fits."""
+    """A sentence if the value of option ``name`` has a wrong type or is none of its choices. None where it fits."""
     value, choices, kinds = getattr(config, name), choices_of(hint), kinds_of(hint)
     if value is None and NoneType in kinds:
         return None

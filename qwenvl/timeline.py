@@ -216,7 +216,7 @@ def _from_object(text: str, listed: Mapping[str, int]) -> TimedStep | None:
 
 
 def _step_text(value: Any) -> str:
-    """What a JSON value says of a step. Empty where it is neither a text nor a whole number."""
+    """The text of a step that a JSON value gives. Empty where it is neither a text nor a whole number."""
     if isinstance(value, str):
         return value
     is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9

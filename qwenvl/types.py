@@ -42,7 +42,7 @@ class Message:
 
 @dataclass(frozen=True)
 class LibraryCount:
-    """How many frames of a clip are taken, in the words of the package ``qwen_vl_utils`` and by its rules.
+    """The number of frames that a clip gets, in the words of the package ``qwen_vl_utils`` and by its rules.
 
     Attributes:
         nframes: this number, rounded to pairs.
@@ -79,7 +79,7 @@ class LibrarySize:
 
 @dataclass(frozen=True)
 class ClipMeta:
-    """What a record says of one clip: in ``meta``, in the part or object that holds the clip, and beside the turns.
+    """Settings of a record for one clip: in ``meta``, in the part or object that holds the clip, and beside the turns.
 
     Attributes:
         frame_counts: source frames of each concatenated segment, in order, or None where the clip is not segmented.
@@ -158,7 +158,7 @@ class Hint(NamedTuple):
 
 @dataclass(frozen=True)
 class FrameInfo:
-    """Which frames of a clip the model saw. The rollouts keep it.
+    """The frames of a clip that the model saw. The rollouts keep it.
 
     Attributes:
         path: the clip.
@@ -311,7 +311,7 @@ class PromptBatch:
 
 
 def places_of(counts: Sequence[int], rows: Sequence[int]) -> list[int]:
-    """Where the items of ``rows`` lie in a list that holds ``counts[p]`` items of each prompt p, in order."""
+    """The places of the items of ``rows`` in a list that holds ``counts[p]`` items of each prompt p, in order."""
     starts = [0, *accumulate(counts)]
     return [place for row in rows for place in range(starts[row], starts[row + 1])]
 
@@ -330,7 +330,7 @@ def select_media(
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How completions are sampled.
+    """The settings by which completions are sampled.
 
     Attributes:
         max_new_tokens: a completion is truncated there, with finish reason ``length``.
@@ -408,7 +408,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a completion says until it ends or is answered by tools.
+    """A part of a completion: the tokens up to its end, or up to the point where tools answer.
 
     Attributes:
         text: of its sampled tokens, without special tokens.

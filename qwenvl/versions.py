@@ -132,7 +132,7 @@ INTERNALS = (
 
 
 def missing_internals(library: str) -> list[str]:
-    """What is used of a library and is gone from the installed version, each with the files that use it."""
+    """Internals of libraries that the installed version lacks, each with the files here that use it."""
     missing = []
     for internal in INTERNALS:
         if internal.module.split(".")[0] != library:

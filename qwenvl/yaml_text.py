@@ -45,7 +45,7 @@ class PlainLoader(yaml.SafeLoader):
 
 
 def read_yaml(text: str, loader: type[yaml.SafeLoader] = PlainLoader) -> Any:
-    """What a YAML text holds.
+    """The value that a YAML text holds.
 
     Raises:
         ValueError: it is not YAML, gives a name twice, or stands for more than ``MOST_VALUES`` values. The message is

@@ -37,7 +37,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def place_of(target: str, source: str) -> str:
-    """Where a link to a file of the repository leads on the site.
+    """The address on the site to which a link to a file of the repository leads.
 
     Example:
         >>> place_of("docs/data.md", "index.md"), place_of("../CHANGELOG.md", "data.md")

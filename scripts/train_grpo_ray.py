@@ -80,7 +80,7 @@ def runs_on_cpu(flags: list[str]) -> bool:
 
 
 def work(config: dict[str, Any]) -> None:
-    """What each worker does: the command, from the folder that the job was started in.
+    """The work of each worker: the command, from the folder that the job was started in.
 
     Raises:
         RuntimeError: the command ended with an error, which it has told.

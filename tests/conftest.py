@@ -1,4 +1,4 @@
-"""What every test may ask for: tiny checkpoints, random prompts, and the rules of a run (threads, seeds)."""
+"""Fixtures of all tests: tiny checkpoints, random prompts, and the rules of a run (threads, seeds)."""
 
 from __future__ import annotations
 

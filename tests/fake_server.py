@@ -162,7 +162,7 @@ class FakeServer(SamplingServer):
 
 
 def serving(tiny_pair, monkeypatch) -> Iterator[Callable[..., FakeServer]]:
-    """What the fixture ``fake`` yields."""
+    """A running server, as the fixture ``fake`` yields it."""
     monkeypatch.setattr(servers_module, "FIRST_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(servers_module, "MARGIN_SECONDS", 0.5)
     made: list[FakeServer] = []

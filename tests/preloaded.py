@@ -1,4 +1,4 @@
-"""What a process does before it is forked for commands and trainings: imports, and what is done once in a process."""
+"""Preparation of a process that is forked for commands and trainings: imports, and what is done once in a process."""
 
 import gc
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What a run says before its first step, and what it keeps from being said."""
+"""The lines of a run before its first step, and the lines of libraries that it suppresses."""
 
 import sys
 import warnings

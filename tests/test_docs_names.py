@@ -87,7 +87,7 @@ def test_no_name_that_is_answered_is_a_flag_of_training():
 
 
 def messages() -> list[str]:
-    """What the page of symptoms says that commands print: its blocks of text, and the first column of two tables."""
+    """The messages that the page of symptoms quotes: its blocks of text, and the first column of two tables."""
     page = ROOT / "docs" / "troubleshooting.md"
     blocks = re.findall(r"^```text\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     cells = [row[0] for title in ("The run stops", "When each warning is given") for row in rows(page, title)]

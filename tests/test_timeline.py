@@ -1,4 +1,4 @@
-"""What is read as a timeline, what is not, and the form that timelines are written in."""
+"""Texts that are read as a timeline, texts that are not, and the form in which timelines are written."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is installed is what was tested: ranges, exact versions, and the internals of libraries that are used."""
+"""Installed versions are those that were tested: ranges, exact versions, and the internals of libraries in use."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def cpu_seconds() -> float:
 
 @dataclass
 class Reading:
-    """What a reader did with a clip."""
+    """The outcome of reading a clip with one reader."""
 
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)

@@ -33,7 +33,7 @@ from qwenvl.rollout.local import SharedPrefixEngine
 
 @dataclass(frozen=True)
 class Sampling:
-    """What one sampling of a step took."""
+    """The cost of one sampling of a step."""
 
     cpu: float
     seconds: float

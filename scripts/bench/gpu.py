@@ -1,4 +1,4 @@
-"""What only a GPU shows, at the sizes of real checkpoints with random weights.
+"""Measurements that need a GPU, at the sizes of real checkpoints with random weights.
 
     python scripts/bench/gpu.py exact --models 3b qwen3_vl_4b qwen3_5_4b
     python scripts/bench/gpu.py phases --models 3b --cases 2000,8,256 16000,16,256 --plain

@@ -79,7 +79,7 @@ class Moment:
 
 @dataclass
 class Trail:
-    """What a run has been through, a line for each phase that ends, in a file that outlives the process.
+    """The phases that a run has ended, a line for each, in a file that outlives the process.
 
     Attributes:
         file: descriptor of the file.
@@ -250,7 +250,7 @@ def _lives(argv: list[str], moment: Moment | None, trail: Path) -> tuple[int, in
 
 
 def _of_session(session: int) -> int:
-    """How many processes live that a run has started."""
+    """The number of living processes that a run has started."""
     count = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -339,7 +339,7 @@ def half_alike(completions: list[str], id: list[str], **columns: Any) -> list[fl
 
 
 def differences(unharmed: Path, out: Path, steps: int) -> list[str]:
-    """What a run of so many steps that was killed has otherwise than the one that was not."""
+    """The differences between a run of so many steps that was killed and one that was not."""
     files = [each.name for each in unharmed.glob("*.safetensors")]
     files += [f"checkpoint-{steps}/{name}" for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")]
     pairs = {name: (unharmed / name, out / name) for name in files}

@@ -1,4 +1,4 @@
-"""What follows the logits of a token: the processors of transformers and a race of all tokens, and what engines do.
+"""From logits to the next token: the processors of transformers and a race of all tokens, against what engines do.
 
     python scripts/bench/next_token.py
     python scripts/bench/next_token.py --vocabulary 32000 --rows 64 --threads 2

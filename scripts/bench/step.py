@@ -178,7 +178,7 @@ class Step:
 
     @property
     def prompt_tokens(self) -> int:
-        """Those of the prompt as it is."""
+        """The tokens of the prompt as it is."""
         return self.prompts.input_ids.shape[1]
 
     @property

@@ -22,14 +22,14 @@ def even(number: int) -> float:
 
 
 def decoding_delay(pieces: Sequence[Piece]) -> int:
-    """How many places a frame is shown earlier than it is decoded, at most."""
+    """The most places by which a frame is shown earlier than it is decoded."""
     rank = {piece.number: place for place, piece in enumerate(sorted(pieces, key=lambda piece: piece.number))}
     return max(place - rank[piece.number] for place, piece in enumerate(pieces))
 
 
 @dataclass(frozen=True)
 class Copy:
-    """How packets are copied.
+    """A way of copying packets.
 
     Attributes:
         time_of: when each frame is shown.

@@ -129,7 +129,7 @@ def prepared(own: argparse.Namespace, flags: Sequence[str]) -> tuple[Any, Any, d
 
 
 def run_tasks(model: Any, own: argparse.Namespace) -> dict[str, Any]:
-    """What lmms-eval makes of the model's answers: numbers of tasks, and each record with its metrics.
+    """The results of lmms-eval for the model's answers: numbers of tasks, and each record with its metrics.
 
     Raises:
         ValueError: a task that lmms-eval does not know.
@@ -201,7 +201,7 @@ def lines_of_tasks(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold. Pictures and other objects become their names."""
+    """A value that JSON can hold. Pictures and other objects become their names."""
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -191,7 +191,7 @@ assert not {"torch", "transformers", "numpy"} & set(sys.modules), set(sys.module
 
 
 def shown(*lines: list[str]) -> list[str]:
-    """What each of several command lines prints, which must not wait for torch or numpy."""
+    """The output of each of several command lines, which must not wait for torch or numpy."""
     command = [sys.executable, "-c", SHOWN, json.dumps(lines)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
@@ -247,7 +247,7 @@ def plain(hint) -> set:
 
 
 def test_the_settings_of_the_trainer_have_the_types_of_its_class():
-    """Where the class takes an Enum or any text, the flag takes the values of the Enum."""
+    """A flag takes the values of the Enum where the class takes an Enum or any text."""
     ours, theirs = get_type_hints(TrainerSettings), get_type_hints(TrainingArguments)
     for name, hint in ours.items():
         if name == "parallelism_config":  # an object that a script makes

@@ -36,7 +36,7 @@ def make(tmp_path):
 
 
 def refusal(make, **settings) -> str:
-    """What the ValueError says that ``make`` raises."""
+    """The message of the ValueError that ``make`` raises."""
     with pytest.raises(ValueError) as error:
         make(**settings)
     return str(error.value)

@@ -1,4 +1,4 @@
-"""What is saved with a model, loaded by plain transformers, against the collator that training uses."""
+"""The processor that is saved with a model, loaded by plain transformers, against the collator that training uses."""
 
 import logging
 from itertools import product

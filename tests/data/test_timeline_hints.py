@@ -1,4 +1,4 @@
-"""How fine the times of a timeline can be with the frames that are shown."""
+"""The fineness that the times of a timeline can have with the frames that are shown."""
 
 from qwenvl.data.records.parse import Row, parse_row
 from qwenvl.data.timeline_hints import TimelineTimes, beyond_the_clip, fineness, short_spans, timeline_times

@@ -1,4 +1,4 @@
-"""What a teacher sees of a record: each view on a record made by hand, and views of a user's own file."""
+"""The views of a teacher: each on a record made by hand, and views of a user's own file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each control takes away, and what it leaves."""
+"""Each control takes away what it names, and leaves the rest."""
 
 import pytest
 import torch

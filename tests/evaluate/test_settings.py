@@ -1,4 +1,4 @@
-"""What command lines mean: models, runs, adapters, the settings that come with them, and settings files."""
+"""The meaning of command lines: models, runs, adapters, the settings that come with them, and settings files."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""What is wrong with a command line, or with what it names, is one line and a status."""
+"""A mistake in a command line, or in a file that it names, costs one line and a status."""
 
 import re
 

@@ -50,7 +50,7 @@ def settled(objective: Objective) -> Objective:
 
 
 def gain_and_slopes(objective: Objective, r: float, logp: float, log_ratios: list[float], a: float):
-    """What is maximised for one token, and its derivatives with respect to r and to the token's own log-prob."""
+    """The maximised term of one token, and its derivatives with respect to r and to the token's own log-prob."""
     b = objective.bounds
     if objective.limit == "clip":
         low, high = 1 - b.epsilon, 1 + (b.epsilon if b.epsilon_high is None else b.epsilon_high)

@@ -1,4 +1,4 @@
-"""What a published library has too: the same losses, gradients, shares and advantages. Needs the extra ``bench``."""
+"""The losses, gradients, shares and advantages of a published library equal ours. Needs the extra ``bench``."""
 
 import ast
 import inspect
@@ -35,7 +35,7 @@ CASES = [  # loss, what has a ratio, settings of TRL, and a further term
 
 
 class TheirTrainer:
-    """What TRL's loss reads of its trainer, with log-probs that are given. What it asks for besides is off."""
+    """The part of TRL's trainer that its loss reads, with given log-probs. All else that the loss asks for is off."""
 
     get_gamma_weights = staticmethod(trl.GRPOTrainer.get_gamma_weights)
     get_off_policy_mask = staticmethod(trl.GRPOTrainer.get_off_policy_mask)

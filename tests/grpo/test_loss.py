@@ -53,7 +53,7 @@ def test_kl_estimators_average_to_the_true_divergence():
 
 @pytest.mark.parametrize(("estimator", "divergence"), [("k1", None), ("k2", "reverse"), ("k3", "forward")])
 def test_each_kl_estimator_as_a_loss_term_has_the_documented_gradient(estimator, divergence):
-    """What the docstring says: 0 for k1, KL(policy || reference) for k2, KL(reference || policy) for k3."""
+    """The gradient is that of 0 for k1, of KL(policy || reference) for k2, and of KL(reference || policy) for k3."""
     logits = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([0.1, 0.5, -0.4], dtype=torch.float64).log_softmax(0)
     policy = logits.log_softmax(0)

@@ -1,4 +1,4 @@
-"""What any objective can have besides: weights of its policy term and the entropy bonus, by hand in float64."""
+"""The additions to any objective, weights of its policy term and the entropy bonus, by hand in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parts learn, where adapters go, and which checkpoints are refused."""
+"""Loading: the parts that learn, the places of adapters, and the checkpoints that are refused."""
 
 import json
 import shutil

@@ -97,7 +97,7 @@ RULES = {"qwen2_vl": ("index", 0.0), "qwen2_5_vl": ("seconds", 2.0)}
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_images_and_text_agree_with_transformers(tiny_pair, family):
-    """Where the installed library and the authors agree (no video), an independent implementation to compare with."""
+    """Transformers is an independent implementation to compare with where it agrees with the authors: without video."""
     model, processor = tiny_pair(family)
     found = position_rule(model.config)
     assert (found.time, found.tokens_per_second) == RULES.get(family, ("timestamp", 0.0)) and found.merge_size == 2

@@ -172,7 +172,7 @@ MODEL = torch.nn.Linear(2, 2)
 
 
 def accelerator(precision: str | None = None, **settings):
-    """What Accelerate makes of such settings on GPUs."""
+    """The accelerator that Accelerate makes of such settings on GPUs."""
     plugin = FullyShardedDataParallelPlugin(
         **{"fsdp_version": 2, "state_dict_type": "FULL_STATE_DICT", "cpu_ram_efficient_loading": False} | settings
     )

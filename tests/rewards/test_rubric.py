@@ -413,7 +413,7 @@ def test_a_function_gets_a_copy_of_the_state_of_the_trainer(is_async):
 
 
 def _left(end: str) -> list[float]:
-    """How a fork leaves its reward."""
+    """A fork leaves its reward."""
     if end == "exits":
         sys.exit(3)
     if end == "raises":

@@ -1,4 +1,4 @@
-"""What holds for every function of the table, whatever a model writes."""
+"""Properties that every function of the table has, whatever a model writes."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Which options an engine has, and what is refused."""
+"""The options that an engine has, and the values that are refused."""
 
 import pytest
 

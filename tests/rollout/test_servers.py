@@ -1,4 +1,4 @@
-"""What becomes of prompts when servers die, raise, or are slow, and a server as a child of the run."""
+"""No prompt is lost when servers die, raise or are slow; and a server runs as a child of the run."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_greedy_tokens_equal_those_of_full_forwards(sample, family, engine):
 
 
 def assert_logprobs(model, prompts, rollout, temperature):
-    """Those of sampling are those of training, by both paths."""
+    """The log-probs of sampling are those of training, by both paths."""
     settings = {"temperature": temperature, "logit_chunk_tokens": 50, "whole": rollout.whole}
     for path in (logprobs, shared_prefix):
         got = path.completion_logprobs(model, prompts, rollout.completion_ids, rollout.completion_mask, **settings)

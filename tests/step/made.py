@@ -13,7 +13,7 @@ RECORD = Record("r", (), "", (), (), (), {}, "data.json[0]")
 
 
 def context(process: int = 0) -> StepContext:
-    """What stages read, without a model."""
+    """The context that stages read, without a model."""
     return StepContext(
         policy=torch.nn.Module(), wrapped=None, version=None, seed=0, process=process, meter=Meter(), trainer_state=None
     )

@@ -18,7 +18,7 @@ from tests.train.conftest import with_kernels
 
 
 def checked(sampled, trained, exact=None, half_precision=False) -> dict[str, float]:
-    """What is logged of one row of completion tokens with these log-probs of sampler and trainer."""
+    """The numbers logged for one row of completion tokens with these log-probs of sampler and trainer."""
     mask = torch.arange(sampled.shape[1])[None] < sampled.shape[1] - 1  # the last one is padding
     rollout = RolloutBatch(
         mask.long(), mask, ["x"], ["stop"], sampled, boots=frozenset(["a"] if exact is not None else [])

@@ -1,4 +1,4 @@
-"""What reaches the engine, in training, in evaluation and for temporal_contrast, and the advantages of a step."""
+"""Requests to the engine, in training, in evaluation and for temporal_contrast, and the advantages of a step."""
 
 from __future__ import annotations
 

@@ -395,7 +395,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_calls_are_answered_with_pictures_or_a_sentence(world, name):
-    """What is appended has the structure of an answer, and for each call a picture or one short sentence."""
+    """The appended turn has the structure of an answer, and for each call a picture or one short sentence."""
     made = world(look_fps=2.0, look_tokens=20_000)
     tokenizer = made.toolbox.collator.processor.tokenizer
     special = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<|video_pad|>", "<|image_pad|>"])

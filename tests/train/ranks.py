@@ -167,7 +167,7 @@ class SignalInStepOne(TrainerCallback):
 
 
 def start_deepspeed_on_a_cpu() -> None:
-    """What DeepSpeed does by itself on GPUs; without it, on a CPU, it compiles an extension first."""
+    """Start DeepSpeed as it starts by itself on GPUs; on a CPU it would compile an extension first."""
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -181,7 +181,7 @@ def start_fsdp_on_a_cpu(args: GRPOConfig) -> None:
 
 
 def begin(environment: dict[str, str], log: str) -> None:
-    """What torchrun would have done to this process, whose output goes into a file."""
+    """Prepare this process as torchrun would have, with its output going into a file."""
     with open(log, "w") as printed:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(printed.fileno(), stream.fileno())

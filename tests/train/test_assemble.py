@@ -1,4 +1,4 @@
-"""What a run is made of: the data sets that it may be given, and the rewards that its command line names."""
+"""The parts of a run: the data sets that it may be given, and the rewards that its command line names."""
 
 import shutil
 

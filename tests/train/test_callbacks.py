@@ -27,7 +27,7 @@ def state_of(step: int):
 
 
 def watched(args, rows, step=0) -> None:
-    """What the callback makes of a run, or of one resumed from the checkpoint of ``step``, with one row a step."""
+    """The outcome of the callback in a run, or in one resumed from the checkpoint of ``step``, with one row a step."""
     callback, state = HealthWarnings(), state_of(step)
     callback.on_train_begin(args, state, None)
     for row in rows:
@@ -75,7 +75,7 @@ def test_the_weight_of_the_entropy_bonus_grows_below_the_target_and_shrinks_abov
 
 @pytest.fixture(scope="module")
 def trackio_folder(tmp_path_factory):
-    """Where trackio keeps runs: it reads the variable when it is imported."""
+    """The folder in which trackio keeps runs: it reads the variable when it is imported."""
     folder = tmp_path_factory.mktemp("trackio")
     os.environ["TRACKIO_DIR"] = str(folder)
     from trackio.utils import TRACKIO_DIR

@@ -30,7 +30,7 @@ def test_a_prompt_whose_rewards_were_skipped_does_not_count(make_trainer, sop_da
 
 
 def test_an_evaluation_without_any_reward_is_reported(make_trainer, sop_data, caplog):
-    """Where checkpoints go by it the run stops, and says why."""
+    """A run whose checkpoints go by the evaluation stops, and says why."""
 
     def never(completions, **columns):
         raise ConnectionError("the server is away")

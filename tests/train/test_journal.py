@@ -1,4 +1,4 @@
-"""What a run writes of its rewards, compared with numbers made by hand."""
+"""The numbers that a run writes of its rewards equal those made by hand."""
 
 import math
 from types import SimpleNamespace
@@ -65,7 +65,7 @@ def test_the_command_of_a_run_is_noted_without_its_tokens(monkeypatch):
 
 
 def thinking(texts, reasons, opened=False, turns=None) -> dict[str, float]:
-    """What a journal logs of the thinking parts of a group of three."""
+    """The numbers that a journal logs of the thinking parts of a group of three."""
     processor = make_processor()
     data, meter = SimpleNamespace(ruler=SimpleNamespace(processor=processor)), Meter()
     rollout = SimpleNamespace(texts=texts, finish_reasons=reasons, turns=turns)

@@ -59,7 +59,7 @@ def test_another_checkpoint_is_the_reference_from_the_first_step_on(make_trainer
 def test_linear_layers_that_are_kept_in_bfloat16_give_the_numbers_of_autocast(
     family, flags, tiny_checkpoint, make_trainer, monkeypatch, tmp_path
 ):
-    """Those that are frozen in the policy, and those of the reference. Only they are smaller."""
+    """The frozen layers of the policy and the layers of the reference are smaller, and only they."""
     folder = tiny_checkpoint(family, initializer_range=0.1, tie_word_embeddings=False)
     trainers = {}
     for rounds in (False, True):

@@ -63,7 +63,7 @@ def test_rewards_learn_whether_the_prompt_opens_the_think_block(
 
 
 def test_the_arguments_of_the_template_are_recorded_and_used_again(make_trainer, thinking_checkpoint):
-    """Those that were given, and those that the template set. A template of another default changes nothing."""
+    """Given arguments count, and those that the template set. A template of another default changes nothing."""
     processor = AutoProcessor.from_pretrained(thinking_checkpoint)
     default = "{%- if effort is not defined %}{%- set effort = 'EFFORT' %}{%- endif %}"
     plain = "{% if ids %}ids{% endif %}{{ effort }}" + processor.chat_template

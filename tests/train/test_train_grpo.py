@@ -1,4 +1,4 @@
-"""What the command says to a user whose settings or data are wrong: the message, and no traceback."""
+"""A user whose settings or data are wrong gets a message and no traceback."""
 
 import json
 import re

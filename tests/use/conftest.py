@@ -1,4 +1,4 @@
-"""What the tests of label and serve share."""
+"""Fixtures of the tests of label and serve."""
 
 import shutil
 

@@ -46,7 +46,7 @@ class Running:
         return self.client.chat.completions.create(model="model", messages=[{"role": "user", "content": parts}], **more)
 
     def connections(self) -> list:
-        """Those that are open."""
+        """The connections that are open."""
         return [*self._web.server_state.connections]
 
     def end(self) -> None:

@@ -79,7 +79,7 @@ class Policy:
     def request(
         self, inputs: PromptInputs, params: SamplingParams, *, group_size: int = 1, seed: int = 0, version: int = 0
     ) -> SampleRequest:
-        """What a server is asked, with the features of the model as it is now."""
+        """A request to a server, with the features of the model as it is now."""
         prompts = prompts_for_server(self.model, inputs, seed)
         return SampleRequest(version, group_size, params, self.local.vision_ids, self.local.end_ids, prompts)
 

@@ -30,7 +30,7 @@ def uneven(number: int) -> float:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a player shows: the numbers of the frames, and their seconds after the first."""
+    """The frames that a player shows: their numbers, and their seconds after the first."""
 
     numbers: Sequence[int]
     times: Sequence[float]

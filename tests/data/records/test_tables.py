@@ -42,7 +42,7 @@ def repository(tmp_path):
 
 @pytest.fixture
 def downloaded(repository, tmp_path):
-    """What the library keeps of ``org/name`` after its download: with it the name works without a network."""
+    """The files that the library keeps of ``org/name`` after its download: then the name works without a network."""
     datasets.load_dataset(str(repository))
     (made,) = (tmp_path / "hub" / "repository").glob("default/0.0.0/*/")
     kept = tmp_path / "hub" / "org___name" / "default" / "0.0.0" / made.name

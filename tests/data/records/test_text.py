@@ -51,7 +51,7 @@ def test_csv_comes_back_to_the_letter_and_counts_lines_as_editors_do(tmp_path, n
 
 
 def test_places_of_rows_count_blank_bad_and_multi_line_rows(tmp_path):
-    """Where a row spans lines, a line is blank, and a row is bad."""
+    """A row that spans lines, a blank line and a bad row all count."""
     (tmp_path / "s.csv").write_bytes(b'\xef\xbb\xbfa,b\r\n"1\r\n2",x\r\n\r\nbad\r\n,"\xe2\x80\xa8"\r\n\xff,y\r\n')
     (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf[{"a":\r\n1}, NaN,\n\n"\\ud800", 123456789012345678901, "\xff"]')
     (tmp_path / "s.jsonl").write_bytes(b'\xef\xbb\xbf\n{"a": 1}\r\n \n{"a"\n"\xc2\x85"\n"\xff"')

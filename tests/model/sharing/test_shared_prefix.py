@@ -43,7 +43,7 @@ def largest_errors(model, prompts, completions, whole=None) -> tuple[float, floa
 
 
 def scale(name, grads):
-    """What an error of a gradient is measured by: its norm.
+    """The norm of a gradient, by which its errors are measured.
 
     In float32 that of all gradients, for two parameters of Gated DeltaNet. Each is a sum over all tokens in which terms
     a thousand times as large cancel: the stock layer itself is 1e-4 of their norm off its float64.

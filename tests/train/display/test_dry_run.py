@@ -20,7 +20,7 @@ def flags(tiny_checkpoint, sop_data, tmp_path):
 
 
 def shown(capsys, *flags) -> dict[str, list[str]]:
-    """What the command prints, by its titles."""
+    """The output of the command, by its titles."""
     main(list(flags))
     sections: dict[str, list[str]] = {}
     for line in capsys.readouterr().out.splitlines():

@@ -41,7 +41,7 @@ def test_training_on_text_alone_is_reported(write_rows, make_row, capsys):
 
 
 class TestSizes:
-    """What would be paid for and be of no use is said before a run begins."""
+    """A cost without a use is said before a run begins."""
 
     @pytest.fixture
     def found(self, write_rows, make_row):

@@ -1,4 +1,4 @@
-"""What the command says when it is interrupted, or when disk, memory or numbers give out: one line, and what to do."""
+"""An interrupted command, a full disk, full memory and infinite numbers cost one line, which says what to do."""
 
 import json
 import os
@@ -123,7 +123,7 @@ def test_a_killed_worker_of_the_data_loader_is_explained_with_the_flag(tmp_path)
 
 
 def test_checkpoints_of_weights_alone_are_named(tmp_path):
-    """What --save_only_model leaves is no checkpoint to resume from, and weights to begin with."""
+    """A folder that --save_only_model leaves is no checkpoint to resume from, but holds weights to begin with."""
     for step in (1, 2):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()

@@ -135,7 +135,7 @@ def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps():
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
 
     def step(number: int, gradient: float, loss: float) -> float:
-        """How far a weight moves."""
+        """The distance that a weight moves."""
         before = model.weight.detach().clone()
         optimizer.zero_grad()
         scaler.scale((model.weight * gradient).sum() + model.bias.sum()).backward()

@@ -1,4 +1,4 @@
-"""What a resumed run takes from its checkpoint, what it refuses, and that it does nothing twice."""
+"""A resumed run takes its state from the checkpoint, refuses what does not fit, and does nothing twice."""
 
 import json
 import os

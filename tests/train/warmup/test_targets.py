@@ -1,4 +1,4 @@
-"""What a warm-up teaches: the text of each target, and its tokens beside the prompt."""
+"""The targets of a warm-up: the text of each, and its tokens beside the prompt."""
 
 import pytest
 from transformers import AutoProcessor
