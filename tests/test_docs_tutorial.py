@@ -13,6 +13,7 @@ from qwenvl.run_log.log import read_config, read_metrics
 ROOT = Path(__file__).resolve().parents[1]
 WITHOUT_A_GPU = (ROOT / "docs" / "without_a_gpu.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8").split("\n## 1. ")[1]
+EVALUATION = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
 MODEL = "Qwen/Qwen3.5-4B"
 # As the page has it, but on tiny things.
 SMALL = {
@@ -79,13 +80,14 @@ def test_every_command_runs_in_its_order(workplace, tiny_checkpoint, capsys):
             assert [row.split(",")[0] for row in empty] == [row.split(",")[0] for row in filled]
             (workplace / "labels.csv").write_text("\n".join(filled) + "\n")
     probed = next(said[line].out for line in said if line.startswith("qwenvl probe"))
-    assert any(verdict in probed for verdict in re.findall(r"^\| ([a-z ]+) \|", PAGE, flags=re.MULTILINE)[2:])
+    [table] = re.findall(r"^\| verdict \|.*?\n\n", EVALUATION, flags=re.MULTILINE | re.DOTALL)
+    assert any(verdict in probed for verdict in re.findall(r"^\| ([a-z ]+) \|", table, flags=re.MULTILINE)[1:])
     run = workplace / "runs" / "procedure"
     assert read_config(run)["finished"] == 1 and len(read_metrics(run, split="eval")) == 2
     assert (run / "report" / "index.html").is_file() and (workplace / "preview.html").is_file()
     [evaluated] = (workplace / "runs" / "evaluate").glob("*/evaluation.json")
     assert json.loads(evaluated.read_text())["ended"]
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "evaluation.md").read_text(), flags=re.DOTALL)
+    [code] = re.findall(r"```python\n(.*?)```", EVALUATION, flags=re.DOTALL)
     names = {"__name__": "page"}
     exec(compile(code.replace("runs/evaluate/sop", str(evaluated.parent)), "evaluation.md", "exec"), names)
     assert len(names["wrong"]) > 0, "the tiny model is right by no chance"
