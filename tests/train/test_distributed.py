@@ -382,6 +382,27 @@ def test_zero_resumes_from_a_whole_checkpoint_and_passes_over_a_damaged_one(
     assert rows == [[row[name] for name in names] for row in read_metrics(cut) if "loss" in row]
 
 
+@pytest.mark.parametrize(
+    "engine", ["zero3", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ddp", "zero2", "fsdp"))]
+)
+def test_adapters_resume_to_the_bit_in_several_processes(tiny_checkpoint, mixed_data, tmp_path, engine):
+    if "zero" in engine:
+        pytest.importorskip("deepspeed")
+    start = tiny_checkpoint(initializer_range=0.1)
+    whole, rest = (tmp_path / name for name in ("whole", "rest"))
+    flags = ENGINES[engine] | {"lora_enable": True, "max_steps": 3, "optim": "adamw_torch", "learning_rate": 1e-2}
+    flags |= {"lr_scheduler_type": "linear"}
+    launch(2, start, mixed_data, whole, **flags, save_strategy="steps", save_steps=2)
+    launch(2, start, mixed_data, rest, **flags, resume_from_checkpoint=whole / "checkpoint-2")
+    names = ("loss", "kl", "grad_norm", "learning_rate")
+    assert logged(rest, *names) == logged(whole, *names)[2:]
+    ours, theirs = weights(rest), weights(whole)
+    assert ours and ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    before = weights(whole / "checkpoint-2")
+    assert not all(torch.equal(value, before[name]) for name, value in ours.items())
+
+
 @pytest.mark.parametrize("engine", ["zero3", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_looks_in_one_process_alone_make_the_update_of_one(tiny_checkpoint, three_records, tmp_path, engine):
     """Of three prompts those with a clip are looked at again; the update is that of one process."""
