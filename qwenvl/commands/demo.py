@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from qwenvl.data.errors import told_to_the_user
 from qwenvl.demo.clips import make_labelled_folder
 from qwenvl.demo.run import Demo, LookDemo, TimelineDemo, run_demo, show_result
 from qwenvl.model.families import FAMILIES
@@ -38,12 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     args.output_dir = args.output_dir or Path("runs", args.kind.folder_name)
     if args.only_data:
-        make_labelled_folder(args.output_dir, seed=args.seed)
+        with told_to_the_user("qwenvl demo"):
+            make_labelled_folder(args.output_dir, seed=args.seed)
         print(f"{args.output_dir}: clips/ with ten clips, steps.txt, labels.csv, question.txt")
         return 0
     if (args.steps is not None and args.steps < 1) or (args.clips is not None and args.clips < 8):
         parser.error("expected --steps of at least 1 and --clips of at least 8, a batch")
     demo = args.kind(args.output_dir.resolve(), args.seed, args.steps or 0, args.clips or 0, args.family)
-    run_demo(demo)
+    with told_to_the_user("qwenvl demo", errors=(OSError,)):
+        run_demo(demo)
     show_result(demo)
     return 0

@@ -119,8 +119,11 @@ def make_labelled_folder(folder: Path, count: int = 10, seed: int = 0) -> None:
     """Write clips and ``steps.txt``, ``labels.csv`` and ``question.txt``, as `qwenvl data from-folder` reads them.
 
     Raises:
-        FileExistsError: ``folder`` contains clips already.
+        FileExistsError: ``folder`` contains one of them already. Nothing is written.
     """
+    for name in ("clips", "labels.csv", "steps.txt", "question.txt"):
+        if os.path.lexists(folder / name):
+            raise FileExistsError(f"--output_dir {folder}: has {name} already, which is not replaced; give another folder")
     (folder / "clips").mkdir(parents=True)
     rows = ["clip,answer"]
     for clip in _plan("train", count, seed):

@@ -118,11 +118,13 @@ class Evaluation:
             FileExistsError: the folder holds another evaluation, or something else.
         """
         log = self.log
-        if self.request.options.fresh:
+        begins_anew = self.request.options.fresh and log.has_earlier()
+        wait_for_everyone()  # all have looked before one of them deletes
+        if begins_anew:
             if log.process == 0:
                 log.forget()
             wait_for_everyone()
-        if (log.folder / NUMBERS).is_file():
+        elif (log.folder / NUMBERS).is_file():
             earlier = read_evaluation(log.folder)
             problems = _problems(earlier, self.found)
             if problems:

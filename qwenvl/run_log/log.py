@@ -33,6 +33,7 @@ from qwenvl.types import FrameInfo, Turn
 FORMAT = 1  # of ``evaluation.json``
 NUMBERS = "evaluation.json"
 SAMPLES = "samples.jsonl"
+_SAMPLE_FILE = re.compile(r"samples(-\d+)?\.jsonl")
 AS_IT_IS = "none"  # the control that takes nothing away
 EntryTypes = Mapping[str, tuple[Any, str]]
 """Entries of an object in a file: the type of each, as ``isinstance`` takes it, and in words."""
@@ -424,12 +425,27 @@ class EvaluationLog:
         """Write all lines into one file, in this order, and delete those of other processes."""
         with written_whole(self.folder / SAMPLES) as partial:
             append_lines(partial, (sample.row() for sample in samples))
-        for path in self.folder.glob("samples-*.jsonl"):
-            path.unlink()
+        for path in _sample_files(self.folder):
+            if path.name != SAMPLES:
+                path.unlink()
+
+    def has_earlier(self) -> bool:
+        """Whether the folder has an evaluation, of whatever version.
+
+        Raises:
+            RunLogError: the folder has an ``evaluation.json`` that no evaluation wrote.
+        """
+        path = self.folder / NUMBERS
+        if not path.exists():
+            return False
+        numbers = _read_json(path, "an evaluation")
+        if not isinstance(numbers, dict) or not {"format", "protocol"} <= numbers.keys():
+            raise RunLogError(f"{path}: no evaluation wrote this file; give another --output_dir")
+        return True
 
     def forget(self) -> None:
-        """Delete what an earlier evaluation wrote here."""
-        for path in (self.folder / NUMBERS, *self.folder.glob("samples*.jsonl")):
+        """Delete the files of an earlier evaluation. Others in its folder, such as a report, stay."""
+        for path in (self.folder / NUMBERS, *_sample_files(self.folder)):
             path.unlink(missing_ok=True)
 
 
@@ -453,7 +469,7 @@ def read_samples(folder: str | os.PathLike[str]) -> dict[SampleKey, EvaluationSa
         RunLogError: a line, other than a cut last one, is not a sample.
     """
     samples = {}
-    for path in sorted(Path(folder).glob("samples*.jsonl")):
+    for path in _sample_files(Path(folder)):
         for where, _, row in read_lines(path):
             sample = EvaluationSample.of(row, where)
             samples[sample.key] = sample
@@ -465,6 +481,11 @@ def hash_of(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(plain(value), indent=2, ensure_ascii=False)
     # Names of files need not be UTF-8: Python then has lone surrogates in them.
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _sample_files(folder: Path) -> list[Path]:
+    """The files of samples of all processes. A file of the user's own, as samples_of_mine.jsonl, is none."""
+    return sorted(path for path in folder.glob("samples*.jsonl") if _SAMPLE_FILE.fullmatch(path.name))
 
 
 def _read_json(path: Path, of: str) -> Any:

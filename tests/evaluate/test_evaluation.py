@@ -110,8 +110,18 @@ def test_an_evaluation_continues_after_an_interruption_and_refuses_other_setting
     assert capsys.readouterr().err.count("reading the records") == 1, "once for both models"
     assert len(asked(tmp_path)) == 2 * (4 + 8) and len(read_evaluation(cut)["models"]) == 2
     assert len(read_samples(cut)) == 2 * 2 * 8
+    (cut / "samples_of_mine.jsonl").write_text("{}\n")
     assert main([*words, "--limit", "2", *out[2:], "--fresh"]) == 0
     assert len(read_samples(cut)) == 2 * 2
+    assert (cut / "samples_of_mine.jsonl").read_text() == "{}\n"
+
+
+def test_fresh_deletes_no_file_that_no_evaluation_wrote(words, tmp_path, capsys):
+    (tmp_path / "evaluation.json").write_text('{"score": 1}')
+    with pytest.raises(SystemExit):
+        main([*words, "--output_dir", str(tmp_path), "--fresh"])
+    assert "evaluation.json: no evaluation wrote this file; give another --output_dir" in capsys.readouterr().err
+    assert (tmp_path / "evaluation.json").read_text() == '{"score": 1}'
 
 
 def test_a_bad_clip_is_left_out_and_named(words, tmp_path, make_clip, capsys):

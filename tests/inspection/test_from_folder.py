@@ -91,6 +91,14 @@ def test_the_question_of_the_demo_is_asked_as_its_model_knows_it(tmp_path, capsy
     assert "--no-form has no effect" in refused(capsys, mine[0], "--answers", mine[1], "--steps", mine[2], *asked)
 
 
+@pytest.mark.parametrize("name", ["clips", "labels.csv", "steps.txt", "question.txt"])
+def test_the_clips_of_the_demo_replace_nothing(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(FileExistsError, match=f"--output_dir {tmp_path}: has {name} already"):
+        make_labelled_folder(tmp_path, count=2)
+    assert [each.name for each in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "mine"
+
+
 def test_every_bad_line_is_named(folder, capsys):
     Path("labels.csv").write_text(
         'clip,answer\nc4,1\nc1,3\nC1.mp4,1\nc1,2\n2_insert_fan\\c1.mp4,1\nc2,"insert fann"\nc3,1,2\nnotes.txt,1\n'
