@@ -123,7 +123,7 @@ def make_labelled_folder(folder: Path, count: int = 10, seed: int = 0) -> None:
     """
     for name in ("clips", "labels.csv", "steps.txt", "question.txt"):
         if os.path.lexists(folder / name):
-            raise FileExistsError(f"--output_dir {folder}: has {name} already, which is not replaced; give another folder")
+            raise FileExistsError(f"--output_dir {folder}: has {name} already, which stays; give another folder")
     (folder / "clips").mkdir(parents=True)
     rows = ["clip,answer"]
     for clip in _plan("train", count, seed):
