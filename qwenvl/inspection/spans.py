@@ -131,16 +131,26 @@ def folder_spans(folder: Path, clips: Sequence[str]) -> Iterator[LabelledSpan | 
     A file has a label for each frame, one a line, or lines ``first-last label`` in frames from 1, or lines
     ``start end label`` in seconds.
     """
+    clips_of: dict[Path, list[str]] = {}
     for clip in clips:
         candidates = (folder / Path(clip).with_suffix(".txt"), folder / f"{Path(clip).stem}.txt")
         path = next((each for each in candidates if each.is_file()), None)
-        if path is None:
+        if path is not None:
+            clips_of.setdefault(path, []).append(clip)
+    for path, named in clips_of.items():
+        if len(named) > 1:
+            # The same name in two folders, or with two endings.
+            first, second = named[:2]
+            yield RecordError(
+                f"{path}: may be that of {first} and of {second}; each clip needs a label file of its own, at its own "
+                f"path in the folder of labels, such as {folder / Path(first).with_suffix('.txt')}"
+            )
             continue
         lines = plain_file(path).read_text("utf-8-sig").splitlines()
         lines = [line.strip() for line in lines]
         while lines and not lines[-1]:
             lines.pop()
-        yield from _file_spans(path, clip, lines)
+        yield from _file_spans(path, named[0], lines)
 
 
 def _file_spans(path: Path, clip: str, lines: Sequence[str]) -> Iterator[LabelledSpan | RecordError]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -28,7 +27,6 @@ from qwenvl.evaluate.questions import BLOCK
 from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of, in_blocks
 from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.failure import counted
-from qwenvl.files import check_new, written_whole
 from qwenvl.inspection.convert import row_of
 from qwenvl.inspection.playable import make_playable
 from qwenvl.inspection.run_report import add_pictures
@@ -46,26 +44,10 @@ from qwenvl.run_log.report.timelines import MOST_SPANS, axis_length, span_as_sho
 from qwenvl.timeline import timeline_in
 from qwenvl.tools.options import ToolOptions
 from qwenvl.types import FrameInfo, PromptBatch, Record, RolloutBatch
+from qwenvl.use.label_table import LabelTable
 from qwenvl.use.options import UseRequest
 
 PROTOCOL = "protocol.json"
-CSV: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
-COLUMNS = [
-    "id",
-    "clip",
-    "answer",
-    "agreement",
-    "logprob",
-    "frames",
-    "times",
-    "seconds",
-    "error",
-    "finish_reason",
-    "text",
-]
-"""Of the table. The rows of ``rows-0.jsonl`` have the same names, and ``key``, ``texts``, ``votes``, ``clips``."""
-FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""With these a text begins that a spreadsheet runs."""
 
 
 class Labels:
@@ -92,6 +74,7 @@ class Labels:
         self.reward = deciding_reward(self.config.reward_funcs)
         self.collator = collator_of(self.config)
         self._path = folder / f"rows-{self.config.process_index}.jsonl"
+        self._table = LabelTable(request.options.output, folder)
         protocol = {
             "model": model_facts(request.model, self.config, self.collator),
             "samples": request.options.samples,
@@ -106,15 +89,21 @@ class Labels:
 
     def _check_folder(self, protocol: Mapping[str, Any]) -> None:
         """Raise FileExistsError for a table of somebody else, or a folder with anything but these labels."""
+        self._table.check()
         there = self.folder / PROTOCOL
         if not there.is_file():
-            # Its name is a usual one for a table that people fill in by hand.
-            check_new(self.request.options.output, "--output")
             if any(each.name != ".lock" for each in self.folder.glob("*")):
                 # It may well be the folder of the clips: nobody is told to delete it.
                 raise FileExistsError(f"{self.folder}: holds files that are no labels: give another --output")
             return
-        problems = differing(json.loads(there.read_text("utf-8")), protocol)
+        try:
+            earlier = json.loads(there.read_text("utf-8"))
+        except ValueError as error:
+            raise FileExistsError(
+                f"{there}: expected the settings of earlier labels, but it is not JSON ({error}): give another "
+                "--output, or delete the folder"
+            ) from None
+        problems = differing(earlier, protocol)
         if problems:
             lines = "".join(f"\n  {line}" for line in problems[:5])
             raise FileExistsError(f"{self.folder}: holds other labels: give another --output, or delete it:{lines}")
@@ -141,7 +130,7 @@ class Labels:
         finally:
             if config.process_index == 0:
                 self.rows = self._read()
-                self._write_table()
+                self._table.write(self._cells())
 
     def _answered(self, records: Sequence[Record], blocks: Sequence[list[int]]) -> Iterator[dict[int, dict[str, Any]]]:
         """The rows of each block, by the numbers of their records."""
@@ -178,6 +167,10 @@ class Labels:
             f"wrote {options.output}: {counted(len(found), 'clip')}, {len(bad):,} of them with an error, "
             f"{unread:,} without an <answer>"
         ]
+        others = len(self.rows.keys() - set(self._keys))
+        if others:
+            of_others = f"{counted(others, 'label')} of other clips, or of earlier versions of these"
+            lines.append(f"{self.folder}: has {of_others}, which are not in the table")
         if options.page:
             played = self._make_playable(found, options.pictures)
             written = write_labels(
@@ -259,18 +252,14 @@ class Labels:
         # Of one key the last row counts, so rows without an error come last.
         return {row["key"]: row for row in sorted(rows, key=lambda row: row["error"] is None)}
 
-    def _write_table(self) -> None:
-        """Write ``--output`` anew, with all rows so far."""
-        with written_whole(self.request.options.output) as part, part.open("w", **CSV) as file:
-            table = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
-            table.writeheader()
-            for question, row in self._rows():
-                named = {}
-                if isinstance(question, Record):
-                    named = {"id": question.id, "clip": " ".join((*question.videos, *question.images))}
-                times = [f"{second:.2f}" for clip in row.get("clips", ()) for second in clip["times"]]
-                cells = {**named, **row, "times": " ".join(times)}
-                table.writerow({name: as_cell(value) for name, value in cells.items()})
+    def _cells(self) -> Iterator[dict[str, Any]]:
+        """The rows of the table."""
+        for question, row in self._rows():
+            named = {}
+            if isinstance(question, Record):
+                named = {"id": question.id, "clip": " ".join((*question.videos, *question.images))}
+            times = [f"{second:.2f}" for clip in row.get("clips", ()) for second in clip["times"]]
+            yield {**named, **row, "times": " ".join(times)}
 
 
 def deciding_reward(names: Sequence[Any] | None) -> str | None:
@@ -321,22 +310,6 @@ def version_of(path: str) -> list[Any]:
     except OSError:
         return []
     return [status.st_size, status.st_mtime_ns]
-
-
-def as_cell(value: Any) -> Any:
-    """A value for a table, in which a spreadsheet takes no text for a formula.
-
-    Example:
-        >>> as_cell("=1+1"), as_cell("-3.5"), as_cell("fan")
-        ("'=1+1", '-3.5', 'fan')
-    """
-    if not isinstance(value, str) or not value.startswith(FORMULAS):
-        return value
-    try:
-        float(value)
-    except ValueError:
-        return f"'{value}"
-    return value
 
 
 def label_of(batch: PromptBatch, rollout: RolloutBatch, reward: str | None) -> dict[str, Any]:

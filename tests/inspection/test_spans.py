@@ -107,6 +107,21 @@ def test_files_with_a_label_for_each_frame_become_timelines(folder, capsys):
     assert "SIL (1), background (1)" in out
 
 
+def test_a_label_file_that_two_clips_could_have_is_refused(folder, make_clip, capsys):
+    for name in ("one", "two"):
+        (folder / "clips" / name).mkdir()
+        make_clip("made.mp4", 30, fps=10).rename(folder / "clips" / name / "1.mp4")
+    Path("labels").mkdir()
+    Path("labels/1.txt").write_text("insert_fan\n" * 30)
+    said = refused(capsys, "--answers", "labels", "--steps", "steps.txt")
+    assert "labels/1.txt: may be that of one/1.mp4 and of two/1.mp4" in said and "such as labels/one/1.txt" in said
+    for name, label in (("one", "insert_fan"), ("two", "close_lid")):
+        Path("labels", name).mkdir()
+        Path("labels", name, "1.txt").write_text(f"{label}\n" * 30)
+    run(capsys, "--answers", "labels", "--steps", "steps.txt")
+    assert solutions() == ["0.0-3.0 (1) insert fan", "0.0-3.0 (2) close lid"]
+
+
 def test_files_with_ranges_of_frames_or_times_become_timelines(folder, capsys):
     Path("labels").mkdir()
     Path("labels/a.txt").write_text("1-5 SIL\n6-15 insert_fan\n16-30 close_lid\n")  # Breakfast

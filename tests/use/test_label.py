@@ -19,7 +19,8 @@ from qwenvl.evaluate.questions import BLOCK
 from qwenvl.rewards.table import TABLE, reading
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.types import ClipMeta, LibraryCount, LibrarySize, Message, Record
-from qwenvl.use.label import as_cell, deciding_reward, elected, key_of, version_of
+from qwenvl.use.label import deciding_reward, elected, key_of, version_of
+from qwenvl.use.label_table import as_cell
 from tests.made_clips import slow_gif, write_clip
 from tests.train.test_distributed import launch_ranks
 
@@ -155,6 +156,38 @@ def test_a_table_that_is_there_is_never_replaced(there, capsys):
         qwenvl(["label", "model", "clips", "--question", QUESTION, *FLAGS])
     assert "--output labels.csv: exists already" in capsys.readouterr().err
     assert Path("labels.csv").read_text() == "clip,answer\n2.mp4,1\n"
+
+
+def test_a_table_that_a_person_has_corrected_is_never_replaced(there, capsys):
+    words = ("model", "clips/2.mp4", "--question", QUESTION)
+    labelled(*words)
+    table = Path("labels.csv")
+    corrected = table.read_text().replace("clips/2.mp4", "CORRECTED")
+    table.write_text(corrected)
+    capsys.readouterr()
+    for clips in ("clips/2.mp4", "clips/*.mp4"):
+        labelled("model", clips, "--question", QUESTION, code=2)
+        said = capsys.readouterr().err
+        assert "--output labels.csv: was changed since it was written, and is not replaced; move it" in said
+        assert table.read_text() == corrected
+    table.rename("mine.csv")
+    labelled(*words)
+    assert "continues, 1 of 1 are labelled" in capsys.readouterr().err and table.is_file()
+
+
+def test_a_killed_call_leaves_a_table_that_the_next_one_replaces(there, monkeypatch):
+    words = ("model", "clips/2.mp4", "--question", QUESTION)
+    labelled(*words)
+    with monkeypatch.context() as killed, pytest.raises(TypeError):
+        killed.setattr("qwenvl.use.label_table.written_whole", None)  # between the hashes and the table
+        qwenvl(["label", "model", "clips/*.mp4", "--question", QUESTION, *FLAGS])
+    assert len(labelled("model", "clips/*.mp4", "--question", QUESTION)) > 1
+
+
+def test_labels_of_other_clips_are_counted(there, capsys):
+    labelled("model", "clips/2.mp4", "--question", QUESTION)
+    labelled("model", "clips/more", "--question", QUESTION)
+    assert "labels: has 1 label of other clips, or of earlier versions of these" in capsys.readouterr().out
 
 
 def test_a_spreadsheet_runs_no_cell(there):
