@@ -110,7 +110,7 @@ class Page:
         # The number of a key is what moves the focus and the slider of a field.
         codes = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowRight": 39, "Delete": 46}
         code = {"windowsVirtualKeyCode": codes[key]} if key in codes else {}
-        text = {"text": key} if len(key) == 1 else {}
+        text = {"text": "\r"} if key == "Enter" else {"text": key} if len(key) == 1 else {}
         self.send("Input.dispatchKeyEvent", type="keyDown", key=key, modifiers=modifiers, **text, **code)
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key, modifiers=modifiers, **code)
 

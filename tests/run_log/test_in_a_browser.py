@@ -139,6 +139,61 @@ def test_keys_move_between_groups_and_steps(opened):
     assert page.run("document.querySelector('#filter-q').value") == "j"
 
 
+def test_a_list_with_the_focus_is_moved_through_by_arrow_keys(opened):
+    page = opened("#f_split=train")
+    page.run("document.querySelector('#list').focus()")
+    ids = "[...document.querySelectorAll('#list li')].map(each => each.getAttribute('aria-selected')).join()"
+    for key, chosen, step in (("ArrowDown", "18", 2), ("End", "18", 1), ("ArrowUp", "17", 1), ("Home", "17", 2)):
+        page.press(key)
+        page.wait(f"location.hash.includes('step={step}&id={chosen}')")
+    assert page.run(ids) == "true,false,false,false"
+    page.press("Enter")
+    assert page.run("document.activeElement.id") == "group"
+
+
+def test_the_focus_stays_with_a_record_whose_history_is_walked(opened):
+    page = opened("#step=2&id=17")
+    page.run("document.querySelector('.history button').focus()")
+    page.press("Enter")
+    page.wait("location.hash.includes('step=1&id=17') && document.activeElement.className === 'on'")
+    assert page.run("document.activeElement.textContent").startswith("1: ")
+
+
+def test_a_search_begins_where_the_filters_are_folded(opened, browser):
+    browser.show(390, 844)
+    page = opened()
+    assert not page.run("document.querySelector('.bar').open")
+    page.press("/")
+    page.wait("document.activeElement.id === 'filter-q'")
+
+
+def test_a_run_without_completions_has_no_filters(browser, make_run, tmp_path):
+    browser.errors.clear()
+    browser.show(1280)
+    browser.open(make_report([make_run(rollouts=[])], tmp_path / "report").page.as_uri())
+    browser.wait(f"{COUNT} === 'The run has written no completions yet.'")
+    shown = "[...document.querySelectorAll('#browser :is(input, select, button)')].filter(each => each.checkVisibility())"
+    assert browser.run(f"{shown}.length") == 0
+    assert browser.errors == []
+
+
+def test_a_long_name_of_a_run_keeps_to_the_window(browser, make_run, tmp_path):
+    runs = [make_run("first"), make_run("second-" + "long" * 30), make_run("third")]
+    for name, width, some in (("two", 1280, runs[:2]), ("three", 390, runs)):
+        browser.show(width, 844)
+        browser.open(make_report(some, tmp_path / name).page.as_uri())
+        browser.wait("document.querySelector('#group article') !== null")
+        browser.wait(f"document.documentElement.scrollWidth === {width}")
+        assert browser.run("document.querySelectorAll('.toggle')[1].title") == f"show or hide {runs[1].name}"
+
+
+def test_tags_are_as_legible_as_other_texts(opened, browser):
+    browser.show(1280)
+    page = opened()
+    style = "(s => [s.opacity, s.color])(getComputedStyle(document.querySelector('{}')))"
+    assert page.run(style.format(".tag")) == ["1", page.run(style.format(".told"))[1]]
+
+
 def test_the_page_fits_a_phone_in_light_and_dark(opened, browser):
     for dark, ground in ((False, "rgb(246, 247, 249)"), (True, "rgb(16, 20, 25)")):
         browser.show(390, 844, dark)

@@ -106,6 +106,23 @@ def test_labels_are_confirmed_corrected_and_saved_as_records(opened, tmp_path):
     page.wait(f"{COUNT} === 'save 3 records' && {ROWS}.length === 1")
 
 
+def test_an_edited_answer_stays_until_it_is_saved(opened):
+    done = "document.querySelector('#done').textContent"
+    edit = "(box => {{ box.value = {!r}; box.dispatchEvent(new Event('input')); }})(document.querySelector('#answer'))"
+    page = opened(hash="#id=cam/torn2.mp4")
+    page.run(edit.format("(4) hinge"))
+    assert page.run(done) == "0 of 4 done, 1 edited and not saved as a correction"
+    page = opened(hash="#id=cam/torn2.mp4")  # the page is left, and opened once more
+    assert page.run("document.querySelector('#answer').value") == "(4) hinge"
+    page.run(edit.format("(3) screw"))  # as it was
+    assert page.run(done) == "0 of 4 done"
+    page.run(edit.format("(4) hinge"))
+    page.run("document.querySelector('#correct').focus()")
+    page.press("Enter")
+    page.wait(f"{TITLE} === 'torn.mp4' && {done} === '1 of 4 done'")
+    assert page.run("document.activeElement.id") == "group"
+
+
 def test_the_page_is_never_wider_than_the_window(opened):
     for width, dark in ((1280, False), (390, False), (390, True)):
         page = opened(width, dark, "#id=cam/torn.mp4")
@@ -296,4 +313,4 @@ def test_steps_are_buttons_and_folders_are_shown(browser, tmp_path):
         "line/cam2",
     ]
     assert browser.run("document.querySelectorAll('#list .id')[2].textContent") == "data.json[3]"
-    assert browser.run("document.querySelector('#done').textContent") == "0 of 2 done"
+    assert browser.run("document.querySelector('#done').textContent") == "0 of 2 done, 1 edited and not saved as a correction"

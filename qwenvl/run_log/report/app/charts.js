@@ -28,7 +28,7 @@ function controls() {
     event.currentTarget.setAttribute("aria-pressed", !view.hidden.has(run));
     redraw({});
   };
-  const keys = runs.map((name, run) => h("button", { type: "button", class: "toggle", "aria-pressed": "true", title: "show or hide this run", onclick: toggle(run) }, h("i", { class: `key run-${run % 8}` }), name));
+  const keys = runs.map((name, run) => h("button", { type: "button", class: "toggle", "aria-pressed": "true", title: `show or hide ${name}`, onclick: toggle(run) }, h("i", { class: `key run-${run % 8}` }), shortName(name, 40)));
   const said = h("output", {}, `${view.smoothing} %`);
   const slider = h("input", { type: "range", id: "smoothing", min: 0, max: 20, value: view.smoothing, oninput: (event) => {
     said.textContent = `${event.target.value} %`;
@@ -52,7 +52,7 @@ function moreCharts(charts) {
 }
 
 function phaseCard(phases) {
-  const title = report.data.runs.length > 1 ? `phases of a step: ${report.data.runs[phases.run]}` : "phases of a step";
+  const title = report.data.runs.length > 1 ? `phases of a step: ${shortName(report.data.runs[phases.run], 40)}` : "phases of a step";
   return { ...phases, metric: `time/${phases.run}`, title, unit: "seconds per step", help: "stacked: the upper edge is their sum" };
 }
 

@@ -10,24 +10,46 @@ const SHOWN = { // each jump: its title, and which labels it keeps
 };
 const NO_CHOICE = { q: "", jump: "", sort: "" };
 const STORE = `qwenvl labels ${location.pathname}`;
+const DRAFTS = `${STORE} drafts`;
 
 class Labels extends List {
   constructor(index) {
     const columns = [["number", "#", (_, n) => n], ["id", "clip", (_, n) => index.ids[n]], ["agreement", "agree", (_, n) => index.columns.agreement[n]], ["logprob", "log-prob", (_, n) => index.columns.logprob[n]]];
     super({ filters: NO_CHOICE, jumps: Object.entries(SHOWN), columns, kind: "label", nothing: "No clip was labelled." });
     this.index = index;
-    this.checked = new Map(); // number -> {answer, timeline: spans of one, state: confirmed | corrected}
-    this.drafts = new Map(); // number -> what was edited and not saved: a text, or spans
+    this.checked = this.stored(STORE); // number -> {answer, timeline: spans of one, state: confirmed | corrected}
+    this.drafts = this.stored(DRAFTS); // number -> what was edited and not saved: a text, or spans
     this.folders = foldersOf(index.ids);
-    const numbers = new Map(index.keys.map((key, n) => [key, n])); // of question and clip: another question has other keys
-    try {
-      for (const [id, each] of Object.entries(JSON.parse(localStorage.getItem(STORE) || "{}"))) if (numbers.has(id)) this.checked.set(numbers.get(id), each);
-    } catch { /* a browser that keeps nothing: the labels are those of this visit */ }
     for (const part of [this.parts.list, this.parts.heads]) part.style.setProperty("--models", 2);
     this.place([this.field("q", "text", 14, "/")], [["y", " the answer is right"], ["e", " correct it"], ["p", " play"], ["n", " a new span"], ["[", "]", " begin and end the span where the clip stands"], ["/", " search"]]);
     for (const id of ["save", "unchecked"]) document.querySelector(`#${id}`).addEventListener(id === "save" ? "click" : "change", () => (id === "save" ? this.save() : this.count()));
     this.count();
     this.opened();
+  }
+
+  // What the browser keeps of earlier visits: the number of each label, and its value.
+  stored(name) {
+    const numbers = new Map(this.index.keys.map((key, n) => [key, n])); // of question and clip: another question has other keys
+    try {
+      const found = Object.entries(JSON.parse(localStorage.getItem(name) || "{}")).filter(([key]) => numbers.has(key));
+      return new Map(found.map(([key, value]) => [numbers.get(key), value]));
+    } catch { // a browser that keeps nothing: the labels are those of this visit
+      return new Map();
+    }
+  }
+
+  store(name, values) {
+    try {
+      localStorage.setItem(name, JSON.stringify(Object.fromEntries([...values].map(([n, value]) => [this.index.keys[n], value]))));
+    } catch { /* as above */ }
+  }
+
+  // Keep an edited answer until it is saved. One that is as it was before is no draft.
+  draft(n, value, before) {
+    if (JSON.stringify(value) === JSON.stringify(before)) this.drafts.delete(n);
+    else this.drafts.set(n, value);
+    this.store(DRAFTS, this.drafts);
+    this.count();
   }
 
   done(n) { return this.checked.get(n); }
@@ -80,8 +102,9 @@ class Labels extends List {
       const named = new Set(partsOf(box.value).map((part) => part.key));
       for (const button of steps.children) button.setAttribute("aria-pressed", String(named.has(button.dataset.step)));
     };
-    const changed = () => { this.drafts.set(n, box.value); press(); };
-    box.value = this.drafts.get(n) ?? (done ? done.answer : label.answer);
+    const before = done ? done.answer : label.answer;
+    const changed = () => { this.draft(n, box.value, before); press(); };
+    box.value = this.drafts.get(n) ?? before;
     press();
     const votes = label.votes.map(([answer, count]) => ({ answer, count, use: () => { box.value = answer; changed(); box.focus(); } }));
     return h("div", { class: "label" }, label.steps.length ? steps : null, box, this.buttons(n, label, () => ({ answer: box.value })), votesView(votes));
@@ -90,11 +113,12 @@ class Labels extends List {
   // The bar of the model's timeline, and below it the one that is edited.
   spansPart(n, label) {
     const done = this.done(n), { length, spans } = label.timeline;
-    const editor = this.editor = new SpanEditor({ spans: this.drafts.get(n) ?? done?.timeline ?? spans, length, steps: label.steps, player: this.player, changed: () => changed() });
+    const before = done?.timeline ?? spans;
+    const editor = this.editor = new SpanEditor({ spans: this.drafts.get(n) ?? before, length, steps: label.steps, player: this.player, changed: () => changed() });
     const entry = () => ({ answer: spansLine(editor.spans), timeline: sortedSpans(editor.spans) });
     const buttons = this.buttons(n, label, entry);
     const enable = () => { buttons.querySelector("#correct").disabled = !editor.spans.length || !editor.spans.every((span) => editor.listed(span)); };
-    const changed = () => { this.drafts.set(n, sortedSpans(editor.spans)); enable(); };
+    const changed = () => { this.draft(n, sortedSpans(editor.spans), sortedSpans(before)); enable(); };
     enable();
     const bar = (title, element) => h("div", { class: "bar-of-spans" }, h("p", {}, title), element);
     const votes = label.votes.map(([answer, count], vote) => ({ answer: spansLine(label.vote_spans[vote]), count, use: () => editor.replace(label.vote_spans[vote]) }));
@@ -122,9 +146,8 @@ class Labels extends List {
     else if (!entry.answer.trim()) return;
     else this.checked.set(n, { ...entry, answer: entry.answer.trim(), state: await this.isModels(n, entry) ? "confirmed" : "corrected" });
     this.drafts.delete(n);
-    try {
-      localStorage.setItem(STORE, JSON.stringify(Object.fromEntries([...this.checked].map(([each, value]) => [this.index.keys[each], value]))));
-    } catch { /* as above */ }
+    this.store(DRAFTS, this.drafts);
+    this.store(STORE, this.checked);
     const at = this.found.indexOf(n), row = this.parts.list.children[at];
     if (row) row.replaceChildren(...this.row(n).filter(Boolean));
     this.count();
@@ -155,7 +178,8 @@ class Labels extends List {
     button.textContent = `save ${count.toLocaleString("en")} ${count === 1 ? "record" : "records"}`;
     button.disabled = !count;
     const answered = this.index.answers.filter((answer) => answer !== null).length; // of the others there is nothing to check
-    document.querySelector("#done").textContent = `${this.checked.size.toLocaleString("en")} of ${answered.toLocaleString("en")} done`;
+    const edited = this.drafts.size ? `, ${this.drafts.size.toLocaleString("en")} edited and not saved as a correction` : "";
+    document.querySelector("#done").textContent = `${this.checked.size.toLocaleString("en")} of ${answered.toLocaleString("en")} done${edited}`;
   }
 
   async save() {

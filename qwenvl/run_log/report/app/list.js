@@ -3,6 +3,7 @@
 // A page extends it by `filtered`, `says`, `row`, `view`, `words`, `opened`, `keys` and the texts of `own`.
 
 const ROWS = 100; // that are added to the list at a time
+const PAGE = 10; // rows that PageDown moves by
 
 class List {
   // own: {filters: of a page without any, jumps, columns: with a head each, kind: the noun of a row, nothing: to say of none}
@@ -13,7 +14,7 @@ class List {
       jumps: h("p", { class: "jumps" }, "show ", own.jumps.map((each, n) => [each[1].label && each[1].label !== own.jumps[n - 1]?.[1].label ? `${each[1].label} ` : null, jump(each)])),
       count: h("span", { id: "count" }),
       heads: h("div", { class: "heads" }, own.columns.map(([name, title]) => h("button", { type: "button", "data-sort": name, title: `sort by ${title}`, onclick: () => this.sort(name) }, title))),
-      list: h("ol", { id: "list" }),
+      list: h("ol", { id: "list", role: "listbox", tabindex: 0, "aria-label": `the ${own.kind}s`, onkeydown: (event) => this.moved(event) }),
       more: h("button", { type: "button", onclick: () => this.addRows() }, "more"),
       group: h("div", { id: "group", tabindex: -1 }),
     };
@@ -37,6 +38,7 @@ class List {
     const told = all.flatMap((each) => [...each.slice(0, -1).flatMap((key) => [h("kbd", {}, key), " "]).slice(0, -1), each.at(-1), ", "]);
     const bar = h("details", { class: "bar", open: innerWidth > 760 }, h("summary", {}, h("b", {}, "Filters "), count), h("div", { class: "filters" }, filters), jumps);
     const browser = document.querySelector("#browser");
+    this.parts.bar = bar;
     browser.replaceChildren(bar,
       h("div", { class: "panes" }, h("div", { class: "left" }, heads, list, more), group),
       h("p", { class: "fine keys" }, "Keys: ", told.slice(0, -1), "."));
@@ -82,6 +84,7 @@ class List {
     this.shown = 0;
     this.addRows();
     const all = this.index.columns.page.length;
+    document.querySelector("#browser").classList.toggle("nothing", !all); // no filters over nothing
     parts.count.textContent = all ? `${found.length.toLocaleString("en")} of ${all.toLocaleString("en")} ${own.kind}s` : own.nothing;
     await this.choose(this.chosen ?? found[0] ?? null);
   }
@@ -104,7 +107,7 @@ class List {
   addRows(until = 0) {
     do {
       const rows = this.found.slice(this.shown, this.shown + ROWS);
-      this.parts.list.append(...rows.map((n) => h("li", { [`data-${this.own.kind}`]: n, onclick: () => this.choose(n, true) }, this.row(n))));
+      this.parts.list.append(...rows.map((n) => h("li", { [`data-${this.own.kind}`]: n, id: `${this.own.kind}-${n}`, role: "option", "aria-selected": "false", onclick: () => this.choose(n, true) }, this.row(n))));
       this.shown += rows.length;
       if (!rows.length) break;
     } while (this.shown <= until);
@@ -115,7 +118,11 @@ class List {
   async choose(n, scroll = false) {
     const { list, group } = this.parts;
     this.chosen = n;
-    for (const old of list.querySelectorAll(".on")) old.classList.remove("on");
+    for (const old of list.querySelectorAll(".on")) {
+      old.classList.remove("on");
+      old.setAttribute("aria-selected", "false");
+    }
+    list.removeAttribute("aria-activedescendant");
     if (n === null) {
       group.replaceChildren(h("p", { class: "fine" }, `No ${this.own.kind} passes the filters.`));
       this.address();
@@ -126,6 +133,8 @@ class List {
     const row = list.children[at];
     if (row) {
       row.classList.add("on");
+      row.setAttribute("aria-selected", "true");
+      list.setAttribute("aria-activedescendant", row.id);
       const { offsetTop, offsetHeight } = row, { scrollTop, clientHeight } = list;
       if (offsetTop < scrollTop || offsetTop + offsetHeight > scrollTop + clientHeight) list.scrollTop = offsetTop - clientHeight / 3;
     }
@@ -133,7 +142,9 @@ class List {
     try {
       const { page, place } = this.index.columns, one = (await pageOf(this.run || 0, page[n]))[place[n]];
       if (this.chosen !== n) return;
+      const inside = group.contains(document.activeElement); // what has the focus is replaced
       group.replaceChildren(this.view(n, one));
+      if (inside) (group.querySelector(".history .on") ?? group).focus({ preventScroll: true });
       if (scroll && group.getBoundingClientRect().top < 0) group.scrollIntoView();
     } catch (error) {
       group.replaceChildren(h("p", { class: "bad" }, error.message));
@@ -152,13 +163,33 @@ class List {
     if (next !== undefined) this.choose(next, true);
   }
 
+  // The keys of a list that has the focus.
+  moved(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const by = { ArrowDown: 1, ArrowUp: -1, PageDown: PAGE, PageUp: -PAGE, Home: -Infinity, End: Infinity }[event.key];
+    if (by) {
+      const last = this.found.length - 1, at = this.found.indexOf(this.chosen) + by;
+      if (last >= 0) this.choose(this.found[Math.max(0, Math.min(last, at))]);
+    } else if (event.key === "Enter") {
+      this.parts.group.focus();
+    } else {
+      return;
+    }
+    event.preventDefault();
+  }
+
+  toSearch() {
+    this.parts.bar.open = true; // a field that is folded can't have the focus
+    this.parts.q.focus();
+  }
+
   pressed(event) {
     if (event.target.closest("input, select, textarea")) {
       if (event.key === "Escape") event.target.blur();
       return;
     }
     if (event.ctrlKey || event.metaKey || event.altKey || !this.index) return;
-    const keys = { j: () => this.step(this.found, 1), k: () => this.step(this.found, -1), "/": () => this.parts.q.focus(), ...this.keys() };
+    const keys = { j: () => this.step(this.found, 1), k: () => this.step(this.found, -1), "/": () => this.toSearch(), ...this.keys() };
     if (!keys[event.key]) return;
     event.preventDefault();
     keys[event.key]();
