@@ -123,6 +123,39 @@ def test_an_edited_answer_stays_until_it_is_saved(opened):
     assert page.run("document.activeElement.id") == "group"
 
 
+def test_labels_of_another_tab_are_kept_and_shown(opened):
+    """Another tab notes something after this one was opened."""
+    done = "document.querySelector('#done').textContent"
+    page = opened(hash="#id=cam/torn2.mp4")
+    page.run("document.querySelector('#confirm').click()")
+    page.wait(f"{done} === '1 of 4 done'")
+    # A tab gets this event of what the others store.
+    page.run(
+        "(() => { const name = Object.keys(localStorage).find((each) => !each.endsWith('drafts'));"
+        "const noted = { [report.list.index.keys[0]]: { answer: '(5) box', state: 'corrected' } };"
+        "localStorage.setItem(name, JSON.stringify({ ...JSON.parse(localStorage.getItem(name)), ...noted }));"
+        "dispatchEvent(new StorageEvent('storage', { key: name })); })()"
+    )
+    page.wait(f"{done} === '2 of 4 done'")
+    assert page.run("document.querySelector('#list [data-label=\"0\"] .signs').textContent").endswith("corrected")
+    page = opened(hash="#id=cam/torn.mp4")
+    page.run("document.querySelector('#confirm').click()")
+    page.wait(f"{done} === '3 of 4 done'")
+
+
+def test_labels_of_other_clips_outlive_a_page_without_them(browser, tmp_path):
+    """The same folder of labels gets a page for one clip, for another one, and for both."""
+    done = "document.querySelector('#done').textContent"
+    for clips, expected in ((["one"], "1 of 1"), (["two"], "1 of 1"), (["one", "two"], "2 of 2")):
+        written = write_labels(tmp_path, "run", [label(name, "(1) lid", 1.0) for name in clips], "qwenvl train")
+        browser.open(written.page.as_uri())
+        browser.wait("document.querySelector('#group article') !== null")
+        if len(clips) == 1:
+            browser.run("document.querySelector('#confirm').click()")
+        browser.wait(f"{done} === '{expected} done'")
+    browser.run("localStorage.clear()")
+
+
 def test_the_page_is_never_wider_than_the_window(opened):
     for width, dark in ((1280, False), (390, False), (390, True)):
         page = opened(width, dark, "#id=cam/torn.mp4")

@@ -23,6 +23,7 @@ class Labels extends List {
     for (const part of [this.parts.list, this.parts.heads]) part.style.setProperty("--models", 2);
     this.place([this.field("q", "text", 14, "/")], [["y", " the answer is right"], ["e", " correct it"], ["p", " play"], ["n", " a new span"], ["[", "]", " begin and end the span where the clip stands"], ["/", " search"]]);
     for (const id of ["save", "unchecked"]) document.querySelector(`#${id}`).addEventListener(id === "save" ? "click" : "change", () => (id === "save" ? this.save() : this.count()));
+    addEventListener("storage", (event) => { if (event.key === STORE) this.followed(); });
     this.count();
     this.opened();
   }
@@ -38,17 +39,29 @@ class Labels extends List {
     }
   }
 
-  store(name, values) {
+  // Keep the value of one label, or forget it. All else that the browser keeps under this name stays: what another tab
+  // has noted since, and labels of clips that the page was written for before.
+  store(name, n, value) {
     try {
-      localStorage.setItem(name, JSON.stringify(Object.fromEntries([...values].map(([n, value]) => [this.index.keys[n], value]))));
+      const kept = JSON.parse(localStorage.getItem(name) || "{}");
+      if (value === undefined) delete kept[this.index.keys[n]];
+      else kept[this.index.keys[n]] = value;
+      localStorage.setItem(name, JSON.stringify(kept));
     } catch { /* as above */ }
+  }
+
+  // Another tab with this page has noted something. What is being edited here stays as it is.
+  followed() {
+    this.checked = this.stored(STORE);
+    [...this.parts.list.children].forEach((row, at) => row.replaceChildren(...this.row(this.found[at]).filter(Boolean)));
+    this.count();
   }
 
   // Keep an edited answer until it is saved. One that is as it was before is no draft.
   draft(n, value, before) {
     if (JSON.stringify(value) === JSON.stringify(before)) this.drafts.delete(n);
     else this.drafts.set(n, value);
-    this.store(DRAFTS, this.drafts);
+    this.store(DRAFTS, n, this.drafts.get(n));
     this.count();
   }
 
@@ -146,8 +159,8 @@ class Labels extends List {
     else if (!entry.answer.trim()) return;
     else this.checked.set(n, { ...entry, answer: entry.answer.trim(), state: await this.isModels(n, entry) ? "confirmed" : "corrected" });
     this.drafts.delete(n);
-    this.store(DRAFTS, this.drafts);
-    this.store(STORE, this.checked);
+    this.store(DRAFTS, n, undefined);
+    this.store(STORE, n, this.done(n));
     const at = this.found.indexOf(n), row = this.parts.list.children[at];
     if (row) row.replaceChildren(...this.row(n).filter(Boolean));
     this.count();
