@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import re
 import shlex
 from collections import Counter
@@ -137,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
         )
     question = _prompt(text_or_file(args.question), found.steps, timelines=found.timelines, adds_form=not args.no_form)
     out, held_out = _targets(args)
-    held = _held_out(labels, args.split) if held_out else set()
+    held = _held_out(root, labels, args.split) if held_out else set()
     print(_summary(root, clips, found))
     for line in _not_taken(root, clips, ours=[out, held_out, args.answers, args.steps, args.question]):
         print(line)
@@ -324,11 +325,21 @@ def _targets(args: argparse.Namespace) -> tuple[Path, Path | None]:
         raise ValueError(f"--out {out}: expected a path without ',' and '%' that ends in .json")
     if args.split is not None and not 0 < args.split < 1:
         raise ValueError(f"--split must be above 0 and below 1, got {args.split:g}")
-    held_out = out.with_name(f"{out.stem}_held_out.json") if args.split is not None else None
-    for path in (out, held_out):
-        if path is not None and path.exists() and not args.overwrite:
+    held_out = out.with_name(f"{out.stem}_held_out.json")
+    if args.split is None and held_out.exists():
+        raise ValueError(
+            f"{held_out}: holds clips out, by an earlier --split, which {out} would train on; delete it, or give "
+            "--split or another --out"
+        )
+    written = [out] if args.split is None else [out, held_out]
+    for path in written:
+        for name in ("answers", "steps", "question"):
+            given = getattr(args, name)
+            if given is not None and path.exists() and os.path.exists(given) and os.path.samefile(path, given):
+                raise ValueError(f"{path}: is --{name}, and would be replaced by the records; give another --out")
+        if path.exists() and not args.overwrite:
             raise ValueError(f"{path}: is there already; pass --overwrite to replace it, or another --out")
-    return out, held_out
+    return out, held_out if args.split is not None else None
 
 
 def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
@@ -407,17 +418,21 @@ def _natural_order(path: str) -> list[list[tuple[int, int, str]]]:
     return key
 
 
-def _held_out(clips: Collection[str], share: float) -> set[str]:
+def _held_out(root: Path, clips: Collection[str], share: float) -> set[str]:
     """A share of ``clips``, at least one of them and not all.
 
-    Each clip is ordered by a random number of its own: clips that are added later move few others.
+    Each clip is ordered by a random number of its own: clips that are added later move few others. Several names of
+    one file, by links, are held out together.
     """
-    if len(clips) < 2:
+    names: dict[Path, list[str]] = {}
+    for clip in clips:
+        names.setdefault((root / clip).resolve(), []).append(clip)
+    if len(names) < 2:
         raise ValueError("--split needs at least two clips with an answer")
-    ordered = sorted(clips, key=lambda clip: stable_random(0, "held out", clip).getrandbits(64))
-    count = round(share * len(clips))
-    count = min(max(1, count), len(clips) - 1)
-    return set(ordered[:count])
+    ordered = sorted(names.values(), key=lambda own: stable_random(0, "held out", own[0]).getrandbits(64))
+    count = round(share * len(ordered))
+    count = min(max(1, count), len(ordered) - 1)
+    return {clip for own in ordered[:count] for clip in own}
 
 
 Steps = Sequence[str]

@@ -154,6 +154,10 @@ class GRPOTrainer(PolicyTrainer):
             collate=collator,
             teacher_alone=self.teacher_alone,
         )
+        import torch
+
+        # A script may give a model in half precision without a flag that says so.
+        has_half_weights = any(weight.dtype in (torch.bfloat16, torch.float16) for weight in self.model.parameters())
         self.logprobs = Logprobs(
             likelihood=likelihood,
             reference=self.reference if args.grpo_beta else None,
@@ -168,7 +172,7 @@ class GRPOTrainer(PolicyTrainer):
             ),
             parity=ParityCheck(
                 args.check_parity,
-                half_precision=args.bf16 or args.fp16,
+                half_precision=args.bf16 or args.fp16 or has_half_weights,
                 dropout=args.lora_enable and args.lora_dropout > 0,
                 meter=self.meter,
             ),

@@ -37,6 +37,8 @@ def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
         )
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise FileExistsError(f"--out {out}: holds something already; give a folder that is new or empty")
+    if out.is_symlink():
+        raise FileExistsError(f"--out {out}: is a link; give the folder itself, {out.resolve()}")
     base = base or named
     try:
         model = load_model(base)

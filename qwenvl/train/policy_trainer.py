@@ -114,6 +114,11 @@ class PolicyTrainer(Trainer):
             policy = build_policy(source, args, peft_config)
         settle_output()
         processor = processing_class
+        if processor is not None and not hasattr(processor, "tokenizer"):
+            raise TypeError(
+                f"processing_class: expected the processor of a Qwen-VL model (AutoProcessor), which reads clips too, "
+                f"got {type(processor).__name__}; leave it out for the one beside the model"
+            )
         if processor is None:
             processor = load_processor(str(source) if policy is None else unwrap(policy).name_or_path)
         collator = self.make_collator(processor, args)

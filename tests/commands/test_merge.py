@@ -85,3 +85,8 @@ def test_a_used_output_folder_and_a_missing_or_torn_adapter_are_refused(adapter_
         told = capsys.readouterr().err.strip().splitlines()[-1]
         assert ended.value.code == 2 and re.match("qwenvl merge: .*" + message, told), told
         assert not (tmp_path / "new").exists()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    with pytest.raises(SystemExit):
+        qwenvl(["merge", str(tmp_path / "run"), "--out", str(tmp_path / "link")])
+    assert f"link: is a link; give the folder itself, {tmp_path / 'empty'}" in capsys.readouterr().err

@@ -132,6 +132,41 @@ def test_held_out_clips_are_not_trained_on_and_stay_held_out(folder, capsys):
     assert sides[0] == sides[3] < sides[2]
 
 
+def test_several_names_of_a_clip_are_held_out_together(folder, capsys):
+    names = [f"link-{number}.mkv" for number in range(6)]
+    for name in names:
+        Path("clips", name).symlink_to(Path("clips", CLIPS[0]).resolve())
+    rows = [*CLIPS, *names]
+    Path("labels.csv").write_text("clip,answer\n" + "".join(f"{name},1\n" for name in rows))
+    argv = ("clips", "--answers", "labels.csv", "--steps", "steps.txt", "--overwrite", "--split")
+    for share in ("0.2", "0.5", "0.8"):
+        run(capsys, *argv, share)
+        train, held = ({record.videos for record in records(f"clips/records{end}.json")} for end in ("", "_held_out"))
+        assert not train & held and train and held
+
+
+def test_held_out_records_of_an_earlier_split_are_not_trained_on(folder, capsys):
+    Path("labels.csv").write_text("clip,answer\n" + "".join(f"{name},1\n" for name in CLIPS))
+    argv = ("clips", "--answers", "labels.csv", "--steps", "steps.txt")
+    run(capsys, *argv, "--split", "0.3")
+    before = Path("clips/records.json").read_text()
+    said = refused(capsys, *argv, "--overwrite")
+    assert "clips/records_held_out.json: holds clips out, by an earlier --split" in said
+    assert Path("clips/records.json").read_text() == before
+
+
+def test_the_labels_are_not_replaced_by_the_records(folder, capsys):
+    for flag in ("answers", "steps", "question"):
+        Path("labels.csv").write_text("clip,answer\n" + "".join(f"{name},1\n" for name in CLIPS))
+        given = {"answers": "labels.csv", "steps": "steps.txt", "question": "question.txt"}
+        Path("question.txt").write_text("Which of {steps}?")
+        Path("out.json").unlink(missing_ok=True)
+        Path("out.json").symlink_to(Path(given[flag]).resolve())
+        words = [word for name, path in given.items() for word in (f"--{name}", path)]
+        said = refused(capsys, "clips", *words, "--out", "out.json", "--overwrite")
+        assert f"out.json: is --{flag}, and would be replaced by the records" in said
+
+
 def test_the_next_commands_are_understood(folder, capsys):
     Path("labels.csv").write_text("clip,answer\n" + "".join(f"{name},1\n" for name in CLIPS))
     table = ("--answers", "labels.csv", "--steps", "steps.txt")

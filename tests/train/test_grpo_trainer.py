@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
+from qwenvl import GRPOConfig, GRPOTrainer
 from qwenvl.grpo.advantages import group_advantages
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.run_log.intervals import clustered_interval
@@ -276,6 +277,20 @@ def test_flags_name_rewards_with_arguments_weights_and_plugins(make_trainer, tmp
     for rollout in read_rollouts(trainer.args.output_dir):
         expected = 2.0 / (1 + len(rollout.completion)) + 0.5 * rollout.rewards["repetition"]
         assert rollout.total == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_tokenizer_in_the_place_of_the_processor_is_refused(tiny_checkpoint, sop_data, tmp_path):
+    args = GRPOConfig(output_dir=str(tmp_path / "run"), use_cpu=True)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint())
+    with pytest.raises(TypeError, match="processing_class: expected the processor .* got Qwen2Tokenizer"):
+        GRPOTrainer(str(tiny_checkpoint()), args, str(sop_data), processing_class=tokenizer)
+
+
+def test_a_model_in_half_precision_needs_no_flag_to_pass_the_parity_check(make_trainer, tiny_checkpoint):
+    model = AutoModelForImageTextToText.from_pretrained(tiny_checkpoint(initializer_range=0.1), dtype=torch.bfloat16)
+    trainer = make_trainer(model=model, max_steps=1, check_parity="every")
+    trainer.train()
+    assert trainer.state.global_step == 1
 
 
 def test_a_setting_that_no_reward_reads_is_refused(make_trainer):

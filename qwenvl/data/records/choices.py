@@ -103,6 +103,13 @@ def _without_names(texts: list[str]) -> Options:
     lettered = [_LETTERED.match(text) for text in texts]
     if all(found and found[1].upper() == letter for found, letter in zip(lettered, LETTERS, strict=False)):
         return Options(dict(zip(LETTERS, _behind(texts, lettered), strict=False)))
+    letters = [found[1].upper() for found in lettered if found]
+    if sorted(letters) == list(LETTERS[: len(texts)]):
+        # Answers may mean the letters or the places, and the initials of names look the same.
+        raise ValueError(
+            f"options: have the letters {', '.join(letters)} in this order; write them in the order of the letters, or "
+            'as an object such as {"A": "left", "B": "right"}'
+        )
     numbered = [_NUMBERED.match(text) for text in texts]
     numbers = [int(found[1]) for found in numbered if found]
     if numbers in (list(range(len(texts))), list(range(1, len(texts) + 1))):

@@ -63,6 +63,7 @@ def test_options_are_read_in_every_notation_of_files(given, texts):
         ("left; right", "expected a list of options"),
         ({"first": "left", "second": "right"}, "expected options by letter or number"),
         (3, "list of options or options by letter"),
+        (["B. left", "A. right"], "options: have the letters B, A in this order"),
     ],
 )
 def test_values_that_are_no_options_are_refused(given, message):
