@@ -124,15 +124,18 @@ def _become(words: list[str], folder: str, environment: dict[str, str]) -> None:
     except SystemExit as end:
         status = end.code or 0
     except BaseException:
-        traceback.print_exc()
-    if not isinstance(status, int):
-        print(status, file=sys.stderr)
-        status = 1
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+        with suppress(OSError):  # a test that failed has closed the pipe
+            traceback.print_exc()
+    code = status if isinstance(status, int) else 1
+    try:
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)  # whatever fails: who asked for this process waits for its end
 
 
 def _run_as_python(words: list[str]) -> None:
