@@ -106,6 +106,12 @@ def test_labels_are_confirmed_corrected_and_saved_as_records(opened, tmp_path):
     page.wait(f"{COUNT} === 'save 3 records' && {ROWS}.length === 1")
 
 
+def test_the_keys_of_spans_are_named_where_there_are_spans(opened, timelines):
+    keys = "[...document.querySelectorAll('.keys kbd')].map(each => each.textContent).join(' ')"
+    assert opened().run(keys) == "j k y e p /"
+    assert timelines("one").run(keys) == "j k y e p n [ ] /"
+
+
 def test_an_edited_answer_stays_until_it_is_saved(opened):
     done = "document.querySelector('#done').textContent"
     edit = "(box => {{ box.value = {!r}; box.dispatchEvent(new Event('input')); }})(document.querySelector('#answer'))"

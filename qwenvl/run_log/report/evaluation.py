@@ -367,6 +367,7 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
         "keys": [row.get("key") or row["id"] for row in rows],  # what a browser keeps answers by
         "answers": [row.get("answer") for row in rows],  # None: an error
         "answered": [has_answer(row) for row in rows],
+        "timed": any(row.get("timeline") is not None for row in rows),  # the page has an editor of spans
         "columns": {
             **places,
             "agreement": [row.get("agreement") for row in rows],
