@@ -53,7 +53,8 @@ def require_adapter(path: str | Path) -> str:
         ValueError: ``path`` is no adapter's folder, or the adapter does not say it.
     """
     if Path(path).is_file():
-        raise ValueError(f"{path}: a file; expected the folder of an adapter: a run with --lora_enable, or its checkpoint")
+        expected = "the folder of an adapter: a run with --lora_enable, or one of its checkpoints"
+        raise ValueError(f"{path}: a file; expected {expected}")
     base = base_of_adapter(path)
     if base is None:
         raise ValueError(
