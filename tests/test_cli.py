@@ -63,6 +63,8 @@ WITHOUT_TORCH = (
     ("evaluate FILE example", "FILE: a file; expected the folder of a model"),
     ("preview example --model FILE", "FILE: a file; expected the folder of a model"),
     ("label EMPTY example", "EMPTY: no weights in it"),
+    ("merge FILE --out whole", "FILE: a file; expected the folder of an adapter"),
+    ("merge EMPTY --out whole", "EMPTY: no adapter in it"),
     ("data check example --max_prompt_length 9", "give --model"),
     ("serve MODEL", "pip install 'qwenvl[serve]'"),
 )

@@ -64,6 +64,7 @@ def test_the_five_steps_run_in_their_order(tmp_path, monkeypatch, tiny_checkpoin
         words = shlex.split(line.replace("runs/demo/model", str(tiny_checkpoint())))
         assert not status_of(words[1:]), capsys.readouterr().err
     assert (tmp_path / "runs" / "first" / "report" / "index.html").is_file()
+    assert (tmp_path / "runs" / "first-evaluated" / "report" / "index.html").is_file()
     assert (tmp_path / "runs" / "mine" / "preview.html").is_file()
     assert "accuracy" in capsys.readouterr().out
 

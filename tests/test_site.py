@@ -89,6 +89,22 @@ def test_the_site_loads_nothing_from_a_network(site):
         assert not re.search(r"(?:url\(\s*[\"']?|@import\s+[\"']?)(?:https?:)?//", style.read_text(encoding="utf-8"))
 
 
+def test_links_and_tabs_stand_out_from_their_ground(site, browser):
+    """At least 4.5 to 1, the contrast of small texts in WCAG 2."""
+    browser.show(1280)
+    browser.open((site / "quickstart.html").as_uri())
+    luminance = """text => text.match(/[0-9.]+/g).slice(0, 3).map(each => each / 255).map(
+        each => each <= 0.03928 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4
+    ).reduce((sum, each, n) => sum + each * [0.2126, 0.7152, 0.0722][n], 0)"""
+    style = "getComputedStyle(document.querySelector('{}')).{}"
+    for text, ground in ((".md-typeset p a", "body"), (".md-tabs__link", ".md-tabs")):
+        assert browser.run(style.format(text, "opacity")) == "1"
+        colours = style.format(text, "color"), style.format(ground, "backgroundColor")
+        of_text, of_ground = (browser.run(f"({luminance})({colour})") for colour in colours)
+        light, dark = max(of_text, of_ground), min(of_text, of_ground)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, text
+
+
 def test_the_search_works_in_pages_opened_from_a_disk(site, browser):
     for page in ("flags.html", "notebooks/first_run.html"):
         browser.open((site / page).as_uri())

@@ -15,9 +15,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     from qwenvl.console import ends_at_ctrl_c, settle_output
     from qwenvl.data.errors import told_to_the_user
-    from qwenvl.train.merge import merge
+    from qwenvl.model.weight_files import require_adapter
 
     with redirect_stdout(sys.stderr), ends_at_ctrl_c(COMMAND), told_to_the_user(COMMAND):
+        require_adapter(args.adapter)  # before torch, which takes seconds
+        from qwenvl.train.merge import merge
+
         settle_output()
         base = merge(args.adapter, args.out, base=args.base)
     print(f"wrote {args.out}: {base} with {args.adapter} folded in; it loads with plain transformers")

@@ -11,12 +11,16 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
+from textwrap import fill
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from qwenvl.config.other_names import unknown_flag
 from qwenvl.config.trainer_settings import TrainerSettings
 from qwenvl.option import Options, all_options, choices_of, did_you_mean, kinds_of
+
+HELP_WIDTH = 100
+"""Columns of the texts of a short help."""
 
 
 def describe(group: type[Options]) -> Iterator[tuple[str, str, Any, str]]:
@@ -194,6 +198,11 @@ USUAL_OF_A_WARMUP = {
 }
 
 
+def _wrapped(text: str) -> str:
+    """The paragraphs of a text in lines for a terminal."""
+    return "\n\n".join(fill(paragraph, HELP_WIDTH) for paragraph in text.split("\n\n"))
+
+
 def wants_help(
     argv: Sequence[str],
     usage: str,
@@ -219,7 +228,7 @@ def wants_help(
     word = "" if following.startswith("-") else following.lstrip("-").lower()
     every: tuple[type, ...] = (*groups, TrainerSettings) if trains else tuple(groups)
     known: dict[str, object] = {each.name: each.default for group in reversed(every) for each in fields(group)}
-    head = f"usage: {usage}\n\n{purpose}"
+    head = f"usage: {usage}\n\n{_wrapped(purpose)}"
     if not word:
         lines = [
             f"  --{name:<28}{text}" + ("" if known.get(name) in (None, False) else f" [{known[name]}]")
@@ -228,7 +237,7 @@ def wants_help(
         ]
         more = "--help all lists every flag, --help WORD those with the word in their names or texts."
         more = f"A YAML or JSON file sets the same names. {more}" if trains else more
-        print("\n".join([head, "", *lines, "", more]))
+        print("\n".join([head, "", *lines, "", _wrapped(more)]))
         return True
     parser = FlagParser(usage=usage, add_help=False, description=purpose)
     listed: set[str] = set()

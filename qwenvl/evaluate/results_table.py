@@ -17,7 +17,7 @@ from qwenvl.evaluate.results import MANY_UNREAD
 from qwenvl.evaluate.timelines import MEASURES, procedure_lines, step_text
 from qwenvl.failure import counted
 from qwenvl.rewards.table import SHAPING, TABLE
-from qwenvl.run_log.health import CUT_OFF_SHARE, interval_text, says_nothing
+from qwenvl.run_log.health import CUT_OFF_SHARE, interval_text, silent_models
 from qwenvl.run_log.log import AS_IT_IS, NUMBERS, SAMPLES
 
 SHOWN = 3  # records that were left out
@@ -112,18 +112,12 @@ def _scores(found: dict[str, Any]) -> Iterator[str]:
     yield from _aligned(rows)
 
 
-def _silent(found: dict[str, Any]) -> set[str]:
-    """The models whose completions have no answer at all: no control and no comparison says anything about them."""
-    by = found["protocol"]["passes"]["by"]
-    return {each["model"] for each in _as_it_is(found) if says_nothing(each, by)}
-
-
 def _notes(found: dict[str, Any]) -> Iterator[str]:
     """Reasons to distrust a score."""
     by = found["protocol"]["passes"]["by"]
     limit = found["protocol"]["decoding"]["max_new_tokens"]
     reads_answer_block = by in TABLE and by not in SHAPING
-    silent = _silent(found)
+    silent = silent_models(found)
     for each in _as_it_is(found):
         model = each["model"]
         truncated = each["truncated"]["mean"]
@@ -150,7 +144,7 @@ def _notes(found: dict[str, Any]) -> Iterator[str]:
 def _controls(found: dict[str, Any]) -> Iterator[str]:
     """The drop of each model under each control. Drops that say something about the form alone have a star."""
     by = found["protocol"]["passes"]["by"]
-    silent = _silent(found)
+    silent = silent_models(found)
     models = [model["name"] for model in found["models"] if model["name"] not in silent]
     controls = dict.fromkeys(each["control"] for each in found["drops"])
     if not controls or not models:
@@ -266,7 +260,7 @@ def _short(step: str) -> str:
 
 def _differences(found: dict[str, Any]) -> Iterator[str]:
     by = found["protocol"]["passes"]["by"]
-    silent = _silent(found)
+    silent = silent_models(found)
     for each in found["differences"]:
         both_silent = each["before"] in silent and each["after"] in silent
         if both_silent or each["control"] != AS_IT_IS or by not in each["scores"]:

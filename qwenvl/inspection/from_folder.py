@@ -128,6 +128,8 @@ def run(args: argparse.Namespace) -> int:
     clips = find_clips(root)
     if args.write_labels is not None:
         _write_labels(args, clips)
+        for line in _not_taken(root, clips, ours=[args.write_labels]):
+            print(line)
         return 0
     steps = read_steps(Path(args.steps)) if args.steps is not None else None
     found = _labels(args, root, clips, steps)

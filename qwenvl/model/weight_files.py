@@ -46,6 +46,24 @@ def weights_problem(folder: str | Path) -> str | None:
     return None
 
 
+def require_adapter(path: str | Path) -> str:
+    """The model that an adapter was trained on.
+
+    Raises:
+        ValueError: ``path`` is no adapter's folder, or the adapter does not say it.
+    """
+    if Path(path).is_file():
+        expected = "the folder of an adapter: a run with --lora_enable, or one of its checkpoints"
+        raise ValueError(f"{path}: a file; expected {expected}")
+    base = base_of_adapter(path)
+    if base is None:
+        raise ValueError(
+            f"{path}: no adapter in it (adapter_config.json); expected the folder of a finished run with "
+            "--lora_enable, or one of its checkpoints"
+        )
+    return base
+
+
 def base_of_adapter(path: str | Path) -> str | None:
     """The folder or name of the model that an adapter was trained on. None where ``path`` is no adapter's folder.
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from qwenvl.run_log.log import AS_IT_IS
+
 RARE_LOOKS = 0.02  # share of completions that look, below which the policy has stopped to look
 SAME_REWARD = 1e-6  # rewards that differ by no more are equal
 EQUAL_SHARE = 0.9  # of groups with equal rewards, above which training is mostly wasted
@@ -41,6 +43,12 @@ def says_nothing(row: Mapping[str, Any], by: str) -> bool:
     """
     score = row["scores"].get(by)
     return row["no_answer"]["mean"] == 1.0 and (score is None or score["mean"] == 0)
+
+
+def silent_models(evaluation: Mapping[str, Any]) -> list[str]:
+    """The models whose completions have no answer at all: no control and no comparison says anything about them."""
+    by = evaluation["protocol"]["passes"]["by"]
+    return [row["model"] for row in evaluation["numbers"] if row["control"] == AS_IT_IS and says_nothing(row, by)]
 
 
 def signed_number(value: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -152,6 +152,14 @@ def build_sampler(
     return RepeatedSteps(sampler, step, args.num_iterations)
 
 
+@cache  # said once, whatever the number of models
+def _warn_of_the_cpu() -> None:
+    logger.warning(
+        f"torch {torch.__version__} finds no CUDA device: the model runs on the CPU, many times slower; see what "
+        "nvidia-smi prints and whether torch is a CUDA build, or set --use_cpu"
+    )
+
+
 def loaded_model(path: str | Path, args: GRPOConfig, *, frozen: bool) -> nn.Module:
     """The model of a checkpoint, in the type and with the attention that the flags ask for.
 
@@ -168,10 +176,7 @@ def loaded_model(path: str | Path, args: GRPOConfig, *, frozen: bool) -> nn.Modu
     device = torch.cuda.get_device_name(args.device) if on_cuda else args.device.type
     say(f"loading the model {path} on {device} in {precision} with {attention}, torch {torch.__version__}")
     if args.device.type == "cpu" and not args.use_cpu:
-        logger.warning(
-            f"torch {torch.__version__} finds no CUDA device: the model runs on the CPU, many times slower; see what "
-            "nvidia-smi prints and whether torch is a CUDA build, or set --use_cpu"
-        )
+        _warn_of_the_cpu()
     quantization = None
     if args.load_in_4bit:
         require_four_bit(args.device)

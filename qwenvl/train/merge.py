@@ -7,7 +7,7 @@ from pathlib import Path
 from qwenvl.files import written_whole
 from qwenvl.model.loading import load_model, load_processor, merged_weights
 from qwenvl.model.saved_adapter import with_adapter
-from qwenvl.model.weight_files import base_of_adapter
+from qwenvl.model.weight_files import require_adapter
 from qwenvl.train.card import describe_merged
 
 
@@ -29,12 +29,7 @@ def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
     """
     adapter = Path(adapter)
     out = Path(out)
-    named = base_of_adapter(adapter)
-    if named is None:
-        raise ValueError(
-            f"{adapter}: no adapter in it (adapter_config.json); expected the folder of a finished run with "
-            "--lora_enable, or one of its checkpoints"
-        )
+    named = require_adapter(adapter)
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise FileExistsError(f"--out {out}: holds something already; give a folder that is new or empty")
     if out.is_symlink():

@@ -79,6 +79,7 @@ def test_a_used_output_folder_and_a_missing_or_torn_adapter_are_refused(adapter_
         ("run", "run", r"--out .*run: holds something already; give a folder that is new or empty"),
         ("none", "new", r"none: no adapter in it \(adapter_config.json\); expected the folder of a finished run with"),
         ("torn", "new", "adapter_model.safetensors: cut short"),
+        ("run/adapter_config.json", "new", "adapter_config.json: a file; expected the folder of an adapter"),
     ):
         with pytest.raises(SystemExit) as ended:
             qwenvl(["merge", str(tmp_path / adapter), "--out", str(tmp_path / out)])

@@ -198,6 +198,13 @@ def shown(*lines: list[str]) -> list[str]:
     return [" ".join(each.split()) for each in done.stdout.split("END\n")[:-1]]
 
 
+def test_the_texts_of_a_short_help_fit_a_terminal():
+    commands = ("train", "warmup", "plan")
+    argv = [sys.executable, "-c", SHOWN, json.dumps([[command, "--help"] for command in commands])]
+    lines = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert max(len(line) for line in lines if not line.startswith(("usage:", "  "))) <= 100
+
+
 def test_help_shows_the_usual_flags_all_flags_or_the_flags_with_a_word():
     commands, asked = ("train", "warmup", "plan"), ([], ["all"], ["early"], ["video_back"])
     printed = iter(shown(*([command, "--help", *words] for command in commands for words in asked)))

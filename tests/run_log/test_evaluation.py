@@ -1,5 +1,6 @@
 """The page of an evaluation: its tables, and each record with the answers of all models side by side."""
 
+import json
 import re
 
 import pytest
@@ -159,6 +160,18 @@ def test_the_headline_concludes_nothing_from_models_without_an_answer():
     unmoved = facts()
     unmoved["drops"][0]["scores"]["accuracy"] = {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 3}
     assert "accuracy changes by 0.000 [0.000, 0.000]." in list(headline(unmoved))[1]
+
+
+def test_the_page_does_not_compare_a_model_without_an_answer_with_itself(evaluation, tmp_path):
+    found = json.loads((evaluation / "evaluation.json").read_text())
+    for row in found["numbers"]:
+        if row["model"] == "tuned":
+            row["no_answer"], row["scores"]["accuracy"] = score(0) | {"mean": 1.0}, score(0)
+    (evaluation / "evaluation.json").write_text(json.dumps(found))
+    page = write_evaluation(evaluation, tmp_path / "out", RewardsReading()).page
+    assert "Does it look?" not in page.read_text() and "tuned has no answer on any record" in page.read_text()
+    index = (tmp_path / "out" / "data" / "run-0" / "index.js").read_text()
+    assert '"silent":["tuned"]' in index.replace(": ", ":")
 
 
 def test_the_page_of_an_unfinished_evaluation_shows_the_records_it_has(evaluation, tmp_path):

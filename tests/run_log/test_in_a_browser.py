@@ -172,8 +172,8 @@ def test_a_run_without_completions_has_no_filters(browser, make_run, tmp_path):
     browser.show(1280)
     browser.open(make_report([make_run(rollouts=[])], tmp_path / "report").page.as_uri())
     browser.wait(f"{COUNT} === 'The run has written no completions yet.'")
-    shown = "[...document.querySelectorAll('#browser :is(input, select, button)')].filter(each => each.checkVisibility())"
-    assert browser.run(f"{shown}.length") == 0
+    fields = "[...document.querySelectorAll('#browser :is(input, select, button)')]"
+    assert browser.run(f"{fields}.filter(each => each.checkVisibility()).length") == 0
     assert browser.errors == []
 
 

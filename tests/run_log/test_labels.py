@@ -106,6 +106,12 @@ def test_labels_are_confirmed_corrected_and_saved_as_records(opened, tmp_path):
     page.wait(f"{COUNT} === 'save 3 records' && {ROWS}.length === 1")
 
 
+def test_the_keys_of_spans_are_named_where_there_are_spans(opened, timelines):
+    keys = "[...document.querySelectorAll('.keys kbd')].map(each => each.textContent).join(' ')"
+    assert opened().run(keys) == "j k y e p /"
+    assert timelines("one").run(keys) == "j k y e p n [ ] /"
+
+
 def test_an_edited_answer_stays_until_it_is_saved(opened):
     done = "document.querySelector('#done').textContent"
     edit = "(box => {{ box.value = {!r}; box.dispatchEvent(new Event('input')); }})(document.querySelector('#answer'))"
@@ -346,4 +352,5 @@ def test_steps_are_buttons_and_folders_are_shown(browser, tmp_path):
         "line/cam2",
     ]
     assert browser.run("document.querySelectorAll('#list .id')[2].textContent") == "data.json[3]"
-    assert browser.run("document.querySelector('#done').textContent") == "0 of 2 done, 1 edited and not saved as a correction"
+    edited = "1 edited and not saved as a correction"
+    assert browser.run("document.querySelector('#done').textContent") == f"0 of 2 done, {edited}"

@@ -13,7 +13,7 @@ from tests.run_log.test_evaluation import facts, samples, score
 
 TURNS = "document.querySelector('[data-sample=\"0\"] .turns')"
 STYLES = "[...document.querySelectorAll('{}')].map(each => [each.style.left, each.style.right])"
-WHY = "no pictures were made of it (qwenvl report --pictures makes more)"
+WHY = "no pictures were made of it (another call of the command makes more)"
 
 
 @pytest.fixture

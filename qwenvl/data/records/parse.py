@@ -328,7 +328,7 @@ def media_hints(records: int, without: int) -> Iterator[Hint]:
     if records and without == records:
         yield Hint("text alone", "no record has a clip or a picture: the model sees text alone")
     elif without:
-        message = f"{without:,} of {records:,} records have neither a clip nor a picture, and the others do"
+        message = f"{without:,} of {records:,} records without a clip or a picture: of them the model sees text alone"
         yield Hint("text alone", message)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qwenvl.run_log.health import interval_text, says_nothing, signed_number
+from qwenvl.run_log.health import interval_text, signed_number, silent_models
 from qwenvl.run_log.log import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
 from qwenvl.run_log.report.pages import (
     Strip,
@@ -88,7 +88,9 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
     numbers = {**_shown_numbers(facts), "signed_number": signed_number}
-    page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, **numbers)
+    silent = silent_models(facts)
+    shown = {**facts, "drops": [row for row in facts["drops"] if row["model"] not in silent]}
+    page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=shown, **numbers)
     # Controls show other frames, so each completion has strips of its own.
     strips = [strip for record in records for each in record for strip in strips_of([each])]
     return Written(page=page, summary=facts, strips=list(dict.fromkeys(strips)))
@@ -98,10 +100,7 @@ def headline(facts: Mapping[str, Any]) -> Iterator[str]:
     """The results in words: each further model against the first, and what the last one loses without the evidence."""
     by = facts["protocol"]["passes"]["by"]
     last = facts["models"][-1]["name"]
-    silent = []
-    for row in facts["numbers"]:
-        if row["control"] == AS_IT_IS and says_nothing(row, by):
-            silent.append(row["model"])
+    silent = silent_models(facts)
     for model in silent:
         yield f"{model} has no answer on any record: its {by} says nothing about what it sees."
     for row in facts["differences"]:
@@ -253,6 +252,7 @@ def index(facts: Mapping[str, Any], records: Sequence[Answers], places: Mapping[
     return {
         "models": models,
         "controls": facts["controls"],
+        "silent": silent_models(facts),  # equal scores with and without the evidence mean nothing there
         "shown": {control: CONTROLS.get(control, (control, "")) for control in facts["controls"]},
         "datasets": datasets,
         "ids": [record[0].record_id for record in records],
@@ -367,6 +367,7 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
         "keys": [row.get("key") or row["id"] for row in rows],  # what a browser keeps answers by
         "answers": [row.get("answer") for row in rows],  # None: an error
         "answered": [has_answer(row) for row in rows],
+        "timed": any(row.get("timeline") is not None for row in rows),  # the page has an editor of spans
         "columns": {
             **places,
             "agreement": [row.get("agreement") for row in rows],

@@ -136,7 +136,7 @@ def run_summary(folder: str | Path, found: Sequence[Finding], next_steps: Sequen
         shown = [f"{with_interval(name, row)} at step {row['step']}" for row in ends]
         lines.append((name.removesuffix("_total_reward"), ", ".join(shown)))
     first = beginning(" ".join(found[0].message.split()), 100) if found else ""
-    lines.append(("warnings", f"{len(found)}, the first: {first}" if found else "none"))
+    lines.append(("warnings", f"{len(found)}, the first: {first}" if found else "none at the end"))
     if "loss" not in dict(lines):  # a warm-up has no completions
         lines.append(("look", _command(["report", str(folder)], "curves, and every completion with its frames")))
     lines += zip(["next", *[""] * len(next_steps)], next_steps, strict=False)

@@ -33,7 +33,7 @@ def test_keys_that_nothing_reads_and_rows_without_media_are_reported(write_rows,
 
 def test_training_on_text_alone_is_reported(write_rows, make_row, capsys):
     rows = [make_row(prompt="1 + 1?"), make_row(prompt="<video>Which?", video="a.mp4")]
-    for chosen, said in ((rows[:1], "no record has a clip or a picture"), (rows, "1 of 2 records have neither")):
+    for chosen, said in ((rows[:1], "no record has a clip or a picture"), (rows, "1 of 2 records without")):
         dataset = load_dataset(str(write_rows(chosen)), on_bad_sample="skip")
         capsys.readouterr()
         first_look(dataset, ())

@@ -7,7 +7,7 @@ const AS_IT_IS = "none";
 // the one that is asked about, the first the one that it is compared with.
 const first = (index) => index.means[AS_IT_IS][index.models[0]];
 const last = (index, control = AS_IT_IS) => index.means[control][index.models.at(-1)];
-const without = (index) => index.controls.filter((each) => each !== AS_IT_IS && each !== "evidence");
+const without = (index) => (index.silent.includes(index.models.at(-1)) ? [] : index.controls.filter((each) => each !== AS_IT_IS && each !== "evidence"));
 const VIEWS = {
   gained: { title: "gained most", needs: (index) => index.models.length > 1, keep: (index, n) => last(index)[n] > first(index)[n], order: (index, n) => first(index)[n] - last(index)[n] },
   lost: { title: "lost most", needs: (index) => index.models.length > 1, keep: (index, n) => last(index)[n] < first(index)[n], order: (index, n) => last(index)[n] - first(index)[n] },

@@ -40,7 +40,7 @@ function baseName(path) {
 // Why a strip has no pictures. Null where it has some.
 function missing(key) {
   const strip = report.strips[key];
-  return strip ? strip.problem : "no pictures were made of it (qwenvl report --pictures makes more)";
+  return strip ? strip.problem : "no pictures were made of it (another call of the command makes more)";
 }
 
 // A clip with its frames, `folded` where a film has shown them already.

@@ -11,17 +11,20 @@ const SHOWN = { // each jump: its title, and which labels it keeps
 const NO_CHOICE = { q: "", jump: "", sort: "" };
 const STORE = `qwenvl labels ${location.pathname}`;
 const DRAFTS = `${STORE} drafts`;
+const NAME = 18; // letters of a clip's name that fit into the list
 
 class Labels extends List {
   constructor(index) {
-    const columns = [["number", "#", (_, n) => n], ["id", "clip", (_, n) => index.ids[n]], ["agreement", "agree", (_, n) => index.columns.agreement[n]], ["logprob", "log-prob", (_, n) => index.columns.logprob[n]]];
+    const voted = index.columns.agreement.some((each) => each !== null); // else each clip has one completion
+    const columns = [["number", "#", (_, n) => n], ["id", "clip", (_, n) => index.ids[n]], voted ? ["agreement", "agree", (_, n) => index.columns.agreement[n]] : null, ["logprob", "log-prob", (_, n) => index.columns.logprob[n]]].filter(Boolean);
     super({ filters: NO_CHOICE, jumps: Object.entries(SHOWN), columns, kind: "label", nothing: "No clip was labelled." });
-    this.index = index;
+    Object.assign(this, { index, voted });
     this.checked = this.stored(STORE); // number -> {answer, timeline: spans of one, state: confirmed | corrected}
     this.drafts = this.stored(DRAFTS); // number -> what was edited and not saved: a text, or spans
     this.folders = foldersOf(index.ids);
-    for (const part of [this.parts.list, this.parts.heads]) part.style.setProperty("--models", 2);
-    this.place([this.field("q", "text", 14, "/")], [["y", " the answer is right"], ["e", " correct it"], ["p", " play"], ["n", " a new span"], ["[", "]", " begin and end the span where the clip stands"], ["/", " search"]]);
+    for (const part of [this.parts.list, this.parts.heads]) part.style.setProperty("--models", voted ? 2 : 1);
+    const ofSpans = index.timed ? [["n", " a new span"], ["[", "]", " begin and end the span where the clip stands"]] : [];
+    this.place([this.field("q", "text", 14, "/")], [["y", " the answer is right"], ["e", " correct it"], ["p", " play"], ...ofSpans, ["/", " search"]]);
     for (const id of ["save", "unchecked"]) document.querySelector(`#${id}`).addEventListener(id === "save" ? "click" : "change", () => (id === "save" ? this.save() : this.count()));
     addEventListener("storage", (event) => { if (event.key === STORE) this.followed(); });
     this.count();
@@ -82,17 +85,17 @@ class Labels extends List {
     const { index } = this, { agreement, logprob } = index.columns, done = this.done(n), answer = done ? done.answer : index.answers[n];
     const folder = this.folders[n];
     return [
-      h("span", { class: "at" }, `${done ? "✓ " : ""}${n + 1}`), h("span", { class: "id", title: index.ids[n] }, shortName(baseName(index.ids[n])) || "–"),
-      h("b", {}, agreement[n] === null || agreement[n] === undefined ? "" : `${Math.round(100 * agreement[n])} %`), h("b", {}, logprob[n] === null || logprob[n] === undefined ? "" : logprob[n].toFixed(2)),
+      h("span", { class: "at" }, `${done ? "✓ " : ""}${n + 1}`), h("span", { class: "id", title: index.ids[n] }, shortName(baseName(index.ids[n]), NAME) || "–"),
+      this.voted ? h("b", {}, agreement[n] === null ? "" : `${Math.round(100 * agreement[n])} %`) : null, h("b", {}, logprob[n] === null || logprob[n] === undefined ? "" : logprob[n].toFixed(2)),
       h("span", { class: "signs" }, folder ? h("i", { class: "folder" }, folder) : null, answer === null ? h("i", { class: "bad" }, "error") : h("i", { class: "clamped", title: answer }, answer || "no answer"), done ? h("i", {}, done.state) : null),
-    ];
+    ].filter(Boolean);
   }
 
   view(n, label) {
     const head = h("h3", { class: "title", title: label.id }, baseName(label.id), folderOf(label.id) ? h("small", {}, folderOf(label.id)) : null);
     this.editor = this.player = null;
     if (label.error !== null) return h("article", {}, head, h("p", { class: "bad" }, label.error));
-    const facts = [label.agreement === null ? null : `${Math.round(100 * label.agreement)} % of ${label.texts.length} completions agree`, `mean log-prob ${brief(label.logprob)}`, `${label.frames} frames`, label.finish_reason === "length" ? "cut at the limit" : null];
+    const facts = [label.agreement === null ? null : `${Math.round(100 * label.agreement)} % of ${label.texts.length} completions agree`, `mean log-prob ${brief(label.logprob)}`, label.clips.length === 1 ? null : `${label.frames} frames`, label.finish_reason === "length" ? "cut at the limit" : null];
     const prompt = label.prompt.map((each) => (label.prompt.length > 1 ? `[${each.role}] ${each.text}` : each.text)).join("\n\n");
     const players = label.files.map((file, place) => (file ? playerView(file, label.clips[place]?.path ?? file) : null)).filter(Boolean);
     this.player = players.length === 1 ? players[0].querySelector("video") : null;
@@ -162,7 +165,7 @@ class Labels extends List {
     this.store(DRAFTS, n, undefined);
     this.store(STORE, n, this.done(n));
     const at = this.found.indexOf(n), row = this.parts.list.children[at];
-    if (row) row.replaceChildren(...this.row(n).filter(Boolean));
+    if (row) row.replaceChildren(...this.row(n));
     this.count();
     const next = this.found[at + 1];
     this.choose(entry === null || next === undefined ? n : next, true);
@@ -284,7 +287,7 @@ function foldersOf(ids) {
 
 // The clip, played from its file or from a copy beside the page.
 function playerView(file, path) {
-  const video = h("video", { src: file, controls: true, preload: "metadata", playsinline: true });
+  const video = h("video", { src: file, controls: true, preload: "metadata", playsinline: true, "aria-label": baseName(path) });
   const box = h("div", { class: "player" }, video);
   video.addEventListener("error", () => box.replaceChildren(h("p", { class: "fine" }, `This browser can't play ${path}: the file has moved, or the browser has no decoder for it. Its frames are below.`)));
   return box;
