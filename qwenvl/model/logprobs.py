@@ -25,9 +25,16 @@ BYTES_PER_LOGIT = 16
 """What a logit takes at the peak of its backward pass.
 
 That is four values where an entropy is trained or a teacher compared: as the head gave it, in float32, divided by the
-temperature, and its gradient. Log-probs alone take the first and the last of them.
+temperature, and its gradient. Log-probs alone take the first of them, of ``KEPT_CHUNKS`` chunks.
 """
 
+
+KEPT_CHUNKS = 2
+"""Chunks whose logits a forward pass keeps where log-probs alone have a gradient, which then takes their place.
+
+They take no more memory than a chunk that is computed again and has a gradient besides, and the head's product is not
+made a second time for them.
+"""
 
 CACHED_LOGITS = 2**18
 """Logits on a CPU that passes are made over together. In float32 they are 1 MB, half of a usual cache of a core."""
@@ -257,7 +264,8 @@ def selected_logprobs(
     What it returns is rows x T x columns, which ``HeadColumns.unstack`` takes apart.
 
     The stock forward calls the head as ever, so that wrappers which gather or watch its weights go on working. The
-    logits of only ``chunk_tokens`` tokens exist at a time. The backward pass recomputes them.
+    logits of ``chunk_tokens`` tokens are made at a time. The backward pass recomputes them, but for the last
+    ``KEPT_CHUNKS`` where log-probs alone have a gradient.
 
     Args:
         targets, mask: rows x T. The head must be called on rows x T x hidden. Where the mask is False no logits are
@@ -303,17 +311,26 @@ class _HeadOfTokens:
         # Without a teacher any tensor of K rows stands in: it is not read.
         teacher = wanted if self.extras is None or self.extras.states is None else self.extras.states
         size = self.chunk_tokens
-        pieces = zip(hidden[mask].split(size), wanted.split(size), teacher.split(size), strict=True)
-        parts = [checkpoint(self._chunk, *piece, use_reentrant=False) for piece in pieces]
+        pieces = list(zip(hidden[mask].split(size), wanted.split(size), teacher.split(size), strict=True))
+        kept = KEPT_CHUNKS if self._trains_logprobs_alone else 0
+        # The last chunks: the backward pass begins with them and frees them before it computes others again.
+        first_kept = max(0, len(pieces) - kept)
+        parts = [checkpoint(self._chunk, *piece, use_reentrant=False) for piece in pieces[:first_kept]]
+        parts += [self._chunk(*piece) for piece in pieces[first_kept:]]
         return spread_out(torch.cat(parts), mask)
+
+    @property
+    def _trains_logprobs_alone(self) -> bool:
+        """No other column has a gradient."""
+        return self.entropy != "trained" and not HeadColumns.of(self.entropy, self.extras).divergences
 
     def _chunk(self, hidden: Tensor, wanted: Tensor, teacher: Tensor) -> Tensor:
         """K x hidden -> K x columns, for the K tokens ``wanted`` and, where they are asked for, a teacher's states."""
         columns = HeadColumns.of(self.entropy, self.extras)
         raw = self.logits_of(hidden)
         divergences = entropies = top = states = None
-        if columns.divergences or self.entropy == "trained":
-            # More than the log-probs has a gradient: autograd takes it of each operation.
+        if not self._trains_logprobs_alone:
+            # Autograd takes the gradient of each operation.
             logits = at_temperature(raw, self.temperature)
             normaliser = logits.logsumexp(1)
             logprobs = logits.gather(1, wanted[:, None])[:, 0] - normaliser
@@ -350,8 +367,9 @@ class LogprobsOfTokens(torch.autograd.Function):
     """The log-probs of chosen tokens under softmax(logits / temperature), and what they are normalised by.
 
     The numbers and the gradient of logits.gather(tokens) - logits.logsumexp(1), bit for bit. Autograd would make six
-    tensors of the size of the logits, each read and written by all others than the CPU's cache. Here there is the
-    gradient, and besides it what is made of a few rows.
+    tensors of the size of the logits, each read and written by all others than the CPU's cache. Here the
+    gradient takes the place of the logits, which nothing else reads, and besides it there is what is made of a few
+    rows. So there is one backward pass: PyTorch refuses a second one.
     """
 
     @staticmethod
@@ -373,13 +391,12 @@ class LogprobsOfTokens(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         """d log p(token) / d logits = (1 at the token, else 0) - softmax, divided by the temperature."""
         logits, wanted, normalisers = ctx.saved_tensors
-        found = torch.empty_like(logits)
-        pieces = (in_rows(each, logits) for each in (found, logits, wanted, normalisers, grads[0]))
-        for into, rows, tokens, normaliser, grad in zip(*pieces, strict=True):
+        pieces = (in_rows(each, logits) for each in (logits, wanted, normalisers, grads[0]))
+        for rows, tokens, normaliser, grad in zip(*pieces, strict=True):
             probs = (at_temperature(rows, ctx.temperature) - normaliser[:, None]).exp_()
             own = probs.mul_(-grad[:, None]).scatter_add_(1, tokens[:, None], grad[:, None])
-            into.copy_(own if ctx.temperature == 1 else own.div_(ctx.temperature))
-        return found, None, None
+            rows.copy_(own if ctx.temperature == 1 else own.div_(ctx.temperature))
+        return logits, None, None
 
 
 def at_temperature(logits: Tensor, temperature: float) -> Tensor:

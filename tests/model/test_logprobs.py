@@ -75,7 +75,38 @@ def test_no_more_logits_exist_at_a_time_than_the_chunk(exact_model, random_promp
         patch.setattr(torch.nn.functional, "linear", linear)
         completion_logprobs(model, prompts, ids, mask, temperature=1.0, logit_chunk_tokens=4).sum().backward()
     assert max(sizes) == 4
-    assert sum(sizes) == 2 * int(mask.sum())  # forward, and once more in the backward pass
+    of_kept_chunks = logprobs.KEPT_CHUNKS * 4
+    assert sum(sizes) == 2 * int(mask.sum()) - of_kept_chunks  # forward, and the others once more in the backward pass
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_gradient_of_logprobs_alone_equals_a_plain_forward(
+    exact_model, random_prompts, random_completions, temperature
+):
+    model = exact_model("qwen2_5_vl")
+    prompts = random_prompts(model, ["tv", "t"])
+    ids, mask = random_completions(8, 9)
+    expected = by_hand(model, prompts, ids, mask, temperature)[..., 0]
+    weights = torch.randn_like(expected)
+    (expected * weights).sum().backward()
+    by_name = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    for chunk in (4, 20, 1000):  # of 36 tokens: 8 kept and 28 computed again, all kept in two chunks and in one
+        model.zero_grad()
+        settings = {"temperature": temperature, "logit_chunk_tokens": chunk}
+        (completion_logprobs(model, prompts, ids, mask, **settings) * weights).sum().backward()
+        found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+        torch.testing.assert_close(found, by_name, rtol=1e-7, atol=1e-9)
+
+
+def test_a_second_backward_pass_over_kept_logits_is_refused(exact_model, random_prompts, random_completions):
+    """The first one has put the gradient in their place."""
+    model = exact_model("qwen2_5_vl")
+    ids, mask = random_completions(4, 3)
+    settings = {"temperature": 1.0, "logit_chunk_tokens": 100}
+    total = completion_logprobs(model, random_prompts(model, ["t", "t"]), ids, mask, **settings).sum()
+    total.backward(retain_graph=True)
+    with pytest.raises(RuntimeError):
+        total.backward()
 
 
 def test_an_entropy_that_is_only_measured_costs_the_backward_pass_nothing(
@@ -179,10 +210,11 @@ def test_log_probs_of_some_rows_at_a_time_equal_those_of_all_rows_at_once(dtype,
     expected = scaled.gather(1, tokens[:, None])[:, 0] - normaliser
     found, found_normaliser = logprobs.LogprobsOfTokens.apply(ours, tokens, temperature)
     assert torch.equal(found, expected) and torch.equal(found_normaliser, normaliser)
-    assert not found_normaliser.requires_grad
+    assert not found_normaliser.requires_grad and torch.equal(ours, logits)
     expected.backward(grad)
     found.backward(grad)
-    assert torch.equal(ours.grad, plain.grad) and torch.equal(ours, logits)
+    assert torch.equal(ours.grad, plain.grad)
+    assert torch.equal(ours, ours.grad)  # in the place of the logits
     # By hand, for one row: (1 at the token, else 0) - softmax.
     by_hand = -(logits[4].double() / temperature).softmax(0)
     by_hand[tokens[4]] += 1
