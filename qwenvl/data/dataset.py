@@ -45,7 +45,7 @@ class GRPODataset(Dataset):
     Args:
         records: as ``RecordFile.load`` returns them.
         parts: the data sets that the records come from, in order, or None for one without a name.
-        options: how frames are chosen and decoded, and what becomes of media that can't be used.
+        options: the choice and the decoding of frames, and the treatment of media that can't be used.
         seed: of the frames drawn in training.
         ruler: of the collator: clips come resized, a few of their frames at a time being in memory at full size. None
             leaves resizing to the collator.
@@ -55,7 +55,7 @@ class GRPODataset(Dataset):
         changes: single options by name, such as ``base_interval``, in place of those of ``options``.
 
     Attributes:
-        rule: by which frames are chosen.
+        rule: chooses frames.
         decoder: the backend behind ``video_backend`` on this machine, for logs and checkpoints.
         view: makes the record that a teacher sees from a record. None: samples have no ``teacher``.
 
@@ -301,7 +301,7 @@ def load_dataset(
     Args:
         dataset_use: as for ``resolve_datasets``, or rows that ``given_rows`` takes, such as a list of dicts. Relative
             paths in rows start at the working folder.
-        name: what rows that are given are called in errors.
+        name: the name of given rows in errors.
         check_record: as for ``RecordFile``.
         seed: of the frames drawn in training, and of the rows of ``name%NN``.
         options: as for ``GRPODataset``.

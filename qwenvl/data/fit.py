@@ -12,7 +12,7 @@ from qwenvl.types import Record
 
 
 class FrameFit(NamedTuple):
-    """How the frames of a prompt were made to fit.
+    """The bound on the frames of a prompt that makes it fit, and its effect.
 
     Attributes:
         most: the bound on the frames of each clip, None for no bound.
@@ -28,9 +28,9 @@ class MeasuredPrompt:
     """A prompt whose tokens are counted for any bound on the frames of its clips, by the headers of its media.
 
     Attributes:
-        epoch: by which frames are drawn.
-        timelines, sizes: of each clip, as it is in its file.
-        stills: of each image, the size that it is resized to.
+        epoch: the epoch, by which frames are drawn.
+        timelines, sizes: for each clip its times, and its height and width in the file.
+        stills: for each image the size that it is resized to.
     """
 
     record: Record

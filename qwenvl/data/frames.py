@@ -26,7 +26,7 @@ MAX_FRAME_MISMATCH = 2
 
 
 class Timeline(NamedTuple):
-    """When the frames of a clip are shown, and how long it lasts, in seconds."""
+    """The times of a clip's frames, and its duration, in seconds."""
 
     times: Sequence[float]
     duration: float

@@ -27,7 +27,7 @@ class MediumKind(NamedTuple):
 
     Attributes:
         flag: bounds their pixels from above.
-        unit: what a number of tokens is the size of.
+        unit: the picture that the hint gives a number of tokens for.
     """
 
     name: str
@@ -141,9 +141,9 @@ def _size_hint(size: Size, factor: int, bounds: tuple[int, int], kind: MediumKin
 
 
 BLACK = 16
-"""Of 255: the mean of a frame below which it is black. Video decodes black to 0 or a little above."""
+"""The mean of a frame, of 255, below which it is black. Video decodes black to 0 or a little above."""
 STILL = 0.5
-"""Of 255: the mean difference of two frames below which they are the same but for the noise of compression."""
+"""The mean difference of two frames, of 255, below which they are the same but for the noise of compression."""
 BLURRED = 0.002
 """The share of a frame's variance that half its size loses, below which it is blurred.
 
@@ -151,7 +151,7 @@ Seen at 112 to 448 pixels, sharp frames of a workplace lose 0.03 to 0.13, and 0.
 2 pixels.
 """
 PLAIN = 8.0
-"""Of 255: the standard deviation of a frame below which it shows too little to say whether it is sharp."""
+"""The standard deviation of a frame, of 255, below which it shows too little to say whether it is sharp."""
 
 
 def picture_hints(clips: Iterable[VideoClip]) -> list[Hint]:

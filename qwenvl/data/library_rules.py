@@ -25,7 +25,7 @@ MANY_FRAMES = 64
 
 
 class Wanted(NamedTuple):
-    """How many frames of a clip to take, and the number down to which ``--fit_frames`` may go."""
+    """The number of frames to take of a clip, and the number down to which ``--fit_frames`` may go."""
 
     frames: int
     least: int

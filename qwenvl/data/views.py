@@ -82,7 +82,7 @@ VIEWS: Mapping[str, View] = {"frames": frames, "evidence": evidence, "solution":
 
 
 SHOWN = {"frames": "a clip", "evidence": "a clip with `evidence`", "solution": "a solution"}
-"""What a record needs for each view that reads no completion."""
+"""The part of a record that a view needs, for each view that reads no completion."""
 
 
 def view_named(text: str | None) -> View:

@@ -1,4 +1,4 @@
-"""``qwenvl data check``: reads and decodes every record as training would, and reports what is wrong with it."""
+"""``qwenvl data check``: reads and decodes every record as training would, and reports the bad ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,7 @@ class CheckReport:
         good: the records that can be trained on, in the order of their files. An access reads its record again.
         checked: one entry for each good record.
         problems: the rows that can't be trained on, each with the reason.
-        warnings: what is worth a look in the other rows.
+        warnings: the hints about all other rows.
         read_as: the formats that were guessed, by the name of the data set.
         solutions: the number of good records with each solution.
         drawn: the number of records in an epoch, by the name of the data set.
@@ -216,7 +217,7 @@ def examine(
     """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
 
     Args:
-        sample_options: how frames are selected and decoded. ``on_bad_sample`` must be ``error``.
+        sample_options: the choice and decoding of frames. ``on_bad_sample`` must be ``error``.
         look_for: returns the hints about a record and its decoded media.
         columns: the fields of records that the rewards read. Keys that nothing reads are reported.
         jobs: clips decoded at the same time, each in a process of its own.
@@ -229,27 +230,14 @@ def examine(
     from qwenvl.data.prompt_length import Ruler
 
     report = CheckReport()
-    files: list[RecordFile] = []
-    for source in sources:
-        try:
-            files.append(RecordFile(source, seed=0, options=options, check_record=check_record))
-        except RecordError as error:  # the file as a whole
-            report.problems.append({"kind": error.kind, "message": str(error)})
+    files = _opened(sources, report, options, check_record)
     _say_how_read(report, files)
     tokenizing = threading.Lock()  # tokenizers are not thread-safe
     ruler = collator.ruler if collator else Ruler.without_model(PromptOptions())
     fit_to = None if collator is None else collator.options.fit_to
     dataset = GRPODataset((), sample_options, training=False, ruler=ruler, fit_to=fit_to)
 
-    def check(row: _Row) -> CheckedRecord | Problem:
-        return _check_one(
-            row.record,
-            dataset=dataset,
-            collator=collator,
-            tokenizing=tokenizing,
-            look_for=look_for,
-        )
-
+    check = partial(_check_one, dataset=dataset, collator=collator, tokenizing=tokenizing, look_for=look_for)
     good: list[list[int]] = [[] for _ in files]  # indices in each file
     questions: dict[int, tuple[str, str]] = {}  # place and solution by the hash of the question, see ``_repeated``
     hinted: dict[Hint, list[str]] = defaultdict(list)
@@ -260,7 +248,8 @@ def examine(
             batch = list(islice(rows, 16 * jobs))  # not all rows at once: they are in memory
             if not batch:
                 break
-            for row, result in zip(batch, pool.map(check, batch), strict=True):
+            results = pool.map(check, [row.record for row in batch])
+            for row, result in zip(batch, results, strict=True):
                 bar.update()
                 if isinstance(result, dict):
                     report.problems.append(result)
@@ -277,6 +266,22 @@ def examine(
     report.warnings += [hint._asdict() for hint in few_frames(lengths, dataset.options)]
     report.warnings += [hint._asdict() for hint in short_spans(report.timelines)]
     return report
+
+
+def _opened(
+    sources: Sequence[DatasetSource],
+    report: CheckReport,
+    options: ReadOptions | None,
+    check_record: RecordCheck | None,
+) -> list[RecordFile]:
+    """The files of the data sets. A file that can't be read as a whole is a problem of the report."""
+    files: list[RecordFile] = []
+    for source in sources:
+        try:
+            files.append(RecordFile(source, seed=0, options=options, check_record=check_record))
+        except RecordError as error:
+            report.problems.append({"kind": error.kind, "message": str(error)})
+    return files
 
 
 @dataclass(frozen=True)

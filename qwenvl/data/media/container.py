@@ -115,7 +115,7 @@ def in_square_pixels(height: int, width: int, shape: Fraction) -> tuple[int, int
 
 
 def pixel_shape(stream: VideoStream) -> Fraction:
-    """How many times as wide as high a pixel is shown, 1 where the header does not say it or makes no sense."""
+    """The width of a shown pixel by its height, 1 where the header does not say it or makes no sense."""
     shape = stream.sample_aspect_ratio
     return shape if shape and Fraction(1, MAX_PIXEL_SHAPE) <= shape <= MAX_PIXEL_SHAPE else Fraction(1)
 
@@ -340,7 +340,7 @@ def _composition_offsets(file: BinaryIO, track_id: int) -> np.ndarray | None:
 
 
 def _boxes_at(file: BinaryIO, spans: list[tuple[int, int]], *kinds: bytes) -> list[tuple[int, int]]:
-    """Where the contents of boxes begin and end that lie in some spans of an MP4, at a path of kinds."""
+    """The spans of the contents of boxes at a path of kinds, within some spans of an MP4."""
     for wanted in kinds:
         found: list[tuple[int, int]] = []
         for start, end in spans:

@@ -41,9 +41,9 @@ def check_promise(
     A whole file whose header is wrong passes.
 
     Args:
-        packets: how many it has.
+        packets: their number.
         end: the time at which the last frame ends, in the container's own time.
-        seconds: that the clip lasts.
+        seconds: the duration of the clip.
 
     Raises:
         BadMediaError: it is cut short, or damaged.

@@ -137,7 +137,7 @@ class FrameFolder(Clip):
         return image_size(self.files[0])
 
     def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES, memory: Any = b"") -> Iterator[np.ndarray]:
-        """One frame at a time, in memory of its own."""
+        """Decode as ``Clip.parts`` says: one frame at a time, in memory of its own."""
         first = None
         for index in indices:
             picture = np.array(upright_image(self.files[index]))

@@ -27,7 +27,7 @@ class Element:
     """An element of a file.
 
     Attributes:
-        start, inside: where it and its content begin.
+        start, inside: the first bytes of the element and of its content.
         end: None where its length was left open, as in files that were written while they were sent.
     """
 

@@ -49,7 +49,7 @@ _idle: dict[tuple[int, str, float], list[Decoder]] = defaultdict(list)
 
 
 class ImageFiles(NamedTuple):
-    """How the images of a folder or list become a clip: the arguments of ``FrameFolder`` behind the path."""
+    """The images of a folder or list as a clip: the arguments of ``FrameFolder`` behind the path."""
 
     fps: float | None
     times: Sequence[float] | None
@@ -72,7 +72,7 @@ def open_clip(
         backend: as ``--video_backend``. No other replaces one that fails.
         timeout: seconds for the whole clip, after which its decoder is killed. The decoder then runs in a child
             process. 0 decodes in this process, without bounds.
-        memory_gb: how much memory the child may take for one clip, in GB.
+        memory_gb: the memory that the child may take for one clip, in GB.
         strict: also look for damage that PyAV's decoder would hide, in what is decoded and in the whole container.
         frames_fps: frames per second of a folder or list of images.
         frame_times: seconds of each of these images, in place of ``frames_fps``.
@@ -204,7 +204,7 @@ class GuardedFile(AbstractContextManager):
         path: the file.
         backend: as for ``ClipReader``.
         timeout: seconds from the first request to the end of the last one. After them the child is killed.
-        memory_gb: how much memory the child may take for the file, in GB.
+        memory_gb: the memory that the child may take for the file, in GB.
 
     ``picture`` and ``picture_size`` raise:
         BadMediaError: the file is bad, or exceeds a bound, or its decoder crashed.
@@ -306,7 +306,7 @@ class GuardedClip(GuardedFile, Clip):
         backend, strict: as for ``ClipReader``.
         timeout: seconds from opening the clip to the end of the last read.
         memory_gb: see ``GuardedFile``.
-        images: how a folder or list of images becomes the clip. None: it is a file.
+        images: the folder or list of images that is the clip. None: it is a file.
 
     Raises:
         BadMediaError: as ``ClipReader`` raises it, or the clip exceeds a bound, or its decoder crashed.

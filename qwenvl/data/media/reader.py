@@ -62,7 +62,7 @@ class Clip(AbstractContextManager, ABC):
 
     @property
     def frame_count(self) -> int:
-        """How many frames the clip has."""
+        """The number of frames."""
         return len(self.frame_times)
 
     def read(self, indices: Sequence[int]) -> Tensor:

@@ -29,7 +29,7 @@ from qwenvl.types import Record
 
 FRAME_LIST_SUFFIX = ".frames.json"
 FRAME_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
-"""Of the files that are the frames of a folder."""
+"""The endings of the files that are the frames of a folder."""
 _DATA_URL = re.compile(r"data:[\w/+.-]*;base64,")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")

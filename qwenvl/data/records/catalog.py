@@ -28,7 +28,7 @@ class DatasetSource:
         annotation_path: the file of records, a folder written by ``save_to_disk``, or ``hf:name:split``.
         media_root: the folder that the media paths of the records start from and may not leave.
         percent: share of the records to take, in (0, 100].
-        weight: how often it is drawn from, relative to the others. None where each record has one turn an epoch.
+        weight: its share of the draws, relative to the other data sets. None: each record has one turn an epoch.
         format: the preset by which its rows are read, where the catalog names one.
     """
 

@@ -125,7 +125,7 @@ def _without_names(texts: list[str]) -> Options:
 
 
 def _behind(texts: Iterable[str], found: Iterable[re.Match[str] | None]) -> list[str]:
-    """What stands in each text behind its match, and whole texts where there is none."""
+    """The end of each text behind its match, and the whole text where there is no match."""
     return [text[match.end() :] if match else text for text, match in zip(texts, found, strict=True)]
 
 

@@ -61,7 +61,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How rows are read.
+    """The settings by which rows are read.
 
     Attributes:
         allow_outside_media: media paths may leave the media root.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -30,7 +29,7 @@ from qwenvl.data.records.choices import (
 from qwenvl.data.records.forms import draft_of
 from qwenvl.data.records.frame_settings import META_KEYS
 from qwenvl.data.records.keys import FRAME_KEYS, PICTURE_ENDINGS, READ_KEYS, SYSTEM_KEYS, TURN_KEYS, is_empty
-from qwenvl.data.records.spans import is_cut_of_a_film, is_time, seconds_of, spans_text, times_in
+from qwenvl.data.records.spans import check_times, is_cut_of_a_film, seconds_of, spans_text, times_in
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.grounding import spans_in
 from qwenvl.rewards.functions.text import solution_of
@@ -59,7 +58,7 @@ ASKED_FOR = {
     SPAN: "start and end in seconds, with the word to between them,",
     LABELS: "the labels, with commas between them,",
 }
-"""What a prompt asks for by kind of answer. The kind is the record's field ``problem_type``, which rewards may read."""
+"""The request of a prompt by kind of answer, which is the record's field ``problem_type``. Rewards may read it."""
 
 # Kinds of answers by the names that files give them, in small letters and without hyphens.
 _KINDS = {
@@ -462,8 +461,6 @@ def _mvbench(row: Values, first_number: int | None = None) -> Made:
 
 # Sentences and when they happen
 
-_CHARADES = re.compile(r"(\S+) ([0-9]+\.?[0-9]*) ([0-9]+\.?[0-9]*)\s?##\s?(.+)")
-
 
 def span_hints(record: Record, clips: Sequence[FrameInfo]) -> Iterator[Hint]:
     """Hints about a solution that no answer can equal: a span of it ends after the record's only clip."""
@@ -481,7 +478,7 @@ def _span_row(row: Values, first_number: int | None = None) -> Made:
     times: Any = row.get("timestamp", [seconds_of(row.get("start")), seconds_of(row.get("end"))])
     if isinstance(times, str):  # in a cell of CSV
         times = [list(span) for span in spans_in(times)]
-    _check_times(times)
+    check_times(times)
     question = f'When does the following happen in the video? "{_text(row, "sentence").strip()}"'
     asked = row | {"question": question, "answer": times}
     kept: Values = {}  # as fields of the record
@@ -504,38 +501,6 @@ def _span_row(row: Values, first_number: int | None = None) -> Made:
             )
         )
     return made
-
-
-def _check_times(times: Any) -> None:
-    """Raise ValueError unless times are a pair of start and end, or a list of such pairs."""
-    if not isinstance(times, list) or not times or (not isinstance(times[0], list) and len(times) != 2):
-        raise ValueError(f"timestamps: expected start and end, got {kind_of(times)}")
-    for pair in times if isinstance(times[0], list) else [times]:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise ValueError(f"timestamps: expected start and end, got {kind_of(pair)}")
-        for key, value in zip(("start", "end"), pair, strict=True):
-            if not is_time(value):
-                raise ValueError(f"{key}: expected seconds, got {kind_of(value)}")
-
-
-def activitynet_rows(content: Values) -> Iterator[tuple[str, Values]]:
-    """Place and row of each sentence of an object that holds ``timestamps`` and ``sentences`` by clip.
-
-    Raises:
-        TypeError, KeyError: an object of another format.
-    """
-    for clip, entry in content.items():
-        for i, (times, sentence) in enumerate(zip_longest(entry["timestamps"], entry["sentences"])):
-            row = {"video_id": clip, "duration": entry.get("duration"), "timestamp": times, "sentence": sentence}
-            yield f"{clip}[{i}]", row
-
-
-def charades_row(line: str) -> Values:
-    """The row of ``3MSZA 24.3 30.4##person turn a light on.``, and a row that is refused of any other line."""
-    found = _CHARADES.fullmatch(line.strip())
-    if found is None:
-        return {"line": line}
-    return {"video_id": found[1], "start": float(found[2]), "end": float(found[3]), "sentence": found[4]}
 
 
 # Label Studio

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,12 @@ from PIL.Image import Image
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import HUB_PREFIX
 from qwenvl.data.records.parse import Row, Rows
-from qwenvl.data.records.presets import activitynet_rows, charades_row
 from qwenvl.data.records.text import BOM, text_rows
 from qwenvl.files import cache_root, require
 
 EXPECTED = "expected what --dataset_use takes, rows (a list of dicts or a data set of dicts) or a GRPODataset"
 MAX_OBJECT_BYTES = 2**30  # of a file that is one JSON object: it takes several times that in memory
+_CHARADES = re.compile(r"(\S+) ([0-9]+\.?[0-9]*) ([0-9]+\.?[0-9]*)\s?##\s?(.+)")  # clip, start, end, sentence
 # Modes of Pillow that PNG holds. Pictures of all other modes become RGB.
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
 
@@ -140,6 +142,26 @@ def _charades_rows(path: Path) -> Rows | None:
         file.seek(0)
         lines = file.read().decode("utf-8-sig", "replace").splitlines()
     return _listed(path, [(str(i), charades_row(line)) for i, line in enumerate(lines, start=1) if line.strip()])
+
+
+def activitynet_rows(content: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Place and row of each sentence of an object that holds ``timestamps`` and ``sentences`` by clip.
+
+    Raises:
+        TypeError, KeyError: an object of another format.
+    """
+    for clip, entry in content.items():
+        for i, (times, sentence) in enumerate(zip_longest(entry["timestamps"], entry["sentences"])):
+            row = {"video_id": clip, "duration": entry.get("duration"), "timestamp": times, "sentence": sentence}
+            yield f"{clip}[{i}]", row
+
+
+def charades_row(line: str) -> dict[str, Any]:
+    """The row of ``3MSZA 24.3 30.4##person turn a light on.``, and a row that is refused of any other line."""
+    found = _CHARADES.fullmatch(line.strip())
+    if found is None:
+        return {"line": line}
+    return {"video_id": found[1], "start": float(found[2]), "end": float(found[3]), "sentence": found[4]}
 
 
 def _listed(path: Path, rows: list[tuple[str, dict[str, Any]]]) -> Rows:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qwenvl.data.errors import kind_of
 from qwenvl.rewards.functions.grounding import spans_in
 from qwenvl.types import Hint
 
@@ -29,6 +30,22 @@ def times_in(given: Any) -> list[tuple[float, float]]:
 def is_time(value: Any) -> bool:
     """Whether a value is a number of seconds."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9
+
+
+def check_times(times: Any) -> None:
+    """Check that times are a pair of start and end in seconds, or a list of such pairs.
+
+    Raises:
+        ValueError: naming the value that is none.
+    """
+    if not isinstance(times, list) or not times or (not isinstance(times[0], list) and len(times) != 2):
+        raise ValueError(f"timestamps: expected start and end, got {kind_of(times)}")
+    for pair in times if isinstance(times[0], list) else [times]:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError(f"timestamps: expected start and end, got {kind_of(pair)}")
+        for key, value in zip(("start", "end"), pair, strict=True):
+            if not is_time(value):
+                raise ValueError(f"{key}: expected seconds, got {kind_of(value)}")
 
 
 def spans_text(times: Sequence[tuple[float, float]], duration: Any) -> tuple[str, list[Hint]]:
