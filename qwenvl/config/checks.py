@@ -1,6 +1,6 @@
-"""Checks of settings beyond the single option: between rooms, of the Trainer's own settings, of the machine.
+"""Checks settings beyond the single option: between rooms, of the Trainer's own settings, of the machine.
 
-They import no torch, so that a command line is refused before torch is loaded.
+Nothing here imports torch, so that a command line is refused before torch is loaded.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ NOT_OF_OURS = {
     "ddp_broadcast_buffers": "buffers never change, and processes may run different numbers of forwards",
     "logging_nan_inf_filter": "a loss that is not a number must show",
 }
-"""Settings of the Trainer that must keep their default here, and why."""
+"""Settings of the Trainer that must keep their default here, each with the reason."""
 
 WITHOUT_BETAS = ("adafactor", "sgd", "adagrad", "rmsprop")
 """Optimizers that have no beta1, beta2 and epsilon of Adam."""
-_LAUNCHED = {"RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"}  # what DeepSpeed finds out about its processes from
+# Variables that tell DeepSpeed about its processes. Without one of them it asks MPI.
+_LAUNCHED = {"RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"}
 
 OPTIMIZER_PACKAGES = {
     "bitsandbytes": ("adamw_bnb", "adamw_8bit", "paged_", "ademamix", "lion_", "rmsprop_bnb"),
@@ -66,25 +67,29 @@ OPTIMIZER_PACKAGES = {
     "grokadamw": ("grokadamw",),
     "schedulefree": ("schedule_free",),
 }
-"""Packages that the Trainer's optimizers come from, each with how the names of its optimizers begin."""
+"""The packages of the Trainer's optimizers, each with the beginnings of the names of its optimizers."""
 
 
 _PLAIN_TYPES = (bool, int, float, str, list, dict, type(None))
 
 
 def problems_of_run(config: Any) -> list[str]:
-    """Everything wrong with the settings of a run, on any machine. Empty where all is well."""
+    """The problems of the settings of a run, on any machine. Empty where all is well.
+
+    Wrong types come alone, as the other checks rely on the types.
+    """
     return _wrong_types_of_trainer(config) or problems_of(config, _between_rooms)
 
 
 def _wrong_types_of_trainer(config: Any) -> list[str]:
-    """The Trainer's settings that a script gave a wrong type or choice: transformers would take "False" for true.
+    """Problems of the Trainer's settings with a wrong type or choice: transformers would take "False" for true.
 
     Objects such as a Path, a member of an Enum or an AcceleratorConfig are left to transformers.
     """
     hints = get_type_hints(TrainerSettings)
-    # Written as texts in transformers, which takes True for FSDP with its defaults and False for no such space.
-    hints["fsdp"] = hints["trackio_static_space_id"] = str | bool | None
+    # Texts by their types, but transformers takes True for FSDP with its defaults and False for no such space.
+    hints["fsdp"] = str | bool | None
+    hints["trackio_static_space_id"] = str | bool | None
     problems = []
     for each in fields(TrainerSettings):
         if type(getattr(config, each.name)) in _PLAIN_TYPES:
@@ -93,6 +98,7 @@ def _wrong_types_of_trainer(config: Any) -> list[str]:
 
 
 def _between_rooms(config: Any) -> Iterator[str]:
+    """Problems between the options of several rooms, and of the Trainer's settings."""
     if isinstance(config, ObjectiveOptions):
         yield from _of_training(config)
     if getattr(config, "stop_below_loss", None) is not None and config.logging_steps != 1:  # of a warm-up
@@ -115,7 +121,8 @@ def _between_rooms(config: Any) -> Iterator[str]:
         yield "--output_dir is empty: name the folder of the run"
     if not is_utf8(str(config.output_dir)):  # files of weights and logs name it
         yield f"--output_dir {str(config.output_dir)!r}: the name is not UTF-8; give another one"
-    if isinstance(config.report_to, list) and len(config.report_to) > 1 and {"none", "all"} & {*config.report_to}:
+    trackers = config.report_to
+    if isinstance(trackers, list) and len(trackers) > 1 and ("none" in trackers or "all" in trackers):
         yield f"--report_to {' '.join(config.report_to)}: none and all stand alone; leave one or the other out"
     yield from _of_trainer(config)
 
@@ -135,9 +142,10 @@ def _of_what_is_trained(config: Any) -> Iterator[str]:
 
 
 def _of_trainer(config: Any) -> Iterator[str]:
-    """What is wrong with the settings that the Trainer reads."""
+    """Problems of the settings that the Trainer reads."""
     for name, bounds in BOUNDS.items():
-        if problem := bounds.problem(name, getattr(config, name)):
+        problem = bounds.problem(name, getattr(config, name))
+        if problem:
             yield problem
     if config.max_steps < 1 and config.max_steps != -1:
         default = "-1, the default, leaves it to --num_train_epochs"
@@ -153,7 +161,7 @@ def _of_trainer(config: Any) -> Iterator[str]:
 
 
 def _without_effect(config: Any) -> Iterator[str]:
-    """Settings of the Trainer that have no effect as its others are set."""
+    """Problems of settings of the Trainer that have no effect beside other ones."""
     yield from _of_optimizer(config)
     yield from _of_logs_and_checkpoints(config)
     if not config.dataloader_num_workers:
@@ -180,6 +188,7 @@ def _without_effect(config: Any) -> Iterator[str]:
 
 
 def _of_optimizer(config: Any) -> Iterator[str]:
+    """Problems of settings that the optimizer or the schedule does not read."""
     optimizer = _text(config.optim)
     schedule = _text(config.lr_scheduler_type)
     if optimizer in WITHOUT_BETAS:
@@ -196,6 +205,7 @@ def _of_optimizer(config: Any) -> Iterator[str]:
 
 
 def _of_logs_and_checkpoints(config: Any) -> Iterator[str]:
+    """Problems of settings that the strategies of logs, evaluations and checkpoints do not read."""
     logs = _text(config.logging_strategy)
     evaluates = _text(config.eval_strategy)
     saves = _text(config.save_strategy)
@@ -229,8 +239,11 @@ def problems_of_machine(config: Any) -> Iterator[str]:
     """Files, packages, processes and GPUs that the settings need and this machine lacks."""
     for name in ("fsdp_config", "deepspeed", "dataset_catalog"):
         path = getattr(config, name, None)
-        if isinstance(path, str | Path) and not str(path).lstrip().startswith("{") and not Path(path).is_file():
-            yield f"--{name} {path}: no such file; expected a {'YAML' if name == 'dataset_catalog' else 'JSON'} file"
+        if not isinstance(path, str | Path) or str(path).lstrip().startswith("{"):  # a mapping, or its JSON
+            continue
+        if not Path(path).is_file():
+            kind = "YAML" if name == "dataset_catalog" else "JSON"
+            yield f"--{name} {path}: no such file; expected a {kind} file"
     optimizer = _text(config.optim)
     for package, names in OPTIMIZER_PACKAGES.items():
         if optimizer.startswith(names) and find_spec(package) is None:
@@ -298,6 +311,7 @@ def _of_training(config: Any) -> Iterator[str]:
 
 
 def _of_reference(config: Any) -> Iterator[str]:
+    """Problems of the options of the reference."""
     if config.load_in_4bit and config.ref_model_name_or_path is not None:
         reason = "the reference is the model without its adapter"
         yield not_with("--load_in_4bit", "--ref_model_name_or_path", reason)
@@ -316,6 +330,7 @@ def _of_reference(config: Any) -> Iterator[str]:
 
 
 def _of_local_engine(config: Any) -> Iterator[str]:
+    """Problems of options that need the local engine, or another one."""
     local = "--rollout_engine local"
     gathers = "--ds3_gather_for_generation"
     if config.rollout_engine != "local":
@@ -341,7 +356,7 @@ def _of_local_engine(config: Any) -> Iterator[str]:
 
 
 def _of_ratio(config: Any) -> Iterator[str]:
-    """Settings of the importance ratio, which is 1 where each step has completions of the policy itself."""
+    """Problems of settings of the importance ratio, which is 1 where each step has completions of the policy itself."""
     uncorrected = config.async_rollouts > 0 and name_of_row(config, "importance_correction") == "none"
     if config.num_iterations > 1 or uncorrected:
         return
@@ -359,16 +374,20 @@ def _of_ratio(config: Any) -> Iterator[str]:
 
 
 def _saves_within_windows(config: Any) -> Iterator[str]:
-    """Problems with checkpoints between the steps on the same completions: they lack those, so none can be resumed."""
+    """Problems with checkpoints between steps on the same completions: none has these, so that none can be resumed."""
     saving = [("save_steps", config.save_steps)] if config.save_strategy == "steps" else []
     if config.save_strategy == "best" and config.eval_strategy == "steps":
         saving = [("eval_steps", config.eval_steps or config.logging_steps)]
     for name, steps in saving:
         if steps < 1:
             yield f"--{name} {steps:g}: with --num_iterations above 1 give a number of steps, a multiple of it"
-        elif over := int(steps) % config.num_iterations:
-            near = [whole for whole in (int(steps) - over, int(steps) - over + config.num_iterations) if whole]
+            continue
+        beyond = int(steps) % config.num_iterations
+        if beyond:
+            below = int(steps) - beyond
+            above = below + config.num_iterations
+            advice = f"{below} or {above}" if below else f"{above}"
             yield (
                 f"--{name} {steps:g} is no multiple of --num_iterations {config.num_iterations}: a checkpoint between "
-                f"the steps on the same completions could not be resumed; give {' or '.join(map(str, near))}"
+                f"the steps on the same completions could not be resumed; give {advice}"
             )

@@ -1,4 +1,4 @@
-"""From a command line, with or without a settings file, to a ``GRPOConfig`` or ``WarmupConfig``.
+"""Makes a ``GRPOConfig`` or ``WarmupConfig`` from a command line, with or without a settings file.
 
     train_grpo.py --model_name_or_path MODEL --dataset_use data.json --max_steps 100
     train_grpo.py run.yaml
@@ -58,7 +58,10 @@ def read_command(command: str, argv: Sequence[str], begins: bool = False) -> Any
     try:
         values = parsed(*split_file(argv), kind)
         settings = kind(**values)
-        if problems := [*_missing(settings), *(_of_machine(settings) if begins else ())]:
+        problems = list(_missing(settings))
+        if begins:
+            problems += _of_machine(settings)
+        if problems:
             raise ValueError("\n".join(problems))
         if begins:
             for path in (settings.model_name_or_path, settings.start_from_weights):
@@ -67,7 +70,7 @@ def read_command(command: str, argv: Sequence[str], begins: bool = False) -> Any
             announce_loading(f"{command}: ")
         from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 
-        config = (WarmupConfig if warmup else GRPOConfig)(**values)
+        config = WarmupConfig(**values) if warmup else GRPOConfig(**values)
         if begins and config.load_in_4bit:
             from qwenvl.model.loading import require_four_bit
 
@@ -79,12 +82,14 @@ def read_command(command: str, argv: Sequence[str], begins: bool = False) -> Any
 
 
 def without_dry_run(argv: Sequence[str]) -> tuple[list[str], str]:
-    """The other arguments, and the value of ``--dry_run``: "" without it, "changed" where it is bare, "all"."""
-    if "--dry_run" not in argv:
-        return list(argv), ""
-    at = argv.index("--dry_run")
-    everything = list(argv[at + 1 : at + 2]) == ["all"]
-    return [*argv[:at], *argv[at + 1 + everything :]], "all" if everything else "changed"
+    """The other arguments, and the value of ``--dry_run``: "" without the flag, "changed" for a bare one, or "all"."""
+    words = list(argv)
+    if "--dry_run" not in words:
+        return words, ""
+    at = words.index("--dry_run")
+    if words[at + 1 : at + 2] == ["all"]:
+        return words[:at] + words[at + 2 :], "all"
+    return words[:at] + words[at + 1 :], "changed"
 
 
 def config_from(
@@ -96,7 +101,7 @@ def config_from(
     """The ``GRPOConfig`` of ``file``, overridden by the flags in ``argv``. See ``parsed``.
 
     Args:
-        check: what else must hold on this machine. It gets the settings before torch is loaded.
+        check: a further check of the settings on this machine, called before torch is loaded.
     """
     values = parsed(file, argv, TrainingSettings, only)
     settings = TrainingSettings(**values)
@@ -128,15 +133,15 @@ def parsed(
     only: Collection[str] | None = None,
     more: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The settings of ``file``, overridden by the flags in ``argv``, by name, without those that have their default.
+    """The settings of ``file``, overridden by the flags in ``argv``, by name. Settings at their default are left out.
 
     Args:
         kind: a dataclass with all settings that there are.
         only: names of the settings that are taken from the file. None for all.
-        more: further flags of the command, among which a misspelt one is sought too.
+        more: further flags of the command, as corrections of a misspelt one.
 
     Raises:
-        ValueError: an unknown name or unfit value, and whether it stands in the file or on the command line.
+        ValueError: an unknown name or an unfit value. The message says whether the file or the command line has it.
     """
     known = {each.name: each for each in fields(kind)}
     hints = get_type_hints(kind)
@@ -145,7 +150,9 @@ def parsed(
     parser.add_options(kind)
     defaults = vars(parser.parse_args([]))
     namespace = argparse.Namespace()
-    for parser.where, tokens in ((f"{file}: ", file_tokens(file, kind, only)), ("", list(argv))):
+    # The command line comes second, so that its flags override the file.
+    for where, tokens in ((f"{file}: ", file_tokens(file, kind, only)), ("", list(argv))):
+        parser.where = where
         _, unknown = parser.parse_known_args(tokens, namespace)
         if unknown and not unknown[0].startswith("-") and not Path(unknown[0]).suffix:
             raise ValueError(f"stray word {unknown[0]}: the flag before it takes no such value, or there is none")
@@ -176,7 +183,7 @@ def file_tokens(
     """The settings of a YAML or JSON file as a command line. Empty without a file.
 
     Scalars of YAML stay strings, but for null: the flags interpret them. A file of training serves for a warm-up too:
-    what a warm-up does not have is passed over.
+    settings that a warm-up does not have are passed over.
 
     Args:
         kind, only: as for ``parsed``.
@@ -190,8 +197,10 @@ def file_tokens(
 
     try:
         text = plain_file(file).read_text(encoding="utf-8-sig")
-        is_json = file.suffix == ".json"
-        settings = json.loads(text, object_pairs_hook=without_repeats) if is_json else read_yaml(text, StringLoader)
+        if file.suffix == ".json":
+            settings = json.loads(text, object_pairs_hook=without_repeats)
+        else:
+            settings = read_yaml(text, StringLoader)
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}" if error.strerror else str(error)) from None
     except ValueError as error:
@@ -207,7 +216,9 @@ def file_tokens(
             raise ValueError(f"{file}: {unknown_flag(str(name), known, flags_elsewhere(kind))}")
         if value is None and known[name].default is not None:
             raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name].default}")
-    return tokens_of({name: value for name, value in settings.items() if only is None or name in only})
+    if only is not None:
+        settings = {name: value for name, value in settings.items() if name in only}
+    return tokens_of(settings)
 
 
 def changed_flags(
@@ -215,7 +226,7 @@ def changed_flags(
 ) -> list[str]:
     """The flags of some groups of options that were set to other values than their defaults, as a user would type them.
 
-    They belong at the end of a command: behind ``--use_cpu`` a word would be its value.
+    Put them at the end of a command: a word behind ``--use_cpu`` would be its value.
 
     Args:
         config: a ``GRPOConfig`` or a ``WarmupConfig``.
@@ -227,7 +238,7 @@ def changed_flags(
         names += [each.name for each in all_options(group)]
     changed = {}
     for name in [*names, *more]:
-        # One that the user left at None may have another value by now.
+        # A setting that the user left at None may have another value by now.
         if name not in without and name in config.set_by_user and was_set(config, name):
             changed[name] = getattr(config, name)
     words = []
@@ -262,7 +273,7 @@ def typed(value: Any) -> Any:
 
 
 def tokens_of(settings: Mapping[str, Any]) -> list[str]:
-    """Settings by name as a command line. None leaves one at its default.
+    """Settings by name as a command line. A setting of None is left at its default.
 
     Raises:
         ValueError: a word of a list would be read as a flag.
@@ -276,14 +287,15 @@ def tokens_of(settings: Mapping[str, Any]) -> list[str]:
                     raise ValueError(f"{name}: {word!r} reads as a flag: a word of a list can't begin with --")
             tokens += [f"--{name}", *words]
         elif isinstance(value, dict):
-            tokens.append(f"--{name}={(row_text if name in WITH_ROWS else json.dumps)(typed(value))}")
+            write = row_text if name in WITH_ROWS else json.dumps
+            tokens.append(f"--{name}={write(typed(value))}")
         elif value is not None:
             tokens.append(f"--{name}={value}")
     return tokens
 
 
 def _missing(config: Any) -> Iterator[str]:
-    """What the command lacks, which a script may do with the trainer itself."""
+    """Problems of settings that a command needs. A script may give the trainer these things itself."""
     if config.model_name_or_path is None:
         yield "--model_name_or_path is missing: a folder or a name such as Qwen/Qwen3.5-4B"
     if config.dataset_use is None:
@@ -298,18 +310,20 @@ def _missing(config: Any) -> Iterator[str]:
 
 
 def _of_machine(config: Any) -> Iterator[str]:
-    """Files and packages that a run on this machine lacks."""
+    """Problems of files and packages that a run on this machine lacks."""
     from qwenvl.data.records.catalog import resolve_datasets
     from qwenvl.model.hub import require_model
     from qwenvl.rewards.resolve import RewardError, check_names
 
     for name in ("model_name_or_path", "ref_model_name_or_path", "start_from_weights", "teacher"):
+        attribute = "teacher_path" if name == "teacher" else name
         try:
-            require_model(getattr(config, "teacher_path" if name == "teacher" else name, None) or "")
+            require_model(getattr(config, attribute, None) or "")
         except OSError as error:
             yield f"--{name} {error}"
     for name in ("dataset_use", "eval_dataset_use"):
-        if names := getattr(config, name):
+        names = getattr(config, name)
+        if names:
             try:
                 resolve_datasets(names, config.dataset_catalog, f"--{name}")
             except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Options as flags: their parser, and the three forms of ``--help``.
+"""Reads options as flags, and prints the three forms of ``--help``.
 
 Each room has its options in a file of its own, ``options.py``, with the standard library alone. So neither ``--help``
 nor a misspelt flag waits for torch.
@@ -33,16 +33,23 @@ def describe(group: type[Options]) -> Iterator[tuple[str, str, Any, str]]:
 def kind_of(each: Field, hint: Any) -> str:
     """The values of an option in words: its choices or rows, or the name of its type."""
     rows = each.metadata.get("rows") or ()
-    if None in rows and bool in kinds_of(hint):
+    kinds = kinds_of(hint)
+    if None in rows and bool in kinds:  # a row of the user's own has the key None
         return "bool|NAME"
-    choices = [str(each or "NAME") for each in rows or choices_of(hint)]
-    return "|".join(choices) or next(each for each in kinds_of(hint) if each is not NoneType).__name__
+    choices = [str(choice or "NAME") for choice in rows or choices_of(hint)]
+    if choices:
+        return "|".join(choices)
+    return next(kind for kind in kinds if kind is not NoneType).__name__
 
 
 def help_of(each: Field) -> str:
     """The help of an option, with the names of the arguments of its rows."""
-    shown = [f"{names}: {', '.join(part.name for part in fields(kind))}" for names, kind in arguments(each).items()]
-    return each.metadata["help"] + (f" Arguments of {'; of '.join(shown)}." if shown else "")
+    shown: list[str] = []
+    for rows, kind in arguments(each).items():
+        names = ", ".join(part.name for part in fields(kind))
+        shown.append(f"{rows}: {names}")
+    text = each.metadata["help"]
+    return f"{text} Arguments of {'; of '.join(shown)}." if shown else text
 
 
 def arguments(each: Field) -> dict[str, type[Options]]:
@@ -63,22 +70,24 @@ class FlagParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
         self._negative_number_matcher = re.compile(r"-(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
         self.raises = raises
-        self.where = ""  # named before an error, such as a file
+        self.where = ""  # the beginning of an error's message, such as the name of a file
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        args = [*(sys.argv[1:] if args is None else args)]
-        return super().parse_known_args(list(map(self._as_known, args, [*args[1:], ""])), namespace)
+        words = list(sys.argv[1:] if args is None else args)
+        following = [*words[1:], ""]
+        known = [self._as_known(word, after) for word, after in zip(words, following, strict=False)]
+        return super().parse_known_args(known, namespace)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         found, unknown = self.parse_known_args(args, namespace)
         if unknown and not unknown[0].startswith("-"):
-            self.error(f"stray word {unknown[0]}: one more than there may be")
+            self.error(f"stray word {unknown[0]}: one more than there may be; leave it out")
         if unknown:
             self.error(unknown_flag(unknown[0], self._names(found)))
         return found
 
     def _names(self, found: argparse.Namespace) -> set[str]:
-        """The names of the flags that there are, with those of the command that was found."""
+        """The names of all flags, with those of the command that was found."""
         names = {flag.lstrip("-") for flag in self._option_string_actions}
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -86,7 +95,10 @@ class FlagParser(argparse.ArgumentParser):
         return names
 
     def _as_known(self, word: str, following: str) -> str:
-        """A flag with underscores, and with its value where it is a switch that stands alone."""
+        """A flag with underscores, and with the value True where it is a switch that stands alone.
+
+        argparse would take the word behind such a switch for its value, as ``nargs="?"`` allows one.
+        """
         flag, equals, value = word.partition("=")
         underscored = "--" + flag[2:].replace("-", "_")
         action = self._option_string_actions.get(underscored) if word.startswith("--") else None
@@ -108,10 +120,10 @@ class FlagParser(argparse.ArgumentParser):
         super().error(message)
 
     def add_options(self, kind: type, without: Collection[str] = (), group: argparse._ActionsContainer | None = None):
-        """A flag for each field of a dataclass but those of the names ``without``.
+        """Add a flag for each field of a dataclass, except those of the names ``without``.
 
         Args:
-            group: the section of the help that they stand in.
+            group: the section of the help for these flags.
         """
         hints = get_type_hints(kind)
         for each in fields(kind):
@@ -120,6 +132,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def _add_option(parser: argparse._ActionsContainer, each: Field, hint: Any) -> None:
+    """Add the flag of a field, read by its type."""
     default = each.default if each.default_factory is MISSING else each.default_factory()
     kinds = [kind for kind in kinds_of(hint) if kind is not NoneType]
     choices = choices_of(hint) if str not in kinds else None
@@ -130,8 +143,10 @@ def _add_option(parser: argparse._ActionsContainer, each: Field, hint: Any) -> N
     if bool in kinds:
         named |= {"nargs": "?", "const": True, "type": truth_or_text if str in kinds else truth}
     elif list in kinds:
-        part = next(get_args(part)[0] for part in (hint, *get_args(hint)) if kinds_of(part) == (list,))
-        named |= {"nargs": "+", "type": part if part in (int, float) else str}
+        # The list is the hint itself, or a part of a union such as `list[str] | None`.
+        of_list = next(part for part in (hint, *get_args(hint)) if kinds_of(part) == (list,))
+        item = get_args(of_list)[0]
+        named |= {"nargs": "+", "type": item if item in (int, float) else str}
     elif choices:
         named |= {"choices": choices}
     else:
@@ -218,36 +233,45 @@ def wants_help(
     ``--help`` prints the flags of ``shown``, ``--help all`` every flag, and ``--help WORD`` those with the word.
 
     Args:
-        groups: the options by topic. One that is in two of them is that of the first.
+        groups: the options by topic. An option in two of them is shown in the first.
         trains: the command has the settings of the Trainer and reads files of settings.
         without: names of options that the command does not have.
     """
     if not {"-h", "--help"} & set(argv):
         return False
-    following = [*argv, ""][min(argv.index(each) for each in ("-h", "--help") if each in argv) + 1]
-    word = "" if following.startswith("-") else following.lstrip("-").lower()
+    place = min(argv.index(each) for each in ("-h", "--help") if each in argv)
+    following = argv[place + 1] if place + 1 < len(argv) else ""
+    word = "" if following.startswith("-") else following.lower()
     every: tuple[type, ...] = (*groups, TrainerSettings) if trains else tuple(groups)
-    known: dict[str, object] = {each.name: each.default for group in reversed(every) for each in fields(group)}
     head = f"usage: {usage}\n\n{_wrapped(purpose)}"
     if not word:
-        lines = [
-            f"  --{name:<28}{text}" + ("" if known.get(name) in (None, False) else f" [{known[name]}]")
-            for name, text in shown.items()
-            if name in known or name == "dry_run"
-        ]
         more = "--help all lists every flag, --help WORD those with the word in their names or texts."
-        more = f"A YAML or JSON file sets the same names. {more}" if trains else more
-        print("\n".join([head, "", *lines, "", _wrapped(more)]))
+        if trains:
+            more = f"A YAML or JSON file sets the same names. {more}"
+        print("\n".join([head, "", *_usual_lines(every, shown), "", _wrapped(more)]))
         return True
     parser = FlagParser(usage=usage, add_help=False, description=purpose)
-    listed: set[str] = set()
+    listed = set(without)  # names that are not shown again
     for group in every:
         own = {each.name: each for each in fields(group) if "help" in each.metadata and each.name not in listed}
-        own = {name: each for name, each in own.items() if name not in without}
         found = {name for name, each in own.items() if word == "all" or word in f"{name} {help_of(each)}".lower()}
         if found:
             hidden = {each.name for each in fields(group)} - found
-            parser.add_options(group, hidden, parser.add_argument_group(str(group.__doc__).rstrip(".")))
+            topic = parser.add_argument_group(str(group.__doc__).rstrip("."))
+            parser.add_options(group, without=hidden, group=topic)
         listed |= own.keys()
     print(parser.format_help() if parser._option_string_actions else f"{head}\n\nno flag has the word {word}")
     return True
+
+
+def _usual_lines(groups: Sequence[type], shown: dict[str, str]) -> Iterator[str]:
+    """A line for each usual flag of a command: its name, its text and its default."""
+    defaults: dict[str, object] = {}
+    for group in reversed(groups):  # the first group of an option has its default
+        defaults |= {each.name: each.default for each in fields(group)}
+    for name, text in shown.items():
+        if name not in defaults and name != "dry_run":
+            continue
+        default = defaults.get(name)
+        ending = "" if default in (None, False) else f" [{default}]"
+        yield f"  --{name:<28}{text}{ending}"

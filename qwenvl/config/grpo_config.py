@@ -23,13 +23,13 @@ from qwenvl.rollout.options import DecodingSpeedOptions
 Some = TypeVar("Some")
 
 WORKERS = 2
-"""They keep up with steps of seconds, and each holds a decoder and a few prompts."""
+"""Default processes that load data. Two keep up with steps of seconds; each holds a decoder and a few prompts."""
 SHARED_MEMORY = Path("/dev/shm")
-_LEAST_BYTES = 2 * 10**9  # prompts cross there. Docker gives 64 MB, and a full one kills the process
+_LEAST_BYTES = 2 * 10**9  # of shared memory, which prompts cross. Docker gives 64 MB, and a full one kills the process
 
 
 def named_settings(kind: type[Some]) -> type[Some]:
-    """A decorator of a config that names an unknown setting, and notes in ``set_by_user`` which ones were given.
+    """Decorate a config so that it refuses an unknown setting by name, and notes given ones in ``set_by_user``.
 
     The docstring gets the help of all settings. The signature stays that of the dataclass, so that editors complete it.
     """
@@ -73,12 +73,13 @@ class GRPOConfig(TrainingOptions, TrainingArguments):
 
     def __post_init__(self) -> None:
         settle(self, rates=(1e-6, 1e-5), best_metric="eval_total_reward")
-        if problem := gathering_problem(self):
+        problem = gathering_problem(self)
+        if problem:
             raise ValueError(problem)
 
     @property
     def correction(self) -> str:
-        """The importance correction that the objective has: by default one for completions that are sampled ahead."""
+        """The importance correction of the objective. Completions that are sampled ahead have one by default."""
         if self.importance_correction is None and self.async_rollouts and not self.loss_type.startswith("vespo"):
             return "token_truncate"
         return super().correction
@@ -106,7 +107,7 @@ class WarmupConfig(WarmupRunOptions, TrainingArguments):
     set_by_user = frozenset[str]()
     """Names of the settings that were given, as those of a ``GRPOConfig``."""
 
-    # What code that both trainers share reads. A warm-up takes one step on its targets, and samples nothing.
+    # Settings that code of both trainers reads. A warm-up takes one step on its targets, and samples nothing.
     num_iterations = 1
     async_rollouts = 0
     entropy_target = None
@@ -138,14 +139,16 @@ def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
 
     Args:
         rates: the default peak of the learning rate, of a whole model and of adapters.
-        best_metric: what the best checkpoint is the best in, by default.
+        best_metric: the default metric by which the best checkpoint is chosen.
     """
     if str(config.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
         config.fsdp = str(config.fsdp).lower() == "true"
-    if problems := problems_of_run(config) or list(problems_of_machine(config)):
+    problems = problems_of_run(config) or list(problems_of_machine(config))
+    if problems:
         raise ValueError("\n".join(problems))
     if config.learning_rate is None:
-        config.learning_rate = rates[config.lora_enable]
+        of_model, of_adapters = rates
+        config.learning_rate = of_adapters if config.lora_enable else of_model
     if config.bf16 is None:
         config.bf16 = not config.fp16 and not config.use_cpu and computes_in_bf16()
     rate_follows_metric = config.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
@@ -166,8 +169,8 @@ def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
         config.activation_checkpointing_kwargs = {**known, "offload": True}
         config.gradient_checkpointing_kwargs = None  # the same by an older name
     config.evaluates_by_tokens = config.per_device_eval_batch_size is None
-    if config.per_device_eval_batch_size is None:  # of the loader
-        config.per_device_eval_batch_size = 1
+    if config.evaluates_by_tokens:
+        config.per_device_eval_batch_size = 1  # of the loader: prompts are put together by their tokens afterwards
     TrainingArguments.__post_init__(config)
     # A reward or a script may change the current folder.
     config.output_dir = config.output_dir and os.path.abspath(config.output_dir)
@@ -218,17 +221,23 @@ def computes_in_bf16() -> bool:
 def decoding_workers(cuda: bool) -> int:
     """The default number of processes of the data loader of each process that trains, on this machine.
 
-    They are for a step on a GPU, while which the cores are free. On a CPU the step needs the cores itself. Without
-    enough shared memory or cores there are none, and clips are decoded between the steps.
+    They decode during a step on a GPU, while the cores are free. On a CPU the step needs the cores itself. Without
+    enough shared memory or cores there are no workers, and clips are decoded between the steps.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    room = not SHARED_MEMORY.is_dir() or shutil.disk_usage(SHARED_MEMORY).free >= _LEAST_BYTES * processes
-    return min(WORKERS, max(0, cores // processes - 1)) if cuda and room else 0
+    has_room = not SHARED_MEMORY.is_dir() or shutil.disk_usage(SHARED_MEMORY).free >= _LEAST_BYTES * processes
+    if not cuda or not has_room:
+        return 0
+    spare_cores = max(0, cores // processes - 1)  # one is the training process's own
+    return min(WORKERS, spare_cores)
 
 
 def gathering_problem(config: Any) -> str | None:
-    """What is wrong with ``ds3_gather_for_generation``, once the Trainer has read what splits the model, or None."""
+    """The problem of ``ds3_gather_for_generation`` in a run that nothing splits, or None.
+
+    Call it once the Trainer has read the settings of DeepSpeed and FSDP.
+    """
     zero = config.deepspeed_plugin
     fsdp = config.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     if config.ds3_gather_for_generation or fsdp or (zero is not None and zero.hf_ds_config.is_zero3()):

@@ -74,15 +74,15 @@ HERE_FOR = {
     "temporal": "--temporal_contrast",
     "len_control": "the reward length_window among --reward_funcs",
 }
-"""What to use in place of a name that people type who come from there; ``docs/coming_from.md`` explains it."""
+"""The setting here for a name that people type who come from another library; see ``docs/coming_from.md``."""
 
 
 def unknown_flag(token: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:
     """The message for a flag that does not exist, or for a word that belongs to none.
 
     Args:
-        known: the names that there are.
-        elsewhere: what to say of flags that other commands have, by name.
+        known: the names of all flags.
+        elsewhere: messages about flags that other commands have, by name.
     """
     known = set(known)
     name = token.split("=")[0].lstrip("-").replace("-", "_")
@@ -97,4 +97,5 @@ def unknown_flag(token: str, known: Iterable[str], elsewhere: Mapping[str, str] 
             ".json"
         )
     near = get_close_matches(name, sorted(known))
-    return f"unknown flag {token}; " + (f"near: {', '.join(near)}" if near else "--help all lists them")
+    advice = f"near: {', '.join(near)}" if near else "--help all lists them"
+    return f"unknown flag {token}; {advice}"

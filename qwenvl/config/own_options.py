@@ -127,7 +127,7 @@ class RunOptions(Options):
 
 @dataclass
 class WarmupOptions(Options):
-    """What a warm-up teaches, and when it ends."""
+    """Targets and end of a warm-up."""
 
     target_template: str | None = option(
         None,

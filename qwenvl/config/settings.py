@@ -1,4 +1,4 @@
-"""All settings of a run in one object, checked without torch: what a command line gives before anything is loaded."""
+"""All settings of a run in one object, checked without torch, so that a command line is refused before it is loaded."""
 
 from __future__ import annotations
 
@@ -91,12 +91,14 @@ _NOT_OF_A_WARMUP: dict[type[Options], str] = {
     ObjectiveOptions: "the loss of a warm-up is the cross-entropy of its targets",
     DistillOptions: "a warm-up learns from its targets",
 }
-OF_TRAINING = {each.name: reason for group, reason in _NOT_OF_A_WARMUP.items() for each in fields(group)}
+OF_TRAINING: dict[str, str] = {}
+for _group, _reason in _NOT_OF_A_WARMUP.items():
+    OF_TRAINING |= dict.fromkeys((each.name for each in fields(_group)), _reason)
 """The flags of training that a warm-up does not have, each with the reason. A settings file may have them."""
 
 
 def flags_elsewhere(kind: type) -> dict[str, str]:
-    """What to say of the flags that only the other kind of training has, by name."""
+    """Messages about the flags that only the other kind of training has, by name."""
     if issubclass(kind, WarmupOptions):
         return {name: f"--{name} has no effect in a warm-up: {why}; leave it out" for name, why in OF_TRAINING.items()}
     return {each.name: f"unknown flag {each.name}; qwenvl warmup has it" for each in fields(WarmupOptions)}
@@ -106,7 +108,7 @@ class CheckedAsARun:
     """Settings that are refused when they are made, as their run would refuse them on any machine.
 
     Raises:
-        ValueError: naming every one that is wrong.
+        ValueError: settings are wrong. The message names each of them.
     """
 
     def __post_init__(self) -> None:

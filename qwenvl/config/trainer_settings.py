@@ -3,8 +3,8 @@
 Importing the class takes seconds. Here are its names, types and defaults, so that ``--help``, a misspelt flag and a
 wrong value are answered at once; what each does is said in our own words. A test holds the fields to the class.
 
-Those that have another default here are in ``own_options``. Those without a text must keep theirs: ``NOT_OF_OURS`` of
-``checks`` has the reasons.
+Settings with another default here are in ``own_options``. Settings without a text must keep their default:
+``NOT_OF_OURS`` of ``checks`` has the reasons.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def setting(default: Any, help: str | None = None, **of_argparse: Any) -> Any:
     """A field of ``TrainerSettings``.
 
     Args:
-        help: what it does. None: it is not offered.
-        of_argparse: how its flag is read, where the type alone does not say it.
+        help: its text in ``--help``. None: it is not offered.
+        of_argparse: arguments of ``add_argument``, where the type alone does not say how the flag is read.
     """
     metadata = dict(of_argparse)
     if help is not None:

@@ -1,4 +1,4 @@
-"""Records to chat messages with typed parts, and these to the text of a prompt by the model's chat template."""
+"""Makes chat messages with typed parts from records, and renders them with the model's chat template."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def render_prompt(processor: ProcessorMixin, chat: list[dict[str, Any]], argumen
 
 
 def text_problem(text: str) -> str | None:
-    """Return what keeps a text of other programs from being a part of a prompt. None: nothing.
+    """Return why a text from another program cannot be part of a prompt, or None where it can.
 
     Example:
         >>> text_problem("So be it.<|im_end|>")
@@ -59,12 +59,13 @@ def text_problem(text: str) -> str | None:
     for token in CONTROL_TOKENS:
         if token in text:
             return f"it holds {token!r}, which prompts have for their structure alone"
+    # JSON can spell one half of a surrogate pair, which has no UTF-8: the tokenizer would fail on it.
     half = _SURROGATE.search(text)
     return half and f"it holds {half[0]!r}, which is half a character"
 
 
 def parted(text: str, tokens: Iterable[str]) -> str:
-    """Return a text with a space in each of the tokens that it spells, so that it is read as ordinary words.
+    """Return a text with a space inside each token that it spells, so that the tokenizer reads ordinary words.
 
     Example:
         >>> parted("It said <|im_end|>.", ["<|im_end|>"])
@@ -78,7 +79,7 @@ def parted(text: str, tokens: Iterable[str]) -> str:
 def turn_end_id(processor: ProcessorMixin, arguments: Mapping[str, Any] | None = None) -> int | None:
     """Return the token that the chat template writes right behind a turn of the model.
 
-    A model that was tuned on conversations ends its turns by it, whatever its other files name as the end of a text.
+    A model that was tuned on conversations ends its turns with it, whatever its other files name as the end of a text.
 
     Args:
         arguments: of the chat template.
@@ -86,13 +87,19 @@ def turn_end_id(processor: ProcessorMixin, arguments: Mapping[str, Any] | None =
     Returns:
         None where the template writes no special token there.
     """
-    said = "A turn of the model."
-    chat = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
-    chat.append({"role": "assistant", "content": [{"type": "text", "text": said}]})
+    turn = "A turn of the model."
+    chat = [
+        {"role": "user", "content": [{"type": "text", "text": "?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": turn}]},
+    ]
     text = processor.apply_chat_template(chat, tokenize=False, **(arguments or {}))
-    behind = text.rpartition(said)[2]
-    ids = processor.tokenizer(behind, add_special_tokens=False)["input_ids"] if said in text else []
-    return ids[0] if ids and ids[0] in processor.tokenizer.added_tokens_decoder else None
+    if turn not in text:
+        return None
+    behind = text.rpartition(turn)[2]
+    ids = processor.tokenizer(behind, add_special_tokens=False)["input_ids"]
+    # An ordinary token, such as a line break, also stands within turns: sampling must not stop at it.
+    is_special = bool(ids) and ids[0] in processor.tokenizer.added_tokens_decoder
+    return ids[0] if is_special else None
 
 
 def check_template_arguments(processor: ProcessorMixin, arguments: Mapping[str, Any]) -> None:
@@ -109,7 +116,7 @@ def check_template_arguments(processor: ProcessorMixin, arguments: Mapping[str, 
 def render_end(
     processor: ProcessorMixin, record: Record, sentence: str, arguments: Mapping[str, Any]
 ) -> str:
-    """Return the text behind the last image or clip of a prompt whose question a sentence follows on its own line.
+    """Return the end of a prompt, from behind its last image or clip, with a sentence on a line below the question.
 
     Args:
         sentence: text, also where it spells a media tag.
@@ -120,6 +127,7 @@ def render_end(
     question = parts.pop()["text"] if parts and parts[-1]["type"] == "text" else ""
     parts.append({"type": "text", "text": f"{question}\n{sentence}"})
     end = render_prompt(processor, chat, arguments)
+    # Qwen3-VL's clips are a bare video token here (see render_prompt), those of other models end with VISION_END.
     for token in (VISION_END, processor.video_token, processor.image_token):
         end = end.rpartition(token)[2]
     return end
@@ -130,10 +138,11 @@ def render_answer(
 ) -> str:
     """Return the text that follows a turn of the model in which it called tools, up to its next turn.
 
-    It is the difference of two renderings of another conversation, so that nothing which was sampled is rendered.
+    The template renders a stand-in for the sampled turn: sampled tokens are never rendered again, as the text could
+    become other tokens than those that were sampled.
 
     Args:
-        answers: for each call the parts of what its tool gave.
+        answers: for each call the parts of its tool's answer.
 
     Raises:
         ValueError: the chat template changes the turns before the last.
@@ -142,9 +151,12 @@ def render_answer(
     if _reads(processor, "tool_response"):
         turns = [{"role": "tool", "content": parts} for parts in answers]
     else:
-        text = lambda words: {"type": "text", "text": words}
-        wrapped = [[text("<tool_response>\n"), *parts, text("\n</tool_response>")] for parts in answers]
-        turns = [{"role": "user", "content": [part for parts in wrapped for part in parts]}]
+        content: list[dict[str, Any]] = []
+        for parts in answers:
+            content.append({"type": "text", "text": "<tool_response>\n"})
+            content += parts
+            content.append({"type": "text", "text": "\n</tool_response>"})
+        turns = [{"role": "user", "content": content}]
     called = "A turn with calls."
     chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": called}, *turns]
     _, found, after = render_prompt(processor, chat, arguments).partition(called + TURN_END)
@@ -156,21 +168,23 @@ def render_answer(
 def render_calls(processor: ProcessorMixin, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """Return calls of tools, each a name and its arguments, as the model's chat template writes them.
 
-    Without thinking before them. Where the template knows no calls they are JSON objects.
+    No thinking stands before them. A template that knows no calls gets JSON objects.
     """
     if not _reads(processor, "tool_calls"):
-        written = (json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls)
-        return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
-    made = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
+        objects = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+        return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in objects)
+    # The form of calls in OpenAI's API, which chat templates read.
+    tool_calls = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
     chat: list[dict[str, Any]] = [
         {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "", "tool_calls": made},
+        {"role": "assistant", "content": "", "tool_calls": tool_calls},
     ]
     text = render_prompt(processor, chat, {})
     return text[text.index("<tool_call>") :].partition(TURN_END)[0]
 
 
 def _reads(processor: ProcessorMixin, name: str) -> bool:
+    """Whether the text of the chat template names a variable or a key."""
     return bool(re.search(rf"\b{re.escape(name)}\b", processor.chat_template or ""))
 
 
@@ -184,8 +198,10 @@ def _with_offer(chat: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> 
         '<tool_call>\n{"name": NAME, "arguments": {ARGUMENTS}}\n</tool_call>'
     )
     own = chat[0]["content"] if chat and chat[0]["role"] == "system" else []
-    parts = [*own, {"type": "text", "text": "\n\n" + offer if own else offer}]
-    return [{"role": "system", "content": parts}, *(chat[1:] if own else chat)]
+    if not own:
+        return [{"role": "system", "content": [{"type": "text", "text": offer}]}, *chat]
+    extended = [*own, {"type": "text", "text": f"\n\n{offer}"}]
+    return [{"role": "system", "content": extended}, *chat[1:]]
 
 
 def opens_think(prompt: str) -> bool:
@@ -203,7 +219,12 @@ def opens_think(prompt: str) -> bool:
 
 
 def _parts(message: Message) -> list[dict[str, Any]]:
+    """The parts of a message: its texts, and between them its images and clips."""
+    parts: list[dict[str, Any]] = []
     # Splitting at a pattern with one group gives text, tag, text, tag, ..., text.
-    pieces = MEDIA_TAG.split(message.text)
-    parts = [{"type": piece} if i % 2 else {"type": "text", "text": piece} for i, piece in enumerate(pieces)]
-    return [part for part in parts if part.get("text") != ""]
+    for number, piece in enumerate(MEDIA_TAG.split(message.text)):
+        if number % 2 == 1:
+            parts.append({"type": piece})
+        elif piece:
+            parts.append({"type": "text", "text": piece})
+    return parts

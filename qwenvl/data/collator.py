@@ -1,9 +1,10 @@
-"""Samples to the model inputs of a micro-batch of prompts."""
+"""Turns samples into the model inputs of a micro-batch of prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,10 +24,16 @@ VISION_INPUTS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video
 
 @dataclass(eq=False)
 class ProcessedSample:
-    """The processor's output for one sample."""
+    """The processor's output for one sample.
+
+    Attributes:
+        input_ids: L, without padding.
+        opened_think: the prompt ends inside a think block.
+        vision: those of ``VISION_INPUTS`` that the sample has. Patches are uint8, grids are media x 3.
+    """
 
     sample: Sample
-    input_ids: Tensor  # L
+    input_ids: Tensor
     opened_think: bool
     vision: dict[str, Tensor]
 
@@ -78,16 +85,30 @@ class GRPOCollator:
                 bad.append(sample)
                 continue
             prompt = self.process(sample)
-            if problem := self._too_long(prompt):
+            problem = self._too_long(prompt)
+            if problem:
                 bad.append(BadSample(sample.record, problem))
-                continue
-            prompts.append(prompt)
+            else:
+                prompts.append(prompt)
         batch = self.join(prompts, bad)
-        if prompts and prompts[0].sample.teacher is not None:
-            seen = [(p, p.sample.teacher) for p in prompts if p.sample.teacher is not None]
-            same = all(own.sample.record is other.record for own, other in seen)
-            batch.teacher = replace(batch) if same else self.join([self.process(other) for _, other in seen])
+        batch.teacher = self._teacher_batch(prompts, batch)
         return {"prompts": batch}
+
+    def _teacher_batch(self, prompts: list[ProcessedSample], own: PromptBatch) -> PromptBatch | None:
+        """The prompts as the teacher sees them, None for samples without a teacher's view.
+
+        Args:
+            own: the policy's batch of these prompts.
+        """
+        seen: list[Sample] = []
+        for prompt in prompts:
+            if prompt.sample.teacher is not None:
+                seen.append(prompt.sample.teacher)
+        if not seen:
+            return None
+        if all(prompt.sample.record is other.record for prompt, other in zip(prompts, seen, strict=True)):
+            return replace(own)  # the view changed nothing: both batches share their tensors
+        return self.join([self.process(sample) for sample in seen])
 
     def process(self, sample: Sample, text: str | None = None) -> ProcessedSample:
         """The tokens and patches of a sample.
@@ -106,7 +127,9 @@ class GRPOCollator:
         images = [
             resize(image, size, image_processor) for image, size in zip(sample.images, sizes[n_clips:], strict=True)
         ]
+        # The pictures have their size, and patches stay bytes: the device normalises them.
         as_is = {"do_resize": False, "do_rescale": False, "do_normalize": False, "input_data_format": "channels_first"}
+        # The frames are chosen, and their times are the true ones.
         sampled = {
             "video_metadata": [timed_metadata(clip.info.times) for clip in sample.videos],
             "do_sample_frames": False,
@@ -127,7 +150,7 @@ class GRPOCollator:
         return ProcessedSample(sample, inputs["input_ids"][0], opens_think(text), vision)
 
     def _too_long(self, prompt: ProcessedSample) -> str:
-        """What is wrong with a prompt above ``max_prompt_length``, empty for others.
+        """The problem of a prompt above ``max_prompt_length``, an empty text for other prompts.
 
         Raises:
             RecordError: with ``on_long_prompt`` "error", saying what to do.
@@ -137,10 +160,11 @@ class GRPOCollator:
         if longest is None or tokens <= longest:
             return ""
         vision_ids = torch.tensor([self.processor.image_token_id, self.processor.video_token_id])
+        vision = int(torch.isin(prompt.input_ids, vision_ids).sum())
+        fitted = " even with the fewest frames," if prompt.sample.fitted else ""
         problem = (
-            f"{place_of(prompt.sample.record)}: the prompt has {tokens} tokens, "
-            f"{int(torch.isin(prompt.input_ids, vision_ids).sum())} of them vision,"
-            f"{' even with the fewest frames,' if prompt.sample.fitted else ''} but max_prompt_length is {longest}"
+            f"{place_of(prompt.sample.record)}: the prompt has {tokens} tokens, {vision} of them vision,{fitted} but "
+            f"max_prompt_length is {longest}"
         )
         if self.options.on_long_prompt == "error":
             raise RecordError(
@@ -154,13 +178,15 @@ class GRPOCollator:
         """The samples as one batch, padded on the left."""
         samples = [prompt.sample for prompt in prompts]
         ids, mask = self._pad([prompt.input_ids for prompt in prompts])
-        vision = {
-            key: torch.cat(parts) if (parts := [p.vision[key] for p in prompts if key in p.vision]) else None
-            for key in VISION_INPUTS
-        }
+        vision: dict[str, Tensor | None] = {}
+        for key in VISION_INPUTS:
+            # The models take the patches of all media of a batch in one row, in the order of the prompts.
+            parts = [prompt.vision[key] for prompt in prompts if key in prompt.vision]
+            vision[key] = torch.cat(parts) if parts else None
         frames = [[clip.info for clip in sample.videos] for sample in samples]
+        # One temporal patch covers a pair of frames.
         frames_per_patch = self.processor.video_processor.temporal_patch_size
-        seconds = [frames_per_patch * info.seconds_per_frame for infos in frames for info in infos]
+        seconds = [frames_per_patch * info.seconds_per_frame for info in chain.from_iterable(frames)]
         return PromptBatch(
             records=[sample.record for sample in samples],
             epochs=[sample.epoch for sample in samples],

@@ -1,4 +1,4 @@
-"""Records to samples: media are decoded on access, and frames are chosen by (seed, epoch, record)."""
+"""Makes samples from records: media are decoded on access, and frames are chosen by (seed, epoch, record)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from qwenvl.data.chat import chat_messages
 from qwenvl.data.errors import BadMediaError, full_memory_at, place_of
+from qwenvl.data.fit import FrameFit, MeasuredPrompt
 from qwenvl.data.frames import FramePlan, FrameRule, Timeline, uniform_indices
 from qwenvl.data.media.open import open_clip, read_image, resolve_backend
 from qwenvl.data.media.reader import Clip
-from qwenvl.data.media.resize import BICUBIC, check_size, read_resized, resize, small
+from qwenvl.data.media.resize import BICUBIC, Size, check_size, read_resized, resize, small
 from qwenvl.data.media.source import check_media_exist
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
@@ -44,7 +45,7 @@ class GRPODataset(Dataset):
     Args:
         records: as ``RecordFile.load`` returns them.
         parts: the data sets that the records come from, in order, or None for one without a name.
-        options: how frames are chosen and decoded, and what becomes of media that can't be used.
+        options: the choice and the decoding of frames, and the treatment of media that can't be used.
         seed: of the frames drawn in training.
         ruler: of the collator: clips come resized, a few of their frames at a time being in memory at full size. None
             leaves resizing to the collator.
@@ -54,9 +55,9 @@ class GRPODataset(Dataset):
         changes: single options by name, such as ``base_interval``, in place of those of ``options``.
 
     Attributes:
-        rule: by which frames are chosen.
+        rule: chooses frames.
         decoder: the backend behind ``video_backend`` on this machine, for logs and checkpoints.
-        view: makes the record that a teacher sees of each record. None: samples are without.
+        view: makes the record that a teacher sees from a record. None: samples have no ``teacher``.
 
     Example:
         >>> dataset = load_dataset("example")
@@ -112,7 +113,9 @@ class GRPODataset(Dataset):
             if self.view is None:
                 return sample
             seen = seen_by(self.view, record)
-            return replace(sample, teacher=sample if seen == record else self.load(seen, epoch))
+            # A view that changes nothing costs no second decoding.
+            teacher = sample if seen == record else self.load(seen, epoch)
+            return replace(sample, teacher=teacher)
         except BadMediaError as error:
             message = f"{place_of(record)}: {error}"
             if self.options.on_bad_sample == "skip":
@@ -120,7 +123,7 @@ class GRPODataset(Dataset):
             raise BadMediaError(f"{message}. Mend the file or the record, or pass --on_bad_sample skip") from error
 
     def narrowed(self, keep: Callable[[Record], bool]) -> GRPODataset:
-        """The same data set of the records that ``keep`` says True of. A part that none are left of is left out."""
+        """A copy with the records for which ``keep`` is true. A part of the data set that keeps none is dropped."""
         parts: list[Part] = []
         records: list[Record] = []
         for part, (start, end) in zip(self.parts, pairwise([0, *self._ends]), strict=True):
@@ -147,63 +150,40 @@ class GRPODataset(Dataset):
         clips: list[VideoClip] = []
         with full_memory_at(f"{place_of(record)}: {', '.join((*record.videos, *record.images))}"):
             images = self._load_images(record)
-            most = None
-            fitted = None
+            fit = FrameFit()
             if self.fit_to is not None and record.videos:
-                most, fitted = self._fitted(record, chat, images, epoch, self.fit_to)
+                fit = self._measured(record, chat, images, epoch).fit(self.fit_to)
             for number in range(len(record.videos)):
-                plan = partial(self.rule.plan, record, number, epoch, most=most)
+                plan = partial(self.rule.plan, record, number, epoch, most=fit.most)
                 clips.append(self.load_clip(record, number, plan))
-        return Sample(record, chat, tuple(clips), images, epoch, fitted)
+        return Sample(record, chat, tuple(clips), images, epoch, fit.frames)
 
-    def _fitted(
-        self, record: Record, chat: list[dict[str, Any]], images: tuple[Tensor, ...], epoch: int, longest: int
-    ) -> tuple[int | None, tuple[tuple[int, int], ...] | None]:
-        """The largest bound on the frames of each clip with which a prompt fits, and ``Sample.fitted``.
-
-        None where it fits without one. 1 also where it does not fit at all. Nothing is decoded.
-        """
+    def _measured(
+        self, record: Record, chat: list[dict[str, Any]], images: tuple[Tensor, ...], epoch: int
+    ) -> MeasuredPrompt:
+        """The prompt of a record, to be measured with other numbers of frames. Its clips are opened, not decoded."""
         ruler = self.ruler
         assert ruler is not None  # it counts the tokens
         timelines: list[Timeline] = []
-        sizes: list[tuple[int, int]] = []
-        metas = record.clip_meta
+        sizes: list[Size] = []
         for number in range(len(record.videos)):
             with self.open(record, number) as clip:
                 check_size(record.videos[number], clip.size)
                 timelines.append(Timeline(clip.frame_times, clip.duration))
                 sizes.append(clip.size)
-        heights_and_widths = [(image.shape[-2], image.shape[-1]) for image in images]
-        stills = list(map(ruler.image_size, heights_and_widths, image_sizes_of(record, len(images))))
-
-        def times_with(most: int | None) -> list[list[float]]:
-            times = []
-            for number, timeline in enumerate(timelines):
-                plan = self.rule.plan(record, number, epoch, timeline, most)
-                times.append([timeline.times[i] for i in plan.indices])
-            return times
-
-        def tokens(most: int | None) -> int:
-            # The size depends on the number of frames where they share the row's total_pixels.
-            clips = [
-                (times, ruler.frame_size(size, meta, len(times)))
-                for times, size, meta in zip(times_with(most), sizes, metas, strict=True)
-            ]
-            return ruler.length(chat, clips, stills).tokens
-
-        if tokens(None) <= longest:
-            return None, None
-        free = [len(times) for times in times_with(None)]  # frames of each clip without a bound
-        counts = range(1, max(free) + 1)
-        if any(meta is not None and meta.size is not None and meta.size.total_pixels is not None for meta in metas):
-            # Fewer frames become larger there, so that a prompt of more frames may be the shorter one: try each.
-            most = next((count for count in reversed(counts) if tokens(count) <= longest), 1)
-        else:
-            # Each probe measures a prompt, so search by halves: ``fitting`` counts are the first ones of ``counts``.
-            fitting = bisect_right(counts, longest, key=tokens)
-            most = max(1, fitting)
-        taken = [len(times) for times in times_with(most)]
-        return most, tuple(zip(free, taken, strict=True))
+        stills: list[Size] = []
+        for image, wanted in zip(images, image_sizes_of(record, len(images)), strict=True):
+            stills.append(ruler.image_size((image.shape[-2], image.shape[-1]), wanted))
+        return MeasuredPrompt(
+            record=record,
+            chat=chat,
+            epoch=epoch,
+            rule=self.rule,
+            ruler=ruler,
+            timelines=timelines,
+            sizes=sizes,
+            stills=stills,
+        )
 
     def _load_images(self, record: Record) -> tuple[Tensor, ...]:
         images = tuple(map(self.load_image, record.images))
@@ -217,20 +197,18 @@ class GRPODataset(Dataset):
         return read_image(path, timeout=options.decode_timeout, memory_gb=options.decode_memory_gb)
 
     def load_clip(self, record: Record, number: int, plan_of: Callable[[Timeline], FramePlan]) -> VideoClip:
-        """The frames of the clip ``number`` of a record that ``plan_of`` chooses, resized by the ruler."""
+        """The frames that ``plan_of`` chooses of the clip ``number`` of a record, resized by the ruler."""
         path = record.videos[number]
         meta = record.clip_meta[number]
         with self.open(record, number) as clip:
             plan = plan_of(Timeline(clip.frame_times, clip.duration))
             decoded_size = None
-            if (ruler := self.ruler) is not None:
-                shown = len(plan.indices)
-                frames, decoded_size = read_resized(
-                    clip, plan.indices, lambda size: ruler.frame_size(size, meta, shown), ruler
-                )
-            else:
+            if self.ruler is None:
                 frames = clip.read(plan.indices)
                 check_size(path, frames.shape[-2:])
+            else:
+                size_of = partial(self.ruler.frame_size, meta=meta, frames=len(plan.indices))
+                frames, decoded_size = read_resized(clip, plan.indices, size_of, self.ruler)
             times = tuple(clip.frame_times[index] for index in plan.indices)
             info = FrameInfo(
                 path=path,
@@ -276,23 +254,28 @@ class Pictures:
         Raises:
             BadMediaError: a file cannot be read any more.
         """
-        titled: list[tuple[str, Tensor]] = []
+        parts: list[dict[str, Any]] = []
         for clip in self.clips:
-            times = sorted(dict(zip(clip.indices, clip.times, strict=True)).items())  # the last one may be repeated
-            own = [times[i] for i in uniform_indices(len(times), max(1, most // len(self.clips)))]
+            time_of = dict(zip(clip.indices, clip.times, strict=True))  # the last frame may stand there twice
+            shown = sorted(time_of)
+            chosen = [shown[i] for i in uniform_indices(len(shown), max(1, most // len(self.clips)))]
             with open_clip(clip.path, timeout=SampleOptions.decode_timeout) as opened:
-                frames, _ = read_resized(opened, [index for index, _ in own], small, BICUBIC)
-            titled += zip((f"The frame at {time:.2f} s:" for _, time in own), frames, strict=True)
+                frames, _ = read_resized(opened, chosen, small, BICUBIC)
+            for index, frame in zip(chosen, frames, strict=True):
+                parts += _titled_picture(f"The frame at {time_of[index]:.2f} s:", frame)
         for path in self.images:
             image = read_image(path, timeout=SampleOptions.decode_timeout)
-            titled.append(("An image:", resize(image, small((image.shape[-2], image.shape[-1])), BICUBIC)))
-        parts: list[dict[str, Any]] = []
-        for title, pixels in titled:
-            data = io.BytesIO()
-            Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(data, "JPEG", quality=90)
-            url = f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
-            parts += [{"type": "text", "text": title}, {"type": "image_url", "image_url": {"url": url}}]
+            size = small((image.shape[-2], image.shape[-1]))
+            parts += _titled_picture("An image:", resize(image, size, BICUBIC))
         return parts
+
+
+def _titled_picture(title: str, pixels: Tensor) -> list[dict[str, Any]]:
+    """A text and a picture behind it, 3 x H x W uint8, as parts of a message of OpenAI's API."""
+    data = io.BytesIO()
+    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(data, "JPEG", quality=90)
+    url = f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
+    return [{"type": "text", "text": title}, {"type": "image_url", "image_url": {"url": url}}]
 
 
 def _seconds_per_frame(times: tuple[float, ...], duration: float) -> float:
@@ -318,27 +301,32 @@ def load_dataset(
     Args:
         dataset_use: as for ``resolve_datasets``, or rows that ``given_rows`` takes, such as a list of dicts. Relative
             paths in rows start at the working folder.
-        name: what rows that are given are called in errors.
+        name: the name of given rows in errors.
         check_record: as for ``RecordFile``.
         seed: of the frames drawn in training, and of the rows of ``name%NN``.
-        more: of ``ReadOptions``, such as ``columns``, and of ``GRPODataset``.
-        options: of ``GRPODataset``.
+        options: as for ``GRPODataset``.
+        more: options of ``ReadOptions``, such as ``columns``, and further arguments of ``GRPODataset``.
 
     Raises:
         RecordError, ValueError, FileNotFoundError: as its parts do. With ``on_bad_sample`` "error" also for media
             files that do not exist, before anything is decoded. Of a large file a few records are looked at.
     """
-    reading = ReadOptions(**{each.name: more.pop(each.name) for each in fields(ReadOptions) if each.name in more})
-    read: list[Sequence[Record]] = []
-    parts: list[Part] = []
-    sources = [DatasetSource(name, Path(name), Path.cwd())]
+    read_names = {each.name for each in fields(ReadOptions)}
+    reading = ReadOptions(**{key: value for key, value in more.items() if key in read_names})
+    more = {key: value for key, value in more.items() if key not in read_names}
     rows = None
     if isinstance(dataset_use, str | Path):
         sources = resolve_datasets(str(dataset_use), catalog_path)
-    elif (rows := given_rows(dataset_use, name)) is None:
-        raise TypeError(f"{name}: {EXPECTED}, got {type(dataset_use).__name__}")
-    else:  # a script names the media itself: there is no folder of records that they could leave
+    else:
+        rows = given_rows(dataset_use, name)
+        if rows is None:
+            raise TypeError(f"{name}: {EXPECTED}, got {type(dataset_use).__name__}")
+        sources = [DatasetSource(name, Path(name), Path.cwd())]
+        # A script names the media itself: there is no folder of records that they could leave.
         reading = replace(reading, allow_outside_media=True)
+    on_bad_sample = more.get("on_bad_sample", options.on_bad_sample if options else "error")
+    read: list[Sequence[Record]] = []
+    parts: list[Part] = []
     for source in sources:
         file = RecordFile(
             source,
@@ -346,11 +334,21 @@ def load_dataset(
             options=reading,
             check_record=check_record,
             rows=rows,
-            skip=more.get("on_bad_sample", options.on_bad_sample if options else "error") == "skip",
+            skip=on_bad_sample == "skip",
         )
-        read.append(file.load())
-        parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as, file.first_number))
-    dataset = GRPODataset(read[0] if len(read) == 1 else ConcatDataset(read), options, parts=parts, seed=seed, **more)
+        records = file.load()
+        read.append(records)
+        parts.append(
+            Part(
+                name=source.name,
+                size=len(records),
+                weight=source.weight,
+                read_as=file.read_as,
+                first_number=file.first_number,
+            )
+        )
+    joined = read[0] if len(read) == 1 else ConcatDataset(read)
+    dataset = GRPODataset(joined, options, parts=parts, seed=seed, **more)
     if dataset.options.on_bad_sample == "error":
         for records in read:
             check_media_exist(records if isinstance(records, list) else spot_checked(records))

@@ -14,7 +14,7 @@ from qwenvl.failure import beginning, full_memory, printable, tell
 class RecordError(ValueError):
     """A row that can't become a record. The message says where, what was expected and what was found.
 
-    Of what it quotes nothing steers a terminal, or is very long.
+    Its text is made ``printable``: what it quotes of a file can neither steer a terminal nor fill it.
 
     Attributes:
         kind: a few words under which a report counts it.
@@ -26,11 +26,11 @@ class RecordError(ValueError):
 
 
 class BadMediaError(ValueError):
-    """A media file that can't be used. ``str`` is ``path: reason``, printable as that of a ``RecordError``.
+    """A media file that can't be used. Its text is ``path: reason``, printable like that of a ``RecordError``.
 
     Attributes:
         kind: a few words under which a report counts it.
-        path, reason: as given. An error that a worker of a DataLoader raised has its whole text as path.
+        path, reason: as given. An error from a worker of a DataLoader has its whole text as path.
     """
 
     # One argument must do: a DataLoader rebuilds worker errors from their text alone.
@@ -43,10 +43,10 @@ class BadMediaError(ValueError):
 
 @contextmanager
 def full_memory_at(where: str) -> Iterator[None]:
-    """Say of memory that is full within where that was.
+    """Name the place in the error if memory runs out within.
 
     Raises:
-        MemoryError: in the place of what was raised, whose traceback would hold what was being made.
+        MemoryError: in place of the first error, whose traceback would keep the half-made tensors in memory.
     """
     try:
         yield
@@ -55,16 +55,17 @@ def full_memory_at(where: str) -> Iterator[None]:
         if not full_memory(error):
             raise
         message = f"{where}: {str(error) or type(error).__name__}"
+    # Outside of the except clause, so that the new error does not hold the first one as its context.
     raise MemoryError(message)
 
 
 def place_of(record: Any) -> str:
-    """Where a record or a row is, and its id, for messages."""
+    """The place of a record or a row and its id, for messages."""
     return printable(f"{record.where} (id {beginning(record.id)})")
 
 
 def kind_of(value: Any) -> str:
-    """A value as an error shows it: its JSON type and its beginning."""
+    """The JSON type of a value and its beginning, for messages."""
     if value is None:
         return "nothing"
     names = {bool: "boolean", int: "number", float: "number", str: "string", list: "list", dict: "object"}
@@ -73,7 +74,7 @@ def kind_of(value: Any) -> str:
 
 
 DATA_ERRORS = (RecordError, BadMediaError)
-"""What can be wrong with a user's data."""
+"""The errors that say what is wrong with a user's data."""
 
 
 @contextmanager
@@ -83,8 +84,8 @@ def told_to_the_user(
     """End the process with the message of an error and without its traceback: status 1 for bad data, else 2.
 
     Args:
-        command: what the message begins with.
-        errors: those that a user can do something about. Others pass, and all do where ``QWENVL_TRACEBACK`` is set.
+        command: the beginning of the message.
+        errors: kinds that a user can mend. All other errors pass, and with ``QWENVL_TRACEBACK`` set these pass too.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which frames of a clip the model sees. These are pure functions of numbers, and nothing here opens a file.
+"""Chooses the frames of a clip that the model sees, by pure functions of numbers: nothing here opens a file.
 
 Vision towers of the Qwen-VL family merge frames in pairs, so every plan has an even number of frames: where the clip or
 the bounds give an odd number, the last frame is repeated.
@@ -26,7 +26,7 @@ MAX_FRAME_MISMATCH = 2
 
 
 class Timeline(NamedTuple):
-    """When the frames of a clip are shown, and how long it lasts, in seconds."""
+    """The times of a clip's frames, and its duration, in seconds."""
 
     times: Sequence[float]
     duration: float
@@ -73,9 +73,10 @@ class FrameRule:
             frame_count = len(timeline.times)
             rate = rate_of(frame_count, timeline.duration)
             meta = replace(meta, count=without_note(meta.count, frame_count, rate))
-        of_record = meta.count, meta.min_frames, meta.max_frames, meta.video_fps
-        if (counts := options.counts) and not any(of_record):
-            count = stable_random(self.seed, record.id, "frame_counts").choice(counts)
+        record_decides = any((meta.count, meta.min_frames, meta.max_frames, meta.video_fps))
+        if options.counts and not record_decides:
+            # Without the epoch: a record always shows the same number of frames.
+            count = stable_random(self.seed, record.id, "frame_counts").choice(options.counts)
             meta = replace(meta, min_frames=count, max_frames=count)
         draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
         try:
@@ -139,14 +140,14 @@ def plan_frames(
         return _plan(indices, edges, meta, rescaled)
     low, high = _bounds(options, meta)
     most = high if most is None else max(most, low)
-    if meta.dynamic_sample:
-        indices = [
-            start + offset
-            for start, end in pairwise(edges)
-            for offset in _dynamic_offsets(end - start, low, high, most, draw)
-        ]
-    else:
-        indices = uniform_indices(frame_count, min(_frames_wanted(duration, options, meta, low, high), most))
+    if not meta.dynamic_sample:
+        wanted_frames = _frames_wanted(duration, options, meta, low, high)
+        indices = uniform_indices(frame_count, min(wanted_frames, most))
+        return _plan(indices, edges, meta, rescaled)
+    indices = []
+    for start, end in pairwise(edges):
+        offsets = _dynamic_offsets(end - start, low, high, most, draw)
+        indices += [start + offset for offset in offsets]
     return _plan(indices, edges, meta, rescaled)
 
 
@@ -173,8 +174,9 @@ def uniform_indices(frame_count: int, n: int) -> list[int]:
 
 
 def made_even(numbers: list[int]) -> list[int]:
-    """The numbers, the last one again where they are odd in number."""
-    return numbers + numbers[-1:] * (-len(numbers) % FRAMES_PER_PATCH)
+    """The numbers, with the last one twice where their count is odd."""
+    missing = -len(numbers) % FRAMES_PER_PATCH
+    return numbers + numbers[-1:] * missing
 
 
 def _bounds(options: FrameOptions, meta: ClipMeta) -> tuple[int, int]:
@@ -189,7 +191,8 @@ def _bounds(options: FrameOptions, meta: ClipMeta) -> tuple[int, int]:
 def _frames_wanted(duration: float, options: FrameOptions, meta: ClipMeta, low: int, high: int) -> int:
     """The number of frames of so many seconds, within the bounds, and even where the bounds allow it."""
     rate = options.video_fps if meta.video_fps is None else meta.video_fps
-    n = min(max(round(duration / options.base_interval if rate is None else duration * rate), low), high)
+    by_time = duration / options.base_interval if rate is None else duration * rate
+    n = min(max(round(by_time), low), high)
     if n % FRAMES_PER_PATCH == 0:
         return n
     if n + 1 <= high:
@@ -204,11 +207,12 @@ def _dynamic_offsets(length: int, low: int, high: int, most: int, draw: Random |
     if draw is None:
         return uniform_indices(length, min(high, most))
     n = min(draw.randrange(low, high + 1), most, length)
+    # One random frame from each of n equal stretches.
     return [draw.randrange(length * i // n, length * (i + 1) // n) for i in range(n)]
 
 
 def _segment_edges(frame_count: int, counts: tuple[float, ...] | None) -> tuple[list[int], bool]:
-    """First frame of each segment and the end of the last, and whether the counts had to be rescaled."""
+    """The first frame of each segment and the end of the last, and whether the counts had to be rescaled."""
     if counts is None:
         return [0, frame_count], False
     total = sum(counts)
@@ -219,6 +223,8 @@ def _segment_edges(frame_count: int, counts: tuple[float, ...] | None) -> tuple[
             f"{MAX_FRAME_MISMATCH} frames or {MAX_RELATIVE_MISMATCH:.0%} of difference: correct the counts or the clip"
         )
     scale = frame_count / total
-    edges = [0, *(min(frame_count, int(end * scale + 0.5)) for end in accumulate(counts))]
-    edges[-1] = frame_count
+    edges = [0]
+    for end in accumulate(counts):
+        edges.append(min(frame_count, int(end * scale + 0.5)))
+    edges[-1] = frame_count  # whatever rounding makes of the last end
     return edges, mismatch >= 0.5

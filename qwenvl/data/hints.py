@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,6 +22,19 @@ SHRUNK = 4  # times fewer pixels than in the file
 MORE = 4  # times the pixels that the hint suggests: twice as much of each side
 
 
+class MediumKind(NamedTuple):
+    """The words of a hint about clips or about images.
+
+    Attributes:
+        flag: bounds their pixels from above.
+        unit: the picture that the hint gives a number of tokens for.
+    """
+
+    name: str
+    flag: str
+    unit: str
+
+
 def size_hints(media: MediaSizes, options: PromptOptions, processor: Any = None) -> list[Hint]:
     """Name media that the default bounds shrink below a quarter of their pixels, with the flag that shows more.
 
@@ -32,23 +45,25 @@ def size_hints(media: MediaSizes, options: PromptOptions, processor: Any = None)
     """
     video = processor and processor.video_processor
     factor = video.patch_size * video.merge_size if video else DEFAULT_FACTOR
-    found = []
+    found: list[Hint | None] = []
     if options.video_max_frame_pixels == PromptOptions.video_max_frame_pixels:
-        bounds = options.video_min_frame_pixels, options.video_max_frame_pixels
-        named = "clips", "--video_max_frame_pixels", "a pair of frames"
-        clips = zip(media.clips, media.metas, strict=True)
-        by_flags = [size for size, meta in clips if meta is None or not (meta.max_pixels or meta.size)]
-        found += [_size_hint(size, factor, bounds, *named) for size in by_flags]
+        clips = MediumKind("clips", flag="--video_max_frame_pixels", unit="a pair of frames")
+        bounds = (options.video_min_frame_pixels, options.video_max_frame_pixels)
+        for size, meta in zip(media.clips, media.metas, strict=True):
+            if meta is None or not (meta.max_pixels or meta.size):
+                found.append(_size_hint(size, factor, bounds, clips))
     if options.max_pixels == PromptOptions.max_pixels:
-        bounds = options.min_pixels, options.max_pixels
+        images = MediumKind("images", flag="--max_pixels", unit="an image")
+        bounds = (options.min_pixels, options.max_pixels)
         stated = media.image_sizes or (None,) * len(media.images)
-        images = [size for size, own in zip(media.images, stated, strict=True) if own is None]
-        found += [_size_hint(size, factor, bounds, "images", "--max_pixels", "an image") for size in images]
+        for size, own in zip(media.images, stated, strict=True):
+            if own is None:
+                found.append(_size_hint(size, factor, bounds, images))
     return list(dict.fromkeys(hint for hint in found if hint))
 
 
 def setting_hints(media: MediaSizes, processor: Any = None) -> list[Hint]:
-    """Name sizes that rows ask for and ``qwen_vl_utils`` makes something else of.
+    """Name settings of rows that ``qwen_vl_utils`` changes, or that look like notes about the file.
 
     Args:
         processor: of the model. None: that of Qwen2.5-VL.
@@ -58,30 +73,40 @@ def setting_hints(media: MediaSizes, processor: Any = None) -> list[Hint]:
     for meta, info in zip(media.metas, media.infos, strict=False):  # sizes alone come without infos
         if meta is not None and meta.size is not None:
             wanted.append((meta.size, len(info.indices)))
-    found = [hint for size, frames in wanted if (hint := _limit_hint(size, factor, frames)) is not None]
-    for size in (*(size for size, _ in wanted), *filter(None, media.image_sizes)):
-        asked = size.resized_height, size.resized_width
-        made = frame_size_by_library((1, 1), size, factor, (1, 1), FRAMES_PER_PATCH) if all(asked) else asked
-        if made != asked:
-            found.append(
-                Hint(
-                    "frame settings",
-                    f"resized_height {asked[0]} and resized_width {asked[1]} become {made[0]} and {made[1]}: sides are "
-                    f"multiples of {factor}, and a picture has at least 4 vision tokens",
-                )
-            )
-    for meta, info in zip(media.metas, media.infos, strict=False):
-        count = meta and meta.count
-        if count and count.beside_turns and count.nframes is not None and len(info.indices) < count.nframes - 1:
-            found.append(
-                Hint(
-                    "frame settings",
-                    "nframes beside the turns is the number of all frames of the clip: it is taken for a note about "
-                    "the file and changes nothing; in a typed part it takes all frames; --columns nframes=NAME renames "
-                    "it",
-                )
-            )
-    return list(dict.fromkeys(found))
+    found = [_limit_hint(size, factor, frames) for size, frames in wanted]
+    found += [_fixed_size_hint(size, factor) for size, _ in wanted]
+    found += [_fixed_size_hint(size, factor) for size in media.image_sizes if size is not None]
+    found += [_note_hint(meta, info) for meta, info in zip(media.metas, media.infos, strict=False)]
+    return list(dict.fromkeys(hint for hint in found if hint is not None))
+
+
+def _fixed_size_hint(size: LibrarySize, factor: int) -> Hint | None:
+    """A hint where ``resized_height`` and ``resized_width`` are no whole vision tokens."""
+    if not size.resized_height or not size.resized_width:
+        return None
+    # With both sides given, neither the size of the file nor the bounds of the flags count.
+    height, width = frame_size_by_library((1, 1), size, factor, (1, 1), FRAMES_PER_PATCH)
+    if (height, width) == (size.resized_height, size.resized_width):
+        return None
+    return Hint(
+        "frame settings",
+        f"resized_height {size.resized_height} and resized_width {size.resized_width} become {height} and {width}: "
+        f"sides are multiples of {factor}, and a picture has at least 4 vision tokens",
+    )
+
+
+def _note_hint(meta: ClipMeta | None, info: FrameInfo) -> Hint | None:
+    """A hint where ``nframes`` of a row was taken for a note about its file, see ``without_note``."""
+    count = meta.count if meta is not None else None
+    if count is None or not count.beside_turns or count.nframes is None:
+        return None
+    if len(info.indices) >= count.nframes - 1:  # one less: the package makes an odd number even
+        return None
+    return Hint(
+        "frame settings",
+        "nframes beside the turns is the number of all frames of the clip: it is taken for a note about the file and "
+        "changes nothing; in a typed part it takes all frames; --columns nframes=NAME renames it",
+    )
 
 
 def _limit_hint(size: LibrarySize, factor: int, frames: int) -> Hint | None:
@@ -98,24 +123,27 @@ def _limit_hint(size: LibrarySize, factor: int, frames: int) -> Hint | None:
     )
 
 
-def _size_hint(size: Size, factor: int, bounds: tuple[int, int], what: str, flag: str, unit: str) -> Hint | None:
-    height, width = smart_resize(*size, factor, *bounds)
-    if height * width * SHRUNK >= size[0] * size[1]:
+def _size_hint(size: Size, factor: int, bounds: tuple[int, int], kind: MediumKind) -> Hint | None:
+    """A hint where the bounds on pixels shrink a medium below a quarter of its pixels."""
+    height, width = size
+    low, high = bounds
+    seen_height, seen_width = smart_resize(height, width, factor, low, high)
+    if seen_height * seen_width * SHRUNK >= height * width:
         return None
-    larger = smart_resize(*size, factor, bounds[0], MORE * bounds[1])
-    tokens = height * width // factor**2
-    more = larger[0] * larger[1] // factor**2
+    larger_height, larger_width = smart_resize(height, width, factor, low, MORE * high)
+    tokens = seen_height * seen_width // factor**2
+    more = larger_height * larger_width // factor**2
     return Hint(
         "seen small",
-        f"{what} of {size[1]} x {size[0]} pixels are seen at {width} x {height}; {flag} {MORE * bounds[1]} shows "
-        f"{larger[1]} x {larger[0]}, for {more} tokens {unit} in place of {tokens}",
+        f"{kind.name} of {width} x {height} pixels are seen at {seen_width} x {seen_height}; {kind.flag} "
+        f"{MORE * high} shows {larger_width} x {larger_height}, for {more} tokens {kind.unit} in place of {tokens}",
     )
 
 
 BLACK = 16
-"""Of 255: the mean of a frame below which it is black. Video decodes black to 0 or a little above."""
+"""The mean of a frame, of 255, below which it is black. Video decodes black to 0 or a little above."""
 STILL = 0.5
-"""Of 255: the mean difference of two frames below which they are the same but for the noise of compression."""
+"""The mean difference of two frames, of 255, below which they are the same but for the noise of compression."""
 BLURRED = 0.002
 """The share of a frame's variance that half its size loses, below which it is blurred.
 
@@ -123,7 +151,7 @@ Seen at 112 to 448 pixels, sharp frames of a workplace lose 0.03 to 0.13, and 0.
 2 pixels.
 """
 PLAIN = 8.0
-"""Of 255: the standard deviation of a frame below which it shows too little to say whether it is sharp."""
+"""The standard deviation of a frame, of 255, below which it shows too little to say whether it is sharp."""
 
 
 def picture_hints(clips: Iterable[VideoClip]) -> list[Hint]:
@@ -160,14 +188,14 @@ def picture_hints(clips: Iterable[VideoClip]) -> list[Hint]:
 
 
 def _moves(frames: Tensor) -> float:
-    """The largest mean difference of a frame and the one before it."""
+    """The largest mean difference between two neighbouring frames, F x 3 x H x W."""
     shown = frames.float()
     return float((shown[1:] - shown[:-1]).abs().mean((1, 2, 3)).max())
 
 
 def _is_blurred(frames: Tensor) -> bool:
     """Whether F x 3 x H x W frames would all lose nothing at half their size."""
-    grey = frames.float().mean(1, keepdim=True)
+    grey = frames.float().mean(1, keepdim=True)  # F x 1 x H x W
     even = grey[..., : grey.shape[-2] // 2 * 2, : grey.shape[-1] // 2 * 2]
     spread = even.std((1, 2, 3))
     if even.numel() == 0 or bool((spread < PLAIN).any()):
@@ -179,11 +207,12 @@ def _is_blurred(frames: Tensor) -> bool:
 
 def clip_lengths(infos: Iterable[FrameInfo], metas: Iterable[ClipMeta | None]) -> list[tuple[float, int]]:
     """Seconds and frames of each clip whose record does not say how many are shown, for ``few_frames``."""
-    return [
-        (info.times[-1] - info.times[0], info.indices[-1] - info.indices[0] + 1)
-        for info, meta in zip(infos, metas, strict=True)
-        if meta is None or not (meta.min_frames or meta.max_frames or meta.video_fps or meta.count)
-    ]
+    lengths: list[tuple[float, int]] = []
+    for info, meta in zip(infos, metas, strict=True):
+        if meta is None or not (meta.min_frames or meta.max_frames or meta.video_fps or meta.count):
+            seconds = info.times[-1] - info.times[0]
+            lengths.append((seconds, info.indices[-1] - info.indices[0] + 1))
+    return lengths
 
 
 def few_frames(clips: Sequence[tuple[float, int]], options: FrameOptions) -> list[Hint]:
@@ -192,11 +221,13 @@ def few_frames(clips: Sequence[tuple[float, int]], options: FrameOptions) -> lis
     Args:
         clips: seconds and frames of each.
     """
-    rate, (low, high) = options.video_fps or 1 / options.base_interval, options.frame_bounds
-    short = sorted(clip for clip in clips if clip[0] > 0 and round(clip[0] * rate) < low)
+    rate = options.video_fps or 1 / options.base_interval
+    low, high = options.frame_bounds
+    short = sorted((seconds, frames) for seconds, frames in clips if seconds > 0 and round(seconds * rate) < low)
     if options.counts or not short or 2 * len(short) < len(clips):
         return []
-    seconds, frames = short[len(short) // 2]
+    seconds, frames = short[len(short) // 2]  # the clip of median length is the example of the hint
+    # The rate that fills the upper bound, and no more frames than the clip has.
     fps = min(math.ceil(high / seconds), int(frames / seconds))
     shown = min(max(round(seconds * fps), low), high, frames)
     if shown - shown % 2 <= low:

@@ -19,12 +19,13 @@ Size = tuple[int, int]
 CAMERA_RATE = 10.0
 """Frames per second from which a rate is that of a camera: models of this family are shown a few."""
 NEARLY_ALL = 0.98
+"""The share of a clip's rate, or of its frames, from which a setting is a note about the file."""
 MANY_FRAMES = 64
 """A number above which all frames of a clip at a camera's rate are more than anybody asks for."""
 
 
 class Wanted(NamedTuple):
-    """How many frames of a clip to take, and the number down to which ``--fit_frames`` may go."""
+    """The number of frames to take of a clip, and the number down to which ``--fit_frames`` may go."""
 
     frames: int
     least: int
@@ -60,19 +61,23 @@ def frames_by_library(count: LibraryCount, frame_count: int, rate: float, option
     if frame_count < FRAME_FACTOR:  # the package refuses a single frame; it is shown twice here, as in any clip
         return Wanted(frame_count, least=frame_count)
     least, most = _frame_bounds(count, options)
-    lower = ceil_by_factor(FPS_MIN_FRAMES if least is None else least, FRAME_FACTOR)
+    lower = ceil_by_factor(FPS_MIN_FRAMES if least is None else least, FRAME_FACTOR)  # whole pairs of frames
     fps = _flag_rate(options) if count.fps is None else count.fps
     if fps is None and count.listed:
         # The package takes every frame of a list, and repeats the last one of an odd number.
-        return Wanted(frame_count if most is None else min(frame_count, most), least=lower)
-    fps = FPS if fps is None else fps
+        frames = frame_count if most is None else min(frame_count, most)
+        return Wanted(frames, least=lower)
+    if fps is None:
+        fps = FPS
     settings: dict[str, float] = {"min_frames": lower}
     if most is not None:
         settings["max_frames"] = max(most, FRAME_FACTOR)
     if fps >= rate:
         # All frames. At one frame per second the product in `smart_nframes` is exact, and it warns of nothing.
-        return Wanted(smart_nframes(settings | {"fps": 1.0}, total_frames=frame_count, video_fps=1.0), least=lower)
-    return Wanted(smart_nframes(settings | {"fps": fps}, total_frames=frame_count, video_fps=rate), least=lower)
+        fps = 1.0
+        rate = 1.0
+    frames = smart_nframes(settings | {"fps": fps}, total_frames=frame_count, video_fps=rate)
+    return Wanted(frames, least=lower)
 
 
 def rate_of(frame_count: int, duration: float) -> float:
@@ -85,7 +90,7 @@ def rate_of(frame_count: int, duration: float) -> float:
 
 
 def without_note(count: LibraryCount, frame_count: int, rate: float) -> LibraryCount | None:
-    """The settings without those beside the turns that tell of the file, or None if nothing else is left.
+    """The settings without those beside the turns that describe the file, or None if nothing else is left.
 
     Tables of many data sets have the frame rate and the number of frames of each file in columns of these names. As
     settings they would take every frame. Who wants them all sets ``max_frames``, or writes them into a typed part.
@@ -117,9 +122,8 @@ def frame_size_by_library(size: Size, wanted: LibrarySize, factor: int, flags: S
     if wanted.resized_height is not None and wanted.resized_width is not None:
         return _fixed_size(wanted.resized_height, wanted.resized_width, factor)
     token = factor * factor
-    defaults = PromptOptions.video_min_frame_pixels, PromptOptions.video_max_frame_pixels
-    low = _given(wanted.min_pixels, flags[0], defaults[0])
-    high = _given(wanted.max_pixels, flags[1], defaults[1])
+    low = _given(wanted.min_pixels, flags[0], PromptOptions.video_min_frame_pixels)
+    high = _given(wanted.max_pixels, flags[1], PromptOptions.video_max_frame_pixels)
     least = library.VIDEO_MIN_TOKEN_NUM * token if low is None else low
     limit = frame_limit(wanted, least, factor, frames)
     most = limit if high is None else min(high, limit)
@@ -134,8 +138,11 @@ def frame_limit(wanted: LibrarySize, least: float, factor: int, frames: int) -> 
     from qwen_vl_utils import vision_process as library
 
     token = factor * factor
+    # The numbers of `fetch_video` in the package: a clip may fill 0.9 of the context, and a frame may always have 1.05
+    # times its lower bound.
     total = library.MODEL_SEQ_LEN * token * 0.9 if wanted.total_pixels is None else wanted.total_pixels
-    return max(min(library.VIDEO_MAX_TOKEN_NUM * token, total / frames * library.FRAME_FACTOR), int(least * 1.05))
+    share = total / frames * library.FRAME_FACTOR
+    return max(min(library.VIDEO_MAX_TOKEN_NUM * token, share), int(least * 1.05))
 
 
 def image_size_by_library(size: Size, wanted: LibrarySize, factor: int, flags: Size) -> Size:
@@ -162,6 +169,7 @@ def _fixed_size(height: int, width: int, factor: int) -> Size:
 
 
 def _resized(size: Size, factor: int, least: float, most: float) -> Size:
+    """The size within the bounds, with the picture's shape, in whole vision tokens."""
     from qwen_vl_utils.vision_process import smart_resize
 
     height, width = smart_resize(*size, factor, min_pixels=least, max_pixels=most)

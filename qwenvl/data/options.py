@@ -140,7 +140,7 @@ class BadSampleOptions(Options):
 
 @dataclass
 class SampleOptions(FrameOptions, DecodingOptions, BadSampleOptions):
-    """How frames are chosen and decoded: what a data set reads."""
+    """The choice and decoding of frames, as a data set reads them."""
 
 
 @dataclass
@@ -222,7 +222,7 @@ class DataOptions(Options):
 
 
 def template_problems(given: dict[str, Any] | str | None) -> Iterator[str]:
-    """What is wrong with the arguments of the chat template."""
+    """Problems of the arguments of the chat template."""
     if isinstance(given, str):
         try:
             given = json.loads(given)
@@ -230,8 +230,10 @@ def template_problems(given: dict[str, Any] | str | None) -> Iterator[str]:
             given = f"{given} ({error})"
     if given is not None and not isinstance(given, dict):
         yield f'--chat_template_kwargs must be a JSON mapping such as {{"enable_thinking": false}}, got {given}'
-    elif taken := {"messages", "add_generation_prompt"} & set(given or {}):
-        yield f"--chat_template_kwargs: {min(taken)} is what a prompt is made with, not an option: leave it out"
+        return
+    reserved = {"messages", "add_generation_prompt"} & set(given or {})
+    if reserved:
+        yield f"--chat_template_kwargs: {min(reserved)} is what a prompt is made with, not an option: leave it out"
 
 
 def crossed(options: Any, low: str, high: str) -> Iterator[str]:

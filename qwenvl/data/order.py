@@ -24,9 +24,9 @@ class Part:
     Attributes:
         name: as written in ``dataset_use``.
         size: its records.
-        weight: how often it is drawn from, relative to the others, or None where no part has a weight.
+        weight: its share of the draws, relative to the other parts, or None where no part has a weight.
         read_as: the format that its rows were guessed to be in, None where they are in our own or it was named.
-        first_number: what whole numbers in its answers count the options from, where its rows tell.
+        first_number: the number of the first option in its answers, where its rows tell.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Part:
 
 
 def draws_per_epoch(parts: Sequence[Part]) -> list[int]:
-    """How many records of each part make an epoch, as many in all as there are records.
+    """The number of records that each part gives to an epoch, which has as many in all as there are records.
 
     Without weights each record has its turn. With weights the parts get their shares, rounded to whole records by
     largest remainder (the earlier part first where they are equal).

@@ -1,4 +1,4 @@
-"""How long a prompt is in tokens, from its text and the sizes of its media, and with how many frames it fits a bound.
+"""The length of a prompt in tokens, from its text and the sizes of its media.
 
 The sizes come from decoded media, where a prompt is built, or from headers, where it is planned or only put in order.
 """
@@ -43,10 +43,12 @@ class PromptLength(NamedTuple):
 
 
 class MediaSizes(NamedTuple):
-    """The media of a prompt: the size of each clip's frames and of each image as they are, before any resizing.
+    """The media of a prompt with their sizes in the files, before any resizing.
 
     Attributes:
-        metas: for each clip what its record says of it.
+        clips: for each clip the height and width of its frames.
+        metas: for each clip the settings of its record.
+        images: for each image its height and width.
         infos: for each clip the frames that are shown.
         image_sizes: for each image the size that its record asks for, or None.
     """
@@ -70,7 +72,7 @@ class MediaSizes(NamedTuple):
 
 
 def image_sizes_of(record: Record, count: int) -> tuple[LibrarySize | None, ...]:
-    """What a record says of the size of each of its images."""
+    """For each image of a record the size that the record asks for, None where it asks for none."""
     return record.image_sizes or (None,) * count
 
 
@@ -106,19 +108,29 @@ class Ruler:
 
     @property
     def effective_arguments(self) -> dict[str, Any]:
-        """The arguments that the chat template reads, with their values in prompts: given, or set by itself.
+        """The arguments that the chat template reads, with their values in prompts: given, or set by the template.
 
-        None: neither, so that the template decides where it reads the argument. Conversation and tools are left out.
+        A value of None means neither: the template decides where it reads the argument. Conversation and tools are
+        left out.
         """
         template = self.processor.chat_template or ""
-        given = self.template_arguments
-        read = find_undeclared_variables(_compile_jinja_template(template).environment.parse(template))
+        environment = _compile_jinja_template(template).environment
+        read = find_undeclared_variables(environment.parse(template))
         read -= {"messages", "tools", "add_generation_prompt", *self.processor.tokenizer.special_tokens_map}
-        values = (f"'{name}': {name} if {name} is string or {name} is number else none" for name in sorted(read))
-        template += f"\0{{{{ {{ {', '.join(values)} }} | tojson }}}}"
+        # A template may set a variable that it was not given. So its end is made to print them, as JSON behind a zero
+        # byte, which no prompt has: {{ { 'enable_thinking': enable_thinking if ... else none } | tojson }}
+        entries = [f"'{name}': {name} if {name} is string or {name} is number else none" for name in sorted(read)]
+        printed = "{{ { " + ", ".join(entries) + " } | tojson }}"
         chat = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
-        text = self.processor.apply_chat_template(chat, template, add_generation_prompt=True, tokenize=False, **given)
-        return {name: given.get(name, value) for name, value in json.loads(text.rpartition("\0")[2]).items()}
+        text = self.processor.apply_chat_template(
+            chat,
+            f"{template}\0{printed}",
+            add_generation_prompt=True,
+            tokenize=False,
+            **self.template_arguments,
+        )
+        values = json.loads(text.rpartition("\0")[2])
+        return {name: self.template_arguments.get(name, value) for name, value in values.items()}
 
     @property
     def resample(self) -> int:
@@ -129,7 +141,7 @@ class Ruler:
         """Return what frames of ``size`` are resized to.
 
         Args:
-            frames: how many of the clip are shown. They share the ``total_pixels`` of a row.
+            frames: the number of shown frames of the clip, which share the ``total_pixels`` of a row.
         """
         processor = self.processor.video_processor
         if meta is not None and meta.size is not None:
@@ -140,7 +152,7 @@ class Ruler:
         """Return what an image of ``size`` is resized to.
 
         Args:
-            wanted: what its row says of it.
+            wanted: the size that its row asks for.
         """
         processor = self.processor.image_processor
         if wanted is not None:
@@ -177,21 +189,25 @@ class Ruler:
         video = self.processor.video_processor
         image = self.processor.image_processor
         vision = 0
-        replaced = len(images)
-        pieces = []
+        placeholders = len(images)  # tokens of the text that stand for an image or a pair of frames
+        clip_texts = []
         for times, (height, width) in clips:
             pairs = len(times) // video.temporal_patch_size
             vision += pairs * _tokens(height, width, video)
-            replaced += pairs
-            pieces.append(self._clip_text(times, pairs))
+            placeholders += pairs
+            clip_texts.append(self._clip_text(times, pairs))
         vision += sum(_tokens(height, width, image) for height, width in images)
-        text, *rest = text.split(self.processor.video_token)
-        text += "".join(piece + after for piece, after in zip(pieces, rest, strict=True))
-        return PromptLength(len(self.processor.tokenizer(text)["input_ids"]) + vision - replaced, vision)
+        before, *behind = text.split(self.processor.video_token)
+        text = before
+        for clip_text, after in zip(clip_texts, behind, strict=True):
+            text += clip_text + after
+        tokens = len(self.processor.tokenizer(text)["input_ids"])
+        return PromptLength(tokens - placeholders + vision, vision)
 
     def _clip_text(self, times: Sequence[float], pairs: int) -> str:
-        """What the processor writes for a clip, with one token for each pair of frames."""
+        """The text that the processor writes for a clip, with one token for each pair of frames."""
         merge = self.processor.video_processor.merge_size
+        # A grid of merge x merge patches is one token.
         inputs = {
             "video_grid_thw": torch.tensor([[pairs, merge, merge]]),
             "video_metadata": [timed_metadata(times)],
@@ -206,15 +222,24 @@ def timed_metadata(times: Sequence[float]) -> VideoMetadata:
 
 def _own_bounds(bounds: tuple[int, int], meta: ClipMeta | None) -> tuple[int, int]:
     """The record's pixel bounds where it has them. Where only one is its own, the other gives way."""
-    low, high = (meta.min_pixels, meta.max_pixels) if meta else (None, None)
-    if low is None:
-        return (bounds[0], bounds[1]) if high is None else (min(bounds[0], high), high)
-    return low, max(bounds[1], low) if high is None else high
+    low, high = bounds
+    if meta is None:
+        return low, high
+    if meta.min_pixels is not None:
+        low = meta.min_pixels
+        high = max(high, low)
+    if meta.max_pixels is not None:
+        high = meta.max_pixels
+        if meta.min_pixels is None:
+            low = min(low, high)
+    return low, high
 
 
 def _resized(size: Size, processor: Any, bounds: tuple[int, int]) -> Size:
-    """By the rule of the model's authors, here because processors disagree on what the bounds count: Qwen3-VL's takes
-    them for the whole clip."""
+    """The size that a picture is resized to by the rule of the model's authors.
+
+    It is called here because processors disagree on the bounds: that of Qwen3-VL takes them for the whole clip.
+    """
     return smart_resize(*size, factor_of(processor), min_pixels=bounds[0], max_pixels=bounds[1])
 
 
@@ -224,14 +249,14 @@ def factor_of(processor: Any) -> int:
 
 
 def _tokens(height: int, width: int, processor: Any) -> int:
-    """Of an image, or of a pair of frames."""
+    """The vision tokens of an image, or of a pair of frames."""
     return height * width // factor_of(processor) ** 2
 
 
 def read_header(
     path: str, frames_fps: float | None = None, frame_times: tuple[float, ...] | None = None
 ) -> tuple[Timeline, Size]:
-    """When the frames of a clip are shown, and their size, by the header of the file, or of a folder or list of images.
+    """The times of a clip's frames and their size, by the header of the file, or of a folder or list of images.
 
     Args:
         frames_fps, frame_times: of a folder or list, see ``FrameFolder``.
@@ -253,7 +278,9 @@ def read_header(
         raise BadMediaError(path, f"its header can't be read: {error}") from None
     if not 1 <= count <= MAX_FRAMES or seconds <= 0:
         raise BadMediaError(path, "its header does not say how long it is")
-    return Timeline([i * float(seconds) / count for i in range(count)], float(seconds)), size
+    # The header has no times of frames: they are taken to be evenly spaced.
+    times = [i * float(seconds) / count for i in range(count)]
+    return Timeline(times, float(seconds)), size
 
 
 @dataclass(frozen=True)
@@ -264,9 +291,9 @@ class LengthEstimate:
     count as their upper bounds. What is shown is decided when a clip is read.
 
     Attributes:
-        records: of the data set.
-        rule: by which the frames of its clips are chosen.
-        most: in tokens, where longer prompts are made to fit, else None.
+        records: those of the data set.
+        rule: chooses the frames of its clips.
+        most: the tokens that longer prompts are made to fit, None where they are not.
     """
 
     records: Sequence[Record]
@@ -282,12 +309,16 @@ class LengthEstimate:
         turn, index = key
         record = self.records[index]
         clips = [self._clip(record, number, turn) for number in range(len(record.videos))]
-        images = [_image_size(path) or _square(self.ruler.image_bounds[1]) for path in record.images]
-        resized = list(map(self.ruler.image_size, images, image_sizes_of(record, len(images))))
-        length = self.ruler.length(chat_messages(record), clips, resized)
+        images: list[Size] = []
+        for path, wanted in zip(record.images, image_sizes_of(record, len(record.images)), strict=True):
+            size = _image_size(path) or _square(self.ruler.image_bounds[1])
+            images.append(self.ruler.image_size(size, wanted))
+        length = self.ruler.length(chat_messages(record), clips, images)
         if self.most is None or length.tokens <= self.most:
             return length
-        return PromptLength(self.most, max(0, self.most - length.tokens + length.vision))
+        # Frames are left out until the prompt fits, so that the text stays.
+        text = length.tokens - length.vision
+        return PromptLength(self.most, max(0, self.most - text))
 
     def _clip(self, record: Record, number: int, turn: int) -> tuple[Sequence[float], Size]:
         """Times and size of the frames that will be shown."""
@@ -297,12 +328,15 @@ class LengthEstimate:
             timeline, size = read_header(record.videos[number], own.frames_fps, own.frame_times)
             plan = self.rule.plan(record, number, turn, timeline)
         except BadMediaError:
-            _, most = self.rule.options.frame_bounds
-            return range(most + most % 2), self.ruler.frame_size(_square(self.ruler.frame_bounds[1]), meta)
-        return [timeline.times[i] for i in plan.indices], self.ruler.frame_size(size, meta, len(plan.indices))
+            most = self.rule.options.frame_bounds[1]
+            largest = _square(self.ruler.frame_bounds[1])
+            return range(most + most % FRAMES_PER_PATCH), self.ruler.frame_size(largest, meta)
+        times = [timeline.times[i] for i in plan.indices]
+        return times, self.ruler.frame_size(size, meta, len(plan.indices))
 
 
 def _image_size(path: str) -> Size | None:
+    """The size of an image by its header, or None where it cannot be read."""
     try:
         return read_image_size(path, timeout=HEADER_SECONDS)
     except BadMediaError:
@@ -310,4 +344,6 @@ def _image_size(path: str) -> Size | None:
 
 
 def _square(pixels: int) -> Size:
-    return round(pixels**0.5), round(pixels**0.5)
+    """Height and width of a square with about so many pixels."""
+    side = round(pixels**0.5)
+    return side, side

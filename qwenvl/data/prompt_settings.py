@@ -1,4 +1,4 @@
-"""The settings that shaped the prompts of a run, in a file beside its weights. Imports no torch."""
+"""The settings that shaped the prompts of a run, kept in a file beside its weights. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SETTINGS_FILE = "prompt_settings.json"
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """All that shapes the prompts of a run.
+    """All settings that shape the prompts of a run.
 
     Attributes:
         frames: how densely clips are sampled.
         prompts: bounds on pixels and length, and the arguments of the chat template.
-        base_model: what the run started from.
+        base_model: the model that the run started from.
         system: the text of the system turn of every prompt, or None where records have their own or none.
         prompt_template: a text with ``{prompt}`` in it, which the last user turn takes the place of.
-        framing: what else stood around the questions of the run's records.
+        framing: the further texts around the questions of the run's records.
     """
 
     frames: FrameOptions
@@ -53,7 +53,14 @@ class PromptSettings:
             effective = {name: value for name, value in ruler.effective_arguments.items() if value is not None}
             prompts = replace(prompts, chat_template_kwargs=effective or None)
         framing = Framing.of(getattr(dataset, "records", ()), read)
-        return cls(frames, prompts, base_model, read.system, read.prompt_template, framing)
+        return cls(
+            frames=frames,
+            prompts=prompts,
+            base_model=base_model,
+            system=read.system,
+            prompt_template=read.prompt_template,
+            framing=framing,
+        )
 
     @classmethod
     def load(cls, folder: str | Path) -> PromptSettings:
@@ -75,7 +82,7 @@ class PromptSettings:
 
     @classmethod
     def _of_json(cls, saved: Any) -> PromptSettings:
-        """From the content of the file.
+        """The settings from the content of the file.
 
         Raises:
             ValueError: naming the first entry that is missing, unknown or of another type.
@@ -104,10 +111,11 @@ class PromptSettings:
         return self.frames.video_fps or 1 / self.frames.base_interval
 
     def otherwise(self, here: PromptSettings) -> list[tuple[str, Any, Any]]:
-        """The settings that differ from others: name, value of these, value of those.
+        """The settings that differ here: name, value in training, value here.
 
-        What is left out of a prompt that is too long is no setting of the prompt. Arguments of the chat template that
-        nobody has set are those of the template itself.
+        The flags about prompts that are too long do not count: they choose prompts and frames, and shape none. Nor do
+        arguments of the chat template that nobody sets here: the template that was saved has those of training as its
+        defaults.
         """
         before = self._by_name()
         after = here._by_name()
@@ -118,6 +126,7 @@ class PromptSettings:
         return [(name, before[name], after[name]) for name in names if before[name] != after[name]]
 
     def _by_name(self) -> dict[str, Any]:
+        """The settings by the names of their flags."""
         own = {"system": self.system, "prompt_template": self.prompt_template}
         arguments = {"chat_template_kwargs": self.prompts.template_arguments}
         return asdict(self.frames) | asdict(self.prompts) | own | arguments
@@ -181,5 +190,5 @@ def trained_otherwise(model: str | Path, flags: Any) -> list[str]:
 
 
 def as_said(value: Any) -> Any:
-    """A setting in a sentence."""
+    """A setting as a sentence writes it."""
     return "unset" if value is None else value

@@ -55,7 +55,16 @@ def read_clip(path: str | Path, run: str | Path) -> TakenClip:
     """
     dataset = GRPODataset([], SampleOptions(**asdict(PromptSettings.load(run).frames)), training=False)
     absolute = str(Path(path).absolute())  # the decoder's process may have been started in another folder
-    record = Record(absolute, (), "", (absolute,), (), (None,), {}, absolute)
+    record = Record(
+        id=absolute,
+        messages=(),
+        solution="",
+        videos=(absolute,),
+        images=(),
+        clip_meta=(None,),
+        fields={},
+        where=absolute,
+    )
     (clip,) = dataset.load(record).videos
     metadata = timed_metadata(clip.info.times)
     # At 1 frame per second, this total tells Qwen2.5-VL's processor the seconds between the frames taken.
@@ -130,11 +139,10 @@ def _template_as_trained(processor: ProcessorMixin, arguments: dict[str, Any]) -
     if hasattr(processor, "vision_start_token"):  # see render_prompt
         pad = processor.video_token
         template = template.replace(processor.vision_start_token + pad + processor.vision_end_token, pad)
-    defaults = (
-        f"{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}{{%- endif %}}"
-        for name, value in arguments.items()
-    )
-    template = "".join(defaults) + template
+    defaults = ""
+    for name, value in arguments.items():
+        defaults += f"{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}{{%- endif %}}"
+    template = defaults + template
     found = processor.apply_chat_template(_ONE_CLIP, template, tokenize=False, add_generation_prompt=True)
     if found != wanted:
         logger.warning(

@@ -1,4 +1,4 @@
-"""Hints about timelines: how fine their times can be with the frames that are shown, and spans that are too short."""
+"""Hints about timelines: the fineness of their times with the frames that are shown, and spans that are too short."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FRAMES_OF_A_SPAN = 2
 
 @dataclass(frozen=True)
 class TimelineTimes:
-    """How the spans of a record compare with the frames of its clip.
+    """The spans of a record compared with the frames of its clip.
 
     Attributes:
         shortest: seconds of the shortest span.
@@ -54,7 +54,7 @@ def beyond_the_clip(record: Record, clips: Sequence[FrameInfo]) -> list[Hint]:
 
 
 def fineness(times: Sequence[TimelineTimes]) -> str:
-    """How fine times can be, in words. Empty without timelines."""
+    """A line on the fineness that times can have. Empty without timelines."""
     if not times:
         return ""
     distance = max(each.distance for each in times)

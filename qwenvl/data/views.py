@@ -1,7 +1,7 @@
-"""What a teacher, or a control of an evaluation, sees of a record beyond the policy.
+"""Views of records: versions for a teacher, or for a control of an evaluation, that may hold more than the policy's.
 
-A row of ``VIEWS`` is a plain function ``f(record, **arguments) -> record``, or
-``f(record, completion, rewards) -> str``, a sentence behind the question for each completion of the policy.
+A view is a plain function ``f(record, **arguments) -> record``, or ``f(record, completion, rewards) -> str``, which
+writes a sentence behind the question for each completion of the policy. A row of ``VIEWS`` gives it a name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONGEST_SENTENCE = 50_000
 
 
 def unchanged(record: Record) -> Record:
-    """The record."""
+    """The record as it is."""
     return record
 
 
@@ -48,18 +48,22 @@ def frames(record: Record, count: int | None = None) -> Record:
 
 
 def evidence(record: Record, count: int | None = None) -> Record:
-    """The record with the span of its ``evidence`` in place of its clip. Without evidence or one clip: as it is."""
+    """The record with the span of its ``evidence`` in place of its clip.
+
+    A record without evidence, or without exactly one clip, stays as it is.
+    """
     spans = evidence_of(record.fields)
     if spans is None or len(record.videos) != 1:
         return record
     start = min(start for start, _ in spans)
     end = max(end for _, end in spans)
-    shown = replace(record, clip_meta=(replace(record.clip_meta[0] or ClipMeta(), video_start=start, video_end=end),))
+    span = replace(record.clip_meta[0] or ClipMeta(), video_start=start, video_end=end)
+    shown = replace(record, clip_meta=(span,))
     return shown if count is None else frames(shown, count)
 
 
 def solution(record: Record) -> Record:
-    """The record with its solution in a sentence behind the question (arXiv:2601.18734). Without one: as it is."""
+    """The record with its solution in a sentence behind the question (arXiv:2601.18734), if it has a solution."""
     right = solution_of(record.solution)
     if not right:
         return record
@@ -69,7 +73,7 @@ def solution(record: Record) -> Record:
 
 
 def feedback(record: Record, completion: str, rewards: Mapping[str, float | None]) -> str:
-    """What the rewards gave a completion, in a sentence (arXiv:2601.20802). None: a reward does not apply to it."""
+    """A sentence with the rewards of a completion (arXiv:2601.20802). A reward of None does not apply to it."""
     given = (f"{name} {value:g}" for name, value in rewards.items() if value is not None)
     return f"An earlier answer was scored: {', '.join(given)}. Do better."
 
@@ -78,7 +82,7 @@ VIEWS: Mapping[str, View] = {"frames": frames, "evidence": evidence, "solution":
 
 
 SHOWN = {"frames": "a clip", "evidence": "a clip with `evidence`", "solution": "a solution"}
-"""What a record needs for each view that reads no completion."""
+"""The part of a record that a view needs, for each view that reads no completion."""
 
 
 def view_named(text: str | None) -> View:
@@ -88,17 +92,21 @@ def view_named(text: str | None) -> View:
         ValueError: there is no such function, or it has no such argument.
     """
     row = row_of(TeacherOptions(teacher="reference", teacher_sees=text), "teacher_sees")
-    if row is None or row.name in VIEWS:
-        return unchanged if row is None else partial(VIEWS[row.name], **vars(row.arguments))
+    if row is None:
+        return unchanged
+    if row.name in VIEWS:
+        return partial(VIEWS[row.name], **vars(row.arguments))
     file, _, name = row.name.rpartition(":")
-    if not callable(made := getattr(load_file(file), name, None)):
-        raise ValueError(f"--teacher_sees {row.name}: {file} has no function {name}")
-    return made
+    function = getattr(load_file(file), name, None)
+    if not callable(function):
+        raise ValueError(f"--teacher_sees {row.name}: {file} has no function {name}; name one that the file defines")
+    return function
 
 
 def reads_completions(view: View) -> bool:
     """Whether a view makes a sentence for each completion: it has a second argument without a default."""
-    return sum(each.default is Parameter.empty for each in signature(view).parameters.values()) > 1
+    needed = [each for each in signature(view).parameters.values() if each.default is Parameter.empty]
+    return len(needed) > 1
 
 
 def seen_by(view: View, record: Record) -> Record:
@@ -127,10 +135,10 @@ def seen_by(view: View, record: Record) -> Record:
 
 
 def sentence_of(view: View, record: Record, completion: str, rewards: Mapping[str, float | None]) -> str:
-    """What a view says of a completion.
+    """The sentence that a view writes about a completion.
 
     Args:
-        completion: its text. Control tokens that it spells are parted by a space: the view may quote it.
+        completion: its text. Control tokens that it spells get a space inside, as the view may quote the text.
 
     Raises:
         OwnCodeError: the view is a function of the user, and fails or gives no sentence.
@@ -147,11 +155,12 @@ def sentence_of(view: View, record: Record, completion: str, rewards: Mapping[st
 
 
 def changed_by(view: View, records: Iterable[Record]) -> tuple[int, int]:
-    """The number of records that a view shows more of, and of those that were looked at.
+    """The number of records that a view changes, and the number of records that were tried.
 
-    A function of the user may be slow: the look ends at the first record that it changes.
+    A function of the user may be slow: trying ends at the first record that it changes.
     """
-    changed = looked = 0
+    changed = 0
+    looked = 0
     for record in records:
         looked += 1
         changed += seen_by(view, record) != record
@@ -166,6 +175,7 @@ def _copied(record: Record) -> Record:
 
 
 def _is_built_in(view: View) -> bool:
+    """Whether a view is a row of ``VIEWS``, perhaps with arguments, and not a function of the user."""
     return view is unchanged or getattr(view, "func", view) in VIEWS.values()
 
 

@@ -59,17 +59,17 @@ class ClipArguments(RatioArguments):
 
     delta: float | None = option(
         None,
-        "Largest ratio that weighs a token of a completion with a negative advantage, above 1 + --grpo_epsilon_high "
-        "(two-sided clipping). Less: such tokens are pushed down less. Needs --num_iterations above 1 or "
-        "(--async_rollouts above 0 and --importance_correction none).",
+        "Upper bound on the ratio of tokens with a negative advantage, above 1 + --grpo_epsilon_high (two-sided "
+        "clipping). Less: such tokens are pushed down less. Needs --num_iterations above 1 or (--async_rollouts above "
+        "0 and --importance_correction none).",
         unset="no such bound",
         above=1,
     )
     dual_clip: float | None = option(
         None,
-        "Dual clip: the most that a token of a completion with a negative advantage costs, in its advantages, above "
-        "1; 3 is usual. Where it acts the token has no gradient. Needs --num_iterations above 1 or (--async_rollouts "
-        "above 0 and --importance_correction none).",
+        "Dual clip: upper bound on the loss of a token with a negative advantage, as a multiple of that advantage, "
+        "above 1; 3 is usual. A token at the bound has no gradient. Needs --num_iterations above 1 or "
+        "(--async_rollouts above 0 and --importance_correction none).",
         unset="no such bound",
         above=1,
     )
@@ -81,8 +81,8 @@ class CispoArguments(RatioArguments):
 
     bound: float = option(
         5.0,
-        "Largest weight of a token, above 0: the bound itself, not what it exceeds 1 by. Needs --num_iterations above "
-        "1 or (--async_rollouts above 0 and --importance_correction none).",
+        "Upper bound on the weight of a token, above 0: the ratio is clipped at the bound itself, not at 1 + bound. "
+        "Needs --num_iterations above 1 or (--async_rollouts above 0 and --importance_correction none).",
         above=0,
     )
 
@@ -165,23 +165,23 @@ class ObjectiveOptions(Options):
     num_iterations: int = option(
         1,
         "Optimizer steps on the same completions, at least 1; from the second on the importance ratio is clipped. An "
-        "epoch has that many times the steps. More: less sampling for as many steps, by a policy further behind.",
+        "epoch has that many times the steps. More: less sampling per step, and older completions.",
         least=1,
     )
     grpo_epsilon: float | None = option(
         None,
-        "How far the importance ratio may fall below 1 before an advantage pushes it no further, above 0 and below 1. "
-        "Less: steps on the same completions change less. Needs --num_iterations above 1 or (--async_rollouts above 0 "
-        "and --importance_correction none). Needs --loss_type grpo or bnpo or dapo or dr_grpo or gspo or luspo.",
+        "Lower clip bound, above 0 and below 1: the importance ratio is clipped at 1 - epsilon. Less: steps on the "
+        "same completions change less. Needs --num_iterations above 1 or (--async_rollouts above 0 and "
+        "--importance_correction none). Needs --loss_type grpo or bnpo or dapo or dr_grpo or gspo or luspo.",
         unset="that of the loss, 0.2, for gspo and luspo 0.0003",
         above=0,
         below=1,
     )
     grpo_epsilon_high: float | None = option(
         None,
-        "How far the ratio may rise above 1, above 0. More than --grpo_epsilon: rare tokens may become likely sooner. "
-        "Needs --num_iterations above 1 or (--async_rollouts above 0 and --importance_correction none). Needs "
-        "--loss_type grpo or bnpo or dapo or dr_grpo or gspo or luspo.",
+        "Upper clip bound, above 0: the importance ratio is clipped at 1 + epsilon_high. More than --grpo_epsilon: "
+        "rare tokens may become likely sooner. Needs --num_iterations above 1 or (--async_rollouts above 0 and "
+        "--importance_correction none). Needs --loss_type grpo or bnpo or dapo or dr_grpo or gspo or luspo.",
         unset="that of the loss, 0.28 for dapo, 0.0004 for gspo and luspo, else that of --grpo_epsilon",
         above=0,
     )
@@ -195,8 +195,8 @@ class ObjectiveOptions(Options):
     )
     scale_rewards: Literal["group", "batch", "none"] = option(
         "group",
-        "What a reward minus its group's mean is divided by. group: the group's standard deviation. batch: that of "
-        "all rewards of the step. none: nothing. Needs --advantage_estimator grpo.",
+        "Divisor of a reward minus its group's mean. group: the group's standard deviation. batch: that of all "
+        "rewards of the step. none: no division. Needs --advantage_estimator grpo.",
     )
     loss_type: str = option(
         "grpo",
@@ -219,8 +219,8 @@ class ObjectiveOptions(Options):
     )
     top_entropy_quantile: float = option(
         1.0,
-        "The policy term takes only this share of the step's tokens, those that were sampled from the distributions "
-        "of highest entropy, above 0 to 1; 0.2 is usual, 1 takes all. What a loss divides by stays.",
+        "Share of the step's tokens in the policy term, above 0 to 1: those that were sampled from the distributions "
+        "of highest entropy; 0.2 is usual, 1 takes all. The divisor of the loss does not change.",
         above=0,
         most=1,
     )
@@ -240,10 +240,10 @@ class ObjectiveOptions(Options):
     )
     importance_correction: str | None = option(
         None,
-        "Weigh the policy term by how much likelier a token is to the policy than to the engine that sampled it, "
-        "where the engine has weights of its own. token: each token by itself. sequence: the product over a "
-        "completion. truncate: weights are held within the bounds. mask: what is out of bounds is left out. Needs "
-        "--loss_type other than vespo or --importance_correction none.",
+        "Weight of the policy term: the probability of a token under the policy divided by that under the engine that "
+        "sampled it, for engines with weights of their own. token: each token by itself. sequence: the product over a "
+        "completion. truncate: weights are clipped to the bounds. mask: tokens or completions out of bounds are left "
+        "out. Needs --loss_type other than vespo or --importance_correction none.",
         unset="none, with --async_rollouts token_truncate",
         rows=CORRECTION_ROWS,
     )

@@ -1,4 +1,4 @@
-"""``qwenvl data check``: reads and decodes every record as training would, and reports what is wrong with it."""
+"""``qwenvl data check``: reads and decodes every record as training would, and reports the bad ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,62 +64,97 @@ Problem = dict[str, str]  # "kind" and "message"
 
 @dataclass(frozen=True)
 class CheckedRecord:
-    """A record that can be trained on."""
+    """A record that can be trained on.
 
-    where: str  # its place and id
+    Attributes:
+        where: its place and id.
+        images: the number of its images.
+        frames: for each clip the number of shown frames.
+        seconds: for each clip the seconds from the first shown frame to the last.
+        tokens: the tokens of its prompt, vision tokens included. None without a processor.
+        rescaled: the number of clips that differ a little from their ``meta``.
+        lowered: the frames that were left out so that the prompt fits, in words.
+        lengths: the ``clip_lengths`` of its clips.
+        settings: the names of the frame settings that were read from its row.
+        timeline: the times of its timeline. None where it has none.
+    """
+
+    where: str
     images: int
-    frames: tuple[int, ...]  # shown of each clip
-    seconds: tuple[float, ...]  # from the first to the last of them
-    tokens: int | None  # of the prompt, vision tokens included. None without a processor
-    rescaled: int  # clips that differ a little from what ``meta`` says
-    lowered: str  # the frames that were left out so that the prompt fits, in words
+    frames: tuple[int, ...]
+    seconds: tuple[float, ...]
+    tokens: int | None
+    rescaled: int
+    lowered: str
     hints: tuple[Hint, ...]
-    lengths: tuple[tuple[float, int], ...]  # ``clip_lengths`` of its clips
-    settings: tuple[str, ...]  # names of the frame settings of its row that were read
+    lengths: tuple[tuple[float, int], ...]
+    settings: tuple[str, ...]
     timeline: TimelineTimes | None = None
 
 
 @dataclass
 class CheckReport:
-    """The result of ``examine``."""
+    """The result of ``examine``.
 
-    good: Sequence[Record] = ()  # records that can be trained on, in the order read. An access reads its record again
-    checked: list[CheckedRecord] = field(default_factory=list)  # one entry for each good record
-    problems: list[Problem] = field(default_factory=list)  # of rows that can't be trained on
-    warnings: list[Problem] = field(default_factory=list)  # of rows that can
-    read_as: dict[str, str] = field(default_factory=dict)  # the guessed formats, by the name of the data set
-    solutions: Counter[str] = field(default_factory=Counter)  # how many good records have each
-    drawn: dict[str, int] = field(default_factory=dict)  # records in an epoch, by the name of the data set
-    counted: dict[str, int] = field(default_factory=dict)  # what answers count options from, by the data set
-    unread: Counter[str] = field(default_factory=Counter)  # good records that have each key that nothing reads
+    Attributes:
+        good: the records that can be trained on, in the order of their files. An access reads its record again.
+        checked: one entry for each good record.
+        problems: the rows that can't be trained on, each with the reason.
+        warnings: the hints about all other rows.
+        read_as: the formats that were guessed, by the name of the data set.
+        solutions: the number of good records with each solution.
+        drawn: the number of records in an epoch, by the name of the data set.
+        counted: the number of the first option in answers, by the name of the data set.
+        unread: the number of good records with each key that nothing reads.
+    """
+
+    good: Sequence[Record] = ()
+    checked: list[CheckedRecord] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+    read_as: dict[str, str] = field(default_factory=dict)
+    solutions: Counter[str] = field(default_factory=Counter)
+    drawn: dict[str, int] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
+    unread: Counter[str] = field(default_factory=Counter)
 
     @property
     def timelines(self) -> list[TimelineTimes]:
-        """Of the good records with a timeline."""
+        """The times of the good records with a timeline."""
         return [each.timeline for each in self.checked if each.timeline is not None]
 
     def summary(self) -> dict[str, Any]:
         """The report as JSON: counts, problems by kind, and quantiles over the good records."""
-        fine = self.checked
         bad_by_kind = Counter(problem["kind"] for problem in self.problems)
         warned_by_kind = Counter(warning["kind"] for warning in self.warnings)
-        settings = Counter(name for each in fine for name in each.settings)
         advice = [ADVICE[problem["kind"]] for problem in self.problems if problem["kind"] in ADVICE]
+        settings: Counter[str] = Counter()
+        frames: list[int] = []
+        seconds: list[float] = []
+        tokens: list[int] = []
+        text_only = 0
+        for each in self.checked:
+            settings.update(each.settings)
+            frames += each.frames
+            seconds += each.seconds
+            if each.tokens is not None:
+                tokens.append(each.tokens)
+            text_only += not each.frames and not each.images
         return {
             "records": len(self.good) + len(self.problems),
             "good": len(self.good),
             "bad": len(self.problems),
             "bad_by_kind": dict(bad_by_kind.most_common()),
-            "clips": sum(len(each.frames) for each in fine),
-            "images": sum(each.images for each in fine),
-            "text_only": sum(not each.frames and not each.images for each in fine),
-            "frames_per_clip": quantiles([n for each in fine for n in each.frames]),
-            "seconds_per_clip": quantiles([s for each in fine for s in each.seconds]),
-            "prompt_tokens": quantiles([each.tokens for each in fine if each.tokens is not None]),
+            "clips": len(frames),
+            "images": sum(each.images for each in self.checked),
+            "text_only": text_only,
+            "frames_per_clip": quantiles(frames),
+            "seconds_per_clip": quantiles(seconds),
+            "prompt_tokens": quantiles(tokens),
             "solutions": dict(self.solutions.most_common(20)),
             "drawn_per_epoch": self.drawn,
             "fitted_prompts": warned_by_kind[LOWERED],
-            "rescaled_clips": sum(each.rescaled for each in fine),
+            "rescaled_clips": sum(each.rescaled for each in self.checked),
             "read_as": self.read_as,
             "frame_settings": dict(settings.most_common()),
             "options_counted_from": self.counted,
@@ -140,7 +176,8 @@ def add_arguments(parser: FlagParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the data set and print the report. Return 1 if any record is bad."""
-    if args.decode_check == DECODE_CHECK:  # PyAV is the only decoder that reports errors
+    # PyAV is the only decoder that reports errors.
+    if args.decode_check == DECODE_CHECK:
         args.decode_check = "fast" if args.video_backend == "decord" else "strict"
     if args.write_clean:
         check_new(args.write_clean, "--write_clean")
@@ -180,9 +217,9 @@ def examine(
     """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
 
     Args:
-        sample_options: how frames are selected and decoded. ``on_bad_sample`` must be ``error``.
+        sample_options: the choice and decoding of frames. ``on_bad_sample`` must be ``error``.
         look_for: returns the hints about a record and its decoded media.
-        columns: the fields of records that the rewards name. Other keys that nothing reads are reported.
+        columns: the fields of records that the rewards read. Keys that nothing reads are reported.
         jobs: clips decoded at the same time, each in a process of its own.
     """
     from torch.utils.data import ConcatDataset
@@ -193,23 +230,16 @@ def examine(
     from qwenvl.data.prompt_length import Ruler
 
     report = CheckReport()
-    files: list[RecordFile] = []
-    for source in sources:
-        try:
-            files.append(RecordFile(source, seed=0, options=options, check_record=check_record))
-        except RecordError as error:  # the file as a whole
-            report.problems.append({"kind": error.kind, "message": str(error)})
+    files = _opened(sources, report, options, check_record)
     _say_how_read(report, files)
     tokenizing = threading.Lock()  # tokenizers are not thread-safe
     ruler = collator.ruler if collator else Ruler.without_model(PromptOptions())
     fit_to = None if collator is None else collator.options.fit_to
     dataset = GRPODataset((), sample_options, training=False, ruler=ruler, fit_to=fit_to)
 
-    def check(row: _Row) -> CheckedRecord | Problem:
-        return _check_one(row.record, dataset, collator, tokenizing, look_for)
-
+    check = partial(_check_one, dataset=dataset, collator=collator, tokenizing=tokenizing, look_for=look_for)
     good: list[list[int]] = [[] for _ in files]  # indices in each file
-    questions: dict[int, tuple[str, str]] = {}
+    questions: dict[int, tuple[str, str]] = {}  # place and solution by the hash of the question, see ``_repeated``
     hinted: dict[Hint, list[str]] = defaultdict(list)
     rows = _rows_of(files)
     bar = tqdm(total=sum(map(len, files)), unit="record", disable=not sys.stderr.isatty())
@@ -218,7 +248,8 @@ def examine(
             batch = list(islice(rows, 16 * jobs))  # not all rows at once: they are in memory
             if not batch:
                 break
-            for row, result in zip(batch, pool.map(check, batch), strict=True):
+            results = pool.map(check, [row.record for row in batch])
+            for row, result in zip(batch, results, strict=True):
                 bar.update()
                 if isinstance(result, dict):
                     report.problems.append(result)
@@ -237,13 +268,29 @@ def examine(
     return report
 
 
+def _opened(
+    sources: Sequence[DatasetSource],
+    report: CheckReport,
+    options: ReadOptions | None,
+    check_record: RecordCheck | None,
+) -> list[RecordFile]:
+    """The files of the data sets. A file that can't be read as a whole is a problem of the report."""
+    files: list[RecordFile] = []
+    for source in sources:
+        try:
+            files.append(RecordFile(source, seed=0, options=options, check_record=check_record))
+        except RecordError as error:
+            report.problems.append({"kind": error.kind, "message": str(error)})
+    return files
+
+
 @dataclass(frozen=True)
 class _Row:
     """A row of one of the files.
 
     Attributes:
         file, index: the number of the file, and that of the row in it, from 0.
-        record: or why the row is none.
+        record: the record of the row, or the error about it.
     """
 
     file: int
@@ -268,7 +315,7 @@ def _add_record(report: CheckReport, record: Record, result: CheckedRecord, colu
 
 
 def _say_how_read(report: CheckReport, files: Sequence[RecordFile]) -> None:
-    """Add what is known of each file as a whole to a report."""
+    """Add the facts about each file as a whole to a report: draws in an epoch, format, first number of options."""
     drawn = draws_per_epoch([Part(file.source.name, len(file), file.source.weight) for file in files])
     for file, count in zip(files, drawn, strict=True):
         name = file.source.name
@@ -280,7 +327,7 @@ def _say_how_read(report: CheckReport, files: Sequence[RecordFile]) -> None:
 
 
 def _add_hints(report: CheckReport, hinted: Mapping[Hint, Sequence[str]]) -> None:
-    """Add hints to a report, each with the number of its records, and what is said of records without media."""
+    """Add hints to a report, each with the number of its records, and the hints about records without media."""
     for hint, where in hinted.items():
         message = f"{hint.message} ({counted(len(where), 'record')}, the first is {where[0]})"
         report.warnings.append({"kind": hint.kind, "message": message})
@@ -295,7 +342,11 @@ def _check_one(
     tokenizing: threading.Lock,
     look_for: HintsOf | None,
 ) -> CheckedRecord | Problem:
-    """The result of a row: its decoded media and its prompt, or why it cannot be trained on."""
+    """The result of a row whose media are decoded and whose prompt is made, or the reason why it can't be trained on.
+
+    Args:
+        tokenizing: held while tokens are counted, as tokenizers are not thread-safe.
+    """
     from qwenvl.data.hints import clip_lengths, picture_hints
     from qwenvl.data.prompt_length import MediaSizes
 
@@ -326,7 +377,7 @@ def _check_one(
     for meta in (*record.clip_meta, *record.image_sizes):
         settings += settings_read(meta)
     return CheckedRecord(
-        where,
+        where=where,
         images=len(record.images),
         frames=tuple(len(info.indices) for info in infos),
         seconds=tuple(info.times[-1] - info.times[0] for info in infos),
@@ -343,7 +394,7 @@ def _check_one(
 def _repeated(record: Record, first: dict[int, tuple[str, str]]) -> list[Problem]:
     """A warning if an earlier record, in ``first``, asks the same of the same media. Else the record is added there.
 
-    Questions are known by their hash: of a billion, one would be taken for another by a chance of 3 %.
+    Questions are known by their hash of 64 bits: among a billion, two have the same one with a chance of 3 %.
     """
     question = hash((record.messages, record.videos, record.images))
     place, solution = first.setdefault(question, (record.where, record.solution))
@@ -361,37 +412,45 @@ def render(report: CheckReport, name: str) -> str:
         f"  {counted(numbers['clips'], 'clip')}, {counted(numbers['images'], 'image')}, "
         f"{counted(numbers['text_only'], 'record')} of text alone",
     ]
-    lines += [f"  {how_read(*each)}" for each in report.read_as.items()]
-    lines += [f"  {how_counted(*each)}" for each in report.counted.items()]
+    lines += [f"  {how_read(data_set, preset)}" for data_set, preset in report.read_as.items()]
+    lines += [f"  {how_counted(data_set, number)}" for data_set, number in report.counted.items()]
     if report.unread:
         lines.append(f"  {unread_text(report.unread, len(report.checked))}")
     for title in ("frames_per_clip", "seconds_per_clip", "prompt_tokens"):
         if numbers[title]:
-            shown = ", ".join(f"{name} {_short(value)}" for name, value in numbers[title].items())
+            shown = ", ".join(f"{quantile} {_short(value)}" for quantile, value in numbers[title].items())
             lines.append(f"  {title.replace('_', ' ')}: {shown}")
     if numbers["frame_settings"]:
-        told = ", ".join(f"{name} of {counted(count, 'record')}" for name, count in numbers["frame_settings"].items())
-        lines.append(f"  frame settings read: {told}")
+        settings = [f"{key} of {counted(count, 'record')}" for key, count in numbers["frame_settings"].items()]
+        lines.append(f"  frame settings read: {', '.join(settings)}")
     if report.solutions:
         [(text, count)] = report.solutions.most_common(1)
         lines.append(f"  {len(report.solutions):,} solutions, {count:,} times {beginning(visible(text))}")
     if len(report.drawn) > 1:
-        drawn = ", ".join(f"{count:,} of {name}" for name, count in report.drawn.items())
+        drawn = ", ".join(f"{count:,} of {data_set}" for data_set, count in report.drawn.items())
         lines.append(f"  drawn in an epoch: {drawn}")
     if report.timelines:
         lines.append(f"  {fineness(report.timelines)}")
     if numbers["rescaled_clips"]:
         lines.append(f"  {numbers['rescaled_clips']:,} clips differ a little from their frame_cnts, which are rescaled")
-    for title, listed in (("bad", report.problems), ("worth a look", report.warnings)):
-        for kind, count in Counter(problem["kind"] for problem in listed).most_common():
-            messages = [problem["message"] for problem in listed if problem["kind"] == kind][:SHOWN_PER_KIND]
-            lines += ["", f"{title}: {kind} ({count:,})"]
-            lines += [f"  {beginning(visible(message), 300)}" for message in messages]
-            if count > SHOWN_PER_KIND:
-                lines.append(f"  ... and {count - SHOWN_PER_KIND:,} more (--json lists all)")
+    lines += _problem_lines("bad", report.problems)
+    lines += _problem_lines("worth a look", report.warnings)
     if numbers["advice"]:
-        lines += ["", "what to do", *(f"  {advice}" for advice in numbers["advice"])]
+        lines += ["", "what to do"]
+        lines += [f"  {advice}" for advice in numbers["advice"]]
     return "\n".join(lines)
+
+
+def _problem_lines(title: str, problems: Sequence[Problem]) -> list[str]:
+    """The first problems of each kind, the most frequent kind first."""
+    lines: list[str] = []
+    for kind, count in Counter(problem["kind"] for problem in problems).most_common():
+        messages = [problem["message"] for problem in problems if problem["kind"] == kind]
+        lines += ["", f"{title}: {kind} ({count:,})"]
+        lines += [f"  {beginning(visible(message), 300)}" for message in messages[:SHOWN_PER_KIND]]
+        if count > SHOWN_PER_KIND:
+            lines.append(f"  ... and {count - SHOWN_PER_KIND:,} more (--json lists all)")
+    return lines
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:

@@ -64,10 +64,10 @@ def write_records(records: Iterable[Record], path: Path) -> str:
     Media inside the file's folder are written as relative paths, others in full. Bytes are copied to ``NAME.media``.
 
     Returns:
-        What was written, in lines.
+        Lines that say what was written.
 
     Raises:
-        ValueError: another suffix.
+        ValueError: the path has another suffix.
     """
     kind = path.suffix.lower()
     if kind not in (".json", ".jsonl"):
@@ -104,8 +104,8 @@ class _MediaPaths:
     """The paths of media as a file of records names them.
 
     Attributes:
-        root: the folder of the file, resolved.
-        folder: for copies of media that were part of the records.
+        root: the folder of the file, with its links resolved.
+        folder: gets copies of media that were part of the records.
         copied, outside: hashes of the paths that were copied, and of those that are not below the root.
     """
 
@@ -115,7 +115,7 @@ class _MediaPaths:
     outside: set[int] = field(default_factory=set)
 
     def path_of(self, name: str) -> Any:
-        """The path to write. For a clip that is a list of frames: the list of their paths."""
+        """The path to write, or for a clip that is a list of frames the list of their paths."""
         frames = frame_list(name)
         if frames is not None:
             return [self.path_of(frame) for frame in frames]
@@ -133,7 +133,7 @@ class _MediaPaths:
 
 
 def row_of(record: Record, media: Callable[[str], Any]) -> _Row:
-    """A record in the conversations form, with the paths that ``media`` gives. A number as id stays one."""
+    """A record in the conversations form, with the paths that ``media`` gives. An id that is a number stays one."""
     own_id = record.fields.get("id")
     is_number = isinstance(own_id, int) and not isinstance(own_id, bool)
     turns = [{"from": _SPEAKERS[message.role], "value": message.text} for message in record.messages]
@@ -156,8 +156,8 @@ def _media_cell(key: str, paths: Sequence[str], settings: Sequence[_Row], media:
     """The media of a record as its row has them: a list, or a single medium without one.
 
     Args:
-        settings: of each medium, in the words of ``qwen_vl_utils``. They stand in an object beside the path, which
-            gives them this meaning.
+        settings: those of each medium, in the words of ``qwen_vl_utils``. They stand in an object beside the path,
+            where these words have their meaning.
     """
     written = []
     for path, own in zip(paths, settings, strict=True):
@@ -174,10 +174,12 @@ def _json(value: Any) -> str:
 
 
 def _as_text(value: Any) -> str:
+    """A value that JSON does not have, as text."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def _meta_row(meta: ClipMeta | None) -> _Row | None:
+    """The ``meta`` of a clip as a row has it, without the settings in the words of ``qwen_vl_utils``."""
     if meta is None:
         return None
     row = _given(meta)
@@ -198,7 +200,7 @@ def _clip_settings(meta: ClipMeta | None) -> _Row:
     if settings.pop("listed", False) and meta.frames_fps is not None:
         settings["sample_fps"] = meta.frames_fps
     if settings.pop("beside_turns", False):
-        for key in ("nframes", "fps"):  # it stays beside the turns, with the other fields of the row
+        for key in ("nframes", "fps"):  # they stay beside the turns, with the other fields of the row
             settings.pop(key, None)
     return settings
 

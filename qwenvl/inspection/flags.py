@@ -50,10 +50,10 @@ def add_frame_flags(parser: FlagParser) -> None:
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    """Raise for a data set or a model that is not there, and for flags that need ``--model``, before torch is loaded.
+    """Check that data set and model are there, and that no flag lacks its ``--model``, before torch is loaded.
 
     Raises:
-        ValueError, OSError: naming it, with what to do.
+        ValueError, OSError: the message says what is missing and what to do.
     """
     resolve_datasets(args.dataset, args.dataset_catalog)
     if args.model is not None:
@@ -80,7 +80,8 @@ def make_collator(args: argparse.Namespace, tools: Sequence[dict[str, Any]] = ()
     from qwenvl.model.loading import load_processor
 
     on_long_prompt = "error" if args.max_prompt_length is None else "skip"
-    return GRPOCollator(load_processor(args.model), PromptOptions.of(args, on_long_prompt=on_long_prompt), tools=tools)
+    options = PromptOptions.of(args, on_long_prompt=on_long_prompt)
+    return GRPOCollator(load_processor(args.model), options, tools=tools)
 
 
 def hints_by(args: argparse.Namespace, collator: GRPOCollator | None) -> Callable[[Record, MediaSizes], list[Hint]]:
@@ -89,11 +90,15 @@ def hints_by(args: argparse.Namespace, collator: GRPOCollator | None) -> Callabl
 
     processor = collator and collator.processor
     options = PromptOptions.of(args, on_long_prompt="error")
-    return lambda record, media: [
-        *record_hints(record),
-        *size_hints(media, options, processor),
-        *setting_hints(media, processor),
-    ]
+
+    def hints_of(record: Record, media: MediaSizes) -> list[Hint]:
+        return [
+            *record_hints(record),
+            *size_hints(media, options, processor),
+            *setting_hints(media, processor),
+        ]
+
+    return hints_of
 
 
 def record_files(args: argparse.Namespace) -> list[RecordFile]:

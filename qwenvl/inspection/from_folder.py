@@ -1,7 +1,7 @@
 """``qwenvl data from-folder``: writes the records of a folder of clips, a list of steps and a table of answers.
 
-Answers come out in one form: ``<answer>(2) insert the fan (3) fasten the screw</answer>``. Of a table of spans they
-are timelines, ``0.0-3.5 (2) insert the fan``, a span a line.
+Answers are written in one form: ``<answer>(2) insert the fan (3) fasten the screw</answer>``. A table of spans gives
+timelines, ``0.0-3.5 (2) insert the fan``, a span a line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qwenvl.rewards.functions.actions import action_numbers
 from qwenvl.rewards.functions.text import normalized
 from qwenvl.types import Message, Record
 
-STEPS = "{steps}"  # in a question
+STEPS = "{steps}"  # the place of the list of steps in a question
 QUESTION = "The video shows an operator at work. Which of these steps does the operator perform, in order?"
 FORM = (
     "First think about what the video shows, within <think> </think>. Then give the answer within <answer> </answer>."
@@ -66,14 +66,14 @@ Label = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Labels:
-    """What the labels say.
+    """The labels of a folder of clips.
 
     Attributes:
         by_clip: the label of each clip that has one.
-        steps: of the procedure, None without a list.
-        timelines: the answers are timelines.
-        counted: what is counted in the summary, with its number.
-        left_out: labels that are no steps, with their number.
+        steps: those of the procedure, None without a list.
+        timelines: whether the answers are timelines.
+        counted: the answers or steps that the summary counts, with their numbers.
+        left_out: labels that are no steps, with their numbers.
     """
 
     by_clip: dict[str, Label]
@@ -145,11 +145,12 @@ def run(args: argparse.Namespace) -> int:
     for line in _not_taken(root, clips, ours=[out, held_out, args.answers, args.steps, args.question]):
         print(line)
     records = [_record_of(root, clip, question, label) for clip, label in labels.items()]
-    print(write_records([record for record in records if record.id not in held], out))
+    kept = [record for record in records if record.id not in held]
+    print(write_records(kept, out))
     if held_out is not None:
         print(write_records([record for record in records if record.id in held], held_out))
     media_root = out.parent.resolve()  # that of the file, unless a catalog gives another
-    inside = all(Path(path).is_relative_to(media_root) for record in records for path in record.videos)
+    inside = all(Path(record.videos[0]).is_relative_to(media_root) for record in records)
     _print_indented("\neach prompt:", question)
     _print_indented("the first solution:", records[0].solution)
     _print_indented("\nnext:", _next_commands(out, held_out, timelines=found.timelines, inside=inside))
@@ -172,6 +173,7 @@ def _write_labels(args: argparse.Namespace, clips: Sequence[str]) -> None:
 
 
 def _record_of(root: Path, clip: str, question: str, label: Label) -> Record:
+    """The record of a clip with its label."""
     answer, fields = label
     return Record(
         id=clip,
@@ -209,6 +211,7 @@ def _next_commands(out: Path, held_out: Path | None, *, timelines: bool, inside:
 
 
 def _print_indented(title: str, text: str) -> None:
+    """Print a title, and the lines of a text below it."""
     print(title)
     for line in text.splitlines():
         print(f"  {line}")
@@ -288,7 +291,7 @@ def _listed_number(steps: Steps, label: str) -> int:
 
 
 def _no_step(steps: Steps, item: str) -> str:
-    """That an item of an answer is no step."""
+    """The message about an item of an answer that is no step."""
     return (
         f"{item.strip(' ,;|')!r} is no step: expected a number from 1 to {len(steps)}, a name of the "
         f"list, or both that agree{did_you_mean(_plain(item), map(_plain, steps))}"
@@ -303,11 +306,13 @@ def _prompt(question: str | None, steps: Steps | None, *, timelines: bool, adds_
         adds_form: how to answer is added where the question has no ``<answer>``.
     """
     if steps is None and (question is None or STEPS in question):
-        raise ValueError("give --steps, a file with a step a line, or a --question without {steps}")
+        raise ValueError("no list of steps: give --steps, a file with a step a line, or a --question without {steps}")
     default = TIMELINE_QUESTION if timelines else QUESTION
     text = (default if question is None else question).strip()
-    if steps is not None:
-        text = text.replace(STEPS, numbered(steps)) if STEPS in text else f"{text}\n{numbered(steps)}"
+    if steps is not None and STEPS in text:
+        text = text.replace(STEPS, numbered(steps))
+    elif steps is not None:
+        text = f"{text}\n{numbered(steps)}"
     if "<answer>" in text and not adds_form:
         raise ValueError("--no-form has no effect: the question has an <answer>, and nothing is added; leave it out")
     if "<answer>" not in text and adds_form:
@@ -384,7 +389,7 @@ def _not_taken(root: Path, clips: Sequence[str], ours: Iterable[Any]) -> Iterato
 
 
 def _beginning(lines: Sequence[str], indent: str = "  ") -> list[str]:
-    """The first lines, indented, and how many more there are."""
+    """The first lines, indented, and a line with the number of the other ones."""
     shown = list(lines[:SHOWN])
     if len(lines) > SHOWN:
         shown.append(f"... and {len(lines) - SHOWN:,} more")
@@ -430,7 +435,7 @@ def _held_out(root: Path, clips: Collection[str], share: float) -> set[str]:
     for clip in clips:
         names.setdefault((root / clip).resolve(), []).append(clip)
     if len(names) < 2:
-        raise ValueError("--split needs at least two clips with an answer")
+        raise ValueError("--split needs at least two clips with an answer: leave it out, or add answers")
     ordered = sorted(names.values(), key=lambda own: stable_random(0, "held out", own[0]).getrandbits(64))
     count = round(share * len(ordered))
     count = min(max(1, count), len(ordered) - 1)
@@ -590,7 +595,8 @@ def _named(clips: Sequence[str]) -> dict[str, list[str]]:
     """The clips by their path from the folder, with and without its ending, by file name and by stem."""
     named: dict[str, list[str]] = {}
     for clip in clips:
-        for name in {clip, str(Path(clip).with_suffix("")), Path(clip).name, Path(clip).stem}:
+        path = Path(clip)
+        for name in {clip, str(path.with_suffix("")), path.name, path.stem}:
             named.setdefault(name, []).append(clip)
     return named
 

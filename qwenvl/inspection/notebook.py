@@ -1,4 +1,4 @@
-"""What a notebook shows of a clip and of a run: frames side by side, a curve, a group of completions."""
+"""Shows clips and runs in a notebook: frames side by side, a curve, a group of completions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def film_strip(path: str | Path, indices: Sequence[int], width: int = 120) -> Ht
     """Frames of a clip, up to eight side by side.
 
     Args:
-        indices: the frames' numbers in the file, from 0.
-        width: of one frame, in pixels.
+        indices: the numbers of the frames in the file, from 0.
+        width: the width of one frame, in pixels.
     """
     with open_clip(str(path)) as clip:
         strip = sheet(clip.read(list(indices)), width)
@@ -38,24 +38,34 @@ def curve(run: str | Path, metric: str, width: int = 420, height: int = 150) -> 
     """A logged number of a run's training steps: each step pale, the mean of the last five bold.
 
     Raises:
-        ValueError: the run has not logged it.
+        ValueError: the run has not logged this metric.
     """
-    points = [(row["step"], row[metric]) for row in read_metrics(run, split="train") if row.get(metric) is not None]
-    if not points:
-        raise ValueError(f"{run}: no {metric!r} in its metrics.jsonl")
-    values = [value for _, value in points]
-    low, high = min(values), max(values)
+    rows = [row for row in read_metrics(run, split="train") if row.get(metric) is not None]
+    if not rows:
+        raise ValueError(f"{run}: no {metric!r} in its metrics.jsonl; name a metric that the run has logged")
+    values = [row[metric] for row in rows]
+    low = min(values)
+    high = max(values)
 
     def line(numbers: Sequence[float], color: str) -> str:
-        x = [40 + (width - 50) * n / max(1, len(values) - 1) for n in range(len(values))]
-        y = [height - 20 - (height - 45) * (number - low) / ((high - low) or 1) for number in numbers]
-        places = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-        return f'<polyline points="{places}" fill="none" stroke="{color}" stroke-width="2"/>'
+        places = []
+        for n, number in enumerate(numbers):
+            x = 40 + (width - 50) * n / max(1, len(values) - 1)
+            y = height - 20 - (height - 45) * (number - low) / ((high - low) or 1)
+            places.append(f"{x:.1f},{y:.1f}")
+        return f'<polyline points="{" ".join(places)}" fill="none" stroke="{color}" stroke-width="2"/>'
 
-    recent = [values[max(0, n - 4) : n + 1] for n in range(len(values))]
-    lines = line(values, "#a9d5d0") + line([sum(last) / len(last) for last in recent], "teal")
-    texts = [(5, 15, metric), (5, 30, f"{high:.2f}"), (5, height - 16, f"{low:.2f}")]
-    texts.append((width - 60, height - 3, f"step {points[-1][0]:.0f}"))
+    means = []  # of the last five steps
+    for n in range(len(values)):
+        recent = values[max(0, n - 4) : n + 1]
+        means.append(sum(recent) / len(recent))
+    lines = line(values, "#a9d5d0") + line(means, "teal")
+    texts = [
+        (5, 15, metric),
+        (5, 30, f"{high:.2f}"),
+        (5, height - 16, f"{low:.2f}"),
+        (width - 60, height - 3, f"step {rows[-1]['step']:.0f}"),
+    ]
     labels = "".join(f'<text x="{x}" y="{y}" font-size="11" fill="gray">{escape(text)}</text>' for x, y, text in texts)
     return Html(f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">{labels}{lines}</svg>')
 
@@ -70,8 +80,8 @@ def show_group(run: str | Path, step: int) -> Html:
     for rollout in read_rollouts(run, step=step, split="train"):
         groups.setdefault(rollout.record_id, []).append(rollout)
     if not groups:
-        raise ValueError(f"{run}: no completions of step {step}")
-    group = max(groups.values(), key=lambda rollouts: len({rollout.total for rollout in rollouts}))
+        raise ValueError(f"{run}: no completions of step {step}; name a step that the run has trained on")
+    group = max(groups.values(), key=_different_rewards)
     strips = ""
     for clip in group[0].clips:
         times = ", ".join(f"{time:.2f}" for time in clip.times)
@@ -84,5 +94,11 @@ def show_group(run: str | Path, step: int) -> Html:
     return Html(f"{strips}{solution}<table>{head}{rows}</table>")
 
 
+def _different_rewards(group: Sequence[Rollout]) -> int:
+    """The number of different rewards in a group."""
+    return len({rollout.total for rollout in group})
+
+
 def _number(value: float | None, sign: str = "") -> str:
+    """A number with two digits, empty where there is none."""
     return "" if value is None else f"{value:{sign}.2f}"

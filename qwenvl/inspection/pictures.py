@@ -1,4 +1,4 @@
-"""Pictures for a report: the frames that completions were sampled for, decoded again, small, one file for each clip."""
+"""Makes pictures for a report: the frames that completions were sampled for, decoded again, small, a file a clip."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from qwenvl.run_log.report.write import Picture
 if TYPE_CHECKING:
     from torch import Tensor
 
-WIDTH, STILL_WIDTH = 320, 640  # of a frame and of an image, in pixels
+WIDTH = 320  # of a frame, in pixels
+STILL_WIDTH = 640  # of an image
 COLUMNS = 8  # pictures side by side in a file
 
 
@@ -47,7 +48,7 @@ def make_pictures(strips: Sequence[Strip], folder: Path, most: int) -> dict[str,
 
 
 def _make(path: Path, strip: Strip) -> Picture:
-    """Write the file of one strip, or say why there is none."""
+    """Write the file of one strip, or return the problem that keeps it from being made."""
     if is_address(strip.path):
         return {"problem": "it lies on a network, from which a report fetches nothing"}
     if not Path(strip.path).exists():
@@ -74,17 +75,20 @@ def sheet(frames: Tensor, width: int) -> Image.Image:
     columns, rows = _grid(len(frames))
     made = Image.new("RGB", (columns * width, rows * height))
     for n, frame in enumerate(frames):
-        picture = Image.fromarray(frame.permute(1, 2, 0).numpy()).resize((width, height), Image.Resampling.BILINEAR)
-        made.paste(picture, (n % columns * width, n // columns * height))
+        picture = Image.fromarray(frame.permute(1, 2, 0).numpy())
+        column = n % columns
+        row = n // columns
+        made.paste(picture.resize((width, height), Image.Resampling.BILINEAR), (column * width, row * height))
     return made
 
 
 def _grid(count: int) -> tuple[int, int]:
-    """Columns and rows of a sheet of ``count`` frames."""
+    """The columns and rows of a sheet of ``count`` frames."""
     return min(count, COLUMNS), math.ceil(count / COLUMNS)
 
 
 def _picture(path: Path, strip: Strip) -> Picture:
+    """The layout of a file: columns, rows, and the width of a frame by its height."""
     columns, rows = _grid(max(1, len(strip.indices)))
     with Image.open(path, formats=["JPEG"]) as made:
         ratio = (made.width / columns) / (made.height / rows)

@@ -1,4 +1,4 @@
-"""Copies of clips that browsers have no decoder for, beside the page on which they are played."""
+"""Copies clips that browsers have no decoder for, so that the page beside the copies can play them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from qwenvl.child import Child, ChildDied, ChildError, ChildTimeout
 from qwenvl.files import written_whole
 
-# What Chromium, Firefox and Safari play in a <video> element.
+# Chromium, Firefox and Safari play these in a <video> element.
 PLAYED_CODECS = {"h264", "vp8", "vp9", "av1"}
 PLAYED_PIXELS = {"yuv420p", "yuvj420p"}
 PLAYED_SUFFIXES = {".mp4", ".m4v", ".mov", ".webm"}
@@ -25,8 +25,8 @@ def make_playable(copies: Mapping[str, str], folder: Path, most: int) -> dict[st
     Clips that cannot be read, or not within ``SECONDS``, have none. Copies of other clips are deleted.
 
     Args:
-        copies: the name of the copy, without ending, by the path of the clip. Another name where the file has changed.
-        most: clips to copy in this call.
+        copies: the name of the copy, without ending, by the path of the clip. A file that has changed has another name.
+        most: the most clips to copy in this call.
     """
     names = set(copies.values())
     for file in folder.glob("*.mp4"):
@@ -62,7 +62,10 @@ def make_playable(copies: Mapping[str, str], folder: Path, most: int) -> dict[st
 
 
 def copier() -> Callable[[tuple[str, str]], bool]:
-    """The child's side: without a target whether browsers play a clip, with one its copy is written there."""
+    """The child's side: a function from path and target to whether browsers play the clip.
+
+    With a target, which is not empty, it writes the copy of the clip there.
+    """
 
     def answer(request: tuple[str, str]) -> bool:
         path, target = request
@@ -94,22 +97,23 @@ def write_copy(path: str, target: str) -> None:
         # Without B-frames the first frame is at 0 s. Times are those of the frames and not of the rate.
         stream = made.add_stream("libx264", rate=25, options={"preset": "veryfast", "crf": "26", "bf": "0"})
         stream.pix_fmt = "yuv420p"
-        stream.codec_context.time_base = stream.time_base = MILLISECOND
+        stream.codec_context.time_base = MILLISECOND
+        stream.time_base = MILLISECOND
         number = 0
         for part in clip.parts(range(clip.frame_count)):
             for picture in part:
                 frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
-                if not number:
+                if number == 0:
                     stream.width, stream.height = copy_size(frame.width, frame.height)
                 frame = frame.reformat(stream.width, stream.height, "yuv420p")
                 frame.pts = round(1000 * clip.frame_times[number])
                 frame.time_base = MILLISECOND
                 made.mux(stream.encode(frame))
                 number += 1
-        made.mux(stream.encode(None))
+        made.mux(stream.encode(None))  # the frames that the encoder still holds
 
 
 def copy_size(width: int, height: int) -> tuple[int, int]:
-    """The size of a copy: even numbers, as the encoder needs them."""
+    """The width and height of a copy: even numbers, as the encoder needs them."""
     scale = min(1.0, WIDTH / width)
     return max(2, 2 * round(width * scale / 2)), max(2, 2 * round(height * scale / 2))

@@ -94,6 +94,8 @@ def page_of(args: argparse.Namespace) -> str:
         shown.append(section | {"hints": [hint.message for hint in hints]})
     rubric.close()
     turns = Counter(each["turns"] for each in shown if each["record"])
+    # The turns that several records have, such as a system turn and the same question, stand on the page once.
+    shared = {text: count for text, count in turns.items() if count > 1}
     summary = [_summary(shown, collator), fineness(timelines)]
     hints_about_all = [*few_frames(lengths, dataset.options), *short_spans(timelines)]
     return render(
@@ -102,7 +104,7 @@ def page_of(args: argparse.Namespace) -> str:
         summary="; ".join(each for each in summary if each),
         hints=[hint.message for hint in hints_about_all],
         rows=shown,
-        shared={text: n for text, n in turns.items() if n > 1},
+        shared=shared,
     )
 
 
@@ -143,7 +145,7 @@ def _evenly_spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordE
 def _section(
     record: Record, sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubric, ruler: Ruler
 ) -> dict[str, Any]:
-    """The values of one record for ``preview.html``."""
+    """The values of a record for ``preview.html``."""
     section: dict[str, Any] = {
         "record": record,
         "problem": "",  # why the record can't be trained on
@@ -166,9 +168,8 @@ def _section(
             section["budget"] = _budget(batch, sample, collator)
             section["tokens"] = batch.input_ids.shape[1]
             section["prompt"] = folded_prompt(batch.input_ids[0].tolist(), collator.processor)
-    section["clips"] = [
-        _clip(clip, settings_read(meta)) for clip, meta in zip(sample.videos, record.clip_meta, strict=True)
-    ]
+    for clip, meta in zip(sample.videos, record.clip_meta, strict=True):
+        section["clips"].append(_clip(clip, settings_read(meta)))
     for image, wanted in zip(sample.images, image_sizes_of(record, len(sample.images)), strict=True):
         size = ruler.image_size(tuple(image.shape[-2:]), wanted)
         picture = resize(image, size, ruler.processor.image_processor)
@@ -183,8 +184,8 @@ def _budget(batch: PromptBatch, sample: Sample, collator: GRPOCollator) -> str:
     """The tokens of a prompt in a sentence."""
     ids = batch.input_ids[0].tolist()
     processor = collator.processor
-    n_vision = sum(i in (processor.image_token_id, processor.video_token_id) for i in ids)
-    budget = f"{len(ids):,} tokens: {n_vision:,} vision, {len(ids) - n_vision:,} text"
+    vision = ids.count(processor.image_token_id) + ids.count(processor.video_token_id)
+    budget = f"{len(ids):,} tokens: {vision:,} vision, {len(ids) - vision:,} text"
     if collator.options.max_prompt_length is not None:
         budget += f"; {collator.options.max_prompt_length - len(ids):,} below --max_prompt_length"
     lowered = [f"{after} of {before} frames" for before, after in sample.fitted or () if after < before]
@@ -200,13 +201,13 @@ def folded_prompt(ids: list[int], processor: Any) -> str:
 
 
 def _folded(run: re.Match[str]) -> str:
-    """A run of one vision token: the text of the run is as many times as long as that of the token."""
+    """The short form of a run of one vision token: its text is that of the token, again and again."""
     tokens = len(run[0]) // len(run["token"])
     return f"<{run['kind']}: {tokens:,} tokens>"
 
 
 def own_scores(record: Record, rubric: Rubric) -> str:
-    """How the accuracy reward reads the solution, and the rewards of the solution as a completion."""
+    """A line on how the accuracy reward reads the solution, and on the rewards of the solution as a completion."""
     problem = rubric.check_record(record)
     if problem:
         return f"can't be scored: {problem}"
@@ -218,21 +219,20 @@ def own_scores(record: Record, rubric: Rubric) -> str:
     numbers = action_numbers(truth)
     read = f"actions {numbers}" if numbers else f"phrases {action_phrases(truth)}"
     scored = rubric.score([record.solution], reward_columns([record], 1))
-    # A solution is no completion: without a thinking block it says nothing about the form of one.
-    whole = "<think>" in record.solution
-    values = [
-        f"{name} {values[0]}"
-        for name, values in zip(scored.names, scored.components, strict=True)
-        if whole or name not in SHAPING
-    ]
-    return f"read as {read}; as {'a completion' if whole else 'an answer'} it would score {', '.join(values)}"
+    # Without a thinking block a solution is no whole completion, and rewards of the form say nothing about it.
+    is_whole = "<think>" in record.solution
+    values: list[str] = []
+    for name, components in zip(scored.names, scored.components, strict=True):
+        if is_whole or name not in SHAPING:
+            values.append(f"{name} {components[0]}")
+    return f"read as {read}; as {'a completion' if is_whole else 'an answer'} it would score {', '.join(values)}"
 
 
 def _clip(clip: VideoClip, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The file name of a clip, a line about its frames, and the frames.
 
     Args:
-        settings: by which its row says how it is shown.
+        settings: those that its row has for it.
     """
     info = clip.info
     pictures = []
@@ -265,7 +265,8 @@ def _look(sample: Sample, toolbox: Toolbox) -> dict[str, Any]:
     else:  # a tenth of the time between the first frame and the last
         middle = (times[0] + times[-1]) / 2
         half = (times[-1] - times[0]) / 20
-        start, end = middle - half, middle + half
+        start = middle - half
+        end = middle + half
         origin = "as an example"
     name = f"look at {start:.4g} to {end:.4g} s, {origin}"
     try:
@@ -279,6 +280,7 @@ def _look(sample: Sample, toolbox: Toolbox) -> dict[str, Any]:
 
 
 def _sizes(decoded: Sequence[int], size: Sequence[int]) -> str:
+    """A line on the height and width of a picture in its file and as the model sees it."""
     return f"{decoded[1]} x {decoded[0]} pixels, the model sees {size[1]} x {size[0]}"
 
 

@@ -1,4 +1,4 @@
-"""The report of runs with the pictures of their clips, and answers as the rewards read them."""
+"""Makes the report of runs with the pictures of their clips, and answers as the rewards read them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qwenvl.run_log.report.write import Written, write_pictures, write_report
 from qwenvl.run_log.run import read_runs
 from qwenvl.timeline import timeline_in
 
-MOST_PICTURES = 300  # that one call decodes
+MOST_PICTURES = 300  # clips and images that one call decodes
 
 
 def make_report(folders: Sequence[Path], out: Path) -> Written:
@@ -38,24 +38,25 @@ class RewardsReading:
     """Reads completions and solutions as the rewards do. See ``qwenvl.run_log.report.timelines.Reading``."""
 
     def answer(self, completion: str) -> str | None:
-        """The answer of a completion. None: it has no answer."""
+        """The answer of a completion, or None where it has no answer."""
         return answer_of(completion)
 
     def solution(self, solution: str) -> str:
-        """What a solution says inside its answer block."""
+        """The content of the answer block of a solution, or the whole solution without such a block."""
         return solution_of(solution)
 
     def timelines(
         self, prompt: Messages, completion: str, solution: str, rewards: Mapping[str, float | None]
     ) -> ReadTimelines | None:
-        """The timelines of a completion and its solution, merged as the rewards see them."""
+        """The timelines of a completion and its solution, merged as the rewards see them. None where they are none."""
         if not has_spans(solution):
             return None
         named, true = read_pair(answer_of(completion) or "", solution_of(solution), list_of_turns(prompt))
         if not about_a_timeline(true, rewards):
             return None
         best = overlaps(named, true).max(axis=1).tolist() if named else []
-        return ReadTimelines(named, true, best, dict(matches(FOUND_AT, named, true)))
+        found = dict(matches(FOUND_AT, named, true))
+        return ReadTimelines(named, true, best, found)
 
 
 @lru_cache(maxsize=256)
@@ -76,5 +77,8 @@ def add_pictures(written: Written, most: int = MOST_PICTURES) -> str:
     write_pictures(written.folder, pictures)
     bad = sum("problem" in each for each in pictures.values())
     summary = f"with pictures of {len(pictures) - bad:,} of {len(written.strips):,} clips and images"
-    summary += f"; {bad:,} can't be shown, each with its reason on the page" if bad else ""
-    return summary + ("; another call makes more" if len(pictures) < len(written.strips) else "")
+    if bad:
+        summary += f"; {bad:,} can't be shown, each with its reason on the page"
+    if len(pictures) < len(written.strips):
+        summary += "; another call makes more"
+    return summary

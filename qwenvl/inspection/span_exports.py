@@ -1,4 +1,4 @@
-"""Labels with times as programs for annotation export them: Label Studio (JSON) and ELAN (.eaf)."""
+"""Reads labels with times as programs for annotation export them: Label Studio (JSON) and ELAN (.eaf)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def exported_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
 def label_studio_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
     """The spans of Label Studio's JSON export: timeline labels, in frames from 1, and labels with start and end.
 
-    Of each task the first annotation counts that is not cancelled, ground truth before others.
+    In each task the first annotation counts that is not cancelled, ground truth before others.
     """
     try:
         tasks = json.loads(plain_file(path).read_text("utf-8-sig"))
@@ -45,6 +45,7 @@ def label_studio_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
 
 
 def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | RecordError]:
+    """The spans of one task. A task of another form raises errors of any kind."""
     addresses = [value for key, value in task["data"].items() if isinstance(value, str) and "." in value]
     named = task["data"].get("video")
     clip = _clip_name(named if isinstance(named, str) else addresses[0])

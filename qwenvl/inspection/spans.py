@@ -1,4 +1,4 @@
-"""Labels of ``qwenvl data from-folder`` that say when a step happens: tables of spans, and folders of label files."""
+"""Reads labels of ``qwenvl data from-folder`` that have times: tables of spans, and folders of label files."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _TIME_LINE = re.compile(r"([0-9]{1,9}(?:\.[0-9]+)?)[\s,]+([0-9]{1,9}(?:\.[0-9]+)
 
 @dataclass(frozen=True)
 class LabelledSpan:
-    """One span as a file has it.
+    """A span as a file has it.
 
     Attributes:
         where: file and line.
-        clip: as the file names it.
-        step: number or name, as the file names it.
+        clip: the clip by its name in the file.
+        step: the step by its number or name in the file.
         start, end: seconds, or with ``in_frames`` the first frame and the frame after the last, from 0.
         more: the other columns of the row.
     """
@@ -93,7 +93,7 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
     """The spans of a table with the columns clip, step, start and end, or start_frame and end_frame.
 
     Args:
-        columns: from names in the file to these names.
+        columns: maps names of the file to these names.
     """
     rows = text_rows(plain_file(path))
     for number in range(rows.length):
@@ -154,26 +154,38 @@ def folder_spans(folder: Path, clips: Sequence[str]) -> Iterator[LabelledSpan | 
 
 
 def _file_spans(path: Path, clip: str, lines: Sequence[str]) -> Iterator[LabelledSpan | RecordError]:
-    """The spans of one label file. Its first line decides on the form of all."""
+    """The spans of one label file. Its first line decides on the form of all lines."""
     first = lines[0] if lines else ""
-    if _FRAME_LINE.fullmatch(first) or _TIME_LINE.fullmatch(first):
-        form = _FRAME_LINE if _FRAME_LINE.fullmatch(first) else _TIME_LINE
-        for number, line in enumerate(lines, start=1):
-            found = form.fullmatch(line)
-            if found is None:
-                yield RecordError(f"{path}:{number}: expected a span like that of line 1, {first!r}, got {line!r}")
-            elif form is _FRAME_LINE:
-                yield LabelledSpan(
-                    where=f"{path}:{number}",
-                    clip=clip,
-                    step=found[3],
-                    start=int(found[1]) - 1,  # the file counts from 1
-                    end=int(found[2]),  # and includes the last frame
-                    in_frames=True,
-                )
-            else:
-                yield LabelledSpan(f"{path}:{number}", clip=clip, step=found[3], start=found[1], end=found[2])
-        return
+    for form in (_FRAME_LINE, _TIME_LINE):
+        if form.fullmatch(first):
+            yield from _line_spans(path, clip, lines, form)
+            return
+    yield from _label_spans(path, clip, lines)
+
+
+def _line_spans(
+    path: Path, clip: str, lines: Sequence[str], form: re.Pattern[str]
+) -> Iterator[LabelledSpan | RecordError]:
+    """The spans of a file with a span a line, in frames or in seconds by its form."""
+    for number, line in enumerate(lines, start=1):
+        found = form.fullmatch(line)
+        if found is None:
+            yield RecordError(f"{path}:{number}: expected a span like that of line 1, {lines[0]!r}, got {line!r}")
+        elif form is _FRAME_LINE:
+            yield LabelledSpan(
+                where=f"{path}:{number}",
+                clip=clip,
+                step=found[3],
+                start=int(found[1]) - 1,  # the file counts from 1
+                end=int(found[2]),  # and includes the last frame
+                in_frames=True,
+            )
+        else:
+            yield LabelledSpan(f"{path}:{number}", clip=clip, step=found[3], start=found[1], end=found[2])
+
+
+def _label_spans(path: Path, clip: str, lines: Sequence[str]) -> Iterator[LabelledSpan | RecordError]:
+    """The spans of a file with a label for each frame: the runs of equal lines."""
     frame = 0
     for label, run in groupby(lines):
         length = len(list(run))
@@ -193,13 +205,13 @@ class SpanReader:
     """Makes the timelines of clips from labelled spans.
 
     Attributes:
-        root: folder of the clips.
-        number_of: the number of a step that a label names. Raises ValueError where it is none.
+        root: the folder of the clips.
+        number_of: the number of the step that a label names. Raises ValueError where it names none.
         clip_of: the clip that a label names. Raises ValueError where there is none.
-        names: of the steps. Step n is the one at n - 1.
+        names: the names of the steps. Step n is the one at n - 1.
         background: labels that are no steps, in lower case.
-        label_fps: frames per second that labels in frames count. None: those of the clip.
-        left_out: how many spans each background label had.
+        label_fps: frames per second that labels in frames count. None: the frames of the clip.
+        left_out: the number of spans of each background label.
     """
 
     root: Path
@@ -214,7 +226,7 @@ class SpanReader:
         """The timelines by clip.
 
         Raises:
-            RecordError: it lists all spans that are wrong, with file and line.
+            RecordError: spans are wrong. The message lists them with file and line.
         """
         problems: list[str] = []
         by_clip: dict[str, list[LabelledSpan]] = {}
@@ -269,17 +281,17 @@ class SpanReader:
         return ClipTimeline(spans, round(times.duration, 3), more) if spans else None
 
 
-MOST_PROBLEMS = 10
+MOST_PROBLEMS = 10  # lines of an error
 
 
 @dataclass(frozen=True)
 class FrameTimes:
-    """When the frames that labels count are shown.
+    """The times of the frames that labels count.
 
     Attributes:
         times: seconds of each frame of the clip.
-        duration: of the clip, in seconds.
-        label_fps: frames per second of the labels. None: they count the clip's own.
+        duration: seconds of the clip.
+        label_fps: frames per second of the labels. None: they count the frames of the clip.
     """
 
     times: Sequence[float]
@@ -312,7 +324,7 @@ class FrameTimes:
         )
 
 
-SPARE_FRAMES = 2
+SPARE_FRAMES = 2  # by which labels may be longer than their clip
 
 
 def steps_in(labelled: Sequence[LabelledSpan | RecordError], background: Sequence[str]) -> list[str]:
@@ -351,7 +363,7 @@ def check_names(names: Sequence[str], where: str) -> None:
 
 
 def _cells(content: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, str]:
-    """The cells of a row that are not empty, by the names that are known here, these in any case."""
+    """The cells of a row that are not empty, by the names that are known here. Known names may be in any case."""
     cells = {}
     for name, cell in content.items():
         cell = cell.strip()
@@ -364,6 +376,7 @@ def _cells(content: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, 
 
 
 def _whole(text: str, name: str, where: str) -> int:
+    """The number of a frame. RecordError: the cell holds something else."""
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise RecordError(f"{where}: {name}: expected the number of a frame, from 0, got {text!r}")
     return int(text)

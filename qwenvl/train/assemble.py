@@ -1,4 +1,4 @@
-"""From settings to the models of a trainer: policy, reference, teacher."""
+"""Builds the models of a trainer from its settings: policy, reference, teacher."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
     model = args.model_name_or_path if model is None else model
     if model is None:
         raise ValueError("no model: give --model_name_or_path, a folder or a name on the hub")
-    if loaded := isinstance(model, (str, Path)):
+    is_checkpoint = isinstance(model, (str, Path))
+    if is_checkpoint:
         if args.lora_enable and args.lora_targets is not None:
             lora_config(load_without_weights(model), args, args)  # a wrong name need not wait for the weights
         model = loaded_model(model, args, frozen=adapted)
@@ -73,7 +74,8 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
     except ValueError as error:  # the first checkpoint would end with it
         problems = " ".join(str(error).partition("\nIf you")[0].split())
         raise ValueError(f"{bare.name_or_path}/generation_config.json: {problems}") from None
-    if note := settle_router(bare.config):
+    note = settle_router(bare.config)
+    if note:
         say(note)
     if bare is not model:
         if adapted:
@@ -81,7 +83,8 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
         return model
     if not adapted:
         apply_tuning(model, args)
-        if loaded and rounds_products(args):
+        if is_checkpoint and rounds_products(args):
+            # Frozen weights round to the same numbers now as in each product, and take half of the memory.
             for parameter in linear_weights(model):
                 if not parameter.requires_grad:
                     parameter.data = parameter.data.to(torch.bfloat16)
@@ -100,7 +103,7 @@ def rounds_products(args: GRPOConfig) -> bool:
 
 
 def distills_alone(args: GRPOConfig, functions: Any, weights: Any) -> bool:
-    """Whether the policy learns from its teacher alone: neither flags nor a script name rewards, or its weight.
+    """Whether the policy learns from its teacher alone: neither flags nor a script name rewards, or a weight of it.
 
     Raises:
         ValueError: a flag that would have no effect then.
@@ -125,12 +128,12 @@ def build_teacher(
     collator: GRPOCollator,
     accelerator: Accelerator,
 ) -> Teacher | None:
-    """The teacher that the flags ask for. None without.
+    """The teacher that the flags name. None: they name none.
 
     Args:
-        sample: how prompts become model inputs, and processes gather weights that they share.
-        reference: of the run, which may be the teacher.
-        collator: makes prompts, for both models.
+        sample: the stage that encodes prompts, and gathers weights that processes share.
+        reference: the reference of the run, which may be the teacher.
+        collator: makes the prompts of both models.
 
     Raises:
         ValueError: a checkpoint that cannot teach the policy, or a flag without effect.
@@ -141,7 +144,8 @@ def build_teacher(
     view = view_named(args.teacher_sees)
     if teacher is None or kl is None:
         return None
-    bare = other = unwrap(policy)
+    bare = unwrap(policy)
+    other = bare  # the model that computes the teacher's log-probs
     full = kl.name == "full"
     if teacher.name == "self":
         model: Callable[[], Any] = partial(_running, policy)
@@ -151,8 +155,10 @@ def build_teacher(
     else:
         other = load_teacher(teacher.name, args, bare, kernels, collator.processor)
         model = partial(_running, other, args.device, offload=teacher.arguments.offload)
-    if full and bare is not policy and any(each.requires_grad for each in bare.get_output_embeddings().parameters()):
-        raise ValueError("--distill_kl full cannot be used with an adapter on the head: leave one of the two out")
+    if full and bare is not policy:
+        head = bare.get_output_embeddings()
+        if any(each.requires_grad for each in head.parameters()):
+            raise ValueError("--distill_kl full cannot be used with an adapter on the head: leave one of the two out")
     return Teacher(
         encode=sample.encode,
         gather_weights=sample.processes.gather_weights,
@@ -179,7 +185,11 @@ def _running(model: nn.Module, device: torch.device | None = None, offload: bool
 def load_teacher(
     path: str, args: GRPOConfig, policy: nn.Module, kernels: Kernels, processor: ProcessorMixin
 ) -> nn.Module:
-    """Another checkpoint as a frozen teacher: of any size, with the prompts of the policy."""
+    """Another checkpoint as a frozen teacher, of any size. It takes the prompts of the policy.
+
+    Raises:
+        ValueError: its family or its tokenizer is another one, or it cannot share the computations of the policy.
+    """
     flag = f"--teacher {path}"
     if args.tools and kernels.encode_vision is not None:
         raise ValueError(f"{flag} sees by its own tower, and of looks there are features alone: --shared_prefix off")
@@ -189,7 +199,10 @@ def load_teacher(
         theirs = model.config.model_type
         raise ValueError(f"{flag}: expected a model whose prompts are those of the policy, {ours}, got {theirs}")
     accept_features(model.requires_grad_(False))
-    if args.shared_prefix == "auto" and (reason := supports_shared_prefix(model) or supports_encode_once(model)):
+    reason = None
+    if args.shared_prefix == "auto":
+        reason = supports_shared_prefix(model) or supports_encode_once(model)
+    if reason:
         raise ValueError(f"{flag}: {reason}; set --shared_prefix off")
     return model
 
@@ -209,10 +222,10 @@ def _other_model(flag: str, path: str, policy: nn.Module, processor: ProcessorMi
 def build_reference(
     args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin, kernels: Kernels, dtype: torch.dtype | None
 ) -> Reference:
-    """The reference that the flags ask for, on the device of the run. Call it before the first update of the policy.
+    """The reference that the flags name, on the device of the run. Call it before the first update of the policy.
 
     Args:
-        dtype: what the policy rounds its weights to in its forwards. None: to nothing.
+        dtype: the type that the policy rounds its weights to in its forwards. None: it rounds nothing.
 
     Raises:
         ValueError: another checkpoint that does not fit the policy, or a flag without effect.
@@ -226,5 +239,6 @@ def build_reference(
         bare = unwrap(policy)
         other = _other_model(f"--ref_model_name_or_path {path}", path, bare, processor, bare.dtype)
         other = matched(other, policy, one_tower=kernels.encode_vision is not None)
-    rounded = rounds_products(args) and not args.sync_ref_model  # which moves by less than bfloat16 resolves
+    # A reference that moves does so by less than bfloat16 resolves.
+    rounded = rounds_products(args) and not args.sync_ref_model
     return Reference(policy, other=other, dtype=dtype, rounded=rounded).to(args.device)

@@ -38,16 +38,18 @@ logger = logging.getLogger(__name__)
 
 
 def require_trackers(names: Iterable[str]) -> None:
-    """Refuse ``report_to`` a tracker whose package is missing, before a model is loaded.
+    """Refuse trackers of ``report_to`` whose package is missing, before a model is loaded.
 
     Raises:
-        ImportError: naming them.
+        ImportError: naming the trackers.
     """
-    # Packages of azure_ml and flyte are not among those that transformers lists as available.
+    # transformers does not list azure_ml and flyte as available, whether their packages are there or not.
     checked = integration_utils.INTEGRATION_TO_CALLBACK.keys() - {"azure_ml", "flyte"}
-    if missing := " ".join(sorted(checked & set(names) - set(get_available_reporting_integrations()))):
+    missing = checked & set(names) - set(get_available_reporting_integrations())
+    if missing:
+        listed = " ".join(sorted(missing))
         raise ImportError(
-            f"--report_to {missing}: its package is not installed; pip install {missing}, or leave the flag out: "
+            f"--report_to {listed}: its package is not installed; pip install {listed}, or leave the flag out: "
             "metrics.jsonl in the run folder has the same numbers"
         )
 
@@ -74,16 +76,16 @@ class RunFolder(TrainerCallback):
         self._journal = journal
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Settings and versions. A resumed run writes the rows after its checkpoint anew."""
+        """Write settings and versions, and drop the rows after the checkpoint of a resumed run."""
         self._journal.begin(state.global_step)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """One row of metrics."""
+        """Write one row of metrics."""
         if state.is_world_process_zero:
             self._journal.runlog.log_metrics(state.global_step, logs)
 
     def on_train_end(self, args, state, control, **kwargs):
-        """Every sample that was left out, once."""
+        """List every sample that was left out, once."""
         bad = self._journal.bad_samples
         if bad:
             lines = "\n  ".join(sample.error for sample in bad.values())
@@ -94,7 +96,7 @@ class RunFolder(TrainerCallback):
 
 
 class HealthWarnings(TrainerCallback):
-    """Warns once of each rule of ``qwenvl.run_log.health`` that holds, with what to do.
+    """Warns once of each rule of ``qwenvl.run_log.health`` that holds, with advice.
 
     A resumed run has the history of its run folder, and warns again of the rules that still hold.
     """
@@ -103,14 +105,14 @@ class HealthWarnings(TrainerCallback):
     _warned: set[str]
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """The history up to the checkpoint that a run resumes from."""
+        """Read the history up to the checkpoint that a run resumes from."""
         self._rows = []
         self._warned = set()
         if state.is_world_process_zero and state.global_step:
             self._rows += [row for row in read_metrics(args.output_dir, "train") if row["step"] <= state.global_step]
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """One more entry. Its numbers are those of all processes."""
+        """Add one entry, whose numbers are those of all processes."""
         if state.is_world_process_zero and "loss" in logs:
             self._rows.append({**logs, "step": state.global_step})
             self._warn(args)
@@ -129,13 +131,13 @@ class HealthWarnings(TrainerCallback):
 
 
 class ReferenceSync(TrainerCallback):
-    """``sync_ref_model``: every so many steps the reference moves towards the policy (TR-DPO, arXiv:2404.09656)."""
+    """Moves the reference towards the policy every so many steps (``sync_ref_model``; TR-DPO, arXiv:2404.09656)."""
 
     def __init__(self, reference: Reference):
         self._reference = reference
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
-        """Before a checkpoint is saved, which holds the reference as it then is."""
+        """Move it before a checkpoint is saved, which holds the reference of this step."""
         if state.global_step % args.ref_model_sync_steps == 0:
             self._reference.mix(unwrap(model), args.ref_model_mixup_alpha)
 
@@ -147,21 +149,24 @@ COEFFICIENT_STEP = 0.005
 def entropy_weight(args: ObjectiveOptions, entropy: float | None, state: TrainerState) -> float:
     """The weight of the entropy bonus of a step, with ``entropy_target`` (Skywork-OR1, arXiv:2505.22312, section 4.1).
 
-    Each time completions are sampled it compares their mean entropy e with the target. The bonus has its weight c where
-    e <= target, and none where e is above. Then c grows by a step, or shrinks by one and never below 0.
+    Each time completions are sampled their mean entropy e is compared with the target. The bonus has its weight c where
+    e <= target, and no weight above. Then c grows by a step, or shrinks by one and never below 0.
 
     Args:
-        entropy: of all processes, so that c is the same on each of them. None, without any token: no bonus, c stays.
-        state: has c, as checkpoints then do.
+        entropy: the mean over all processes, so that c is the same on each. None, without any token: no bonus, c stays.
+        state: holds c, so that checkpoints have it.
     """
-    made = {"args": {}, "attributes": {"coefficient": args.entropy_coef}}
-    kept = state.stateful_callbacks.setdefault("EntropyTarget", made)["attributes"]
+    # The form in which the Trainer keeps the state of callbacks: that of every entry, once it resumes.
+    first = {"args": {}, "attributes": {"coefficient": args.entropy_coef}}
+    kept = state.stateful_callbacks.setdefault("EntropyTarget", first)["attributes"]
     if entropy is None:
         return 0.0
-    low = entropy <= args.entropy_target
-    now = kept["coefficient"]
-    kept["coefficient"] = now + COEFFICIENT_STEP if low else max(0.0, now - COEFFICIENT_STEP)
-    return now if low else 0.0
+    coefficient = kept["coefficient"]
+    if entropy <= args.entropy_target:
+        kept["coefficient"] = coefficient + COEFFICIENT_STEP
+        return coefficient
+    kept["coefficient"] = max(0.0, coefficient - COEFFICIENT_STEP)
+    return 0.0
 
 
 LONGEST_TEXT = 240  # characters of a text
@@ -175,7 +180,8 @@ def group_lines(group: Sequence[Rollout]) -> Iterator[str]:
     first = group[0]
     question = next((message["text"] for message in reversed(first.prompt) if message["role"] == "user"), "")
     yield f"step {first.step}: {first.record_id}  {first.where}"
-    yield from (f"  {name}: {_shortened(text)}" for name, text in (("prompt", question), ("solution", first.solution)))
+    yield f"  prompt: {_shortened(question)}"
+    yield f"  solution: {_shortened(first.solution)}"
     alike: dict[tuple[float | None, str], list[Rollout]] = {}
     for row in sorted(group, key=lambda row: -(row.advantage or 0.0)):
         alike.setdefault((row.total, row.completion), []).append(row)
@@ -184,16 +190,20 @@ def group_lines(group: Sequence[Rollout]) -> Iterator[str]:
 
 
 def _completion_line(row: Rollout, times: int) -> str:
-    """A completion with its advantage, rewards and tokens, and how many of its group are alike."""
-    number = f"{times} alike, " if times > 1 else ""
-    rewards = {"reward": row.total, **row.rewards}
-    numbers = ", ".join(f"{name} {'none' if each is None else f'{each:.3g}'}" for name, each in rewards.items())
-    tokens = counted(row.tokens, "token") + (", cut off" if row.finish_reason == "length" else "")
-    return f"  {row.advantage or 0.0:+.2f}  {number}{numbers}, {tokens}: {_shortened(row.completion)}"
+    """A line for a completion: its advantage, rewards and tokens, and the number of completions like it."""
+    words: list[str] = []
+    if times > 1:
+        words.append(f"{times} alike")
+    for name, value in {"reward": row.total, **row.rewards}.items():
+        words.append(f"{name} none" if value is None else f"{name} {value:.3g}")
+    words.append(counted(row.tokens, "token"))
+    if row.finish_reason == "length":
+        words.append("cut off")
+    return f"  {row.advantage or 0.0:+.2f}  {', '.join(words)}: {_shortened(row.completion)}"
 
 
 def _shortened(text: str) -> str:
-    """A text in one line. Of a longer one the middle is left out: its end has the answer."""
+    """A text in one line. The middle of a long text is left out, and not its end, which has the answer."""
     text = visible(text)
     return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT // 2]} ... {text[-LONGEST_TEXT // 2 :]}"
 
@@ -202,8 +212,8 @@ class ShownCompletions(TrainerCallback):
     """Prints the group of a step with the widest spread of rewards, in the first step of this process and each n-th.
 
     Args:
-        trainer: has the experiences of the step.
-        every: n.
+        trainer: holds the experiences of the step.
+        every: the n of n-th.
     """
 
     def __init__(self, trainer: RunningTrainer, every: int):
@@ -212,49 +222,58 @@ class ShownCompletions(TrainerCallback):
         self._first = True
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """The first step is yet to come."""
+        """Show the next step, as the first one."""
         self._first = True
 
     def on_step_end(self, args, state, control, **kwargs):
-        """One group of the first process, if it is time."""
+        """Print one group of the first process, if it is time."""
         if state.is_world_process_zero and (self._first or state.global_step % self._every == 0):
             rows: list[Rollout] = []
             for each in self._trainer.experiences:
                 if len(each.batch):
-                    own = (each.batch, each.rollout, each.rewards, each.advantages.tolist())
-                    rows += rollout_rows(state.global_step, "train", *own)
-            groups = [rows[n : n + args.grpo_sample_size] for n in range(0, len(rows), args.grpo_sample_size)]
+                    rows += rollout_rows(
+                        state.global_step,
+                        "train",
+                        each.batch,
+                        each.rollout,
+                        each.rewards,
+                        each.advantages.tolist(),
+                    )
+            size = args.grpo_sample_size
+            groups = [rows[start : start + size] for start in range(0, len(rows), size)]
             if groups:
                 say("\n".join(group_lines(max(groups, key=_spread))))
         self._first = False
 
 
 def _spread(group: Sequence[Rollout]) -> float:
+    """The distance between the best and the worst reward of a group, -1 without any reward."""
     totals = [each.total for each in group if each.total is not None]
     return max(totals) - min(totals) if totals else -1.0
 
 
 def display_of(args: GRPOConfig) -> Literal["rich", "plain", "none"]:
-    """The display that flags and terminal come to. Where a board can't be drawn, lines are plain."""
+    """The display by flags and terminal. Plain lines replace a board that the terminal can't draw."""
     if args.display == "none" or (args.display is None and args.disable_tqdm):
         return "none"
-    draws = shows_bars() and os.environ.get("TERM") not in ("dumb", "unknown")
-    draws = draws and str(sys.stderr.encoding).lower().startswith("utf")  # the blocks of its curves
-    return "rich" if draws and args.display != "plain" else "plain"
+    moves_its_cursor = shows_bars() and os.environ.get("TERM") not in ("dumb", "unknown")
+    has_blocks = str(sys.stderr.encoding).lower().startswith("utf")  # curves are drawn with them
+    return "rich" if args.display != "plain" and moves_its_cursor and has_blocks else "plain"
 
 
 def install_callbacks(trainer: RunningTrainer, journal: Journal) -> None:
-    """The callbacks of every run of a ``PolicyTrainer``."""
+    """Give a ``PolicyTrainer`` the callbacks of every run."""
     if trainer.args.report_to:
         name_run(trainer.args)
     trainer.remove_callback(ProgressCallback)  # the Trainer's progress bar
-    if (display := display_of(trainer.args)) != "none":
+    display = display_of(trainer.args)
+    if display != "none":
         every = trainer.args.log_completions_every
         if every is None:
             every = LIVE_COMPLETIONS_EVERY if display == "rich" else 0
         if every:
             trainer.add_callback(ShownCompletions(trainer, every))
-        trainer.add_callback((LiveBoard if display == "rich" else ProgressLines)(trainer.meter))
+        trainer.add_callback(LiveBoard(trainer.meter) if display == "rich" else ProgressLines(trainer.meter))
     trainer.add_callback(HealthWarnings())
     trainer.add_callback(Resumed(getattr(trainer.train_dataset, "records", None)))
     trainer.add_callback(trainer.finite_steps)

@@ -1,4 +1,4 @@
-"""The model card, ``README.md``, beside the weights: how they were trained, how they see clips, how they did.
+"""Writes the model card, ``README.md``, beside the weights: their training, what they see of clips, their scores.
 
 ``card.jinja`` has its text. Each save writes it anew. Metadata that are not ours stay, such as a license.
 """
@@ -33,7 +33,7 @@ CARD = "README.md"
 METHOD = "GRPO"
 TASK = "video-text-to-text"
 _TOTAL = "_total_reward"
-# Of a machine or a person, and not of the training.
+# Settings that tell of a machine or a person, and not of the training.
 _PRIVATE = {"dataset_catalog", "overwrite_output_dir"}
 _PRIVATE_ARGUMENTS = ("base_url", "cache")
 _OF_THE_TRAINER = ("learning_rate", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "weight_decay", "seed")
@@ -74,17 +74,17 @@ def describe_model(trainer: RunningTrainer, folder: str | Path) -> None:
     # A warm-up saves its adapter merged, beside checkpoints that have the adapter itself.
     adapter = unwrap(trainer.model) is not trainer.model and not (Path(folder) / "config.json").is_file()
     used = (args.dataset_use or "").split(",")
-    datasets = [name.split(":")[1].split("%")[0] for name in used if name.startswith("hf:")]
+    datasets = [name.split(":")[1].split("%")[0] for name in used if name.startswith("hf:")]  # hf:NAME:split%NN
     tags = ("qwenvl", "grpo" if method == METHOD else "sft")
     write_card(folder, text, settings.base_model, adapter=adapter, tags=tags, datasets=datasets)
 
 
 def describe_merged(adapter: str | Path, folder: str | Path, base: str) -> None:
-    """Write into ``folder`` what the folder of an adapter says of its training, and that it is merged now.
+    """Write the card of a merged model: that of its adapter, and that it is merged now.
 
     Args:
-        adapter: whose card and settings of prompts are copied, where it has them.
-        folder: of the merged model.
+        adapter: a folder, whose card and settings of prompts are copied, where it has them.
+        folder: that of the merged model.
         base: the model that the adapter was merged into.
     """
     for name in (CARD, SETTINGS_FILE):
@@ -109,14 +109,16 @@ def write_card(
     """
     known = _metadata(folder)
     base_model = base_on_the_hub(base)
-    of_adapters = ("base_model:adapter:", *(() if adapter else ("lora",)))  # peft writes them
+    # Tags that peft writes beside an adapter.
+    of_adapters = ("base_model:adapter:",) if adapter else ("base_model:adapter:", "lora")
     others = [tag for tag in known.get("tags") or [] if not str(tag).startswith(of_adapters)]
+    relation = "adapter" if adapter else "finetune"
     own = {
         "tags": list(dict.fromkeys([*others, *tags])),
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": TASK,
         "base_model": base_model,
-        "base_model_relation": None if base_model is None else "adapter" if adapter else "finetune",
+        "base_model_relation": None if base_model is None else relation,
         "datasets": list(datasets) or known.get("datasets"),
     }
     data = {name: value for name, value in {**known, **own}.items() if value is not None}
@@ -125,13 +127,15 @@ def write_card(
 
 
 def hub_name(model: str) -> str | None:
-    """``model`` if it is a name on the hub, ``organisation/model``, and no folder. Else None."""
-    return model if re.fullmatch(r"\w[\w.-]*/[\w.-]+", model) and not Path(model).exists() else None
+    """``model`` if it has the form of a name on the hub, ``organisation/model``, and is no folder. Else None."""
+    is_name = re.fullmatch(r"\w[\w.-]*/[\w.-]+", model) is not None
+    return model if is_name and not Path(model).exists() else None
 
 
 def base_on_the_hub(model: str) -> str | None:
     """The hub name of a model or of its base, by the card in its folder. None: not known."""
-    if found := hub_name(model):
+    found = hub_name(model)
+    if found is not None:
         return found
     above = _metadata(model).get("base_model")
     return above if isinstance(above, str) and hub_name(above) else None
@@ -151,19 +155,32 @@ def evaluations(log: Sequence[Mapping[str, Any]], step: int) -> list[dict[str, A
     Returns:
         Split, step, number of prompts, and the mean of each reward with its interval.
     """
-    found: dict[str, dict[int, dict[str, Any]]] = {}
+    by_split: dict[str, dict[int, dict[str, Any]]] = {}  # evaluations by step, by split
     for row in log:
-        for total in row:
-            if total.endswith(_TOTAL) and row["step"] <= step:
-                split = total.removesuffix(_TOTAL)
-                at = row["step"]
-                keys = [key for key in row if key.startswith(f"{split}_") and key.endswith("_reward") and key != total]
-                names = {key: key.removeprefix(f"{split}_").removesuffix("_reward") for key in (total, *keys)}
-                rewards = {name: with_interval(key, row).replace("+-", "±") for key, name in names.items()}
-                prompts = max(int(row.get(f"{key}_n", 0)) for key in names)
-                evaluation = {"split": split, "step": at, "prompts": prompts, "rewards": rewards}
-                found.setdefault(split, {})[at] = evaluation
-    return [by_step[at] for by_step in found.values() for at in sorted({0, max(by_step)} & set(by_step))]
+        for key in row:
+            if key.endswith(_TOTAL) and row["step"] <= step:
+                split = key.removesuffix(_TOTAL)
+                by_split.setdefault(split, {})[row["step"]] = _evaluation(row, split)
+    shown: list[dict[str, Any]] = []
+    for by_step in by_split.values():
+        latest = max(by_step)
+        if 0 in by_step and latest != 0:
+            shown.append(by_step[0])
+        shown.append(by_step[latest])
+    return shown
+
+
+def _evaluation(row: Mapping[str, Any], split: str) -> dict[str, Any]:
+    """The evaluation of a split in an entry of the log: its total reward first, then the other rewards."""
+    total = f"{split}{_TOTAL}"
+    others = [key for key in row if key.startswith(f"{split}_") and key.endswith("_reward") and key != total]
+    keys = [total, *others]
+    rewards = {}
+    for key in keys:
+        name = key.removeprefix(f"{split}_").removesuffix("_reward")
+        rewards[name] = with_interval(key, row).replace("+-", "±")
+    prompts = max(int(row.get(f"{key}_n", 0)) for key in keys)
+    return {"split": split, "step": row["step"], "prompts": prompts, "rewards": rewards}
 
 
 def _settings_of(args: GRPOConfig) -> dict[str, Any]:
@@ -171,8 +188,12 @@ def _settings_of(args: GRPOConfig) -> dict[str, Any]:
     names = dict.fromkeys(each.name for group in FLAG_GROUPS for each in all_options(group))
     values = {name: getattr(args, name) for name in names if name not in _PRIVATE and was_set(args, name)}
     if values.get("reward_funcs"):
-        rewards = [parse_row(each) for each in values["reward_funcs"]]
-        public = [{key: value for key, value in given.items() if key not in _PRIVATE_ARGUMENTS} for _, given in rewards]
-        values["reward_funcs"] = [row_text({name: given}) for (name, _), given in zip(rewards, public, strict=True)]
+        values["reward_funcs"] = [_public_row(each) for each in values["reward_funcs"]]
     values |= {name: getattr(args, name) for name in _OF_THE_TRAINER}
     return {name: getattr(value, "value", value) for name, value in values.items() if value is not None}
+
+
+def _public_row(reward: str) -> str:
+    """A reward as flags and settings files write it, without the arguments that tell of a machine."""
+    name, given = parse_row(reward)
+    return row_text({name: {key: value for key, value in given.items() if key not in _PRIVATE_ARGUMENTS}})

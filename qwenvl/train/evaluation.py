@@ -1,4 +1,4 @@
-"""From scored completions of an evaluation to metrics with intervals."""
+"""Makes metrics with intervals from the scored completions of an evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ScoredPrompt:
-    """One prompt of an evaluation: the place of its record, the means of its completions' rewards, clips and images."""
+    """A prompt of an evaluation.
+
+    Attributes:
+        where: the place of its record.
+        rewards: for each reward the mean over its completions.
+        media: its clips and images.
+    """
 
     where: str
     rewards: dict[str, float]
@@ -22,7 +28,7 @@ class ScoredPrompt:
 
 
 def scored_prompts(batch: PromptBatch, rewards: RewardBatch) -> list[ScoredPrompt]:
-    """P prompts. A reward that applies to none of a prompt's completions is left out for it.
+    """The P prompts of a batch with their mean rewards. A reward that no completion of a prompt has is left out for it.
 
     A completion that no function gave a value, because it failed and ``on_reward_error`` is ``skip``, has no total.
     """
@@ -31,38 +37,43 @@ def scored_prompts(batch: PromptBatch, rewards: RewardBatch) -> list[ScoredPromp
     prompts = []
     for p, record in enumerate(batch.records):
         rows = slice(p * group_size, (p + 1) * group_size)
-        groups = {name: [v for v in values[rows] if v is not None] for name, values in columns.items()}
-        means = {name: sum(values) / len(values) for name, values in groups.items() if values}
+        means: dict[str, float] = {}
+        for name, values in columns.items():
+            given = [value for value in values[rows] if value is not None]
+            if given:
+                means[name] = sum(given) / len(given)
         prompts.append(ScoredPrompt(record.where, means, (*record.videos, *record.images)))
     return prompts
 
 
 def evaluation_metrics(prompts: list[ScoredPrompt], prefix: str, needed: str | None = None) -> dict[str, float]:
-    """``{prefix}_{name}_reward`` for each reward and ``total``, its 95 % interval (``_ci95``, half the width), ``_n``.
+    """Metrics of the rewards: ``{prefix}_{name}_reward`` for each and ``total``, with ``_ci95`` and ``_n`` behind it.
 
-    A prompt counts once, however many processes or completions it had. The interval is that of ``qwenvl evaluate``: a
-    bootstrap over prompts that share no clip or image.
-    Where no completion has a reward there is no metric, and a warning.
+    ``_ci95`` is half the width of the 95 % interval and ``_n`` the number of prompts. A prompt counts once, however
+    many processes or completions it had. The interval is that of ``qwenvl evaluate``: a bootstrap over prompts that
+    share no clip or image. Where no completion has a reward there is no metric, and a warning.
 
     Args:
-        needed: the metric that checkpoints or the learning rate go by, with or without ``eval_`` before it.
+        needed: the metric that checkpoints or the learning rate follow, with or without ``eval_`` before it.
 
     Raises:
         RecordError: it is one of this evaluation, and no completion has a reward.
     """
     unique = {prompt.where: prompt for prompt in prompts}
-    names = list(dict.fromkeys(name for prompt in unique.values() for name in prompt.rewards))
+    names: dict[str, None] = {}  # in the order in which they come first
+    for prompt in unique.values():
+        names |= dict.fromkeys(prompt.rewards)
     if not names:
         what = f"{len(unique)} prompts, and no completion has a reward" if unique else "every record was left out"
-        said = f"{prefix}: {what}, for the reasons given above. There is no {prefix}_total_reward"
+        message = f"{prefix}: {what}, for the reasons given above. There is no {prefix}_total_reward"
         if needed is not None and f"eval_{needed.removeprefix('eval_')}".startswith(f"{prefix}_"):
-            raise RecordError(f"{said}, and --metric_for_best_model {needed} needs it: mend the rewards or the data")
-        logger.warning(said)
+            raise RecordError(f"{message}, and --metric_for_best_model {needed} needs it: mend the rewards or the data")
+        logger.warning(message)
     metrics: dict[str, float] = {}
     clusters = clusters_by({where: prompt.media or (where,) for where, prompt in unique.items()})
     for name in names:
         values = {where: prompt.rewards[name] for where, prompt in unique.items() if name in prompt.rewards}
-        interval = clustered_interval([*values.values()], [clusters[where] for where in values])
+        interval = clustered_interval(list(values.values()), [clusters[where] for where in values])
         metrics[f"{prefix}_{name}_reward"] = interval.mean
         metrics[f"{prefix}_{name}_reward_ci95"] = (interval.high - interval.low) / 2
         metrics[f"{prefix}_{name}_reward_n"] = len(values)

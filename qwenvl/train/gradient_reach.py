@@ -1,6 +1,6 @@
-"""Whether gradients reach every part that should learn, and what lets them.
+"""Checks that gradients reach every part that should learn, and opens the way into the vision tower.
 
-A part without a gradient trains on without a word: the norm of the gradient is that of the other parts.
+A part without a gradient would go unnoticed: the norm that a run logs is that of the other parts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _PART = re.compile(r"(?:visual\.blocks|language_model\.layers)\.\d+|(?:visual|la
 def learning_part(name: str) -> str:
     """The part that a parameter is judged with: a block of the tower, a layer of the language model, a merger, a head.
 
-    It is no smaller, because single parameters may rightly have no gradient: the first matrix of a LoRA adapter has
-    none in the first step, and an expert that no token reached has none either. The deepstack mergers are one part:
-    what the last layer of a short model adds at the places of media changes no log-prob.
+    Parts are no smaller, because single parameters may rightly have no gradient: the first matrix of a LoRA adapter has
+    none in the first step, and an expert that no token reached has none either. The deepstack mergers are one part: the
+    one of the last layer of a short model changes no log-prob, as nothing behind that layer reads the places of media.
 
     Example:
         >>> learning_part("base_model.model.model.visual.blocks.3.attn.qkv.lora_B.default.weight")
@@ -53,7 +53,7 @@ def reached_parts(gradients: Iterable[tuple[str, Tensor | None]]) -> dict[str, b
         parts.append(learning_part(name))
         reached.append(torch.zeros((), dtype=torch.bool) if gradient is None else gradient.detach().any())
     found = dict.fromkeys(parts, False)
-    # Gathered on one device, so that a GPU is waited for once.
+    # One transfer for all of them: each `.item()` would wait for the GPU.
     device = next((each.device for each in reached if each.device.type != "cpu"), torch.device("cpu"))
     values = torch.stack([each.to(device) for each in reached]).tolist() if reached else []
     for part, value in zip(parts, values, strict=True):
@@ -62,16 +62,17 @@ def reached_parts(gradients: Iterable[tuple[str, Tensor | None]]) -> dict[str, b
 
 
 def let_gradients_into_the_tower(model: nn.Module, args: GRPOConfig) -> None:
-    """Have the first activations of the vision tower require a gradient, where blocks would get none otherwise.
+    """Make the first activations of the vision tower require a gradient, where its blocks would get none otherwise.
 
-    Re-entrant checkpointing records nothing of a block whose inputs need no gradient. Those of the tower come from its
-    patch embedding, which is frozen under adapters. (The Trainer does the same for the embeddings of the language
-    model.)
+    Re-entrant checkpointing records nothing of a block whose inputs need no gradient. The inputs of the tower's blocks
+    come from its patch embedding, which is frozen under adapters. (The Trainer does the same for the embeddings of the
+    language model.)
     """
     given = getattr(args, "activation_checkpointing_kwargs", None) or args.gradient_checkpointing_kwargs or {}
     settings = json.loads(given) if isinstance(given, str) else dict(given)
     settings.pop("offload", None)
-    # Without any settings transformers takes the other kind. Among others torch's default is the re-entrant one.
+    # Without any settings transformers takes the kind that is not re-entrant. With settings that leave the kind open,
+    # torch's default counts, which is the re-entrant one.
     reentrant = args.gradient_checkpointing and settings.get("use_reentrant", bool(settings))
     visual = unwrap(model).model.visual
     embedding_learns = any(each.requires_grad for each in visual.patch_embed.parameters())
@@ -81,6 +82,7 @@ def let_gradients_into_the_tower(model: nn.Module, args: GRPOConfig) -> None:
 
 
 def _require_gradient(module: nn.Module, args: Any, output: Tensor) -> None:
+    """A forward hook: the output needs a gradient wherever gradients are recorded."""
     if torch.is_grad_enabled():
         output.requires_grad_(True)
 
@@ -88,12 +90,12 @@ def _require_gradient(module: nn.Module, args: Any, output: Tensor) -> None:
 class GradientReach:
     """Checks once that a gradient reaches each part that should learn. All processes call its methods together.
 
-    It waits for a step that proves something: one in which the loss has a gradient for completions that differ. (Those
-    of a group that are all the same may cancel out.) A step of text alone proves nothing about tower and mergers, which
-    are then judged at the first step whose prompts with media have such a gradient.
+    The check waits for a step that proves something: one in which the loss has a gradient for completions that differ.
+    (The gradients of a group whose completions are all the same may cancel out.) A step of text alone proves nothing
+    about tower and mergers, which are then judged at the first step whose prompts with media have such a gradient.
 
     Args:
-        model: with the parameters that learn.
+        model: the policy, whose parameters that learn have ``requires_grad``.
     """
 
     def __init__(self, model: nn.Module, accelerator: Accelerator) -> None:
@@ -105,11 +107,13 @@ class GradientReach:
         if len(layers) < 2:
             # They add to outputs of the first layers at the places of media, which nothing reads behind the last one.
             self._pending.pop("visual.deepstack_merger_list", None)
-        self._text_proves = self._media_proves = False
+        # Whether this step proves something about the language model, and about tower and mergers.
+        self._text_proves = False
+        self._media_proves = False
         self._hooks: list[Any] = []
         self._reached: dict[str, Tensor] = {}
         if accelerator.distributed_type == DistributedType.DEEPSPEED:
-            # DeepSpeed has updated the weights and dropped their gradients when a backward pass returns.
+            # When a backward pass returns, DeepSpeed has updated the weights and dropped their gradients already.
             for name, parameter in _learning(model):
                 self._hooks.append(parameter.register_hook(_Recorder(self._reached, learning_part(name))))
 
@@ -122,15 +126,18 @@ class GradientReach:
         """
         if not self._pending:
             return
-        groups = completion_ids.view(len(prompts), -1, completion_ids.shape[1])
-        differ = (groups != groups[:, :1]).flatten(1).any(1) if groups.shape[1] > 1 else groups.new_ones(len(groups))
+        groups = completion_ids.view(len(prompts), -1, completion_ids.shape[1])  # P x G x T
+        if groups.shape[1] > 1:
+            differ = (groups != groups[:, :1]).flatten(1).any(1)  # P
+        else:
+            differ = groups.new_ones(len(groups), dtype=torch.bool)  # a single completion has none to cancel out with
         counts = zip(prompts.images_per_prompt, prompts.videos_per_prompt, strict=True)
         has_media = torch.tensor([images + videos > 0 for images, videos in counts], device=completion_ids.device)
 
         def note(gradient: Tensor | None) -> None:
             if gradient is None:  # the loss does not read these values
                 return
-            proves = gradient.reshape(len(differ), -1).any(1) & differ.bool()
+            proves = gradient.reshape(len(differ), -1).any(1) & differ
             self._text_proves |= bool(proves.any())
             self._media_proves |= bool((proves & has_media).any())
 
@@ -139,10 +146,10 @@ class GradientReach:
                 values.register_hook(note)
 
     def check(self, step: int) -> None:
-        """After the last backward pass of an optimizer step, before anything changes its gradients.
+        """Judge the parts. Call it behind the last backward pass of a step, before anything changes its gradients.
 
         Args:
-            step: from 1.
+            step: its number, from 1.
 
         Raises:
             NoGradientError: a part that should learn has no gradient, in a step that would have given it one.
@@ -151,22 +158,29 @@ class GradientReach:
             return
         found = self._found()
         # A part that no parameter belongs to any more, as a wrapper has renamed it, cannot be judged.
-        own = torch.tensor([self._text_proves, self._media_proves, *(found.get(part, True) for part in self._pending)])
-        self._text_proves = self._media_proves = False
-        # A process may have no media, or the shard of another parameter.
+        reached_here = [found.get(part, True) for part in self._pending]
+        own = torch.tensor([self._text_proves, self._media_proves, *reached_here])
+        self._text_proves = False
+        self._media_proves = False
+        # Summed over processes, as one of them may have no media, or the shard of another parameter.
         everywhere = self._accelerator.reduce(own.int().to(self._accelerator.device), "sum") > 0
         text_proves, media_proves, *reached = everywhere.tolist()
-        judged = {part: media_proves if needs_media else text_proves for part, needs_media in self._pending.items()}
-        missing = [part for part, own in zip(self._pending, reached, strict=True) if judged[part] and not own]
+        missing: list[str] = []
+        left: dict[str, bool] = {}
+        for (part, needs_media), is_reached in zip(self._pending.items(), reached, strict=True):
+            if not (media_proves if needs_media else text_proves):
+                left[part] = needs_media  # for a later step
+            elif not is_reached:
+                missing.append(part)
         if missing:
             raise NoGradientError(_sentence(missing, step))
-        self._pending = {part: media for part, media in self._pending.items() if not judged[part]}
+        self._pending = left
         if not self._pending:
             for hook in self._hooks:
                 hook.remove()
 
     def _found(self) -> dict[str, bool]:
-        """For each part that is not judged yet, whether this process has a gradient of it."""
+        """For each part that is not judged yet, whether this process has a gradient for it."""
         if self._hooks:
             found = {part: bool(self._reached.get(part, False)) for part in self._pending}
             self._reached.clear()
@@ -193,11 +207,14 @@ class _Recorder:
 
 
 def _local(gradient: Tensor | None) -> Tensor | None:
-    """The shard of this process of a gradient that FSDP has split."""
-    return gradient if gradient is None or not hasattr(gradient, "to_local") else gradient.to_local()
+    """This process's shard of a gradient that FSDP has split, and any other gradient as it is."""
+    if gradient is not None and hasattr(gradient, "to_local"):
+        return gradient.to_local()
+    return gradient
 
 
 def _sentence(missing: list[str], step: int) -> str:
+    """The message about parts without a gradient."""
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     return (
         f"step {step}: {', '.join(missing[:3])}{more} should learn and got no gradient, although the loss has one. "

@@ -116,11 +116,12 @@ class GRPOTrainer(PolicyTrainer):
                 f"--rollout_engine {args.rollout_engine}: vLLM rounds the linear attention of Qwen3.5 to half "
                 "precision; weigh its tokens by --importance_correction token_truncate"
             )
-        if (view := dataset_view(args)) is not None and self.train_dataset is not None:
+        view = dataset_view(args)
+        if view is not None and self.train_dataset is not None:
             if not isinstance(self.train_dataset, GRPODataset):
                 raise ValueError(f"--teacher {args.teacher} needs a GRPODataset, as load_dataset makes it")
             check_view(args, view, self.train_dataset.records)
-            self.train_dataset = copy(self.train_dataset)
+            self.train_dataset = copy(self.train_dataset)  # a script may go on with its own data set
             self.train_dataset.view = view
         self.build_stages()
         self.objective = objective_of(args, args.generation_max_length)
@@ -129,7 +130,11 @@ class GRPOTrainer(PolicyTrainer):
         self.in_progress = StepInProgress()
 
     def build_stages(self) -> None:
-        """Build what a step runs through, from the settings and ``kernels``: prompts to step, step to log-probs."""
+        """Build the parts of a step from the settings and ``kernels``: ``pipeline``, ``logprobs``, and ``answer``.
+
+        ``pipeline`` makes a step of prompts, ``logprobs`` the log-probs of a step, and ``answer`` the completions of an
+        evaluation. Subclasses that add a stage do so here.
+        """
         args = self.args
         collator = self.data_collator
         sample = build_sample(args, self.kernels, self.model, collator, self.accelerator)
@@ -191,7 +196,7 @@ class GRPOTrainer(PolicyTrainer):
         return () if self.step is None else self.step.experiences
 
     def step_context(self) -> StepContext:
-        """What the stages of a step may read of this trainer."""
+        """The parts of this trainer that the stages of a step may read."""
         return StepContext(
             policy=self.model,
             wrapped=self.model_wrapped,
@@ -216,7 +221,7 @@ class GRPOTrainer(PolicyTrainer):
         number = inputs.get("micro_batch", 0)  # a script may call this with prompts alone
         experience = step.experiences[number]
         entropy: EntropyUse = "trained" if self.objective.entropy_coef else "measured"
-        # N x T: the policy's with gradient; those of old policy, reference and teacher are computed once.
+        # N x T. The policy's have a gradient. The fixed ones, of old policy, reference and teacher, are computed once.
         policy, fixed = self.logprobs(model, experience, step.fixed_of(number), entropy, self.step_context())
         self.in_progress.step = step = step.with_fixed(number, fixed)
         output = self.objective(step.loss_inputs(experience, policy, fixed), step.counts)
@@ -226,7 +231,7 @@ class GRPOTrainer(PolicyTrainer):
         return output.loss * step.counts.micro_batches
 
     def collect_step(self, inputs: dict[str, Any]) -> TrainStep:
-        """The step of a micro-batch. At the first micro-batch all of the step are sampled, scored and compared."""
+        """The step of a micro-batch. The first micro-batch has the whole step sampled, scored and compared."""
         self.pipeline.sample.check()
         if self.in_progress.step is not None and self.is_in_train:
             return self.in_progress.step
@@ -244,7 +249,7 @@ class GRPOTrainer(PolicyTrainer):
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
     ) -> EvalLoopOutput:
-        """Samples ``eval_sample_size`` completions per prompt (greedy if 1), scores them, averages over prompts."""
+        """Sample ``eval_sample_size`` completions per prompt (greedy if 1), score them and average over prompts."""
         self.callback_handler.eval_dataloader = dataloader
         rows: list[ScoredPrompt] = []
         size = self.args.eval_sample_size
@@ -255,7 +260,8 @@ class GRPOTrainer(PolicyTrainer):
             budget=budget if self.args.evaluates_by_tokens else None,
         )
         step = self.step_context()
-        with self.answer.sample.ready(step):  # once: numbers of groups may differ
+        # Processes may have different numbers of groups, so what they do together is done once, around all groups.
+        with self.answer.sample.ready(step):
             for batches in groups:
                 answers = self.answer(batches, size, step)
                 for batch, (rollout, rewards) in zip(batches, answers, strict=True):
@@ -267,14 +273,14 @@ class GRPOTrainer(PolicyTrainer):
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(rows))
 
     def draw_step(self, epoch_iterator, num_batches, device):
-        """The micro-batches of one optimizer step. Those of the steps that are sampled ahead are drawn as well."""
+        """Draw the micro-batches of one optimizer step, and those of the steps that are sampled ahead."""
         if not isinstance(self.pipeline.sample, SampleAhead):
             return super().draw_step(epoch_iterator, num_batches, device)
         draw_one = partial(super().draw_step, epoch_iterator, self.args.gradient_accumulation_steps, device)
         return self.pipeline.sample.draw(draw_one, epoch_iterator, self.state)
 
     def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
-        """New prompts are collected at the first micro-batch. Further iterations reuse the experiences of the last."""
+        """Keep the prompts of a new step for ``compute_loss``. A further iteration reuses the last experiences."""
         prompts = [inputs["prompts"] for inputs in batches]
         if self.state.global_step % self.args.num_iterations:
             self.in_progress.step = self.in_progress.step.next_iteration(prompts)
@@ -285,7 +291,7 @@ class GRPOTrainer(PolicyTrainer):
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Training runs within: versions of weights count from 0, and at the end nothing is sampled any more."""
+        """Let training run within. Versions of weights count from 0 there, and sampling ends with it."""
         self.pipeline.sample.start()
         try:
             yield

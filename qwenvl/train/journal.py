@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from datetime import datetime
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import torch
@@ -29,10 +29,12 @@ from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
 def launch_facts() -> dict[str, str]:
     """The command, the time and the hardware of this process. The value of a flag that ends in token is left out."""
-    words = [
-        "..." if before.endswith("token") else re.sub(r"(token=).*", r"\1...", word)
-        for before, word in pairwise(["", Path(sys.argv[0]).name, *sys.argv[1:]])
-    ]
+    words: list[str] = []
+    for before, word in pairwise(["", Path(sys.argv[0]).name, *sys.argv[1:]]):
+        if before.endswith("token"):  # --hub_token VALUE
+            words.append("...")
+        else:  # --hub_token=VALUE
+            words.append(re.sub(r"(token=).*", r"\1...", word))
     gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     named = [f"{count} x {name}" for name, count in Counter(gpus).items()]
     return {
@@ -48,7 +50,7 @@ class Journal:
     def __init__(self, args: GRPOConfig, meter: Meter, dataset: Dataset | None = None):
         """
         Args:
-            dataset: of training. If it has several parts, their shares and rewards are logged.
+            dataset: the one to train on. If it has several parts, their shares and rewards are logged.
         """
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
         self.bad_samples: dict[str, BadSample] = {}
@@ -63,14 +65,13 @@ class Journal:
         self._meter = meter
 
     def collected(self, step: int, experience: Experience) -> None:
-        """Metrics and rollouts of a micro-batch that was sampled for optimizer step ``step`` (the first is 1).
+        """Log metrics and rollouts of a micro-batch that was sampled for optimizer step ``step`` (the first is 1).
 
         The metrics include dropped groups.
         """
         if not len(experience.batch):
             return
-        own = (experience.batch, experience.rollout, experience.rewards)
-        self._sampled(*own)
+        self._sampled(experience.batch, experience.rollout, experience.rewards)
         self._meter.count("group/count", len(experience.batch))  # a step of a small data set has fewer than flags say
         if experience.penalty is not None:
             for amount, total in zip(experience.penalty.amounts.tolist(), experience.rewards.totals(), strict=True):
@@ -78,21 +79,29 @@ class Journal:
                 self._meter.mean("penalty/total", None if total is None else total - amount)
         if self._args.async_rollouts:
             self._meter.mean("async/staleness", experience.staleness, weight=len(experience.batch))
-        self.runlog.log_rollouts(rollout_rows(step, "train", *own, experience.advantages.tolist()))
+        rows = rollout_rows(
+            step,
+            "train",
+            experience.batch,
+            experience.rollout,
+            experience.rewards,
+            experience.advantages.tolist(),
+        )
+        self.runlog.log_rollouts(rows)
         for each in experience.dropped:
-            group = (each.batch, each.rollout, each.rewards)
-            self._sampled(*group)
-            self.runlog.log_rollouts(replace(row, dropped=True) for row in rollout_rows(step, "train", *group))
+            self._sampled(each.batch, each.rollout, each.rewards)
+            rows = rollout_rows(step, "train", each.batch, each.rollout, each.rewards)
+            self.runlog.log_rollouts(replace(row, dropped=True) for row in rows)
         for batch in experience.refills:
             self.drawn(batch)
 
     def begin_step(self) -> None:
-        """An optimizer step begins."""
+        """Begin an optimizer step: its metrics and losses count from here."""
         self._meter.step()
         self.trained_on = []
 
     def trained(self, step: TrainStep, number: int, output: LossOutput) -> None:
-        """Metrics of the loss of the micro-batch ``number``, whose fixed log-probs are known.
+        """Log the loss of the micro-batch ``number``, whose fixed log-probs are known.
 
         On fresh completions the ratio is 1 by definition, and not logged.
         """
@@ -108,7 +117,7 @@ class Journal:
                 self._meter.mean(name, value, weight=tokens)
 
     def evaluated(self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
-        """Rollouts of an evaluation after optimizer step ``step``."""
+        """Log the rollouts of an evaluation after optimizer step ``step``."""
         self.left_out(batch)
         self.runlog.log_rollouts(rollout_rows(step, split, batch, rollout, rewards))
 
@@ -128,7 +137,8 @@ class Journal:
         """Count the samples that training drew from each data set, left-out ones included."""
         self.left_out(batch)
         self.drawn_for_training.update(used=len(batch), left_out=len(batch.bad))
-        names = [record.dataset for record in (*batch.records, *(bad.record for bad in batch.bad))]
+        left_out = [bad.record for bad in batch.bad]
+        names = [record.dataset for record in (*batch.records, *left_out)]
         for name in self._datasets:
             self._meter.count(f"dataset/{name}/drawn", names.count(name))
 
@@ -138,7 +148,7 @@ class Journal:
         self.bad_samples |= {sample.record.where: sample for sample in batch.bad}
 
     def _sampled(self, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
-        """Metrics of P groups of training."""
+        """Log metrics of P groups of training."""
         meter = self._meter
         size = self._args.grpo_sample_size
         for name, values in rewards.columns().items():
@@ -150,7 +160,8 @@ class Journal:
         for name, value in rewards.metrics.items():
             meter.mean(name, value, weight=len(rollout.texts))
         if self._datasets:
-            for record, group in zip(batch.records, rewards.total.view(len(batch), -1), strict=True):
+            groups = rewards.total.view(len(batch), -1)  # P x G
+            for record, group in zip(batch.records, groups, strict=True):
                 if not group.isnan().all():
                     meter.mean(f"dataset/{record.dataset}/reward", float(group.nanmean()))
         meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
@@ -163,21 +174,28 @@ class Journal:
             meter.max("completion/length_max", length)
             meter.mean("completion/truncated_frac", float(reason == "length"))
         self._thinking(batch, rollout)
+        self._looks(batch, rollout)
+        self._worth_of_looks(rollout, rewards)
+        self.seen(batch)
+
+    def _looks(self, batch: PromptBatch, rollout: RolloutBatch) -> None:
+        """Log the calls of tools in each completion: their number, tokens, errors and seconds, and where they look."""
+        meter = self._meter
         for n, turns in enumerate(rollout.turns or ()):
-            calls = [call for turn in turns for call in turn.calls]
+            calls = list(chain.from_iterable(turn.calls for turn in turns))
             meter.mean("look/calls", len(calls))
             meter.mean("look/looked_frac", float(bool(answered_calls(turns))))
             meter.mean("look/tokens", sum(call.tokens for call in calls))
             for call in calls:
                 meter.mean("look/error_frac", float(call.error is not None))
                 meter.mean("look/seconds", call.seconds)
-            if spans := readable_evidence(batch.records[n // size].fields):
+            record = batch.records[n // self._args.grpo_sample_size]
+            spans = readable_evidence(record.fields)
+            if spans:
                 meter.mean("look/evidence_iou", looks_iou(turns, spans))
-        self._worth_of_looks(rollout, rewards)
-        self.seen(batch)
 
     def _thinking(self, batch: PromptBatch, rollout: RolloutBatch) -> None:
-        """The length of the thinking part of each completion, 0 without one, and whether it was cut inside it.
+        """Log the length of the thinking part of each completion, 0 without one, and whether it was cut inside it.
 
         Nothing is measured where no completion of the micro-batch thinks. (What is logged must not depend on earlier
         steps, which a resumed run has not seen.)
@@ -185,35 +203,40 @@ class Journal:
         if self._ruler is None:
             return
         size = self._args.grpo_sample_size
-        found = []
+        found = []  # for each completion the thinking of each of its turns, and whether it ends. None: no thinking
         for n, text in enumerate(rollout.texts):
             turns = [text] if rollout.turns is None else [turn.text for turn in rollout.turns[n]]
             found.append([thinking_of(turn, batch.opened_think[n // size]) for turn in turns])
-        if not any(part is not None for parts in found for part in parts):
+        if all(part is None for part in chain.from_iterable(found)):
             return
         tokenizer = self._ruler.processor.tokenizer
         for parts, reason in zip(found, rollout.finish_reasons, strict=True):
-            thoughts = [part[0] for part in parts if part is not None]
-            lengths = [len(tokenizer(thought, add_special_tokens=False)["input_ids"]) for thought in thoughts]
-            was_cut = reason == "length" and parts[-1] is not None and not parts[-1][1]
-            self._meter.mean("completion/thinking_mean", sum(lengths))
+            tokens = 0
+            is_whole = True
+            for part in parts:
+                is_whole = part is None or part[1]
+                if part is not None:
+                    tokens += len(tokenizer(part[0], add_special_tokens=False)["input_ids"])
+            was_cut = reason == "length" and not is_whole  # in its last turn
+            self._meter.mean("completion/thinking_mean", tokens)
             self._meter.mean("completion/thinking_cut_frac", float(was_cut))
 
     def _worth_of_looks(self, rollout: RolloutBatch, rewards: RewardBatch) -> None:
-        """Mean rewards with and without a look, over the groups that have completions of both kinds."""
+        """Log mean rewards with and without a look, over the groups that have completions of both kinds."""
         size = self._args.grpo_sample_size
-        scored = [*zip(rollout.turns or (), rewards.totals(), strict=False)]
+        scored = list(zip(rollout.turns or (), rewards.totals(), strict=False))
         for start in range(0, len(scored), size):
-            kinds: dict[str, list[float]] = {"with": [], "without": []}
+            with_look: list[float] = []
+            without: list[float] = []
             for turns, total in scored[start : start + size]:
                 if total is not None:
-                    kinds["with" if bool(answered_calls(turns)) else "without"].append(total)
-            if all(kinds.values()):
-                for name, totals in kinds.items():
-                    self._meter.mean(f"look/reward_{name}", sum(totals) / len(totals))
+                    (with_look if answered_calls(turns) else without).append(total)
+            if with_look and without:
+                self._meter.mean("look/reward_with", sum(with_look) / len(with_look))
+                self._meter.mean("look/reward_without", sum(without) / len(without))
 
     def seen(self, batch: PromptBatch) -> None:
-        """Metrics of the prompts of a micro-batch: lengths and frames."""
+        """Log metrics of the prompts of a micro-batch: lengths and frames."""
         if self._args.fit_frames:
             self._meter.count("data/fitted_prompts", sum(fitted is not None for fitted in batch.fitted))
         if self._args.per_device_train_batch_size > 1:

@@ -1,4 +1,4 @@
-"""A LoRA adapter folded into its model, as a whole checkpoint."""
+"""Folds a LoRA adapter into its model, as a whole checkpoint."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
     The folder is written as a whole or not at all.
 
     Args:
-        base: takes the place of the model that the adapter names.
+        adapter: the folder of a finished run with ``--lora_enable``, or one of its checkpoints.
+        out: a folder that is new or empty.
+        base: a model in place of the one that the adapter names.
 
     Returns:
         The model that the adapter was folded into.
 
     Raises:
-        ValueError: ``adapter`` is none, does not fit its model, or is of a kind that is not merged.
+        ValueError: ``adapter`` holds no adapter, or one that does not fit its model or is of a kind that is not merged.
         FileNotFoundError: the model is not there.
         FileExistsError: ``out`` holds something.
     """

@@ -1,4 +1,4 @@
-"""What the trainers of this library share: wiring, learning rates, saving, resuming and the log."""
+"""The base of the trainers of this library: wiring, learning rates, saving, resuming and the log."""
 
 from __future__ import annotations
 
@@ -64,23 +64,23 @@ class PolicyTrainer(Trainer):
         args: the settings.
         rewards: the rubric of the run, or the targets of a warm-up.
         model, train_dataset, eval_dataset, processing_class, callbacks, peft_config: as ``GRPOTrainer`` takes them,
-            in place of what the flags name.
+            in place of those that the flags name.
         with_reference: keep a reference, the policy as it is before training or the model that the flags name.
 
     Attributes:
         meter: metrics since the last log entry, and the current phase of this process.
         eval_metric: the metric that an evaluation logs in any case.
         trained_by: the method, for the model card.
-        kernels: which computations the policy takes.
-        prompt_settings: what is saved with the model.
-        reference: None where there is none. Checkpoints have its weights where they move (``sync_ref_model``).
-        steps_trained: optimizer steps of the last call of ``train``, those before its checkpoint left out.
+        kernels: the computations of the policy, each fast or plain.
+        prompt_settings: the settings that are saved with the model.
+        reference: None in a run without one. Checkpoints have its weights where they move (``sync_ref_model``).
+        steps_trained: optimizer steps of the last call of ``train``, without those before its checkpoint.
 
     Raises:
-        RecordError, ValueError, OSError: what is wrong with the model, the data or the flags.
+        RecordError, ValueError, OSError: the model, the data or the flags can't be used.
     """
 
-    # What compute_loss returns is divided by the number of micro-batches, in every version of transformers.
+    # So that the result of compute_loss is divided by the number of micro-batches in every version of transformers.
     loss_is_scaled_for_ga = False
     eval_metric = "eval_loss"
     trained_by = METHOD
@@ -162,7 +162,7 @@ class PolicyTrainer(Trainer):
         self._watch(policy)
 
     def _watch(self, policy: nn.Module) -> None:
-        """Make what measures the run, writes it down, and ends it where its numbers are not what they should be."""
+        """Make the observers of the run: meter, journal, callbacks, and the checks of gradients and finite numbers."""
         engine = self.kernels.engine
         self.meter = Meter(self.args.device, engine.drawing if isinstance(engine, LocalEngine) else None)
         self.journal = Journal(self.args, self.meter, self.train_dataset)
@@ -171,30 +171,30 @@ class PolicyTrainer(Trainer):
         self.gradient_reach = GradientReach(policy, self.accelerator)
 
     def make_collator(self, processor: ProcessorMixin, args: GRPOConfig) -> GRPOCollator:
-        """From samples to the batches of this trainer."""
+        """Make the collator of this trainer."""
         return GRPOCollator(processor, PromptOptions.of(args), tools=schemas_of(args))
 
     def narrowed(self, dataset: Any, flag: str) -> Any:
-        """The data set, or those by name, without records that there is nothing to learn from."""
+        """A data set, or several by name, without the records that the trainer learns nothing from."""
         return dataset
 
     @property
     def experiences(self) -> Sequence[Experience]:
-        """Those of the optimizer step in progress, or of the last one. Subclasses that sample have some."""
+        """The experiences of the optimizer step in progress, or of the last one. Empty where nothing is sampled."""
         return ()
 
     @property
     def version(self) -> int | None:
-        """How many optimizer steps made the policy's weights. None outside of training: a script may change them."""
+        """The optimizer steps that made the policy's weights. None outside of training: a script may change them."""
         return self.state.global_step if self.is_in_train else None
 
     def train(
         self, resume_from_checkpoint: str | bool | Beginning | None = None, *args: Any, **kwargs: Any
     ) -> TrainOutput:
-        """Trains, from the beginning or from a checkpoint. An error leaves a clean terminal.
+        """Train, from the beginning or from a checkpoint. An error leaves a clean terminal.
 
         Args:
-            resume_from_checkpoint: a folder, or True for the newest checkpoint of ``output_dir``. None: what ``resume``
+            resume_from_checkpoint: a folder, or True for the newest checkpoint of ``output_dir``. None: as ``resume``
                 of the settings says. A ``Beginning`` was checked already: a command does so before it loads the model.
 
         Raises:
@@ -211,16 +211,16 @@ class PolicyTrainer(Trainer):
         checkpoint = beginning.checkpoint
         if beginning.finished and checkpoint is None:
             raise FileExistsError(beginning.finished)
-        begun = 0 if checkpoint is None else read_state(checkpoint)["global_step"]
-        evaluates = self.args.eval_on_start
-        self.args.eval_on_start = evaluates and not begun  # a resumed run's start was evaluated when it began
+        first_step = 0 if checkpoint is None else read_state(checkpoint)["global_step"]
+        eval_on_start = self.args.eval_on_start
+        self.args.eval_on_start = eval_on_start and first_step == 0  # a resumed run's start was evaluated when it began
         folder_held = locked(self.args.output_dir, self.args.process_index)
         try:
             with folder_held, display_closed(self), self.sampling(), interruptible(self) as stop:
                 output = super().train(checkpoint, *args, **kwargs)
         finally:
-            self.args.eval_on_start = evaluates
-        self.steps_trained = output.global_step - begun
+            self.args.eval_on_start = eval_on_start
+        self.steps_trained = output.global_step - first_step
         if stop.stopped_by is not None:
             self.accelerator.end_training()
             say(stop.message())
@@ -229,20 +229,20 @@ class PolicyTrainer(Trainer):
         return output
 
     def sampling(self) -> AbstractContextManager[None]:
-        """Context of training. For trainers whose engine has to know when it begins and ends."""
+        """A context that training runs within, for trainers whose engine has to know when it begins and ends."""
         return nullcontext()
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluates, as the base class does. An error leaves a clean terminal.
+        """Evaluate as the base class does. An error leaves a clean terminal.
 
         Args:
-            eval_dataset: as the trainer takes it, rows and names of data sets among it. None for that of the trainer.
+            eval_dataset: as the trainer takes it: a data set, rows, or names. None: the data set of the trainer.
         """
         with display_closed(self):
             return super().evaluate(self._held_out(eval_dataset), *args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """The micro-batches of one optimizer step, with their numbers. None where a resumed run is finished already."""
+        """The micro-batches of one optimizer step, with their numbers. Empty where a resumed run is finished."""
         if self.control.should_training_stop:
             return [], None
         batches, items = self.draw_step(epoch_iterator, num_batches, device)
@@ -252,16 +252,16 @@ class PolicyTrainer(Trainer):
         return [{**inputs, "micro_batch": number} for number, inputs in enumerate(batches)], items
 
     def draw_step(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Draws the micro-batches of one optimizer step. The wait for them is measured."""
+        """Draw the micro-batches of one optimizer step. The wait for them is measured."""
         with self.meter.wait("time/data_wait_s"):
             return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
-        """An optimizer step on these micro-batches begins."""
+        """Begin an optimizer step on these micro-batches."""
         raise NotImplementedError
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
-        """One micro-batch, forward and backward. ``compute_loss`` starts the clock of the latter.
+        """Train on one micro-batch, forward and backward. ``compute_loss`` starts the clock of the backward pass.
 
         Raises:
             FloatingPointError: after the last one of a step, as ``FiniteSteps.check`` does.
@@ -275,7 +275,7 @@ class PolicyTrainer(Trainer):
         return torch.nan_to_num(loss, 0.0, 0.0, 0.0)  # the Trainer sums losses up, and one NaN would stay in the sum
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds what was measured since the last entry to the Trainer's own."""
+        """Log the Trainer's numbers with the metrics since the last entry."""
         if "loss" in logs:
             self.meter.max("memory/peak_gb", peak_memory(self.args.device)[0] / 1e9)
             logs = logs | self.meter.flush(lambda state: gather_object([state]))
@@ -298,7 +298,7 @@ class PolicyTrainer(Trainer):
         return super().create_optimizer(model)
 
     def save_last_step(self) -> None:
-        """A checkpoint of the last step, unless there is one. Nothing was added to its weights and gradients since."""
+        """Save a checkpoint of the last step, unless there is one. Its weights must not have changed since."""
         folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.state.global_step and not is_sealed(folder):
             self._save_checkpoint(self.model, trial=None)
@@ -367,7 +367,7 @@ class PolicyTrainer(Trainer):
         return 0
 
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
-        """For ``include_num_input_tokens_seen``: the prompts' tokens, each prompt once."""
+        """Count the prompts' tokens, each prompt once (``include_num_input_tokens_seen``)."""
         prompts = inputs["prompts"]
         super()._track_num_input_tokens({"input_ids": prompts.input_ids, "attention_mask": prompts.attention_mask})
 
@@ -384,7 +384,10 @@ class PolicyTrainer(Trainer):
         return build_sampler(dataset, self.args, self._train_batch_size, self.data_collator)
 
     def _held_out(self, given: Any) -> Any:
-        """The samples to evaluate on, made of what ``evaluate`` was given. None and names among the trainer's stay."""
+        """The samples to evaluate on, made of the rows or names that ``evaluate`` was given.
+
+        None, a ``GRPODataset`` and the name of one of the trainer's data sets stay: the Trainer knows them.
+        """
         by_name = isinstance(given, str) and isinstance(self.eval_dataset, dict) and given in self.eval_dataset
         if given is None or by_name or isinstance(given, GRPODataset):
             return given

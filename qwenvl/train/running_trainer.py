@@ -1,4 +1,4 @@
-"""What callbacks, the model card and interruptions use of a trainer.
+"""The parts of a trainer that callbacks, the model card and interruptions use.
 
 ``PolicyTrainer`` imports them, so they name its parts here and not its class.
 """
@@ -20,7 +20,7 @@ from qwenvl.train.run.finite_steps import FiniteSteps
 
 
 class RunningTrainer(Protocol):
-    """The attributes are those of ``PolicyTrainer`` and of the Trainer of transformers."""
+    """A trainer as its helpers see it. ``PolicyTrainer`` and the Trainer of transformers have these attributes."""
 
     args: GRPOConfig
     finite_steps: FiniteSteps
@@ -40,7 +40,7 @@ class RunningTrainer(Protocol):
 
     @property
     def experiences(self) -> Sequence[Experience]:
-        """Those of the optimizer step in progress, or of the last one. None in a warm-up, and before the first step."""
+        """The experiences of the optimizer step in progress, or of the last one. Empty in a warm-up."""
         ...
 
     def add_callback(self, callback: TrainerCallback) -> None:
@@ -52,5 +52,5 @@ class RunningTrainer(Protocol):
         ...
 
     def save_last_step(self) -> None:
-        """A checkpoint of the last step, unless there is one."""
+        """Save a checkpoint of the last step, unless there is one."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -32,7 +33,7 @@ JOINABLE = ("mpegts", "mpeg")  # a file may be made of several, one after the ot
 MAX_GAP_SECONDS = 10.0  # players take a longer jump in such a file for the beginning of another one
 MAX_BACK_SECONDS = 0.1  # and so a jump back by more than this
 MIN_TABLE_FRAMES = 2000  # reading the packets of shorter clips takes a few milliseconds
-CHECKED_PACKETS = 64
+CHECKED_PACKETS = 64  # the first ones, whose times must be those of the tables
 
 # By a, b, c, d of a display matrix, which shows the point (x, y) at (a x + c y, b x + d y).
 TRANSPOSITIONS = {
@@ -114,22 +115,25 @@ def in_square_pixels(height: int, width: int, shape: Fraction) -> tuple[int, int
 
 
 def pixel_shape(stream: VideoStream) -> Fraction:
-    """How many times as wide as high a pixel is shown, 1 where the header does not say it or makes no sense."""
+    """The width of a shown pixel by its height, 1 where the header does not say it or makes no sense."""
     shape = stream.sample_aspect_ratio
     return shape if shape and Fraction(1, MAX_PIXEL_SHAPE) <= shape <= MAX_PIXEL_SHAPE else Fraction(1)
 
 
 def transposition(frame: VideoFrame, path: str) -> Transpose | None:
-    """How a decoded frame is turned or mirrored to what is shown, by Pillow, which is faster than numpy.
+    """The turn or reflection that makes of a decoded frame what players show. None: it is upright.
+
+    Pillow does it, as it is faster than numpy.
 
     Raises:
-        BadMediaError: it is shown slanted.
+        BadMediaError: the frame is shown slanted.
     """
     data = frame.side_data.get("DISPLAYMATRIX")
     if data is None:
         return None
+    # The upper left 2 x 2 of the matrix turns and mirrors. The lengths of its rows are a scale.
     axes = np.frombuffer(data, np.int32).reshape(3, 3)[:2, :2].astype(float)
-    lengths = np.hypot(*axes.T)
+    lengths = np.hypot(axes[:, 0], axes[:, 1])
     if not lengths.all():  # no matrix at all, to players as well
         return None
     axes /= lengths[:, None]
@@ -189,7 +193,8 @@ def read_packets(container: InputContainer, stream: VideoStream, path: str) -> P
     Raises:
         BadMediaError: several files in one, each with times of its own.
     """
-    if (table := table_packets(container, stream, path)) is not None:
+    table = table_packets(container, stream, path)
+    if table is not None:
         return table
     packets = Packets()
     for packet in container.demux(stream):
@@ -201,24 +206,31 @@ def read_packets(container: InputContainer, stream: VideoStream, path: str) -> P
         packets.dts.append(packet.dts)
         packets.keys.append(packet.is_keyframe)
         packets.hidden.append(packet.is_discard)
-    if container.format.name in JOINABLE and stream.time_base:
-        seconds = [float(time * stream.time_base) for time in packets.dts if time is not None]
-        gaps = ((a, b) for a, b in pairwise(seconds) if not -MAX_BACK_SECONDS <= b - a <= MAX_GAP_SECONDS)
-        if jump := next(gaps, None):
+    if container.format.name in JOINABLE:
+        _check_not_joined(packets, stream, path)
+    return packets
+
+
+def _check_not_joined(packets: Packets, stream: VideoStream, path: str) -> None:
+    """Raise BadMediaError where the decoding times jump, as where several files were joined."""
+    if not stream.time_base:
+        return
+    seconds = [float(time * stream.time_base) for time in packets.dts if time is not None]
+    for before, after in pairwise(seconds):
+        if not -MAX_BACK_SECONDS <= after - before <= MAX_GAP_SECONDS:
             raise BadMediaError(
                 path,
-                f"its times jump from {jump[0]:.1f} to {jump[1]:.1f} s, as where several files were joined: "
+                f"its times jump from {before:.1f} to {after:.1f} s, as where several files were joined: "
                 "ffmpeg -i IN -c copy OUT.mp4 writes them as one",
             )
-    return packets
 
 
 def play(path: str, most_packets: int | None = None, strict: bool = False) -> Iterator[VideoFrame]:
     """Decode a clip from its beginning.
 
     Args:
-        most_packets: only so many of them.
-        strict: as of ``open_video``.
+        most_packets: stop after so many packets. None for all.
+        strict: as for ``open_video``.
 
     Raises:
         BadMediaError: as ``open_video`` raises it.
@@ -228,13 +240,13 @@ def play(path: str, most_packets: int | None = None, strict: bool = False) -> It
     with closing(container):
         packets = (packet for packet in container.demux(stream) if packet.size)
         yield from decoded(islice(packets, most_packets))
-        yield from stream.codec_context.decode(None)
+        yield from stream.codec_context.decode(None)  # frames that the decoder held back for their order
 
 
 def decoded(packets: Iterable[Packet]) -> Iterator[VideoFrame]:
     """Decode packets one by one, in their order.
 
-    Before the first frame a packet may fail: a recording that joins midway begins with such.
+    Packets before the first frame may fail: a recording that joins a broadcast midway begins with such packets.
     """
     began = False
     for packet in packets:
@@ -254,15 +266,21 @@ def has_instant_refresh(packet: bytes, extradata: bytes | None) -> bool:
     Args:
         extradata: of the stream. Containers that keep headers apart write there how long the lengths of units are.
     """
+    # A packet is a row of units (NAL), separated by a start code or each behind its length.
     if packet.startswith((b"\0\0\1", b"\0\0\0\1")):
-        return any(unit[:1] and unit[0] & 0x1F == 5 for unit in packet.split(b"\0\0\1"))
-    width = (extradata[4] & 3) + 1 if extradata and len(extradata) > 4 else 4
+        return any(unit and _is_instant_refresh(unit[0]) for unit in packet.split(b"\0\0\1"))
+    length_bytes = (extradata[4] & 3) + 1 if extradata and len(extradata) > 4 else 4
     at = 0
-    while at + width < len(packet):
-        if packet[at + width] & 0x1F == 5:
+    while at + length_bytes < len(packet):
+        if _is_instant_refresh(packet[at + length_bytes]):
             return True
-        at += width + int.from_bytes(packet[at : at + width], "big")
+        at += length_bytes + int.from_bytes(packet[at : at + length_bytes], "big")
     return False
+
+
+def _is_instant_refresh(head: int) -> bool:
+    """Whether a unit with this first byte is of type 5, which is IDR. The type is in the lower five bits."""
+    return head & 0x1F == 5
 
 
 def table_packets(container: InputContainer, stream: VideoStream, path: str) -> Packets | None:
@@ -280,48 +298,75 @@ def table_packets(container: InputContainer, stream: VideoStream, path: str) -> 
     entries = stream.index_entries
     if len(entries) != stream.frames:
         return None
-    rows = [(e.timestamp, e.is_keyframe, e.is_discard, e.pos + e.size) for e in entries]
-    decoded, keys, hidden, ends = np.array(rows, np.int64).T
+    rows = [(entry.timestamp, entry.is_keyframe, entry.is_discard, entry.pos + entry.size) for entry in entries]
+    decoding_times, keys, hidden, ends = np.array(rows, np.int64).T
     with open(path, "rb") as file:
         offsets = _composition_offsets(file, stream.id)
-        if offsets is None or len(offsets) not in (0, len(decoded)) or ends.max() > file.seek(0, 2):
+        if offsets is None or len(offsets) not in (0, len(decoding_times)):
             return None
-    times = decoded + offsets - min(0, offsets.min()) if len(offsets) else decoded
+        file_size = file.seek(0, os.SEEK_END)
+        if ends.max() > file_size:
+            return None
+    times = decoding_times
+    if len(offsets):
+        # FFmpeg adds the size of the most negative offset to all times, so that none is before its decoding.
+        times = decoding_times + offsets - min(0, offsets.min())
     for packet, time in zip(container.demux(stream), times[:CHECKED_PACKETS].tolist(), strict=False):
         if packet.pts != time:
             container.seek(entries[0].timestamp, stream=stream)
             return None
-    return Packets(times.tolist(), [], (keys != 0).tolist(), (hidden != 0).tolist())
+    return Packets(pts=times.tolist(), keys=(keys != 0).tolist(), hidden=(hidden != 0).tolist())
 
 
 def _composition_offsets(file: BinaryIO, track_id: int) -> np.ndarray | None:
     """Presentation minus decoding time of each sample. Empty where all are equal, None without such a track."""
-
-    def inside(spans: list[tuple[int, int]], *kinds: bytes) -> list[tuple[int, int]]:
-        for wanted in kinds:
-            found = ((kind, at, min(stop, end)) for start, end in spans for kind, at, stop in boxes(file, start, end))
-            spans = [(at, stop) for kind, at, stop in found if kind == wanted]
-        return spans
-
-    for trak in inside([(0, file.seek(0, 2))], b"moov", b"trak"):
-        for header, _ in inside([trak], b"tkhd")[:1]:
-            file.seek(header)
-            file.seek(16 if file.read(4)[0] == 1 else 8, 1)  # the version; times of creation and change
-            if struct.unpack(">I", file.read(4))[0] == track_id:
-                samples = inside([trak], b"mdia", b"minf", b"stbl")
-                tables = inside(samples, b"ctts")
-                if not tables:
-                    return np.empty(0, np.int64) if samples else None
-                file.seek(tables[0][0] + 4)  # after version and flags
-                (runs,) = struct.unpack(">I", file.read(4))
-                pairs = np.frombuffer(file.read(8 * runs), ">u4").reshape(-1, 2)
-                # Version 0 has unsigned offsets, but writers put negative ones there too, and are read so.
-                return pairs[:, 1].astype(np.int32).astype(np.int64).repeat(pairs[:, 0])
+    whole = (0, file.seek(0, os.SEEK_END))
+    for track in _boxes_at(file, [whole], b"moov", b"trak"):
+        headers = _boxes_at(file, [track], b"tkhd")
+        if not headers or _track_id(file, headers[0]) != track_id:
+            continue
+        samples = _boxes_at(file, [track], b"mdia", b"minf", b"stbl")
+        tables = _boxes_at(file, samples, b"ctts")
+        if not tables:
+            return np.empty(0, np.int64) if samples else None
+        start, _ = tables[0]
+        file.seek(start + 4)  # behind version and flags
+        (runs,) = struct.unpack(">I", file.read(4))
+        pairs = np.frombuffer(file.read(8 * runs), ">u4").reshape(-1, 2)  # a number of samples, and the offset of each
+        # Version 0 has unsigned offsets, but writers put negative ones there too, and are read so.
+        offsets = pairs[:, 1].astype(np.int32).astype(np.int64)
+        return offsets.repeat(pairs[:, 0])
     return None
 
 
+def _boxes_at(file: BinaryIO, spans: list[tuple[int, int]], *kinds: bytes) -> list[tuple[int, int]]:
+    """The spans of the contents of boxes at a path of kinds, within some spans of an MP4."""
+    for wanted in kinds:
+        found: list[tuple[int, int]] = []
+        for start, end in spans:
+            for kind, at, stop in boxes(file, start, end):
+                if kind == wanted:
+                    found.append((at, min(stop, end)))
+        spans = found
+    return spans
+
+
+def _track_id(file: BinaryIO, header: tuple[int, int]) -> int:
+    """The number of the track whose header box has this content."""
+    start, _ = header
+    file.seek(start)
+    version = file.read(4)[0]
+    # Behind version and flags stand the times of creation and change, of 8 bytes each in version 1 and else of 4.
+    file.seek(16 if version == 1 else 8, os.SEEK_CUR)
+    (number,) = struct.unpack(">I", file.read(4))
+    return number
+
+
 def boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """The kind of each of an MP4's boxes, and where its content begins and ends by its header, maybe after ``end``."""
+    """The boxes in a part of an MP4: kind, and where the content begins and ends by its header, maybe after ``end``.
+
+    A size of 1 means that 8 bytes with the size follow, and 0 that the box reaches to the end (ISO/IEC 14496-12, 4.2).
+    """
     while start + 8 <= end:
         file.seek(start)
         size, kind = struct.unpack(">I4s", file.read(8))

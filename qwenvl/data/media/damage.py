@@ -1,4 +1,4 @@
-"""Damage of clips: files that were cut short, and errors that decoders hide by filling what they can't read.
+"""Finds damage of clips: files that were cut short, and errors that decoders hide by filling what they can't read.
 
 Most decoders play a file that was cut short without a word. Headers that promise too much are no proof of that: they
 often stay as they were when a clip is cut. So a file is cut short where it ends before its own structure does.
@@ -14,6 +14,7 @@ from contextlib import closing
 from fractions import Fraction
 from itertools import pairwise
 from statistics import median
+from typing import BinaryIO
 
 from av.container import InputContainer
 from av.video.stream import VideoStream
@@ -40,16 +41,16 @@ def check_promise(
     A whole file whose header is wrong passes.
 
     Args:
-        packets: how many it has.
+        packets: their number.
         end: the time at which the last frame ends, in the container's own time.
-        seconds: that the clip lasts.
+        seconds: the duration of the clip.
 
     Raises:
         BadMediaError: it is cut short, or damaged.
     """
     name = container.format.name
     whole = _is_whole(path, name)
-    frame = seconds / max(1, packets)
+    frame_seconds = seconds / max(1, packets)
     if name.startswith("mov"):
         if stream.frames - packets > MAX_MISSING_FRAMES and whole is not True:
             raise _cut_short(path, f"{stream.frames} frames", str(packets))
@@ -65,7 +66,7 @@ def check_promise(
         raise BadMediaError(path, "is cut short: the block that ends a GIF is missing", "cut short")
     promised = _promised_end(container, stream)
     missing = promised - float(end)
-    too_much = promised > 0 and missing > max(MAX_MISSING_SHARE * seconds, MAX_MISSING_FRAMES * frame)
+    too_much = promised > 0 and missing > max(MAX_MISSING_SHARE * seconds, MAX_MISSING_FRAMES * frame_seconds)
     if too_much and (whole is False or (whole is None and name.startswith("matroska"))):
         raise _cut_short(path, f"{promised:.2f} s", f"{float(end):.2f} s")
 
@@ -91,29 +92,31 @@ def _promised_end(container: InputContainer, stream: VideoStream) -> float:
     """The second at which the video stream ends by its header, or 0.0 where that can't be relied on."""
     if container.format.name == "avi":
         return float((stream.start_time or 0) + stream.frames) * float(stream.time_base or 0)
-    if tag := stream.metadata.get("DURATION"):  # Matroska, "00:00:01.500000000": not a length, but when it ends
+    tag = stream.metadata.get("DURATION")
+    if tag:  # Matroska, "00:00:01.500000000": not a length, but when it ends
         hours, minutes, seconds = tag.split(":")
         return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
     # Other containers have durations that FFmpeg estimates from the file itself.
     if container.format.name.startswith("matroska") and len(container.streams) == 1 and container.duration:
-        return container.duration / 1_000_000
+        return container.duration / 1_000_000  # microseconds
     return 0.0
 
 
 def _cut_short(path: str, promised: str, held: str) -> BadMediaError:
+    """The error of a file that holds less than its header promises."""
     return BadMediaError(path, f"is cut short: its header promises {promised}, the file holds {held}", "cut short")
 
 
-def _riff_end(file, size: int) -> int:
-    """Where the last part of an AVI ends. Large ones have several parts."""
+def _riff_end(file: BinaryIO, size: int) -> int:
+    """The byte at which the last part of an AVI ends. Large files have several parts."""
     end = 0
     while end + 12 <= size:
         file.seek(end)
         kind, length = struct.unpack("<4sI", file.read(8))
         if kind != b"RIFF":
             break  # what stands behind it is no part of it
-        end += 8 + length + length % 2
-    return min(end, size) if end - size == 1 else end  # a last byte that pads
+        end += 8 + length + length % 2  # parts of odd length are padded
+    return size if end - size == 1 else end  # the last byte only pads, and may be missing
 
 
 def check_packets(path: str, times: Sequence[float]) -> None:
@@ -129,14 +132,16 @@ def check_packets(path: str, times: Sequence[float]) -> None:
     with closing(container):
         try:
             for packet in container.demux(stream):
-                if packet.size and packet.is_corrupt:  # as is one before a lost packet of a broadcast
+                if packet.size and packet.is_corrupt:  # also the last one before a packet that a broadcast lost
                     seconds = float((packet.dts or 0) * (stream.time_base or 0))
                     reason = f"a packet at {seconds:.2f} s of its container's time is damaged, or the next one is lost"
                     raise damage(path, reason)
         except READING_ERRORS as error:
             raise damage(path, f"its container is damaged: {reason_of(error)}") from None
-    if hole := _hole(times):
-        raise damage(path, f"it has no frames from {hole[0]:.2f} s to {hole[1]:.2f} s, at an otherwise constant rate")
+    hole = _hole(times)
+    if hole is not None:
+        start, end = hole
+        raise damage(path, f"it has no frames from {start:.2f} s to {end:.2f} s, at an otherwise constant rate")
 
 
 def damage(path: str, reason: str) -> BadMediaError:
@@ -145,7 +150,7 @@ def damage(path: str, reason: str) -> BadMediaError:
 
 
 def _hole(times: Sequence[float]) -> tuple[float, float] | None:
-    """The first pause in a clip of constant rate."""
+    """The first pause in a clip of constant rate: its beginning and its end. None in all other clips."""
     gaps = [b - a for a, b in pairwise(times)]
     if len(gaps) < 2:
         return None
@@ -154,4 +159,7 @@ def _hole(times: Sequence[float]) -> tuple[float, float] | None:
     if steady < STEADY_SHARE * len(gaps):
         return None
     most = max(HOLE_SECONDS, HOLE_FRAMES * usual)
-    return next((pair for pair in pairwise(times) if pair[1] - pair[0] > most), None)
+    for before, after in pairwise(times):
+        if after - before > most:
+            return before, after
+    return None

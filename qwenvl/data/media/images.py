@@ -39,10 +39,10 @@ def load_image(path: str) -> Tensor:
 
 
 def upright_image(path: str, most_pixels: int = MAX_IMAGE_PIXELS) -> Image.Image:
-    """The picture of ``load_image``.
+    """Read an image as ``load_image`` does, as a picture of Pillow.
 
     Raises:
-        BadMediaError: as ``load_image`` raises it, for more than so many pixels.
+        BadMediaError: as ``load_image`` raises it, with ``most_pixels`` as the bound.
     """
     check_regular_file(path)
     try:
@@ -53,8 +53,8 @@ def upright_image(path: str, most_pixels: int = MAX_IMAGE_PIXELS) -> Image.Image
                     path, f"{width} x {height} pixels; expected at most {most_pixels:,}: make the image smaller"
                 )
             # The further pictures of a photo (MPO) or of a scan (TIFF) are no frames that follow each other.
-            if image.format in ANIMATED and getattr(image, "n_frames", 1) > 1:
-                count = getattr(image, "n_frames", 1)
+            count = getattr(image, "n_frames", 1) if image.format in ANIMATED else 1
+            if count > 1:
                 advice = "name it as a clip, under `video`" if image.format == "GIF" else "make a clip of it"
                 raise BadMediaError(path, f"an animation of {count} frames in the place of a picture: {advice}")
             return _to_rgb(ImageOps.exif_transpose(image))
@@ -83,6 +83,7 @@ def image_size(path: str) -> tuple[int, int]:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
+    """The picture in RGB with eight bits a channel, transparent parts on white."""
     if image.mode.startswith("I;16"):  # conversion to RGB would clip everything above 255 to white
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.has_transparency_data:
@@ -136,21 +137,31 @@ class FrameFolder(Clip):
         return image_size(self.files[0])
 
     def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES, memory: Any = b"") -> Iterator[np.ndarray]:
-        """One frame at a time, in memory of its own."""
+        """Decode as ``Clip.parts`` says: one frame at a time, in memory of its own."""
         first = None
         for index in indices:
             picture = np.array(upright_image(self.files[index]))
             first = first or picture.shape
             if picture.shape != first:
-                sizes = "{1} x {0} pixels in a clip whose first frame has {4} x {3}".format(*picture.shape, *first)
-                raise BadMediaError(self.files[index], sizes)
+                height, width, _ = picture.shape
+                reason = f"{width} x {height} pixels in a clip whose first frame has {first[1]} x {first[0]}"
+                raise BadMediaError(self.files[index], reason)
             yield picture[None]
 
 
 def _images_of(folder: Path) -> list[str]:
+    """The images of a folder in the order of their frames."""
     try:
         files = [file for file in folder.iterdir() if file.suffix.lower() in FRAME_SUFFIXES]
     except OSError as error:  # it is gone by now, or may not be read
         raise BadMediaError(str(folder), f"a folder that can't be read: {error.strerror}") from None
-    numbers = lambda file: [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", file.name)]
-    return [str(file) for file in sorted(files, key=numbers)]
+    return [str(file) for file in sorted(files, key=_by_number)]
+
+
+def _by_number(file: Path) -> list[str | int]:
+    """The name in pieces, digits as numbers, so that frame2.jpg comes before frame10.jpg.
+
+    Two names are compared text with text and number with number: a piece at an even place is never digits.
+    """
+    pieces = re.split(r"(\d+)", file.name)
+    return [int(piece) if piece.isdigit() else piece for piece in pieces]

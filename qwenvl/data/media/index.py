@@ -1,7 +1,7 @@
-"""Which frames a clip has, and when each is shown: those that a correct decoder shows, at the times of showing them.
+"""Finds the frames of a clip and the time of each: those that a correct decoder shows, at the times of showing them.
 
-Of ordinary clips the header or the packets say it, and nothing is decoded. Where they can't be trusted, the beginning
-of the clip is decoded, or all of it, and what comes out decides.
+Ordinary clips say it in their header or their packets, and nothing is decoded. Where these can't be trusted, the
+beginning of the clip is decoded, or all of it, and what comes out decides.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -23,9 +23,9 @@ from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.container import JOINABLE, Packets, has_instant_refresh, play, read_packets
 from qwenvl.data.media.damage import check_promise
 
-# They know the order of decoding alone. Where frames are reordered, FFmpeg's guess at their times is wrong.
+# These containers have decoding times alone. Where frames are reordered, FFmpeg's guess at display times is wrong.
 WITHOUT_DISPLAY_TIMES = ("avi", "asf")
-# Their packets bear few times. Those that FFmpeg fills in are wrong after it has jumped.
+# Few packets of these bear times, and the times that FFmpeg fills in are wrong after a jump.
 WITHOUT_EXACT_SEEKING = ("mpeg",)
 TRIED_FRAMES = 24  # decoded to see whether each packet gives a frame
 
@@ -38,7 +38,8 @@ class ClipIndex:
         pts: of every shown frame, strictly rising.
         key_pts: of the frames that decoding can start at, rising, the ones not shown included.
         time_base: seconds per unit.
-        by_count: decoded frames bear other times than these. The i-th frame decoded from the start is frame i.
+        by_count: decoded frames bear other times than these, so that frames are counted: the i-th that is decoded from
+            the start is frame i.
     """
 
     pts: tuple[int, ...]
@@ -85,12 +86,19 @@ def index_clip(container: InputContainer, stream: VideoStream, path: str) -> Cli
     else:
         shown = packets.dts if _lacks_display_times(container, stream) else packets.shown
         index = _index_of(stream, shown, packets)
+    mean_gap = Fraction(index.pts[-1] - index.pts[0], max(1, len(index.pts) - 1)) or frame_step(stream)
+    # Frames that are not shown belong to the file too.
+    last_times = [index.pts[-1], *packets.pts[-TRIED_FRAMES:], *packets.dts[-TRIED_FRAMES:]]
+    last_time = max(time for time in last_times if time is not None)
+    check_promise(
+        container,
+        stream,
+        packets=len(packets),
+        end=(last_time + mean_gap) * index.time_base,
+        seconds=float(mean_gap * len(index.pts) * index.time_base),
+        path=path,
+    )
     by_count = _lacks_display_times(container, stream) or container.format.name in WITHOUT_EXACT_SEEKING
-    gap = Fraction(index.pts[-1] - index.pts[0], max(1, len(index.pts) - 1)) or frame_step(stream)
-    times = (index.pts[-1], *packets.pts[-TRIED_FRAMES:], *packets.dts[-TRIED_FRAMES:])  # unshown frames too
-    end = (max(time for time in times if time is not None) + gap) * index.time_base
-    seconds = float(gap * len(index.pts) * index.time_base)
-    check_promise(container, stream, len(packets), end, seconds, path)
     return replace(index, by_count=index.by_count or by_count)
 
 
@@ -111,21 +119,23 @@ def _must_be_played(container: InputContainer, stream: VideoStream, packets: Pac
     if _lacks_display_times(container, stream):
         times = [time for time in packets.dts if time is not None]
         gaps = {b - a for a, b in pairwise(times)}
-        even = len(times) == len(packets) and len(gaps) <= 1 and min(gaps, default=1) > 0
-        return not even or not _each_gives_a_frame(packets, path)
-    # The two fields of an interlaced frame may lie in a packet each. Of broadcasts FFmpeg joins them.
+        evenly_spaced = len(times) == len(packets) and len(gaps) <= 1 and min(gaps, default=1) > 0
+        return not evenly_spaced or not _each_gives_a_frame(packets, path)
+    # The two fields of an interlaced frame may lie in a packet each. In broadcasts FFmpeg joins them.
     in_fields = context.name == "h264" and context.field_order > 1 and container.format.name not in JOINABLE
     return in_fields and not _each_gives_a_frame(packets, path)
 
 
 def _lacks_display_times(container: InputContainer, stream: VideoStream) -> bool:
+    """Whether the order of display is another than that of decoding, and the container does not say it."""
     return container.format.name in WITHOUT_DISPLAY_TIMES and bool(stream.codec_context.has_b_frames)
 
 
 def _each_gives_a_frame(packets: Packets, path: str) -> bool:
-    """Whether the first packets give as many frames as they are, those aside that an edit list hides."""
+    """Whether each of the first packets gives one frame. Packets that an edit list hides do not count."""
     frames = sum(1 for _ in play(path, TRIED_FRAMES))
-    return frames == sum(not hidden for hidden in islice(packets.hidden, TRIED_FRAMES))
+    shown_packets = sum(not hidden for hidden in packets.hidden[:TRIED_FRAMES])
+    return frames == shown_packets
 
 
 def _may_begin_with_unshown(stream: VideoStream, packets: Packets) -> bool:
@@ -139,7 +149,10 @@ def _may_begin_with_unshown(stream: VideoStream, packets: Packets) -> bool:
 
 
 def _index_from_first_shown(stream: VideoStream, packets: Packets, path: str) -> ClipIndex:
-    """Decode until the first key frame is shown, or a later frame. All that come after it are shown."""
+    """An index made by decoding until the first key frame is shown, or a later frame.
+
+    All frames after it are shown.
+    """
     key = next((pts for pts, is_key in zip(packets.pts, packets.keys, strict=True) if is_key), packets.pts[0])
     shown: list[int] = []
     for frame in play(path):
@@ -154,7 +167,7 @@ def _index_from_first_shown(stream: VideoStream, packets: Packets, path: str) ->
 
 
 def _index_by_playing(container: InputContainer, stream: VideoStream, path: str) -> ClipIndex:
-    """Decode all frames."""
+    """An index made by decoding the whole clip."""
     has_times = not _lacks_display_times(container, stream)
     pairs: list[tuple[int | None, int | None]] = []
     keys: list[int] = []
@@ -173,7 +186,7 @@ def _index_by_playing(container: InputContainer, stream: VideoStream, path: str)
 
 
 def times_when_played(frames: Sequence[tuple[int | None, int | None]]) -> list[int]:
-    """When frames are shown, in the stream's units: strictly rising, one for each. Empty where no frame has a time.
+    """The display times of decoded frames, in the stream's units, strictly rising. Empty where no frame has a time.
 
     Decoders give frames in the order in which they are shown, so times that do not rise are wrong. Taken are the
     presentation times or the decoding times, whichever rise oftener. Frames without a time, or with a wrong one, are
@@ -186,18 +199,35 @@ def times_when_played(frames: Sequence[tuple[int | None, int | None]]) -> list[i
         >>> times_when_played([(10, 0), (None, 10), (30, 20), (20, 30), (50, 40)])
         [0, 10, 20, 30, 40]
     """
-    by_pts, by_dts = ([frame[kind] for frame in frames] for kind in (0, 1))
-    wrong = lambda times: sum(b <= a for a, b in pairwise(t for t in times if t is not None))
-    has = lambda times: any(t is not None for t in times)
-    known = _rising(by_pts if has(by_pts) and (wrong(by_pts) <= wrong(by_dts) or not has(by_dts)) else by_dts)
+    by_pts = [pts for pts, _ in frames]
+    by_dts = [dts for _, dts in frames]
+    known = _rising(_more_often_rising(by_pts, by_dts))
     if not known:
         return []
     places = list(known)
+    steps = [(known[b] - known[a]) / (b - a) for a, b in pairwise(places)]
+    step = median(steps) if steps else 1
     numbers = np.arange(len(frames))
-    step = median([(known[b] - known[a]) / (b - a) for a, b in pairwise(places)] or [1])
+    # Frames before the first known one have a negative distance from it, and frames behind the last a positive one.
     outside = np.minimum(numbers - places[0], 0) + np.maximum(numbers - places[-1], 0)
     spread = np.interp(numbers, places, list(known.values())) + outside * step
     return np.floor(spread + 0.5).astype(int).tolist()
+
+
+def _more_often_rising(by_pts: list[int | None], by_dts: list[int | None]) -> list[int | None]:
+    """The times of the two that fall less often, those by ``pts`` where they are equal. None at all is worse."""
+    known_pts = [time for time in by_pts if time is not None]
+    known_dts = [time for time in by_dts if time is not None]
+    if not known_dts:
+        return by_pts
+    if not known_pts:
+        return by_dts
+    return by_pts if _falls(known_pts) <= _falls(known_dts) else by_dts
+
+
+def _falls(times: list[int]) -> int:
+    """The number of times that are not above the one before."""
+    return sum(after <= before for before, after in pairwise(times))
 
 
 def frame_step(stream: VideoStream) -> Fraction:
@@ -208,10 +238,11 @@ def frame_step(stream: VideoStream) -> Fraction:
 
 
 def _rising(times: Sequence[int | None]) -> dict[int, int]:
-    """Places and values of the times that rise, with room for the frames between two of them, a unit for each."""
+    """The times that rise, by their places, with room for the frames between two of them: one unit for each."""
     known: dict[int, int] = {}
-    least = None  # of a time less its place
+    previous = None  # a time less its place, which must not fall
     for place, time in enumerate(times):
-        if time is not None and (least is None or time - place >= least):
-            known[place], least = time, time - place
+        if time is not None and (previous is None or time - place >= previous):
+            known[place] = time
+            previous = time - place
     return known

@@ -27,7 +27,7 @@ class Element:
     """An element of a file.
 
     Attributes:
-        start, inside: where it and its content begin.
+        start, inside: the first bytes of the element and of its content.
         end: None where its length was left open, as in files that were written while they were sent.
     """
 
@@ -38,7 +38,11 @@ class Element:
 
 
 def element_at(file: BinaryIO, start: int) -> Element | None:
-    """The element that begins at a byte. None: none does."""
+    """The element that begins at a byte, or None where no element does.
+
+    Kind and length are numbers of variable size: zero bits in front of the first one bit say how many bytes follow (RFC
+    8794, 4). The kind keeps that bit, and the length does without. A length of only one bits is open.
+    """
     file.seek(start)
     data = file.read(LONGEST_HEAD)
     if not data or not data[0]:
@@ -50,10 +54,14 @@ def element_at(file: BinaryIO, start: int) -> Element | None:
     inside = id_length + length
     if inside > len(data):
         return None
-    value = int.from_bytes(data[id_length:inside], "big") & ((1 << 7 * length) - 1)
-    is_open = value == (1 << 7 * length) - 1
-    kind = int.from_bytes(data[:id_length], "big")
-    return Element(kind, start, start + inside, None if is_open else start + inside + value)
+    all_ones = (1 << 7 * length) - 1
+    value = int.from_bytes(data[id_length:inside], "big") & all_ones
+    return Element(
+        kind=int.from_bytes(data[:id_length], "big"),
+        start=start,
+        inside=start + inside,
+        end=None if value == all_ones else start + inside + value,
+    )
 
 
 def segment_of(file: BinaryIO) -> Element | None:
@@ -81,21 +89,25 @@ def break_in(file: BinaryIO, size: int) -> int | None:
     if broken is None:
         return None
     ends_early = segment.end is None or segment.end > size
-    return None if ends_early and not _has_cluster_behind(file, broken, end) else broken
+    if ends_early and not _has_cluster_behind(file, broken, end):
+        return None
+    return broken
 
 
 def _first_break(file: BinaryIO, start: int, end: int) -> int | None:
-    """Where the elements of a segment do not follow each other, or a block belongs to no track."""
+    """The first byte where the elements of a segment do not follow each other, or a block belongs to no track."""
     tracks: set[int] = set()
     at = start
     while at < end:
         element = element_at(file, at)
-        if element is None or (element.end or 0) > end:
+        if element is None:
             return at
-        if element.kind == CLUSTER and element.end is None:
+        if element.end is None:
+            if element.kind != CLUSTER:
+                return at
             at = element.inside  # its blocks follow in the list of the segment's elements
             continue
-        if element.end is None:
+        if element.end > end:
             return at
         if element.kind == TRACKS:
             tracks = set(_track_numbers(file, element))
@@ -125,6 +137,7 @@ def _children(file: BinaryIO, start: int, end: int) -> Iterator[Element | int]:
 
 
 def _track_numbers(file: BinaryIO, tracks: Element) -> Iterator[int]:
+    """The numbers by which blocks name the tracks."""
     for track in _children(file, tracks.inside, tracks.end or 0):
         if isinstance(track, Element) and track.kind == TRACK:
             for entry in _children(file, track.inside, track.end or 0):
@@ -135,19 +148,27 @@ def _track_numbers(file: BinaryIO, tracks: Element) -> Iterator[int]:
 
 def _is_of_a_track(file: BinaryIO, element: Element, tracks: set[int]) -> bool:
     """Whether a block names a track of the file. True of elements that are no blocks."""
-    block: Element | None = element
     if element.kind == BLOCK_GROUP:
-        found = (each for each in _children(file, element.inside, element.end or 0) if isinstance(each, Element))
-        block = next((each for each in found if each.kind == BLOCK), None)
-    elif element.kind != SIMPLE_BLOCK:
+        block = _block_of(file, element)
+        if block is None:
+            return False
+    elif element.kind == SIMPLE_BLOCK:
+        block = element
+    else:
         return True
-    if block is None:
-        return False
     file.seek(block.inside)
     data = file.read(8)
     length = 9 - data[0].bit_length() if data and data[0] else 9
     number = int.from_bytes(data[:length], "big") & ((1 << 7 * length) - 1)
     return length <= 8 and number in tracks
+
+
+def _block_of(file: BinaryIO, group: Element) -> Element | None:
+    """The first block of a group."""
+    for each in _children(file, group.inside, group.end or 0):
+        if isinstance(each, Element) and each.kind == BLOCK:
+            return each
+    return None
 
 
 def _has_cluster_behind(file: BinaryIO, start: int, end: int) -> bool:
@@ -161,7 +182,7 @@ def _has_cluster_behind(file: BinaryIO, start: int, end: int) -> bool:
         if place < 0:
             if len(data) < CHUNK:
                 return False
-            at += len(data) - len(mark) + 1
+            at += len(data) - len(mark) + 1  # the mark may lie across the end of the chunk
             continue
         cluster = element_at(file, at + place)
         first = None if cluster is None else element_at(file, cluster.inside)

@@ -15,12 +15,12 @@ import signal
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,12 +36,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Size = tuple[int, int]
+"""Height and width in pixels. Not that of ``resize``, which imports torch."""
+
 HEADER_SECONDS = 5.0  # for a header that is read to learn what a file is, or how large
 LEAST_BYTES = 16 * 2**20  # a clip that has less room than that while it is opened is not called damaged
-# Else glibc hands the memory of every frame back and asks for it anew: on short clips that took as long as decoding.
+# Without these glibc hands the memory of every frame back and asks for it anew, which on short clips took as long as
+# decoding.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
-# Children without an open clip. The key holds the process id: after a fork the parent's children are not ours.
+# Children without an open clip, by process id, backend and memory: after a fork the parent's children are not ours.
 _idle: dict[tuple[int, str, float], list[Decoder]] = defaultdict(list)
+
+
+class ImageFiles(NamedTuple):
+    """The images of a folder or list as a clip: the arguments of ``FrameFolder`` behind the path."""
+
+    fps: float | None
+    times: Sequence[float] | None
+    listed: list[str] | None
 
 
 def open_clip(
@@ -60,7 +72,7 @@ def open_clip(
         backend: as ``--video_backend``. No other replaces one that fails.
         timeout: seconds for the whole clip, after which its decoder is killed. The decoder then runs in a child
             process. 0 decodes in this process, without bounds.
-        memory_gb: how much memory the child may take for one clip, in GB.
+        memory_gb: the memory that the child may take for one clip, in GB.
         strict: also look for damage that PyAV's decoder would hide, in what is decoded and in the whole container.
         frames_fps: frames per second of a folder or list of images.
         frame_times: seconds of each of these images, in place of ``frames_fps``.
@@ -76,8 +88,10 @@ def open_clip(
     """
     chosen = resolve_backend(backend)
     listed = frame_list(path)
-    of_images = listed is not None or os.path.isdir(path)
-    if frame_times is not None and not of_images:
+    images = None
+    if listed is not None or os.path.isdir(path):
+        images = ImageFiles(frames_fps, frame_times, listed)
+    if frame_times is not None and images is None:
         message = "frame_times are for a folder or list of frames; this is a file, which has its own: leave them out"
         raise BadMediaError(path, message, "meta and clip disagree")
     if timeout > 0:
@@ -87,10 +101,10 @@ def open_clip(
             timeout=timeout,
             memory_gb=memory_gb,
             strict=strict,
-            frames=(frames_fps, frame_times, listed) if of_images else None,
+            images=images,
         )
-    if of_images:
-        return FrameFolder(path, frames_fps, frame_times, listed)
+    if images is not None:
+        return FrameFolder(path, images.fps, images.times, images.listed)
     if chosen == "decord":
         raise ValueError("video_backend decord: it hangs on some files, so it needs --decode_timeout above 0")
     return ClipReader(path, strict)
@@ -104,7 +118,7 @@ def is_of_images(path: str) -> bool:
 def read_image(
     path: str, *, timeout: float = 0.0, memory_gb: float = SampleOptions.decode_memory_gb
 ) -> Tensor:
-    """What ``load_image`` reads, within bounds: a file of a megabyte can keep Pillow busy for hours.
+    """Read an image as ``load_image`` does, within bounds: a file of a megabyte can keep Pillow busy for hours.
 
     Args:
         timeout, memory_gb: see ``open_clip``.
@@ -123,7 +137,7 @@ def read_image(
 def read_image_size(
     path: str, *, timeout: float, memory_gb: float = SampleOptions.decode_memory_gb
 ) -> tuple[int, int]:
-    """What ``image_size`` reads, within the bounds of ``read_image``. Already the header can take for ever.
+    """Read the size of an image as ``image_size`` does, within bounds: already the header can take for ever.
 
     Raises:
         BadMediaError: as ``image_size`` raises it, or the header exceeds the bounds.
@@ -190,14 +204,14 @@ class GuardedFile(AbstractContextManager):
         path: the file.
         backend: as for ``ClipReader``.
         timeout: seconds from the first request to the end of the last one. After them the child is killed.
-        memory_gb: how much memory the child may take for the file, in GB.
+        memory_gb: the memory that the child may take for the file, in GB.
 
     ``picture`` and ``picture_size`` raise:
         BadMediaError: the file is bad, or exceeds a bound, or its decoder crashed.
         MemoryError: the system killed the child, and a second one too.
     """
 
-    _opening: tuple[Any, ...] = ()  # how a child opens the clip
+    _opening: tuple[Any, ...] = ()  # the argument of the request "open", which a new child gets first
 
     def __init__(self, path: str, backend: str = "pyav", *, timeout: float, memory_gb: float) -> None:
         self.path = path
@@ -212,7 +226,7 @@ class GuardedFile(AbstractContextManager):
         self.close()
 
     def close(self) -> None:
-        """Leave the child to the next file, at which the child closes this one."""
+        """Leave the child to the next file. The child closes this one when it opens the next."""
         if self._child is not None:
             self._pool.append(self._child)
             self._child = None
@@ -237,10 +251,7 @@ class GuardedFile(AbstractContextManager):
         for _ in range(2):
             try:
                 if self._child is None:
-                    idle = None
-                    with suppress(IndexError):  # other threads take from it too
-                        idle = self._pool.pop()
-                    self._child = idle if idle and idle.alive else Decoder(self._backend, self._memory_gb)
+                    self._child = self._idle_child() or Decoder(self._backend, self._memory_gb)
                     self._deadline = time.monotonic() + self._timeout
                     if kind == "part":
                         self._answer("open", self._opening)
@@ -257,6 +268,13 @@ class GuardedFile(AbstractContextManager):
             "processes (--dataloader_num_workers, or --jobs of data check), or refuse clips that take much "
             f"(--decode_memory_gb, now {self._memory_gb:g})"
         )
+
+    def _idle_child(self) -> Decoder | None:
+        """A child that waits for a file, taken from the pool."""
+        with suppress(IndexError):  # other threads take from it too
+            child = self._pool.pop()
+            return child if child.alive else None
+        return None
 
     def _answer(self, *request: Any) -> Any:
         """Send a request to the child and wait for the answer until the clip's time is up."""
@@ -288,7 +306,7 @@ class GuardedClip(GuardedFile, Clip):
         backend, strict: as for ``ClipReader``.
         timeout: seconds from opening the clip to the end of the last read.
         memory_gb: see ``GuardedFile``.
-        frames: of a folder or list of images, the arguments of ``FrameFolder`` behind the path. None: it is a file.
+        images: the folder or list of images that is the clip. None: it is a file.
 
     Raises:
         BadMediaError: as ``ClipReader`` raises it, or the clip exceeds a bound, or its decoder crashed.
@@ -303,15 +321,16 @@ class GuardedClip(GuardedFile, Clip):
         timeout: float,
         memory_gb: float,
         strict: bool = False,
-        frames: tuple[float | None, Sequence[float] | None, list[str] | None] | None = None,
+        images: ImageFiles | None = None,
     ) -> None:
         super().__init__(path, backend, timeout=timeout, memory_gb=memory_gb)
-        self._opening = (self._full_path, strict, frames)
+        self._opening = (self._full_path, strict, images)
         try:
-            self.frame_times, self.duration, self.size = self._ask("open", self._opening)
+            opened = self._ask("open", self._opening)
         except BaseException:
             self.close()
             raise
+        self.frame_times, self.duration, self.size = opened
 
     def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[np.ndarray]:
         left = tuple(indices)
@@ -323,10 +342,8 @@ class GuardedClip(GuardedFile, Clip):
                 return
 
 
-def serve(backend: str, descriptor: str) -> Callable[[tuple[str, Any]], Any]:
-    """The child's side: a function from a request of ``GuardedFile`` to its answer, an exception among them.
-
-    The child does without torch.
+def serve(backend: str, descriptor: str) -> ClipServer:
+    """Make the child's side. ``Decoder`` names this function, and the child calls it once.
 
     Args:
         descriptor: of the file behind the shared memory.
@@ -334,47 +351,75 @@ def serve(backend: str, descriptor: str) -> Callable[[tuple[str, Any]], Any]:
     memory = mmap.mmap(int(descriptor), PART_BYTES)
     if backend == "decord":
         import_module("decord")  # before memory is bounded
-    clip: ClipReader | FrameFolder | None = None
-    parts: Iterator[np.ndarray] = iter(())
-    left: tuple[int, ...] = ()  # the numbers of the frames that `parts` has not given yet
+    return ClipServer(backend, memory)
 
-    def sent(pixels: np.ndarray) -> Any:
-        if pixels.nbytes > PART_BYTES:
-            return pixels
-        shared: np.ndarray = np.ndarray(pixels.shape, np.uint8, memory)
-        if not np.may_share_memory(shared, pixels):  # a ClipReader decodes into it
-            shared[:] = pixels
-        return pixels.shape
 
-    def answer(request: tuple[str, Any]) -> Any:
-        nonlocal clip, parts, left
+class ClipServer:
+    """Answers the requests of a ``GuardedFile`` in its child process, which does without torch.
+
+    An exception that the parent should raise is an answer too.
+
+    Args:
+        memory: shared with the parent. A part of frames that fits lies there, and the answer is its shape.
+    """
+
+    def __init__(self, backend: str, memory: mmap.mmap) -> None:
+        self.backend = backend
+        self.memory = memory
+        self.clip: ClipReader | FrameFolder | None = None
+        self.parts: Iterator[np.ndarray] = iter(())
+        self.left: tuple[int, ...] = ()  # the numbers of the frames that `parts` has not given yet
+
+    def __call__(self, request: tuple[str, Any]) -> Any:
         kind, argument = request
         try:
             if kind == "part":
-                wanted, most_bytes = argument
-                if wanted != left:
-                    parts = clip.parts(wanted, most_bytes, memory)
-                left = ()
-                part = next(parts)
-                left = wanted[len(part) :]
-                return sent(part)
-            left = ()
-            if clip is not None:
-                clip.close()
-                clip = None
+                indices, most_bytes = argument
+                return self._next_part(indices, most_bytes)
+            self._close()
             if kind == "picture":
-                return sent(np.array(upright_image(argument)))
+                return self._sent(np.array(upright_image(argument)))
             if kind == "picture size":
                 return image_size(argument)
-            path, strict, frames = argument
-            clip = ClipReader(path, strict, backend) if frames is None else FrameFolder(path, *frames)
-            return clip.frame_times, clip.duration, clip.size
+            path, strict, images = argument
+            return self._open(path, strict, images)
         except (MemoryError, BadMediaError, IndexError) as error:
             # FFmpeg takes a packet whose frame it has no memory for to be damaged, or leaves its frame out.
-            full = isinstance(error, BadMediaError) and _no_room_for(_bytes_of_frame(clip))
+            full = isinstance(error, BadMediaError) and _no_room_for(_bytes_of_frame(self.clip))
             return MemoryError() if full or isinstance(error, MemoryError) else error
 
-    return answer
+    def _open(self, path: str, strict: bool, images: ImageFiles | None) -> tuple[Sequence[float], float, Size]:
+        """Open a clip. Returns the times of its frames, its duration, and the height and width of a frame."""
+        if images is None:
+            self.clip = ClipReader(path, strict, self.backend)
+        else:
+            self.clip = FrameFolder(path, images.fps, images.times, images.listed)
+        return self.clip.frame_times, self.clip.duration, self.clip.size
+
+    def _close(self) -> None:
+        self.left = ()
+        if self.clip is not None:
+            self.clip.close()
+            self.clip = None
+
+    def _next_part(self, indices: tuple[int, ...], most_bytes: int) -> Any:
+        """Decode the next part of these frames. Decoding goes on where it stopped if they are those that were left."""
+        assert self.clip is not None  # the parent opened it
+        if indices != self.left:
+            self.parts = self.clip.parts(indices, most_bytes, self.memory)
+        self.left = ()  # if decoding fails it begins anew
+        part = next(self.parts)
+        self.left = indices[len(part) :]
+        return self._sent(part)
+
+    def _sent(self, pixels: np.ndarray) -> Any:
+        """Put pixels into the shared memory and return their shape. Larger ones are sent as they are."""
+        if pixels.nbytes > PART_BYTES:
+            return pixels
+        shared: np.ndarray = np.ndarray(pixels.shape, np.uint8, self.memory)
+        if not np.may_share_memory(shared, pixels):  # a ClipReader decodes into it
+            shared[:] = pixels
+        return pixels.shape
 
 
 def _bytes_of_frame(clip: Clip | None) -> int:

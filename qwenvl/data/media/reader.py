@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class Clip(AbstractContextManager, ABC):
 
     @property
     def frame_count(self) -> int:
-        """How many frames the clip has."""
+        """The number of frames."""
         return len(self.frame_times)
 
     def read(self, indices: Sequence[int]) -> Tensor:
@@ -131,20 +132,21 @@ class ClipReader(Clip):
         self._container.close()  # PyAV leaks descriptors and threads without it
 
     def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES, memory: Any = b"") -> Iterator[np.ndarray]:
-        """Each part is in ``memory`` if that is large enough."""
+        """Decode as ``Clip.parts`` says. Each part lies in ``memory`` if that is large enough."""
         if not indices or min(indices) < 0 or max(indices) >= self.frame_count:
             raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
-        times = Counter(indices)
+        repeats = Counter(indices)
+        wanted = sorted(repeats)
         part: Any = None
         shape = None
-        filled = 0
-        left = len(indices)
+        filled = 0  # rows of the part
+        left = len(indices)  # rows of this part and of those after it
         decode = self._decode_with_decord if self._backend == "decord" else self._decode
-        for index, picture in zip(sorted(times), decode(sorted(times)), strict=True):
+        for index, picture in zip(wanted, decode(wanted), strict=True):
             shape = shape or picture.shape
             if picture.shape != shape:
                 raise BadMediaError(self.path, "the size of the picture changes within the clip")
-            for _ in range(times[index]):
+            for _ in range(repeats[index]):
                 if part is None:
                     rows = min(left, max(1, most_bytes // picture.nbytes))
                     filled = 0
@@ -166,15 +168,18 @@ class ClipReader(Clip):
             height, width = in_square_pixels(frame.height, frame.width, shape)
             rgb = reformatter.reformat(frame, width, height, "rgb24", interpolation=scaling, threads=1)
             (plane,) = rgb.planes
+            # FFmpeg pads its lines, so that a line has more bytes than 3 for each pixel.
             picture = np.ndarray((rgb.height, rgb.width, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
             turned = transposition(frame, self.path)
             yield picture if turned is None else np.asarray(Image.fromarray(picture).transpose(turned))
 
     def _decode_with_decord(self, wanted: list[int]) -> Iterator[np.ndarray]:
-        """As ``_decode``. decord may count or order frames in another way, so it has to prove them by their times.
+        """The frames of ``_decode``, by decord, which may count or order them in another way.
+
+        So it has to prove each frame by its time.
 
         Raises:
-            BadMediaError: it fails, or proves nothing.
+            BadMediaError: decord fails, or gives frames of other times.
         """
         import decord
 
@@ -231,11 +236,12 @@ class ClipReader(Clip):
             yield frame
 
     def _arrived(self, frames: Iterator[VideoFrame], key: int) -> Iterator[VideoFrame]:
-        """The frames after a seek. None come where the key frame at time ``key`` does not, or is no key frame.
+        """The frames after a seek, or no frame where the one at time ``key`` is missing or is no key frame.
 
-        Files call frames so that need earlier ones, and after a jump some demuxers count on from a wrong time.
+        Some files mark frames as key frames that need earlier ones, and after a jump some demuxers count on from a
+        wrong time.
         """
-        arrived = not self._index.shows(key)
+        arrived = not self._index.shows(key)  # a key frame that is not shown can't be waited for
         for frame in frames:
             if not arrived and frame.pts is not None and frame.pts >= key:
                 arrived = frame.pts == key and frame.key_frame
@@ -246,22 +252,26 @@ class ClipReader(Clip):
             yield frame
 
     def _decode_for(self, targets: set[int]) -> Iterator[VideoFrame]:
-        """The frames from here on. Those that are neither wanted nor needed for others may be left out."""
+        """The frames from here on. Frames that are neither wanted nor needed for others may be left out."""
         context = self._stream.codec_context
         skips = context.name in SKIPPING_CODECS
 
         def packets() -> Iterator[Packet]:
             for packet in self._container.demux(self._stream):
                 if skips:
-                    context.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in targets else "NONREF"
+                    may_be_wanted = packet.pts is None or packet.pts in targets
+                    context.skip_frame = "DEFAULT" if may_be_wanted else "NONREF"
                 yield packet
 
         return decoded(packets())
 
     def _frames_by_count(self, wanted: list[int]) -> Iterator[VideoFrame | None]:
-        played = enumerate(self._decode_from_the_start())
+        """Decode from the start and count. None for a frame behind the last one that is decoded."""
+        played = self._decode_from_the_start()
+        position = 0  # the number of the next frame of `played`
         for index in wanted:
-            yield next((frame for number, frame in played if number == index), None)
+            yield next(islice(played, index - position, None), None)
+            position = index + 1
 
     def _decode_from_the_start(self) -> Iterator[VideoFrame]:
         for frame in play(self.path, strict=self._strict):
@@ -269,6 +279,7 @@ class ClipReader(Clip):
             yield frame
 
     def _check(self, frame: VideoFrame) -> None:
+        """Raise BadMediaError for a frame that the decoder knows to be damaged."""
         if frame.is_corrupt:
             first = self._index.pts[0]
             at = "" if frame.pts is None else f" at {float((frame.pts - first) * self._index.time_base):.3f} s"

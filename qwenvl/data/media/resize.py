@@ -38,10 +38,10 @@ def resize(pixels: Tensor, size: Size, processor: Any) -> Tensor:
 
 
 def read_resized(clip: Clip, indices: Sequence[int], size_of: SizeOf, processor: Any) -> tuple[Tensor, Size]:
-    """The frames of an open clip with these rising numbers, resized, and their size in the file.
+    """The frames of an open clip with these rising numbers, resized: F x 3 x H x W uint8, and their size in the file.
 
-    A few of them at a time are in memory at full size. They are those that ``resize`` makes of all together, bit for
-    bit: each frame is resized by itself.
+    Only a few frames at a time are in memory at full size. The result is that of ``resize`` on all frames together, bit
+    for bit, as each frame is resized by itself.
 
     Args:
         size_of: the height and width to resize to, given those in the file.
@@ -59,8 +59,10 @@ def read_resized(clip: Clip, indices: Sequence[int], size_of: SizeOf, processor:
             decoded = part.shape[1], part.shape[2]
             check_size(clip.path, decoded)
             size = size_of(decoded)
+            # F x 3 x H x W, with the pixels in memory as decoders give them: F x H x W x 3.
             frames = torch.empty(len(indices), *size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
-        frames[done : done + len(part)] = resize(torch.from_numpy(part).permute(0, 3, 1, 2), size, processor)
+        decoded_part = torch.from_numpy(part).permute(0, 3, 1, 2)
+        frames[done : done + len(part)] = resize(decoded_part, size, processor)
         done += len(part)
     return frames, decoded
 

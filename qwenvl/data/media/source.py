@@ -1,4 +1,4 @@
-"""Media as rows write them to paths that can be opened, and checks of files before a decoder opens them.
+"""Turns media as rows write them into paths that can be opened, and checks files before a decoder opens them.
 
 Bytes are kept in the cache folder under the hash of their content. So a picture that many rows share is stored once,
 and several processes may write it at the same time.
@@ -29,7 +29,7 @@ from qwenvl.types import Record
 
 FRAME_LIST_SUFFIX = ".frames.json"
 FRAME_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
-"""Of the files that are the frames of a folder."""
+"""The endings of the files that are the frames of a folder."""
 _DATA_URL = re.compile(r"data:[\w/+.-]*;base64,")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
@@ -37,6 +37,7 @@ _THREADS = 16  # that look for files: a network disk takes long to answer
 _MISSING_SHOWN = 5
 _RAW_STREAMS = (b"\0\0\1", b"\0\0\0\1", b"\x12\0\x0a")  # MPEG and H.264 units, and those of AV1
 _STILL_BRANDS = (b"avif", b"heic", b"heix", b"mif1", b"msf1")
+_MEDIA_HEADS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"\x1a\x45\xdf\xa3")  # the last: Matroska
 _MOV_ATOMS = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"moof", b"styp")
 
 
@@ -62,13 +63,16 @@ def media_path(medium: Any, place: str, media_root: Path, *, allow_outside: bool
     if isinstance(medium, bytes):
         return store_bytes(medium)
     if isinstance(medium, list) and medium and all(isinstance(frame, str) for frame in medium):
+        # A clip of frames is a file too: one that lists their paths.
         frames = [_inside(frame, f"{place}[{i}]", media_root, allow_outside) for i, frame in enumerate(medium)]
         return store_bytes(json.dumps(frames).encode(), FRAME_LIST_SUFFIX)
     if not isinstance(medium, str) or not medium.strip() or "\0" in medium:
         raise RecordError(f"{place}: expected a path, got {kind_of(medium)}", "media path")
-    encoded = _DATA_URL.match(medium[:200])
-    if encoded or _is_base64(medium):
-        return store_bytes(_from_base64(medium[encoded.end() if encoded else 0 :], place))
+    data_url = _DATA_URL.match(medium[:200])
+    if data_url:
+        return store_bytes(_from_base64(medium[data_url.end() :], place))
+    if _is_base64(medium):
+        return store_bytes(_from_base64(medium, place))
     return _inside(medium, place, media_root, allow_outside)
 
 
@@ -90,25 +94,31 @@ def frame_list(path: str) -> list[str] | None:
 
 
 def _without_file_scheme(path: str) -> str:
-    """The path of a ``file://`` address, whose %20 and the like count where no file is named so."""
+    """The path of a ``file://`` address. Escapes such as %20 are decoded unless a file has them in its name."""
     if not path.lower().startswith("file://"):
         return path
-    plain = path[len("file://") :]
-    return plain if os.path.exists(plain) else unquote(plain)
+    as_written = path[len("file://") :]
+    return as_written if os.path.exists(as_written) else unquote(as_written)
 
 
 def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str:
+    """The absolute path of a medium, with its links resolved.
+
+    Raises:
+        RecordError: it is the address of a server, or leaves the root.
+    """
     path = _without_file_scheme(path)
-    if scheme := _SCHEME.match(path):
+    scheme = _SCHEME.match(path)
+    if scheme:
         advice = "download it, and write the path of the copy"
         raise RecordError(f"{place}: {path[:200]!r}: media can't be read from {scheme[1]}://; {advice}", "media path")
     full = os.path.realpath(os.path.join(media_root, path))
     if allow_outside:
         return full
-    leading = outside_of(media_root, full)
-    if leading is not None:
+    target = outside_of(media_root, full)
+    if target is not None:
         named = os.path.normpath(os.path.join(media_root, path))
-        link = "" if leading == named else f" by a link, to {leading}"
+        link = "" if target == named else f" by a link, to {target}"
         raise RecordError(
             f"{place}: {path!r} leads out of the media root {media_root}{link}; move the file or the root, or pass "
             "--allow_outside_media, in Python GRPOConfig(allow_outside_media=True)",
@@ -118,9 +128,9 @@ def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str
 
 
 def outside_of(root: str | Path, full: str) -> str | None:
-    """The path outside of a root that would be read for a path: itself, or what a frame of a folder is a link to.
+    """The path outside of a root that would be read for ``full``, or None where nothing outside is read.
 
-    None where nothing outside is read.
+    It is ``full`` itself, or the target of a frame of a folder that is a link.
 
     Args:
         root, full: with their links resolved.
@@ -131,8 +141,11 @@ def outside_of(root: str | Path, full: str) -> str | None:
         return None
     with os.scandir(full) as entries:
         links = [entry.path for entry in entries if entry.is_symlink() and entry.name.lower().endswith(FRAME_SUFFIXES)]
-    targets = map(os.path.realpath, sorted(links))
-    return next((target for target in targets if not _is_below(target, root)), None)
+    for link in sorted(links):
+        target = os.path.realpath(link)
+        if not _is_below(target, root):
+            return target
+    return None
 
 
 def _is_below(full: str, root: str | Path) -> bool:
@@ -144,9 +157,8 @@ def _is_base64(text: str) -> bool:
     if not _BASE64.fullmatch(text):
         return False
     head = base64.b64decode("".join(text[:200].split())[:64])
-    return head.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"\x1a\x45\xdf\xa3")) or (
-        head[4:8] in (b"ftyp", b"moov", b"mdat")
-    )
+    is_mp4 = head[4:8] in (b"ftyp", b"moov", b"mdat")
+    return is_mp4 or head.startswith(_MEDIA_HEADS)
 
 
 def _from_base64(text: str, place: str) -> bytes:
@@ -162,11 +174,13 @@ def check_media_exist(records: Iterable[Record]) -> None:
     Raises:
         RecordError: files are missing. The message names the first records that miss them.
     """
-    named = [(record.where, path) for record in records for path in (*record.videos, *record.images)]
+    named: list[tuple[str, str]] = []
+    for record in records:
+        named += [(record.where, path) for path in (*record.videos, *record.images)]
     paths = list({path for _, path in named})
-    absent = lambda piece: [path for path in piece if not os.path.exists(path)]
+    shares = [paths[start::_THREADS] for start in range(_THREADS)]  # one for each thread
     with ThreadPoolExecutor(_THREADS) as pool:
-        gone = set(chain.from_iterable(pool.map(absent, [paths[start::_THREADS] for start in range(_THREADS)])))
+        gone = set(chain.from_iterable(pool.map(_missing, shares)))
     lines = [f"{where}: no such file: {path}" for where, path in named if path in gone]
     if lines:
         shown = lines[:_MISSING_SHOWN] + ["..."] * (len(lines) > _MISSING_SHOWN)
@@ -175,6 +189,11 @@ def check_media_exist(records: Iterable[Record]) -> None:
             f"{files} missing; put them under the media root, or pass --on_bad_sample skip:"
             + "".join(f"\n  {line}" for line in shown)
         )
+
+
+def _missing(paths: Iterable[str]) -> list[str]:
+    """The paths at which nothing is."""
+    return [path for path in paths if not os.path.exists(path)]
 
 
 def check_regular_file(path: str) -> int:
@@ -205,7 +224,8 @@ def video_format(path: str) -> str:
     check_regular_file(path)
     with open(path, "rb") as file:
         head = file.read(400)
-    if (found := _container(head)) is None:
+    found = _container(head)
+    if found is None:
         reason = f"not a video: it begins with {head[:24]!r}; expected a clip, no Git LFS pointer or page of an error"
         if head.startswith(_RAW_STREAMS):
             reason = "not a video but a raw stream, which has no times: ffmpeg -r RATE -i IN OUT.mp4 makes them"
@@ -214,8 +234,10 @@ def video_format(path: str) -> str:
 
 
 def _container(head: bytes) -> str | None:
+    """FFmpeg's name of the container that begins with these bytes, None for all other files."""
     if head[4:8] in _MOV_ATOMS:
-        return None if head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS else "mov"
+        is_still = head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS  # AVIF and HEIC images
+        return None if is_still else "mov"
     if head.startswith(b"\x1a\x45\xdf\xa3"):
         return "matroska"
     if head.startswith(b"RIFF") and head[8:12] == b"AVI ":
@@ -229,9 +251,12 @@ def _container(head: bytes) -> str | None:
         b"DKIF": "ivf",
         b"YUV4MPEG2 ": "yuv4mpegpipe",
     }
-    if found := next((name for magic, name in signatures.items() if head.startswith(magic)), None):
-        return found
-    # Transport streams begin each packet with a sync byte; Blu-ray ones put four bytes of time before it.
-    if any(head[at : at + 1] == b"G" == head[at + size : at + size + 1] for at, size in ((0, 188), (4, 192))):
-        return "mpegts"
+    for magic, name in signatures.items():
+        if head.startswith(magic):
+            return name
+    # Transport streams begin each packet with a sync byte, "G". Packets of Blu-ray have four bytes of time before it.
+    for sync, packet_size in ((0, 188), (4, 192)):
+        next_sync = sync + packet_size
+        if head[sync : sync + 1] == b"G" and head[next_sync : next_sync + 1] == b"G":
+            return "mpegts"
     return None

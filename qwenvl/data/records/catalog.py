@@ -1,4 +1,4 @@
-"""From the names of data sets to their files: ``--dataset_use demo:0.3,my/steps.jsonl%20:0.7``."""
+"""Finds the files of data sets by their names: ``--dataset_use demo:0.3,my/steps.jsonl%20:0.7``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DatasetSource:
         annotation_path: the file of records, a folder written by ``save_to_disk``, or ``hf:name:split``.
         media_root: the folder that the media paths of the records start from and may not leave.
         percent: share of the records to take, in (0, 100].
-        weight: how often it is drawn from, relative to the others. None where each record has one turn an epoch.
+        weight: its share of the draws, relative to the other data sets. None: each record has one turn an epoch.
         format: the preset by which its rows are read, where the catalog names one.
     """
 
@@ -52,7 +52,7 @@ def resolve_datasets(
     Args:
         catalog_path: a YAML file of ``name: {annotation_path, media_root, format}``, whose relative paths start at its
             folder. None takes the repository's ``data/datasets.yaml``, of which a wheel carries a copy.
-        flag: that named them, which messages begin with.
+        flag: the flag that names the data sets, with which messages begin.
 
     Raises:
         ValueError: an unknown name (the message lists similar ones), a bad percentage or weight, a malformed catalog,
@@ -69,9 +69,11 @@ def resolve_datasets(
         if not entries:
             raise ValueError(f"expected names or paths separated by commas, got {dataset_use!r}")
         sources = [_resolve_entry(entry, path) for entry in entries]
-        for i, source in enumerate(sources):
-            if source.annotation_path in {earlier.annotation_path for earlier in sources[:i]}:
-                raise ValueError(f"{source.name!r} is named twice in {dataset_use!r}")
+        seen: set[Path] = set()
+        for source in sources:
+            if source.annotation_path in seen:
+                raise ValueError(f"{source.name!r} is named twice in {dataset_use!r}: leave one of them out")
+            seen.add(source.annotation_path)
         _check_weights(sources)
     except (FileNotFoundError, ValueError) as error:
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
@@ -97,9 +99,10 @@ def read_catalog(catalog_path: Path | None = None) -> dict[str, DatasetSource]:
 
 
 def _catalog_source(name: object, entry: object, path: Path) -> DatasetSource:
+    """The data set of an entry of the catalog at ``path``."""
     where = f"{path}: {name}"
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
-        raise ValueError(f"{where}: expected a name of letters, digits, '_', '-' and '.'")
+        raise ValueError(f"{where}: expected a name of letters, digits, '_', '-' and '.'; rename the data set")
     if (
         not isinstance(entry, dict)
         or not {"annotation_path"} <= entry.keys() <= {"annotation_path", "media_root", "format"}
@@ -133,6 +136,7 @@ def _check_weights(sources: list[DatasetSource]) -> None:
 
 
 def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
+    """The data set that one entry of ``--dataset_use`` names. Its annotation file exists."""
     name, percent, weight = _split_numbers(entry)
     if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name):
         advice = "write the path itself" if scheme[0] == "file://" else "download it, and name the file"
@@ -145,7 +149,8 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
         source = replace(catalog[name], percent=percent, weight=weight)
     elif is_path or Path(name).is_dir():
         path = Path(name).expanduser()
-        source = DatasetSource(name, path, path if path.is_dir() else path.parent, percent, weight)
+        media_root = path if path.is_dir() else path.parent
+        source = DatasetSource(name, path, media_root, percent, weight)
     else:
         near = nearest(name, sorted(catalog))
         raise ValueError(
@@ -161,11 +166,12 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
 
 
 def _split_numbers(entry: str) -> tuple[str, float, float | None]:
-    """Name, percentage and weight of ``name[%percent][:weight]``. Without a number after it a colon is in the name."""
-    unweighted, weighted, text = entry.rpartition(":")
+    """Name, percentage and weight of ``name[%percent][:weight]``. A colon without a number behind it is in the name."""
+    unweighted, colon, text = entry.rpartition(":")
     weight = None
-    with suppress(ValueError):
-        weight = float(text) if weighted else None
+    if colon:
+        with suppress(ValueError):
+            weight = float(text)
     if weight is None:
         unweighted = entry
     elif not 0 < weight < math.inf:

@@ -36,7 +36,8 @@ class Options:
 
     Attributes:
         texts: by letter, in order.
-        numbers: by which the source calls them, such as 1 and 2 of the columns option1 and option2. Empty: by none.
+        numbers: the numbers of the options in the source, such as 1 and 2 of the columns option1 and option2. Empty:
+            they have none.
     """
 
     texts: dict[str, str]
@@ -55,8 +56,8 @@ def options_of(given: Any, key: str = "options") -> Options:
     """
     if isinstance(given, str):
         given = list_in(given, key)
-    if isinstance(given, list) and (named := _by_name(given)):
-        given = named
+    if isinstance(given, list):
+        given = _by_name(given) or given
     if isinstance(given, Mapping):
         return _named_options(given, key)
     if not isinstance(given, Sequence) or isinstance(given, bytes):
@@ -72,21 +73,34 @@ def options_of(given: Any, key: str = "options") -> Options:
 
 
 def _by_name(given: list[Any]) -> dict[str, Any]:
-    """The options of a list of objects by what each is called. Empty where they are called nothing, or the same."""
-    names = []
+    """The options of a list of objects by their letters or numbers. Empty where some have none, or the same."""
+    by_name: dict[str, Any] = {}
     for each in given:
-        found = [each[key] for key in _OPTION_NAMES if key in each] if isinstance(each, Mapping) else []
-        names.append(str(found[0]) if found and isinstance(found[0], int | str) else "")
-    distinct = all(re.fullmatch(r"[A-Za-z]|\d{1,2}", name) for name in names) and len(set(names)) == len(names)
-    return dict(zip(names, given, strict=True)) if distinct else {}
+        name = _name_of(each)
+        if not re.fullmatch(r"[A-Za-z]|\d{1,2}", name) or name in by_name:
+            return {}
+        by_name[name] = each
+    return by_name
+
+
+def _name_of(option: Any) -> str:
+    """The letter or number that an object of one option names itself by. Empty where it has none."""
+    if not isinstance(option, Mapping):
+        return ""
+    for key in _OPTION_NAMES:
+        if key in option:
+            return str(option[key]) if isinstance(option[key], int | str) else ""
+    return ""
 
 
 def _named_options(given: Mapping[Any, Any], key: str) -> Options:
     """Options by letter, by number, or by names that end so, such as option_a. Options without a text are left out."""
     texts = {str(name).strip(): _option_text(text) for name, text in given.items()}
     texts = {name: text for name, text in texts.items() if text != ""}
-    names = [_OPTION_COLUMN.fullmatch(name) for name in texts]
-    ends = [(found[1] or found[2]) if found else name for name, found in zip(texts, names, strict=True)]
+    ends = []  # the letter or number at the end of each name
+    for name in texts:
+        column = _OPTION_COLUMN.fullmatch(name)
+        ends.append((column[1] or column[2]) if column else name)
     listed = list(texts.values())
     if not texts or None in listed:
         raise ValueError(f"{key}: expected 1 to 26 options, each a text, got {kind_of(given)}")
@@ -118,6 +132,7 @@ def _without_names(texts: list[str]) -> Options:
 
 
 def _behind(texts: Iterable[str], found: Iterable[re.Match[str] | None]) -> list[str]:
+    """The end of each text behind its match, and the whole text where there is no match."""
     return [text[match.end() :] if match else text for text, match in zip(texts, found, strict=True)]
 
 
@@ -128,7 +143,8 @@ def _option_text(given: Any) -> str | None:
     if given is None:
         return ""
     if isinstance(given, int | float) and not isinstance(given, bool):
-        return "" if given != given else str(given)  # tables have NaN in the place of missing texts
+        is_nan = given != given  # which tables have in the place of missing texts
+        return "" if is_nan else str(given)
     return given.strip() if isinstance(given, str) else None
 
 
@@ -147,22 +163,32 @@ def list_in(text: str, key: str) -> Any:
     except ValueError:
         pass
     try:
-        # NumPy prints no commas. Python would join such texts to one, so the commas are put in.
-        ends = (tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
-        tokens = [
-            token for token in tokenize.generate_tokens(io.StringIO(text.strip()).readline) if token.type not in ends
-        ]
-        pieces = []
-        for before, token in zip([None, *tokens], tokens, strict=False):
-            if before is not None and before.type == token.type == tokenize.STRING:
-                pieces.append(",")
-            pieces.append(token.string)
-        value = ast.literal_eval(" ".join(pieces))
+        value = ast.literal_eval(_with_commas(text))
     except (ValueError, SyntaxError, tokenize.TokenError):
         value = None
     if not isinstance(value, list | tuple | dict):
         raise ValueError(f"{key}: expected a list of options, such as [\"left\", \"right\"], got {kind_of(text)}")
     return value
+
+
+def _with_commas(text: str) -> str:
+    """A printed list with commas between texts. NumPy prints none, and Python would join the texts to one.
+
+    Raises:
+        ValueError, SyntaxError, tokenize.TokenError: the text is no Python.
+    """
+    line_ends = (tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
+    pieces: list[str] = []
+    before_is_text = False
+    for token in tokenize.generate_tokens(io.StringIO(text.strip()).readline):
+        if token.type in line_ends:
+            continue
+        is_text = token.type == tokenize.STRING
+        if before_is_text and is_text:
+            pieces.append(",")
+        pieces.append(token.string)
+        before_is_text = is_text
+    return " ".join(pieces)
 
 
 def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | None:
@@ -174,19 +200,21 @@ def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | 
     letters = [letter for letter in LETTERS[:8] if row.get(letter) not in (None, "")]
     if letters:
         return options_of({letter: row[letter] for letter in letters}), tuple(letters)
-    families: dict[str, dict[str, str]] = {}
+    families: dict[str, dict[str, str]] = {}  # columns by their ends, by what stands before the end
     for column in row:
-        if found := _OPTION_COLUMN.fullmatch(column):
+        found = _OPTION_COLUMN.fullmatch(column)
+        if found:
             end = (found[1] or found[2]).lower()
             families.setdefault(column[: -len(end)].lower(), {})[end] = column
     for columns in families.values():
         ends = list(columns)
         first = 1 if ends[0] == "1" else 0
-        in_order = [str(first + i) for i in range(len(ends))]
-        if len(ends) < 2 or ends not in (in_order, list("abcdefgh"[: len(ends)])):
+        numbers = [str(first + i) for i in range(len(ends))]
+        letters = list("abcdefgh"[: len(ends)])
+        if len(ends) < 2 or ends not in (numbers, letters):
             continue
         options = options_of([row[column] for column in columns.values()], "/".join(columns.values()))
-        if ends == in_order and not options.numbers:
+        if ends == numbers and not options.numbers:
             options = Options(options.texts, tuple(range(first, first + len(options.texts))))
         return options, tuple(columns.values())
     return None
@@ -224,7 +252,7 @@ def chosen(answer: Any, options: Options, key: str = "answer", first_number: int
     """The letter of an answer: given as letters, as the text of an option, or as its number.
 
     Args:
-        first_number: what the numbers of options in the answers of the file begin with. None: it is not known.
+        first_number: the number of the first option in the answers of the file. None: not known.
 
     Raises:
         ValueError: it is none of the options, or a number that may mean several.
@@ -238,28 +266,36 @@ def chosen(answer: Any, options: Options, key: str = "answer", first_number: int
         return ", ".join(dict.fromkeys(chosen(each, options, key, first_number) for each in answer))
     text = bare(answer, key)
     texts = options.texts
-    if (number := whole_number(text)) is not None:
+    number = whole_number(text)
+    if number is not None:
         return _numbered(number, options, key, first_number)
     same = _same_text(text, texts)
     if len(same) == 1:
         return same[0]
-    several = [each.strip("().") for each in re.split(r"[\s,;&/]+", text) if each not in ("", "and")]
-    several = [each.upper() if len(each) == 1 else each for each in several]
-    if len(several) == 1 and list(text) == sorted(set(text)) and text.isupper():  # AC, and not the word "be"
-        several = list(text)
+    several = _letters_in(text)
     if len(several) > 1 and set(several) <= texts.keys():
         return ", ".join(several)
     found = _LETTER_ALONE.fullmatch(text) or _LETTERED.match(text)
-    if found and (letter := found[1].upper()) in texts:
-        others = _same_text(text[found.end() :], texts) if found.end() < len(text) else []
-        if others and letter not in others:
-            raise ValueError(f"{key}: {text!r} names option {letter}, and has the text of option {others[0]}")
-        return letter
-    raise ValueError(f"{key}: {text!r} is none of the options {_shown(options)}")
+    letter = found[1].upper() if found else ""
+    if not found or letter not in texts:
+        raise ValueError(f"{key}: {text!r} is none of the options {_shown(options)}")
+    behind = text[found.end() :]
+    others = _same_text(behind, texts) if behind else []
+    if others and letter not in others:
+        raise ValueError(f"{key}: {text!r} names option {letter}, and has the text of option {others[0]}")
+    return letter
+
+
+def _letters_in(text: str) -> list[str]:
+    """The letters of an answer that names several options: ``A, C``, ``(a) and (c)`` or ``AC``. Words stay words."""
+    pieces = [each.strip("().") for each in re.split(r"[\s,;&/]+", text) if each not in ("", "and")]
+    if len(pieces) == 1 and text.isupper() and list(text) == sorted(set(text)):  # AC, and not the word "be"
+        return list(text)
+    return [piece.upper() if len(piece) == 1 else piece for piece in pieces]
 
 
 def _numbered(number: int, options: Options, key: str, first_number: int | None) -> str:
-    """The letter of an answer that is a whole number: the text of an option, or the place of one in their order."""
+    """The letter of an answer that is a whole number: the text of an option, or the place of an option."""
     letters = list(options.texts)
     if first_number is not None:
         place = number - first_number
@@ -278,8 +314,11 @@ def _numbered(number: int, options: Options, key: str, first_number: int | None)
         )
     if by_name:
         return by_name[0]
-    if number in (0, len(letters)):  # which only one way of counting has
-        return letters[0 if number == 0 else -1]
+    # Only counting from 0 has 0, and only counting from 1 has the number of options.
+    if number == 0:
+        return letters[0]
+    if number == len(letters):
+        return letters[-1]
     if number > len(letters):
         raise ValueError(f"{key}: {number} is none of the options {_shown(options)}")
     raise ValueError(
@@ -289,7 +328,7 @@ def _numbered(number: int, options: Options, key: str, first_number: int | None)
 
 
 def counted_from(rows: Iterable[tuple[Any, Options]]) -> int | None:
-    """What whole numbers in the answers of a file count its options from: 0, 1, or None where no row tells.
+    """The first number of options in the answers of a file: 0 or 1, or None where no row tells.
 
     A row tells if no option has the number as its text, and the number is 0 or the number of options, or the source
     itself numbers the options.
@@ -345,9 +384,11 @@ def _same_text(text: str, texts: Mapping[str, str]) -> list[str]:
 
 
 def _plain(text: str) -> str:
+    """A text in small letters with single spaces, without a stop at its end. Whole numbers lose their ``.0``."""
     plain = " ".join(text.casefold().split()).rstrip(".")
     return str(int(float(plain))) if _WHOLE_NUMBER.fullmatch(plain) else plain
 
 
 def _shown(options: Options) -> str:
+    """The options as an error shows them."""
     return ", ".join(f"{letter}. {option}" for letter, option in options.texts.items())[:200]

@@ -1,8 +1,8 @@
-"""What all places of a row say together of one clip or image: which place counts, and by whose rules.
+"""Settles the settings of one clip or image from all places of a row: which place counts, and by whose rules.
 
 The places and their words are those of ``frame_settings``. A part or object comes before ``meta``, and ``meta`` before
-the keys beside the turns. The number of frames, their size and their times are settled apart. What has no effect is
-noted, and what contradicts itself is an error.
+the keys beside the turns. The number of frames, their size and their times are settled apart. Settings without effect
+are noted, and contradictions are errors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from qwenvl.types import ClipMeta, Hint, LibraryCount, LibrarySize
 
 
 def clip_meta(meta: Settings | None, said: ClipSettings, listed: bool, place: str) -> ClipMeta | None:
-    """What a row says of a clip, from all places. None where it says nothing. Hints are added to ``said.notes``.
+    """The settings of a clip from all places of its row, or None where there are none. Adds hints to ``said.notes``.
 
     Args:
         meta: as ``meta_settings`` returns it. None: the row has no ``meta`` for the clip.
@@ -71,7 +71,8 @@ def _uneven(times: Sequence[float]) -> bool:
     if len(times) < 3:
         return False
     mean = (times[-1] - times[0]) / (len(times) - 1)
-    return any(abs(after - before - mean) > 0.1 * mean for before, after in pairwise(times))
+    gaps = [after - before for before, after in pairwise(times)]
+    return any(abs(gap - mean) > 0.1 * mean for gap in gaps)
 
 
 def _note_differences(meta: Settings, said: ClipSettings) -> None:
@@ -85,15 +86,16 @@ def _note_differences(meta: Settings, said: ClipSettings) -> None:
 
 
 def _note(said: ClipSettings, message: str) -> None:
+    """Add a hint about frame settings."""
     said.notes.append(Hint("frame settings", message))
 
 
 def _settle_times(own: Settings, said: ClipSettings, listed: bool, place: str) -> bool:
-    """When the frames of a list or folder are shown. Returns whether the row says, in the words of the package.
+    """Settle the times of the frames of a list or folder, and return whether words of the package set their rate.
 
-    ``sample_fps`` is their rate. ``raw_fps`` is that of the film that they were taken from: alone it stands for their
-    rate, as the package hands it to Qwen3-VL. ``fps`` beside frames is their rate too, as in the package until 0.0.11,
-    unless another key says their rate.
+    ``sample_fps`` is the rate of the frames. ``raw_fps`` is that of the film that they were taken from: alone it stands
+    for their rate, as the package hands it to Qwen3-VL. ``fps`` beside frames is their rate too, as in the package
+    until 0.0.11, unless another key says their rate.
     """
     if not listed:
         named = [key for key in (*LIST_RATES, "frames_fps") if key in own or key in said.part or key in said.row]
@@ -123,7 +125,12 @@ def _settle_times(own: Settings, said: ClipSettings, listed: bool, place: str) -
 
 
 def _settle_count(own: Settings, said: ClipSettings, listed: bool, sampled: bool, place: str) -> LibraryCount | None:
-    """How many frames are taken. None: by our rules, with what ``own`` then says."""
+    """Settle the number of frames by the rules of the package. None: our rules count, with the settings in ``own``.
+
+    Args:
+        own: settings in our words, which bounds of other places are added to, or taken from.
+        sampled: words of the package set the rate of a list of frames, see ``_settle_times``.
+    """
     part = {key: said.part[key] for key in COUNT if key in said.part}
     row = {key: said.row[key] for key in COUNT if key in said.row}
     for settings in (part, row):
@@ -151,7 +158,7 @@ def _settle_count(own: Settings, said: ClipSettings, listed: bool, sampled: bool
                 _note(said, f"{key} beside the turns changes no frames, as meta or video_fps says how many are taken")
         own |= bounds
         return None
-    # By the package, and each rate from the first place that has one.
+    # By the rules of the package. The rate is that of the first of these places which has one.
     rates: list[Settings] = [
         {key: part[key] for key in ("nframes", "fps") if key in part},
         {"fps": own["video_fps"]} if "video_fps" in own else {},
@@ -174,7 +181,7 @@ def _settle_count(own: Settings, said: ClipSettings, listed: bool, sampled: bool
 
 
 def _settle_size(own: Settings, said: ClipSettings, place: str) -> LibrarySize | None:
-    """How large frames become. None: by our rules, with what ``own`` then says."""
+    """Settle the size of frames by the rules of the package. None: our rules count, with the settings in ``own``."""
     part = {key: said.part[key] for key in SIZE if key in said.part}
     row = {key: said.row[key] for key in SIZE if key in said.row}
     in_meta = {key: own[key] for key in PIXEL_BOUNDS if key in own}
@@ -192,7 +199,7 @@ def _settle_size(own: Settings, said: ClipSettings, place: str) -> LibrarySize |
 
 
 def image_size(said: ClipSettings, place: str) -> LibrarySize | None:
-    """What a row says of the size of an image, in its part or object and beside the turns. None: nothing.
+    """The settings of an image's size, in its part or object and beside the turns, or None where there are none.
 
     Raises:
         RecordError: settings contradict each other.
@@ -205,6 +212,7 @@ def image_size(said: ClipSettings, place: str) -> LibrarySize | None:
 
 
 def _library_size(settings: Settings, said: ClipSettings, place: str) -> LibrarySize:
+    """A size by the rules of the package. RecordError: one side without the other."""
     sides = [key for key in SIDES if key in settings]
     if len(sides) == 1:
         (other,) = set(SIDES) - set(sides)
@@ -215,7 +223,7 @@ def _library_size(settings: Settings, said: ClipSettings, place: str) -> Library
     return LibrarySize(**settings)
 
 
-# ---- what was read, for people
+# ---- settings as text
 
 
 def settings_read(meta: ClipMeta | LibraryCount | LibrarySize | None) -> Settings:
@@ -240,6 +248,5 @@ def settings_read(meta: ClipMeta | LibraryCount | LibrarySize | None) -> Setting
 
 def in_words(settings: Settings) -> str:
     """Settings in a line: ``nframes 16, video_start 1.5``. Lists are named without their values."""
-    return ", ".join(
-        name if isinstance(value, tuple | bool) else f"{name} {value:.10g}" for name, value in settings.items()
-    )
+    words = [name if isinstance(value, tuple | bool) else f"{name} {value:.10g}" for name, value in settings.items()]
+    return ", ".join(words)

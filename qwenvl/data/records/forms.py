@@ -54,7 +54,7 @@ MEDIA_TAG = re.compile(r"<(video|image)>")
 NEARLY_A_TAG = re.compile(
     r"<(?!(?-i:video|image)>)\|?(?:video|image|img|vid)[\s_-]?(?:\d+|here|placeholder|token|pad)?\|?>", re.IGNORECASE
 )
-# What other libraries fill in from other columns, and a model here would see as text.
+# Other libraries replace these with the content of other columns. A model here would see them as text.
 PLACEHOLDERS = ("<ref-object>", "<bbox>", "<audio>")
 # Text that spells these out would be tokenized as media or as the end of a turn.
 CONTROL_TOKENS = (
@@ -79,10 +79,10 @@ class Draft:
         solution: the text that the rewards compare with.
         videos, images: (place in the row, medium as written) in the order of the tags.
         metas: for each video its ``meta``, as written.
-        clip_settings, image_settings: for each video and image what is said of it elsewhere.
-        tag_settings: for each tag of the prompt, by its kind, what the typed part says that it stands for.
-        object_settings: for each medium beside the turns, by its kind, what the object says that holds it.
-        notes: what was noticed while the row was read.
+        clip_settings, image_settings: for each video and image its settings outside of ``meta``.
+        tag_settings: for each tag of the prompt, by its kind, the settings in the typed part that it stands for.
+        object_settings: for each medium beside the turns, by its kind, the settings in the object that holds it.
+        notes: hints from reading the row.
         numbered: the row's id is that of its clip, which several rows share: the record is numbered.
         unread: keys of the row that hold something and that nothing here reads.
     """
@@ -117,6 +117,7 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
     else:
         turns = row[key]
     place = f"{where}.{key}"
+    # A prompt, or a message list, may be one text: the user's turn.
     if isinstance(turns, str) and key != "conversations":
         turns = [{"role": "user", "content": turns}]
     if not isinstance(turns, list) or not turns:
@@ -128,7 +129,8 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
     draft.solution = _solution(row, where, draft.messages, place)
     _check_prompt(draft.messages, place)
     _check_placeholders(draft, place)
-    if (system := _system(row, where)) is not None:
+    system = _system(row, where)
+    if system is not None:
         if draft.messages[0].role == "system" and draft.messages[0].text != system.text:
             raise RecordError(f"{where}: a system turn stands in `{key}` and beside it; expected one, leave one out")
         if draft.messages[0].role != "system":
@@ -145,14 +147,13 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
 
 
 def _settings_of(draft: Draft, row: dict[str, Any], kind: str, count: int, where: str) -> list[ClipSettings]:
-    """What a row says of each of its clips or images, outside of ``meta``."""
-    of_row = row_settings(row, kind, count, where)
-    said = [ClipSettings(row=settings) for settings in of_row]
-    # There are no objects where parts hold the media, and no tags in a prompt that gets its media in front.
+    """The settings of each clip or image of a row, outside of ``meta``."""
+    settings_of_each = [ClipSettings(row=settings) for settings in row_settings(row, kind, count, where)]
+    # Not strict: there are no objects where parts hold the media, and no tags in a prompt that gets its media in front.
     for places in (draft.object_settings[kind], draft.tag_settings[kind]):
-        for each, settings in zip(said, places, strict=False):
+        for each, settings in zip(settings_of_each, places, strict=False):
             each.part |= settings
-    return said
+    return settings_of_each
 
 
 def _oldest_turns(row: dict[str, Any], where: str) -> tuple[tuple[str, str], list[Any]]:
@@ -179,7 +180,7 @@ def _oldest_turns(row: dict[str, Any], where: str) -> tuple[tuple[str, str], lis
 
 
 def _without_turns(row: dict[str, Any]) -> str:
-    """How an error shows a row without turns, and what to do about it."""
+    """A row without turns as an error shows it, with advice."""
     if not row:
         return kind_of(row)
     found = f"the keys {', '.join(str(key)[:40] for key in row)}"
@@ -203,7 +204,7 @@ def _without_turns(row: dict[str, Any]) -> str:
 
 
 def _columns(renamed: dict[str, str]) -> str:
-    """What ``--columns`` takes to rename keys."""
+    """The value of ``--columns`` that renames these keys."""
     return ",".join(f"{name}={meant}" for name, meant in renamed.items() if name != meant)
 
 
@@ -244,7 +245,8 @@ def _add_media(draft: Draft, row: dict[str, Any], read: set[str], where: str) ->
     beside.videos = _media(row, "video", where, beside)
     beside.images = _media(row, "image", where, beside)
     has_none = not (beside.videos or beside.images or draft.videos or draft.images)
-    if has_none and (found := found_medium(row, unread_keys(row, read), where)) is not None:
+    found = found_medium(row, unread_keys(row, read), where) if has_none else None
+    if found is not None:
         key, medium = found
         read.add(key)
         listed = _listed(row[key], key, where, medium, beside)
@@ -272,9 +274,16 @@ def with_types(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cell(name: str, text: str) -> Any:
-    kinds = (int, float) if name in _NUMBER_COLUMNS else (list, dict) if name in _NESTED_COLUMNS else ()
+    """The value of a cell: decoded where its column may hold numbers, lists or objects, else the text."""
+    kinds: tuple[type, ...]
+    if name in _NUMBER_COLUMNS:
+        kinds = (int, float)
+    elif name in _NESTED_COLUMNS:
+        kinds = (list, dict)
+    else:
+        return text
     try:
-        value = json.loads(text) if kinds else text
+        value = json.loads(text)
     except ValueError:  # a path, most often
         return text
     return value if isinstance(value, kinds) else text
@@ -295,7 +304,8 @@ def _message(turn: Any, place: str, draft: Draft) -> Message:
         for tag in MEDIA_TAG.findall(content):
             draft.tag_settings[tag].append({})
     if isinstance(content, list):
-        content = "".join(_part(part, f"{place}.{text_key}[{i}]", draft) for i, part in enumerate(content))
+        texts = [_part(part, f"{place}.{text_key}[{i}]", draft) for i, part in enumerate(content)]
+        content = "".join(texts)
     return Message(_ROLES[speaker], _checked_text(content, f"{place}.{text_key}"))
 
 
@@ -324,8 +334,9 @@ def _part(part: Any, place: str, draft: Draft) -> str:
         if value is None:
             _check_no_other_medium(part, medium, place)
         else:
-            key = next(key for key in (medium, f"{medium}_url", "path", "url") if part.get(key) is not None)
-            (draft.videos if medium == "video" else draft.images).append((f"{place}.{key}", value))
+            key = next(key for key in _medium_keys(medium) if part.get(key) is not None)
+            media = draft.videos if medium == "video" else draft.images
+            media.append((f"{place}.{key}", value))
         draft.tag_settings[medium].append(_holder_settings(part, medium, place, draft.notes))
         return f"<{medium}>"
     raise RecordError(f"{place}: expected a part of type text, image or video, got {kind_of(part)}")
@@ -339,6 +350,7 @@ def _check_no_other_medium(part: dict[str, Any], medium: Medium, place: str) -> 
 
 
 def _checked_text(text: Any, place: str) -> str:
+    """The text of a turn or part. RecordError: it is none, or spells a token of the chat template."""
     if not isinstance(text, str):
         raise RecordError(f"{place}: expected a string, got {kind_of(text)}")
     for token in CONTROL_TOKENS:
@@ -362,7 +374,9 @@ def _solution(row: dict[str, Any], where: str, messages: list[Message], place: s
     if last is not None and (value is None or "conversations" in row):
         where = f"{place}[{len(messages)}]"
         value = last
-    if value is None and (value := row.get("answer")) is None:
+    if value is None:
+        value = row.get("answer")
+    if value is None:
         return ""
     if not isinstance(value, str):
         try:
@@ -385,8 +399,9 @@ def _check_prompt(messages: list[Message], place: str) -> None:
 
 
 def _check_placeholders(draft: Draft, place: str) -> None:
-    """Refuse what other libraries replace by names, boxes or sound: here it would stay text, in prompt and solution."""
-    for text in (*(message.text for message in draft.messages), draft.solution):
+    """Refuse placeholders that other libraries replace by names, boxes or sound: here they would stay text."""
+    texts = [message.text for message in draft.messages]
+    for text in (*texts, draft.solution):
         for placeholder in PLACEHOLDERS:
             if placeholder in text:
                 advice = "write the names and boxes themselves (docs/public_sets.md has the lines of Python)"
@@ -406,12 +421,14 @@ def _place_tags(draft: Draft, where: str, in_front: bool) -> None:
     Raises:
         RecordError: the prompt has more or fewer tags than media.
     """
-    tags = [tag for message in draft.messages for tag in MEDIA_TAG.findall(message.text)]
+    tags: list[str] = []
+    for message in draft.messages:
+        tags += MEDIA_TAG.findall(message.text)
     counts = {"video": len(draft.videos), "image": len(draft.images)}
     if in_front and not tags and any(counts.values()):
         first = next(i for i, message in enumerate(draft.messages) if message.role == "user")
-        text = "".join(f"<{name}>" * count for name, count in counts.items()) + draft.messages[first].text
-        draft.messages[first] = Message("user", text)
+        front = "<video>" * counts["video"] + "<image>" * counts["image"]
+        draft.messages[first] = Message("user", front + draft.messages[first].text)
         return
     if draft.videos and not draft.images and "video" not in tags:
         draft.messages = [Message(each.role, each.text.replace("<image>", "<video>")) for each in draft.messages]
@@ -420,7 +437,10 @@ def _place_tags(draft: Draft, where: str, in_front: bool) -> None:
     for name, count in counts.items():
         if tags.count(name) != count:
             listed = draft.videos if name == "video" else draft.images
-            key = re.split(r"[\[.]", listed[0][0].removeprefix(f"{where}."))[0] if listed else name
+            key = name
+            if listed:  # the key of the row, from a place such as steps.json[3].videos[0]
+                place, _ = listed[0]
+                key = re.split(r"[\[.]", place.removeprefix(f"{where}."))[0]
             raise RecordError(
                 f"{where}: the prompt has {tags.count(name)} <{name}> tags but `{key}` names {count} files; "
                 "expected one tag for each",
@@ -431,7 +451,9 @@ def _place_tags(draft: Draft, where: str, in_front: bool) -> None:
 def _media(row: dict[str, Any], key: Literal["video", "image"], where: str, draft: Draft) -> list[tuple[str, Any]]:
     """Each medium that a row names under a key or its plural, with its place."""
     name = key if row.get(f"{key}s") is None else f"{key}s"
-    return [] if row.get(name) is None else _listed(row[name], name, where, key, draft)
+    if row.get(name) is None:
+        return []
+    return _listed(row[name], name, where, key, draft)
 
 
 def _listed(value: Any, key: str, where: str, medium: Medium, draft: Draft) -> list[tuple[str, Any]]:
@@ -442,15 +464,17 @@ def _listed(value: Any, key: str, where: str, medium: Medium, draft: Draft) -> l
     """
     if medium == "video" and _is_list_of_pictures(value):
         value = [value]
-    named = [(f"{where}.{key}", value)] if not isinstance(value, list) else []
     if isinstance(value, list):
         named = [(f"{where}.{key}[{i}]", each) for i, each in enumerate(value)]
+    else:
+        named = [(f"{where}.{key}", value)]
     for place, each in named:
         draft.object_settings[medium].append(_holder_settings(each, medium, place, draft.notes))
     return [(place, _medium_of(each, medium)) for place, each in named]
 
 
 def _is_list_of_pictures(value: Any) -> bool:
+    """Whether a value is a list of paths that end like pictures."""
     names = isinstance(value, list) and all(isinstance(each, str) for each in value)
     return names and bool(value) and all(each.lower().endswith(PICTURE_ENDINGS) for each in value)
 
@@ -459,14 +483,20 @@ def _medium_of(part: Any, medium: Medium) -> Any:
     """The medium within an object: of a typed part, or of verl's ``{"video": "a.mp4", "fps": 2}``. Else the value."""
     if not isinstance(part, dict) or "bytes" in part:
         return part
-    for key in (medium, f"{medium}_url", "path", "url"):
-        if (value := part.get(key)) is not None:
+    for key in _medium_keys(medium):
+        value = part.get(key)
+        if value is not None:
             return value["url"] if isinstance(value, dict) and "url" in value else value
     return None if part.get("type") else part
 
 
+def _medium_keys(medium: Medium) -> tuple[str, ...]:
+    """The keys that may hold the medium of an object, the first one that has a value counts."""
+    return (medium, f"{medium}_url", "path", "url")
+
+
 def _holder_settings(holder: Any, medium: Medium, place: str, notes: list[Hint]) -> Settings:
-    """What a typed part, or an object in the place of a medium, says of its frames. A path says nothing."""
+    """The frame settings in a typed part, or in an object in the place of a medium. A path has none."""
     if not isinstance(holder, dict):
         return {}
     settings = part_settings(holder, medium, place, notes)

@@ -1,4 +1,4 @@
-"""Frame settings of a row: which frames of a clip are taken, when they are shown, and how large they become.
+"""Reads the frame settings of a row: the choice, the times and the sizes of the frames of its clips.
 
 They stand in four places, and the place says what they mean:
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
@@ -36,25 +36,36 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Number:
-    """What is expected of the value of a key.
+    """The numbers that a key takes.
 
     Attributes:
-        expected: in words, for errors.
-        allowed: whether a number is that.
-        kind: its type in the record.
+        expected: the numbers in words, for errors.
+        kind: the type of the value in the record. ``int`` takes whole numbers alone.
+        least: the smallest number.
+        below: the bound that all numbers are below.
+        with_least: the smallest number itself is taken.
     """
 
     expected: str
-    allowed: Callable[[float], bool]
     kind: type
+    least: float
+    below: float
+    with_least: bool = True
+
+    def allows(self, number: float) -> bool:
+        """Whether a number is one of these."""
+        if self.kind is int and number != int(number):
+            return False
+        above = number >= self.least if self.with_least else number > self.least
+        return above and number < self.below
 
 
-_FRAMES = Number("a whole number of frames of at least 1", lambda n: 1 <= n < 1e12 and n == int(n), int)
-PAIRS = Number("a whole number of frames of at least 2", lambda n: 2 <= n < 1e12 and n == int(n), int)
-_PIXELS = Number("a whole number of pixels of at least 1", lambda n: 1 <= n < 1e12 and n == int(n), int)
-_ALL_PIXELS = Number("a number of pixels of at least 1", lambda n: 1 <= n < 1e15, float)
-_SECONDS = Number("a number of at least 0", lambda n: 0 <= n < 1e9, float)
-_RATE = Number("a number above 0", lambda n: 0 < n < 1e9, float)
+_FRAMES = Number("a whole number of frames of at least 1", int, least=1, below=1e12)
+PAIRS = Number("a whole number of frames of at least 2", int, least=2, below=1e12)
+_PIXELS = Number("a whole number of pixels of at least 1", int, least=1, below=1e12)
+_ALL_PIXELS = Number("a number of pixels of at least 1", float, least=1, below=1e15)
+_SECONDS = Number("a number of at least 0", float, least=0, below=1e9)
+_RATE = Number("a number above 0", float, least=0, below=1e9, with_least=False)
 
 SPAN = ("video_start", "video_end")
 FRAME_BOUNDS = ("min_frames", "max_frames")
@@ -82,7 +93,7 @@ _NUMBERS: dict[str, Number] = {
     "total_pixels": _ALL_PIXELS,
 }
 
-# Other words for the span. Beside the turns they are as often the answer of a question about times.
+# Other words for the span, read in parts and objects only: beside the turns they are as often the answer of a question.
 _SPAN_NAMES = {"start": "video_start", "start_time": "video_start", "end": "video_end", "end_time": "video_end"}
 
 ROW_KEYS = frozenset((*COUNT, *SIZE, *SPAN, *LIST_RATES, *OURS))
@@ -96,6 +107,7 @@ _SORTED_ROW_KEYS = tuple(sorted(ROW_KEYS))
 PART_KEYS = ROW_KEYS | _SPAN_NAMES.keys()
 """Keys that are read in a typed part or object that holds a clip."""
 
+# Keys of a part or object that hold the medium or a text, and no setting.
 _HOLDERS = frozenset(("type", "text", "video", "image", "video_url", "image_url", "path", "url", "bytes"))
 
 # Names that other programs have for the settings. They are too far from ours to be found by their letters.
@@ -158,11 +170,13 @@ def usual_name(key: str) -> str | None:
 
 @lru_cache(maxsize=1000)
 def _near_miss(key: str, known: tuple[str, ...]) -> str | None:
-    """The known key that another is nearly, in any case and with any sign between the words."""
-    return next(iter(get_close_matches(_plain(key), known, n=1, cutoff=_NEAR)), None)
+    """The known key that a key is nearly, in any case and with any sign between the words."""
+    near = get_close_matches(_plain(key), known, n=1, cutoff=_NEAR)
+    return near[0] if near else None
 
 
 def _plain(key: str) -> str:
+    """A key in snake case: ``max_frames`` for ``maxFrames`` and ``Max-Frames``."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[\s.-]+", "_", key).lower()
 
 
@@ -171,12 +185,12 @@ def _plain(key: str) -> str:
 
 @dataclass
 class ClipSettings:
-    """What is said of one clip or image outside of ``meta``.
+    """The settings of one clip or image outside of ``meta``.
 
     Attributes:
-        part: in its typed part or object.
-        row: beside the turns.
-        notes: what was noticed while these were read.
+        part: the settings in its typed part or object.
+        row: the settings beside the turns.
+        notes: hints from reading them.
     """
 
     part: Settings = field(default_factory=dict)
@@ -242,20 +256,22 @@ def row_settings(row: Mapping[str, Any], kind: str, count: int, where: str) -> l
         if value is None or value == "":
             continue
         place = f"{where}.{key}"
+        # The value of some keys is itself a list: of one clip it may be given alone, or in a list of one.
         is_nested = isinstance(value, list) and bool(value) and isinstance(value[0], list | None)
-        is_list = isinstance(value, list) and (key not in _LISTS or count > 1 or is_nested)
-        if key in _LISTS and count > 1 and not (is_list and all(isinstance(one, list | None) for one in value)):
+        has_one_for_each = isinstance(value, list) and (key not in _LISTS or count > 1 or is_nested)
+        lists_for_each = has_one_for_each and all(isinstance(one, list | None) for one in value)
+        if key in _LISTS and count > 1 and not lists_for_each:
             raise RecordError(f"{place}: the row has {count} clips; expected a list with one list for each")
-        if is_list and len(value) != count:
+        if has_one_for_each and len(value) != count:
             raise RecordError(f"{place}: expected a number, or a list with one for each of {count} {kind}s")
-        for settings, one in zip(each, value if is_list else [value] * count, strict=True):
+        for settings, one in zip(each, value if has_one_for_each else [value] * count, strict=True):
             if one is not None:
                 settings[key] = _checked(key, one, place, advice=f"; --columns {key}=NAME renames a key of your own")
     return each
 
 
 def row_notes(row: Mapping[str, Any]) -> Iterable[Hint]:
-    """Hints about keys beside the turns of a row with clips that look like settings and are none."""
+    """Hints about keys that look like settings and are none, beside the turns of a row with clips."""
     named = [key for key in _SPAN_NAMES if row.get(key) is not None]  # the start first
     if named:
         columns = ",".join(f"{key}={_SPAN_NAMES[key]}" for key in named)
@@ -284,7 +300,7 @@ def row_notes(row: Mapping[str, Any]) -> Iterable[Hint]:
 def _setting_meant(key: str, value: Any) -> str | None:
     """The setting that a key beside the turns is nearly, or that it stands for in other programs.
 
-    Only of values that a setting may have: a text or a list of paths is no slip of the pen.
+    A key whose value no setting may have, such as a text or a list of paths, is no slip of the pen.
     """
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(one, int | float) for one in values):
@@ -305,7 +321,9 @@ def _checked(key: str, value: Any, place: str, advice: str = "") -> Any:
         RecordError: it is not of its form.
     """
     if key == "dynamic_sample":
-        flag = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
+        flag = value
+        if isinstance(value, str):
+            flag = {"true": True, "false": False}.get(value.lower())
         if not isinstance(flag, bool):
             raise RecordError(f"{place}: expected true or false, got {kind_of(value)}{advice}")
         return flag
@@ -320,7 +338,7 @@ def _checked(key: str, value: Any, place: str, advice: str = "") -> Any:
     if key == "frame_times":
         return _frame_times(value, place)
     number = _NUMBERS[key]
-    if not _is_number(value) or not number.allowed(value):
+    if not _is_number(value) or not number.allows(value):
         raise RecordError(f"{place}: expected {number.expected}, got {kind_of(value)}{advice}")
     return number.kind(value)
 
@@ -335,10 +353,12 @@ def _seconds_of(clock: re.Match[str]) -> float:
 
 
 def _expected(key: str) -> str:
+    """The values that a key takes, in words."""
     return "a list of numbers" if key in _LISTS else _NUMBERS[key].expected
 
 
 def _frame_counts(value: Any, place: str) -> tuple[float, ...]:
+    """The numbers of frames of a clip's segments. RecordError: they are none."""
     if not isinstance(value, list) or not value or not all(_is_number(n) and 0 < n < 1e9 for n in value):
         raise RecordError(f"{place}: expected a list of numbers above 0, got {kind_of(value)}")
     return tuple(map(float, value))
@@ -353,7 +373,7 @@ def _frame_times(value: Any, place: str) -> tuple[float, ...]:
     if not isinstance(value, list) or not value:
         raise RecordError(f"{place}: expected a list with the seconds of each frame, got {kind_of(value)}")
     for i, time in enumerate(value):
-        if not _is_number(time) or not _SECONDS.allowed(time):
+        if not _is_number(time) or not _SECONDS.allows(time):
             raise RecordError(f"{place}[{i}]: expected {_SECONDS.expected}, got {kind_of(time)}")
     for i, (before, after) in enumerate(pairwise(value), start=1):
         if after <= before:
@@ -362,6 +382,7 @@ def _frame_times(value: Any, place: str) -> tuple[float, ...]:
 
 
 def _is_number(value: Any) -> bool:
+    """Whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -390,7 +411,8 @@ def meta_settings(meta: Any, place: str) -> Settings:
     if not isinstance(meta, dict):
         raise RecordError(f"{place}: expected an object with some of {', '.join(META_KEYS)}, got {kind_of(meta)}")
     for key in unknown_meta_keys(meta):
-        if meant := _near_miss(str(key), META_KEYS):
+        meant = _near_miss(str(key), META_KEYS)
+        if meant is not None:
             raise RecordError(
                 f"{place}: the key {str(key)[:80]!r} is not known; did you mean {meant!r}? A key of your own needs a "
                 "name that is less like it"
@@ -436,13 +458,14 @@ def unknown_meta_keys(meta: Mapping[str, Any]) -> list[str]:
 
 
 def advice_on_meta(unknown: Iterable[str]) -> str:
-    """What to write in place of keys of ``meta`` that are known elsewhere. Empty for keys of the user's own."""
-    told = []
+    """Advice for keys of ``meta`` that mean something elsewhere. Empty for keys of the user's own."""
+    text = ""
     for key in unknown:
+        name = usual_name(key)
         if key in _IN_META:
-            told.append(f"{key}: {_IN_META[key]}")
-        elif usual_name(key) == "frame_times":
-            told.append(f"{key}: frame_times has the seconds of each frame of a list or folder")
-        elif (name := usual_name(key)) is not None:
-            told.append(f"{key}: {name if name in META_KEYS else _IN_META[name]}")
-    return "".join(f"; {line}" for line in told)
+            text += f"; {key}: {_IN_META[key]}"
+        elif name == "frame_times":
+            text += f"; {key}: frame_times has the seconds of each frame of a list or folder"
+        elif name is not None:
+            text += f"; {key}: {name if name in META_KEYS else _IN_META[name]}"
+    return text

@@ -1,7 +1,7 @@
-"""How the prompts of a run frame a question, so that a question that is asked later looks like those of training.
+"""Learns how the prompts of a run frame a question, so that a question after training looks like those of training.
 
-Training takes a prompt as its record has it. A question on a command line or to a server is only a text and its media:
-what stood between the two, the request for a form of the answer and the system turn are learned from the records.
+Training takes a prompt as its record has it. A question on a command line or to a server is only a text and its media.
+The white space between the two, the request for a form of the answer and the system turn are learned from the records.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _BY_QUESTION = "question-answer"  # the preset that takes a question with its op
 
 @dataclass(frozen=True)
 class Framing:
-    """What stands around the questions of a run, beside the template and the system turn that flags name.
+    """The texts around the questions of a run, without the template and the system turn that flags name.
 
     Attributes:
-        between: what stands between two media in front of a question, such as "" or a new line.
-        before_text: what stands between the last of them and the question.
+        between: the white space between two media in front of a question, such as "" or a new line.
+        before_text: the white space between the last medium and the question.
         kinds: kinds of answers that questions request in the words of a preset, the most frequent one first. Empty
             where most questions request nothing in these words.
         system: the text of the system turn that all records have. None: they have none, or different ones.
@@ -44,12 +44,15 @@ class Framing:
 
     @classmethod
     def of(cls, records: Sequence[Record], reading: ReadOptions) -> Framing:
-        """Learn it from records: what most of them have.
+        """Learn the framing that most records have.
 
         Args:
-            reading: how they were read. What it put around prompts is not part of the framing.
+            reading: how the records were read. Texts that it put around prompts are not part of the framing.
         """
-        between, before_text, kinds, systems = (Counter[Any]() for _ in range(4))
+        between: Counter[str] = Counter()
+        before_text: Counter[str] = Counter()
+        kinds: Counter[str | None] = Counter()
+        systems: Counter[str | None] = Counter()
         questions = 0
         for record in _spread(records):
             record = unframed(record, reading)
@@ -58,15 +61,17 @@ class Framing:
             between.update(spaces[:-1])
             before_text.update(spaces[-1:])
             kinds[_requested(record)] += 1
-            systems[record.messages[0].text if record.messages[0].role == "system" else None] += 1
+            opening = record.messages[0]
+            systems[opening.text if opening.role == "system" else None] += 1
             questions += 1
         behind = _most_frequent(before_text, "")
-        without_request = kinds.pop(None, 0)
+        most_request_nothing = 2 * kinds[None] > questions
+        requested = [kind for kind, _ in kinds.most_common() if kind is not None]
         return cls(
             # A run whose prompts have one medium each says nothing of two: they are taken to stand alike.
             between=_most_frequent(between, behind),
             before_text=behind,
-            kinds=() if 2 * without_request > questions else tuple(kind for kind, _ in kinds.most_common()),
+            kinds=() if most_request_nothing else tuple(requested),
             system=next(iter(systems)) if len(systems) == 1 else None,
         )
 
@@ -77,14 +82,16 @@ class Framing:
         return replace(self, kinds=() if name == OURS else self.kinds or (WORDS,))
 
     def in_words(self) -> str:
-        """What it adds to a question, for the line that names the settings. Empty where it adds nothing."""
+        """The addition to questions, for the line that names the settings. Empty where there is none."""
         if not self.kinds:
             return ""
         return ", questions end as theirs, which request an answer (--format qwenvl leaves that out)"
 
     def spaces(self, media: int) -> list[str]:
-        """What stands behind each of so many media in front of a question."""
-        return [self.between] * (media - 1) + [self.before_text] * min(media, 1)
+        """The white space behind each of so many media in front of a question."""
+        if media == 0:
+            return []
+        return [self.between] * (media - 1) + [self.before_text]
 
 
 def _spread(records: Sequence[Record]) -> Iterator[Record]:
@@ -113,11 +120,15 @@ def _spaces_behind_media(text: str) -> list[str]:
 
 
 def _most_frequent(counts: Counter[str], default: str) -> str:
-    return counts.most_common(1)[0][0] if counts else default
+    """The text that was counted most often."""
+    if not counts:
+        return default
+    ((text, _),) = counts.most_common(1)
+    return text
 
 
 def _requested(record: Record) -> str | None:
-    """The kind of answer that the prompt of a record requests in the words of a preset. None: it does not."""
+    """The kind of answer that the prompt of a record requests in the words of a preset, None without such words."""
     kind = record.fields.get("problem_type")
     if isinstance(kind, str) and record.messages[-1].text.endswith(answer_request(kind)):
         return kind
@@ -147,12 +158,12 @@ def asked_record(
     solution: str | None = None,
     options: Sequence[str] = (),
 ) -> Record:
-    """One question as a record of training.
+    """A single question as a record of training.
 
     Args:
         media: kind, ``video`` or ``image``, and path of each. They come before the question unless it has tags.
         solution: None leaves it empty.
-        options: among which the answer is.
+        options: the texts that the answer is one of. Empty for an open question.
 
     Raises:
         ValueError: tags and media do not match, or the solution is none of the options.
@@ -160,10 +171,12 @@ def asked_record(
     media = list(media)
     row = _asked_row(question, framing, reading, solution, options)
     if not MEDIA_TAG.search(row["prompt"]):
-        tags = (f"<{kind}>" for kind, _ in media)
-        spaces = framing.spaces(len(media))
-        row["prompt"] = "".join(tag + space for tag, space in zip(tags, spaces, strict=True)) + row["prompt"]
-    row |= {f"{name}s": [path for kind, path in media if kind == name] for name in ("video", "image")}
+        front = ""
+        for (kind, _), space in zip(media, framing.spaces(len(media)), strict=True):
+            front += f"<{kind}>{space}"
+        row["prompt"] = front + row["prompt"]
+    row["videos"] = [path for kind, path in media if kind == "video"]
+    row["images"] = [path for kind, path in media if kind == "image"]
     if framing.system is not None:
         row["system"] = framing.system
     as_it_is = replace(reading, format=OURS, columns={}, allow_outside_media=True)
@@ -174,9 +187,9 @@ def asked_record(
 def _asked_row(
     question: str, framing: Framing, reading: ReadOptions, solution: str | None, options: Sequence[str]
 ) -> dict[str, Any]:
-    """A row of our prompt form, by the function that makes those of training, and without its media."""
+    """A row of our prompt form without its media, made by the function that makes the rows of training."""
     if not framing.kinds and not options:
-        return {"prompt": question} | ({} if solution is None else {"solution": solution})
+        return {"prompt": question} if solution is None else {"prompt": question, "solution": solution}
     kind = CHOICE if options else _kind_of_question(question, framing.kinds, solution)
     # A preset's row has an answer. Here it is taken off again, so that any will do.
     answer = solution if solution is not None else "A"
@@ -188,7 +201,7 @@ def _asked_row(
 
 
 def _kind_of_question(question: str, kinds: Sequence[str], solution: str | None) -> str:
-    """The kind of answer to request: what the solution or lettered options say, else the most frequent one."""
+    """The kind of answer to request: by the solution or lettered options, else the most frequent kind."""
     if solution is not None:
         by_solution = our_row(_BY_QUESTION, {"question": question, "answer": solution}, "the question", form=False)
         if by_solution.row["problem_type"] in kinds:
@@ -200,12 +213,12 @@ def _kind_of_question(question: str, kinds: Sequence[str], solution: str | None)
 
 
 def request_behind(text: str, framing: Framing, reading: ReadOptions) -> str:
-    """What the framing puts behind a user's last turn: the request for an answer, or nothing."""
+    """The request for an answer that the framing puts behind a user's last turn, or an empty text."""
     if not framing.kinds or not adds_request(reading) or "<answer>" in text:
         return ""
     return answer_request(_kind_of_question(text, framing.kinds, None))
 
 
 def framed_question(question: str, framing: Framing) -> str:
-    """The text that stands behind one clip: a question as the prompts of training have it."""
+    """The text behind one clip: a question as the prompts of training have it."""
     return framing.spaces(1)[0] + question + request_behind(question, framing, ReadOptions())

@@ -1,4 +1,4 @@
-"""Which keys of a row are read, and which name a clip or a picture though they are not read.
+"""Lists the keys of a row that are read, and finds keys that name a clip or a picture though they are not read.
 
 The tables here are the only place that lists keys. A key with a value that no table, preset or reward names is reported
 with its count, by ``qwenvl data check`` and at the start of training.
@@ -36,7 +36,7 @@ ANSWERING_KEYS = (
 )
 TIME_KEYS = ("timestamp", "timestamps", "relevant_windows", "windows", "span", "spans", "segment", "segments")
 
-# What to do about unread keys that mean something in other libraries.
+# Advice on unread keys that mean something in other libraries.
 ADVICE = {
     "chat_template_kwargs": "--chat_template_kwargs sets it for all rows",
     "enable_thinking": "--chat_template_kwargs sets it for all rows",
@@ -64,7 +64,7 @@ _QUALIFIERS |= {"list", "idx"}
 
 
 def unread_keys(row: Mapping[str, Any], read: Collection[str] = ()) -> tuple[str, ...]:
-    """The keys of a row in one of our forms that hold a value and that nothing in its form reads.
+    """The keys of a row in one of our forms that hold a value and that its form does not read.
 
     Args:
         read: further keys that were read.
@@ -74,34 +74,39 @@ def unread_keys(row: Mapping[str, Any], read: Collection[str] = ()) -> tuple[str
         ('answer', 'level')
     """
     overruled = _overruled(row)
-    return tuple(
-        key
-        for key, value in row.items()
-        if not is_empty(value) and key not in read and (key not in READ_KEYS or key in overruled)
-    )
+    unread: list[str] = []
+    for key, value in row.items():
+        form_reads = key in READ_KEYS and key not in overruled
+        if not form_reads and key not in read and not is_empty(value):
+            unread.append(key)
+    return tuple(unread)
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value says nothing, as in tables, which give every row every column."""
+    """Whether a value holds nothing. Tables give every row every column."""
     return value is None or (isinstance(value, str | bytes | list | tuple | dict) and not value)
 
 
 def _overruled(row: Mapping[str, Any]) -> set[str]:
     """Known keys of a row that another of its keys stands in for, in the order of ``forms``."""
     turns = [key for key in TURN_KEYS if key in row]
-    last_turn = ["the last turn"] if turns and _ends_with_an_answer(row[turns[0]], row.get("completion")) else []
+    # The places of a solution, the first of which counts.
+    golds: list[str] = []
+    if not is_empty(row.get("solution")):
+        golds.append("solution")
     reward_model = row.get("reward_model")
-    has_truth = isinstance(reward_model, Mapping) and reward_model.get("ground_truth") is not None
-    golds = [key for key in ("solution", "reward_model") if not is_empty(row.get(key))]
-    if not has_truth and "reward_model" in golds:
-        golds.remove("reward_model")
-    golds = last_turn + golds if turns[:1] == ["conversations"] else golds + last_turn
+    if isinstance(reward_model, Mapping) and reward_model.get("ground_truth") is not None:
+        golds.append("reward_model")
+    if turns and _ends_with_an_answer(row[turns[0]], row.get("completion")):
+        place = 0 if turns[0] == "conversations" else len(golds)  # of conversations the last turn counts first
+        golds.insert(place, "the last turn")
     if not is_empty(row.get("answer")):
         golds.append("answer")
     return {*turns[1:], *golds[1:]}
 
 
 def _ends_with_an_answer(turns: Any, completion: Any) -> bool:
+    """Whether the last turn of a row is the model's, which then is its solution."""
     if isinstance(completion, list | str) and completion:
         return True
     last = turns[-1] if isinstance(turns, list) and turns else None
@@ -125,7 +130,7 @@ def is_named_like_a_medium(key: str) -> bool:
 
 
 def medium_in(value: Any) -> Medium | None:
-    """Which medium a value names by its ending: a path, a list of paths, or an object that holds one.
+    """The kind of medium that a value names by its ending: a path, a list of paths, or an object that holds one.
 
     Example:
         >>> medium_in("a/b.MP4"), medium_in([["1.jpg", "2.jpg"]]), medium_in({"path": "a.mkv"}), medium_in("left")
@@ -145,7 +150,7 @@ def medium_in(value: Any) -> Medium | None:
 
 
 def found_medium(row: Mapping[str, Any], unread: Collection[str], where: str) -> tuple[str, Medium] | None:
-    """The key that names the medium of a row which has none under our own keys, and which medium it is.
+    """The key that names the medium of a row which has none under our own keys, and the kind of this medium.
 
     A key is read if it is named like a medium and its value ends like one, and no other such key has another value.
 
@@ -156,7 +161,7 @@ def found_medium(row: Mapping[str, Any], unread: Collection[str], where: str) ->
         RecordError: a key seems to name a medium, and its meaning is not certain.
     """
     named = [key for key in unread if is_named_like_a_medium(key) and _may_be_a_medium(row[key])]
-    # Frames may be a clip or pictures, and nothing tells.
+    # The pictures of a key such as `frames` may be one clip or pictures of their own, and nothing tells.
     certain = [key for key in named if medium_in(row[key]) and "frame" not in key.lower()]
     if certain and all(row[key] == row[certain[0]] for key in certain):
         medium = medium_in(row[certain[0]])
@@ -169,11 +174,12 @@ def found_medium(row: Mapping[str, Any], unread: Collection[str], where: str) ->
             f"--columns {certain[0]}={medium_in(row[certain[0]])}",
             MEDIA_KEY,
         )
-    places = {key: row[key] for key in named}
+    if named:
+        raise RecordError(f"{where}.{named[0]}: {_seems_a_medium(named[0], row[named[0]])}", MEDIA_KEY)
     for key in unread:
-        places |= {place: value for place, value in _texts_in(row[key], key) if medium_in(value)}
-    for place, value in places.items():
-        raise RecordError(f"{where}.{place}: {_seems_a_medium(place, value)}", MEDIA_KEY)
+        for place, text in _texts_in(row[key], key):
+            if medium_in(text):
+                raise RecordError(f"{where}.{place}: {_seems_a_medium(place, text)}", MEDIA_KEY)
     return None
 
 
@@ -186,6 +192,7 @@ def _may_be_a_medium(value: Any) -> bool:
 
 
 def _seems_a_medium(place: str, value: Any) -> str:
+    """The message about a value that seems to name a medium, with advice."""
     medium = medium_in(value) or ("image" if re.search("im(age|g)|pic|photo", place) else "video")
     if isinstance(value, str) and is_address(value):
         advice = f"download it, and name the copy in `{medium}`"
@@ -209,5 +216,5 @@ def _texts_in(value: Any, place: str, depth: int = 3) -> Iterator[tuple[str, str
         for key, inner in value.items():
             yield from _texts_in(inner, f"{place}.{key}", depth - 1)
     elif depth and isinstance(value, list | tuple):
-        for i, inner in enumerate(value[:8]):
+        for i, inner in enumerate(value[:8]):  # long lists hold more of the same
             yield from _texts_in(inner, f"{place}[{i}]", depth - 1)

@@ -1,4 +1,4 @@
-"""From rows to validated records, and hints about what in a record has no effect."""
+"""Turns rows into validated records, and finds parts of records that have no effect."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -52,7 +51,7 @@ class Rows:
     Attributes:
         length: the number of rows.
         size: bytes of all rows. 0 for rows that a program holds in memory.
-        row: returns the row of a number. Raises RecordError if it can't be read.
+        row: reads the row of a number. Raises RecordError if it can't be read.
     """
 
     length: int
@@ -62,7 +61,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How rows are read.
+    """The settings by which rows are read.
 
     Attributes:
         allow_outside_media: media paths may leave the media root.
@@ -71,8 +70,8 @@ class ReadOptions:
         system: a system turn for every prompt. It replaces the prompt's own.
         format: the preset by which rows are read, ``OURS`` for rows of our own forms. None guesses it from the first
             row of a file.
-        first_number: what whole numbers in the answers of a file count the options from. None: it is not known. A
-            ``RecordFile`` finds it out.
+        first_number: the number of the first option in the answers of a file, 0 or 1. None: not known. A ``RecordFile``
+            finds it out.
     """
 
     allow_outside_media: bool = False
@@ -90,7 +89,7 @@ class ReadOptions:
 
     @classmethod
     def of(cls, flags: Any) -> ReadOptions:
-        """From the flags of these names, which say columns as text and prompt_template as a file.
+        """Make the options from flags of these names, where columns are a text and prompt_template is a file.
 
         Raises:
             ValueError, OSError: columns of another form, a template that can't be read or has no ``{prompt}``.
@@ -123,7 +122,8 @@ def text_or_file(text: str | None) -> str | None:
     Raises:
         OSError: it names a pipe, a socket or a device.
     """
-    if text is None or "\n" in text or not os.path.exists(text) or os.path.isdir(text):  # of pathlib's, some raise
+    # `os.path` and not pathlib, whose questions raise errors for a text that no file can be called.
+    if text is None or "\n" in text or not os.path.exists(text) or os.path.isdir(text):
         return text
     return plain_file(text).read_text("utf-8").strip()
 
@@ -188,12 +188,13 @@ def _paths(media: list[tuple[str, Any]], media_root: Path, options: ReadOptions)
 
 
 def adds_request(options: ReadOptions) -> bool:
-    """Whether presets say in which form to answer: not where the template or the system turn does."""
-    return "<answer>" not in (options.prompt_template or "") + (options.system or "")
+    """Whether presets request a form of the answer. They do not where the template or the system turn does."""
+    own_texts = (options.prompt_template or "") + (options.system or "")
+    return "<answer>" not in own_texts
 
 
 def _clip_metas(draft: Draft, videos: tuple[str, ...], where: str) -> tuple[ClipMeta | None, ...]:
-    """What the row says of each clip.
+    """The settings of each clip, from all places of the row.
 
     Args:
         videos: the paths of the clips.
@@ -225,12 +226,12 @@ def _check_frame_times(meta: ClipMeta | None, path: str, where: str) -> None:
 
 
 def _unread(given: dict[str, Any], made: dict[str, Any], unread: Collection[str], read: set[str]) -> Iterator[str]:
-    """The keys of a row of others that hold something, and that neither its preset nor our form reads.
+    """The keys of a row of another format that hold a value, and that neither its preset nor our form reads.
 
     Args:
-        made: the row in our form. What has a meaning there is in it only where the preset says so.
-        unread: its own unread keys.
-        read: by the preset.
+        made: the row in our form. A key with a meaning there is in it only where the preset says so.
+        unread: the unread keys of ``made``.
+        read: the keys that the preset read.
     """
     for key, value in given.items():
         is_left = key in unread or key in READ_KEYS or key not in made
@@ -239,7 +240,7 @@ def _unread(given: dict[str, Any], made: dict[str, Any], unread: Collection[str]
 
 
 def format_of(rows: Rows, options: ReadOptions) -> str:
-    """The name of the preset by which the rows of a file are to be read, by its first row. ``OURS`` where none fits.
+    """The name of the preset that fits the first row of a file. ``OURS`` where none fits.
 
     Raises:
         RecordError: several presets fit.
@@ -253,10 +254,10 @@ def format_of(rows: Rows, options: ReadOptions) -> str:
 
 
 def first_number_of(rows: Rows, numbers: Iterable[int], options: ReadOptions) -> int | None:
-    """What whole numbers in the answers of a file count the options from, by ``counted_from``.
+    """The number of the first option in the answers of a file, by ``counted_from``.
 
     Args:
-        numbers: of the rows that are looked at.
+        numbers: the rows that are looked at.
 
     Raises:
         RecordError: the rows contradict each other.
@@ -266,7 +267,7 @@ def first_number_of(rows: Rows, numbers: Iterable[int], options: ReadOptions) ->
     found = []
     first = ""
     for number in numbers:
-        with suppress(RecordError, ValueError):  # of bad rows, reported when they are parsed
+        with suppress(RecordError, ValueError):  # bad rows are reported when they are parsed
             row = rows.row(number)
             first = first or row.where
             answered = answer_and_options(options.format, _value(row, options))
@@ -280,7 +281,7 @@ def first_number_of(rows: Rows, numbers: Iterable[int], options: ReadOptions) ->
 
 
 def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
-    """What a row holds, under the names of ``options.columns`` and with types."""
+    """The content of a row, under the names of ``options.columns`` and with types."""
     value = row.content
     if not isinstance(value, dict):
         raise RecordError(f"{row.where}: expected an object with {MAIN_KEYS}, got {kind_of(value)}")
@@ -294,19 +295,22 @@ def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
 
 
 def _with_ending(clip: Any, media_root: Path) -> Any:
-    """The path of a clip that is named without its ending, as by an id: that of the file that is there."""
+    """The path of a clip with the ending of its file on the disk, where the row names it without, as by an id."""
     if not isinstance(clip, str) or len(clip) > 1000 or "\0" in clip or Path(clip).suffix.lower() in CLIP_ENDINGS:
         return clip
     if os.path.exists(media_root / clip):
         return clip
-    return next((clip + ending for ending in CLIP_ENDINGS if os.path.exists(media_root / (clip + ending))), clip)
+    for ending in CLIP_ENDINGS:
+        if os.path.exists(media_root / (clip + ending)):
+            return clip + ending
+    return clip
 
 
 def unread_keys_of(records: Iterable[Record], columns: Collection[str]) -> Counter[str]:
-    """How many records have each key that nothing reads: neither their form, nor a reward, nor another part of a run.
+    """The number of records for each key that nothing reads: no form, no reward, and no other part of a run.
 
     Args:
-        columns: the fields that the rewards name.
+        columns: the fields that the rewards read.
     """
     known = {*columns, *FIELDS_OF_A_RUN}
     counts: Counter[str] = Counter()
@@ -317,14 +321,14 @@ def unread_keys_of(records: Iterable[Record], columns: Collection[str]) -> Count
 
 
 def unread_text(counts: Mapping[str, int], records: int) -> str:
-    """The keys that nothing reads, with the number of records that have each, and what to do about some."""
+    """A line about the keys that nothing reads, with the number of records that have each, and advice on some."""
     shown = [f"{key} ({count:,} of {records:,})" for key, count in counts.items()]
     advice = [f"; {key}: {ADVICE[key]}" for key in counts if key in ADVICE]
     return f"keys that no reward and nothing else reads: {', '.join(shown)}{''.join(advice)}"
 
 
 def media_hints(records: int, without: int) -> Iterator[Hint]:
-    """What is said of records that have neither a clip nor a picture."""
+    """Hints about records that have neither a clip nor a picture."""
     if records and without == records:
         yield Hint("text alone", "no record has a clip or a picture: the model sees text alone")
     elif without:
@@ -333,25 +337,33 @@ def media_hints(records: int, without: int) -> Iterator[Hint]:
 
 
 def record_hints(record: Record) -> Iterator[Hint]:
-    """What in a record is worth a look: what was changed when it was read, and what of it has no effect."""
+    """Hints about a record: changes that reading made, and parts of it that have no effect."""
     yield from record.hints
     if not MEDIA_TAG.sub("", record.messages[-1].text).strip():
         yield Hint("no question", "the last user turn has no text beside its media: the model is asked nothing")
-    named = sorted({found.strip() for message in record.messages for found in NEARLY_A_TAG.findall(message.text)})
+    named: set[str] = set()
+    for message in record.messages:
+        named.update(found.strip() for found in NEARLY_A_TAG.findall(message.text))
     if named:
         yield Hint(
             "text like a tag",
-            f"the prompt has {', '.join(named)}, which is text here; <video> and <image> stand for media",
+            f"the prompt has {', '.join(sorted(named))}, which is text here; <video> and <image> stand for media",
         )
-    meta = record.fields.get("meta") if record.videos else None
-    metas = [each for each in (meta if isinstance(meta, list) else [meta]) if isinstance(each, dict)]
-    if unknown := sorted({str(key)[:80] for each in metas for key in unknown_meta_keys(each)}):
+    unknown: set[str] = set()
+    if record.videos:
+        meta = record.fields.get("meta")
+        for each in meta if isinstance(meta, list) else [meta]:
+            if isinstance(each, dict):
+                unknown.update(str(key)[:80] for key in unknown_meta_keys(each))
+    if unknown:
+        listed = sorted(unknown)
         yield Hint(
             "unknown key in meta",
-            f"meta has {', '.join(unknown)}, which change no frames and are left to the rewards"
-            f"{advice_on_meta(unknown)}; known are {', '.join(META_KEYS)}",
+            f"meta has {', '.join(listed)}, which change no frames and are left to the rewards"
+            f"{advice_on_meta(listed)}; known are {', '.join(META_KEYS)}",
         )
-    if hidden := _hidden_options(record.fields, "\n".join(message.text for message in record.messages)):
+    hidden = _hidden_options(record.fields, prompt="\n".join(message.text for message in record.messages))
+    if hidden:
         advice = "write them into the user turn"
         if isinstance(record.fields.get("prompt"), str):
             advice = "--columns prompt=question,solution=answer --format question-answer writes them there"
@@ -359,14 +371,23 @@ def record_hints(record: Record) -> Iterator[Hint]:
 
 
 def _hidden_options(row: dict[str, Any], prompt: str) -> str:
-    """The columns of options that the prompt does not hold all of. Empty where there are none."""
-    is_text = lambda value: isinstance(value, str) and bool(value.strip())
-    letters = list(takewhile(lambda letter: is_text(row.get(letter)), ascii_uppercase))
+    """The columns of options that are not all in the prompt, in words. Empty where there are none."""
+    letters: list[str] = []
+    for letter in ascii_uppercase:
+        if not _is_text(row.get(letter)):
+            break
+        letters.append(letter)
     if len(letters) > 1 and not all(row[letter].strip() in prompt for letter in letters):
         return f"the options in the columns {', '.join(letters)}"
     for name in OPTION_KEYS:
         given = row.get(name)
         texts = list(given.values()) if isinstance(given, dict) else given
-        if isinstance(texts, list) and len(texts) > 1 and all(map(is_text, texts)):
-            return "" if all(text.strip() in prompt for text in texts) else f"the options in the column {name}"
+        if isinstance(texts, list) and len(texts) > 1 and all(map(_is_text, texts)):
+            are_shown = all(text.strip() in prompt for text in texts)
+            return "" if are_shown else f"the options in the column {name}"
     return ""
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is a text that is not blank."""
+    return isinstance(value, str) and bool(value.strip())

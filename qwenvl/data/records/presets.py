@@ -1,4 +1,4 @@
-"""Presets: formats that keep question, options and answer apart, and what turns a row of each into one of our rows.
+"""Presets: formats that keep question, options and answer apart, each with the function that makes our rows of them.
 
 The prompt is in our own words: benchmarks word the request for an answer differently, each in its own way.
 """
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -30,7 +29,7 @@ from qwenvl.data.records.choices import (
 from qwenvl.data.records.forms import draft_of
 from qwenvl.data.records.frame_settings import META_KEYS
 from qwenvl.data.records.keys import FRAME_KEYS, PICTURE_ENDINGS, READ_KEYS, SYSTEM_KEYS, TURN_KEYS, is_empty
-from qwenvl.data.records.spans import is_cut_of_a_film, is_time, seconds_of, spans_text, times_in
+from qwenvl.data.records.spans import check_times, is_cut_of_a_film, seconds_of, spans_text, times_in
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.grounding import spans_in
 from qwenvl.rewards.functions.text import solution_of
@@ -59,7 +58,7 @@ ASKED_FOR = {
     SPAN: "start and end in seconds, with the word to between them,",
     LABELS: "the labels, with commas between them,",
 }
-"""What a prompt asks for by kind of answer. The kind is the record's field ``problem_type``, which rewards may read."""
+"""The request of a prompt by kind of answer, which is the record's field ``problem_type``. Rewards may read it."""
 
 # Kinds of answers by the names that files give them, in small letters and without hyphens.
 _KINDS = {
@@ -90,10 +89,10 @@ class Made:
     """One of our rows, made of a row of another format.
 
     Attributes:
-        row: in the prompt form.
-        read: the keys that it was made of. The others become fields of the record.
-        hints: what was changed, and is worth a look.
-        asked: what the prompt asks for. None: by the kind of the answer.
+        row: the row in our prompt form.
+        read: the keys that it was made of. All other keys become fields of the record.
+        hints: changes that are worth a look.
+        asked: the answer that the prompt requests, in words. None: by the kind of the answer.
     """
 
     row: Values
@@ -104,15 +103,15 @@ class Made:
 
 @dataclass(frozen=True)
 class Preset:
-    """A format.
+    """A format of rows.
 
     Attributes:
-        summary: who writes it, in a few words.
-        keys: of a row by which it is guessed. Rows in our own forms are never passed to it. ``_INSTEAD`` has keys that
-            stand for one of them.
-        row: returns one of our rows. Its second argument is what whole numbers in the answers of the file count the
-            options from, None where that is not known. Raises ValueError naming the key that is wrong.
-        generic: it is guessed only where no other preset fits.
+        summary: the program or data set that writes the format, in a few words.
+        keys: the keys of a row by which the format is guessed, or keys that ``_INSTEAD`` has for them. Rows in our own
+            forms are not guessed.
+        row: makes one of our rows. Its second argument is the number of the first option in the answers of the file,
+            None where that is not known. Raises ValueError naming the key that is wrong.
+        generic: the format is guessed only where no other one fits.
         answer: the key of the answer that options belong to. None: the format has no options.
     """
 
@@ -173,11 +172,11 @@ def guessed(row: Values, where: str) -> str:
 
 
 def our_row(name: str, row: Values, where: str, form: bool = True, first_number: int | None = None) -> Made:
-    """One of our rows, made by the preset of that name. Keys without a meaning become fields; ``id``: ``source_id``.
+    """One of our rows, made by the preset of that name. Its other keys become fields, ``id`` as ``source_id``.
 
     Args:
-        form: a prompt made of a question also says in which form to answer, unless it mentions ``<answer>`` itself.
-        first_number: what whole numbers in the answers of the file count the options from. None: it is not known.
+        form: a prompt made of a question also requests a form of the answer, unless it mentions ``<answer>`` itself.
+        first_number: the number of the first option in the answers of the file. None: not known.
 
     Raises:
         RecordError: the row is not of this format.
@@ -188,8 +187,8 @@ def our_row(name: str, row: Values, where: str, form: bool = True, first_number:
         raise RecordError(f"{where}: read as {name}: {error}") from None
     passed = {*_PASSED, "meta"} if _has_known_keys(row.get("meta")) else set(_PASSED)
     others = {key: one for key, one in row.items() if key not in made.read and key not in READ_KEYS - passed}
-    if isinstance(others.get("reward"), int | float):  # of somebody's model: here the field names reward functions
-        del others["reward"]
+    if isinstance(others.get("reward"), int | float):
+        del others["reward"]  # a number that some model gave: here the field names reward functions
     if row.get("id") is not None:
         others["source_id"] = row["id"]
         made.read.add("id")
@@ -201,11 +200,11 @@ def our_row(name: str, row: Values, where: str, form: bool = True, first_number:
 
 
 def answer_request(kind: str, wanted: str | None = None) -> str:
-    """What stands behind a question: in which form to answer it.
+    """The text behind a question that requests a form of the answer.
 
     Args:
-        kind: of the question.
-        wanted: the answer in words. None: as the kind has it.
+        kind: of the answer, a key of ``ASKED_FOR``.
+        wanted: the requested answer in words. None: as ``ASKED_FOR`` has it.
     """
     wanted = wanted or ASKED_FOR.get(kind, "the answer")
     return f"\nFirst think, within <think> </think>. Then give {wanted} within <answer> </answer>."
@@ -217,26 +216,30 @@ def has_options(name: str) -> bool:
 
 
 def answer_and_options(name: str, row: Values) -> tuple[Any, Options] | None:
-    """The answer of a row and its options, by which ``counted_from`` finds out how a file counts. None: it has none.
+    """The answer and the options of a row, for ``counted_from``. None for a row without options.
 
     Raises:
         ValueError: the options are not of their form.
     """
     answer = PRESETS[name].answer
     found = _given_options(row)
-    return None if answer is None or found is None else (row.get(answer), found[0])
+    if answer is None or found is None:
+        return None
+    options, _ = found
+    return row.get(answer), options
 
 
 # Parts of rows
 
 
 def _has_known_keys(meta: Any) -> bool:
-    """Whether the ``meta`` of a row of others says something of its frames, and is not theirs."""
+    """Whether the ``meta`` of a row of another format has frame settings, and is not one of that format."""
     entries = meta if isinstance(meta, list) else [meta]
     return any(isinstance(each, dict) and each.keys() & set(META_KEYS) for each in entries)
 
 
 def _text(row: Values, key: str) -> str:
+    """The text under a key. ValueError: it is blank or no text."""
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{key}: expected text, got {kind_of(value)}")
@@ -263,11 +266,12 @@ def _media(row: Values) -> tuple[Values, set[str]]:
 
 
 def _given_options(row: Values) -> tuple[Options, tuple[str, ...]] | None:
-    """The options of a row, and the keys that hold them: one of ``OPTION_KEYS``, or columns. None: it has none."""
+    """The options of a row, and the keys that hold them: one of ``OPTION_KEYS``, or columns. None without options."""
     for key in OPTION_KEYS:
         given = row.get(key)
         # A table gives open questions the letters too, each without a text.
-        if not is_empty(given) and not (isinstance(given, dict) and all(map(is_empty, given.values()))):
+        is_without_texts = isinstance(given, dict) and all(map(is_empty, given.values()))
+        if not is_empty(given) and not is_without_texts:
             return options_of(given, key), (key,)
     return option_columns(row)
 
@@ -291,7 +295,7 @@ def _kind_of_answer(answer: Any, question: str) -> str:
 
 
 def _kind_of(row: Values, answer: Any, question: str, options: Options | None) -> tuple[str, str]:
-    """The kind of an answer, and the column that says it, if one does."""
+    """The kind of an answer, and the column that names it, empty where none does."""
     said, key = _kind_said(row, answer)
     if said and (key == "problem_type" or not options):
         return said, key
@@ -301,9 +305,10 @@ def _kind_of(row: Values, answer: Any, question: str, options: Options | None) -
 
 
 def _kind_said(row: Values, answer: Any) -> tuple[str | None, str]:
-    """The kind of answer that a column of a row says, where the answer is of that kind, and the column's key."""
+    """The kind of answer that a column of a row names, where the answer is of that kind, and the column's key."""
     for key in _KIND_KEYS:
-        kind = _KINDS.get(" ".join(re.split(r"[\s_-]+", str(row.get(key) or "").casefold())))
+        words = re.split(r"[\s_-]+", str(row.get(key) or "").casefold())
+        kind = _KINDS.get(" ".join(words))
         if kind is None or (kind == SPAN and not times_in(answer)) or (kind == CHOICE and key != "problem_type"):
             continue
         if kind == NUMBER and not _NUMBER.fullmatch(str(answer).strip()):
@@ -330,9 +335,9 @@ def _question_row(
     Args:
         question, answer: their keys in the row.
         kind: of the answer. None: by the options, by a column such as ``problem_type``, or by the answer.
-        media: where other keys than those of ``_media`` name them.
+        media: ``videos`` and ``images`` of our row. None: by the keys of ``_media``.
         read: further keys of the row that its record is made of.
-        more: fields of the record.
+        more: further fields of the record.
     """
     prompt = _text(row, question).strip()
     if answer == "answer" and row.get(answer) is None:
@@ -352,18 +357,22 @@ def _question_row(
     if own_kind and options and kind == CHOICE and said_by != "problem_type":
         more["source_problem_type"] = own_kind  # somebody's own name for a kind of question
     if found is not None and options and kind == CHOICE and not _shows(prompt, options):
-        prompt = "\n".join([prompt, *(f"{letter}. {text}" for letter, text in options.texts.items())])
+        for letter, text in options.texts.items():
+            prompt += f"\n{letter}. {text}"
 
     # Columns that are read, and that rewards may want as well.
     kept = [key for key in (said_by, "duration" if kind == SPAN else "") if row.get(key) is not None]
     more = {key: row[key] for key in kept if key != "problem_type"} | more
-    beside, media_keys = _media(row) if media is None else (media, set[str]())
-    made = Made({}, {question, answer, *option_keys, *media_keys, *kept, *read})
+    media_keys: set[str] = set()
+    if media is None:
+        media, media_keys = _media(row)
+    made = Made(row={}, read={question, answer, *option_keys, *media_keys, *kept, *read})
     if own_kind:
         made.read.add("problem_type")
+    times = times_in(given) if kind == SPAN else []
     if options and kind == CHOICE:
         solution = chosen(given, options, answer, first_number)
-    elif kind == SPAN and (times := times_in(given)):
+    elif times:
         solution, made.hints = spans_text(times, row.get("duration"))
         if len(times) > 1:
             made.asked = "start and end in seconds of every time that it happens, with the word to between them,"
@@ -372,7 +381,7 @@ def _question_row(
     else:
         solution = bare(given, answer)
         made.hints += _hints_about(solution, kind)
-    made.row = beside | {"prompt": prompt, "solution": f"<answer>{solution}</answer>", "problem_type": kind} | more
+    made.row = media | {"prompt": prompt, "solution": f"<answer>{solution}</answer>", "problem_type": kind} | more
     return made
 
 
@@ -398,6 +407,7 @@ def _shows(prompt: str, options: Options) -> bool:
 
 
 def _hints_about(solution: str, kind: str) -> Iterator[Hint]:
+    """Hints about an answer that is scored as words and seems to be something else."""
     if kind == WORDS and re.fullmatch(r"\(?[A-H][).]?", solution):
         yield Hint(
             "a letter without options",
@@ -413,28 +423,37 @@ def _hints_about(solution: str, kind: str) -> Iterator[Hint]:
 
 
 def _video_r1(row: Values, first_number: int | None = None) -> Made:
-    """``problem`` and a ``solution`` in tags. ``path`` is a clip or a picture."""
+    """The row of a ``problem`` and a ``solution`` in tags. ``path`` is a clip or a picture."""
     media, media_keys = _media(row)
     more: Values = {}
     if row.get("path"):
-        if (medium := row.get("data_type")) not in ("video", "image"):
+        medium = row.get("data_type")
+        if medium not in ("video", "image"):
             raise ValueError(f'data_type: expected "video" or "image", got {medium!r}')
         media, _ = _media({medium: row["path"]})
         more["data_type"] = medium
-    if isinstance(thought := row.get("process"), str):  # of the file for a warm start
+    thought = row.get("process")  # in the file for a warm start
+    if isinstance(thought, str):
         more["thinking"] = thought.replace("<think>", "").replace("</think>", "").strip()
-    read = ("path", "process", "data_type", *media_keys)
-    return _question_row(row, first_number, question="problem", answer="solution", media=media, read=read, **more)
+    return _question_row(
+        row,
+        first_number,
+        question="problem",
+        answer="solution",
+        media=media,
+        read=("path", "process", "data_type", *media_keys),
+        **more,
+    )
 
 
 def _videomme(row: Values, first_number: int | None = None) -> Made:
-    """``videoID`` names the clip."""
+    """The row of a question about the clip that ``videoID`` names."""
     name = _text(row, "videoID")
     return _question_row(row, first_number, media={"videos": [name]}, read=("videoID",), videoID=name)
 
 
 def _mvbench(row: Values, first_number: int | None = None) -> Made:
-    """Some tasks ask about a stretch of the clip, or have folders of frames."""
+    """The row of a question, in some tasks about a stretch of the clip, or with a folder of frames as the clip."""
     names = {"start": "video_start", "end": "video_end", "fps": "frames_fps"}
     meta = {known: row[key] for key, known in names.items() if row.get(key) is not None}
     return _question_row(row, first_number, read=tuple(names), **meta)
@@ -442,16 +461,15 @@ def _mvbench(row: Values, first_number: int | None = None) -> Made:
 
 # Sentences and when they happen
 
-_CHARADES = re.compile(r"(\S+) ([0-9]+\.?[0-9]*) ([0-9]+\.?[0-9]*)\s?##\s?(.+)")
-
 
 def span_hints(record: Record, clips: Sequence[FrameInfo]) -> Iterator[Hint]:
-    """Name a solution that no answer can equal: a span of it ends after the record's only clip."""
+    """Hints about a solution that no answer can equal: a span of it ends after the record's only clip."""
     is_span = _KINDS.get(str(record.fields.get("problem_type")).casefold().replace("-", " ")) == SPAN
     if len(clips) != 1 or not is_span:
         return
+    spans = spans_in(solution_of(record.solution))
     # The last frame is shown until the clip ends, which headers round.
-    if any(max(span) > clips[0].duration + 1 for span in spans_in(solution_of(record.solution))):
+    if any(max(span) > clips[0].duration + 1 for span in spans):
         yield Hint("a span beyond the clip", "the solution has a span that ends after the clip")
 
 
@@ -460,23 +478,21 @@ def _span_row(row: Values, first_number: int | None = None) -> Made:
     times: Any = row.get("timestamp", [seconds_of(row.get("start")), seconds_of(row.get("end"))])
     if isinstance(times, str):  # in a cell of CSV
         times = [list(span) for span in spans_in(times)]
-    if not isinstance(times, list) or not times or (not isinstance(times[0], list) and len(times) != 2):
-        raise ValueError(f"timestamps: expected start and end, got {kind_of(times)}")
-    for pair in times if isinstance(times[0], list) else [times]:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise ValueError(f"timestamps: expected start and end, got {kind_of(pair)}")
-        for key, value in zip(("start", "end"), pair, strict=True):
-            if not is_time(value):
-                raise ValueError(f"{key}: expected seconds, got {kind_of(value)}")
+    check_times(times)
     question = f'When does the following happen in the video? "{_text(row, "sentence").strip()}"'
     asked = row | {"question": question, "answer": times}
-    kept: Values = {key: _text(row, key) for key in ("video_id", "sentence") if key == "sentence" or key in row}
+    kept: Values = {}  # as fields of the record
+    media = None
+    if "video_id" in row:
+        kept["video_id"] = _text(row, "video_id")
+        media = {"videos": [kept["video_id"]]}
+    kept["sentence"] = _text(row, "sentence")
     read = ["start", "end", "timestamp", *kept]
-    media = {"videos": [kept["video_id"]]} if "video_id" in kept else None
-    if cut := is_cut_of_a_film(row):
+    is_cut = is_cut_of_a_film(row)
+    if is_cut:
         read += ["video_start", "video_end"]
     made = _question_row(asked, kind=SPAN, media=media, read=read, **kept)
-    if cut:
+    if is_cut:
         made.hints.append(
             Hint(
                 "times of the film",
@@ -487,40 +503,24 @@ def _span_row(row: Values, first_number: int | None = None) -> Made:
     return made
 
 
-def activitynet_rows(content: Values) -> Iterator[tuple[str, Values]]:
-    """Place and row of each sentence of an object that holds ``timestamps`` and ``sentences`` by clip.
-
-    Raises:
-        TypeError, KeyError: an object of another format.
-    """
-    for clip, entry in content.items():
-        for i, (times, sentence) in enumerate(zip_longest(entry["timestamps"], entry["sentences"])):
-            row = {"video_id": clip, "duration": entry.get("duration"), "timestamp": times, "sentence": sentence}
-            yield f"{clip}[{i}]", row
-
-
-def charades_row(line: str) -> Values:
-    """The row of ``3MSZA 24.3 30.4##person turn a light on.``, and a row that is refused of any other line."""
-    if not (found := _CHARADES.fullmatch(line.strip())):
-        return {"line": line}
-    return {"video_id": found[1], "start": float(found[2]), "end": float(found[3]), "sentence": found[4]}
-
-
 # Label Studio
 
 _PICTURES = {*PICTURE_ENDINGS, ".gif"}
 
 
 def _label_studio(row: Values, first_number: int | None = None) -> Made:
-    """The first annotation that is not cancelled, ground truth before others, and the clip of ``data``."""
+    """The row of the clip of ``data`` and of its first annotation that is not cancelled, ground truth before others."""
     data = row.get("data")
     if not isinstance(data, dict):
         raise ValueError(f"data: expected an object with the clip of the task, got {kind_of(data)}")
     listed = [one for one in row.get("annotations") or [] if isinstance(one, dict) and not one.get("was_cancelled")]
     listed.sort(key=lambda one: not one.get("ground_truth"))  # the order stays otherwise
-    answer, kind = next(filter(None, (_annotated(one.get("result")) for one in listed)), (None, ""))
-    if answer is None:
+    given = None
+    for annotation in listed:
+        given = given or _annotated(annotation.get("result"))
+    if given is None:
         raise ValueError("annotations: expected one that is not cancelled and has choices, labels, text or a number")
+    answer, kind = given
     question = data.get("question") or data.get("text")
     question = question if isinstance(question, str) else "What does the video show?"
     texts = {key: value for key, value in data.items() if isinstance(value, str) and key not in ("question", "text")}
@@ -534,7 +534,7 @@ def _label_studio(row: Values, first_number: int | None = None) -> Made:
 
 
 def _annotated(result: Any) -> tuple[str, str] | None:
-    """The answer that the regions of an annotation give, labels in order of their times, and its kind."""
+    """The answer in the regions of an annotation, labels in the order of their times, and the kind of the answer."""
     labels: list[tuple[float, str]] = []
     for region in result if isinstance(result, list) else []:
         value = region.get("value") or {}
@@ -542,20 +542,25 @@ def _annotated(result: Any) -> tuple[str, str] | None:
         if kind in ("number", "rating") and value.get(kind) is not None:
             return str(value[kind]), NUMBER
         if kind == "textarea" and value.get("text"):
-            return " ".join([value["text"]] if isinstance(value["text"], str) else value["text"]), WORDS
+            texts = [value["text"]] if isinstance(value["text"], str) else value["text"]
+            return " ".join(texts), WORDS
         named = value.get(kind) if kind in ("choices", "timelinelabels", "labels") else None
         if kind == "taxonomy":
             named = [path[-1] for path in value.get("taxonomy") or () if path]
         ranges = value.get("ranges") or [{"start": value.get("start") or 0}]
-        labels += [(float(ranges[0].get("start") or 0), str(label)) for label in named or ()]
+        start = float(ranges[0].get("start") or 0)
+        labels += [(start, str(label)) for label in named or ()]
+    if not labels:
+        return None
     labels.sort(key=lambda label: label[0])
-    return (", ".join(text for _, text in labels), LABELS) if labels else None
+    return ", ".join(text for _, text in labels), LABELS
 
 
 def _stored_path(address: str) -> str:
     """The path of an upload (``/data/upload/1/clip.mp4``) or of local storage (``/data/local-files/?d=clip.mp4``)."""
     parts = urlsplit(address)
-    if parts.path.rstrip("/").endswith("/local-files") and (local := parse_qs(parts.query).get("d")):
+    local = parse_qs(parts.query).get("d")
+    if local and parts.path.rstrip("/").endswith("/local-files"):
         return local[0].lstrip("/")
     return address.removeprefix("/data/") if address.startswith("/data/upload/") else address
 

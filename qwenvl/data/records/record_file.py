@@ -20,10 +20,11 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.run_log.log import hash_of
 from qwenvl.types import Message, Record
 
-LOADED_BYTES = 512 * 2**20  # of a file, unpacked, up to which its records are loaded
-LOADED_RECORDS = 20_000  # and up to how many: more would take 3 kB of memory each, in each process
-SPOT_CHECKS = 200
-FINGERPRINTED = 1_000  # records of which a checkpoint keeps a hash
+# Records of a file are loaded up to both bounds: each takes 3 kB of memory, in each process.
+LOADED_BYTES = 512 * 2**20  # unpacked
+LOADED_RECORDS = 20_000
+SPOT_CHECKS = 200  # records of a large file that are read and checked at the start
+FINGERPRINTED = 1_000  # records that the hash in a checkpoint covers
 
 
 class RecordFile(Sequence[Record]):
@@ -32,15 +33,15 @@ class RecordFile(Sequence[Record]):
     Duplicate ids are found only by reading all records in order.
 
     Args:
-        source: names the file. ``source.percent`` of its rows are selected by ``seed``.
+        source: the data set. ``source.percent`` of its rows are selected by ``seed``.
         check_record: called last on each record, on behalf of the rewards.
-        skip: bad rows give a record with its ``problem``, in place of an error.
+        skip: a bad row gives a record with its ``problem``, in place of an error.
         rows: the rows, where they are in no file. Then ``source`` only names them.
 
     Attributes:
-        source: names the file.
+        source: the data set.
         read_as: the preset by which the rows are read, where it was guessed and not named. None for our own forms.
-        first_number: what whole numbers in the answers count the options from, where rows tell.
+        first_number: the number of the first option in the answers, where the rows tell.
 
     Raises:
         RecordError: the file can't be read or has no rows. When indexed: the row is bad, unless ``skip``.
@@ -64,8 +65,7 @@ class RecordFile(Sequence[Record]):
         if not length:
             raise RecordError(f"{source.annotation_path}: no records in the file")
         guessed = named or format_of(self._rows, options)
-        every = length <= LOADED_RECORDS and self._rows.size <= LOADED_BYTES
-        looked_at = range(length) if every else spread(length, SPOT_CHECKS)
+        looked_at = range(length) if self._is_loaded else spread(length, SPOT_CHECKS)
         self.first_number = first_number_of(self._rows, looked_at, replace(options, format=guessed))
         self._options = replace(options, format=guessed, first_number=self.first_number)
         self._skip = skip
@@ -78,13 +78,18 @@ class RecordFile(Sequence[Record]):
             draw = stable_random(seed, "percent", source.name)
             self._numbers = np.sort(np.array(draw.sample(range(length), min(count, length)), np.int64))
 
+    @property
+    def _is_loaded(self) -> bool:
+        """Whether the file is small enough to be kept in memory."""
+        return self._rows.size <= LOADED_BYTES and self._rows.length <= LOADED_RECORDS
+
     def load(self) -> Sequence[Record]:
-        """All records, in a list. Of a large file: this file, of which ``SPOT_CHECKS`` records are checked.
+        """All records in a list, or of a large file this object, after ``SPOT_CHECKS`` of its records were checked.
 
         Raises:
-            RecordError: the first bad row that was read. Where bad rows are left out: none was good.
+            RecordError: the first bad row that was read. With ``skip``: all rows that were read are bad.
         """
-        if self._rows.size <= LOADED_BYTES and self._rows.length <= LOADED_RECORDS:
+        if self._is_loaded:
             records = [record for record in self]
             _check_one_is_good(record.problem for record in records)
             return records
@@ -104,19 +109,30 @@ class RecordFile(Sequence[Record]):
             return self._unreadable(number, error)
 
     def _read(self, number: int) -> Record:
+        """The record of a row of the file. RecordError: the row is bad, or the rewards can't score it."""
         record = parse_row(self._rows.row(number), self._media_root, self._options)
-        if self._check_record is not None and (problem := self._check_record(record)):
+        problem = None if self._check_record is None else self._check_record(record)
+        if problem:
             raise RecordError(f"{record.where}: {problem}", "solution")
         return record
 
     def _unreadable(self, number: int, error: RecordError) -> Record:
-        """What stands in the place of a bad row."""
+        """A record with a ``problem`` in the place of a bad row."""
         try:
             where = self._rows.row(number).where
         except RecordError:  # such as a line that is no JSON
             where = f"{self.source.annotation_path}: row {number + 1}"
-        shown = (Message("user", "A row that can't be read."),)
-        return Record(f"row-{number}", shown, "", (), (), (), {}, where, problem=str(error))
+        return Record(
+            id=f"row-{number}",
+            messages=(Message("user", "A row that can't be read."),),
+            solution="",
+            videos=(),
+            images=(),
+            clip_meta=(),
+            fields={},
+            where=where,
+            problem=str(error),
+        )
 
     def __iter__(self) -> Iterator[Record]:
         for index, record in enumerate(self.iterate()):
@@ -153,7 +169,7 @@ class RecordFile(Sequence[Record]):
 
 
 COMPARED = 10_000
-"""Most records of a file that is not in memory of which all are looked at. Of a larger one a few are."""
+"""Most records of a file outside of memory that ``all_or_spot_checked`` reads as a whole."""
 
 
 def spot_checked(records: Sequence[Record]) -> Iterator[Record]:
@@ -185,10 +201,13 @@ def spread(length: int, most: int) -> list[int]:
 
 
 def _check_one_is_good(problems: Iterable[str]) -> None:
-    """Check that of some records one at least can be read. What is wrong with all rows is wrong with the settings.
+    """Check that not all rows are bad: the cause is then a setting, and leaving rows out would leave nothing.
+
+    Args:
+        problems: of each row, empty for a good one.
 
     Raises:
-        RecordError: none can. It is the first one's problem.
+        RecordError: all are bad. The message is the first problem.
     """
     found = list(problems)  # all of them: reading raises for a bad row where bad rows are not left out
     if found and all(found):

@@ -1,15 +1,17 @@
-"""The rows of a source: of a file by its content, of a folder, of the hub, or of what a program hands over.
+"""Opens the rows of a source: a file by its content, a folder, a data set of the hub, or rows that a program gives.
 
-Pictures and clips of tables stay the bytes that they are, since decoding here would change and slow them.
+Pictures and clips of tables stay the bytes that they are, since decoding them here would be slow and change them.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,13 @@ from PIL.Image import Image
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import HUB_PREFIX
 from qwenvl.data.records.parse import Row, Rows
-from qwenvl.data.records.presets import activitynet_rows, charades_row
 from qwenvl.data.records.text import BOM, text_rows
 from qwenvl.files import cache_root, require
 
 EXPECTED = "expected what --dataset_use takes, rows (a list of dicts or a data set of dicts) or a GRPODataset"
 MAX_OBJECT_BYTES = 2**30  # of a file that is one JSON object: it takes several times that in memory
+_CHARADES = re.compile(r"(\S+) ([0-9]+\.?[0-9]*) ([0-9]+\.?[0-9]*)\s?##\s?(.+)")  # clip, start, end, sentence
+# Modes of Pillow that PNG holds. Pictures of all other modes become RGB.
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
 
 
@@ -37,7 +40,8 @@ def open_rows(source: Path | str) -> Rows:
     Raises:
         RecordError: the file as a whole can't be read.
     """
-    if (name := str(source)).startswith(HUB_PREFIX):
+    name = str(source)
+    if name.startswith(HUB_PREFIX):
         repository, _, split = name.removeprefix(HUB_PREFIX).partition(":")
         stem = repository.rpartition("/")[2]
         return _loaded(lambda datasets: datasets.load_dataset(repository, split=split or "train"), name, stem)
@@ -52,7 +56,8 @@ def open_rows(source: Path | str) -> Rows:
         raise RecordError(f"{path}: {message}", "file")
     with open(path, "rb") as file:
         is_parquet = file.read(4) == b"PAR1"
-    if is_parquet:  # of which the library makes a copy in the cache folder, once for each state of the file
+    if is_parquet:
+        # The library makes a copy in the cache folder, once for each state of the file.
         cache = str(cache_root() / "tables")
         return _loaded(lambda datasets: datasets.Dataset.from_parquet(name, cache_dir=cache), name, path.stem)
     return _object_rows(path) or _charades_rows(path) or text_rows(path)
@@ -73,8 +78,10 @@ def _object_rows(path: Path) -> Rows | None:
         first = file.readline(MAX_OBJECT_BYTES)
         more = file.readline()
         opens = first.removeprefix(BOM).strip() == b"{"  # no line of JSON lines
-        if not opens and (".json" not in path.suffixes or (more.strip() and _is_json(first.removeprefix(BOM)))):
-            return None
+        if not opens:
+            is_json_lines = more.strip() and _is_json(first.removeprefix(BOM))
+            if ".json" not in path.suffixes or is_json_lines:
+                return None
         text = (first + more + file.read(MAX_OBJECT_BYTES)).removeprefix(BOM)
     try:
         content = json.loads(text)
@@ -82,17 +89,19 @@ def _object_rows(path: Path) -> Rows | None:
         if opens:
             raise _no_object(path, error) from None
         return None  # JSON lines with damage, which ``text_rows`` reports
-    lists = {key: value for key, value in content.items() if _is_list_of_objects(value)}
-    if len(lists) == 1:
-        ((key, listed),) = lists.items()
-        return _listed(path, [(f" {key}[{i}]", row) for i, row in enumerate(listed)])
+    keys_of_lists = [key for key, value in content.items() if _is_list_of_objects(value)]
+    if len(keys_of_lists) == 1:
+        key = keys_of_lists[0]
+        return _listed(path, [(f" {key}[{i}]", row) for i, row in enumerate(content[key])])
     try:
         return _listed(path, [(f" {place}", row) for place, row in activitynet_rows(content)])
     except (TypeError, KeyError):
         pass
     if not content or not all(isinstance(value, dict | list) for value in content.values()):
         return _listed(path, [("1", content)]) if opens else None
-    keys = ", ".join(list(content)[:3]) + (", ..." if len(content) > 3 else "")
+    keys = ", ".join(list(content)[:3])
+    if len(content) > 3:
+        keys += ", ..."
     raise RecordError(
         f"{path}: one object with the keys {keys}, and not a list of records; write each of its entries as a record, "
         "one object a line (docs/public_sets.md has the lines of Python)",
@@ -101,6 +110,7 @@ def _object_rows(path: Path) -> Rows | None:
 
 
 def _is_json(text: bytes) -> bool:
+    """Whether a line is a JSON value by itself."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -126,22 +136,44 @@ def _no_object(path: Path, error: ValueError | RecursionError) -> RecordError:
 def _charades_rows(path: Path) -> Rows | None:
     """The rows of a text file of Charades-STA, a line each. None for files of other kinds."""
     with open(path, "rb") as file:
-        head = file.read(4096).removeprefix(BOM).lstrip().partition(b"\n")[0]
-        if "sentence" not in charades_row(head.decode("utf-8", "replace")):
+        first_line = file.read(4096).removeprefix(BOM).lstrip().partition(b"\n")[0]
+        if "sentence" not in charades_row(first_line.decode("utf-8", "replace")):
             return None
         file.seek(0)
         lines = file.read().decode("utf-8-sig", "replace").splitlines()
     return _listed(path, [(str(i), charades_row(line)) for i, line in enumerate(lines, start=1) if line.strip()])
 
 
+def activitynet_rows(content: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Place and row of each sentence of an object that holds ``timestamps`` and ``sentences`` by clip.
+
+    Raises:
+        TypeError, KeyError: an object of another format.
+    """
+    for clip, entry in content.items():
+        for i, (times, sentence) in enumerate(zip_longest(entry["timestamps"], entry["sentences"])):
+            row = {"video_id": clip, "duration": entry.get("duration"), "timestamp": times, "sentence": sentence}
+            yield f"{clip}[{i}]", row
+
+
+def charades_row(line: str) -> dict[str, Any]:
+    """The row of ``3MSZA 24.3 30.4##person turn a light on.``, and a row that is refused of any other line."""
+    found = _CHARADES.fullmatch(line.strip())
+    if found is None:
+        return {"line": line}
+    return {"video_id": found[1], "start": float(found[2]), "end": float(found[3]), "sentence": found[4]}
+
+
 def _listed(path: Path, rows: list[tuple[str, dict[str, Any]]]) -> Rows:
-    """Rows by their places in the file."""
-    listed = [Row(f"{path}:{place}", f"{path.stem}-{i}", row) for i, (place, row) in enumerate(rows)]
-    return Rows(len(listed), path.stat().st_size, listed.__getitem__)
+    """Rows in memory, each with its place in the file."""
+    listed: list[Row] = []
+    for number, (place, content) in enumerate(rows):
+        listed.append(Row(where=f"{path}:{place}", default_id=f"{path.stem}-{number}", content=content))
+    return Rows(length=len(listed), size=path.stat().st_size, row=listed.__getitem__)
 
 
 def _loaded(load: Callable[[Any], Any], where: str, stem: str) -> Rows:
-    """The rows of a table that ``load`` makes by the ``datasets`` library.
+    """The rows of a table that ``load`` makes with the ``datasets`` library, which it is given.
 
     Raises:
         RecordError: the library is not installed, or the table can't be read or has several splits.
@@ -160,32 +192,45 @@ def _loaded(load: Callable[[Any], Any], where: str, stem: str) -> Rows:
 
 def table_rows(data: Any, where: str, stem: str) -> Rows:
     """The rows of a ``datasets.Dataset``, which is on disk or in memory as Arrow tables."""
-    labels = {name: names for name, feature in data.features.items() if (names := _label_names(feature))}
-    return Rows(len(data), data.data.nbytes, partial(_table_row, data.with_format("arrow"), labels, where, stem))
+    labels: dict[str, list[str]] = {}
+    for name, feature in data.features.items():
+        names = _label_names(feature)
+        if names:
+            labels[name] = names
+    row = partial(_table_row, data.with_format("arrow"), labels, where, stem)
+    return Rows(length=len(data), size=data.data.nbytes, row=row)
 
 
 def _label_names(feature: Any) -> list[str] | None:
-    """The names of the labels of a column, or of a column of lists of labels. None: it holds something else."""
+    """The names of the labels of a column, or of a column of lists of labels. None for all other columns."""
     inner = getattr(feature, "feature", feature)  # of a list
     return list(inner.names) if type(inner).__name__ == "ClassLabel" else None
 
 
 def _table_row(data: Any, labels: dict[str, list[str]], where: str, stem: str, index: int) -> Row:
-    """Tables give every row every column: one without a value counts as missing. Labels are stored as numbers."""
+    """A row of a table. Labels are stored as numbers and become their names.
+
+    Tables give every row every column, so that a column without a value counts as missing.
+    """
     (values,) = data[index].to_pylist()
-    named = {name: _named(one, labels[name]) if name in labels else one for name, one in values.items()}
-    return Row(f"{where}[{index}]", f"{stem}-{index}", {name: one for name, one in named.items() if one is not None})
+    content: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in labels:
+            value = _named(value, labels[name])
+        if value is not None:
+            content[name] = value
+    return Row(where=f"{where}[{index}]", default_id=f"{stem}-{index}", content=content)
 
 
 def _named(value: Any, names: list[str]) -> Any:
-    """The name of a label, or of each in a list. -1 stands for a row without one."""
+    """The name of a label, or of each label in a list. -1 stands for a row without a label."""
     if isinstance(value, list):
         return [_named(each, names) for each in value]
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
 def given_rows(given: Any, name: str) -> Rows | None:
-    """The rows that a program hands over, None where it hands over something else, such as samples.
+    """The rows that a program gives, None where it gives something else, such as samples.
 
     Args:
         given: a list of dicts, a ``datasets.Dataset``, or one of torch whose items are dicts.
@@ -211,11 +256,12 @@ def given_rows(given: Any, name: str) -> Rows | None:
     if isinstance(given, known) and given.format["type"] != "custom":
         return table_rows(given, name, name)
     if isinstance(given, Dataset) and len(given) and not isinstance(given[0], dict):
-        return None  # of samples
-    return Rows(len(given), 0, partial(_given_row, given, name))
+        return None  # samples
+    return Rows(length=len(given), size=0, row=partial(_given_row, given, name))
 
 
 def _given_row(given: Any, name: str, index: int) -> Row:
+    """A row that a program gives, without its empty columns."""
     row = given[index]
     if isinstance(row, dict):
         row = {key: _plain(one) for key, one in row.items() if one is not None}
@@ -226,7 +272,8 @@ def _plain(value: Any) -> Any:
     """A value with its pictures as the bytes of a PNG file, which loses nothing."""
     if isinstance(value, Image):
         data = io.BytesIO()
-        (value if value.mode in _PNG_MODES else value.convert("RGB")).save(data, "PNG")
+        picture = value if value.mode in _PNG_MODES else value.convert("RGB")
+        picture.save(data, "PNG")
         return {"bytes": data.getvalue(), "path": None}
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}

@@ -1,4 +1,4 @@
-"""Spans of time as rows give them, and as the text of a solution."""
+"""Reads spans of time as rows give them, and writes them as the text of a solution."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qwenvl.data.errors import kind_of
 from qwenvl.rewards.functions.grounding import spans_in
 from qwenvl.types import Hint
 
 
 def times_in(given: Any) -> list[tuple[float, float]]:
-    """Start and end of each span that an answer gives: as text, as two numbers, or as a list of pairs of numbers."""
+    """The spans of an answer: a text, two numbers, or a list of pairs of numbers. Empty for all other answers."""
     if isinstance(given, str):
         return spans_in(given)
     if not isinstance(given, list | tuple) or not given:
         return []
     pairs = [given] if all(is_time(each) for each in given) else given
-    if not all(isinstance(pair, list | tuple) and len(pair) == 2 and all(map(is_time, pair)) for pair in pairs):
-        return []
-    return [(float(start), float(end)) for start, end in pairs]
+    spans: list[tuple[float, float]] = []
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(map(is_time, pair)):
+            return []
+        start, end = pair
+        spans.append((float(start), float(end)))
+    return spans
 
 
 def is_time(value: Any) -> bool:
@@ -27,8 +32,24 @@ def is_time(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9
 
 
+def check_times(times: Any) -> None:
+    """Check that times are a pair of start and end in seconds, or a list of such pairs.
+
+    Raises:
+        ValueError: naming the value that is none.
+    """
+    if not isinstance(times, list) or not times or (not isinstance(times[0], list) and len(times) != 2):
+        raise ValueError(f"timestamps: expected start and end, got {kind_of(times)}")
+    for pair in times if isinstance(times[0], list) else [times]:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError(f"timestamps: expected start and end, got {kind_of(pair)}")
+        for key, value in zip(("start", "end"), pair, strict=True):
+            if not is_time(value):
+                raise ValueError(f"{key}: expected seconds, got {kind_of(value)}")
+
+
 def spans_text(times: Sequence[tuple[float, float]], duration: Any) -> tuple[str, list[Hint]]:
-    """Spans as the text of a solution, in order of their times and within the clip, and hints about what was changed.
+    """Spans as the text of a solution, in order of their times and within the clip, and hints about changes.
 
     ``temporal_iou`` unites several spans: the answer is right if it names all of them.
 
@@ -58,13 +79,18 @@ def spans_text(times: Sequence[tuple[float, float]], duration: Any) -> tuple[str
 
 
 def seconds_of(value: Any) -> Any:
-    """The number in a cell of CSV. Anything else as it is."""
-    return float(value) if isinstance(value, str) and re.fullmatch(r"\d+(?:\.\d+)?", value.strip()) else value
+    """A number from a cell of CSV. Any other value stays as it is."""
+    if isinstance(value, str) and re.fullmatch(r"\d+(?:\.\d+)?", value.strip()):
+        return float(value)
+    return value
 
 
 def is_cut_of_a_film(row: Mapping[str, Any]) -> bool:
     """Whether a row's bounds are those at which its clip was cut from a film, as in Time-R1."""
-    start, end, duration = (row.get(key) for key in ("video_start", "video_end", "duration"))
+    start = row.get("video_start")
+    end = row.get("video_end")
+    duration = row.get("duration")
     if not (is_time(start) and is_time(end) and is_time(duration)):
         return False
+    # The span lies behind the end of the clip and is as long as the clip. Files round seconds.
     return end > duration + 1 and abs(end - start - duration) < 1

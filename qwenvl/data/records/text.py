@@ -1,6 +1,6 @@
-"""Rows of text files: JSON lines, JSON arrays and CSV.
+"""Reads the rows of text files: JSON lines, JSON arrays and CSV.
 
-A row of JSON lines is read from the disk when it is requested. Those of other files are in memory as bytes.
+A row of JSON lines is read from the disk when it is requested. The rows of the other two are in memory as bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
@@ -41,7 +41,7 @@ def text_rows(path: Path) -> Rows:
     """
     name = str(path)
     suffixes = path.suffixes
-    places = array("q")
+    places = array("q")  # three numbers a row: its place, and where its text begins and how many bytes it has
     texts = bytearray()
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -59,9 +59,14 @@ def text_rows(path: Path) -> Rows:
             for place, start, line in _lines(file):
                 places.extend((place, start, len(line)))
             _opened(path, changed)  # now: somebody may replace the file later
-    kind = "array" if first == b"[" else "csv" if is_csv else "lines"
-    row = partial(_row, path, kind, bytes(texts), changed, np.asarray(places).reshape(-1, 3))
-    return Rows(len(places) // 3, size, row)
+    kind = "lines"
+    if first == b"[":
+        kind = "array"
+    elif is_csv:
+        kind = "csv"
+    rows_of_places = np.asarray(places).reshape(-1, 3)
+    row = partial(_row, path, kind, bytes(texts), changed, rows_of_places)
+    return Rows(length=len(rows_of_places), size=size, row=row)
 
 
 def _row(path: Path, kind: str, texts: bytes, changed: int, places: np.ndarray, index: int) -> Row:
@@ -69,11 +74,17 @@ def _row(path: Path, kind: str, texts: bytes, changed: int, places: np.ndarray, 
     place, start, size = places[index].tolist()
     where = f"{path}[{index}]" if kind == "array" else f"{path}:{place}"
     number = place - 1 if kind == "lines" else index
-    text = texts[start : start + size] if texts else os.pread(_opened(path, changed).fileno(), size, start)
-    return Row(where, f"{path.stem}-{number}", _value(text, where, kind == "csv"), kind == "csv")
+    if texts:
+        text = texts[start : start + size]
+    else:
+        text = os.pread(_opened(path, changed).fileno(), size, start)
+    is_csv = kind == "csv"
+    content = _value(text, where, is_csv)
+    return Row(where=where, default_id=f"{path.stem}-{number}", content=content, untyped=is_csv)
 
 
 def _check_size(size: int, where: str) -> None:
+    """Raise RecordError where rows would take too much memory."""
     if size > MAX_BYTES:
         raise RecordError(
             f"{where}: more than {MAX_BYTES >> 30} GB; of files that are read as a whole expected less: write JSON "
@@ -89,7 +100,11 @@ def _opened(path: Path, changed: int) -> BinaryIO:
 
 
 def _first_byte(file: BinaryIO, where: str) -> bytes:
-    """The first byte of a file of records that is not white space. Empty for a file without any."""
+    """The first byte of a file of records that is not white space. Empty for a file of white space alone.
+
+    Raises:
+        RecordError: the file is binary.
+    """
     head = file.read(4096)
     if b"\0" in head or head.startswith(_OTHERS):
         raise RecordError(
@@ -104,7 +119,7 @@ def _first_byte(file: BinaryIO, where: str) -> bytes:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-    """Number from 1, first byte, and content of each line that is not blank."""
+    """The number from 1, the first byte and the content of each line that is not blank."""
     start = len(BOM) if file.read(len(BOM)) == BOM else 0
     file.seek(start)
     for number, line in enumerate(file, start=1):
@@ -114,16 +129,18 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _csv_rows(file: BinaryIO, where: str, tabs: bool) -> Iterator[tuple[int, bytes]]:
-    """First line, and an object of the cells that are not empty, or a string that says what is wrong with the row."""
+    """The first line and the JSON text of each row of a CSV file.
+
+    The text is an object of the cells that are not empty. Of a row with too many cells or too few it is a string, the
+    problem, which is reported when the row is read.
+    """
     csv.field_size_limit(MAX_BYTES)
-    first = file.readline(2**16)
-    file.seek(0)
-    delimiter = "\t" if tabs else ";" if b";" in first and b"," not in first else ","
-    reader = csv.reader(_text_of(file), delimiter=delimiter)
+    reader = csv.reader(_text_of(file), delimiter="\t" if tabs else _delimiter(file))
     try:
         names = next(reader, [])
         _utf8("\n".join(names).encode("utf-8", "surrogateescape"), where)
-        if twice := sorted({name for name in names if name and names.count(name) > 1}):
+        twice = sorted({name for name in names if name and names.count(name) > 1})
+        if twice:
             raise RecordError(f"{where}:1: {', '.join(twice)}: a name of several columns; rename them", "CSV")
         line = reader.line_num + 1
         for cells in reader:
@@ -135,6 +152,13 @@ def _csv_rows(file: BinaryIO, where: str, tabs: bool) -> Iterator[tuple[int, byt
             line = reader.line_num + 1
     except csv.Error as error:
         raise RecordError(f"{where}: not readable as CSV: {error}", "CSV") from None
+
+
+def _delimiter(file: BinaryIO) -> str:
+    """The sign between the cells of a CSV file: a semicolon where the first line has that and no comma."""
+    first = file.readline(2**16)
+    file.seek(0)
+    return ";" if b";" in first and b"," not in first else ","
 
 
 def _text_of(file: BinaryIO) -> TextIO:
@@ -162,18 +186,20 @@ def _value(text: bytes, where: str, is_csv: bool) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Why a JSON text can't be read."""
+    """The reason why a JSON text can't be read."""
     if isinstance(error, json.JSONDecodeError):
         return error.msg.removesuffix(" at")
     if isinstance(error, UnicodeEncodeError):
         return f"found \\u{ord(error.object[error.start]):04x}, half of a pair without the other"
     if isinstance(error, RecursionError):
         return "nested too deeply"
-    return "an integer of more than 4,300 digits" if "digits" in str(error) else str(error)  # else a key twice
+    if "digits" in str(error):  # Python's bound on integers
+        return "an integer of more than 4,300 digits"
+    return str(error)  # a key that stands twice
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. All rows have the same keys: held once, they take a fifth less memory.
+    """An object of JSON, with its keys interned: all rows have the same keys, and held once they take a fifth less.
 
     Raises:
         ValueError: a key comes twice, of which only the last would count.
@@ -189,6 +215,7 @@ _decode = json.JSONDecoder(object_pairs_hook=_without_repeats).decode
 
 
 def _utf8(data: bytes, where: str) -> str:
+    """The text of bytes. RecordError: they are no UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -201,37 +228,46 @@ _raw_decode = json.JSONDecoder().raw_decode
 
 
 def _array_rows(file: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
-    """Number from 1, and JSON text, of each element of a JSON array, whose text is in memory as a whole."""
+    """The number from 1 and the JSON text of each element of a JSON array, whose text is in memory as a whole."""
     text = _text_of(file).read(MAX_BYTES + 1)
     _check_size(len(text), where)
-    number = at = 0
+    number = 0
+    end = 0
     try:
-        for number, (start, at) in enumerate(_elements(text), start=1):
-            yield number, text[start:at].encode("utf-8", "surrogateescape")
+        for number, (start, end) in enumerate(_elements(text), start=1):
+            yield number, text[start:end].encode("utf-8", "surrogateescape")
     except (ValueError, RecursionError) as error:
-        at = getattr(error, "pos", at)
+        at = getattr(error, "pos", end)
         place = f"line {text.count(chr(10), 0, at) + 1} column {at - text.rfind(chr(10), 0, at)}"
         raise RecordError(f"{where}[{number}]: not valid JSON: {_reason(error)} at {place}", "JSON") from None
 
 
 def _elements(text: str) -> Iterator[tuple[int, int]]:
-    """First character and end of each element of an array.
+    """The first character and the end of each element of an array.
 
     Raises:
         ValueError, RecursionError: as ``json`` raises them, after the elements that come before the damage.
     """
-    skipped = lambda at: cast(re.Match, _SPACE.match(text, at)).end()
-    at = skipped(text.index("[") + 1)
+    at = _behind_space(text, text.index("[") + 1)
     mark = text[at : at + 1]
     while mark != "]":
         start = at
         _, end = _raw_decode(text, start)
         yield start, end
-        at = skipped(end)
+        at = _behind_space(text, end)
         mark = text[at : at + 1]
         if mark not in (",", "]"):
             found = f"expected , or ], found {mark!r}" if mark else "the file ends within the array"
             raise json.JSONDecodeError(found, text, at)
-        at = skipped(at + 1) if mark == "," else at
-    if (at := skipped(at + 1)) < len(text):
+        if mark == ",":
+            at = _behind_space(text, at + 1)
+    at = _behind_space(text, at + 1)
+    if at < len(text):
         raise json.JSONDecodeError("text after the end of the array", text, at)
+
+
+def _behind_space(text: str, at: int) -> int:
+    """The place of the first character from a place on that is no white space."""
+    found = _SPACE.match(text, at)
+    assert found is not None  # the pattern matches no characters too
+    return found.end()

@@ -1,4 +1,4 @@
-"""The field ``timeline`` of a record: named spans of its clip, which make the solution.
+"""Reads the field ``timeline`` of a record: named spans of its clip, which make the solution.
 
     "timeline": [{"step": 2, "start": 0.0, "end": 3.5}, {"step": "fasten the screw", "start": 3.5, "end": 7.25}]
 """
@@ -18,10 +18,10 @@ _FORM = '{"step": 2, "start": 0.0, "end": 3.5}'
 
 
 def with_timeline(row: Mapping[str, Any], solution: str, prompt: str, where: str) -> str:
-    """The solution of a row: that of its ``timeline`` where it has one and no other solution.
+    """The solution of a row, written from its ``timeline`` where the row has no other solution.
 
-    Another solution with spans must have the same. One without spans answers another question, and the field is left
-    to the rewards.
+    Another solution with spans must have the same ones. A solution without spans answers another question, and the
+    field is left to the rewards.
 
     Args:
         prompt: the last user turn, whose list of steps has their numbers and names.
@@ -111,7 +111,7 @@ OVERHANG = 0.1
 
 
 def step_named(value: Any, listed: Mapping[int, str]) -> tuple[int | None, str]:
-    """The number and name of a step that a label names by either. Without a list: what the label says.
+    """The number and name of a step that a label names by one of them or both. Without a list: as the label has them.
 
     Raises:
         ValueError: the list has no such step, or its number and name are those of two.
@@ -124,7 +124,8 @@ def step_named(value: Any, listed: Mapping[int, str]) -> tuple[int | None, str]:
     if number is None and not name:
         raise ValueError(f"step: expected one number or a name, got {kind_of(value)}")
     if not listed:
-        return number, " ".join(text.split()) if number is None else name
+        as_written = " ".join(text.split())
+        return number, as_written if number is None else name
     own_name = None if number is None else listed.get(number)
     if own_name is None or name not in ("", plain_name(own_name)):
         raise ValueError(

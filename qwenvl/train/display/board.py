@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -42,6 +42,14 @@ SHORT = 5.0  # seconds of a step after which its phase is shown
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
+class Done(NamedTuple):
+    """The line of progress: a share between 0 and 1 as a bar, with words before and behind it."""
+
+    before: str = ""
+    share: float = 0.0
+    behind: str = ""
+
+
 class LiveBoard(Progress):
     """Keeps the board of a run at the foot of the terminal. Prints, log lines and warnings go above it.
 
@@ -55,26 +63,27 @@ class LiveBoard(Progress):
         self._moved: list[tuple[logging.StreamHandler, Any]] = []  # log handlers, and their own streams
         self._series: dict[str, list[float]] = {}  # the values of each shown metric
         self._facts: dict[str, str] = {}  # the lines below the curves, by their names
-        self._progress = ("", 0.0, "")  # words, the share that is done, words
+        self._progress = Done()
         self._evaluated = 0  # batches of the current evaluation
         self._alone = False  # an evaluation without training, or after it
-        self._drawn = -math.inf  # when
+        self._drawn = -math.inf  # the time of the last drawing
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Open the board. That of a resumed run has the curves from the run's beginning."""
+        """Open the board. The curves of a resumed run begin with the run."""
         super().on_train_begin(args, state, control)
         if state.is_world_process_zero:
             self._series = {}
             self._facts = {}
             self._alone = False
-            for row in read_metrics(args.output_dir, "train") if state.global_step else []:
-                if row["step"] <= state.global_step:
-                    self._add(row)
+            if state.global_step:
+                for row in read_metrics(args.output_dir, "train"):
+                    if row["step"] <= state.global_step:
+                        self._add(row)
             self._progress = self._steps(state)
             self._open(str(args.output_dir))
 
     def on_step_end(self, args, state, control, **kwargs):
-        """One step more."""
+        """Show that the step is done."""
         super().on_step_end(args, state, control)
         self._facts.pop("this step", None)
         self._progress = self._steps(state)
@@ -82,13 +91,13 @@ class LiveBoard(Progress):
             self._draw()
 
     def within_step(self, step: int, steps: int, seconds: float, doing: str) -> None:
-        """The current phase of a step, once the step has taken some seconds."""
+        """Show the current phase of a step, once the step has taken some seconds."""
         if seconds >= SHORT:
             self._facts["this step"] = f"{tqdm.format_interval(seconds)} so far: {doing}"
             self._draw()
 
     def on_log(self, args, state, control, logs: Mapping[str, float] | None = None, **kwargs):
-        """The numbers of a step, or of an evaluation, which has a line above the board too."""
+        """Show the numbers of a step, or of an evaluation, which has a line above the board too."""
         if not state.is_world_process_zero or not logs:
             return
         for line in evaluation_lines(state.global_step, logs):
@@ -98,34 +107,39 @@ class LiveBoard(Progress):
             used, total = peak_memory(args.device)
             self._facts["memory"] = f"{used / 1e9:.1f} of {total / 1e9:.0f} GB"
         for name in evaluated(logs):
-            shown = {name.removesuffix("_total_reward"): f"{with_interval(name, logs)} at step {state.global_step}"}
-            self._facts = shown | self._facts | shown  # evaluations come first
+            fact = f"{with_interval(name, logs)} at step {state.global_step}"
+            shown = {name.removesuffix("_total_reward"): fact}
+            # The left operand sets the order, so that evaluations come first, and the right one the values.
+            self._facts = shown | self._facts | shown
         self._draw()
 
     def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
-        """Progress of an evaluation, every half second."""
+        """Show the progress of an evaluation, every half second."""
         if state.is_world_process_zero:
             self._evaluated += 1
-            of = len(eval_dataloader) if isinstance(eval_dataloader, Sized) else 0
+            batches = len(eval_dataloader) if isinstance(eval_dataloader, Sized) else 0  # 0: not known
             if self._live is None:
                 self._series = {}
                 self._facts = {}
                 self._alone = True
                 self._open(str(args.output_dir))
-            words, share, _ = ("", self._evaluated / (of or math.inf), "") if self._alone else self._progress
-            self._progress = words, share, f"evaluating {self._evaluated}{f' of {of}' if of else ''}"
+            if self._alone:
+                self._progress = Done(share=self._evaluated / batches if batches else 0.0)
+            words = f"evaluating {self._evaluated}" + (f" of {batches}" if batches else "")
+            self._progress = self._progress._replace(behind=words)
             if self._clock() - self._drawn >= 0.5:
                 self._draw()
 
     def on_evaluate(self, args, state, control, **kwargs):
-        """The evaluation is over."""
-        self._evaluated, self._progress = 0, self._steps(state)
+        """Show the progress of training again, or close a board that showed an evaluation alone."""
+        self._evaluated = 0
+        self._progress = self._steps(state)
         self._draw()
         if self._alone:
             self.close()
 
     def on_train_end(self, args, state, control, **kwargs):
-        """The board stays as it is at the end."""
+        """Draw the board for the last time, and leave it there."""
         self._draw()
         self.close()
 
@@ -138,26 +152,32 @@ class LiveBoard(Progress):
                 handler.setStream(stream)
         self._live = None
 
-    def _steps(self, state) -> tuple[str, float, str]:
+    def _steps(self, state) -> Done:
         """The progress of training."""
         words = "" if state.global_step else "the first step"
-        share = state.global_step / max(1, state.max_steps)
-        return f"step {state.global_step} of {state.max_steps}", share, self.left(state) or words
+        return Done(
+            before=f"step {state.global_step} of {state.max_steps}",
+            share=state.global_step / max(1, state.max_steps),
+            behind=self.left(state) or words,
+        )
 
     def _add(self, logs: Mapping[str, float]) -> None:
-        """The numbers of a log entry of training."""
+        """Add the numbers of a log entry of training."""
         for name, value in logs.items():
             if name in TITLES or _is_component(name):
                 self._series.setdefault(name, []).append(value)
         seconds = {name: value for name, value in logs.items() if is_phase(name)}
-        phases = (f"{phase_name(name)} {value:.3g}" for name, value in sorted(seconds.items(), key=lambda of: -of[1]))
         if seconds:
+            longest_first = sorted(seconds, key=lambda name: -seconds[name])
+            phases = [f"{phase_name(name)} {seconds[name]:.3g}" for name in longest_first]
             self._facts["a step"] = f"{sum(seconds.values()):.3g} s: {', '.join(phases)}"
 
     def _open(self, title: str) -> None:
-        # Where standard output is a file, it stays one.
-        moved = [sys.stderr, *([sys.stdout] if sys.stdout is not None and sys.stdout.isatty() else [])]
+        """Open the board on standard error, and send prints and log lines above it."""
         out = sys.stdout
+        moved = [sys.stderr]
+        if out is not None and out.isatty():  # where standard output is a file, it stays one
+            moved.append(out)
         console = Console(file=sys.stderr, force_terminal=True, markup=False, highlight=False, emoji=False)
         self._live = Live(
             get_renderable=lambda: self._board(title),
@@ -167,28 +187,27 @@ class LiveBoard(Progress):
         )
         self._live.start(refresh=True)
         console.show_cursor()  # a process that is killed would leave it hidden
-        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-        handlers = dict.fromkeys(handler for each in loggers for handler in getattr(each, "handlers", ()))
-        self._moved = [
-            (each, each.stream)
-            for each in handlers
-            if isinstance(each, logging.StreamHandler) and any(each.stream is stream for stream in moved)
-        ]
+        # Handlers of loggers hold the streams of before, which write through the board.
+        self._moved = []
+        for handler in _log_handlers():
+            if isinstance(handler, logging.StreamHandler) and any(handler.stream is stream for stream in moved):
+                self._moved.append((handler, handler.stream))
         for handler, stream in self._moved:
             handler.setStream(sys.stdout if stream is out else sys.stderr)
 
     def _draw(self) -> None:
+        """Draw the board, if it is open."""
         if self._live is not None:
             self._live.refresh()
             self._drawn = self._clock()
 
     def _board(self, title: str) -> Group:
-        words, share, more = self._progress
+        """The board as Rich draws it: progress, curves, facts."""
         progress = Table.grid(padding=(0, 1), expand=True)
         progress.add_column(no_wrap=True)
         progress.add_column(ratio=1)
-        bar = ProgressBar(total=1.0, completed=share, complete_style="cyan", finished_style="cyan")
-        progress.add_row(Text(f" {words}", style="bold"), bar, Text(more))
+        bar = ProgressBar(total=1.0, completed=self._progress.share, complete_style="cyan", finished_style="cyan")
+        progress.add_row(Text(f" {self._progress.before}", style="bold"), bar, Text(self._progress.behind))
         components = [name for name in self._series if _is_component(name)][:MOST_COMPONENTS]
         names = [name for name in TITLES if name in self._series]
         after = names.index("reward/total") + 1 if "reward/total" in names else 0
@@ -202,21 +221,36 @@ class LiveBoard(Progress):
         return Group(Rule(Text(title, overflow="ellipsis"), style="dim", align="left"), progress, *below)
 
 
+def _log_handlers() -> list[logging.Handler]:
+    """The handlers of all loggers, each once."""
+    handlers: dict[logging.Handler, None] = {}
+    for each in (logging.root, *logging.root.manager.loggerDict.values()):
+        handlers |= dict.fromkeys(getattr(each, "handlers", ()))
+    return list(handlers)
+
+
 def _is_component(name: str) -> bool:
+    """Whether a metric is the mean of one reward function."""
     return name.startswith("reward/") and name.count("/") == 1 and name not in NO_COMPONENTS
 
 
 def _curve(name: str, series: Sequence[float]) -> Text:
     """A metric in one line: its name, its last value, its curve. Steps that teach nothing are marked."""
     value = series[-1]
-    share = name in SHARES
-    shown = f"{value:.0%}" if share else f"{value:.3f}" if 0.01 <= abs(value) < 100 else f"{value:.4g}"
+    if name in SHARES:
+        shown = f"{value:.0%}"
+        curve = sparkline(series, CURVE, low=0.0, high=1.0)
+    else:
+        shown = f"{value:.3f}" if 0.01 <= abs(value) < 100 else f"{value:.4g}"
+        curve = sparkline(series, CURVE)
     label = TITLES.get(name) or "  " + name.removeprefix("reward/")
-    bounds = (0.0, 1.0) if share else (None, None)
     nothing_learned = name == "group/zero_std_frac" and value == 1
-    text = Text(no_wrap=True).append(f"{label[:14]:14}", style="dim")
-    text.append(f" {shown:>7}", style="bold red" if nothing_learned else "").append("! " if nothing_learned else "  ")
-    return text.append(f"{sparkline(series, CURVE, *bounds):{CURVE}}", style="cyan")
+    text = Text(no_wrap=True)
+    text.append(f"{label[:14]:14}", style="dim")
+    text.append(f" {shown:>7}", style="bold red" if nothing_learned else "")
+    text.append("! " if nothing_learned else "  ")
+    text.append(f"{curve:{CURVE}}", style="cyan")
+    return text
 
 
 def sparkline(points: Sequence[float], width: int, low: float | None = None, high: float | None = None) -> str:
@@ -235,5 +269,10 @@ def sparkline(points: Sequence[float], width: int, low: float | None = None, hig
     means = [fmean(points[start:end]) for start, end in pairwise(edges)]
     low = min(means, default=0.0) if low is None else low
     high = max(means, default=0.0) if high is None else high
+    # Means that differ by rounding alone are equal.
     scale = len(BLOCKS) / (high - low) if high - low > 1e-9 * max(1.0, abs(high)) else 0.0
-    return "".join(BLOCKS[min(len(BLOCKS) - 1, int((max(mean, low) - low) * scale))] for mean in means)
+    curve = ""
+    for mean in means:
+        height = int((max(mean, low) - low) * scale)
+        curve += BLOCKS[min(len(BLOCKS) - 1, height)]
+    return curve

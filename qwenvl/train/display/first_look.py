@@ -1,4 +1,4 @@
-"""Hints before a run begins: unused keys, sizes that do not fit."""
+"""Prints hints before a run begins: unused keys, sizes that do not fit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from qwenvl.types import Hint, Record
 
 
 def first_look(dataset: Any, columns: Collection[str] | None) -> None:
-    """Print what ``qwenvl data check`` says of the keys of a few records of a data set, of all that are in memory.
+    """Print the hints of ``qwenvl data check`` about records and their keys, as far as no media are decoded.
+
+    All records that are in memory are looked at, and a few of a larger file.
 
     Args:
-        columns: the fields of records that the rewards name. None: a warm-up, after which others are read.
+        columns: the fields of records that the rewards read. None: a warm-up, after which rewards read others.
     """
     records: Sequence[Record] = getattr(dataset, "records", ())
     if not records or os.environ.get("RANK", "0") != "0":
@@ -30,7 +32,8 @@ def first_look(dataset: Any, columns: Collection[str] | None) -> None:
     if bad:
         say(f"left out: {len(bad):,} of {len(every):,} rows can't be read, the first is {bad[0].problem}")
     readable = [record for record in every if not record.problem]
-    for hint in media_hints(len(readable), sum(not record.videos and not record.images for record in readable)):
+    text_alone = sum(not record.videos and not record.images for record in readable)
+    for hint in media_hints(len(readable), text_alone):
         say(f"worth a look: {hint.message}")
     unread = unread_keys_of(readable, columns) if columns is not None else {}
     if unread:
@@ -40,12 +43,12 @@ def first_look(dataset: Any, columns: Collection[str] | None) -> None:
         for hint in record_hints(record):
             found[hint].append(record.where)
     for hint, places in found.items():
-        of = f"{len(places)} of {len(looked)} records looked at, the first is {places[0]}"
-        say(f"worth a look: {hint.message} ({of})")
+        where = f"{len(places)} of {len(looked)} records looked at, the first is {places[0]}"
+        say(f"worth a look: {hint.message} ({where})")
 
 
 def size_warnings(args: GRPOConfig, train: Any, evaluation: Any) -> Iterator[str]:
-    """Settings that would waste a run: numbers that do not fit the data, an evaluation that measures nothing.
+    """Warnings about settings that would waste a run: numbers that do not fit the data, evaluations without a meaning.
 
     Args:
         train, evaluation: data sets, several by name to evaluate on, or None.
@@ -61,7 +64,8 @@ def size_warnings(args: GRPOConfig, train: Any, evaluation: Any) -> Iterator[str
         if len(each) == 1:
             yield f"the evaluation {name!r} is of 1 record: a score without an interval tells little; give more"
         questions = _questions(each)
-        if shared := len(questions & _questions(train)):
+        shared = len(questions & _questions(train))
+        if shared:
             yield (
                 f"{shared} of {len(questions)} questions of the evaluation {name!r} are trained on too: its scores do "
                 "not say what the model makes of others; give records of their own (--eval_dataset_use)"
@@ -69,6 +73,7 @@ def size_warnings(args: GRPOConfig, train: Any, evaluation: Any) -> Iterator[str
 
 
 def _of_training(args: GRPOConfig, records: int) -> Iterator[str]:
+    """Warnings about a number of records that does not fit the steps."""
     batch = args.per_device_train_batch_size
     processes = args.world_size
     if args.dataloader_drop_last and records < batch * processes:
@@ -83,8 +88,9 @@ def _of_training(args: GRPOConfig, records: int) -> Iterator[str]:
             f"--gradient_accumulation_steps {args.gradient_accumulation_steps}, {processes} processes): each epoch is "
             "one step; lower one of them"
         )
-    epochs = math.ceil(args.num_train_epochs * math.ceil(records / step) * args.num_iterations)
-    steps = args.max_steps if args.max_steps > 0 else epochs
+    steps = args.max_steps
+    if steps <= 0:
+        steps = math.ceil(args.num_train_epochs * math.ceil(records / step) * args.num_iterations)
     if args.warmup_steps >= max(2, steps):
         yield (
             f"--warmup_steps {args.warmup_steps:g}: the run has {steps} steps and ends at "

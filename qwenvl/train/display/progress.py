@@ -1,4 +1,4 @@
-"""The progress of a run: its phase during a long step, and plain lines where no board is drawn."""
+"""Shows the progress of a run: its phase during a long step, and plain lines where no board is drawn."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Progress(TrainerCallback):
     Args:
         meter: has the current phase.
         clock: gives the time, in seconds.
-        every: seconds. None: there is no thread, and others call ``tick``.
+        every: seconds between two looks at the phase. None: there is no thread, and a test calls ``tick``.
     """
 
     def __init__(self, meter: Meter, clock: Callable[[], float] = time.monotonic, every: float | None = 1.0):
@@ -53,29 +53,29 @@ class Progress(TrainerCallback):
         self._every = every
         self._lock = threading.Lock()  # held while the thread draws
         self._over = threading.Event()
-        self._step: tuple[int, int, float] | None = None  # the current one: its number, of how many, when it began
-        self._began = (0.0, 0)  # when training did, and after which step
+        self._step: tuple[int, int, float] | None = None  # the current step: its number, of how many, the time it began
+        self._began = (0.0, 0)  # the time when training began, and the steps before it
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Start the thread, in the first process, and the clock of the remaining time."""
         self.close()
         self._began = (self._clock(), state.global_step)
-        self._over = over = threading.Event()
+        self._over = threading.Event()
         if state.is_world_process_zero and self._every is not None:
+            threading.Thread(target=self._tick_until, args=(self._over, self._every), daemon=True).start()
 
-            def run(every: float) -> None:
-                while not over.wait(every):
-                    self.tick()
-
-            threading.Thread(target=run, args=(self._every,), daemon=True).start()
+    def _tick_until(self, over: threading.Event, every: float) -> None:
+        """Show the phase again and again: the body of the thread, which has the event of its own training."""
+        while not over.wait(every):
+            self.tick()
 
     def on_step_begin(self, args, state, control, **kwargs):
-        """From now on the step is shown."""
+        """Show the step from now on."""
         with self._lock:
             self._step = (state.global_step + 1, state.max_steps, self._clock())
 
     def on_step_end(self, args, state, control, **kwargs):
-        """The step is not shown any more, and nothing is being drawn."""
+        """Stop showing the step. Nothing is being drawn when this returns."""
         with self._lock:
             self._step = None
 
@@ -117,10 +117,10 @@ class ProgressLines(Progress):
 
     def __init__(self, meter: Meter, clock: Callable[[], float] = time.monotonic, every: float | None = 1.0):
         super().__init__(meter, clock, every)
-        self._latest: dict[str, str] = {}  # not every step samples: see num_iterations
+        self._latest: dict[str, str] = {}  # the last value of each metric: not every step samples, see num_iterations
         self._equal = False  # all groups have equal rewards: nothing is learned
-        self._printed = -math.inf  # when
-        self._printed_phase = -math.inf  # when, during a step
+        self._printed = -math.inf  # the time of the last line
+        self._printed_phase = -math.inf  # and of the last line during a step
         self._evaluated = 0  # batches of the current evaluation
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -128,20 +128,20 @@ class ProgressLines(Progress):
         self._printed = -math.inf
 
     def on_step_end(self, args, state, control, **kwargs):
-        """A line for steps without a log entry."""
+        """Print a line for steps without a log entry."""
         super().on_step_end(args, state, control)
         if not control.should_log and self._is_time():
             self._print_step(state)
 
     def within_step(self, step: int, steps: int, seconds: float, doing: str) -> None:
-        """A line for a step that takes long, after a minute without one."""
+        """Print a line for a step that takes long, after a minute without a line."""
         now = self._clock()
         if min(seconds, now - max(self._printed, self._printed_phase)) >= LONG:
             say(f"step {step} of {steps}, {tqdm.format_interval(seconds)} so far: {doing}")
             self._printed_phase = now
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """A line of the numbers, and one for each evaluation."""
+        """Print a line of the numbers, and a line for each evaluation."""
         self._latest |= {short: f"{logs[name]:.3f}" for name, short in SHOWN if name in logs}
         if "group/zero_std_frac" in logs:
             self._equal = logs["group/zero_std_frac"] == 1
@@ -151,7 +151,7 @@ class ProgressLines(Progress):
             self._print(line)
 
     def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
-        """A line now and then during an evaluation."""
+        """Print a line now and then during an evaluation."""
         if self._evaluated == 0 and self._printed == -math.inf:
             self._printed = self._clock()
         self._evaluated += 1
@@ -160,18 +160,25 @@ class ProgressLines(Progress):
             self._print(f"evaluation: batch {self._evaluated}{of}")
 
     def on_evaluate(self, args, state, control, **kwargs):
-        """The next evaluation counts from 1."""
+        """Count the batches of the next evaluation from 1."""
         self._evaluated = 0
 
     def _is_time(self) -> bool:
+        """Whether the last line is old enough for another one."""
         return self._clock() - self._printed >= 5.0
 
     def _print_step(self, state) -> None:
+        """Print the step, the remaining time and the last numbers."""
         numbers = ", ".join(f"{name} {value}" for name, value in self._latest.items())
         if self._equal:
             numbers += ", all groups equal"
-        head = ", ".join(filter(None, (f"step {state.global_step} of {state.max_steps}", self.left(state))))
-        self._print(f"{head}{': ' if numbers else ''}{numbers}")
+        line = f"step {state.global_step} of {state.max_steps}"
+        left = self.left(state)
+        if left:
+            line += f", {left}"
+        if numbers:
+            line += f": {numbers}"
+        self._print(line)
 
     def _print(self, line: str) -> None:
         say(line)

@@ -1,4 +1,4 @@
-"""From settings and data to the input of an estimate: lengths of prompts, and the step of a run."""
+"""Makes the input of a memory estimate from settings and data: lengths of prompts, and the step of a run."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ RECORDS = 1000
 
 
 def lengths_of(args: Any) -> tuple[list[PromptLength], int]:
-    """The lengths of prompts, the shortest first, and how many records are above ``max_prompt_length``.
+    """The lengths of prompts, the shortest first, and the number of records above ``max_prompt_length``.
 
     Nothing is decoded.
 
     Raises:
-        ValueError, OSError: all prompts are too long, or what is wrong with the data or the processor.
+        ValueError, OSError: all prompts are too long, or the data or the processor can't be used.
     """
     dataset = load_dataset(
         args.dataset_use,
@@ -58,13 +58,14 @@ def lengths_of(args: Any) -> tuple[list[PromptLength], int]:
     kept = [length for length in found if limit is None or length.tokens <= limit]
     if not kept:
         raise ValueError(
-            f"all {len(found)} prompts are above --max_prompt_length {limit}: the shortest has {found[0].tokens} tokens"
+            f"all {len(found)} prompts are above --max_prompt_length {limit}: the shortest has {found[0].tokens} "
+            "tokens; raise it, or show less (--fit_frames, --video_max_frames, --video_max_frame_pixels, --max_pixels)"
         )
     return kept, len(found) - len(kept)
 
 
 def policy_without_weights(args: Any) -> nn.Module:
-    """The policy on the meta device: shapes, and which weights learn.
+    """The policy on the meta device: its shapes, with ``requires_grad`` of each weight.
 
     Raises:
         OSError: the model is no folder, and the hub can't be reached or has none of this name.
@@ -90,7 +91,8 @@ def case_of(
 
     Args:
         policy: the model with its adapter and ``requires_grad`` set, also on the meta device.
-        engine, processes: what splits the model, among how many.
+        engine: the way in which processes share the model.
+        processes: their number.
     """
     bare = unwrap(policy)
     shapes = Shapes.of(bare.config)
@@ -149,10 +151,16 @@ def _parameters(
     policy: nn.Module, base: int, four_bit: bool, rounds: bool
 ) -> Iterator[tuple[str, tuple[int, ...], float, bool]]:
     """Name, shape, bytes of a number, and ``requires_grad``. Weights on the meta device get the type of the run."""
-    rounded = {id(each) for each in linear_weights(policy) if not each.requires_grad} if rounds else ()
+    rounded = {id(each) for each in linear_weights(policy) if not each.requires_grad} if rounds else set()
     for name, each in policy.named_parameters():
         width: float = each.element_size()
         if each.is_meta:
-            packed = four_bit and "language_model.layers." in name and each.dim() == 2
-            width = 4 if ".lora_" in name else BYTES if packed else 2 if id(each) in rounded else base
-        yield name, tuple(getattr(each, "ds_shape", each.shape)), width, each.requires_grad  # ZeRO-3 empties the shape
+            is_packed = four_bit and "language_model.layers." in name and each.dim() == 2
+            if ".lora_" in name:
+                width = 4
+            elif is_packed:
+                width = BYTES
+            else:
+                width = 2 if id(each) in rounded else base
+        shape = getattr(each, "ds_shape", each.shape)  # ZeRO-3 empties the shape of the parameter itself
+        yield name, tuple(shape), width, each.requires_grad

@@ -39,9 +39,9 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
     """The checkpoint to resume from, with every file unchanged since it was saved.
 
     Args:
-        resume: a folder; ``auto`` or True ("true", as it comes from a command line) for the newest whole checkpoint of
-            ``output_dir``; None or False for a new run. Newer ones that are not whole are passed over, each with a
-            warning that says what is missing.
+        resume: a folder; ``auto`` or True ("true", as a command line has it) for the newest whole checkpoint of
+            ``output_dir``; None or False for a new run. Newer checkpoints that are not whole are passed over, each with
+            a warning that names the missing file.
 
     Returns:
         None for a new run, with ``auto`` also where no checkpoint was finished.
@@ -58,36 +58,45 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
             newest = newest_whole(folder)
             advice = f": the folder of a run; its newest whole checkpoint is {newest}" if newest else ""
             raise FileNotFoundError(f"{folder}: not a checkpoint (no {_STATE} in it){advice}")
-        if problem := problem_of(folder, read=True):
+        problem = problem_of(folder, read=True)
+        if problem:
             raise ValueError(f"{problem}{_older(folder)}")
         return str(resume)
     checkpoints = checkpoints_of(output_dir)
     newest = newest_whole(output_dir, read=True)
-    if newest is None and (sealed := [each for each in checkpoints if is_sealed(each)]):
+    sealed = [each for each in checkpoints if is_sealed(each)]
+    if newest is None and sealed:  # damaged since it was saved: beginning anew would hide that
         raise ValueError(f"{problem_of(sealed[-1], read=True)}{_older(sealed[-1])}")
     if newest is None and resume != "auto":
         raise FileNotFoundError(
             f"{output_dir}: no whole checkpoint to resume from ({len(checkpoints)} unfinished); leave out "
             "--resume_from_checkpoint to start anew"
         )
-    then = "begins anew" if newest is None else f"resumes from {newest}"
-    for each in checkpoints[checkpoints.index(newest) + 1 if newest else 0 :]:
+    passed_over = checkpoints
+    then = "begins anew"
+    if newest is not None:
+        passed_over = checkpoints[checkpoints.index(newest) + 1 :]
+        then = f"resumes from {newest}"
+    for each in passed_over:
         logger.warning(f"{each} is passed over, and the run {then}: {problem_of(each, read=True)}")
     return None if newest is None else str(newest)
 
 
 def newest_whole(output_dir: str | Path, before: int | None = None, read: bool = False) -> Path | None:
-    """The checkpoint with the most steps, fewer than ``before``, that a run can be resumed from. None without one.
+    """The checkpoint with the most steps, fewer than ``before``, that a run can be resumed from, or None.
 
     Args:
         read: compare the checksums of its files too.
     """
-    earlier = (each for each in reversed(checkpoints_of(output_dir)) if before is None or step_of(each) < before)
-    return next((each for each in earlier if not problem_of(each, read)), None)
+    for each in reversed(checkpoints_of(output_dir)):
+        is_earlier = before is None or step_of(each) < before
+        if is_earlier and not problem_of(each, read):
+            return each
+    return None
 
 
 def _older(checkpoint: Path) -> str:
-    """What to do without this checkpoint."""
+    """The end of a message about a checkpoint that can't be resumed: an older one to take in its place."""
     older = newest_whole(checkpoint.parent, before=step_of(checkpoint))
     if older is None:
         return "; no older checkpoint beside it is whole"
@@ -95,11 +104,14 @@ def _older(checkpoint: Path) -> str:
 
 
 def how_to_go_on(output_dir: str | Path) -> str:
-    """What to do after a run has failed, as the end of a sentence: the checkpoint to resume from, if there is one."""
-    if whole := newest_whole(output_dir):
+    """The end of the message about a failed run: the checkpoint to resume from, if there is one."""
+    whole = newest_whole(output_dir)
+    if whole is not None:
         return f"; resume from {whole} with --resume_from_checkpoint {whole}"
     sealed = [each for each in checkpoints_of(output_dir) if is_sealed(each)]
-    return f"; {problem_of(sealed[-1])}" if sealed else "; there is no checkpoint yet: the same command begins anew"
+    if sealed:
+        return f"; {problem_of(sealed[-1])}"
+    return "; there is no checkpoint yet: the same command begins anew"
 
 
 def read_state(checkpoint: str | Path) -> dict[str, Any]:
@@ -136,11 +148,12 @@ _STATE_TYPES: EntryTypes = {
 
 
 def _state_problem(state: Any) -> str | None:
-    """What the Trainer can't read in a state. None: nothing."""
+    """The first entry of a state that the Trainer can't read, or None."""
     if not isinstance(state, dict):
         return f"expected an object, got {type(state).__name__}"
     known = {each.name for each in fields(TrainerState)}
-    if unknown := sorted(state.keys() - known):
+    unknown = sorted(state.keys() - known)
+    if unknown:
         return f"unknown entry {unknown[0]!r}, as a newer version of transformers may write it"
     misfit = misfit_entry(state, _STATE_TYPES)
     if misfit is not None:
@@ -164,12 +177,13 @@ def require_fresh_folder(output_dir: str | Path, overwrite: bool = False) -> Non
         overwrite: whether the model of an earlier run may be replaced. Its checkpoints may not.
 
     Raises:
-        FileExistsError: naming what is there, and what to do.
+        FileExistsError: the folder holds a checkpoint or a model. The message says what to do.
     """
     # Without run.json the folder is of another program, whose checkpoints have no manifest.
     foreign = not (Path(output_dir) / "run.json").is_file()
     every = checkpoints_of(output_dir)
-    if whole := [each for each in every if is_sealed(each) or (foreign and (each / _STATE).is_file())]:
+    whole = [each for each in every if is_sealed(each) or (foreign and (each / _STATE).is_file())]
+    if whole:
         raise FileExistsError(
             f"{whole[-1]}: a checkpoint of an earlier run, with which a new one would mix its own; give another "
             "--output_dir, resume with --resume_from_checkpoint True, in Python train(resume_from_checkpoint=True), or "
@@ -186,7 +200,7 @@ def require_same_tuning(checkpoint: str | Path, lora: bool) -> None:
     """Refuse a checkpoint of adapters to a run that trains whole weights, and one of whole weights to LoRA.
 
     Raises:
-        ValueError: naming it, and how to resume from it.
+        ValueError: the checkpoint is of the other kind. The message says how to resume from it.
     """
     adapters = (Path(checkpoint) / ADAPTER_CONFIG).is_file()
     if adapters and not lora:
@@ -221,7 +235,7 @@ def seal(folder: Path) -> None:
 
 
 def problem_of(folder: Path, read: bool = False) -> str | None:
-    """Why no run can be resumed from a checkpoint: the first file that is missing or differs from the manifest.
+    """The reason why a checkpoint can't be resumed: its first file that is missing or damaged. None: it is whole.
 
     Args:
         read: compare the checksums too, not the sizes alone.
@@ -242,10 +256,8 @@ def problem_of(folder: Path, read: bool = False) -> str | None:
         for file, checksum in zip(expected, _checksums(expected), strict=True):
             if checksum != expected[file][1]:
                 return f"{file}: damaged: its checksum is not the one that it was saved with"
-    # DeepSpeed keeps optimizer and schedule in the folder that the file ``latest`` names.
-    by_fsdp = any(folder.glob("optimizer.bin")) or any(folder.glob("optimizer_*/"))
-    for name in () if (folder / "latest").is_file() else ("optimizer.pt", "scheduler.pt"):
-        if not (folder / name).is_file() and not (by_fsdp and name == "optimizer.pt"):
+    for name in _files_of_the_optimizer(folder):
+        if not (folder / name).is_file():
             return (
                 f"{folder / name}: no such file, and without it optimizer and learning rate would begin anew "
                 f"(--save_only_model). A new run can begin with these weights: --start_from_weights {folder} and "
@@ -254,7 +266,16 @@ def problem_of(folder: Path, read: bool = False) -> str | None:
     return None
 
 
+def _files_of_the_optimizer(folder: Path) -> list[str]:
+    """The files in which a checkpoint must have optimizer and schedule, by what splits the model."""
+    if (folder / "latest").is_file():
+        return []  # DeepSpeed keeps both in the folder that the file ``latest`` names
+    by_fsdp = any(folder.glob("optimizer.bin")) or any(folder.glob("optimizer_*/"))
+    return ["scheduler.pt"] if by_fsdp else ["optimizer.pt", "scheduler.pt"]
+
+
 def _checksums(files: Iterable[Path], store: bool = False) -> list[int]:
+    """The checksums of files, several at a time."""
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(partial(_checksum, store=store), files))
 
@@ -272,7 +293,11 @@ def _checksum(file: Path, store: bool) -> int:
 
 @contextmanager
 def whole_checkpoint(trainer: Trainer, folder: Path) -> Iterator[None]:
-    """The Trainer writes the checkpoint ``folder`` within. All processes must enter it."""
+    """Let the Trainer write the checkpoint ``folder`` within, and seal it. All processes must enter.
+
+    The Trainer deletes old checkpoints before the new one is whole, and by their times. So it keeps all of them here,
+    and ``delete_others`` follows.
+    """
     args = trainer.args
     if args.should_save and folder.exists():  # of a run that ended while it saved, or resumed from an earlier step
         shutil.rmtree(folder)
@@ -296,16 +321,19 @@ def delete_others(newest: Path, limit: int, best: str | None) -> None:
     Unfinished ones are deleted first, then those with more steps than ``newest``, which the run left when it resumed
     from an earlier one, then the others by their steps. Their times are not used: file systems differ in them.
     """
-    kept = {newest.resolve()} | ({Path(best).resolve()} if best else set())
+    kept = {newest.resolve()}
+    if best:
+        kept.add(Path(best).resolve())
     others = [each for each in checkpoints_of(newest.parent) if each.resolve() not in kept]
     others.sort(key=lambda each: (is_sealed(each), step_of(each) <= step_of(newest), step_of(each)))
     room = max(0, limit - len(kept))
-    for each in others[: max(0, len(others) - room)]:
+    surplus = max(0, len(others) - room)
+    for each in others[:surplus]:
         shutil.rmtree(each, ignore_errors=True)
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:
-    """Loads the weights that ``save_pretrained`` wrote into a live model of the same class, strictly.
+    """Load the weights that ``save_pretrained`` wrote into a live model of the same class, strictly.
 
     The names of weights in checkpoints of Qwen-VL differ from those in live models, and transformers renames them in
     ``from_pretrained`` alone. Its Trainer loads the file as it is, drops names without a match with a warning, and
@@ -327,7 +355,8 @@ def start_from_weights(model: nn.Module, folder: str | Path) -> None:
     """
     if not has_weights(folder):
         raise ValueError(f"--start_from_weights {folder}: no weights in it; expected a checkpoint of a run")
-    if problem := weights_problem(folder):
+    problem = weights_problem(folder)
+    if problem:
         raise ValueError(f"--start_from_weights {problem}")
     if is_partitioned(model):
         raise ValueError("--start_from_weights: DeepSpeed ZeRO-3 has split the model already: use --model_name_or_path")

@@ -1,4 +1,4 @@
-"""What ends training early: a signal, after a checkpoint; a stall, with a report; the loss of the engine.
+"""Ends training early: at a signal, after a checkpoint; at a stall, with a report; and without an engine.
 
 SIGTERM comes from queue systems and container managers before they kill, SIGHUP when a terminal is closed, and SIGUSR1
 from queue systems that announce their time limit. Ctrl-C (SIGINT) ends a run at once.
@@ -28,21 +28,21 @@ from qwenvl.step.meter import Meter
 from qwenvl.train.run.signals import SIGNALS, end_fork, note_signal, prepare_forks
 from qwenvl.train.running_trainer import RunningTrainer
 
-SECONDS_FOR_EACH = 0.5  # that a process has to write the stacks of its threads
-BACKUP_SECONDS = 30.0  # after the timeout, a thread that holds Python's lock is ended from C
+SECONDS_FOR_EACH = 0.5  # for a process to write the stacks of its threads
+BACKUP_SECONDS = 30.0  # behind the timeout: then C code ends a process whose Python is locked by the thread that hangs
 
 
 @contextmanager
 def interruptible(trainer: RunningTrainer) -> Iterator[StopOnSignal]:
-    """Training runs within. A signal or a stall ends it, and a lost engine after a checkpoint of the last step.
+    """Let training run within. A signal or a stall ends it, and a lost engine after a checkpoint of the last step.
 
     Raises:
         EngineLostError: all engines died; raised in every process.
     """
     stop = StopOnSignal(trainer.args)
     stall = StallWatch(trainer.args, trainer.meter)
-    added = (stop, stall)
-    for each in added:
+    callbacks = (stop, stall)
+    for each in callbacks:
         trainer.add_callback(each)
     try:
         with stop.listens(), stall.watches():
@@ -51,7 +51,7 @@ def interruptible(trainer: RunningTrainer) -> Iterator[StopOnSignal]:
         trainer.save_last_step()
         raise
     finally:
-        for each in added:
+        for each in callbacks:
             trainer.remove_callback(each)
 
 
@@ -68,7 +68,7 @@ class StopOnSignal(TrainerCallback):
         self.step = 0
         self._args = args
         self._received: signal.Signals | None = None
-        self._timer: threading.Timer | None = None  # of the time limit
+        self._timer: threading.Timer | None = None  # ends the process if its step takes too long
         self._process = os.getpid()
 
     @contextmanager
@@ -83,26 +83,27 @@ class StopOnSignal(TrainerCallback):
             return
         prepare_forks()
         before = {each: signal.getsignal(each) for each in SIGNALS}
-        # Of a run that saves nothing. A launcher sees by the status that a signal was taken.
-        at_once: Any = signal.SIG_DFL if self._args.world_size == 1 else lambda number, frame: os._exit(128 + number)
-        for each, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(each, self._receive if self._args.save_on_signal else at_once)
+        handler: Any = self._receive
+        if not self._args.save_on_signal:
+            handler = signal.SIG_DFL if self._args.world_size == 1 else _end_with_status
+        for each, earlier in before.items():
+            if earlier is not signal.SIG_IGN:
+                signal.signal(each, handler)
         try:
             yield
         finally:
-            for each, handler in before.items():
-                signal.signal(each, signal.SIG_DFL if handler is None else handler)
+            for each, earlier in before.items():
+                signal.signal(each, signal.SIG_DFL if earlier is None else earlier)  # None: C code had set it
             if self._timer is not None:
                 self._timer.cancel()
             self._received = None
 
     def on_step_end(self, args, state, control, **kwargs):
-        """After a signal training ends here, with a checkpoint."""
+        """End training here after a signal, with a checkpoint."""
         self._end_if_signalled(state, control)
 
     def on_evaluate(self, args, state, control, **kwargs):
-        """The same: an evaluation may take long, and it comes before the checkpoint of its step."""
+        """End it here too: an evaluation may take long, and it comes before the checkpoint of its step."""
         if state.global_step:
             self._end_if_signalled(state, control)
 
@@ -114,14 +115,20 @@ class StopOnSignal(TrainerCallback):
         )
 
     def _end_if_signalled(self, state: Any, control: Any) -> None:
+        """Have the Trainer save and stop if any process got a signal, at a step that can be resumed."""
         number = torch.tensor(float(self._received or 0), device=self._args.device)
-        number = reduce(number, "max") if self._args.world_size > 1 else number
-        if number and state.global_step % self._args.num_iterations == 0:
+        if self._args.world_size > 1:
+            number = reduce(number, "max")
+        # A checkpoint between steps on the same completions lacks these.
+        can_be_resumed = state.global_step % self._args.num_iterations == 0
+        if number and can_be_resumed:
             self.stopped_by = signal.Signals(int(number)).name
             self.step = state.global_step
-            control.should_save = control.should_training_stop = True
+            control.should_save = True
+            control.should_training_stop = True
 
     def _receive(self, number: int, frame: Any) -> None:
+        """The handler of signals: note the first one, and start the clock of its time limit."""
         if os.getpid() != self._process:
             return end_fork(number, self._process)
         note_signal()
@@ -136,6 +143,7 @@ class StopOnSignal(TrainerCallback):
             _write(f"{self._received.name}: finishing the step and saving a checkpoint, in at most {seconds:g} s\n")
 
     def _end_at_once(self, received: signal.Signals) -> None:
+        """End the process, whose step was not done within the limit."""
         seconds = self._args.save_on_signal
         _write(f"{received.name}: the step was not done in {seconds:g} s (--save_on_signal): ending without it\n")
         os._exit(128 + received)
@@ -146,11 +154,11 @@ class StallWatch(TrainerCallback):
 
     Each process of a run watches itself. Where one of them hangs the others wait for it, so that all of them end. A
     process that waits has made its last progress before the one that hangs, so its time is over first, and launchers
-    then end the others. So the first process of a machine makes all of them print their stacks, by a signal that is
-    handled in C: a thread that hangs with Python's lock is reported too.
+    then end the others. Therefore the first process of a machine makes all of them print their stacks, by a signal that
+    is handled in C: a thread that hangs with Python's lock is reported too.
 
     Args:
-        meter: phases that begin and tokens that are sampled are progress too.
+        meter: counts phases that begin and tokens that are sampled, which are progress too.
     """
 
     def __init__(self, args: GRPOConfig, meter: Meter):
@@ -180,52 +188,61 @@ class StallWatch(TrainerCallback):
             faulthandler.cancel_dump_traceback_later()
 
     def _progress(self) -> None:
+        """Start the time without progress anew."""
         self._last = time.monotonic()
         if self._limit:
             # In C and without Python's lock, which a thread that hangs may hold.
             faulthandler.dump_traceback_later(self._limit + BACKUP_SECONDS, exit=True, file=2)
 
     def _watch(self, over: threading.Event) -> None:
+        """The body of the thread: look for progress, and end the process where there is none for too long."""
         while not over.wait(min(1.0, self._limit / 4)):
-            if (beat := self._meter.beat()) != self._beat:
+            beat = self._meter.beat()
+            if beat != self._beat:
                 self._beat = beat
                 self._progress()
             if time.monotonic() - self._last >= self._limit:
                 self._end()
 
     def _end(self) -> NoReturn:
-        said = (
+        """Print the stacks of this process and of its siblings, and end."""
+        problem = (
             f"no progress for {self._limit / 60:g} minutes (--stall_timeout) since step {self._step} "
             f"({self._meter.phase()}): process {self._process} ends"
         )
         siblings = psutil.Process(os.getppid()).children() if self._launched else []
-        if told_before(said) is not None:  # another process reports, and this one too
+        if told_before(problem) is not None:  # another process reports, and has this one print its stacks meanwhile
             time.sleep(SECONDS_FOR_EACH * len(siblings))
             os._exit(1)
-        os.write(2, f"{said}. Its threads, the innermost call first:\n".encode())
+        os.write(2, f"{problem}. Its threads, the innermost call first:\n".encode())
         faulthandler.dump_traceback(file=2)
         for each in siblings:
-            with suppress(psutil.Error):
-                if each.pid != os.getpid() and "RANK" in (environ := each.environ()):
-                    os.write(2, f"process {environ['RANK']} is then told to end. Its threads:\n".encode())
+            with suppress(psutil.Error):  # it has ended, or is not ours
+                rank = each.environ().get("RANK") if each.pid != os.getpid() else None
+                if rank is not None:
+                    os.write(2, f"process {rank} is then told to end. Its threads:\n".encode())
                     each.send_signal(signal.SIGUSR2)
                     time.sleep(SECONDS_FOR_EACH)
         os._exit(1)
 
     def on_step_end(self, args, state, control, **kwargs):
-        """A step is done."""
+        """Note a step as progress."""
         self._step = state.global_step
         self._progress()
 
     def on_substep_end(self, args, state, control, **kwargs):
-        """A micro-batch, a batch of an evaluation, an evaluation or a checkpoint is done."""
+        """Note a micro-batch, a batch of an evaluation, an evaluation or a checkpoint as progress."""
         self._progress()
 
     on_prediction_step = on_evaluate = on_save = on_substep_end
 
 
 def begin_worker(then: Callable[[int], None] | None, index: int) -> None:
-    """Initialize a worker of a data loader: it ignores signals, which the run takes, and calls the earlier function."""
+    """Initialize a worker of a data loader, which ignores signals: the run takes them.
+
+    Args:
+        then: the function that the loader would have called.
+    """
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     if then is not None:
@@ -236,7 +253,7 @@ def kill_workers(process: int) -> None:
     """End the workers of data loaders when the run exits: they ignore the SIGTERM of multiprocessing, which then waits.
 
     Args:
-        process: of the run. Its forks leave the workers alone.
+        process: the id of the run's process. Its forks leave the workers alone.
     """
     if os.getpid() == process:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that is killed
@@ -245,6 +262,12 @@ def kill_workers(process: int) -> None:
                 each.kill()
 
 
+def _end_with_status(number: int, frame: Any) -> NoReturn:
+    """End a process of a run that saves nothing. Its launcher sees by the status that a signal was taken."""
+    os._exit(128 + number)
+
+
 def _write(line: str) -> None:
+    """Write a line to standard error, in the first process."""
     if os.environ.get("RANK", "0") == "0":
         os.write(2, line.encode())  # a handler must not call print, which may be at work

@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _forward(number: int, frame: Any) -> None:
+    """Pass a signal on to the processes of the run, as SIGUSR1."""
     _forwarded.append(number)
     for each in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
@@ -57,7 +58,7 @@ def _forward(number: int, frame: Any) -> None:
 
 
 def _ended(process: int, code: int) -> str:
-    """How a process ended, by its exit code. A negative code is the signal that ended it."""
+    """A sentence on how a process ended, by its exit code. A negative code is the signal that ended it."""
     if code > 0:
         return f"process {process} ended with status {code}"
     name = signal.Signals(-code).name

@@ -1,4 +1,4 @@
-"""Where a run begins: in a new folder or at a checkpoint; what both runs must share, and what is not repeated."""
+"""Decides where a run begins: in a new folder or at a checkpoint, whose run must have had the same settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHARED = (
     *("adam_beta1", "adam_beta2", "adam_epsilon"),
     *("tune_mm_llm", "tune_mm_mlp", "tune_mm_vision", "lora_r", "lora_alpha"),
 )
-"""Settings that a resumed run can't change: checkpoints have what they made, and restore optimizer and schedule."""
+"""Settings that a resumed run can't change: their effects are in the checkpoint, in weights, optimizer or schedule."""
 _STEP = "prompts of an optimizer step"
 _OF_THE_COMMAND = {"output_dir", "logging_dir", "run_name", "resume", "resume_from_checkpoint", "overwrite_output_dir"}
 """Settings of the folder and the beginning of a run: they differ when it is resumed."""
@@ -44,11 +44,11 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a run begins.
+    """The place where a run begins.
 
     Attributes:
         checkpoint: the folder to resume from. None for a new run.
-        finished: why nothing is left to do. None: there is something to do.
+        finished: the message of a run that is finished already. None: there is something to do.
     """
 
     checkpoint: str | None = None
@@ -60,7 +60,7 @@ def begin(args: GRPOConfig, requested: str | bool | None = None, adapter: bool |
 
     Args:
         requested: the checkpoint, as ``find_checkpoint`` takes it. None: the one that the flags name.
-        adapter: the model has one. None: as ``lora_enable`` says.
+        adapter: whether the model has an adapter. None: as ``lora_enable`` says.
 
     Raises:
         FileExistsError: a new run would replace a model, or mix with checkpoints.
@@ -80,12 +80,13 @@ def begin(args: GRPOConfig, requested: str | bool | None = None, adapter: bool |
     if folder.name == _UNNAMED:
         say(f"writing to {folder}: no --output_dir was given")
     if checkpoint is None:
-        if args.resume == "auto" and (finished := _finished(None, args)):
+        finished = _finished(None, args) if args.resume == "auto" else None
+        if finished is not None:
             return Beginning(finished=finished)
         require_fresh_folder(folder, args.overwrite_output_dir)
         return Beginning()
     for name in ("overwrite_output_dir", "start_from_weights"):
-        if getattr(args, name) and args.resume != "auto":  # which had them when it began
+        if getattr(args, name) and args.resume != "auto":  # the command of auto is the one that began the run
             raise ValueError(f"--{name} has no effect with --resume_from_checkpoint: leave one of the two out")
     require_same_tuning(checkpoint, args.lora_enable if adapter is None else adapter)
     require_resumable(checkpoint, args)
@@ -96,13 +97,14 @@ def _finished(step: int | None, args: GRPOConfig) -> str | None:
     """A message if the run of ``output_dir`` has ended, saved its model, and the flags request no more steps.
 
     Args:
-        step: of the checkpoint that the run would resume from. The run must have ended there. None without one.
+        step: that of the checkpoint to resume from, at which the run must have ended. None without a checkpoint.
     """
     try:
         written = read_config(args.output_dir)
     except RunLogError:
         return None
-    if not isinstance(ended := written.get("finished"), int) or step not in (None, ended):
+    ended = written.get("finished")
+    if not isinstance(ended, int) or step not in (None, ended):
         return None
     lengths = ("max_steps", "num_train_epochs", "dataset_use")
     as_before = all(written["config"].get(name) == getattr(args, name) for name in lengths)
@@ -115,24 +117,26 @@ def _finished(step: int | None, args: GRPOConfig) -> str | None:
 
 
 def shared_settings(args: Any) -> dict[str, Any]:
-    """The values that a run and its resumption have in common, as JSON can hold them."""
+    """The values of the settings that a run and its resumption share, as JSON can hold them."""
     values = {name: getattr(args, name) for name in SHARED}
     values["data_seed"] = args.seed if args.data_seed is None else args.data_seed
     values[_STEP] = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
     if args.entropy_target is not None:
         values["entropy_coef"] = args.entropy_coef  # the first weight of the bonus, which then moves
+    values["lr_scheduler_type"] = None
+    values["lr_scheduler_kwargs"] = None
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-    follows = schedule in _RATE_FOLLOWS_METRIC  # a schedule that is a function of the step may change
-    values["lr_scheduler_type"] = schedule if follows else None
-    values["lr_scheduler_kwargs"] = dict(args.lr_scheduler_kwargs or {}) if follows else None
+    if schedule in _RATE_FOLLOWS_METRIC:  # a schedule that is a function of the step may change
+        values["lr_scheduler_type"] = schedule
+        values["lr_scheduler_kwargs"] = dict(args.lr_scheduler_kwargs or {})
     return {name: getattr(value, "value", value) for name, value in values.items()}
 
 
 def require_resumable(checkpoint: str | Path, args: GRPOConfig) -> None:
-    """Refuse settings that a run resumed from ``checkpoint`` can't take. Warn in one line of all others that differ.
+    """Refuse settings that a run resumed from ``checkpoint`` can't change. Warn in one line of all others that differ.
 
     Raises:
-        SettingsError: naming each of them, with its value then and now.
+        SettingsError: settings differ. The message has the values of then and now.
     """
     saved = _saved_settings(checkpoint)
     if saved is None:
@@ -159,12 +163,13 @@ def require_resumable(checkpoint: str | Path, args: GRPOConfig) -> None:
         return
     after = plain(args.to_dict())
     both = sorted((after.keys() & before.keys()) - _OF_THE_COMMAND)
-    if others := [f"--{name} {before[name]} -> {after[name]}" for name in both if before[name] != after[name]]:
+    others = [f"--{name} {before[name]} -> {after[name]}" for name in both if before[name] != after[name]]
+    if others:
         logger.warning(f"resumed with other settings than those of {checkpoint}: {', '.join(others)}")
 
 
 def _saved_settings(checkpoint: str | Path) -> dict[str, Any] | None:
-    """What ``shared_settings`` said when the checkpoint was saved. None: another program wrote it."""
+    """The ``shared_settings`` of the time when the checkpoint was saved. None: another program wrote it."""
     entry = (read_state(checkpoint).get("stateful_callbacks") or {}).get("Resumed")
     shared = entry["attributes"].get("shared") if isinstance(entry, dict) else None
     return shared if isinstance(shared, dict) else None
@@ -174,7 +179,8 @@ def _other_data(saved: Any, now: dict[str, Any]) -> str | None:
     """A warning where the training data differ from those of the checkpoint. None: they are alike, or not known.
 
     Args:
-        saved: of ``fingerprint_of``, as the checkpoint has it. None: an earlier version wrote it, or the run is new.
+        saved: the fingerprint in the checkpoint. None: an earlier version wrote it, or the run is new.
+        now: the fingerprint of the data of this run.
     """
     if saved in (None, now) or not isinstance(saved, dict):
         return None
@@ -195,7 +201,7 @@ class Resumed(TrainerCallback):
     Each checkpoint has the settings that both must share, and a fingerprint of the training data, which may change.
 
     Args:
-        records: to train on. None, as of a data set of another library: checkpoints have no fingerprint.
+        records: the training data. None for a data set of another library: checkpoints have no fingerprint.
 
     Raises:
         SettingsError: when training begins.
@@ -206,7 +212,7 @@ class Resumed(TrainerCallback):
         self._ended = False
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """A run that is finished stops at once."""
+        """Compare settings and data with the checkpoint, and stop a run that is finished already."""
         self._ended = state.global_step >= state.max_steps
         if state.global_step % args.num_iterations and not self._ended:
             raise SettingsError(
@@ -218,9 +224,10 @@ class Resumed(TrainerCallback):
         if self._records is not None:
             attributes["data"] = fingerprint_of(self._records)
             saved = state.stateful_callbacks.get("Resumed", {"attributes": {}})["attributes"].get("data")
-            if state.is_world_process_zero and (changed := _other_data(saved, attributes["data"])):
-                logger.warning(changed)
-        # As the Trainer stores the state of callbacks. Each checkpoint has the state's entries.
+            warning = _other_data(saved, attributes["data"])
+            if warning and state.is_world_process_zero:
+                logger.warning(warning)
+        # The form in which the Trainer keeps the state of callbacks: so each checkpoint has these entries.
         state.stateful_callbacks["Resumed"] = {"args": {}, "attributes": attributes}
         if self._ended:
             control.should_training_stop = True
@@ -230,6 +237,8 @@ class Resumed(TrainerCallback):
             )
 
     def on_epoch_end(self, args, state, control, **kwargs):
-        """A finished run neither evaluates nor saves a second time."""
+        """Keep a finished run from evaluating and saving a second time."""
         if self._ended:
-            control.should_evaluate = control.should_save = control.should_log = False
+            control.should_evaluate = False
+            control.should_save = False
+            control.should_log = False

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGHUP and SIGUSR1: outside of training steps, and in forks of the run. Imports no torch."""
+"""Handles SIGTERM, SIGHUP and SIGUSR1 outside of training steps, and in forks of the run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _mask = threading.local()  # the signals that a thread blocks but for its forks
 
 @cache
 def _last_signal(process: int) -> mmap.mmap:
-    """Shared by a process and its forks: when the process took its last signal, by ``time.monotonic()``."""
+    """Memory shared by a process and its forks: the time when the process took its last signal (``time.monotonic``)."""
     return mmap.mmap(-1, 8)
 
 
 def prepare_forks() -> None:
-    """Make forks of this process end by signals. To be called before the forks, and the handlers of signals."""
+    """Make forks of this process end by signals. Call it before the forks are made and handlers are set."""
     _last_signal(os.getpid())
     _hold_back()
 
 
 @cache
 def _hold_back() -> None:
-    """Deliver the signals of a fork once it can handle them: Python discards those that come before."""
+    """Hold signals back while a process forks: Python in the fork would discard those that come before it is set up."""
 
     def block() -> None:
         _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

@@ -1,4 +1,4 @@
-"""How a command that trains begins: its help, its settings, the signals that end it, and then the run."""
+"""Begins a command that trains: its help, its settings, the signals that end it, and then the run."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def start(
     """Print the help, or read the settings of a command and run it.
 
     Args:
+        command: the name of the command, with which messages begin.
+        purpose: the text of its help.
+        groups: its options by topic.
+        usual: the flags of its short help, each with a line of text.
+        argv: its arguments. None: those of the process.
         says_next: end with the commands to type next.
     """
     argv = sys.argv[1:] if argv is None else argv
@@ -38,7 +43,7 @@ def start(
             return
         argv, dry = without_dry_run(argv)
         args = read_command(command, argv, begins=True)
-        # With torch, which neither --help nor a wrong command line waits for.
+        # It loads torch, which neither --help nor a wrong command line waits for.
         from qwenvl.train.run.whole_run import run
 
         run(command, args, dry, callbacks, says_next)
@@ -46,7 +51,14 @@ def start(
 
 def start_training(argv: list[str] | None = None, callbacks: Sequence[TrainerCallback] = ()) -> None:
     """Train by GRPO with the settings of a command line. See ``start``."""
-    start("qwenvl train", "Train Qwen-VL by GRPO.", FLAG_GROUPS, USUAL, argv, callbacks)
+    start(
+        "qwenvl train",
+        purpose="Train Qwen-VL by GRPO.",
+        groups=FLAG_GROUPS,
+        usual=USUAL,
+        argv=argv,
+        callbacks=callbacks,
+    )
 
 
 WARMUP = (
@@ -57,5 +69,11 @@ WARMUP = (
 
 def start_warmup(argv: list[str] | None = None, says_next: bool = True) -> None:
     """Train by cross-entropy with the settings of a command line. See ``start``."""
-    usual = {**USUAL_OF_A_WARMUP, **USUAL}
-    start("qwenvl warmup", WARMUP, WARMUP_GROUPS, usual, argv, says_next=says_next)
+    start(
+        "qwenvl warmup",
+        purpose=WARMUP,
+        groups=WARMUP_GROUPS,
+        usual={**USUAL_OF_A_WARMUP, **USUAL},
+        argv=argv,
+        says_next=says_next,
+    )

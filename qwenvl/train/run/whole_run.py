@@ -1,4 +1,4 @@
-"""A whole run around its trainer: check, lock the folder, train, evaluate, save, sum up. And a dry run."""
+"""Runs a trainer as a whole: check, lock the folder, train, evaluate, save, sum up. And makes a dry run."""
 
 from __future__ import annotations
 
@@ -102,13 +102,16 @@ def run(
 
 
 def evaluated_last(trainer: PolicyTrainer) -> bool:
-    """Whether the weights to be saved were evaluated after their last step already: by ``eval_strategy``, or by an
-    earlier process that died before it saved its model."""
+    """Whether the weights that will be saved were evaluated already, after their last step.
+
+    They were with some values of ``eval_strategy``, or by an earlier process that died before it saved its model.
+    """
+    if trainer.args.load_best_model_at_end:  # it has replaced the weights that were evaluated last
+        return False
     rows = trainer.state.log_history
     if not trainer.steps_trained:
         rows = read_metrics(trainer.args.output_dir)
-    done = any(row["step"] == trainer.state.global_step and trainer.eval_metric in row for row in rows)
-    return done and not trainer.args.load_best_model_at_end  # which replaced the evaluated weights
+    return any(row["step"] == trainer.state.global_step and trainer.eval_metric in row for row in rows)
 
 
 def findings_of(folder: str | Path) -> list[Finding]:
@@ -117,7 +120,7 @@ def findings_of(folder: str | Path) -> list[Finding]:
 
 
 def run_summary(folder: str | Path, found: Sequence[Finding], next_steps: Sequence[str] = ()) -> str:
-    """The folder of a run, its rewards or loss, evaluations and warnings, and what to do next.
+    """The folder of a run, its rewards or loss, evaluations and warnings, and the next commands.
 
     Args:
         folder: the run folder, written by rank 0.
@@ -125,21 +128,29 @@ def run_summary(folder: str | Path, found: Sequence[Finding], next_steps: Sequen
         next_steps: commands.
     """
     rows = read_metrics(folder)
-    lines = []
+    lines: list[tuple[str, str]] = []  # each with its name
     for short, name in (("reward", "reward/total"), ("loss", "target/loss")):
-        if (moved := trend([row[name] for row in rows if name in row])) is not None:
+        moved = trend([row[name] for row in rows if name in row])
+        if moved is not None:
             means = f"{moved.first:.3f} at first, {moved.last:.3f} at last   (means of the first and last fifth)"
             lines.append((short, means))
-    for name in dict.fromkeys(name for row in rows for name in evaluated(row)):
+    names: dict[str, None] = {}  # in the order in which they were logged
+    for row in rows:
+        names |= dict.fromkeys(evaluated(row))
+    for name in names:
         points = [row for row in rows if name in row]
         ends = points if len(points) < 2 else (points[0], points[-1])
         shown = [f"{with_interval(name, row)} at step {row['step']}" for row in ends]
         lines.append((name.removesuffix("_total_reward"), ", ".join(shown)))
-    first = beginning(" ".join(found[0].message.split()), 100) if found else ""
-    lines.append(("warnings", f"{len(found)}, the first: {first}" if found else "none at the end"))
+    if found:
+        first = beginning(" ".join(found[0].message.split()), 100)
+        lines.append(("warnings", f"{len(found)}, the first: {first}"))
+    else:
+        lines.append(("warnings", "none at the end"))
     if "loss" not in dict(lines):  # a warm-up has no completions
         lines.append(("look", _command(["report", str(folder)], "curves, and every completion with its frames")))
-    lines += zip(["next", *[""] * len(next_steps)], next_steps, strict=False)
+    for number, command in enumerate(next_steps):
+        lines.append(("next" if number == 0 else "", command))
     steps = int(max((row["step"] for row in rows), default=0))
     width = max(len(name) for name, _ in lines) + 2
     table = [f"  {name:<{width}}{line}" for name, line in lines]
@@ -207,25 +218,28 @@ def _command(words: Sequence[str], reason: str) -> str:
 
 
 def has_scored(rows: Sequence[Mapping[str, float]]) -> bool:
-    """Whether some completion of a run had a reward that tells right answers from wrong, or any where there is none.
+    """Whether some completion of a run had a reward that tells right answers from wrong.
+
+    In a run without such rewards, any reward counts.
 
     Args:
-        rows: of ``metrics.jsonl``.
+        rows: the rows of ``metrics.jsonl``.
     """
     names = set[str]().union(*rows)
     rewards = {name for name in names if name.startswith("reward/") and name.count("/") == 1}
-    telling = {name for name in rewards - OF_TOTAL if name.removeprefix("reward/") not in SHAPING}
     if not rewards:  # a run that learns from its teacher alone
         return True
+    telling = {name for name in rewards - OF_TOTAL if name.removeprefix("reward/") not in SHAPING}
+    read = telling or rewards
     # The mean of a reward between -1 and 1 may be 0 by chance, and hardly in every step.
-    return any(row.get(name) for row in rows for name in telling or rewards)
+    return any(any(row.get(name) for name in read) for row in rows)
 
 
 OF_TOTAL = {"reward/total", "reward/max", "reward/std"}
 """Metrics of the total reward. All others of this form are of single functions."""
 
 
-RECORDS = 4  # whose prompts are made
+RECORDS = 4  # the first ones, whose prompts a dry run makes
 
 
 def dry_run(args: GRPOConfig, what: str = "changed") -> str:
@@ -265,10 +279,11 @@ Sections = dict[str, Iterable[str]]
 
 @dataclass(frozen=True)
 class _Read:
-    """What a dry run reads before it shows anything.
+    """The data of a dry run, which are read before anything is shown.
 
     Attributes:
-        columns: the fields of records that something reads. None: they are not told from others.
+        held_out: the data to evaluate on, or None.
+        columns: the fields of records that rewards read. None: no field counts as unread.
         before, after: sections in front of the parameters and prompts, and behind them.
     """
 
@@ -281,6 +296,7 @@ class _Read:
 
 
 def _read_for_training(args: GRPOConfig) -> _Read:
+    """The data of training by rewards, with the rewards in front."""
     rubric = build_rewards(args, None, None)
     collator = GRPOCollator(
         load_processor(str(args.model_name_or_path)), PromptOptions.of(args), tools=schemas_of(args)
@@ -297,6 +313,7 @@ def _read_for_training(args: GRPOConfig) -> _Read:
 
 
 def _read_for_warmup(args: WarmupConfig) -> _Read:
+    """The data of a warm-up, with the first targets behind."""
     targets = targets_of(args)
     collator = TargetCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args), targets, args)
     dataset = build_dataset(args.dataset_use, args, targets, collator, training=True)
@@ -313,17 +330,22 @@ def _read_for_warmup(args: WarmupConfig) -> _Read:
 
 
 def _prompts_of_a_step(args: GRPOConfig | WarmupConfig) -> str:
+    """The number of prompts of an optimizer step over all processes, in words."""
     return counted(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size, "prompt")
 
 
 def _settings_title(what: str) -> str:
+    """The title of the settings that a dry run shows."""
     return "settings" if what == "all" else "settings that you have set (--dry_run all: every setting)"
 
 
 def _settings_of(args: GRPOConfig | WarmupConfig, what: str) -> list[str]:
     """The settings that the user has set, and with ``all`` also the other ones of this library."""
     groups = WARMUP_GROUPS if isinstance(args, WarmupConfig) else FLAG_GROUPS
-    own = {each.name for group in groups for each in fields(group)} if what == "all" else set()
+    own: set[str] = set()
+    if what == "all":
+        for group in groups:
+            own |= {each.name for each in fields(group)}
     settings = []
     for each in fields(args):
         value = getattr(args, each.name)
@@ -333,7 +355,7 @@ def _settings_of(args: GRPOConfig | WarmupConfig, what: str) -> list[str]:
 
 
 def parameter_lines(policy: nn.Module, dtype: torch.dtype) -> Iterator[str]:
-    """How many parameters of each part learn."""
+    """Lines with the number of parameters of each part, and of those that learn."""
     total = dict.fromkeys(("llm", "vision", "mlp"), 0)
     learn = dict.fromkeys(total, 0)
     for name, parameter in unwrap(policy).named_parameters():
@@ -345,7 +367,7 @@ def parameter_lines(policy: nn.Module, dtype: torch.dtype) -> Iterator[str]:
 
 
 def prompt_lines(dataset, collator: GRPOCollator) -> Iterator[str]:
-    """How long the first prompts are, and how many frames they have."""
+    """Lines with the tokens and the frames of the first prompts."""
     for index in range(min(RECORDS, len(dataset))):
         batch = collator([dataset[index]])["prompts"]
         yield from (f"left out: {bad.error}" for bad in batch.bad)

@@ -1,4 +1,4 @@
-"""Targets of a warm-up: texts from solutions, or the best completions of a run, and their tokens."""
+"""Makes the targets of a warm-up: texts from solutions, or the best completions of a run, and their tokens."""
 
 from __future__ import annotations
 
@@ -49,14 +49,15 @@ class SolutionTargets:
     """
 
     template: str | None = None
-    # Fields that it reads are not told from others: the rewards of the run after it read more of them.
+    # None, so that no field counts as unread: the rewards of the run after the warm-up read more fields.
     columns: ClassVar[None] = None
 
     def check_record(self, record: Record) -> str | None:
-        """Why a record has no target, or None if it has one."""
+        """The reason why a record has no target, or None if it has one."""
         if not record.solution.strip():
             return f"{NO_SOLUTION}: a warm-up teaches it"
-        if problem := check_evidence(record.solution, record.fields):
+        problem = check_evidence(record.solution, record.fields)
+        if problem:
             return problem
         thinking = record.fields.get("thinking")
         if thinking is not None and not isinstance(thinking, str):
@@ -69,7 +70,7 @@ class SolutionTargets:
         return None
 
     def of(self, record: Record, opened_think: bool) -> list[tuple[str, ...]]:
-        """The targets of a record, here one of one turn, without the end token.
+        """The targets of a record without their end tokens: here a single one, of one turn.
 
         Args:
             opened_think: the prompt ends inside a think block, which the target continues.
@@ -77,12 +78,16 @@ class SolutionTargets:
         Raises:
             RecordError: there is no target, or it can't continue such a prompt.
         """
-        if problem := self.check_record(record):
+        problem = self.check_record(record)
+        if problem:
             raise RecordError(f"{record.where}: {problem}")
         text = self._text(record)
-        return [(_inside_think(text, record) if opened_think else text,)]
+        if opened_think:
+            text = _inside_think(text, record)
+        return [(text,)]
 
     def _text(self, record: Record) -> str:
+        """The whole target, think block included."""
         solution = record.solution
         thinking = _thinking(record)
         answer = first_block(solution, "answer")
@@ -90,15 +95,16 @@ class SolutionTargets:
         without_thinking = solution[: own.start] + solution[own.end :] if own else solution
         if self.template is not None:
             values = {"thinking": thinking, "solution": answer.inner if answer else without_thinking.strip()}
+            # Not `str.format`: the template may have other braces, as LaTeX and JSON do.
             return re.sub(r"\{(thinking|solution)\}", lambda name: values[name[1]], self.template)
         if answer and (own or not thinking):
-            return solution
-        bare = solution if answer else f"<answer>{without_thinking.strip()}</answer>"
-        return f"<think>{thinking}</think>{bare}" if thinking else bare
+            return solution  # it has the form that rewards read
+        in_tags = solution if answer else f"<answer>{without_thinking.strip()}</answer>"
+        return f"<think>{thinking}</think>{in_tags}" if thinking else in_tags
 
 
 def _thinking(record: Record) -> str:
-    """What stands in the think block of a record's solution, else in its field ``thinking``. Empty without both."""
+    """The content of the think block of a record's solution, else of its field ``thinking``. Empty without both."""
     own = first_block(record.solution, "think")
     thinking = own.inner if own else record.fields.get("thinking") or ""
     return thinking if thinking.strip() else ""
@@ -119,15 +125,15 @@ def _inside_think(text: str, record: Record) -> str:
 
 
 class RolloutTargets:
-    """The best completions of a run for each record, training's and its evaluations', as they were written.
+    """The best completions of a run for each record, of training and evaluations, as they were written.
 
-    A completion that was cut at the length limit is none of them: it has no end that could be taught.
+    Completions that were cut at the length limit are left out: they have no end that could be taught.
 
     Args:
-        folder: of the run.
-        min_reward: least total reward.
-        most: completions for each prompt, the latest first where rewards are equal. Equal texts count once.
-        tools: calls in them can be answered again.
+        folder: the folder of the run.
+        min_reward: the lowest total reward of a target.
+        most: the most completions of a prompt, the latest first where rewards are equal. Equal texts count once.
+        tools: the warm-up has tools, which can answer the calls of the completions again.
 
     Raises:
         ValueError: the folder has no such completion.
@@ -160,7 +166,7 @@ class RolloutTargets:
         say(f"{folder}: {taken} different completions at or above reward {min_reward:g}, for {len(best)} prompts")
 
     def check_record(self, record: Record) -> None:
-        """Any record will do. Those without a completion are left out by ``narrowed``."""
+        """Take any record: ``narrowed`` leaves out those without a completion."""
 
     def of(self, record: Record, opened_think: bool) -> list[tuple[str, ...]]:
         """The turns of each completion of a record. They continue its prompt already."""
@@ -169,19 +175,20 @@ class RolloutTargets:
 
 
 def _asked_in(row: Rollout) -> _Asked:
+    """Id, prompt and solution of the record that a completion belongs to."""
     messages = tuple((turn["role"], turn["text"]) for turn in row.prompt)
     return (row.record_id, messages, row.solution)
 
 
 def _hint(rollouts: list[Rollout], whole: list[Rollout]) -> str:
-    """What to say of a run without a completion that is good enough."""
+    """The end of the message about a run without a completion that is good enough."""
     if not rollouts:
         return "; is it the --output_dir of a run?"
     return f": the highest has {whole[0].total:g}" if whole else ""
 
 
 def targets_of(args: WarmupConfig) -> SolutionTargets | RolloutTargets:
-    """What the flags have taught.
+    """The targets that the flags name.
 
     Raises:
         ValueError: ``--from_rollouts`` names a run without a completion to learn from.
@@ -192,10 +199,10 @@ def targets_of(args: WarmupConfig) -> SolutionTargets | RolloutTargets:
 
 
 def narrowed(dataset: Any, targets: SolutionTargets | RolloutTargets, flag: str) -> Any:
-    """The data set, or those by name, without records that have no target.
+    """A data set, or several by name, without the records that have no target.
 
     Args:
-        flag: that names the data set, for errors.
+        flag: the flag that names the data set, for errors.
 
     Raises:
         TypeError: a data set of another library.
@@ -225,14 +232,15 @@ class TargetCollator(GRPOCollator):
     G is the most targets that one of the P prompts has, N = P * G, and row n belongs to prompt n // G. A prompt with
     fewer targets has rows without tokens.
 
-    With the tool ``look`` the solution of a record with ``evidence`` has a turn before it that looks there. What tools
-    append between turns has tokens in ``target_ids`` and none in the mask. Then a batch also has ``pieces``, for each
-    row the lengths of what is said and what is appended, in turn, and ``appended``, all that was appended, a row each.
+    With the tool ``look`` the solution of a record with ``evidence`` has a turn before it that looks there. The answers
+    of tools, which are appended between turns, have tokens in ``target_ids`` and none in the mask. Then a batch also
+    has ``pieces``, for each row the numbers of tokens of turn, answer, turn and so on, and ``appended``, a prompt batch
+    of all answers.
 
     Args:
         processor, options: as for ``GRPOCollator``.
         targets: the targets of each record.
-        flags: of the run, which name the tools. None: no tools.
+        flags: the flags of the run, which name the tools. None: no tools.
     """
 
     def __init__(
@@ -247,24 +255,31 @@ class TargetCollator(GRPOCollator):
         self.targets = targets
         self.toolbox = Toolbox.of(flags, self)
         turn_end = turn_end_id(processor, options.template_arguments)
-        # The end of a turn of the chat template comes first: it is what the model has to say behind an answer.
+        # The end of a turn in the chat template comes before that of a text: the model has to say it behind an answer.
         self.end_id = processor.tokenizer.eos_token_id if turn_end is None else turn_end
 
     def __call__(self, samples: list[Sample | BadSample | None]) -> dict[str, Any]:
         inputs: dict[str, Any] = super().__call__(samples)
         batch = inputs["prompts"]
-        targets = list(map(self._turns, batch.records, batch.opened_think))
-        size = max(map(len, targets), default=0)
+        targets = [
+            self._turns(record, opened) for record, opened in zip(batch.records, batch.opened_think, strict=True)
+        ]
+        size = max(map(len, targets), default=0)  # G
         rows: list[_Pieces] = []
         appended: list[ProcessedSample] = []
-        records = [record for record in batch.records for _ in range(size)]
-        conversations = None if self.toolbox is None else self.toolbox.begin(records)
+        conversations = None
+        if self.toolbox is not None:
+            record_of_row: list[Record] = []
+            for record in batch.records:
+                record_of_row += [record] * size
+            conversations = self.toolbox.begin(record_of_row)
         for own in targets:
             for turns in own:
                 rows.append(self._pieces(turns, conversations, len(rows), appended))
             # A prompt with fewer targets than another one has rows without tokens.
             rows += [[[]] for _ in range(size - len(own))]
-        inputs["target_ids"] = _padded([list(chain(*row)) for row in rows], self.processor.tokenizer.pad_token_id)
+        whole_rows = [list(chain.from_iterable(row)) for row in rows]
+        inputs["target_ids"] = _padded(whole_rows, self.processor.tokenizer.pad_token_id)
         inputs["target_mask"] = _padded([_taught(row) for row in rows], 0).bool()
         if self.toolbox is not None:
             inputs["pieces"] = [[len(piece) for piece in row] for row in rows]
@@ -274,11 +289,11 @@ class TargetCollator(GRPOCollator):
     def _pieces(
         self, turns: _Turns, conversations: Conversations | None, n: int, appended: list[ProcessedSample]
     ) -> _Pieces:
-        """The tokens of row ``n``: what is said, what tools append to it, what is said then, and so on.
+        """The tokens of row ``n``: those of a turn, of the answer that tools append to it, of the next turn, and so on.
 
         Args:
-            conversations: that the turns have with tools. None: no tools.
-            appended: gets what tools append.
+            conversations: of all rows with their tools. None: no tools.
+            appended: answers are added to it.
         """
         tokenizer = self.processor.tokenizer
         pieces: _Pieces = []
@@ -297,6 +312,7 @@ class TargetCollator(GRPOCollator):
         turn = self.processor.tokenizer.decode(ids)
         calls = own.calls[-1] if own.calls else []
         errors = [call.error for call in calls if call.error]
+        # A completion of a run may have had an error as its answer. A target from a solution is made without one.
         if answer is None or (errors and isinstance(self.targets, SolutionTargets)):
             raise RecordError(
                 f"{own.record.where}: tools do not answer a turn of its target, {turn!r}: "
@@ -309,17 +325,20 @@ class TargetCollator(GRPOCollator):
         targets = self.targets.of(record, opened_think)
         spans = evidence_of(record.fields) if isinstance(self.targets, SolutionTargets) else None
         if spans and self.toolbox is not None and "look" in self.toolbox.tools:
-            calls = render_calls(self.processor, [("look", {"start": start, "end": end}) for start, end in spans])
-            targets = [("\n</think>\n\n" * opened_think + calls, *turns) for turns in targets]
+            looks = [("look", {"start": start, "end": end}) for start, end in spans]
+            calls = render_calls(self.processor, looks)
+            # Calls stand behind the think block, which the prompt may have opened.
+            before = "\n</think>\n\n" if opened_think else ""
+            targets = [(before + calls, *turns) for turns in targets]
         return targets
 
 
 def _taught(pieces: _Pieces) -> list[int]:
-    """1 for each token that is said, 0 for each that a tool appends: the two alternate."""
+    """1 for each token of a turn and 0 for each token that a tool appends: the two alternate."""
     mask: list[int] = []
-    for k, piece in enumerate(pieces):
-        is_said = k % 2 == 0
-        mask += [int(is_said)] * len(piece)
+    for number, piece in enumerate(pieces):
+        is_turn = number % 2 == 0
+        mask += [int(is_turn)] * len(piece)
     return mask
 
 

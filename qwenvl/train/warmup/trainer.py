@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -98,26 +97,28 @@ class WarmupTrainer(PolicyTrainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch=None
     ) -> Tensor:
-        """The cross-entropy of a micro-batch. Those of a step's micro-batches average to the loss of the step."""
+        """The cross-entropy of a micro-batch. The losses of a step's micro-batches average to its loss."""
         counts = self._counts if self.is_in_train else step_counts([inputs])  # a script may call it on its own
         with self.meter.time("time/logp_s"):
+            # The tower runs outside of the model's own forward, where engines gather weights.
             encodes_once = self.kernels.encode_vision is not None
             with whole_weights(self.model, self.model_wrapped) if encodes_once else nullcontext():
                 prompts = self.encoded(model, inputs["prompts"])
             loss = -self.target_logprobs(model, inputs, prompts).sum()
         nats = loss.item()
-        lengths = [length for length in inputs["target_mask"].sum(1).tolist() if length]
+        tokens = int(inputs["target_mask"].sum())
         self.journal.trained_on.append((inputs["prompts"], nats, {"target/loss": nats}))
         self.journal.seen(inputs["prompts"])
-        for length in lengths:
-            self.meter.mean("target/tokens", length)
-        self.meter.mean("target/loss", nats / max(1, sum(lengths)), weight=sum(lengths))
+        for length in inputs["target_mask"].sum(1).tolist():
+            if length:  # a prompt with fewer targets than another one has rows without tokens
+                self.meter.mean("target/tokens", length)
+        self.meter.mean("target/loss", nats / max(1, tokens), weight=tokens)
         self.meter.start("time/backward_s")
         # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
         return loss / max(1, counts.tokens) * counts.micro_batches
 
     def encoded(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
-        """The model's inputs, features in the place of pixels where the tower runs once per prompt.
+        """The inputs of the model, with features in the place of pixels where the tower runs once per prompt.
 
         Engines that split the model must have its weights whole here: not every process has pictures. A batch without
         prompts becomes a single token, for the forward and backward that other processes wait for.
@@ -127,17 +128,17 @@ class WarmupTrainer(PolicyTrainer):
         return self.encode.inputs(model, batch)
 
     def target_logprobs(self, model: nn.Module, inputs: dict[str, Any], prompts: PromptInputs | None = None) -> Tensor:
-        """N x T log-probs of the targets, 0 where a row has none. Those of a batch without prompts are 0.
+        """N x T log-probs of the targets, 0 where a row has no token. A batch without prompts has a single 0.
 
         Args:
-            prompts: of the batch, as ``encoded`` gives them. None has them made.
+            prompts: the inputs of the batch, as ``encoded`` makes them. None: they are made here.
         """
         ids = inputs["target_ids"]
         mask = inputs["target_mask"]
         prompts = self.encoded(model, inputs["prompts"]) if prompts is None else prompts
         if not len(inputs["prompts"]):
-            token = prompts.input_ids
-            return 0 * self.likelihood(model, prompts, token, token == 0).logprobs
+            token = prompts.input_ids  # 1 x 1
+            return 0 * self.likelihood(model, prompts, token, token == 0).logprobs  # with a gradient, of 0
         whole = None
         if "pieces" in inputs:
             appended = self.encoded(model, inputs["appended"]) if len(inputs["appended"]) else None
@@ -145,7 +146,7 @@ class WarmupTrainer(PolicyTrainer):
         return self.likelihood(model, prompts, ids, mask, whole=whole).logprobs
 
     def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
-        """Counts the targets of the step over all processes."""
+        """Count the targets of the step over all processes."""
         self._counts = step_counts(batches)
         for inputs in batches:
             self.journal.drawn(inputs["prompts"])
@@ -162,18 +163,20 @@ class WarmupTrainer(PolicyTrainer):
                 logprobs = self.target_logprobs(self.model, inputs)
                 mask = inputs["target_mask"]
                 size = max(1, len(inputs["prompts"]))
-                losses, counts = ([own.sum().item() for own in each.chunk(size)] for each in (-logprobs, mask))
+                losses = [own.sum().item() for own in (-logprobs).chunk(size)]  # one for each prompt
+                counts = [own.sum().item() for own in mask.chunk(size)]
                 places = [record.where for record in inputs["prompts"].records]
                 rows += zip(places, losses, counts, strict=False)  # a batch without prompts has a row of its own
                 self.journal.left_out(inputs["prompts"])
                 self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         once = {where: (loss, tokens) for where, loss, tokens in gather_object(rows)}  # processes may share a prompt
-        loss, tokens = (sum(column) for column in zip(*once.values(), strict=True)) if once else (0.0, 0)
+        loss = sum(loss for loss, _ in once.values())
+        tokens = sum(tokens for _, tokens in once.values())
         metrics = {f"{metric_key_prefix}_loss": loss / max(1, tokens), f"{metric_key_prefix}_loss_n": len(once)}
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(once))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the model, with the adapters of ``--lora_enable`` folded in: training by rewards starts from the whole.
+        """Save the model, with the adapters of ``--lora_enable`` folded in: training by rewards starts from the whole.
 
         Checkpoints keep the adapters as they are.
         """
@@ -195,44 +198,54 @@ def laid_out(
 
     Args:
         ids, pieces: ``target_ids`` and ``pieces`` of a ``TargetCollator``.
-        appended: all that is appended, one row each, with positions that count from 0. None where nothing is.
+        appended: the answers of tools, one row each, with positions that count from 0. None without any.
     """
-    starts = first_positions(prompts.position_ids, len(ids) // len(prompts)).tolist()
-    number = count()
+    group_size = len(ids) // len(prompts)
+    starts = first_positions(prompts.position_ids, group_size).tolist()
+    answers_used = 0
     rows = []
     for row, lengths, start in zip(ids, pieces, starts, strict=True):
-        rows.append(GrowingCompletion(start))
-        for k, piece in enumerate(row[: sum(lengths)].split(lengths)):
-            of_tool = k % 2 and appended is not None
-            rows[-1].add(appended.select([next(number)]) if of_tool else PromptInputs.of_text(piece[None]))
+        completion = GrowingCompletion(start)
+        for number, piece in enumerate(row[: sum(lengths)].split(lengths)):
+            if number % 2 == 1 and appended is not None:  # turns and answers alternate
+                completion.add(appended.select([answers_used]))
+                answers_used += 1
+            else:
+                completion.add(PromptInputs.of_text(piece[None]))
+        rows.append(completion)
     return PromptInputs.join([row.whole() for row in rows], left=False)
 
 
 def step_counts(batches: Sequence[dict[str, Any]]) -> StepCounts:
-    """How many targets and tokens the micro-batches of a step have. All processes must call this together."""
+    """The numbers of targets and tokens in the micro-batches of a step. All processes must call this together."""
     masks = [inputs["target_mask"] for inputs in batches]
-    own = (sum(int(mask.any(1).sum()) for mask in masks), sum(int(mask.sum()) for mask in masks))
-    by_process = gather_object([own])
-    targets, tokens = (sum(column) for column in zip(*by_process, strict=True))
-    return StepCounts(targets, tokens, micro_batches=len(batches) * len(by_process))
+    own_targets = sum(int(mask.any(1).sum()) for mask in masks)
+    own_tokens = sum(int(mask.sum()) for mask in masks)
+    # Every process divides by the same two numbers: the loss is a mean over the whole optimizer step.
+    by_process = gather_object([(own_targets, own_tokens)])
+    return StepCounts(
+        sum(targets for targets, _ in by_process),
+        sum(tokens for _, tokens in by_process),
+        micro_batches=len(batches) * len(by_process),
+    )
 
 
 class StopBelow(TrainerCallback):
-    """Ends training when the mean loss of the last ten steps is below ``loss``, and has a checkpoint of it saved.
+    """Ends training with a checkpoint when the mean loss of the last ten steps is below ``loss``.
 
-    It reads the losses from the log that checkpoints hold: a resumed run ends where the uninterrupted one would have.
+    The losses are those of the log, which checkpoints hold: a resumed run ends where the uninterrupted one would have.
     """
 
     def __init__(self, loss: float):
         self._loss = loss
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """A resumed run that has reached the loss already ends at once."""
+        """End a resumed run at once that has reached the loss already."""
         if self._reached(state):
             control.should_training_stop = True
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Looks at the last steps."""
+        """End training if the last steps have reached the loss."""
         if "loss" in logs and self._reached(state):
             below = f"the mean loss of {STOP_STEPS} steps is below {self._loss:g}"
             say(f"step {state.global_step}: {below}: the warm-up ends")
@@ -240,5 +253,6 @@ class StopBelow(TrainerCallback):
             control.should_save = args.save_strategy != "no"
 
     def _reached(self, state: TrainerState) -> bool:
+        """Whether there are enough steps, with a mean loss below the bound."""
         losses = [row["loss"] for row in state.log_history if "loss" in row][-STOP_STEPS:]
         return len(losses) == STOP_STEPS and sum(losses) / STOP_STEPS < self._loss

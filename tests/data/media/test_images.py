@@ -115,6 +115,9 @@ def test_pictures_of_every_supported_format_are_read(tmp_path, name):
 
 
 def test_an_eps_in_a_record_starts_no_program(tmp_path, make_row, write_rows, monkeypatch):
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "a.png")
+    # The decoder's own process may run already: it starts with the first picture that is read.
+    load_dataset(str(write_rows([make_row(prompt="<image>", image="a.png")])), video_backend="pyav")[0]
     monkeypatch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
     monkeypatch.setattr("subprocess.Popen", lambda *words, **_: pytest.fail(f"a program was started: {words}"))
     Image.new("RGB", (20, 20), "red").save(tmp_path / "a.eps", "EPS")
