@@ -29,7 +29,7 @@ from qwenvl.evaluate.respondent import build_respondent, collator_of, in_blocks,
 from qwenvl.evaluate.results import results_of
 from qwenvl.evaluate.settings import Request
 from qwenvl.evaluate.timelines import check_procedure, procedure_rows
-from qwenvl.inspection.from_folder import read_steps
+from qwenvl.inspection.steps import read_steps
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.functions.text import answer_of
 from qwenvl.run_log.log import (

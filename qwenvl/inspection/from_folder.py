@@ -25,9 +25,8 @@ from qwenvl.failure import counted
 from qwenvl.files import plain_file, written_whole
 from qwenvl.inspection import span_exports, spans
 from qwenvl.inspection.convert import OWN_KEYS, write_records
+from qwenvl.inspection.steps import Steps, answer_in, number_of, numbered, read_steps
 from qwenvl.option import did_you_mean
-from qwenvl.rewards.functions.actions import action_numbers
-from qwenvl.rewards.functions.text import normalized
 from qwenvl.types import Message, Record
 
 STEPS = "{steps}"  # the place of the list of steps in a question
@@ -55,9 +54,6 @@ VIDEO_SUFFIXES = (
 # fmt: on
 SHOWN = 10  # lines of a list
 _MODEL = "Qwen/Qwen3.5-4B"
-_NUMBERED = re.compile(r"(?:step\s*)?\(?\s*([0-9]{1,4})\s*(?:[).:\s]+(.*))?", re.DOTALL | re.IGNORECASE)
-_NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
-_BRACKETED = re.compile(r"(?=\(\s*[0-9]{1,9}\s*\))")
 
 
 Label = tuple[str, dict[str, Any]]
@@ -250,7 +246,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     spans.check_names(listed, str(path) if steps is None else str(args.steps))
     reader = spans.SpanReader(
         root=root,
-        number_of=lambda label: _listed_number(listed, label),
+        number_of=lambda label: number_of(listed, label),
         clip_of=lambda name: _clip_of(name, named),
         names=listed,
         background=frozenset(label.strip().casefold() for label in background),
@@ -276,26 +272,6 @@ def _reserved(columns: Mapping[str, Any], more: Collection[str] = ()) -> str | N
     """
     reserved = {*OWN_KEYS, "question", "reward_model", *more}
     return min(reserved.intersection(columns), default=None)
-
-
-def _listed_number(steps: Steps, label: str) -> int:
-    """The number of the step that a label names.
-
-    Raises:
-        ValueError: it names none.
-    """
-    number = _number(steps, label)
-    if number is None:
-        raise ValueError(_no_step(steps, label))
-    return number
-
-
-def _no_step(steps: Steps, item: str) -> str:
-    """The message about an item of an answer that is no step."""
-    return (
-        f"{item.strip(' ,;|')!r} is no step: expected a number from 1 to {len(steps)}, a name of the "
-        f"list, or both that agree{did_you_mean(_plain(item), map(_plain, steps))}"
-    )
 
 
 def _prompt(question: str | None, steps: Steps | None, *, timelines: bool, adds_form: bool) -> str:
@@ -440,100 +416,6 @@ def _held_out(root: Path, clips: Collection[str], share: float) -> set[str]:
     count = round(share * len(ordered))
     count = min(max(1, count), len(ordered) - 1)
     return {clip for own in ordered[:count] for clip in own}
-
-
-Steps = Sequence[str]
-"""The steps of a procedure. Step n is the one at n - 1."""
-
-
-def read_steps(path: Path) -> Steps:
-    """The steps of a text file, one a line. All lines are numbered from 1, ``(1) take the lid``, or none.
-
-    Raises:
-        RecordError: another numbering, a step that two lines name, or none.
-    """
-    lines = [" ".join(line.split()) for line in plain_file(path).read_text("utf-8-sig").splitlines()]
-    lines = [line for line in lines if line]
-    found = [re.fullmatch(r"\(?\s*([0-9]{1,4})\s*[).:]+\s*(.*)", line) for line in lines]
-    if any(found):
-        names = []
-        for number, (line, match) in enumerate(zip(lines, found, strict=True), start=1):
-            if match is None or int(match[1]) != number:
-                raise RecordError(f"{path}: expected step {number}, got {line!r}; number all steps from 1, or none")
-            names.append(match[2])
-        lines = names
-    if not lines:
-        raise RecordError(f"{path}: expected at least one step")
-    plain = list(map(_plain, lines))
-    for i, name in enumerate(lines):
-        if action_numbers(name) or "<" in name:  # rewards would read the number as that of a step
-            what = "(number) and < have a meaning in answers; leave them out"
-            raise RecordError(f"{path}: step {i + 1}, {name!r}: {what}")
-        first = plain.index(plain[i])
-        if first < i:
-            raise RecordError(f"{path}: steps {first + 1} and {i + 1} have the same name, {name!r}")
-    return lines
-
-
-def numbered(steps: Steps) -> str:
-    """The list of steps as prompts show it."""
-    return "\n".join(f"({number}) {name}" for number, name in enumerate(steps, start=1))
-
-
-def answer_in(steps: Steps, text: str) -> str:
-    """An answer in the form of the list of steps, in the order of ``text``.
-
-    The text has numbers ("2 3", "2;3"), numbers with names ("(2) insert the fan (3) ..."), or names between
-    semicolons or commas.
-
-    Raises:
-        ValueError: naming an item that is no step.
-
-    Example:
-        >>> answer_in(("take the lid", "insert the fan"), "2; take the lid")
-        '(2) insert the fan (1) take the lid'
-    """
-    text = text.replace("<answer>", "").replace("</answer>", "").strip()
-    if action_numbers(text):
-        items: Sequence[str] = [item for item in _BRACKETED.split(text) if item.strip(" ,;|")]
-    elif _NUMBERS.fullmatch(text):
-        items = re.findall("[0-9]+", text)
-    else:
-        # A name may hold commas: the text as a whole, then at semicolons, then at commas, until all items are steps.
-        at_semicolons = re.split(r"[;|\n]", text)
-        items = at_semicolons  # for the error
-        for split in ([text], at_semicolons, text.split(",")):
-            if all(_number(steps, item) is not None for item in split):
-                items = split
-                break
-    numbers = []
-    for item in items:
-        number = _number(steps, item)
-        if number is None:
-            raise ValueError(_no_step(steps, item))
-        numbers.append(number)
-    return " ".join(f"({number}) {steps[number - 1]}" for number in numbers)
-
-
-def _number(steps: Steps, item: str) -> int | None:
-    """The number of the step that an item of an answer names, or None."""
-    names = [_plain(step) for step in steps]
-    plain = _plain(item)
-    if plain in names:
-        return names.index(plain) + 1
-    found = _NUMBERED.fullmatch(item.strip(" ,;|"))
-    if found is None:
-        return None
-    number = int(found[1])
-    if not 1 <= number <= len(names):
-        return None
-    name = _plain(found[2] or "")  # it may stand behind the number, and must then be that of the step
-    return number if name in ("", names[number - 1]) else None
-
-
-def _plain(name: str) -> str:
-    """A name by which steps are compared: ``Insert_the-fan`` is ``insert the fan``."""
-    return normalized(re.sub(r"[\s_-]+", " ", name).strip(" ,;|"))
 
 
 def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: Mapping[str, str]) -> dict[str, Label]:

@@ -10,7 +10,7 @@ from qwenvl.config.command_line import parse_args
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.demo.clips import QUESTION, make_labelled_folder
-from qwenvl.inspection.from_folder import answer_in, numbered, read_steps
+from qwenvl.inspection.steps import answer_in, numbered, read_steps
 
 CLIPS = ["2_insert_fan/c1.mp4", "2_insert_fan/c2.MOV", "2_insert_fan/c10.mp4", "10_close-lid/c3.mkv"]
 STEPS = ("take the lid", "insert the fan, both sides", "fasten 10 mm screw", "pick-up")
