@@ -40,7 +40,7 @@ class ChecksRecords(Protocol):
     """A rubric, or the targets of a warm-up."""
 
     def check_record(self, record: Record) -> str | None:
-        """Why a record is of no use to the run, or None."""
+        """The reason why a record is of no use to the run. None: it is of use."""
         ...
 
 
@@ -85,7 +85,10 @@ def build_dataset(
         if not isinstance(dataset, Dataset):
             raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
         if args.fit_frames and getattr(dataset, "fit_to", None) is None:
-            raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler, fit_to")
+            raise ValueError(
+                "--fit_frames has no effect on a data set made without it: give load_dataset its arguments ruler and "
+                "fit_to, or leave the flag out"
+            )
         for record in getattr(dataset, "records", ()):
             if problem := checker.check_record(record):
                 raise RecordError(f"{record.where}: {problem}")
@@ -134,7 +137,10 @@ def build_sampler(
     grouping = None
     if args.train_sampling_strategy == "group_by_length":
         if not isinstance(dataset, GRPODataset):
-            raise ValueError("--train_sampling_strategy group_by_length: it can't measure this data set")
+            raise ValueError(
+                "--train_sampling_strategy group_by_length needs a GRPODataset, as load_dataset makes it, got "
+                f"{type(dataset).__name__}: its records cannot be measured; leave the flag out"
+            )
         estimate = LengthEstimate(dataset.records, dataset.rule, collator.ruler, collator.options.fit_to)
         grouping = step, estimate
     sampler = EpochSampler(
@@ -212,7 +218,10 @@ def build_rewards(
 
 
 def dataset_view(args: TeacherOptions) -> View | None:
-    """What the teacher sees of a record. None: the prompt of the policy, or that with a sentence for a completion."""
+    """The view that makes the teacher's prompts of records.
+
+    None: the teacher has the policy's prompt, or the policy's prompt with a sentence for each completion.
+    """
     view = view_named(args.teacher_sees)
     if reads_completions(view):
         view = unchanged
