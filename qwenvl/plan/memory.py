@@ -14,17 +14,9 @@ from typing import Any, NamedTuple
 from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Shapes, Text, Vision
 
 PARTS = (
-    "weights",
-    "gradients",
-    "optimizer",
-    "reference",
-    "teacher",
-    "activations",
-    "features",
-    "cache",
-    "logits",
+    "weights", "gradients", "optimizer", "reference", "teacher", "activations", "features", "cache", "logits",
     "one-time buffers",
-)
+)  # fmt: skip
 """The rows of the memory table."""
 SAMPLING = ("vision", "prefill", "decoding")
 """The phases before the policy is trained."""
