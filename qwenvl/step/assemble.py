@@ -81,17 +81,8 @@ def build_dataset(
     rows = not isinstance(dataset, GRPODataset) and (
         isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
     )
-    if not rows:  # samples
-        if not isinstance(dataset, Dataset):
-            raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
-        if args.fit_frames and getattr(dataset, "fit_to", None) is None:
-            raise ValueError(
-                "--fit_frames has no effect on a data set made without it: give load_dataset its arguments ruler and "
-                "fit_to, or leave the flag out"
-            )
-        for record in getattr(dataset, "records", ()):
-            if problem := checker.check_record(record):
-                raise RecordError(f"{record.where}: {problem}")
+    if not rows:
+        _check_samples(dataset, args, checker, name)
     else:
         named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
         if tells:
@@ -116,6 +107,21 @@ def build_dataset(
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
     return dataset
+
+
+def _check_samples(dataset: Any, args: GRPOConfig, checker: ChecksRecords, name: str) -> None:
+    """Check a data set of samples, which a script has made. See ``build_dataset`` for the errors."""
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
+    if args.fit_frames and getattr(dataset, "fit_to", None) is None:
+        raise ValueError(
+            "--fit_frames has no effect on a data set made without it: give load_dataset its arguments ruler and "
+            "fit_to, or leave the flag out"
+        )
+    for record in getattr(dataset, "records", ()):
+        problem = checker.check_record(record)
+        if problem:
+            raise RecordError(f"{record.where}: {problem}")
 
 
 def build_sampler(
