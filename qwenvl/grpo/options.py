@@ -170,18 +170,18 @@ class ObjectiveOptions(Options):
     )
     grpo_epsilon: float | None = option(
         None,
-        "Lower clip bound: the importance ratio is clipped at 1 - this, above 0 and below 1. Less: steps on "
-        "the same completions change less. Needs --num_iterations above 1 or (--async_rollouts above 0 and "
-        "--importance_correction none). Needs --loss_type grpo or bnpo or dapo or dr_grpo or gspo or luspo.",
+        "How far the importance ratio may fall below 1 before an advantage pushes it no further, above 0 and below 1. "
+        "Less: steps on the same completions change less. Needs --num_iterations above 1 or (--async_rollouts above 0 "
+        "and --importance_correction none). Needs --loss_type grpo or bnpo or dapo or dr_grpo or gspo or luspo.",
         unset="that of the loss, 0.2, for gspo and luspo 0.0003",
         above=0,
         below=1,
     )
     grpo_epsilon_high: float | None = option(
         None,
-        "Upper clip bound: the importance ratio is clipped at 1 + this, above 0. More than --grpo_epsilon: rare tokens "
-        "may become likely sooner. Needs --num_iterations above 1 or (--async_rollouts above 0 and "
-        "--importance_correction none). Needs --loss_type grpo or bnpo or dapo or dr_grpo or gspo or luspo.",
+        "How far the ratio may rise above 1, above 0. More than --grpo_epsilon: rare tokens may become likely sooner. "
+        "Needs --num_iterations above 1 or (--async_rollouts above 0 and --importance_correction none). Needs "
+        "--loss_type grpo or bnpo or dapo or dr_grpo or gspo or luspo.",
         unset="that of the loss, 0.28 for dapo, 0.0004 for gspo and luspo, else that of --grpo_epsilon",
         above=0,
     )
