@@ -63,9 +63,9 @@ COLUMNS = [
     "finish_reason",
     "text",
 ]
-"""The columns of the table. Rows of ``rows-0.jsonl`` have these names, and ``key``, ``texts``, ``votes``, ``clips``."""
+"""Of the table. The rows of ``rows-0.jsonl`` have the same names, and ``key``, ``texts``, ``votes``, ``clips``."""
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""The beginnings of texts that a spreadsheet would run."""
+"""With these a text begins that a spreadsheet runs."""
 
 
 class Labels:
@@ -268,9 +268,7 @@ class Labels:
                 named = {}
                 if isinstance(question, Record):
                     named = {"id": question.id, "clip": " ".join((*question.videos, *question.images))}
-                times: list[str] = []
-                for clip in row.get("clips", ()):
-                    times += [f"{second:.2f}" for second in clip["times"]]
+                times = [f"{second:.2f}" for clip in row.get("clips", ()) for second in clip["times"]]
                 cells = {**named, **row, "times": " ".join(times)}
                 table.writerow({name: as_cell(value) for name, value in cells.items()})
 
@@ -308,7 +306,7 @@ def key_of(question: Record) -> str:
 
 
 def version_of(path: str) -> list[Any]:
-    """The version of a medium, which changes where it is replaced: size and time of its files, of frames their names.
+    """What changes where a medium is replaced under its name: size and time of its files, of frames each with its name.
 
     Empty where there is none.
     """
