@@ -19,20 +19,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = f"where everything goes, in the place of an earlier demo [{of_folder}]"
     parser.add_argument("--output_dir", type=Path, help=folder)
     parser.add_argument("--seed", type=int, default=0, help="of clips, weights and sampling [%(default)s]")
-    steps, linear_steps, clips, family = Demo.defaults
-    look_steps, _, look_clips, look_family = LookDemo.defaults
-    timed_steps, _, timed_clips, timed_family = TimelineDemo.defaults
-    counts = f"{steps}, of Qwen3.5 {linear_steps}, with --look {look_steps}, with --timeline {timed_steps}"
-    parser.add_argument("--steps", type=int, help=f"optimizer steps of GRPO [{counts}]")
-    counts = f"{clips}, with --look {look_clips}, with --timeline {timed_clips}"
-    parser.add_argument("--clips", type=int, help=f"training clips, at least 8; more are held out [{counts}]")
-    names = f"{family}, with --look {look_family}, with --timeline {timed_family}"
-    parser.add_argument("--family", choices=tuple(FAMILIES), help=f"of the model [{names}]")
+    plain = Demo.defaults
+    look = LookDemo.defaults
+    timed = TimelineDemo.defaults
+    steps = f"{plain.steps}, of Qwen3.5 {plain.linear_steps}, with --look {look.steps}, with --timeline {timed.steps}"
+    parser.add_argument("--steps", type=int, help=f"optimizer steps of GRPO [{steps}]")
+    clips = f"{plain.clips}, with --look {look.clips}, with --timeline {timed.clips}"
+    parser.add_argument("--clips", type=int, help=f"training clips, at least 8; more are held out [{clips}]")
+    families = f"{plain.family}, with --look {look.family}, with --timeline {timed.family}"
+    parser.add_argument("--family", choices=tuple(FAMILIES), help=f"of the model [{families}]")
     tasks = parser.add_mutually_exclusive_group()
-    look = "clips of a minute, of which the model sees four frames: it learns to look at the second in question"
-    tasks.add_argument("--look", dest="kind", action="store_const", const=LookDemo, help=look)
-    timeline = "clips of 12 seconds with three steps: it learns to say which step is shown from when to when"
-    tasks.add_argument("--timeline", dest="kind", action="store_const", const=TimelineDemo, help=timeline)
+    of_look = "clips of a minute, of which the model sees four frames: it learns to look at the second in question"
+    tasks.add_argument("--look", dest="kind", action="store_const", const=LookDemo, help=of_look)
+    of_timeline = "clips of 12 seconds with three steps: it learns to say which step is shown from when to when"
+    tasks.add_argument("--timeline", dest="kind", action="store_const", const=TimelineDemo, help=of_timeline)
     parser.set_defaults(kind=Demo)
     only = "write ten clips, steps.txt, labels.csv and question.txt, as a user has them, and train nothing"
     parser.add_argument("--only-data", action="store_true", help=only)
@@ -45,7 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if (args.steps is not None and args.steps < 1) or (args.clips is not None and args.clips < 8):
         parser.error("expected --steps of at least 1 and --clips of at least 8, a batch")
-    demo = args.kind(args.output_dir.resolve(), args.seed, args.steps or 0, args.clips or 0, args.family)
+    demo = args.kind(
+        folder=args.output_dir.resolve(),
+        seed=args.seed,
+        steps=args.steps or 0,
+        clips=args.clips or 0,
+        family=args.family,
+    )
     with told_to_the_user("qwenvl demo", errors=(OSError,)):
         run_demo(demo)
     show_result(demo)

@@ -8,19 +8,19 @@ from functools import partial
 from glob import glob
 from pathlib import Path
 
-from qwenvl.evaluate.command import MODEL, run_command
+from qwenvl.evaluate.command import MODEL, About, run_command
 from qwenvl.evaluate.settings import EVALUATION_GROUPS, record_of, skip_bad_records
 from qwenvl.types import Record
 from qwenvl.use.options import LabelOptions, UseRequest, use_request
 
-ABOUT = (
-    "qwenvl label MODEL CLIPS... [--question FILE|TEXT] [--output labels.csv] [--samples 8] [--page]\n"
+ABOUT = About(
+    usage="qwenvl label MODEL CLIPS... [--question FILE|TEXT] [--output labels.csv] [--samples 8] [--page]\n"
     "       [--flag of training value ...]",
-    LabelOptions,
-    EVALUATION_GROUPS,
-    "Answer the same question about many clips, or a file of records without solutions: a table with a row per clip, "
-    f"and with --page a page to skim, correct and save as records for the next training. {MODEL}. Settings are those "
-    "of the run that trained the model, if that is known.",
+    own=LabelOptions,
+    groups=EVALUATION_GROUPS,
+    description="Answer the same question about many clips, or a file of records without solutions: a table with a row "
+    "per clip, and with --page a page to skim, correct and save as records for the next training. "
+    f"{MODEL}. Settings are those of the run that trained the model, if that is known.",
 )
 
 
@@ -76,15 +76,18 @@ def questions_of(request: UseRequest) -> list[Record | ValueError]:
         if len(words) > 1 or Path(words[0]).is_dir() or Path(words[0]).suffix.lower() in VIDEO_SUFFIXES:
             raise ValueError(f"{words[0]}: give --question, a text or a file; without it CLIPS is one file of records")
         sources = resolve_datasets(words[0], request.config.dataset_catalog)
-        files = [RecordFile(source, seed=0, options=request.asking.reading) for source in sources]
-        found = [each for file in files for each in file.iterate()]
-        return [replace(each, solution="") if isinstance(each, Record) else each for each in found]
+        found: list[Record | ValueError] = []
+        for source in sources:
+            for each in RecordFile(source, seed=0, options=request.asking.reading).iterate():
+                found.append(replace(each, solution="") if isinstance(each, Record) else each)
+        return found
     clips: list[str] = []
     for word in words:
         if Path(word).is_dir():
             clips += [str(Path(word, clip)) for clip in find_clips(Path(word))]
-        else:
-            clips += ([] if Path(word).exists() else sorted(glob(word, recursive=True))) or [word]
+            continue
+        matches = [] if Path(word).exists() else sorted(glob(word, recursive=True))
+        clips += matches or [word]  # a word that is no pattern is a clip, which is refused where it is missing
     ask = partial(
         record_of, question=options.question, solution=None, asking=request.asking, options=options.choices or ()
     )

@@ -102,17 +102,19 @@ def request_of(argv: Sequence[str]) -> tuple[Any, PlanOptions]:
     Raises:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
     """
-    argv = [
-        "--model_name_or_path" + word[len("--model") :] if word.split("=")[0] == "--model" else word for word in argv
-    ]
+    words = []
+    for word in argv:
+        name, equals, value = word.partition("=")
+        # ``--model`` is short for the flag of training.
+        words.append(f"--model_name_or_path{equals}{value}" if name == "--model" else word)
     parser = FlagParser(raises=True, add_help=False)
     parser.add_options(PlanOptions)
-    own, rest = parser.parse_known_args(argv)
+    own, rest = parser.parse_known_args(words)
     options = PlanOptions(**vars(own))
     settings = TrainingSettings(**parsed(*split_file(rest), TrainingSettings, more=vars(own)))
-    for name, word in (("model_name_or_path", "--model"), ("dataset_use", "--dataset_use")):
+    for name, flag in (("model_name_or_path", "--model"), ("dataset_use", "--dataset_use")):
         if getattr(settings, name) is None:
-            raise ValueError(f"{word} is missing")
+            raise ValueError(f"{flag} is missing")
     for name in ("deepspeed", "fsdp"):
         if str(getattr(settings, name)).lower() not in ("none", "false"):
             raise ValueError(f"--{name}: a plan takes --engine zero2, zero3 or fsdp with --gpus in its place")
@@ -135,14 +137,23 @@ def plan_of(settings: Any, options: PlanOptions) -> Plan:
     lengths, left_out = lengths_of(settings)
     engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "none")
     case = case_of(settings, policy, lengths[-1], engine=engine, processes=options.gpus)
-    return Plan(lengths, left_out, case, estimate(*case), SHARE * options.gpu_memory * 1e9)
+    return Plan(
+        lengths=lengths,
+        left_out=left_out,
+        case=case,
+        phases=estimate(*case),
+        room=SHARE * options.gpu_memory * 1e9,
+    )
 
 
 def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
     """The plan as text."""
     job = plan.case[-1]
-    median, most, longest = (plan.length(share) for share in (0.5, 0.95, 1.0))
-    yield f"prompts of {len(plan.lengths):,} records: {median.tokens:,} tokens (median), {most.tokens:,} (95 %), " + (
+    median = plan.length(0.5)
+    most = plan.length(0.95)
+    longest = plan.length(1.0)
+    yield (
+        f"prompts of {len(plan.lengths):,} records: {median.tokens:,} tokens (median), {most.tokens:,} (95 %), "
         f"{longest.tokens:,} (largest, {longest.vision:,} of them vision)"
     )
     if plan.left_out:
@@ -155,7 +166,8 @@ def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
         f"It {verdict}: PyTorch reserves {amount(plan.reserved)}, {more}, of {amount(plan.room)}, nine tenths of "
         f"{options.gpu_memory:g} GB"
     )
-    if found := list(remedies(*plan.case)):
+    found = list(remedies(*plan.case))
+    if found:
         yield "What lowers what is reserved, one after the other, the cheapest first:"
     for flags, costs, lower in found:
         fits = ", which fits" if reserved(lower) <= plan.room else ""

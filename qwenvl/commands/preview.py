@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_out(args.out)
         if args.model is not None:
             tell_otherwise(args.model, argparse.Namespace(**vars(args), on_long_prompt="error"))
-        # With torch, which neither --help nor a wrong command line waits for.
+        # This loads torch, for which neither --help nor a wrong command line should wait.
         from qwenvl.inspection.preview import page_of
 
         page = page_of(args)
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 GENERATOR = b'<meta name="generator" content="qwenvl">'
-"""What the pages of this library begin with, among other things."""
+"""A mark near the beginning of the pages of this library."""
 
 
 def _check_out(path: str) -> None:

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from qwenvl.evaluate.command import MODEL, PASSES, run_command
+from qwenvl.evaluate.command import MODEL, PASSES, About, run_command
 from qwenvl.evaluate.options import ProbeOptions
 from qwenvl.evaluate.settings import PROBE_GROUPS, Request, probe_request
 from qwenvl.files import written_whole
 
-ABOUT = (
-    "qwenvl probe MODEL DATA [--samples 8] [--limit 200] [--flag of training value ...]\n       qwenvl probe run.yaml",
-    ProbeOptions,
-    PROBE_GROUPS,
-    "Sample completions for the prompts of a training run before its first step: are some right, do they differ, are "
-    f"they whole? A group whose completions are all right or all wrong teaches nothing. {MODEL}. DATA is what "
-    f"--dataset_use takes. {PASSES}",
+ABOUT = About(
+    usage="qwenvl probe MODEL DATA [--samples 8] [--limit 200] [--flag of training value ...]\n"
+    "       qwenvl probe run.yaml",
+    own=ProbeOptions,
+    groups=PROBE_GROUPS,
+    description="Sample completions for the prompts of a training run before its first step: are some right, do they "
+    "differ, are they whole? A group whose completions are all right or all wrong teaches nothing. "
+    f"{MODEL}. DATA is what --dataset_use takes. {PASSES}",
 )
 
 

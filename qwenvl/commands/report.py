@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _failed(f"{error.filename or out}: {error.strerror}; give another folder with --out")
     print(f"wrote {written.page}; open it in a browser")
-    if summary := add_pictures(written, args.pictures):
+    summary = add_pictures(written, args.pictures)
+    if summary:
         print(summary)
     return 0
 
@@ -64,6 +65,7 @@ def _failed(message: str) -> int:
 
 
 def _count(text: str) -> int:
-    if (number := int(text)) < 0:
+    number = int(text)
+    if number < 0:
         raise argparse.ArgumentTypeError("expected a whole number of at least 0")
     return number

@@ -35,7 +35,8 @@ def listing() -> str:
     """Name, range and summary of each function, and its arguments with default, meaning, unit and bounds."""
     fill = partial(textwrap.fill, width=min(shutil.get_terminal_size().columns, 100), break_on_hyphens=False)
     lines = []
-    for name, entry in (TABLE | {f"--{flag}": entry for flag, entry in BY_FLAG.items()}).items():
+    by_flag = {f"--{name}": entry for name, entry in BY_FLAG.items()}
+    for name, entry in (TABLE | by_flag).items():
         span = "any number" if math.isinf(entry.high) else f"{entry.low:g} to {entry.high:g}"
         lines.append(f"{name:<21}{span}")
         lines.append(fill(entry.summary.replace("``", "`"), initial_indent="  ", subsequent_indent="  "))
@@ -47,16 +48,22 @@ def listing() -> str:
 def _try(options: argparse.Namespace) -> str:
     rubric = build_rubric([options.name], external_plugins=options.external_plugins)
     record = dict(options.field)
-    if problem := rubric.check_solution(options.solution, record):
+    problem = rubric.check_solution(options.solution, record)
+    if problem:
         raise RewardError(f"a record with this solution would be refused: {problem}")
     columns: dict[str, list[Any]] = {name: [value] for name, value in record.items()}
-    columns |= {"solution": [options.solution], "prompts": [[{"role": "user", "content": options.prompt}]]}
-    columns |= {"completion_ids": [[0] * options.tokens], "finish_reasons": ["stop"]}
-    columns |= {"turns": [(Turn(options.completion),)]}
+    prompt = [{"role": "user", "content": options.prompt}]
+    columns["prompts"] = [prompt]
+    columns["solution"] = [options.solution]
+    columns["completion_ids"] = [[0] * options.tokens]
+    columns["finish_reasons"] = ["stop"]
+    columns["turns"] = [(Turn(options.completion),)]
     batch = rubric.score([options.completion], columns)
     rubric.close()
     value = batch.components[0][0]
-    return "\n".join([f"{rubric.names[0]}: {value:g}", *(f"{name}: {x:g}" for name, x in batch.metrics.items())])
+    lines = [f"{rubric.names[0]}: {value:g}"]
+    lines += [f"{name}: {number:g}" for name, number in batch.metrics.items()]
+    return "\n".join(lines)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

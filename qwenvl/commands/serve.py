@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qwenvl.console import say
-from qwenvl.evaluate.command import MODEL, run_command
+from qwenvl.evaluate.command import MODEL, About, run_command
 from qwenvl.evaluate.settings import SERVE_GROUPS
 from qwenvl.files import check_installed
 from qwenvl.use.options import ServeOptions, UseRequest, use_request
 
 LOCAL = ("127.0.0.1", "::1", "localhost")
-ABOUT = (
-    "qwenvl serve MODEL [--port 8000] [--media_root DIR] [--flag of training value ...]\n"
+ABOUT = About(
+    usage="qwenvl serve MODEL [--port 8000] [--media_root DIR] [--flag of training value ...]\n"
     "       qwenvl serve MODEL DATA --check URL [--flag of training value ...]",
-    ServeOptions,
-    SERVE_GROUPS,
-    "Serve a model to OpenAI clients (/v1/chat/completions) with the frames, times, sizes, template and system turn of "
-    f"its training. Without a temperature an answer is greedy, as that of qwenvl try. {MODEL}. Settings are those of "
-    "the run that trained the model, if that is known.",
+    own=ServeOptions,
+    groups=SERVE_GROUPS,
+    description="Serve a model to OpenAI clients (/v1/chat/completions) with the frames, times, sizes, template and "
+    "system turn of its training. Without a temperature an answer is greedy, as that of qwenvl try. "
+    f"{MODEL}. Settings are those of the run that trained the model, if that is known.",
 )
 
 

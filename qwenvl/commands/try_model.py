@@ -8,16 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwenvl.evaluate.command import MODEL, run_command
+from qwenvl.evaluate.command import MODEL, About, run_command
 from qwenvl.evaluate.options import TryOptions
 from qwenvl.evaluate.settings import TRY_GROUPS, Request, try_request
 
-ABOUT = (
-    'qwenvl try MODEL [CLIP or IMAGE ...] "question" [-n 4] [--solution TEXT] [--flag of training value ...]',
-    TryOptions,
-    TRY_GROUPS,
-    "Answer a question about clips and images: the times of the frames, the prompt as the model reads it, the answers, "
-    f"and with --solution their rewards. {MODEL}. The question is a text or a file that holds it; each clip and image "
+ABOUT = About(
+    usage='qwenvl try MODEL [CLIP or IMAGE ...] "question" [-n 4] [--solution TEXT] [--flag of training value ...]',
+    own=TryOptions,
+    groups=TRY_GROUPS,
+    description="Answer a question about clips and images: the times of the frames, the prompt as the model reads it, "
+    "the answers, and with --solution their rewards. "
+    f"{MODEL}. The question is a text or a file that holds it; each clip and image "
     "comes before it unless it has <video> or <image> tags. Settings are those of the run that trained the model, if "
     "that is known.",
 )
@@ -58,7 +59,8 @@ def ask(request: Request) -> dict[str, Any]:
     options = request.options
     record = request.record
     rubric = build_rubric() if options.solution is None else build_rewards(config, None, None)
-    if options.solution is not None and (problem := rubric.check_record(record)):
+    problem = None if options.solution is None else rubric.check_record(record)
+    if problem:
         raise ValueError(f"--solution: {problem}")
     base = base_of_adapter(request.models[0].path)
     collator = collator_of(config)
@@ -111,7 +113,9 @@ def media_of(record: Record, batch: PromptBatch, processor: ProcessorMixin) -> l
     for each in (batch.video_grid_thw, batch.image_grid_thw):
         if each is not None:
             grids += each.tolist()
-    files = [(clip.path, tuple(clip.times)) for clip in batch.frames[0]] + [(path, ()) for path in record.images]
+    files: list[tuple[str, tuple[float, ...]]] = []
+    files += [(clip.path, tuple(clip.times)) for clip in batch.frames[0]]
+    files += [(path, ()) for path in record.images]
     seen = []
     for (path, times), (t, h, w) in zip(files, grids, strict=True):
         tokens = t * h * w // merged
@@ -152,7 +156,9 @@ def _answered(call: dict[str, Any]) -> str:
     """The answer to a call of a tool in a line."""
     if call["error"] is not None:
         return f"  -> refused: {call['error']}"
-    times = [f"{time:.2f}" for clip in call["clips"] for time in clip["times"]]
+    times: list[str] = []
+    for clip in call["clips"]:
+        times += [f"{time:.2f}" for time in clip["times"]]
     shown = []
     if times:
         shown.append(f"{len(times)} frames at {' '.join(times)} s")

@@ -60,12 +60,12 @@ COVER = 5
 UNDER_THE_COVER = {2, 3, 4}
 _ALL_PAIRS = itertools.permutations(range(1, len(STEPS) + 1), 2)
 PAIRS: tuple[Steps, ...] = tuple(p for p in _ALL_PAIRS if not (p[0] == COVER and p[1] in UNDER_THE_COVER))
-"""What a clip may show: two different steps, in either order unless the first one closes the place of the second."""
+"""The steps that a clip may show: two different ones in either order, unless the first closes the second's place."""
 
 
 @dataclass(frozen=True)
 class ClipSettings:
-    """What the data depends on. The same settings give the same records and pictures."""
+    """All that the data depends on: the same settings give the same records and pictures."""
 
     seed: int = 0
     train: int = 600  # clips. Every pair of steps is shown about equally often
@@ -152,14 +152,23 @@ def best_fixed_answer() -> tuple[float, Steps]:
         (1, 2, 3, 4, 6)
     """
     numbers = range(1, len(STEPS) + 1)
-    guesses = (guess for size in numbers for guess in itertools.combinations(numbers, size))
-    overlap = lambda guess, pair: len({*guess} & {*pair}) / len({*guess} | {*pair})
-    return max((sum(overlap(guess, pair) for pair in PAIRS) / len(PAIRS), guess) for guess in guesses)
+    rated: list[tuple[float, Steps]] = []
+    for size in numbers:
+        for guess in itertools.combinations(numbers, size):
+            accuracies = [_overlap(guess, pair) for pair in PAIRS]
+            rated.append((sum(accuracies) / len(PAIRS), guess))
+    return max(rated)
+
+
+def _overlap(named: Steps, true: Steps) -> float:
+    """Intersection over union of two sets of steps, as the reward ``accuracy`` has it."""
+    return len({*named} & {*true}) / len({*named} | {*true})
 
 
 def tokenizer_texts() -> list[str]:
     """Texts that show a tokenizer all it will meet in the demo."""
-    return ["user\n", QUESTION, "assistant\n", *(f"{THINKING} {solution(pair)}" for pair in PAIRS)]
+    answers = [f"{THINKING} {solution(pair)}" for pair in PAIRS]
+    return ["user\n", QUESTION, "assistant\n", *answers]
 
 
 def draw_clip(clip: DemoClip) -> Iterator[np.ndarray]:
@@ -262,7 +271,7 @@ def _warmup_records(clips: list[DemoClip], settings: ClipSettings) -> Iterator[d
 
 @dataclass(frozen=True)
 class LongClipSettings:
-    """What the data depends on. The same settings give the same records and pictures."""
+    """All that the data depends on: the same settings give the same records and pictures."""
 
     seed: int = 0
     train: int = 100  # clips, with a question on each of the six steps
@@ -280,7 +289,7 @@ class Minute:
     seed: tuple[int, ...]
 
     def draw(self) -> Iterator[np.ndarray]:
-        """Its frames in order, each SIZE x SIZE x 3, uint8."""
+        """The frames of the clip in order, each SIZE x SIZE x 3, uint8."""
         station = Station.draw_lot(np.random.default_rng(self.seed))
         bench = draw_bench(station)
         nothing = np.asarray(bench.reduce(2), dtype=np.uint8)
@@ -290,7 +299,7 @@ class Minute:
             yield nothing if step is None else draw_frame(bench, station, step - 1, k / (RATE - 1))
 
     def record(self, k: int) -> dict[str, Any]:
-        """The question on one of its steps."""
+        """The record that asks for the step ``k`` of the clip, from 0."""
         start = self.starts[k]
         question = f"Which step from {start} to {start + 1}?\n{LISTED_STEPS}"
         answer = solution(self.steps[k : k + 1])
@@ -298,9 +307,9 @@ class Minute:
 
 
 def make_long_clips(folder: str | Path, settings: LongClipSettings, *, processes: int | None = None) -> None:
-    """See ``make_clips``."""
+    """Make the data of ``qwenvl demo --look`` in ``folder``. See ``make_clips``."""
     with new_data(Path(folder)) as unfinished:
-        minutes = [minute for name in ("train", "heldout") for minute in _minutes(name, settings)]
+        minutes = [*_minutes("train", settings), *_minutes("heldout", settings)]
         seconds = [
             DemoClip(f"sight-{i:04d}", (i % len(STEPS) + 1,), (RATE,), (settings.seed, 0, i))
             for i in range(settings.sight)
@@ -310,19 +319,28 @@ def make_long_clips(folder: str | Path, settings: LongClipSettings, *, processes
         write_clips(unfinished, drawn | {each.name: each.draw for each in minutes}, processes, RATE, g=str(RATE))
         asked = f"Which step?\n{LISTED_STEPS}"
         records = {"sight": [clip_record(each.name, each.name, asked, solution(each.steps)) for each in seconds]}
-        for name, count in (("train", len(STEPS)), ("heldout", 3)):
-            records[name] = [each.record(k) for each in minutes if each.name.startswith(name) for k in range(count)]
-        # Each record eight times. Without ``evidence`` the warm-up teaches to answer at once.
-        records["calls"] = [
-            {key: value for key, value in record.items() if key != "evidence" or k < LOOKED}
-            | {"id": f"{record['id']}-{k}"}
-            for record in records["train"]
-            for k in range(LOOKED + GUESSED)
-        ]
+        for name, questions in (("train", len(STEPS)), ("heldout", 3)):
+            records[name] = []
+            for minute in minutes:
+                if minute.name.startswith(name):
+                    records[name] += [minute.record(k) for k in range(questions)]
+        records["calls"] = _call_records(records["train"])
         for name, rows in records.items():
             order = np.random.default_rng((settings.seed, LOOK_SPLITS.index(name))).permutation(len(rows))
             (unfinished / f"{name}.json").write_text(json.dumps([rows[i] for i in order], indent=1) + "\n")
         write_catalog(unfinished, LOOK_SPLITS)
+
+
+def _call_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each record eight times. Without ``evidence`` the warm-up teaches to answer at once."""
+    calls = []
+    for record in records:
+        for k in range(LOOKED + GUESSED):
+            call = record | {"id": f"{record['id']}-{k}"}
+            if k >= LOOKED:
+                del call["evidence"]
+            calls.append(call)
+    return calls
 
 
 def look_texts() -> list[str]:
@@ -345,4 +363,5 @@ def _minutes(split: str, settings: LongClipSettings) -> Iterator[Minute]:
         seed = (settings.seed, LOOK_SPLITS.index(split), i)
         rng = np.random.default_rng((*seed, 1))
         starts = tuple(10 * k + int(rng.integers(2, 9)) for k in range(len(STEPS)))
-        yield Minute(f"{split}-{i:04d}", starts, tuple(int(n) + 1 for n in rng.permutation(len(STEPS))), seed)
+        steps = tuple(int(n) + 1 for n in rng.permutation(len(STEPS)))
+        yield Minute(name=f"{split}-{i:04d}", starts=starts, steps=steps, seed=seed)

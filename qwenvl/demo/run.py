@@ -53,6 +53,16 @@ to 0.115 single large gradients throw it back, unless they are clipped and the l
 """
 
 
+@dataclass(frozen=True)
+class Defaults:
+    """The size of a demo, where the command line names no other."""
+
+    steps: int
+    linear_steps: int  # steps of Qwen3.5
+    clips: int
+    family: FamilyName
+
+
 @dataclass
 class Demo:
     """One demo: its folder, and everything that its result depends on. 0 and None: the default of the class.
@@ -68,28 +78,48 @@ class Demo:
     clips: int = 0
     family: Any = None  # a FamilyName
 
-    data = property(lambda demo: demo.folder / "data")
-    start = property(lambda demo: demo.folder / "start")
-    model = property(lambda demo: demo.folder / "model")
-    run = property(lambda demo: demo.folder / "run")
-    evaluation = property(lambda demo: demo.folder / "evaluation")
     folder_name: ClassVar[str] = "demo"  # below runs/
     task: ClassVar[str] = "name the steps of videos"
     controls: ClassVar[tuple[str, ...]] = ("blank", "other_clip")
-    # Steps, steps of Qwen3.5, clips, family. After 200 steps of Qwen3.5 one of five seeds still mistook one step of
-    # the procedure for another, which cost 0.14 of the reward.
-    defaults: ClassVar[tuple[int, int, int, FamilyName]] = (200, 300, 600, "qwen2_5_vl")
+    # After 200 steps of Qwen3.5 one of five seeds still mistook one step of the procedure for another, which cost 0.14
+    # of the reward.
+    defaults: ClassVar[Defaults] = Defaults(steps=200, linear_steps=300, clips=600, family="qwen2_5_vl")
     minutes: ClassVar[str] = "about 4"  # by default, on two cores
     make_data: ClassVar[Any] = staticmethod(make_clips)
     texts: ClassVar[Any] = staticmethod(tokenizer_texts)  # that the tokenizer is trained on
     measure: ClassVar[str] = "accuracy"  # the reward that is 1 where an answer is right
 
     def __post_init__(self) -> None:
-        steps, linear_steps, clips, family = self.defaults
-        self.family = self.family or family
+        usual = self.defaults
+        self.family = self.family or usual.family
         self.linear = self.family.startswith("qwen3_5")  # whether its attention is
-        self.steps = self.steps or (linear_steps if self.linear else steps)
-        self.clips = self.clips or clips
+        self.steps = self.steps or (usual.linear_steps if self.linear else usual.steps)
+        self.clips = self.clips or usual.clips
+
+    @property
+    def data(self) -> Path:
+        """The folder of the clips and records."""
+        return self.folder / "data"
+
+    @property
+    def start(self) -> Path:
+        """The checkpoint of random weights."""
+        return self.folder / "start"
+
+    @property
+    def model(self) -> Path:
+        """The checkpoint after the warm-up."""
+        return self.folder / "model"
+
+    @property
+    def run(self) -> Path:
+        """The folder of the training run."""
+        return self.folder / "run"
+
+    @property
+    def evaluation(self) -> Path:
+        """The folder of the evaluation."""
+        return self.folder / "evaluation"
 
     @property
     def clip_settings(self) -> Any:
@@ -97,7 +127,7 @@ class Demo:
         return ClipSettings(seed=self.seed, train=self.clips, heldout=self.clips // 4, warmup=8 * self.clips)
 
     def settings(self) -> dict[str, Any]:
-        """What all commands have in common."""
+        """The settings that all commands share."""
         # A frame as the model sees it: two merged patches wide and high.
         pixels = (2 * (28 if self.family.startswith("qwen2") else 32)) ** 2
         return {
@@ -181,7 +211,7 @@ class LookDemo(Demo):
     folder_name: ClassVar[str] = "demo_look"
     task: ClassVar[str] = "look for a second within a minute"
     controls: ClassVar[tuple[str, ...]] = ("no_look", "other_span", "evidence")
-    defaults: ClassVar[tuple[int, int, int, FamilyName]] = (100, 100, 100, "qwen3_vl")
+    defaults: ClassVar[Defaults] = Defaults(steps=100, linear_steps=100, clips=100, family="qwen3_vl")
     minutes: ClassVar[str] = "about 8"
     make_data: ClassVar[Any] = staticmethod(make_long_clips)
     texts: ClassVar[Any] = staticmethod(look_texts)
@@ -234,7 +264,7 @@ class TimelineDemo(Demo):
 
     folder_name: ClassVar[str] = "demo_timeline"
     task: ClassVar[str] = "say which step a clip shows from when to when"
-    defaults: ClassVar[tuple[int, int, int, FamilyName]] = (150, 150, 600, "qwen3_vl")
+    defaults: ClassVar[Defaults] = Defaults(steps=150, linear_steps=150, clips=600, family="qwen3_vl")
     minutes: ClassVar[str] = "about 10"
     make_data: ClassVar[Any] = staticmethod(make_timeline_clips)
     texts: ClassVar[Any] = staticmethod(timeline_texts)
@@ -345,7 +375,8 @@ def show_result(demo: Demo) -> None:
     print(table(read_evaluation(demo.evaluation), demo.evaluation))
     accuracy, total, how = demo.best_without_looking
     print(f"\nBest without looking: {demo.measure} {accuracy:.3f}, total {total:.3f}, {how}.")
-    if found := example(demo.run, demo.steps, demo.measure):
+    found = example(demo.run, demo.steps, demo.measure)
+    if found is not None:
         before, after = found
         print(f"\n{os.path.relpath(after.clips[0].path)} shows {after.solution}")
         print(f"  before: {before.completion}\n  after:  {after.completion}")
@@ -360,7 +391,7 @@ def show_result(demo: Demo) -> None:
 
 
 def example(run: str | Path, last_step: int, measure: str = "accuracy") -> tuple[Rollout, Rollout] | None:
-    """What was said of one held-out clip before and after: the first that was wrong and then right.
+    """The answers to a held-out clip before and after training: the first one that was wrong and then right.
 
     Args:
         measure: the reward that is 1 where an answer is right.

@@ -41,7 +41,7 @@ _ORDERS = itertools.permutations(range(1, len(STEPS) + 1), 3)
 ORDERS: tuple[Steps, ...] = tuple(
     steps for steps in _ORDERS if COVER not in steps or not UNDER_THE_COVER.intersection(steps[steps.index(COVER) :])
 )
-"""What a clip may show: three different steps, none of which is done under a cover that is closed already."""
+"""The steps that a clip may show: three different ones, none of which is done under a cover that is closed already."""
 
 _WHOLE_SECONDS = range(1, SECONDS)
 EDGES: tuple[tuple[int, int], ...] = tuple(
@@ -49,12 +49,12 @@ EDGES: tuple[tuple[int, int], ...] = tuple(
     for first, second in itertools.combinations(_WHOLE_SECONDS, 2)
     if min(first, second - first, SECONDS - second) >= SHORTEST
 )
-"""When the second and the third step of a clip may begin, in seconds."""
+"""The seconds at which the second and the third step of a clip may begin."""
 
 
 @dataclass(frozen=True)
 class TimelineSettings:
-    """What the data depends on. The same settings give the same records and pictures."""
+    """All that the data depends on: the same settings give the same records and pictures."""
 
     seed: int = 0
     train: int = 600  # clips
@@ -76,11 +76,11 @@ class TimedClip:
 
     @property
     def spans(self) -> list[TimedStep]:
-        """Its timeline."""
+        """The timeline of the clip."""
         return spans_of(self.steps, self.edges)
 
     def draw(self) -> Iterator[np.ndarray]:
-        """Its frames in order, each SIZE x SIZE x 3, uint8. What a step has done stays done in the next."""
+        """The frames of the clip in order, each SIZE x SIZE x 3, uint8. What a step has done stays done in the next."""
         station = Station.draw_lot(np.random.default_rng(self.seed))
         for span in self.spans:
             assert span.number is not None
@@ -151,7 +151,10 @@ def _warmup_records(clips: list[TimedClip], settings: TimelineSettings) -> Itera
     for i in range(settings.warmup):
         clip = clips[rng.integers(len(clips))]
         first, second = clip.edges
-        moves = [int(rng.choice((-1, 1))) if rng.random() < settings.moved else 0 for _ in clip.edges]
+        moves = []
+        for _ in clip.edges:
+            moved = rng.random() < settings.moved
+            moves.append(int(rng.choice((-1, 1))) if moved else 0)
         # A span of two seconds may vanish where both of its edges move.
         edges = (first + moves[0], max(second + moves[1], first + moves[0] + 1))
         spans = spans_of(clip.steps, edges)
@@ -186,9 +189,9 @@ def best_fixed_timeline() -> tuple[float, list[TimedStep]]:
         gains = overlaps(guesses, [span for span in shown if span.number == number]).sum(1) / len(shown)
         best.append((float(gains.max()), guesses[int(gains.argmax())]))
     best.sort(key=lambda found: -found[0])
-    values = [
-        sum(gain for gain, _ in best[:count]) - max(0, count - 3) / count  # less the share of extra spans
-        for count in range(1, len(best) + 1)
-    ]
+    values = []  # of the answers with the best span, the best two, ...
+    for count in range(1, len(best) + 1):
+        share_of_extra = max(0, count - 3) / count
+        values.append(sum(gain for gain, _ in best[:count]) - share_of_extra)
     count = values.index(max(values)) + 1
     return max(values), sorted((span for _, span in best[:count]), key=lambda span: span.start)

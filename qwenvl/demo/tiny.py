@@ -34,13 +34,22 @@ from qwenvl.model.families import FamilyName
 FAMILIES: tuple[FamilyName, ...] = get_args(FamilyName)
 
 # Same names and same order as in the real vocabularies, where they follow the ordinary tokens.
-# fmt: off
 SPECIAL_TOKENS = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
-    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
-    "<|image_pad|>", "<|video_pad|>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
 )
-# fmt: on
 
 # ChatML. Unlike the real checkpoints' template it adds no system turn of its own, and of tools it names the arguments
 # alone: prompts of the tiny model stay short.
@@ -233,9 +242,12 @@ def _make_states_last(model: PreTrainedModel) -> None:
 
 def _linear_attention(hidden_size: int, num_layers: int, width: int) -> dict[str, Any]:
     """Gated DeltaNet in three of four layers, and in between full attention whose heads rotate by a quarter."""
-    kinds = ("linear_attention", "full_attention")
+    layer_types = []
+    for number in range(1, num_layers + 1):
+        is_full = number % min(4, num_layers) == 0
+        layer_types.append("full_attention" if is_full else "linear_attention")
     return {
-        "layer_types": [kinds[(i + 1) % min(4, num_layers) == 0] for i in range(num_layers)],
+        "layer_types": layer_types,
         "num_attention_heads": hidden_size // 32,
         "num_key_value_heads": max(1, hidden_size // 64),
         "head_dim": 64,

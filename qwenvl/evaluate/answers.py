@@ -46,21 +46,29 @@ class Answers(Generic[Row]):
     def of(
         cls, rows: Sequence[Scored], prompt_tokens: int, cluster: str, pass_by: str, pass_at: float
     ) -> Answers[Scored]:
-        """At least one completion, with the scores.
+        """The answers to a prompt, with their scores.
 
         Args:
+            rows: at least one completion.
             pass_by, pass_at: a completion passes where this reward is at least this value.
         """
-        columns = {name: [row.rewards[name] for row in rows] for name in rows[0].rewards}
-        columns[TOTAL] = [row.total for row in rows]
-        known: dict[str, list[float]] = {}
-        for name, values in columns.items():
+        known: dict[str, list[float]] = {}  # by reward, the values of the completions that have one
+        for name in (*rows[0].rewards, TOTAL):
+            values = [reward_named(row, name) for row in rows]
             known[name] = [value for value in values if value is not None]
         # Rewards that are sums of floats may miss the threshold by a rounding error.
         passed = [value >= pass_at - SAME_REWARD for value in known[pass_by]]
         known[PASSES] = [float(each) for each in passed]
         scores = {name: sum(values) / len(values) for name, values in known.items() if values}
         return Answers(rows=rows, prompt_tokens=prompt_tokens, cluster=cluster, scores=scores, passed=passed)
+
+
+def rows_of(prompts: Sequence[Answers[Row]]) -> list[Row]:
+    """The completions of all prompts, prompt by prompt."""
+    rows: list[Row] = []
+    for each in prompts:
+        rows += each.rows
+    return rows
 
 
 # ---- means over prompts
@@ -115,7 +123,7 @@ def share_over(prompts: Sequence[Answers[Row]], holds: Callable[[Row], bool]) ->
 
 
 def is_truncated(row: Completion) -> bool:
-    """Whether a completion was cut at the longest length."""
+    """True for a completion that was cut at the longest length."""
     return row.finish_reason == "length"
 
 

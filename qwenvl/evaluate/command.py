@@ -1,10 +1,11 @@
-"""What the commands that ask models share: their help, and how a command begins and fails."""
+"""The common part of the commands that ask models: their help, their beginning and their failures."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from qwenvl.config.flags import FlagParser
@@ -30,16 +31,29 @@ class RequestOf(Protocol[Request]):
 MODEL = "MODEL is a checkpoint, an adapter's folder, a run's folder or a name on the hub"
 PASSES = "A completion passes where the reward --pass_by is at least --pass_at."
 
-About = tuple[str, type[Options], Sequence[type[Options]], str]
-"""The usage of a command, its own options, the options of training that it reads, and what it does."""
+
+@dataclass(frozen=True)
+class About:
+    """The description of a command, for its ``--help``.
+
+    Attributes:
+        usage: the form of its command line.
+        own: its own options.
+        groups: the options of training that it reads.
+        description: what it does.
+    """
+
+    usage: str
+    own: type[Options]
+    groups: Sequence[type[Options]]
+    description: str
 
 
 def help_text(about: About) -> str:
     """The ``--help`` of a command."""
-    usage, own, groups, description = about
-    parser = FlagParser(usage=usage, add_help=False, description=description)
-    parser.add_options(own, group=parser.add_argument_group("options"))
-    names = " ".join(f"--{name}" for name in sorted(names_of(*groups)))
+    parser = FlagParser(usage=about.usage, add_help=False, description=about.description)
+    parser.add_options(about.own, group=parser.add_argument_group("options"))
+    names = " ".join(f"--{name}" for name in sorted(names_of(*about.groups)))
     parser.add_argument_group("flags of training, which qwenvl train --help explains", names)
     return parser.format_help()
 
@@ -72,9 +86,9 @@ def run_command(
         except known:
             raise
         except (ValueError, OSError, ImportError) as error:
-            tell(f"usage: {about[0]}\nerror: {error}")
+            tell(f"usage: {about.usage}\nerror: {error}")
             return 2
-        # With torch, which no wrong command line waits for.
+        # This loads torch, for which no wrong command line should wait.
         from qwenvl.step.failures import told_in_one_line
 
         settle_output()

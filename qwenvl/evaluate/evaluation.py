@@ -54,7 +54,14 @@ SHARED = tuple(each.name for each in fields(Completion))
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model with everything but its weights."""
+    """A model with everything but its weights.
+
+    Attributes:
+        facts: its row of ``evaluation.json``, see ``model_facts``.
+        config: the settings that it is asked with.
+        collator: makes its prompts.
+        dataset: the records, as it sees them.
+    """
 
     facts: dict[str, Any]
     config: GRPOConfig
@@ -169,7 +176,7 @@ class Evaluation:
         self.log.write(self.found)
 
     def _is_done(self, model: str, block: Sequence[tuple[str, int]], known_bad: Set[tuple[str, int]]) -> bool:
-        """Whether an earlier sitting has all completions of a block, but for records that cannot be read."""
+        """True if an earlier sitting has all completions of a block, but for records that cannot be read."""
         for control, number in block:
             if (control, number) in known_bad:
                 continue
@@ -185,7 +192,7 @@ class Evaluation:
         count = self.request.options.samples
         left_out: list[dict[str, Any]] = []
         samples = QuestionSamples(model.dataset, self.questions, config.seed)
-        # Draws do not depend on the process: each of them takes process 0.
+        # Draws do not depend on the process, so that a resumed evaluation may have other processes: each takes 0.
         respondent = build_respondent(config, model.collator, self.rubric, process=0)
         toolbox = respondent.sample.toolbox
         one_control = _split_by_control(blocks)
@@ -283,7 +290,7 @@ def _split_by_control(blocks: Sequence[Sequence[tuple[str, int]]]) -> list[list[
 
 
 def _problems(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Why the samples of an earlier evaluation do not belong to this one.
+    """The settings by which the samples of an earlier evaluation do not belong to this one, a line for each.
 
     More models and controls are no problem, nor are other numbers from the same samples.
     """

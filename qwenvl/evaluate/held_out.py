@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from qwenvl.evaluate.command import MODEL, PASSES, run_command
+from qwenvl.evaluate.command import MODEL, PASSES, About, run_command
 from qwenvl.evaluate.options import EvaluateOptions
 from qwenvl.evaluate.settings import EVALUATION_GROUPS, Request, evaluation_request
 
-ABOUT = (
-    "qwenvl evaluate MODEL [MODEL2 ...] DATA [--controls all] [--samples 8] [--flag of training value ...]",
-    EvaluateOptions,
-    EVALUATION_GROUPS,
-    "Evaluate models on held-out records, with the frames, prompts, parsers and rewards of training. "
+ABOUT = About(
+    usage="qwenvl evaluate MODEL [MODEL2 ...] DATA [--controls all] [--samples 8] [--flag of training value ...]",
+    own=EvaluateOptions,
+    groups=EVALUATION_GROUPS,
+    description="Evaluate models on held-out records, with the frames, prompts, parsers and rewards of training. "
     f"{MODEL}. DATA is what --dataset_use takes, without weights. Further models are compared with the first record by "
     "record. Settings are those of the run that the last MODEL comes from, or of --config FILE; flags override both. "
     f"{PASSES}",

@@ -29,6 +29,7 @@ from qwenvl.evaluate.answers import (
     mean_score,
     pass_chances,
     reward_named,
+    rows_of,
     share_interval,
     share_over,
 )
@@ -75,7 +76,8 @@ def probe(request: Request) -> dict[str, Any]:
 
     With ``--output_dir`` every completion is written there as it comes.
     """
-    config, options = request.config, request.options
+    config = request.config
+    options = request.options
     log = None if options.output_dir is None else RunLog(options.output_dir)
     with told_to_the_user(COMMAND, (ValueError, OSError, ImportError)):  # names, files, flags, packages
         rubric = build_rewards(config, None, None)
@@ -170,7 +172,7 @@ def _sample(
             answers = _answers_of(group, split, question)
             sampled.prompts.extend(answers)
             if log is not None:
-                log.log_rollouts(row for each in answers for row in each.rows)
+                log.log_rollouts(rows_of(answers))
         teacher_prompts = [batch.teacher for batch in batches if batch.teacher]
         if teacher is not None and teacher_prompts:
             for group in teacher.groups(teacher_prompts):
@@ -281,11 +283,14 @@ def numbers_of(
     pass_by = question["pass_by"]
     if not any(each.passed for each in prompts):
         raise RewardError(f"--pass_by {pass_by}: it has no value for any completion; name another reward")
-    rows = [row for each in prompts for row in each.rows]
+    rows = rows_of(prompts)
     reward_names = list(rows[0].rewards)
     has_answer_end = [float("</answer>" in row.completion) for row in rows if is_truncated(row)]
-    asks_for_form = [float(any("<answer>" in turn["text"] for turn in row.prompt)) for row in rows]
-    unique_completions = [len({row.completion for row in each.rows}) for each in prompts]
+    asks_for_form = [float(_asks_for_form(row)) for row in rows]
+    unique_completions = []  # different completions of each prompt
+    for each in prompts:
+        texts = {row.completion for row in each.rows}
+        unique_completions.append(len(texts))
     form = next((name for name in FORMATS if name in reward_names), None)
     in_form = None
     if form is not None:
@@ -312,6 +317,11 @@ def numbers_of(
             "seconds_per_prompt": seconds / len(prompts),
         }
     )
+
+
+def _asks_for_form(row: Rollout) -> bool:
+    """True if a turn of the prompt shows the form of an answer block."""
+    return any("<answer>" in turn["text"] for turn in row.prompt)
 
 
 def _equal_share(prompts: Sequence[Answers[Rollout]], name: str, group_size: int) -> Interval:
@@ -489,11 +499,14 @@ def next_command(findings: Sequence[Finding], request: Request, base: str | None
     config = request.config
     model = str(config.model_name_or_path)
     data = str(config.dataset_use)
-    flags = [flag for finding in findings for flag in finding.flags]
+    flags: list[str] = []
+    for finding in findings:
+        flags += finding.flags
     if flags:
         # A group of training needs as many completions of the probe, so a set number of them grows with it.
         if request.options.samples is not None and "--grpo_sample_size" in flags:
-            flags += ["--samples", flags[flags.index("--grpo_sample_size") + 1]]
+            group_size = flags[flags.index("--grpo_sample_size") + 1]
+            flags += ["--samples", group_size]
         return shlex.join(["qwenvl", "probe", *without_flags(request.argv, flags), *flags])
     if [finding.code for finding in findings] != [GOOD]:
         shown = changed_flags(config, (ReadingOptions, FrameOptions, PromptOptions), without=("on_long_prompt",))

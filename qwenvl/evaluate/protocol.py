@@ -82,7 +82,8 @@ def protocol_of(
     request: Request, rubric: Rubric, dataset: GRPODataset, questions: Questions, pass_by: str
 ) -> dict[str, Any]:
     """The settings behind the numbers of all models, by topic."""
-    config, options = request.config, request.options
+    config = request.config
+    options = request.options
     greedy = options.samples == 1
     params = asdict(config.sampling_params())
     params.pop("entropies")  # it changes no completion
@@ -151,7 +152,7 @@ def fingerprint(path: str) -> str | None:
 
 
 def differing(before: Any, now: Any, name: str = "") -> list[str]:
-    """Where two JSON values differ, as lines ``name: before, now``."""
+    """The differences of two JSON values, as lines ``name: before there, now here``."""
     # As files have them: a tuple and a list are the same there.
     before = json.loads(json.dumps(before))
     now = json.loads(json.dumps(now))

@@ -58,7 +58,9 @@ def single_frame(sample: Sample, seed: int) -> Sample:
     clips = []
     for clip in sample.videos:
         length = len(clip.frames)
-        clips.append(replace(clip, frames=clip.frames[[length // 2] * length]))
+        # As often as there were frames, so that tokens and times stay.
+        middle_frames = [length // 2] * length
+        clips.append(replace(clip, frames=clip.frames[middle_frames]))
     return replace(sample, videos=tuple(clips))
 
 
@@ -120,7 +122,7 @@ class Questions:
         return questions
 
     def applies(self, control: str, number: int) -> bool:
-        """Whether a control changes what is shown of a record.
+        """True if a control changes what is shown of a record.
 
         Raises:
             RecordError: its field ``evidence``, which a control shows, cannot be read.
@@ -172,7 +174,7 @@ class Questions:
 
 
 def toolbox_under(control: str, toolbox: Toolbox, seed: int) -> Toolbox:
-    """What answers calls under a control."""
+    """The toolbox that answers calls under a control."""
     change = PIXEL_CONTROLS.get(control)
     alter = None if change is None else lambda sample: change(sample, seed)
     looks = {"no_look": "refused", "other_span": "elsewhere"}.get(control, "as asked")
@@ -199,7 +201,7 @@ class QuestionSamples(Dataset):
 
 
 def partners(records: Mapping[int, Record], seed: int) -> dict[int, int]:
-    """For each record another one with as many clips and images, none of them in common.
+    """The partner of each record: another one with as many clips and images, none of them in common.
 
     A partner with another solution is preferred. A record without a partner is left out.
 

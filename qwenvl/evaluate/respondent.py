@@ -169,7 +169,9 @@ def in_blocks(
     prompts = with_progress((inputs["prompts"] for inputs in loader), len(keys), name)
     for block in blocks:
         batches: list[PromptBatch] = list(islice(prompts, len(block)))
-        bad = [each for batch in batches for each in batch.bad]
+        bad: list[BadSample] = []
+        for batch in batches:
+            bad += batch.bad
         readable = [batch for batch in batches if len(batch) > 0]
         yield block, bad, in_budget(readable, new_tokens=new_tokens, budget=config.rollout_token_budget)
     next(prompts, None)  # ends the bar
@@ -196,7 +198,8 @@ def pass_reward(rubric: Rubric, options: PassOptions) -> str:
     if pass_by not in names:
         raise ValueError(f"--pass_by {pass_by}: no such reward here; there are {', '.join(names)}")
     if pass_by in TABLE and pass_by not in SHAPING:
-        low, high = TABLE[pass_by].low, TABLE[pass_by].high
+        low = TABLE[pass_by].low
+        high = TABLE[pass_by].high
         if not low < options.pass_at <= high:
             raise ValueError(f"--pass_at {options.pass_at:g}: expected above {low:g} and at most {high:g} of {pass_by}")
     return pass_by

@@ -18,6 +18,7 @@ from qwenvl.evaluate.answers import (
     mean_score,
     pass_chances,
     reward_named,
+    rows_of,
     share_over,
 )
 from qwenvl.evaluate.timelines import (
@@ -32,6 +33,7 @@ from qwenvl.rewards.functions.looking import answered_calls, looks_iou
 from qwenvl.run_log.health import SAME_REWARD
 from qwenvl.run_log.intervals import Interval, clustered_interval
 from qwenvl.run_log.log import AS_IT_IS, EvaluationSample
+from qwenvl.types import ToolCall
 
 MANY_UNREAD = 0.1  # share of completions without an answer above which a score says more about the form
 _Records = dict[int, Answers[EvaluationSample]]  # of one model and control, by number
@@ -61,7 +63,7 @@ class ModelNumbers:
 
 @dataclass(frozen=True)
 class LookNumbers:
-    """How completions used their tools. A look is a call that was answered.
+    """The use that completions made of their tools. A look is a call that was answered.
 
     Attributes:
         looked: share of completions with a look.
@@ -204,15 +206,14 @@ def results_of(
 
 def _numbers(model: str, control: str, found: _Records, pass_by: str) -> ModelNumbers:
     prompts = list(found.values())
-    rows = [row for each in prompts for row in each.rows]
-    names = dict.fromkeys(name for each in prompts for name in each.scores)
+    rows = rows_of(prompts)
     most = max(len(each.passed) for each in prompts)
     return ModelNumbers(
         model=model,
         control=control,
         records=len(prompts),
         clusters=len({each.cluster for each in prompts}),
-        scores={name: mean_score(prompts, name) for name in names},
+        scores={name: mean_score(prompts, name) for name in _score_names(prompts)},
         pass_at_k=pass_chances(prompts, most),
         no_answer=share_over(prompts, _has_no_answer),
         truncated=share_over(prompts, is_truncated),
@@ -223,6 +224,14 @@ def _numbers(model: str, control: str, found: _Records, pass_by: str) -> ModelNu
         looks=_looks(prompts, rows, pass_by),
         timelines=_timelines(prompts),
     )
+
+
+def _score_names(prompts: Iterable[Answers[EvaluationSample]]) -> list[str]:
+    """The names of all scores of some prompts, each once, in the order in which they come."""
+    names: dict[str, None] = {}
+    for each in prompts:
+        names |= dict.fromkeys(each.scores)
+    return list(names)
 
 
 def _has_no_answer(row: EvaluationSample) -> bool:
@@ -236,7 +245,7 @@ def _looked(row: EvaluationSample) -> bool:
 def _looks(
     prompts: Sequence[Answers[EvaluationSample]], rows: Sequence[EvaluationSample], pass_by: str
 ) -> LookNumbers | None:
-    """How the completions ``rows`` of the prompts used their tools. None without tools."""
+    """The use that the completions ``rows`` of the prompts made of their tools. None without tools."""
 
     def with_look(row: EvaluationSample) -> float | None:
         return reward_named(row, pass_by) if _looked(row) else None
@@ -250,7 +259,10 @@ def _looks(
     with_turns = [row.turns for row in rows if row.turns]
     if not with_turns:
         return None
-    calls = [call for turns in with_turns for turn in turns for call in turn.calls]
+    calls: list[ToolCall] = []
+    for turns in with_turns:
+        for turn in turns:
+            calls += turn.calls
     refused = None
     if calls:
         refused = {"mean": sum(call.error is not None for call in calls) / len(calls)}
@@ -282,7 +294,7 @@ def _timelines(prompts: Sequence[Answers[EvaluationSample]]) -> TimelineNumbers 
             )
     if not read:
         return None
-    everything = [answer for each in read for answer in each.rows]
+    everything = rows_of(read)
     return TimelineNumbers(
         records=len(read),
         scores={name: mean_over(read, measure) for name, measure in MEASURES.items()},
@@ -300,7 +312,7 @@ def _drop(
     the form. A model that never writes an answer block is comparable: its rewards read the text.
     """
     no_answer = share_over(list(without.values()), _has_no_answer)
-    never_answers = all(_has_no_answer(row) for each in full.values() for row in each.rows)
+    never_answers = all(map(_has_no_answer, rows_of(list(full.values()))))
     too_many_unread = no_answer.mean > MANY_UNREAD  # False for NaN, where no record has the control
     paired = _paired(without, full)
     return EvidenceDrop(
@@ -329,9 +341,8 @@ def _answered(found: _Records, pass_by: str, pass_at: float) -> _Records:
 def _paired(before: _Records, after: _Records) -> PairedScores:
     """The difference of each score on the records that both have it for."""
     in_both = [number for number in before if number in after]
-    names = dict.fromkeys(name for number in in_both for name in before[number].scores)
     scores = {}
-    for name in names:
+    for name in _score_names(before[number] for number in in_both):
         gains = differences(before, after, name)
         scores[name] = clustered_interval(list(gains.values()), [before[number].cluster for number in gains])
     return PairedScores(records=len(in_both), scores=scores)

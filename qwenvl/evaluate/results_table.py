@@ -219,7 +219,7 @@ def _control_shown(numbers: dict[str, Any]) -> str:
 
 
 def _steps_shown(found: dict[str, Any]) -> Iterator[list[str]]:
-    """For each model its steps and what is confused with what."""
+    """The steps of each model, and which of them it confuses with which."""
     for each in _as_it_is(found):
         timelines = each.get("timelines")
         if not timelines:

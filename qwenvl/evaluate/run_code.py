@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,7 @@ def tell_of_code(run: str, model: str, chosen: Mapping[str, Any]) -> None:
         for value in [values] if isinstance(values, str) else values:
             text = str(value)
             files = [Path(os.path.realpath(file)) for file in _files_of_python(text)]
-            own_files = [file for file in files if any(map(file.is_relative_to, folders))]
-            if own_files:
+            if any(_is_within(file, folders) for file in files):
                 raise ValueError(
                     f"{run}: the settings of the run name code in the model's own folder, --{setting} {text}, "
                     f"which may be somebody else's; read it, and give --{setting} {text} yourself to run it"
@@ -44,10 +43,16 @@ def tell_of_code(run: str, model: str, chosen: Mapping[str, Any]) -> None:
         print(f"as the run {run} was trained: {'; '.join(named)}", file=sys.stderr, flush=True)
 
 
-def _files_of_python(text: str) -> Iterator[str]:
-    """What in a value such as ``verl:my rewards.py:right`` or ``cosine(correctness_func=a.py:f)`` may be a file's name.
+def _is_within(file: Path, folders: Sequence[str]) -> bool:
+    """True for a file in one of the folders, or below it."""
+    return any(file.is_relative_to(folder) for folder in folders)
 
-    Names may hold spaces and brackets: every part that ends in ``.py`` and begins at one of these counts.
+
+def _files_of_python(text: str) -> Iterator[str]:
+    """The parts of a setting's value that may be the name of a file of Python.
+
+    Values are such as ``verl:my rewards.py:right`` or ``cosine(correctness_func=a.py:f)``. Names may hold spaces and
+    brackets: every part that ends in ``.py`` and begins at one of these counts.
     """
     for ending in re.finditer(r"\.py\b", text):
         before = text[: ending.end()]

@@ -477,7 +477,7 @@ def config_for(
 
 @dataclass(frozen=True)
 class Asking:
-    """How questions to a model are read and framed.
+    """The settings by which questions to a model are read and framed.
 
     Attributes:
         reading: of files of records.
@@ -491,7 +491,7 @@ class Asking:
 
 
 def asking_of(model: ModelSource, config: GRPOConfig, flags: Sequence[str]) -> Asking:
-    """How questions to a model are read and framed.
+    """The settings by which questions to a model are read and framed.
 
     Args:
         config: of ``config_for``.
@@ -512,7 +512,7 @@ def asking_of(model: ModelSource, config: GRPOConfig, flags: Sequence[str]) -> A
 
 
 def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = OF_A_RUN) -> list[str]:
-    """How the training of a model read, prompted, sampled and scored, as flags.
+    """The settings by which the training of a model read, prompted, sampled and scored, as flags.
 
     They come from its run, and for frames and prompts from the settings saved beside its weights. Without both: none.
 

@@ -67,7 +67,7 @@ MEASURES: dict[str, Callable[[ReadAnswer], float]] = {
 
 
 def step_rows(answers: Iterable[ReadAnswer]) -> list[Row]:
-    """For each step of the solutions how many spans there are, their recall and the mean error of their edges.
+    """The number of spans of each step of the solutions, their recall and the mean error of their edges.
 
     ``recall`` is at an intersection over union of 0.5. ``start_error`` and ``end_error`` are mean absolute seconds over
     the spans with a match of at least 0.1, None without one.
@@ -106,7 +106,7 @@ def step_rows(answers: Iterable[ReadAnswer]) -> list[Row]:
 
 
 def confusion_rows(answers: Iterable[ReadAnswer]) -> list[Row]:
-    """What is confused with what: pairs of a step and of the step that was named at its time, the most frequent first.
+    """Confusions: pairs of a step and of the step that was named at its time, the most frequent first.
 
     A span of the solution without a match (at least 0.1) is taken for the span of the answer without a match that
     overlaps it most, by at least 0.1. ``named`` is None for a span that is missing. ``step`` is None for a span of the
@@ -141,7 +141,7 @@ def confusion_rows(answers: Iterable[ReadAnswer]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Deviations:
-    """Where a sequence of steps deviates from a procedure.
+    """The deviations of a sequence of steps from a procedure.
 
     Attributes:
         missing: numbers of the steps that do not occur.
@@ -158,7 +158,7 @@ class Deviations:
 
 
 def deviations(sequence: Sequence[int | str], steps: int) -> Deviations:
-    """Where a sequence deviates from the procedure 1, 2, ... ``steps``. A step may come several times in a row.
+    """The deviations of a sequence from the procedure 1, 2, ... ``steps``. A step may come several times in a row.
 
     Example:
         >>> deviations([1, 2, 2, 5, 3, "wait"], 5)
@@ -181,6 +181,7 @@ def _longest_in_order(numbers: Sequence[int]) -> set[int]:
     for place, number in enumerate(numbers):
         length = bisect_right(ends, number)
         before.append(places[length - 1] if length else None)
+        # Replaces the end of this length, or appends the first one.
         ends[length : length + 1] = [number]
         places[length : length + 1] = [place]
     kept: set[int] = set()
@@ -219,7 +220,7 @@ def _numbers_of(steps: Sequence[str]) -> dict[str, int]:
 
 
 def procedure_rows(samples: Iterable[EvaluationSample], steps: Sequence[str]) -> list[Row]:
-    """Where the first answer of each record as it is deviates from a procedure, and where its solution does."""
+    """The deviations from a procedure, for each record as it is: those of its first answer, and of its solution."""
     listed = _numbers_of(steps)
     rows = []
     for sample in samples:

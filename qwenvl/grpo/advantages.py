@@ -170,12 +170,14 @@ def group_advantages(
         raise ValueError(f"rewards: rows {infinite[:8]} are infinite; the reward functions must give finite numbers")
 
     # In float64: rounded to float32 the mean of equal rewards may not be one of them, and eps is no larger than that.
+    groups = len(rewards) // group_size
     grouped = Grouped(
-        rewards.double().view(-1, group_size),
-        components.double().view(len(rewards) // group_size, group_size, len(weights)),
-        torch.tensor(weights, dtype=torch.float64, device=rewards.device),
+        total=rewards.double().view(groups, group_size),
+        components=components.double().view(groups, group_size, len(weights)),
+        weights=torch.tensor(weights, dtype=torch.float64, device=rewards.device),
     )
-    return ESTIMATORS[estimator](grouped, scale).reshape(-1).nan_to_num(nan=0.0).to(rewards.dtype)
+    advantages = ESTIMATORS[estimator](grouped, scale)  # P x G
+    return advantages.flatten().nan_to_num(nan=0.0).to(rewards.dtype)
 
 
 def nanstd(values: Tensor, dim: int) -> Tensor:

@@ -13,7 +13,7 @@ from qwenvl.run_log.health import SAME_REWARD
 
 
 def equal_groups(rewards: Tensor, group_size: int) -> Tensor:
-    """Whether the rewards of each group are all equal, P bool. A group with fewer than two rewards counts as equal.
+    """P bool, True for groups whose rewards are all equal. A group with fewer than two rewards counts as equal.
 
     Equal: they differ by ``SAME_REWARD`` at most, so that the group has no policy gradient.
 

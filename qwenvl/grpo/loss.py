@@ -33,7 +33,7 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class StepCounts:
-    """What the losses of an optimizer step divide by, over all its micro-batches and processes.
+    """The counts that the losses of an optimizer step divide by, over all its micro-batches and processes.
 
     Attributes:
         completions, tokens: numbers of completions and of completion tokens that count in the loss.

@@ -30,7 +30,7 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RatioBounds:
-    """How far the importance ratio may move before a loss uses it no further. Each limit reads its own.
+    """The bounds of the importance ratio, beyond which a loss uses it no further. Each limit reads its own.
 
     Attributes:
         epsilon: how far r may fall below 1.
@@ -58,7 +58,7 @@ class RatioBounds:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a policy loss is computed from: N completions of one micro-batch.
+    """The inputs of a policy loss: N completions of one micro-batch.
 
     Attributes:
         logprobs: N x T with gradient, of the policy, at the sampling temperature.
@@ -291,7 +291,7 @@ class Weighting:
 
 
 def off_policy(fallen: Tensor, advantages: Tensor, mask: Tensor, threshold: float) -> Tensor:
-    """Whether to drop a completion: A < 0 and mean(l_sampler - l) > threshold (DeepSeek-V3.2, arXiv:2512.02556).
+    """True for completions to drop: A < 0 and mean(l_sampler - l) > threshold (DeepSeek-V3.2, arXiv:2512.02556).
 
     Args:
         fallen: N x T, l_sampler - l.

@@ -73,7 +73,7 @@ def cached_folder(name: str) -> Path | None:
 
 
 def hub_problem() -> str | None:
-    """Why nothing can be downloaded from the hub, in words. None where it answers."""
+    """The reason why nothing can be downloaded from the hub, in words. None where the hub answers."""
     from huggingface_hub import constants, is_offline_mode
 
     if is_offline_mode():
@@ -84,7 +84,7 @@ def hub_problem() -> str | None:
 
 @cache
 def _connection_problem(address: str) -> str | None:
-    """Why an address does not answer within ``SECONDS``. None where it does. It is asked once."""
+    """The reason why an address does not answer within ``SECONDS``, or None. An address is asked once in a process."""
     answers: SimpleQueue[str | None] = SimpleQueue()
     # In a thread: the look-up of a name knows no timeout, and takes a minute with some name servers.
     Thread(target=lambda: answers.put(_ask(address)), daemon=True).start()

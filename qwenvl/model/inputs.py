@@ -47,7 +47,7 @@ def media_bytes(batch: PromptBatch | PromptInputs) -> int:
 
 
 def is_large(batch: PromptBatch) -> bool:
-    """Whether the features of its step wait in the memory of the CPU."""
+    """True for a batch with so many pixels that the features of its step wait in the memory of the CPU."""
     return media_bytes(batch) > LARGE
 
 
@@ -133,7 +133,7 @@ class PromptInputs:
         return replace(self, **moved)
 
     def moved(self, by: int | Tensor) -> PromptInputs:
-        """The same rows with positions that are greater by so much."""
+        """The same rows with positions that are greater by ``by``: for all rows, or for each (rows x 1)."""
         return replace(self, position_ids=self.position_ids + by)
 
     def followed_by(self, others: PromptInputs) -> PromptInputs:
@@ -221,7 +221,7 @@ class PixelScale:
 
     @classmethod
     def of(cls, processor) -> PixelScale:
-        """From an image or video processor of transformers."""
+        """The scale of an image or video processor of transformers."""
         rescale = float(processor.rescale_factor) if processor.do_rescale else 1.0
         if not processor.do_normalize:
             return cls(rescale, (0.0,), (1.0,))
@@ -232,7 +232,7 @@ class PixelScale:
         # Mean and standard deviation are scaled, not the pixels: the fused form that processors use, to the last bit.
         mean = torch.tensor(self.mean, device=patches.device).mul(1 / self.rescale)[:, None]
         std = torch.tensor(self.std, device=patches.device).mul(1 / self.rescale)[:, None]
-        channels = patches.float().unflatten(1, (len(self.mean), -1))
+        channels = patches.float().unflatten(1, (len(self.mean), -1))  # patches x channels x values of one
         return channels.sub_(mean).div_(std).flatten(1)
 
 
@@ -245,7 +245,7 @@ class InputBuilder:
 
     @classmethod
     def of(cls, rule: PositionRule, processor: Any) -> InputBuilder:
-        """From a rule of positions and a Qwen-VL processor of transformers.
+        """The builder for a rule of positions and a Qwen-VL processor of transformers.
 
         Raises:
             ValueError: the model takes other tokens for images or videos than the processor writes.

@@ -112,9 +112,9 @@ def load_without_weights(path: str | Path) -> nn.Module:
 
 
 def _read_config(path: str | Path):
+    """The configuration of a checkpoint. See ``load_model`` for the errors."""
     from transformers import AutoConfig, PreTrainedConfig
 
-    """The configuration of a checkpoint. See ``load_model`` for the errors."""
     require_model(path)
     problem = weights_problem(path)
     if problem:
@@ -170,7 +170,7 @@ def load_processor(path: str | Path):
 
 
 def _prompt_problem(processor) -> str | None:
-    """Why the processor can't write a prompt with an image, a video and a question. None: it can."""
+    """The reason why a processor can't write a prompt with an image, a video and a question. None: it can."""
     question = "Which steps?"
     content = [{"type": "image"}, {"type": "video"}, {"type": "text", "text": question}]
     chat = [{"role": "user", "content": content}]
@@ -211,7 +211,7 @@ def resolve_attention(name: str, device: torch.device, half: bool) -> str:
 
 
 def _flash_attention_lacks(device: torch.device, half: bool) -> str | None:
-    """What flash_attention_2 needs and this run has not. None: it can run, if its package is installed."""
+    """The need of flash_attention_2 that this run does not meet. None: it can run, if its package is installed."""
     if device.type != "cuda":
         return "a CUDA device"
     major, minor = torch.cuda.get_device_capability(device)
@@ -411,7 +411,7 @@ def settle_router(config) -> str | None:
     """Keeps the forwards of a mixture of experts from collecting their router's logits, tokens x experts of each layer.
 
     Returns:
-        What to say of the loss that these logits are for, or None of a model without experts.
+        A warning that the loss which these logits are for is left out. None for a model without experts.
     """
     text = config.get_text_config()
     if not getattr(text, "num_experts", 0):
@@ -458,8 +458,8 @@ def parameter_groups(
 SKIPPED = ["model.visual", "lm_head"]
 """Modules that stay as they are: the vision tower, whose features all passes share, and the head, which is exact."""
 BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Of a weight: 4 bits, and of each block of 64 a scale, which is kept in 8 bits with a float32 for 256 of them
-(section 3 of the paper)."""
+"""Bytes of a weight in 4 bits: half a byte, and of each block of 64 a scale, which is kept in 8 bits with a float32 for
+256 of them (double quantization, QLoRA, arXiv:2305.14314, section 3)."""
 
 
 def require_four_bit(device: torch.device | str) -> None:

@@ -33,7 +33,7 @@ _Span = tuple[list[int], Tensor]
 
 @dataclass(frozen=True)
 class PositionRule:
-    """What the rule needs to know of a model.
+    """The properties of a model that its rule of positions depends on.
 
     Attributes:
         image_token_id, video_token_id: the placeholders that stand for merged patches.
@@ -115,7 +115,7 @@ def first_positions(prompt: Tensor, group_size: int) -> Tensor:
 
 
 def _row_positions(rule: PositionRule, ids: list[int], images: Iterator[_Span], videos: Iterator[_Span]) -> Tensor:
-    """3 x len(ids). Takes its spans from the two iterators."""
+    """The positions of one prompt without padding, 3 x len(ids). Takes its spans from the two iterators."""
     spans = {rule.image_token_id: images, rule.video_token_id: videos}
     parts = []
     start = 0  # the position of the next token

@@ -19,7 +19,7 @@ from qwenvl.model.loading import unwrap
 
 
 def is_partitioned(model: nn.Module) -> bool:
-    """Whether DeepSpeed ZeRO-3 keeps a part of each weight in each process."""
+    """True for a model of which DeepSpeed ZeRO-3 keeps a part of each weight in each process."""
     return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
@@ -74,7 +74,10 @@ def without_hooks(model: nn.Module, wrapped: nn.Module | None = None) -> Iterato
 
 @contextmanager
 def _without_fsdp_hooks(modules: list[FSDPModule]) -> Iterator[None]:
-    """With its hooks FSDP would take the first module to run, the vision tower's, for the root of the model."""
+    """Removes the hooks of FSDP, and puts them back at the end.
+
+    With them FSDP would take the first module to run, one of the vision tower, for the root of the model.
+    """
     removed = [
         (hooks, dict(hooks)) for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks)
     ]
@@ -186,7 +189,10 @@ class LockStep:
 
 @contextmanager
 def _weights_of_training() -> Iterator[None]:
-    """Gathered tensors may be part of a backward pass later, though the forward around them is in inference mode."""
+    """Leaves inference mode while weights are gathered.
+
+    Gathered tensors may be part of a backward pass later, though the forward around them is in inference mode.
+    """
     with torch.inference_mode(False), torch.no_grad():
         yield
 
@@ -212,7 +218,7 @@ def _parts(module: nn.Module, opened: Collection[nn.Module]) -> Iterator[nn.Modu
 
 
 def _gathered(module: nn.Module) -> AbstractContextManager[None]:
-    """All but the small weights, which DeepSpeed keeps whole."""
+    """Context manager with the weights of a module gathered: all but the small ones, which DeepSpeed keeps whole."""
     from deepspeed.runtime.zero.partition_parameters import GatheredParameters, ZeroParamStatus
 
     here = ZeroParamStatus.AVAILABLE

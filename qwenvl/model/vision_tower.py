@@ -278,7 +278,10 @@ def _as_product(self: nn.Conv3d, patches: Tensor) -> Tensor:
 
 
 def _undo_windows(visual: nn.Module, features: Tensor, grids: Tensor) -> Tensor:
-    """Qwen2.5-VL sorts the units that are merged by attention window and sorts back after its merger."""
+    """The features in the order of their patches.
+
+    Qwen2.5-VL sorts the units that are merged by attention window, and sorts them back only after its merger.
+    """
     if not hasattr(visual, "window_size"):
         return features
     order, _ = get_vision_window_index(grids, visual.spatial_merge_size, visual.window_size, visual.patch_size)
@@ -362,7 +365,7 @@ class _BatchedAttention:
         return out[None], None
 
     def _places(self, bounds: Tensor) -> list[Tensor]:
-        """For each length of sequences the places of their tokens. A GPU is waited for once in a pass."""
+        """The places of the tokens of each length of sequences. A GPU is waited for once in a pass."""
         if id(bounds) not in self._known:
             self._known[id(bounds)] = (bounds, _by_length(bounds))
         _, places = self._known[id(bounds)]
@@ -370,7 +373,7 @@ class _BatchedAttention:
 
 
 def _by_length(bounds: Tensor) -> list[Tensor]:
-    """For each length, the places of its sequences' tokens: sequences x length. A GPU is waited for."""
+    """The places of the tokens of all sequences of a length, sequences x length, for each length. Waits for a GPU."""
     starts = bounds[:-1]
     lengths = bounds.diff()
     places = []

@@ -34,10 +34,20 @@ SORTED_BYTES = 20
 """More with top-p: the sorted logit, its index as an int64, its softmax and the cumulative sum."""
 _QUANTIZED = 1 + 4 / 256  # bitsandbytes: a byte for each number, and a float32 for each block of 256
 STATE_BYTES = {
-    "adamw": 8.0, "adamw_8bit": 2 * _QUANTIZED, "adamw_bnb_8bit": 2 * _QUANTIZED, "adamw_torch_8bit": 2 * _QUANTIZED,
-    "adamw_torch_4bit": 1 + 2 * 4 / 128, "ademamix": 12.0, "ademamix_8bit": 2 * _QUANTIZED + 4, "lion": 4.0,
-    "lion_8bit": _QUANTIZED, "adafactor": 0.01, "sgd": 0.0, "adagrad": 4.0, "rmsprop": 4.0,
-}  # fmt: skip
+    "adamw": 8.0,
+    "adamw_8bit": 2 * _QUANTIZED,
+    "adamw_bnb_8bit": 2 * _QUANTIZED,
+    "adamw_torch_8bit": 2 * _QUANTIZED,
+    "adamw_torch_4bit": 1 + 2 * 4 / 128,
+    "ademamix": 12.0,
+    "ademamix_8bit": 2 * _QUANTIZED + 4,
+    "lion": 4.0,
+    "lion_8bit": _QUANTIZED,
+    "adafactor": 0.01,
+    "sgd": 0.0,
+    "adagrad": 4.0,
+    "rmsprop": 4.0,
+}
 """Optimizer state of each trainable weight. AdamW has two float32 moments (arXiv:1711.05101), Lion one
 (arXiv:2302.06675), Adafactor sums of rows and columns (arXiv:1804.04235), 8-bit ones a byte (arXiv:2110.02861)."""
 
@@ -149,7 +159,7 @@ class _Saved:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The bytes of all of them."""
         return self.layers + self.after_layers + self.angles + self.mergers + self.tower
 
 
@@ -196,7 +206,7 @@ class _Training:
 
     @property
     def saved(self) -> _Saved:
-        """What the policy's forward leaves for its backward pass."""
+        """The bytes that the policy's forward leaves for its backward pass, by what they belong to."""
         text = self.shapes.text
         job = self.job
         last_norm = job.row_tokens * _norm(text.hidden, job, 0)
@@ -326,7 +336,7 @@ def optimizer_bytes(weights: ModelWeights, job: Job) -> int:
 
 
 def layer_bytes(text: Text, kind: str, job: Job) -> int:
-    """What one layer saves in a training forward, without checkpointing."""
+    """The bytes that one layer saves in a training forward, without checkpointing."""
     b = job.products
     if kind == "linear_attention":
         mixer = _linear(text, job)
@@ -401,7 +411,7 @@ def _linear(text: Text, job: Job) -> int:
 
 
 def saved_bytes(text: Text, layers: Sequence[str], job: Job) -> int:
-    """What layers of these kinds save in a training forward. With checkpointing it is the input of each layer."""
+    """The bytes that layers of these kinds save in a training forward. With checkpointing: the input of each layer."""
     if job.activation_offload:
         return 0
     if job.checkpointing:
@@ -410,7 +420,7 @@ def saved_bytes(text: Text, layers: Sequence[str], job: Job) -> int:
 
 
 def backward_bytes(text: Text, job: Job) -> int:
-    """What the backward pass of a layer adds: gradients of the widest tensors and of the residual stream.
+    """The bytes that the backward pass of a layer adds: gradients of its widest tensors and of the residual stream.
 
     Of a gated product three of its width at a time, of a mixture three for each expert of a token. With checkpointing
     also what the layer with the most activations saves, when it is recomputed.
@@ -424,7 +434,7 @@ def backward_bytes(text: Text, job: Job) -> int:
 
 
 def forward_bytes(shapes: Shapes, tokens: int, patches: int, job: Job) -> int:
-    """What a pass without gradient takes at a time: one layer, and ``embedded_bytes``.
+    """The bytes that a pass without gradient takes at a time: one layer, and ``embedded_bytes``.
 
     A layer has the residual stream and its norm, and the gate, its activation and the other half of the gated product,
     or queries, keys and values before and after the rotation.
@@ -447,7 +457,7 @@ def _chunks(at: LinearAttention | None) -> int:
 
 
 def embedded_bytes(text: Text, vision: Vision, tokens: int, patches: int, job: Job) -> int:
-    """What a forward without gradient has from its first layer to its last: embeddings, angles, and vision features.
+    """The bytes that stay from the first layer of a forward without gradient to its last: embeddings, angles, features.
 
     The features are there as the merger made them and in the embeddings. Those of deeper mergers are there twice:
     transformers concatenates them over all media, which copies them.
@@ -489,7 +499,7 @@ def features_bytes(vision: Vision, job: Job, prompts: int) -> int:
 
 
 def tower_bytes(vision: Vision, job: Job, patches: int) -> int:
-    """What a pass of the tower without gradient takes at a time. A tower that runs once does ``PIECE`` patches.
+    """The bytes that a pass of the tower without gradient takes at a time. One that runs once does ``PIECE`` patches.
 
     Pixels in float32 and in the type of products. Then, for a patch: the residual stream and its norm, queries, keys
     and values as they were made, rotated and in batches, and the output, twelve widths. In half precision queries and
@@ -504,7 +514,7 @@ def tower_bytes(vision: Vision, job: Job, patches: int) -> int:
 
 
 def tower_saved_bytes(vision: Vision, job: Job) -> int:
-    """What a trainable tower saves in a forward. With checkpointing it is the input of each block.
+    """The bytes that a trainable tower saves in a forward. With checkpointing: the input of each block.
 
     For a block two norms (input and output, of RMS norms the normalised input too), queries, keys, both with the values
     as they were made, outputs twice, and the tensors of the inner product.
@@ -517,7 +527,7 @@ def tower_saved_bytes(vision: Vision, job: Job) -> int:
 
 
 def merger_bytes(vision: Vision, job: Job) -> tuple[int, int]:
-    """What mergers save in a forward, and what the backward pass of one merger takes where it is recomputed.
+    """The bytes that mergers save in a forward, and those of the backward pass of one that is recomputed.
 
     They are recomputed where they learn, with checkpointing, from cached features. One merger saves, for a patch: the
     norm's input (a piece of the features is copied where there are several mergers), the normalised input or output,

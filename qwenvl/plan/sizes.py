@@ -70,7 +70,7 @@ class Job:
 
     @property
     def budgeted(self) -> int:
-        """What a prompt with its completions counts in ``--rollout_token_budget``."""
+        """The tokens that a prompt with its completions counts in ``--rollout_token_budget``."""
         each = self.length + self.state_tokens
         return self.tokens + self.group * each if self.shared else self.group * (self.tokens + each)
 
@@ -159,7 +159,7 @@ class Shapes:
 
     @classmethod
     def of(cls, config: Any) -> Shapes:
-        """From a configuration of transformers, of any family of ``qwenvl.model.families``."""
+        """The sizes in a configuration of transformers, of any family of ``qwenvl.model.families``."""
         family = config.model_type
         text = config.get_text_config()
         kinds = tuple(getattr(text, "layer_types", None) or ())
@@ -227,9 +227,10 @@ class ModelWeights:
 
     @classmethod
     def of(cls, parameters: Iterable[tuple[str, tuple[int, ...], float, bool]], layers: int) -> ModelWeights:
-        """From name, shape, bytes of an element and ``requires_grad`` of each parameter, a tied one once.
+        """The sums over the parameters of a model.
 
         Args:
+            parameters: name, shape, bytes of an element and ``requires_grad`` of each, a tied one once.
             layers: of the language model.
         """
         held = 0.0

@@ -1,4 +1,4 @@
-"""How reward functions are called: async ones in one event loop, and the settings of the process that a call leaves."""
+"""Calls of reward functions: async ones in one event loop, and the settings of the process that a call may change."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Settings:
         )
 
     def restore(self) -> None:
-        """Set those that differ."""
+        """Set the settings of the process back to these where they differ."""
         sys.setrecursionlimit(self.recursion_limit)  # first: a low one may end any other call
         import torch
 

@@ -84,9 +84,13 @@ class Argument(Bounds):
     @property
     def text(self) -> str:
         """The help with unit and bounds in brackets."""
-        bounds = [("at least", self.least), ("above", self.above), ("at most", self.most)]
-        limits = [self.unit, *(f"{words} {number:g}" for words, number in bounds if number is not None)]
-        return f"{self.help.rstrip('.')} ({', '.join(filter(None, limits))})." if any(limits) else self.help
+        limits = [self.unit] if self.unit else []
+        for words, number in (("at least", self.least), ("above", self.above), ("at most", self.most)):
+            if number is not None:
+                limits.append(f"{words} {number:g}")
+        if not limits:
+            return self.help
+        return f"{self.help.rstrip('.')} ({', '.join(limits)})."
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,10 @@ def arguments(function: RewardFunction, completions: list[str], columns: Mapping
     named = {p.name: p for p in parameters if p.kind in by_name and p.name not in bound}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     given = {"completions": completions, **columns}
-    keywords = {name: value for name, value in given.items() if (takes_all and name not in bound) or name in named}
+    keywords = {}
+    for name, value in given.items():
+        if name in named or (takes_all and name not in bound):
+            keywords[name] = value
     positional = []
     first = next(iter(parameters), None)
     if "completions" not in named and first is not None and first.name not in columns and first.kind in _POSITIONAL:
@@ -257,16 +264,29 @@ def reward_columns(
             no prompt does. A completion then continues that block, without a ``<think>`` of its own.
         more: lists of N values besides, such as ``completion_ids`` (lists without padding) and ``finish_reasons``.
     """
-    names = dict.fromkeys(name for record in records for name in record.fields)
-    columns = {name: [record.fields.get(name) for record in records] for name in names}
+    names: dict[str, None] = {}
+    for record in records:
+        names |= dict.fromkeys(record.fields)
+    columns: dict[str, list[Any]] = {}  # P values each
+    for name in names:
+        columns[name] = [record.fields.get(name) for record in records]
     columns["id"] = [record.id for record in records]
     columns["solution"] = [record.solution for record in records]
-    columns["prompts"] = [[{"role": m.role, "content": m.text} for m in record.messages] for record in records]
+    columns["prompts"] = [_messages_of(record) for record in records]
     columns["image_paths"] = [list(record.images) for record in records]
     columns["video_paths"] = [list(record.videos) for record in records]
     columns["opened_think"] = list(opened_think) if opened_think is not None else [False] * len(records)
-    repeated = {name: [value for value in values for _ in range(group_size)] for name, values in columns.items()}
+    repeated: dict[str, list[Any]] = {}  # N values each
+    for name, values in columns.items():
+        repeated[name] = []
+        for value in values:
+            repeated[name] += [value] * group_size
     return repeated | more
+
+
+def _messages_of(record: Record) -> list[dict[str, str]]:
+    """The messages of a record as TRL has them."""
+    return [{"role": message.role, "content": message.text} for message in record.messages]
 
 
 class Completion(str):
@@ -293,6 +313,7 @@ class Completion(str):
         if isinstance(key, str):
             return self.message[key]
         if key == 0 or key == -1:
+            # One character, which also stands for the one message. -1 + 1 is 0: the end of the slice is then None.
             return Completion(str(self)[key : key + 1 or None], self.message["content"])
         return super().__getitem__(key)
 

@@ -1,4 +1,4 @@
-"""From what a user names to a rubric: names of the table, import paths, plugin files and functions, with arguments."""
+"""Makes a rubric of what a user names: names of the table, import paths, plugin files, functions, with arguments."""
 
 from __future__ import annotations
 
@@ -159,10 +159,12 @@ def resolve(
             raise RewardError(_no_such(name, [*TABLE, *plugins]))
     of_partial: dict[str, Any] = {}
     while isinstance(value, partial):
-        value, of_partial = value.func, {**value.keywords, **of_partial}
+        of_partial = {**value.keywords, **of_partial}  # the outer one decides
+        value = value.func
     name = name or getattr(value, "reward_name", None) or getattr(value, "__name__", None) or type(value).__name__
     bound = bound_arguments(name, value, given, settings, partial(resolve, settings=settings, plugins=plugins))
-    arguments = bound = bound | of_partial
+    bound |= of_partial
+    arguments = bound
     if inspect.isclass(value):
         try:
             value = value(**bound)

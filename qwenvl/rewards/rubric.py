@@ -36,14 +36,23 @@ TAKEN = ("total", "std", "max", "temporal_contrast")
 
 # Names of arguments that do not come from a record's own fields; a field of that name would hide them.
 RESERVED = (
-    *("completions", "prompts", "completion_ids", "finish_reasons"),
-    *("image_paths", "video_paths", "shown", "opened_think", "turns", "trainer_state", "log_metric"),
+    "completions",
+    "prompts",
+    "completion_ids",
+    "finish_reasons",
+    "image_paths",
+    "video_paths",
+    "shown",
+    "opened_think",
+    "turns",
+    "trainer_state",
+    "log_metric",
 )
 
 
 @dataclass(frozen=True)
 class _Given:
-    """What the functions of a rubric are given, and where they log.
+    """The inputs of the functions of a rubric in one scoring, and the numbers that they log.
 
     Attributes:
         texts: N completions.
@@ -108,11 +117,14 @@ class Rubric:
             raise RewardError("no reward function: name at least one")
         if len(weights) != len(functions):
             raise RewardError(f"{len(weights)} reward weights for {len(functions)} functions: {', '.join(self.names)}")
-        if taken := [name for n, name in enumerate(self.names) if name in (*TAKEN, *self.names[:n])]:
-            raise RewardError(
-                f"there is another metric reward/{taken[0]}, of another function or of the run itself: rename this "
-                'function, or name it in a plugin by @reward("another_name")'
-            )
+        taken = set(TAKEN)
+        for name in self.names:
+            if name in taken:
+                raise RewardError(
+                    f"there is another metric reward/{name}, of another function or of the run itself: rename this "
+                    'function, or name it in a plugin by @reward("another_name")'
+                )
+            taken.add(name)
         if not all(math.isfinite(weight) for weight in self.weights):
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
         self._on_error = on_error
@@ -154,7 +166,13 @@ class Rubric:
                     f"{', '.join(self.names)}{_shown(completions[row])}"
                 )
             totals.append(math.fsum(own) if own else math.nan)
-        return RewardBatch(self.names, self.weights, components, torch.tensor(totals, dtype=torch.float32), metrics)
+        return RewardBatch(
+            names=self.names,
+            weights=self.weights,
+            components=components,
+            total=torch.tensor(totals, dtype=torch.float32),
+            metrics=metrics,
+        )
 
     def values(
         self, completions: Sequence[str], columns: Mapping[str, list[Any]], *, trainer_state: Any = None
@@ -170,7 +188,7 @@ class Rubric:
         return self._run(completions, columns, trainer_state)[0]
 
     def check_solution(self, solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
-        """Why a record with this solution and these fields cannot be scored, or None if it can."""
+        """The reason why a record with this solution and these fields cannot be scored. None: it can."""
         fields = fields or {}
         route = fields.get("reward")
         if problem := field_problem(solution, fields) or route_problem(route, self.names):
@@ -187,7 +205,10 @@ class Rubric:
     @property
     def columns(self) -> frozenset[str]:
         """The fields of records that the functions name."""
-        return frozenset[str]().union(*map(columns_named, self.functions))
+        named: set[str] = set()
+        for function in self.functions:
+            named |= columns_named(function)
+        return frozenset(named)
 
     def check_record(self, record: Record) -> str | None:
         """``check_solution`` of a record and its fields."""
@@ -250,8 +271,11 @@ class Rubric:
             given.logged[f"reward/{function.name}/{name}"].append(float(value))
 
         shared = {"trainer_state": _copied_state(given.trainer_state, with_rows=False), "log_metric": log}
-        own_columns = {name: [values[row] for row in rows] for name, values in given.columns.items()}
-        positional, keywords = arguments(function, [given.texts[row] for row in rows], own_columns | shared)
+        own_texts: list[str] = [given.texts[row] for row in rows]
+        own_columns: dict[str, Any] = {}
+        for name, values in given.columns.items():
+            own_columns[name] = [values[row] for row in rows]
+        positional, keywords = arguments(function, own_texts, own_columns | shared)
         keywords = {name: each if name in shared else own(each) for name, each in keywords.items()}
         bound = partial(function.call, *own(positional), **keywords, **function.arguments)
         if not function.is_async:
@@ -370,7 +394,7 @@ def _copied_state(state: Any, *, with_rows: bool) -> Any:
 
 
 def field_problem(solution: str, fields: Mapping[str, Any]) -> str | None:
-    """Why a record's fields cannot become columns: one hides a column of another meaning."""
+    """The reason why a record's fields cannot become columns: one hides a column of another meaning. Else None."""
     for name in RESERVED:
         if name in fields:
             return f"the field {name!r} would hide what reward functions get under that name: rename it"
@@ -380,7 +404,7 @@ def field_problem(solution: str, fields: Mapping[str, Any]) -> str | None:
 
 
 def route_problem(route: Any, names: Sequence[str]) -> str | None:
-    """Why a record's field ``reward`` does not route it: it must name functions of the run, or be missing."""
+    """The reason why a field ``reward`` does not route its record: it must name functions of the run. Else None."""
     wanted = [route] if isinstance(route, str) else route
     if wanted is None:
         return None
@@ -397,5 +421,5 @@ def is_routed(route: Any, name: str) -> bool:
 
 
 def record_name(columns: Mapping[str, list[Any]], row: int) -> str:
-    """How an error names the record of a row."""
+    """The name of a row's record in errors."""
     return f"record {columns['id'][row]!r}" if "id" in columns else f"row {row}"

@@ -59,7 +59,7 @@ def by_problem_type(
 
 
 def check_problem_type(solution: str, fields: Mapping[str, Any], temporal_iou_boundary: bool = False) -> str | None:
-    """Why a record cannot be scored: its type is not known, or the function of its type cannot score it."""
+    """The reason why a record cannot be scored: an unknown type, or that of its type's function. None: it can."""
     try:
         name = _function_of(fields.get("problem_type"))
     except ValueError as error:
@@ -76,7 +76,8 @@ def _function_of(kind: Any) -> str:
     Raises:
         ValueError: there is no such kind.
     """
-    if (name := KINDS.get(_plain(kind))) is None:
+    name = KINDS.get(_plain(kind))
+    if name is None:
         raise ValueError(
             f"by_problem_type needs the field 'problem_type', one of {', '.join(KINDS)}, got {kind or 'none'!r}"
         )
@@ -106,12 +107,12 @@ class Entry:
 
     @property
     def rule(self) -> str:
-        """The docstring."""
+        """The docstring of the function or class."""
         return inspect.getdoc(self.made_of) or ""
 
     @property
     def summary(self) -> str:
-        """Its first paragraph, on one line."""
+        """The first paragraph of ``rule``, on one line."""
         return " ".join(self.rule.split("\n\n")[0].split())
 
     def arguments(self) -> list[tuple[str, str, str]]:
@@ -183,16 +184,19 @@ def about_a_timeline(true: Sequence[TimedStep], rewards: Mapping[str, float | No
     return bool(true) and (scored or all(span.number is not None for span in true))
 
 
-READERS: dict[str, Callable[[str], Any]] = {  # what two answers are compared by. Others: their normalized texts
+READERS: dict[str, Callable[[str], Any]] = {
     "multiple_choice": answers.letters,
     "yes_no": answers.affirms,
     "action_order": actions.action_numbers,
-    **dict.fromkeys(("count", "numeric", "regression"), answers.only_number),
+    "count": answers.only_number,
+    "numeric": answers.only_number,
+    "regression": answers.only_number,
 }
+"""The part of an answer that a reward compares, by its name. Other rewards compare normalized texts."""
 
 
 def reading(name: str | None, answer: str, prompt: Any = None, problem_type: Any = None) -> Any:
-    """What a reward reads of an answer, or its normalized text: answers with equal readings are the same to it.
+    """The part of an answer that a reward reads, or its normalized text. Equal readings are the same to the reward.
 
     Example:
         >>> reading("accuracy", "(3) screw (2) fan") == reading("accuracy", "(2), (3)")
@@ -210,7 +214,13 @@ def reading(name: str | None, answer: str, prompt: Any = None, problem_type: Any
 
 
 SHAPING = (
-    *("format", "strict_format", "cosine", "repetition", "soft_overlong", "length_window"),
-    *("evidence_iou", "looked_and_right"),
+    "format",
+    "strict_format",
+    "cosine",
+    "repetition",
+    "soft_overlong",
+    "length_window",
+    "evidence_iou",
+    "looked_and_right",
 )
 """Functions of the table that are about form, length and looks: their value does not tell right answers from wrong."""

@@ -58,7 +58,7 @@ class PendingStep:
 
     @property
     def error(self) -> BaseException | None:
-        """That of the request, once it has failed. After a ``WeightsLostError`` it can be repeated."""
+        """The error of the request, once it has failed. After a ``WeightsLostError`` the request can be repeated."""
         return self.answer.exception() if self.answer.done() else None
 
 
@@ -219,14 +219,19 @@ class BackgroundEngine:
                 f"completions that were requested ahead ({lost}) did not come and are not part "
                 "of the checkpoint: a run that resumes from it samples these steps again, by newer weights"
             )
-        if steps:  # without classes, which ``torch.load`` would refuse
-            torch.save([(each.version, each.seed, [*map(_plain, each.answer.result())]) for each in steps], path)
+        if not steps:
+            return
+        saved = []
+        for step in steps:
+            batches = [_plain(rollout) for rollout in step.answer.result()]
+            saved.append((step.version, step.seed, batches))
+        torch.save(saved, path)
 
     def load(self, path: Path) -> None:
         """The steps that ``save`` wrote become the pending ones. Without a file there are none.
 
         Raises:
-            ValueError: the file is no such file.
+            ValueError: the file does not hold what ``save`` writes.
         """
         self._pending.clear()
         if not path.is_file():
@@ -234,7 +239,7 @@ class BackgroundEngine:
         try:
             for version, seed, batches in torch.load(path, map_location="cpu", weights_only=True):
                 step = PendingStep(version, seed)
-                step.answer.set_result([*map(_rollout, batches)])
+                step.answer.set_result([_rollout(plain) for plain in batches])
                 self._pending.append(step)
         except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: expected completions that were sampled ahead, found: {error}") from None
@@ -247,23 +252,32 @@ class BackgroundEngine:
             self._requests.put(None)
             self._thread.join(CLOSING_SECONDS)
         self._pending.clear()
-        self._taken = self._thread = self.version = None
+        self._taken = None
+        self._thread = None
+        self.version = None
         self._requests = SimpleQueue()
 
 
 def _plain(rollout: RolloutBatch) -> dict[str, Any]:
-    """Completions without classes."""
-    own = vars(rollout) | {"boots": sorted(rollout.boots)}
+    """The completions as tensors, lists and dicts: ``torch.load`` refuses other classes."""
+    own = dict(vars(rollout))
+    own["boots"] = sorted(rollout.boots)
     if rollout.turns is not None:
-        own |= {"whole": vars(rollout.whole), "turns": [[asdict(turn) for turn in turns] for turns in rollout.turns]}
+        own["whole"] = vars(rollout.whole)
+        of_completions = []
+        for turns in rollout.turns:
+            of_completions.append([asdict(turn) for turn in turns])
+        own["turns"] = of_completions
     return own
 
 
 def _rollout(plain: dict[str, Any]) -> RolloutBatch:
     """The completions that ``_plain`` wrote."""
-    own = plain | {"boots": frozenset(plain["boots"])}
-    if own.get("turns") is not None:
-        own |= {"whole": PromptInputs(**own["whole"]), "turns": [tuple(map(Turn.of, turns)) for turns in own["turns"]]}
+    own = dict(plain)
+    own["boots"] = frozenset(plain["boots"])
+    if plain.get("turns") is not None:
+        own["whole"] = PromptInputs(**plain["whole"])
+        own["turns"] = [tuple(map(Turn.of, turns)) for turns in plain["turns"]]
     return RolloutBatch(**own)
 
 

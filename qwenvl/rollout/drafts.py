@@ -78,11 +78,11 @@ class SuffixTable:
         return self._tokens[len(self._tokens) - length :]
 
     def has(self, run: tuple[int, ...]) -> bool:
-        """Whether something stood behind this run."""
+        """True where a token stood behind ``run``."""
         return run in self._places
 
     def behind(self, run: tuple[int, ...], most: int) -> list[int]:
-        """At most so many tokens that stood behind ``run`` when it last occurred."""
+        """The tokens that stood behind ``run`` when it last occurred, at most ``most``."""
         place = self._places.get(run)
         if place is None:
             return []
@@ -116,7 +116,7 @@ class DraftHistory:
         return self._by_prompt.get(prompt, SuffixTable())
 
     def state(self) -> list[tuple[int, list[int]]]:
-        """What ``load`` takes: the kept completions and the numbers of their prompts."""
+        """The kept completions and the numbers of their prompts, as ``load`` takes them."""
         return list(self._kept)
 
     def load(self, kept: Sequence[tuple[int, list[int]]]) -> None:
@@ -144,7 +144,7 @@ class DraftHistory:
 
 
 class DraftLengths:
-    """How long a draft is, by how often drafts behind as long a suffix were right so far."""
+    """Chooses the length of a draft by how often drafts behind as long a suffix were right so far."""
 
     def __init__(self, most: int):
         """``most``: tokens that a draft has at most."""
@@ -205,7 +205,7 @@ class CountsDrafts(Protocol):
     """An engine that can draft."""
 
     def take_counts(self) -> DraftCounts:
-        """What was counted since the last call. All 0 where the engine does not draft."""
+        """The counts since the last call. All 0 where the engine does not draft."""
         ...
 
 
@@ -231,7 +231,7 @@ class CompletionDrafts:
         self._own.end()
 
     def propose(self, most: int) -> Draft:
-        """What may follow, at most so many tokens. No tokens where nothing is known, or drafts have failed."""
+        """A draft of at most ``most`` tokens, empty where nothing is known, or drafts have failed."""
         if most < 1:
             return Draft([], 0)
         suffix = tuple(self._own.suffix())
@@ -254,7 +254,7 @@ class CompletionDrafts:
 
 @dataclass
 class Drafter:
-    """What an engine drafts from.
+    """The texts that an engine drafts from, and the counts of its drafts.
 
     Only completions that are sampled within ``learning`` change it. Evaluations and probes in between leave it as it
     is, so that a run which is resumed behind them draws what the uninterrupted one does.
@@ -280,7 +280,7 @@ class Drafter:
             self.is_learning = False
 
     def begin(self) -> Drafter:
-        """What one sampling drafts from and counts in: itself within ``learning``, else a copy."""
+        """The drafter of one sampling: itself within ``learning``, else a copy."""
         if self.is_learning:
             return self
         return Drafter(copy.deepcopy(self.lengths), self.history)
@@ -315,6 +315,7 @@ class Drafter:
             drawn: tokens that its forward gave, at least 1. All but the last of them equal the draft.
             last: the last one. It equals the draft only where it ends the completion.
         """
+        # A slice, which is empty where the whole draft was right and ``last`` stands behind it.
         ends_within = draft.tokens[drawn - 1 : drawn] == [last]
         accepted = drawn if ends_within else drawn - 1
         self.lengths.seen(draft.suffix, min(len(draft.tokens), drawn), accepted)
@@ -344,7 +345,7 @@ class Drafter:
         return taken
 
     def state(self) -> dict:
-        """What ``load`` takes. Plain lists and numbers."""
+        """The state that ``load`` takes, of plain lists and numbers."""
         return {"history": self.history.state(), "right": self.lengths.right, "skipped": self.lengths.skipped}
 
     def load(self, state: dict) -> None:

@@ -61,7 +61,8 @@ class Drawing:
 
     def end(self) -> None:
         """Nothing is sampled."""
-        self.tokens = self.most = 0
+        self.tokens = 0
+        self.most = 0
 
     def words(self) -> str:
         """The progress in words, for people. Empty while nothing is sampled.
@@ -180,7 +181,7 @@ def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutB
 
 
 def select_rows(rollout: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
-    """Some of the completions, no wider than the longest of them."""
+    """The completions ``rows``, cut to the width of the longest of them."""
     rows = list(rows)
     width = rollout.width(rows)
     own: dict[str, Any] = {name: tensor[rows, :width] for name, tensor in _tensors(rollout).items()}

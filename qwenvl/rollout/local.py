@@ -100,7 +100,10 @@ class LocalEngine:
                 own = prompts.select(rows)
                 first, resume = self._first_turn(bare, own, group_size, params, resumable=conversations is not None)
                 if conversations is not None:
-                    answers = conversations.select([row * group_size + n for row in rows for n in range(group_size)])
+                    completions: list[int] = []  # numbers of the completions of these prompts
+                    for row in rows:
+                        completions += range(row * group_size, (row + 1) * group_size)
+                    answers = conversations.select(completions)
                     first = sample_turns(first, own, params, answers, resume, self.tokenizer)
                 parts.append(first)
             self.drawing.end()
@@ -133,11 +136,12 @@ class LocalEngine:
         return self._stops.get(strings)
 
     def _turn(self, model: nn.Module, rows: PromptInputs, params: SamplingParams, most: int) -> RolloutBatch:
-        """At most so many tokens behind each row."""
+        """Samples at most ``most`` tokens behind each row, by ``generate``."""
         drawn = DrawnTokens(NextToken(params, self.vision_ids, rows.input_ids.device), self.drawing)
         stops = self.stops(params)
         prompt_tokens = rows.input_ids.shape[1]
         criteria = [lambda ids, scores, **_: stops(ids[:, prompt_tokens:])] if stops else []
+        # ``generate`` takes positions of text before those of time, height and width: 4 x rows x L.
         text_positions = (rows.attention_mask.cumsum(1) - 1).clamp(min=0)
         settings = GenerationConfig(
             max_new_tokens=most,
@@ -185,7 +189,7 @@ def ends_of_files(tokenizer, model: nn.Module) -> set[int]:
 
 
 def missing_end(tokenizer, model: nn.Module, turn_end: int | None) -> str | None:
-    """What to say where the files of a model do not name the token that its chat template ends a turn with."""
+    """A warning where the files of a model do not name the token that its chat template ends a turn with, or None."""
     by_files = ends_of_files(tokenizer, model)
     if turn_end is None or turn_end in by_files:
         return None
@@ -213,7 +217,7 @@ class DrawnTokens(LogitsProcessor):
         return torch.zeros_like(scores).scatter_(1, tokens[:, None], 1)
 
     def likelihood(self) -> Likelihood:
-        """That of the tokens so far, N x T. Behind the end of a row it is that of tokens which nobody sees."""
+        """The likelihood of the tokens so far, N x T. Behind the end of a row it is of tokens that nobody sees."""
         logprobs = torch.stack([found.logprobs for found in self._found], dim=1)
         entropies = [found.entropies for found in self._found if found.entropies is not None]
         return Likelihood(logprobs, torch.stack(entropies, dim=1) if entropies else None)
@@ -278,7 +282,7 @@ class StopStrings:
 
 
 class SharedPrefixEngine(LocalEngine):
-    """As ``LocalEngine``, with each prompt computed once. The model needs ``supports_shared_prefix``.
+    """Samples as ``LocalEngine`` does, with each prompt computed once. The model needs ``supports_shared_prefix``.
 
     Attributes:
         compiled: the decode step is compiled (``compile``).

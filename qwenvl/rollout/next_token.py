@@ -108,7 +108,7 @@ class NextToken:
         return tokens, self._likelihood(tokens, scaled)
 
     def _likelihood(self, tokens: Tensor, scaled: Tensor) -> Likelihood:
-        """That of the drawn tokens under softmax(scaled)."""
+        """The likelihood of the drawn tokens, r, under softmax(scaled), r x V."""
         # On a CPU this is one fast kernel: the whole distribution takes half the time of ``logsumexp``.
         scores = scaled.log_softmax(-1)
         logprobs = scores.gather(1, tokens[:, None])[:, 0]

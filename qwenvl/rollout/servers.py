@@ -75,7 +75,7 @@ class Server:
         return host_and_port(self.address)[0] in ("127.0.0.1", "localhost", "::1")
 
     def health(self) -> Health:
-        """What the server says of itself.
+        """The state of the server, as it reports it.
 
         Raises:
             ServerLostError: it is not there, or about to end.
@@ -86,7 +86,7 @@ class Server:
         return health
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
-        """Its completions. Raises what ``health`` does."""
+        """The server's completions of the prompts of a request. Raises what ``health`` does."""
         return self._request("POST", "/sample", SampleAnswer, self.deadline, pack(request))
 
     def put(self, request: WeightsRequest) -> int | None:
@@ -267,11 +267,14 @@ class ColocatedServer(Server):
         deadline: float = 600.0,
         command: Sequence[str] | None = None,
     ):
+        # The server takes a free port (--port 0), and its address is known once it has started.
         super().__init__("127.0.0.1:1", deadline, sleeps=device.type == "cuda")
         self._device = device
         self._process: subprocess.Popen | None = None
-        self._command = [*(server_command() if command is None else command), *arguments, "--port", "0"]
-        self._command += ["--with_parent", *(["--sleeps"] if self.sleeps else [])]
+        program = server_command() if command is None else command
+        self._command = [*program, *arguments, "--port", "0", "--with_parent"]
+        if self.sleeps:
+            self._command.append("--sleeps")
         self._folder = tempfile.TemporaryDirectory(prefix="qwenvl-vllm-")
 
     def health(self) -> Health:
@@ -283,7 +286,8 @@ class ColocatedServer(Server):
         return super().health()
 
     def _start(self) -> None:
-        ready, log = (Path(self._folder.name) / name for name in ("ready", "log"))
+        ready = Path(self._folder.name, "ready")
+        log = Path(self._folder.name, "log")
         ready.unlink(missing_ok=True)
         began = time.monotonic()
         say(f"starting vLLM, which takes up to some minutes; what it prints is in {log}")

@@ -399,7 +399,7 @@ class DecodeStep:
             return self._model(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=self._cache).logits
 
     def park(self, rows: Tensor) -> list[Parked]:
-        """What the cache holds of the completions where ``rows`` (R bool) is True."""
+        """The part of the cache of each completion where ``rows`` (R bool) is True."""
         return [self._cache.parked(slot) for slot in self._slots[rows].tolist()]
 
     def keep(self, rows: Tensor) -> None:
@@ -478,13 +478,28 @@ def _compiled_layer(
 ) -> Tensor:
     """The forward of a layer with its ``own`` part of the cache."""
     slots = shared_prefix.slots
+    cos, sin = position_embeddings
     # P and G separately: the one size P G would be compiled for each product.
-    grids = [hidden.unflatten(0, slots), *(x.unflatten(-3, slots) for x in position_embeddings)]
-    return _compiled_forward()(layer, *grids, shared_prefix=own, **arguments)
+    return _compiled_forward()(
+        layer,
+        hidden.unflatten(0, slots),
+        cos.unflatten(-3, slots),
+        sin.unflatten(-3, slots),
+        shared_prefix=own,
+        **arguments,
+    )
 
 
 def _forward(layer: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, **arguments) -> Tensor:
-    """From P x G x 1 x width and position embeddings of .. x P x G x 1 x D to P G x 1 x width."""
+    """The forward of a layer on the grid of P x G slots.
+
+    Args:
+        hidden: P x G x 1 x width.
+        cos, sin: position embeddings, .. x P x G x 1 x D.
+
+    Returns:
+        PG x 1 x width.
+    """
     embeddings = cos.flatten(-4, -3), sin.flatten(-4, -3)
     return type(layer).forward(layer, hidden.flatten(0, 1), position_embeddings=embeddings, **arguments)
 

@@ -66,7 +66,7 @@ class GrowingCompletion:
         return last.followed_by(appended)
 
     def whole(self) -> PromptInputs:
-        """All tokens."""
+        """All tokens, sampled and appended, in their order."""
         return reduce(PromptInputs.followed_by, self.pieces)
 
     def sampled(self) -> Tensor:

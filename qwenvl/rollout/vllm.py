@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from typing import cast
 
 import torch
 from accelerate import PartialState
@@ -32,7 +33,7 @@ from qwenvl.rollout.servers import (
     in_parallel,
 )
 from qwenvl.rollout.turns import GrowingCompletion, behind_prompts, sample_turns
-from qwenvl.types import RolloutBatch
+from qwenvl.types import FinishReason, RolloutBatch
 from qwenvl.vllm_server.wire import (
     Health,
     Medium,
@@ -201,7 +202,8 @@ class VllmEngine:
         turns = count(1)
 
         def turn(message: SampleRequest) -> RolloutBatch:
-            (rollout,) = self._sampled(message, [len(message.prompts) * message.group_size], give)
+            completions = len(message.prompts) * message.group_size
+            [rollout] = self._sampled(message, [completions], give)
             return on_device(rollout, inputs.input_ids.device)
 
         def resume(rows: list[int], completions: list[GrowingCompletion], most: int) -> RolloutBatch:
@@ -219,22 +221,35 @@ class VllmEngine:
         if not message.prompts:
             return [no_completions() for _ in sizes]
         size = message.group_size
-        rows: dict[int, tuple[list[int], list[float], str]] = {}
+        tokenizer = self._local.tokenizer
+        rows: dict[int, tuple[list[int], list[float], str]] = {}  # by the number of the completion
         answers = self._servers.sample(message, give)
         for share, answer in answers:
             self._counts.drafted += answer.drafted_tokens
             self._counts.accepted += answer.accepted_tokens
             sampled = zip(answer.ids, answer.logprobs, answer.finish_reasons, strict=True)
-            rows |= {share[n // size] * size + n % size: row for n, row in enumerate(sampled)}
-        ids, logprobs, reasons = zip(*(rows[n] for n in range(len(rows))), strict=True)
+            for n, row in enumerate(sampled):
+                prompt = share[n // size]
+                rows[prompt * size + n % size] = row
+        ids: list[list[int]] = []
+        logprobs: list[Tensor] = []
+        reasons: list[FinishReason] = []
+        for n in range(len(rows)):
+            own_ids, own_logprobs, reason = rows[n]
+            ids.append(own_ids)
+            logprobs.append(torch.tensor(own_logprobs))
+            reasons.append(cast(FinishReason, reason))
+        padded_ids = pad_sequence(
+            [torch.tensor(each) for each in ids], batch_first=True, padding_value=tokenizer.pad_token_id
+        )
         lengths = torch.tensor([len(each) for each in ids])
         joined = RolloutBatch(
-            completion_ids=pad_sequence([*map(torch.tensor, ids)], True, self._local.tokenizer.pad_token_id),
+            completion_ids=padded_ids,
             completion_mask=torch.arange(int(lengths.max())) < lengths[:, None],
-            texts=self._local.tokenizer.batch_decode(ids, skip_special_tokens=True),
-            finish_reasons=list(reasons),
-            ended_by=[end_token(each, message.end_ids, self._local.tokenizer) for each in ids],
-            logprobs=pad_sequence([*map(torch.tensor, logprobs)], True, 0.0),
+            texts=tokenizer.batch_decode(ids, skip_special_tokens=True),
+            finish_reasons=reasons,
+            ended_by=[end_token(each, message.end_ids, tokenizer) for each in ids],
+            logprobs=pad_sequence(logprobs, batch_first=True),
             boots=frozenset(answer.boot for _, answer in answers),
         )
         return split_rollouts(joined, sizes)
@@ -260,9 +275,11 @@ def prompts_for_server(model: nn.Module, inputs: PromptInputs, seed: int) -> lis
         own = inputs.attention_mask[p].bool()
         ids = inputs.input_ids[p][own].cpu()
         positions = inputs.position_ids[:, p, own].cpu()
+        own_images = [next(images) for _ in range(n_images)]
+        own_videos = [next(videos) for _ in range(n_videos)]
         media = [
-            *_placed("image", ids == config.image_token_id, [next(images) for _ in range(n_images)], False),
-            *_placed("video", ids == config.video_token_id, [next(videos) for _ in range(n_videos)], framed),
+            *_placed("image", ids == config.image_token_id, own_images, framed=False),
+            *_placed("video", ids == config.video_token_id, own_videos, framed=framed),
         ]
         media.sort(key=lambda medium: medium.offset)
         prompts.append(Prompt(ids, positions, seed_of(seed, p), media))
@@ -283,7 +300,10 @@ def _media(bare: nn.Module, values: Tensor | None, grids: Tensor | None, count: 
     deepstack = getattr(output, "deepstack_features", None) or ()
     features = torch.cat([output.pooler_output, *deepstack], dim=-1).cpu()
     rows = (grids.prod(-1) // visual.spatial_merge_size**2).tolist()
-    return iter([(own, (t, h, w)) for own, (t, h, w) in zip(features.split(rows), grids.tolist(), strict=True)])
+    media: list[tuple[Tensor, Grid]] = []
+    for own, (t, h, w) in zip(features.split(rows), grids.tolist(), strict=True):
+        media.append((own, (t, h, w)))
+    return iter(media)
 
 
 def _placed(kind: str, placeholders: Tensor, media: Sequence[tuple[Tensor, Grid]], framed: bool) -> Iterator[Medium]:
@@ -294,7 +314,8 @@ def _placed(kind: str, placeholders: Tensor, media: Sequence[tuple[Tensor, Grid]
         framed: a range begins with the token before its first placeholder and ends with the one after its last.
     """
     places = placeholders.nonzero()[:, 0]
-    for own, (features, grid) in zip(places.split([len(rows) for rows, _ in media]), media, strict=True):
+    own_places = places.split([len(features) for features, _ in media])  # a token for each row of features
+    for own, (features, grid) in zip(own_places, media, strict=True):
         start = int(own[0]) - framed
         end = int(own[-1]) + 1 + framed
         yield Medium(kind, start, placeholders[start:end], features, grid)
@@ -357,7 +378,7 @@ def give_weights(policy: nn.Module, version: int, servers: Sequence[tuple[Server
             with memory_file(tensors) as path:
                 request = WeightsRequest(version, number, last, path, tensors)
                 outcomes = in_parallel(partial(_put, request), left)
-            lost += filter(None, outcomes)
+            lost += [error for error in outcomes if error is not None]
             left = [server for server, error in zip(left, outcomes, strict=True) if error is None]
             if not left:
                 break

@@ -1,1 +1,1 @@
-"""What a run writes, and what can be read from it without torch: its rows, their findings, the report."""
+"""The files that a run writes, and what is made of them without torch: its rows, their findings, the report."""

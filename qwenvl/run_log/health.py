@@ -19,8 +19,8 @@ SAME_REWARD = 1e-6  # rewards that differ by no more are equal
 EQUAL_SHARE = 0.9  # of groups with equal rewards, above which training is mostly wasted
 CUT_OFF_SHARE = 0.1  # of truncated completions, from which rewards measure the limit
 ALL_CUT_GROUPS = 8  # consecutive groups with all completions truncated: no need for two windows
-ENTROPY_SHARE = 0.2
-HIGH_KL = 0.5
+ENTROPY_SHARE = 0.2  # of the entropy of the first window, below which it has collapsed
+HIGH_KL = 0.5  # nats per token of policy and reference, from which its growth is a fault
 FLAT_STEPS = 100  # of a run, and the groups in them, from which its reward can be called flat
 FLAT_GROUPS = 400
 SOLVED = 0.9  # of the highest reward that any completion had
@@ -112,7 +112,9 @@ def equal_rewards(history: History, ended: bool = False) -> str | None:
 
 def format_never_reached(history: History, ended: bool = False) -> str | None:
     """No completion of the run, of at least 48 groups, has a format reward above 0."""
-    names = dict.fromkeys(name for entry in history for name in entry.values)
+    names: dict[str, None] = {}
+    for entry in history:
+        names |= dict.fromkeys(entry.values)
     for name in names:
         # A second slash is that of a number beside the reward, such as reward/format/skipped.
         if not name.startswith("reward/") or "format" not in name or name.count("/") > 1:

@@ -51,10 +51,12 @@ def clustered_interval(values: Sequence[float], clusters: Sequence[Hashable] | N
     n = len(places)
     if n < 2:
         return Interval(mean, math.nan, math.nan, n)
-    sums, counts = np.zeros(n), np.zeros(n)
+    sums = np.zeros(n)  # of the values of each cluster
+    counts = np.zeros(n)
     for value, cluster in zip(values, clusters, strict=True):
         sums[places[cluster]] += value
         counts[places[cluster]] += 1
+    # RESAMPLES x n: how often each cluster is drawn.
     times = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
     low, high = np.quantile((times @ sums) / (times @ counts), [0.025, 0.975])
     return Interval(mean, float(low), float(high), n)

@@ -99,14 +99,14 @@ class Completion:
 
     @classmethod
     def of(cls: type[Row], row: Mapping[str, Any], where: str) -> Row:
-        """From its JSON object.
+        """The completion that a JSON object holds.
 
         Raises:
             RunLogError: a field is missing. The message begins with ``where``.
         """
         try:
             values = {name: value for name, value in row.items() if name in cls.__dataclass_fields__}
-            if "resps" in row:  # of an evaluation
+            if "resps" in row:  # of an evaluation, which has the names of lmms-eval
                 values["completion"] = row["resps"][0][0]
                 values["answer"] = row["filtered_resps"][0]
             values["images"] = tuple(row["images"])
@@ -183,7 +183,7 @@ class RunLog:
         write_json(self.folder / "run.json", content)
 
     def _earlier_starts(self, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What ``run.json`` says of the starts so far. Of the settings of each, those that the next start changed.
+        """The starts so far, as ``run.json`` has them. Each has those of its settings that the next start changed.
 
         Args:
             config: the settings of the next start.
@@ -288,7 +288,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def misfit_entry(content: Mapping[str, Any], types: EntryTypes) -> str | None:
-    """What is wrong with the first entry of another type than ``types`` says. None: nothing. All may be missing."""
+    """The fault of the first entry of another type than ``types`` says. None: there is none. All may be missing."""
     for name, (kind, in_words) in types.items():
         if name in content and not isinstance(content[name], kind):
             return f"{name} must be {in_words}, got {json.dumps(content[name])[:80]}"

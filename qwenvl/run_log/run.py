@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, variance
@@ -64,7 +64,7 @@ class Run:
 
     def metrics(self) -> list[str]:
         """The names of all metrics, in the order they first occur."""
-        return list(dict.fromkeys(name for row in self.rows for name in row))
+        return each_once(self.rows)
 
     def history(self) -> list[LogEntry]:
         """The rows of optimizer steps for the rules of ``health.py``. One process is assumed if none are logged."""
@@ -86,6 +86,19 @@ class Run:
                 points = [_point(step, row, name) for step, row in sorted(by_step.items())]
                 found[name.removesuffix(EVALUATED)] = points
         return found
+
+
+def each_once(collections: Iterable[Iterable[str]]) -> list[str]:
+    """The items of all collections, each once, in the order in which they first occur.
+
+    Example:
+        >>> each_once([["a", "b"], ["c", "a"]])
+        ['a', 'b', 'c']
+    """
+    items: dict[str, None] = {}
+    for collection in collections:
+        items |= dict.fromkeys(collection)
+    return list(items)
 
 
 def _point(step: int, row: Mapping[str, float], metric: str) -> EvaluationPoint:
@@ -148,9 +161,8 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
         >>> differing_settings([first, second])
         {'learning_rate': [1e-06, 5e-06]}
     """
-    names = dict.fromkeys(name for run in runs for name in run.settings)
     differing = {}
-    for name in names:
+    for name in each_once(run.settings for run in runs):
         if name in ("output_dir", "logging_dir", "run_name"):
             continue
         values = [run.settings.get(name) for run in runs]
@@ -184,7 +196,7 @@ class Trend(NamedTuple):
 def thinned(
     steps: Sequence[int], values: Sequence[float], most: int = MOST_POINTS
 ) -> tuple[list[int], list[float], int]:
-    """At most ``most`` points: the means of neighbours, each at the last of their steps, and how many go into one.
+    """At most ``most`` points of a curve: means of neighbours at the last of their steps, and how many go into one.
 
     Example:
         >>> thinned([1, 2, 3, 4, 5], [1.0, 3.0, 5.0, 7.0, 9.0], most=3)
@@ -373,10 +385,10 @@ def charts(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
 
 def _curves(runs: Sequence[Run]) -> list[str]:
     """The metrics that have a chart, in the order of the page: rewards, then those of ``SHOWN``, then all others."""
-    names = dict.fromkeys(name for run in runs for name in run.metrics())
-    of_evaluations = tuple(f"{name}_" for run in runs for name in run.evaluations())
+    evaluations = each_once(run.evaluations() for run in runs)
+    of_evaluations = [f"{name}_" for name in evaluations]  # prefixes of their metrics
     kept = []
-    for name in names:
+    for name in each_once(run.metrics() for run in runs):
         elsewhere = name in NOT_CURVES or is_phase(name) or name.startswith((*AT_THE_END, *of_evaluations))
         if not elsewhere:
             kept.append(name)
@@ -395,7 +407,7 @@ def _evaluations(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The charts of the evaluations of the runs."""
     evaluations = [run.evaluations() for run in runs]
     charts = []
-    for name in dict.fromkeys(name for of_run in evaluations for name in of_run):
+    for name in each_once(evaluations):
         curves = []
         several_points = False
         for number, of_run in enumerate(evaluations):

@@ -124,7 +124,8 @@ class SampleAhead:
             self._request([batches], step)
         self._wait(step)
         seed = seed_of(batches, step)
-        staleness = step.finished_steps - self.engine.take(seed)
+        version = self.engine.take(seed)
+        staleness = step.finished_steps - version
         encoded = self._encoded.pop(seed, None)
         if self._requests_at_once:
             self._request_next(step)

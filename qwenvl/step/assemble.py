@@ -40,7 +40,7 @@ class ChecksRecords(Protocol):
     """A rubric, or the targets of a warm-up."""
 
     def check_record(self, record: Record) -> str | None:
-        """Why a record is of no use to the run, or None."""
+        """The reason why a record is of no use to the run. None: it is of use."""
         ...
 
 
@@ -81,14 +81,8 @@ def build_dataset(
     rows = not isinstance(dataset, GRPODataset) and (
         isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
     )
-    if not rows:  # samples
-        if not isinstance(dataset, Dataset):
-            raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
-        if args.fit_frames and getattr(dataset, "fit_to", None) is None:
-            raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler, fit_to")
-        for record in getattr(dataset, "records", ()):
-            if problem := checker.check_record(record):
-                raise RecordError(f"{record.where}: {problem}")
+    if not rows:
+        _check_samples(dataset, args, checker, name)
     else:
         named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
         if tells:
@@ -115,6 +109,21 @@ def build_dataset(
     return dataset
 
 
+def _check_samples(dataset: Any, args: GRPOConfig, checker: ChecksRecords, name: str) -> None:
+    """Check a data set of samples, which a script has made. See ``build_dataset`` for the errors."""
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
+    if args.fit_frames and getattr(dataset, "fit_to", None) is None:
+        raise ValueError(
+            "--fit_frames has no effect on a data set made without it: give load_dataset its arguments ruler and "
+            "fit_to, or leave the flag out"
+        )
+    for record in getattr(dataset, "records", ()):
+        problem = checker.check_record(record)
+        if problem:
+            raise RecordError(f"{record.where}: {problem}")
+
+
 def build_sampler(
     dataset: Dataset,
     args: GRPOConfig,
@@ -134,7 +143,10 @@ def build_sampler(
     grouping = None
     if args.train_sampling_strategy == "group_by_length":
         if not isinstance(dataset, GRPODataset):
-            raise ValueError("--train_sampling_strategy group_by_length: it can't measure this data set")
+            raise ValueError(
+                "--train_sampling_strategy group_by_length needs a GRPODataset, as load_dataset makes it, got "
+                f"{type(dataset).__name__}: its records cannot be measured; leave the flag out"
+            )
         estimate = LengthEstimate(dataset.records, dataset.rule, collator.ruler, collator.options.fit_to)
         grouping = step, estimate
     sampler = EpochSampler(
@@ -217,7 +229,10 @@ def build_rewards(
 
 
 def dataset_view(args: TeacherOptions) -> View | None:
-    """What the teacher sees of a record. None: the prompt of the policy, or that with a sentence for a completion."""
+    """The view that makes the teacher's prompts of records.
+
+    None: the teacher has the policy's prompt, or the policy's prompt with a sentence for each completion.
+    """
     view = view_named(args.teacher_sees)
     if reads_completions(view):
         view = unchanged

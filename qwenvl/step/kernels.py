@@ -1,4 +1,4 @@
-"""Which kernels a run computes with: each prompt once where the model can, the plain way where it cannot."""
+"""The kernels of a run: each prompt is computed once where the model can, in the plain way where it cannot."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from qwenvl.types import RolloutBatch, SamplingParams
 
 @dataclass(frozen=True)
 class CompletionLikelihood:
-    """What a model makes of completions, token by token.
+    """The log-probs of completions under a model, computed as the settings and the processes of a run need it.
 
     Attributes:
         kernel: the forward.

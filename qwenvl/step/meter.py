@@ -19,7 +19,7 @@ BY_PROCESS = {"time/wait_s"}  # logged for each process: the others wait for the
 
 @dataclass(frozen=True)
 class Collected:
-    """What a process has collected since the last ``flush``, by name.
+    """The metrics of a process since its last ``flush``, by name.
 
     Attributes:
         means: weighted sums, and the sums of the weights.
@@ -83,11 +83,11 @@ class Meter:
         self._sums[name] += value
 
     def step(self) -> None:
-        """One optimizer step begins. Times are logged per step."""
+        """Counts an optimizer step that begins. Times are logged per step."""
         self._steps += 1
 
     def phase(self) -> str:
-        """What this process is doing, with the progress of sampling where that is known. Thread-safe.
+        """The current phase of this process, with the progress of sampling where that is known. Thread-safe.
 
         Example:
             >>> meter = Meter()
@@ -107,7 +107,7 @@ class Meter:
         return self._clocks, 0 if self.drawing is None else self.drawing.drawn
 
     def start(self, name: str) -> None:
-        """The clock of ``name`` runs until ``stop``."""
+        """Starts the clock of ``name``, which runs until ``stop``."""
         self._synchronize()
         self._runs(name)
         self._started[name] = time.perf_counter()
@@ -207,8 +207,14 @@ def peak_memory(device: torch.device | str) -> tuple[int, int]:
 
 
 PHASES = {
-    **{"sample": "sampling", "logp": "log-probs", "reward": "rewards", "data_wait": "waiting for data"},
-    **{"refill": "other prompts", "contrast": "other orders", "teacher": "teacher", "sync": "weights to vLLM"},
+    "sample": "sampling",
+    "logp": "log-probs",
+    "reward": "rewards",
+    "data_wait": "waiting for data",
+    "refill": "other prompts",
+    "contrast": "other orders",
+    "teacher": "teacher",
+    "sync": "weights to vLLM",
 }
 """Phases of a step by the names of their clocks, for people. Other phases have the names of their clocks."""
 

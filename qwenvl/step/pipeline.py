@@ -48,7 +48,7 @@ from qwenvl.types import TOTAL, PromptBatch
 
 @dataclass(frozen=True)
 class Pipeline:
-    """From the prompts of an optimizer step to what it is trained on.
+    """The stages of an optimizer step: from its prompts to the ``TrainStep`` that it is trained on.
 
     Attributes:
         sample: the stage that samples, which ``groups`` calls. It needs the policy's weights around the whole step.

@@ -58,7 +58,7 @@ class Probe:
     precision: Literal["float32", "half"]
 
     def problem(self) -> str | None:
-        """What is wrong, or None.
+        """The message of an error of parity. None: sampler and trainer agree.
 
         The median is compared. It does not see the few tokens that rounding sends to another expert.
         """

@@ -55,7 +55,8 @@ class Refill:
         for number in range(1, self.rounds + 1):
             drawn = self._draw(places, step, number)
             with step.meter.time("time/wait_s"):  # for the processes that are still sampling
-                drawn_by_all = sum(self.processes.gather(sum(map(len, drawn))))
+                own = sum(len(keys) for keys in drawn)
+                drawn_by_all = sum(self.processes.gather(own))
             if not drawn_by_all:
                 break
             rounds = number
@@ -78,7 +79,11 @@ class Refill:
 
     def loaded(self, keys: Sequence[Sequence[tuple[int, int]]]) -> list[PromptBatch]:
         """The prompts of the keys of each place."""
-        return [self.collate([self.dataset[key] for key in each])["prompts"] for each in keys]
+        batches = []
+        for of_place in keys:
+            samples = [self.dataset[key] for key in of_place]
+            batches.append(self.collate(samples)["prompts"])
+        return batches
 
     def equal(self, rewards: RewardBatch) -> list[bool]:
         """P, whether a group has equal rewards. A group without values of the function ``by`` goes by its total."""
@@ -110,7 +115,7 @@ def _report(places: Sequence[_Place], rounds: int, meter: Meter) -> None:
 
 
 class _Group(NamedTuple):
-    """Where a group was sampled: in which part of a micro-batch, and which group of the part it is."""
+    """The origin of a group: the part of a micro-batch that it was sampled in, and its number in this part."""
 
     part: int
     number: int

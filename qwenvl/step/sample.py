@@ -87,7 +87,7 @@ class Sample:
 
     @property
     def drafter(self) -> Drafter | None:
-        """What the engine drafts from. None: it does not draft."""
+        """The drafter of the engine. None: the engine does not draft."""
         return self.engine.drafter if isinstance(self.engine, SharedPrefixEngine) else None
 
     @contextmanager
@@ -176,7 +176,7 @@ class Sample:
         """See ``Sampler.load``. A checkpoint of a run without drafts has no file, and the history begins anew.
 
         Raises:
-            ValueError: the file is no such file.
+            ValueError: the file does not hold the state of a drafter.
         """
         path = self._drafts_file(folder)
         if self.drafter is None or not path.is_file():

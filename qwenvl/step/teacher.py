@@ -46,7 +46,7 @@ class TeacherInputs:
 
 @dataclass(frozen=True)
 class Teacher:
-    """What a teacher makes of the completions of a micro-batch, and what the policy learns from it.
+    """Scores the policy's completions under a teacher, and makes of these scores what the policy learns from.
 
     Attributes:
         encode: makes batches the teacher's inputs.
@@ -100,7 +100,7 @@ class Teacher:
     def _inputs(
         self, model: nn.Module, experience: Experience, step: StepContext
     ) -> tuple[TeacherInputs, TeacherInputs | None]:
-        """What the teacher reads, and the same with grey pictures. None without ``on_vision``."""
+        """The teacher's prompts and completions, and the same with grey pictures. None without ``on_vision``."""
         whole = experience.rollout.whole
         completions = len(experience.rollout.texts)
         shared = is_partitioned(model) or bool(sharded_modules(model))
@@ -126,7 +126,7 @@ class Teacher:
         return inputs, TeacherInputs(grey_prompts, grey_whole)
 
     def extras(self, policy: nn.Module, scores: TeacherScores, *, fresh: bool) -> Extras | None:
-        """What the policy's pass has to compute. None: log-probs alone.
+        """The extras that the policy's pass has to compute beside log-probs. None: there are none.
 
         Args:
             fresh: the policy was not trained on the completions yet.
@@ -177,9 +177,10 @@ class Teacher:
         columns = experience.rewards.columns()
         del columns[TOTAL]
         texts = experience.rollout.texts
+        group_size = len(texts) // len(batch)
         rows = []
         for n, text in enumerate(texts):
-            p = n * len(batch) // len(texts)
+            p = n // group_size
             record = batch.records[p]
             rewards = {name: values[n] for name, values in columns.items()}
             sentence = sentence_of(self.view, record, text, rewards)

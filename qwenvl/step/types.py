@@ -32,13 +32,13 @@ class Stage(Protocol[Input, Output]):
     """
 
     def __call__(self, batches: Sequence[Input], step: StepContext) -> Sequence[Output]:
-        """As many micro-batches, in the same order."""
+        """Returns one micro-batch for each of ``batches``, in the same order."""
         ...
 
 
 @dataclass(frozen=True)
 class StepContext:
-    """What every stage may read besides its input. Written by the trainer, or by what samples without one.
+    """The values that every stage may read besides its input. Written by the trainer, or by what samples without one.
 
     Attributes:
         policy: the model that samples, without DeepSpeed's wrapper.
@@ -109,7 +109,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class KLPenalty:
-    """What ``kl_in_reward`` takes off the rewards. Written by ``KLInReward``.
+    """The KL that ``kl_in_reward`` takes off the rewards. Written by ``KLInReward``.
 
     Attributes:
         amounts: N float64, beta x the KL of each completion.
@@ -171,7 +171,7 @@ class Experience(Scored):
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """What a teacher makes of the N completions of a micro-batch, N x T. Written by ``Teacher.scores``.
+    """A teacher's scores of the N completions of a micro-batch, N x T. Written by ``Teacher.scores``.
 
     Attributes:
         logprobs, top: under its own prompts. ``top`` is the number of its likeliest token.
@@ -260,7 +260,7 @@ class TrainStep:
         return experience.loss_mask & (entropies >= self.entropy_floor)
 
     def loss_inputs(self, experience: Experience, policy: Likelihood, fixed: FixedLogprobs) -> LossInputs:
-        """What the loss of a micro-batch is computed from.
+        """The inputs of the loss of a micro-batch.
 
         Args:
             policy: log-probs and entropies of the policy, with gradient.

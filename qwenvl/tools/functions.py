@@ -36,7 +36,7 @@ _NOT_BY_NAME = (
 )
 _NOT_SHOWN = ("self", "video", "return")  # what the schema of a tool leaves out of its annotations
 THOUSANDTHS = 1000
-"""What a box is written in: thousandths of the width and of the height, as Qwen-VL writes places in pictures."""
+"""The unit of boxes: thousandths of the width and of the height, as Qwen-VL writes places in pictures."""
 
 
 @dataclass(frozen=True)

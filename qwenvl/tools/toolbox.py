@@ -33,7 +33,7 @@ from qwenvl.tools.options import ToolOptions
 from qwenvl.types import PromptBatch, Record, Sample, ToolCall, VideoClip
 
 Part: TypeAlias = str | VideoClip | Tensor
-"""Of what a tool gives: text, frames, or a picture (3 x H x W, uint8)."""
+"""One part of an answer: text, frames, or a picture (3 x H x W, uint8)."""
 
 MOST_CALLS = 16
 """Calls of a turn that are executed. A turn with more of them has lost its form, and none of them is."""
@@ -42,7 +42,7 @@ DEEPEST_LIST = 8  # lists within lists that a tool may return; one that holds it
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call gives, and its note for the log."""
+    """The answer to a call, and the note of the call for the log."""
 
     parts: list[Part]
     note: ToolCall
@@ -75,13 +75,14 @@ class Toolbox:
 
     @classmethod
     def of(cls, flags: Any, collator: GRPOCollator) -> Toolbox | None:
-        """From the flags of a run. None without tools.
+        """The toolbox that the flags of a run ask for. None: the run has no tools.
 
         Raises:
             ValueError: a tool that does not exist, or a chat template that cannot be continued.
         """
         if not flags.tools:
             return None
+        # Raises for a template that cannot be continued, before anything is sampled.
         render_answer(collator.processor, [[{"type": "text", "text": ""}]], collator.ruler.template_arguments)
         dataset = GRPODataset([], SampleOptions.of(flags), training=False, ruler=collator.ruler)
         return cls(resolve_tools(flags.tools), ToolOptions.of(flags), collator, dataset)
@@ -99,7 +100,7 @@ class Toolbox:
     def run(
         self, tool: Tool, arguments: Mapping[str, Any], record: Record, environments: dict[type, Any]
     ) -> list[Part]:
-        """What a tool gives.
+        """The parts that a tool gives for a call.
 
         Args:
             environments: see ``Conversation``.
@@ -130,7 +131,7 @@ class Toolbox:
     def _run_own(
         self, tool: Tool, arguments: Mapping[str, Any], record: Record, environments: dict[type, Any]
     ) -> list[Part]:
-        """What a tool of the user gives.
+        """The parts that a tool of the user gives for a call.
 
         Raises:
             ToolError, BadMediaError: the tool raises them.
@@ -153,7 +154,7 @@ class Toolbox:
         return self.collator.process(sample, text)
 
     def tokens(self, record: Record, answers: Sequence[Sequence[Part]]) -> int:
-        """How many tokens ``appended`` has, without its patches."""
+        """The number of tokens of ``appended``, without making its patches."""
         sample, text = self._shown(record, answers)
         ruler = self.collator.ruler
         sizes = ruler.sizes(MediaSizes.of(sample))
@@ -190,7 +191,7 @@ def _written(part: Part) -> dict[str, str]:
 
 
 def parts_of(value: Any, depth: int = 0) -> list[Part]:
-    """What a tool returned, as parts of its turn.
+    """The parts of a turn that show what a tool has returned.
 
     Raises:
         TypeError: it is no frames, picture, text or list of these.
@@ -294,7 +295,7 @@ class Conversations:
         return self.toolbox.options.look_tokens
 
     def answer(self, turns: Mapping[int, list[int]]) -> dict[int, PromptInputs]:
-        """What is appended to the completions whose newest turn calls tools. The others have ended.
+        """The inputs to append to the completions whose newest turn calls tools. The other completions have ended.
 
         Args:
             turns: the sampled tokens of the newest turn of some completions, by their numbers.
@@ -363,7 +364,7 @@ class Conversations:
     def _answered(
         self, conversation: Conversation, made: Sequence[Answer], refused: Sequence[Call], error: str
     ) -> ProcessedSample | None:
-        """What is appended for the calls of a turn. None where it does not fit: then the completion has ended.
+        """The tokens and patches to append for the calls of a turn. None: they do not fit, so the completion has ended.
 
         Args:
             made: the answers to the calls that are not refused.
@@ -396,7 +397,7 @@ class Conversations:
         conversation.calls.append(tuple(_refused_notes(calls, error)))
 
     def _execute(self, name: str, arguments: dict[str, Any], conversation: Conversation) -> Answer:
-        """What a call gives, and its note. An error becomes a sentence for the model."""
+        """The answer to a call, and its note. An error becomes a sentence for the model."""
         started = time.perf_counter()
         tools = self.toolbox.tools
         note = ToolCall(name, arguments)
@@ -425,7 +426,7 @@ class Conversations:
         return Answer(parts, note)
 
     def _parts(self, tool: Tool, arguments: Mapping[str, Any], conversation: Conversation) -> list[Part]:
-        """What a tool gives. The same call is executed once, unless it is a method of the completion's own object."""
+        """The parts that a tool gives. Equal calls are executed once, unless the tool is a method of an object."""
         record = conversation.record
         if tool.environment is not None:
             return self.toolbox.run(tool, arguments, record, conversation.environments)

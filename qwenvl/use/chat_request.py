@@ -50,7 +50,7 @@ class ApiError(Exception):
 
 
 class Patience:
-    """How long a request is worked on: until its time is up, or until nobody waits for the answer any more.
+    """The time of a request: it is worked on until its seconds are over, or until nobody waits for the answer.
 
     Args:
         seconds: in all, from the first byte of its body to the end of its answer.
@@ -85,9 +85,10 @@ class Patience:
         return 0.0 if self.gone else max(0.0, self._until - time.monotonic())
 
     def check(self) -> None:
-        """
+        """Raise where the request is not worked on any more.
+
         Raises:
-            ApiError: no time is left.
+            ApiError: its seconds are over, or nobody waits for the answer.
         """
         if self._ended is not None:
             raise self._ended
@@ -109,14 +110,18 @@ class Parsed:
     @property
     def parts(self) -> list[Any]:
         """The typed parts of all turns."""
-        contents = (each.get("content") for each in self.messages)
-        return [part for content in contents if isinstance(content, list) for part in content]
+        parts: list[Any] = []
+        for message in self.messages:
+            content = message.get("content")
+            if isinstance(content, list):
+                parts += content
+        return parts
 
     @property
     def characters(self) -> int:
         """The length of all texts."""
-        contents = [each.get("content") for each in self.messages]
-        texts = [*contents, *(part.get("text") for part in self.parts if isinstance(part, dict))]
+        texts = [each.get("content") for each in self.messages]
+        texts += [part.get("text") for part in self.parts if isinstance(part, dict)]
         return sum(len(text) for text in texts if isinstance(text, str))
 
     @property
@@ -136,7 +141,7 @@ def _kind(part: Any) -> str | None:
 
 
 def _url(part: Any) -> Any:
-    """What a part names its medium by, in both forms that clients write."""
+    """The address of a part's medium, in both forms that clients write."""
     kind = _kind(part)
     medium = part.get(kind) if kind in MEDIA else None
     return medium.get("url") if isinstance(medium, dict) else medium
@@ -247,7 +252,8 @@ class RequestReader:
         """The answer to a request with bad data. It tells nothing of where files are, or of what is in other files."""
         if not isinstance(error, BadMediaError):
             return ApiError(400, str(error).replace(f"{folder}{os.sep}", "medium "))
-        name, reason = "a medium", error.reason
+        name = "a medium"
+        reason = error.reason
         own = Path(error.path)
         if own.is_relative_to(folder):
             name = f"medium {own.stem}"

@@ -29,7 +29,7 @@ CHECKED = 5  # records
 
 
 def check(request: UseRequest) -> str:
-    """Whether the server ``--check`` shows five records as training did: a line for each, and the verdict.
+    """Compares the server ``--check`` with the model as trained: a line for each of five records, and the verdict.
 
     Its greedy answers are compared with those here, and their log-probs with those of the same tokens here.
 
@@ -60,10 +60,12 @@ def check(request: UseRequest) -> str:
             batch = collator([dataset.load(record)])["prompts"]
             [own] = respondent.complete([batch], 1)
             inputs = encode.inputs(model, batch)
+            sent = record
+            if served.owned_by == OWNER:  # our own server puts the template and the system turn around prompts
+                sent = unframed(record, request.asking.reading)
             reply = client.chat.completions.create(
                 model=served.id,
-                # Our own server puts the template and the system turn around prompts.
-                messages=messages_of(unframed(record, request.asking.reading) if served.owned_by == OWNER else record),
+                messages=messages_of(sent),
                 max_tokens=respondent.sample.params.max_new_tokens,
                 temperature=0,
                 logprobs=True,
@@ -93,7 +95,7 @@ def check(request: UseRequest) -> str:
 
 
 def _verdict(gaps: Sequence[float], same_lengths: bool, same_answers: bool) -> list[str]:
-    """What was compared, and whether the server shows records as training did, a line each.
+    """Two lines: the differences, and whether the server shows records as training did.
 
     Args:
         gaps: between the log-probs of a token there and here. Empty: the server gives none.

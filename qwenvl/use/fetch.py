@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 MOST_REDIRECTS = 5
 REDIRECTS = (301, 302, 303, 307, 308)
 CONNECT_SECONDS = 10.0
-CHUNK = 2**16
+CHUNK = 2**16  # bytes of a read
 PORTS = {"http": 80, "https": 443}
 # Networks whose last 32 bits are an IPv4 address: translation (NAT64), and the forms that are no longer assigned.
 _WITH_IPV4 = [ip_network(each) for each in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96")]
@@ -149,7 +149,7 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
 
 
 def _reason(error: Exception, late: bool) -> str:
-    """Why a file cannot be had, without anything that its server sent."""
+    """The reason why a file cannot be had, without anything that its server sent."""
     if late:
         return "cannot be fetched: it took too long"
     if isinstance(error, socket.gaierror | UnicodeError):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "QWENVL_API_KEY"
 OWNER = "qwenvl"
-"""Of the models of our own server, in its list of models."""
+"""The owner of the models of our own server, in its list of models."""
 MOST_STOPS = 16
 LONGEST_STOP = 200  # characters
 LEAST_TEMPERATURE = 0.01  # logits that are divided by much less overflow
@@ -156,7 +156,11 @@ def use_request(
         ValueError, OSError: an unknown, unfit or meaningless flag, other words, no such model.
     """
     words, options, flags = parse_words(argv, own, groups)
-    if len(words) < 2 if "..." in usage else len(words) != 1 + bool(getattr(options, "check", None)):
+    if "..." in usage:
+        fits = len(words) >= 2
+    else:
+        fits = len(words) == (2 if getattr(options, "check", None) else 1)
+    if not fits:
         raise ValueError(f"expected {usage} before the flags, got {' '.join(words) or 'nothing'}")
     if getattr(options, "samples", None) == 1:
         refuse_drawing(flags)
@@ -165,7 +169,13 @@ def use_request(
         raise FileNotFoundError(f"--media_root {root}: no such folder")
     model = model_source(words[0], present=begins)
     config = config_for(model, flags, reading={"system"}, begins=begins, scores=RewardOptions in groups)
-    return UseRequest(model, words[1:], config, options, asking_of(model, config, flags))
+    return UseRequest(
+        model=model,
+        words=words[1:],
+        config=config,
+        options=options,
+        asking=asking_of(model, config, flags),
+    )
 
 
 @dataclass
@@ -206,7 +216,11 @@ class ChatOptions(Options):
             yield "--logprobs are not offered with stream: leave one of them out"
 
     def params(self, trained: SamplingParams) -> SamplingParams:
-        """How the answers are sampled, given the settings of training. ValueError: they would be too long."""
+        """The settings of sampling for the answers, given those of training.
+
+        Raises:
+            ValueError: the answers would be longer than in training.
+        """
         most = self.max_completion_tokens or self.max_tokens or trained.max_new_tokens
         if most > trained.max_new_tokens:
             raise ValueError(f"max_tokens must be at most {trained.max_new_tokens} (--generation_max_length)")

@@ -169,7 +169,7 @@ class ChatServer:
 
     @cached_property
     def _long_collator(self) -> GRPOCollator:
-        """For the one thread that reads long texts, so that no other waits for its tokenizer."""
+        """The collator of the one thread that reads long texts, so that no other thread waits for its tokenizer."""
         return deepcopy(self.collator)
 
     # ---- sampling
@@ -213,7 +213,9 @@ class ChatServer:
         """The completions of each request, in the sampling thread."""
         n = together[0].options.n
         decode = partial(self.collator.processor.tokenizer.decode, skip_special_tokens=True)
-        stops = [StopWatch(each.options.stops, decode) for each in together for _ in range(n)]  # by row
+        stops: list[StopWatch] = []  # of each answer: answer k of request i is row i * n + k
+        for request in together:
+            stops += [StopWatch(request.options.stops, decode) for _ in range(n)]
         engine = self.respondent.sample.engine
 
         def watch(rows: list[int], tokens: list[int]) -> list[bool]:
@@ -362,7 +364,7 @@ class ChatServer:
         until = monotonic() + READING * timeout
 
         def seconds_left() -> float:
-            """For the next clip or image."""
+            """The seconds that the next clip or image may take."""
             patience.check()
             seconds = min(timeout, patience.left(), until - monotonic())
             if seconds <= 0:
@@ -410,7 +412,7 @@ class ChatServer:
 
 
 def positions_of(model: nn.Module) -> int:
-    """How many tokens of a prompt and its answer a model has positions for."""
+    """The most tokens of a prompt and its answer together: those that the model has positions for."""
     return int(model.config.get_text_config().max_position_embeddings)
 
 
@@ -424,7 +426,7 @@ async def _patiently(
     """The result of ``work``, which is cancelled where the time of a request is up or its client has left.
 
     Raises:
-        ApiError: it is.
+        ApiError: the time is up, or the client has left.
     """
     task = asyncio.ensure_future(work)
     try:

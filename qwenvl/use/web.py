@@ -53,7 +53,8 @@ class Gate:
 
     def __init__(self, app: Any, limits: ServeOptions) -> None:
         self._app = app
-        self._names = {LOCAL_NAME, limits.host.lower(), *(name.lower() for name in limits.allowed_hosts or ())}
+        names = [LOCAL_NAME, limits.host, *(limits.allowed_hosts or ())]
+        self._names = {name.lower() for name in names}
         self._key = limits.key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,13 +115,19 @@ class ConnectionInTime(H11Protocol):
         self._began = time.monotonic()
         self._strikes = 0
         self._state: tuple[Any, int] = (self, 0)
+        self._make_room()
+        super().connection_made(transport)
+        self._next_look = self.loop.call_later(self.seconds, self._look)
+
+    def _make_room(self) -> None:
+        """Closes the oldest connection that waits for a head, where uvicorn would refuse this one."""
+        if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency - 1:
+            return
         waiting = [each for each in self.connections if isinstance(each, ConnectionInTime) and each.waits_for_a_head()]
-        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency - 1 and waiting:
+        if waiting:
             oldest = min(waiting, key=lambda each: each._began)
             self.connections.discard(oldest)
             oldest.transport.abort()
-        super().connection_made(transport)
-        self._next_look = self.loop.call_later(self.seconds, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
@@ -135,7 +142,11 @@ class ConnectionInTime(H11Protocol):
         """Ends the connection after two looks at which nothing has moved: at what must be read, or at a head."""
         unsent = self.transport.get_write_buffer_size()
         state = (self.cycle, unsent)
-        moves = state != self._state if unsent else not self.waits_for_a_head() or self.cycle is not self._state[0]
+        cycle_before, _ = self._state
+        if unsent:
+            moves = state != self._state
+        else:
+            moves = not self.waits_for_a_head() or self.cycle is not cycle_before
         self._strikes = 0 if moves else self._strikes + 1
         self._state = state
         if self._strikes > 1:
@@ -228,8 +239,10 @@ def build_app(server: ChatServer) -> Any:
         choices = []
         for number, answer in enumerate(answers):
             message = {"role": "assistant", "content": answer.text}
-            choice = {"index": number, "message": message, "finish_reason": answer.finish_reason}
-            choices.append(choice | (logprobs_of(answer, tokenizer.decode) if pending.options.logprobs else {}))
+            choice: dict[str, Any] = {"index": number, "message": message, "finish_reason": answer.finish_reason}
+            if pending.options.logprobs:
+                choice |= logprobs_of(answer, tokenizer.decode)
+            choices.append(choice)
         usage = usage_of(pending, answers)
         return JSONResponse({**head, "object": "chat.completion", "choices": choices, "usage": usage})
 

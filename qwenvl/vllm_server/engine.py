@@ -32,7 +32,8 @@ from qwenvl.vllm_server.server import NEEDS_TOWER
 from qwenvl.vllm_server.wire import Medium, Prompt, SampleAnswer, SampleRequest, architecture
 
 GIB = 2**30
-SHORTEST_MATCH, LONGEST_MATCH = 2, 5  # newest tokens that must have stood together before, for a draft
+SHORTEST_MATCH = 2  # newest tokens that must have stood together before, for a draft
+LONGEST_MATCH = 5  # and most of them that are looked for
 POSITIONS = "positions_of_prompt"  # a field of each medium: the worker reads all positions of the prompt from it
 CPU = {"keep_on_cpu": True}
 
@@ -57,9 +58,9 @@ class Engine:
         cache_gb = settings.cache_gb if settings.cache_gb is not None or not on_cpu else 1.0
         most = min(settings.max_model_len, config.get_text_config().max_position_embeddings)
         tied = {"tie_word_embeddings": architecture(config)["head tied to the embeddings"]}  # vLLM reads one of two
-        limits: dict[str, Any] = (
-            {} if NEEDS_TOWER[config.model_type] else {"limit_mm_per_prompt": {"image": 0, "video": 0}}
-        )
+        limits: dict[str, Any] = {}
+        if not NEEDS_TOWER[config.model_type]:  # with these limits vLLM does not load the tower
+            limits["limit_mm_per_prompt"] = {"image": 0, "video": 0}
         self.llm = LLM(
             settings.model,
             dtype=settings.dtype,
@@ -86,7 +87,8 @@ class Engine:
             per_request_spec_decode_metrics="none" if settings.speculative is None else "summary",
             **limits,
         )
-        self.architecture, self.max_model_len = architecture(config), most
+        self.architecture = architecture(config)
+        self.max_model_len = most
         self.dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
         self.llm.collective_rpc("install_hooks")
 
@@ -109,22 +111,36 @@ class Engine:
         for prompt in request.prompts:
             self.llm._add_request(engine_input(prompt, salt), sampling_params(request, prompt.seed))
         done = self.llm._run_engine(RequestOutput, use_tqdm=False)
-        rows = [row for output in done for row in sorted(output.outputs, key=lambda one: one.index)]
+        rows = []  # in the order of the prompts, and of the completions of each
+        for output in done:
+            rows += sorted(output.outputs, key=lambda completion: completion.index)
         if len(rows) != len(request.prompts) * request.group_size:
             raise RuntimeError(f"{len(rows)} completions for {len(request.prompts)} x {request.group_size}")
         reasons = [str(row.finish_reason) for row in rows]
         if set(reasons) - {"stop", "length"}:
             raise RuntimeError(f"completions ended for other reasons than stop and length: {set(reasons)}")
-        drafts = [row.spec_decode_metrics for row in rows if row.spec_decode_metrics is not None]
+        logprobs = []
+        for row in rows:
+            # Each position has a mapping, from the sampled token to its log-prob.
+            positions = zip(row.logprobs, row.token_ids, strict=True)
+            logprobs.append([at_position[token].logprob for at_position, token in positions])
+        drafted = 0
+        accepted = 0
+        for row in rows:
+            drafts = row.spec_decode_metrics
+            if drafts is not None:
+                drafted += drafts.num_draft_tokens
+                # histogram[n]: the drafts of which n tokens were right.
+                accepted += sum(number * times for number, times in enumerate(drafts.histogram))
         return SampleAnswer(
             version=request.version,
             boot="",
             ids=[list(row.token_ids) for row in rows],
-            logprobs=[[of[id].logprob for of, id in zip(row.logprobs, row.token_ids, strict=True)] for row in rows],
+            logprobs=logprobs,
             finish_reasons=reasons,
             cached_tokens=sum(output.num_cached_tokens or 0 for output in done),
-            drafted_tokens=sum(each.num_draft_tokens for each in drafts),
-            accepted_tokens=sum(number * times for each in drafts for number, times in enumerate(each.histogram)),
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
         )
 
     def load(self, path: str, *, first: bool, last: bool) -> list[str]:
@@ -133,7 +149,8 @@ class Engine:
         Returns:
             With the last part: the parameters and layers that were not sent, or sent in part.
         """
-        (missing, *_) = self.llm.collective_rpc("load_weights_file", args=(path, first, last))
+        of_workers = self.llm.collective_rpc("load_weights_file", args=(path, first, last))
+        missing = of_workers[0]
         if last:
             self._empty_caches()
         return missing
@@ -143,6 +160,7 @@ class Engine:
         self.llm.sleep(level=1)
 
     def wake(self) -> None:
+        """Takes the memory of weights and cache again. The weights come back, and the caches are empty."""
         self.llm.wake_up()
         self._empty_caches()
 
@@ -254,7 +272,8 @@ class WorkerExtension:
         """Has the model take positions from the request, and the sampler the settings of ``set_sampling``."""
         model = self.model_runner.get_model()
         self.set_sampling(temperature=1.0, min_p=0.0, banned=[])
-        stock_positions, stock_logits = model.get_mrope_input_positions, model.compute_logits
+        stock_positions = model.get_mrope_input_positions
+        stock_logits = model.compute_logits
 
         def positions(input_tokens: list[int], mm_features: list[Any]) -> tuple[Tensor, int]:
             if not mm_features:
@@ -267,14 +286,15 @@ class WorkerExtension:
             given = stock_logits(*args, **kwargs)  # None in workers that hold no part of the head
             return None if given is None else given.float() / self._temperature
 
-        model.get_mrope_input_positions, model.compute_logits = positions, logits
+        model.get_mrope_input_positions = positions
+        model.compute_logits = logits
         if self.model_runner.device.type == "cpu":
             rejection_sampler.apply_sampling_constraints = truncated_drafts
         for sampler in _samplers_of(self.model_runner):
             sampler.apply_logits_processors = self._with_own_settings(sampler.apply_logits_processors)
 
     def set_sampling(self, temperature: float, min_p: float, banned: list[int]) -> None:
-        """What is sampled from now on. vLLM refuses min-p and bans beside drafts, and its bans hold no -1e9.
+        """Sets how tokens are drawn from now on. vLLM refuses min-p and bans beside drafts, and its bans hold no -1e9.
 
         Args:
             temperature: logits are divided by it.
@@ -341,9 +361,9 @@ def truncated_drafts(logits: Tensor, ends: Tensor, settings: Any) -> Tensor:
     if settings.all_greedy or not len(logits):
         return logits
     lengths = ends.diff(prepend=ends.new_zeros(1))
-    top_k, top_p = (
-        None if each is None else each.repeat_interleave(lengths) for each in (settings.top_k, settings.top_p)
-    )
+    # From one for each completion to one for each token of its draft, K.
+    top_k = None if settings.top_k is None else settings.top_k.repeat_interleave(lengths)
+    top_p = None if settings.top_p is None else settings.top_p.repeat_interleave(lengths)
     return apply_top_k_top_p(logits, top_k, top_p)
 
 
@@ -367,7 +387,10 @@ def _written_in_part(layer: nn.Module) -> bool:
 
 
 def _repack_tied_head(model: nn.Module) -> None:
-    """On a CPU each linear layer holds a packed copy of its weights. vLLM does not pack a tied head's again."""
+    """Packs the weights of a tied head again, which vLLM does not do after new weights.
+
+    On a CPU each linear layer holds a packed copy of its weights.
+    """
     language = model.language_model
     head = language.lm_head
     if head.weight is language.model.embed_tokens.weight:

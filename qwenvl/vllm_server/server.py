@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from qwenvl.vllm_server.wire import (
     AGAIN,
@@ -41,15 +41,27 @@ without it Qwen3-VL would leave out its deepstack features."""
 
 
 def require_family(model_type: str) -> None:
-    """
+    """Check that the server samples models of this type exactly.
+
     Raises:
-        Refusal: the model would not be sampled exactly.
+        Refusal: vLLM was not compared with the trainer for it.
     """
     require(
         model_type in NEEDS_TOWER,
         f"this server does not sample model type {model_type!r}, with which vLLM was never held to the trainer's "
         f"numbers: it takes {', '.join(NEEDS_TOWER)}",
     )
+
+
+class NextPart(NamedTuple):
+    """The part of weights that a server takes next.
+
+    Attributes:
+        version: that the part belongs to. None: the first part of any version.
+    """
+
+    version: int | None = None
+    number: int = 0
 
 
 class SamplingServer:
@@ -70,10 +82,11 @@ class SamplingServer:
         self.boot = secrets.token_hex(8)
         self.version: int | None = 0
         self.raised: str | None = None
-        self._model, self._sleeps = model, sleeps
+        self._model = model
+        self._sleeps = sleeps
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._engine: Engine | None = None
-        self._coming: tuple[int | None, int] = (None, 0)  # version and number of the next part of weights
+        self._next = NextPart()
         self._asleep = False
 
     def load(self, make: Callable[[], Engine]) -> None:
@@ -111,7 +124,8 @@ class SamplingServer:
             has = "a part of a version" if self.version is None else f"version {self.version}"
             raise Refusal(f"the request is for weights of version {request.version}, the server has {has}", AGAIN)
         engine = self._awake()
-        new, most = request.params.max_new_tokens, engine.max_model_len
+        new = request.params.max_new_tokens
+        most = engine.max_model_len
         for number, prompt in enumerate(request.prompts):  # vLLM would truncate one that is too long
             require(
                 0 < len(prompt.ids) <= most - new,
@@ -126,19 +140,27 @@ class SamplingServer:
         Raises:
             Refusal: it does not follow the part before it, or with the last one weights of the model are missing.
         """
-        engine, version, part = self._awake(), request.version, request.part
-        if part == 0 and version not in (self.version, self._coming[0]):
-            self._coming = version, 0
-        coming, number = self._coming
-        if version == self.version or (version == coming and part < number):
+        engine = self._awake()
+        version = request.version
+        part = request.part
+        if part == 0 and version not in (self.version, self._next.version):
+            self._next = NextPart(version)
+        # Several processes of a run may send the same parts.
+        is_here = version == self.version or (version == self._next.version and part < self._next.number)
+        if is_here:
             return self.health()
-        if (version, part) != self._coming:
+        if NextPart(version, part) != self._next:
             raise Refusal(f"part {part} of version {version} does not follow what came before", AGAIN)
         with _file_of(request) as path:
-            self.version, self._coming = None, (None, 0)  # in case that it fails
+            # In case that it fails: then the server samples nothing until a whole version has come.
+            self.version = None
+            self._next = NextPart()
             missing = engine.load(path, first=part == 0, last=request.last)
         require(not missing, f"{len(missing)} parameters were not among all weights: {', '.join(missing[:3])}, ...")
-        self.version, self._coming = (version, (None, 0)) if request.last else (None, (version, part + 1))
+        if request.last:
+            self.version = version
+        else:
+            self._next = NextPart(version, part + 1)
         return self.health()
 
     def sleep(self) -> Health:
@@ -214,17 +236,20 @@ class Web(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], server: SamplingServer, token: str):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, Handler)
-        self.answers, self.token = server, token
+        self.answers = server
+        self.token = token
 
     @property
     def url(self) -> str:
+        """The address, with the port that was free where the command line has 0."""
         host = f"[{self.server_name}]" if ":" in self.server_name else self.server_name
         return f"http://{host}:{self.server_port}"
 
     def server_bind(self) -> None:
-        """As its parent, which would also ask the network for this machine's name."""
+        """Binds the address without asking the network for this machine's name, as the parent class would."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.server_name = str(self.server_address[0])
+        self.server_port = self.server_address[1]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -251,9 +276,11 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self._check_sender()
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            status, content = 200, pack(self._answer(body))
+            content = pack(self._answer(body))
+            status = 200
         except Refusal as refusal:
-            status, content = refusal.status, str(refusal).encode()
+            content = str(refusal).encode()
+            status = refusal.status
             self.close_connection = True  # its body may be unread
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
@@ -271,8 +298,8 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(
                 f"the token is missing or wrong: set ${TOKEN} to the server's, or to vllm-token in the cache folder "
                 "(~/.cache/qwenvl) of its machine",
-                401,
+                status=401,
             )
 
     def log_message(self, *args) -> None:
-        """Not a line for each request."""
+        """Prints nothing: the parent class prints a line for each request."""

@@ -57,7 +57,8 @@ def require(condition: bool, message: str) -> None:
 
 def secret() -> str:
     """The token of each request: ``$QWENVL_VLLM_TOKEN``, else a random one in a file that only this user can read."""
-    if given := os.environ.get(TOKEN):
+    given = os.environ.get(TOKEN)
+    if given:
         return given
     path = cache_root() / "vllm-token"
     if not path.exists():
@@ -87,7 +88,7 @@ def pack(message: Any) -> bytes:
     tensors: dict[str, Tensor] = {}
 
     def plain(value: Any) -> Mapping[str, Any]:
-        """What JSON does not know: a tensor, or a dataclass."""
+        """A value that JSON does not know, a tensor or a dataclass, as one that it does."""
         if not isinstance(value, Tensor):
             return vars(value)
         name = f"tensor.{len(tensors)}"
@@ -104,12 +105,15 @@ def unpack(kind: type[Message], body: bytes) -> Message:
     Raises:
         Refusal: the bytes are no such message, or another version of this program packed them.
     """
+    tensors: dict[str, Tensor] = {}
+
+    def restored(found: dict[str, Any]) -> Any:
+        """The tensor that an object of JSON names, or the object itself."""
+        return tensors[found["tensor"]] if found.keys() == {"tensor"} else found
+
     try:
-        tensors = load(body)
-        head = json.loads(
-            bytes(tensors.pop(HEAD).numpy()),
-            object_hook=lambda found: tensors[found["tensor"]] if found.keys() == {"tensor"} else found,
-        )
+        tensors |= load(body)
+        head = json.loads(bytes(tensors.pop(HEAD).numpy()), object_hook=restored)
         protocol = head.pop("protocol")
         if protocol == PROTOCOL:
             return kind(**head)
@@ -120,7 +124,7 @@ def unpack(kind: type[Message], body: bytes) -> Message:
 
 
 def architecture(config: Any, tied: bool | None = None) -> dict[str, Any]:
-    """What the models of policy and server must have in common, from the configuration of transformers.
+    """The properties that the models of policy and server must share, from the configuration of transformers.
 
     Args:
         tied: the head is the embedding, and not among the weights. None: as the configuration says.

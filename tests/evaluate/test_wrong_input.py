@@ -5,8 +5,9 @@ import re
 import pytest
 
 from qwenvl.cli import main
-from qwenvl.evaluate.command import run_command
+from qwenvl.evaluate.command import About, run_command
 from qwenvl.evaluate.settings import probe_request
+from qwenvl.option import Options
 from qwenvl.own_code import OwnCodeError
 from tests.made_clips import write_clip
 
@@ -100,6 +101,6 @@ def test_a_tool_of_the_user_that_fails_ends_a_command_with_one_line(capsys):
         raise OwnCodeError("--tools own.py:look, called for data.json[0] (id a): KeyError: 1")
 
     with pytest.raises(SystemExit):
-        run_command("try", [], lambda words, begins=False: None, fails, ("usage", (), frozenset(), "About."))
+        run_command("try", [], lambda words, begins=False: None, fails, About("usage", Options, (), "About."))
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "qwenvl try: --tools own.py:look, called for data.json[0] (id a): KeyError: 1"

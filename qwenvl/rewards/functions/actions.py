@@ -59,7 +59,8 @@ def accuracy(
     - ``(1) insert the fan, fasten the screw`` scores 1/2: it has a number, so numbers alone count
     """
     scores = []
-    for (answer, truth), prompt in zip(pairs(completions, solution), prompts or [None] * len(completions), strict=True):
+    rows = zip(pairs(completions, solution), prompts or [None] * len(completions), strict=True)
+    for (answer, truth), prompt in rows:
         expected: frozenset[Any] = frozenset(action_numbers(truth) or action_phrases(truth))
         named: Any = set(action_phrases(answer or ""))
         unknown = 0
@@ -117,7 +118,11 @@ def list_in(text: str) -> dict[str, int]:
 @lru_cache(maxsize=256)
 def names_in(text: str) -> dict[int, str]:
     """The names of the actions as a user turn lists them, by number. Empty where the list is ambiguous."""
-    found = [match for line in unified(text).splitlines() if (match := _LINE.match(line))]
+    found = []
+    for line in unified(text).splitlines():
+        match = _LINE.match(line)
+        if match is not None:
+            found.append(match)
     names = {int(match[1]): " ".join(match[2].split()) for match in found}
     different = {normalized(name) for name in names.values()}
     whole = all(different) and len(different) == len(names) == len(found) > 1

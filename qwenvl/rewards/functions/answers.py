@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -115,10 +116,12 @@ def affirms(text: str) -> bool | None:
 
 def _alike(read: Callable[[str], Any], completions: list[str], solution: list[str]) -> list[float]:
     """1 where ``read`` finds something in the solution and the same in the answer, else 0."""
-    return [
-        float(answer is not None and read(truth) not in (None, set()) and read(answer) == read(truth))
-        for answer, truth in pairs(completions, solution)
-    ]
+    scores = []
+    for answer, truth in pairs(completions, solution):
+        expected = read(truth)
+        is_readable = answer is not None and expected not in (None, set())
+        scores.append(float(is_readable and read(answer or "") == expected))
+    return scores
 
 
 check_text = partial(unreadable, _WORD.search, "holds no word")
@@ -145,10 +148,10 @@ _LONGEST = 200
 _MOST_NODES = 64
 _LARGEST = 10**6
 _OPERATIONS = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
 }
 
 
@@ -196,7 +199,12 @@ def regression(completions: list[str], solution: list[str], **columns: Any) -> l
     """
     scores = []
     for number, truth in _pairs(completions, solution):
-        error = Decimal(1) if number is None or truth == 0 != number else abs(number - truth) / abs(truth or 1)
+        if number is None:
+            error = Decimal(1)
+        elif truth == 0:
+            error = Decimal(0 if number == 0 else 1)
+        else:
+            error = abs(number - truth) / abs(truth)
         scores.append(1.0 - float(min(error, Decimal(1))))
     return scores
 
@@ -248,7 +256,7 @@ def solves(answer: str, numbers: list[int], target: float) -> bool:
 
 
 def check_countdown(solution: str, fields: Mapping[str, Any]) -> str | None:
-    """Why a record is no Countdown game: ``nums`` or ``target`` is missing or of another kind."""
+    """The reason why a record is no Countdown game: ``nums`` or ``target`` is missing or of another kind. Else None."""
     nums = fields.get("nums")
     target = fields.get("target")
     if not isinstance(nums, list) or not nums or not all(type(n) is int and 0 <= n <= _LARGEST for n in nums):

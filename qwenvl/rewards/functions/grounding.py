@@ -52,7 +52,7 @@ def box_giou(completions: list[str], solution: list[str], *, units: Units = "sam
 
 
 def check_boxes(solution: str, fields: Mapping[str, Any], units: BoxUnits = "same") -> str | None:
-    """Why a record cannot be scored by its boxes, or None: it has none, or it lacks the size of its image."""
+    """The reason why a record cannot be scored by boxes: it has none, or lacks the size of its image. Else None."""
     boxes = boxes_in(solution_of(solution))
     if not len(boxes) or not (boxes[:, :2] < boxes[:, 2:]).all():
         return f"the solution must hold boxes [x1, y1, x2, y2] with x1 < x2 and y1 < y2, got {solution[:80]!r}"
@@ -81,7 +81,9 @@ def _matched(
             scores.append(worst)
             continue
         if units == "thousandths":
-            named = named * np.array([columns["width"][row], columns["height"][row]] * 2, dtype=float) / 1000
+            width = columns["width"][row]
+            height = columns["height"][row]
+            named = named * np.array([width, height, width, height], dtype=float) / 1000
         quality = geometry(measure, named, true)
         rows, matches = require("scipy.optimize", "rewards").linear_sum_assignment(-quality)
         most = max(len(named), len(true))
@@ -111,7 +113,8 @@ def geometry(measure: str, named: np.ndarray, true: np.ndarray) -> np.ndarray:
     import torch
     from torchvision import ops
 
-    left, right = (torch.from_numpy(boxes) for boxes in (named, true))
+    left = torch.from_numpy(named)
+    right = torch.from_numpy(true)
     values = getattr(ops, measure)(left, right).nan_to_num(0.0)
     equal = (left[:, None] == right[None]).all(dim=2)
     return values.masked_fill(equal, 1.0).numpy()
@@ -133,9 +136,8 @@ def temporal_iou(
     start and the last end, with the record's field ``duration`` in seconds (Time-R1, arXiv:2503.13377).
     """
     scores = []
-    for (answer, truth), seconds in zip(
-        pairs(completions, solution), duration or [None] * len(completions), strict=True
-    ):
+    rows = zip(pairs(completions, solution), duration or [None] * len(completions), strict=True)
+    for (answer, truth), seconds in rows:
         named = united(spans_in(answer or ""))
         true = united(spans_in(truth))
         if not named or not true:
@@ -152,7 +154,7 @@ def temporal_iou(
 
 
 def check_spans(solution: str, fields: Mapping[str, Any], boundary: bool = False) -> str | None:
-    """Why a record cannot be scored by its spans: the solution names none, or ``duration`` is missing."""
+    """The reason why a record cannot be scored by spans: it names none, or ``duration`` is missing. Else None."""
     if not any(end > start for start, end in spans_in(solution_of(solution))):
         return f'the solution must name a span like "3.5 to 8" or "0:12 - 0:20", got {solution[:80]!r}'
     duration = fields.get("duration")
@@ -168,10 +170,11 @@ def spans_in(text: str) -> list[Span]:
         >>> spans_in("from 1:02 to 70.5 s")
         [(62.0, 70.5)]
     """
-    times = [
-        float(seconds) + 60 * int(second or first or 0) + (3600 * int(first) if second else 0)
-        for first, second, seconds in _TIME.findall(text)
-    ]
+    times = []
+    for first, second, seconds in _TIME.findall(text):
+        # hh:mm:ss has two numbers before the seconds, mm:ss has one.
+        hours, minutes = (first, second) if second else ("0", first or "0")
+        times.append(float(seconds) + 60 * int(minutes) + 3600 * int(hours))
     return [] if len(times) % 2 else list(zip(times[::2], times[1::2], strict=True))
 
 
@@ -188,9 +191,13 @@ def united(spans: list[Span]) -> list[Span]:
 
 def span_iou(one: list[Span], other: list[Span]) -> float:
     """Intersection over union of the seconds of united spans, of which one has some."""
-    common = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
-    lengths = [sum(end - start for start, end in spans) for spans in (one, other)]
-    return common / (sum(lengths) - common)
+    common = 0.0
+    for start, end in one:
+        for other_start, other_end in other:
+            common += max(0.0, min(end, other_end) - max(start, other_start))
+    length = sum(end - start for start, end in one)
+    other_length = sum(end - start for start, end in other)
+    return common / (length + other_length - common)
 
 
 def temporal_contrast(

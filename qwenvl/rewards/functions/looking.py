@@ -13,7 +13,10 @@ from qwenvl.types import ToolCall, Turn
 
 def answered_calls(turns: Sequence[Turn]) -> list[ToolCall]:
     """The calls of a completion that tools have answered."""
-    return [call for turn in turns for call in turn.calls if call.error is None]
+    answered: list[ToolCall] = []
+    for turn in turns:
+        answered += [call for call in turn.calls if call.error is None]
+    return answered
 
 
 def evidence_of(fields: Mapping[str, Any]) -> list[Span] | None:
@@ -41,11 +44,12 @@ def readable_evidence(fields: Mapping[str, Any]) -> list[Span]:
 
 def looks_iou(turns: Sequence[Turn], evidence: Sequence[Span]) -> float:
     """Intersection over union, in seconds, of all that a completion looked at and of the evidence."""
-    return span_iou(united([_span_of(call) for call in answered_calls(turns) if call.clips]), united([*evidence]))
+    looked_at = [_span_of(call) for call in answered_calls(turns) if call.clips]
+    return span_iou(united(looked_at), united(list(evidence)))
 
 
 def check_evidence(solution: str, fields: Mapping[str, Any]) -> str | None:
-    """Why a record's evidence cannot be read."""
+    """The reason why a record's evidence cannot be read. None: it can, or there is none."""
     try:
         evidence_of(fields)
     except ValueError as error:
@@ -74,7 +78,8 @@ def evidence_iou(
 
 def _span_of(call: ToolCall) -> Span:
     """The span that a call asked for in seconds, else that of the frames it was shown."""
-    start, end = (call.arguments.get(name) for name in ("start", "end"))
+    start = call.arguments.get("start")
+    end = call.arguments.get("end")
     # A tool of the user may have texts of these names, such as "00:12".
     if isinstance(start, int | float) and isinstance(end, int | float):
         return float(start), float(end)
@@ -94,6 +99,11 @@ def looked_and_right(
     A completion is right where ``correctness_func`` gives 1. Where that gives None, so does this. A bonus for looking
     alone would teach calls without an answer.
     """
+
+    def score(is_right: bool, has_looked: bool) -> float:
+        return bonus * (is_right and has_looked)
+
     looked = [bool(answered_calls(each)) for each in turns or [()] * len(completions)]
-    columns |= {} if turns is None else {"turns": turns}
-    return by_correctness(lambda right, own: bonus * (right and own), looked, correctness_func, completions, columns)
+    if turns is not None:
+        columns["turns"] = turns
+    return by_correctness(score, looked, correctness_func, completions, columns)

@@ -55,7 +55,7 @@ class MathReward:
         return [self._verify(*each) if isinstance(each, tuple) else float(each) for each in verdicts]
 
     def check(self, solution: str, fields: Mapping[str, Any]) -> str | None:
-        """Why a record cannot be scored, or None: its solution is empty, or is mathematics that cannot be parsed."""
+        """The reason why a record cannot be scored: its solution is empty or cannot be parsed. None: it can."""
         gold = solution_of(solution)
         if not normalized(gold):
             return "the solution is empty"
@@ -102,7 +102,8 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
         return False
     if plain(gold) == plain(answer):
         return True
-    (gold_part, gold_unit), (answer_part, answer_unit) = split_unit(gold), split_unit(answer)
+    gold_part, gold_unit = split_unit(gold)
+    answer_part, answer_unit = split_unit(answer)
     if gold_unit != answer_unit or not (is_mathematical(gold_part) and is_mathematical(answer_part)):
         return False
     if _PLAIN.fullmatch(plain(gold_part)) and _PLAIN.fullmatch(plain(answer_part)):

@@ -284,11 +284,14 @@ class CaptionReward:
         questions = columns.get("question", none)
         asked = [str(own or question_of(prompt)) for own, prompt in zip(questions, prompts, strict=True)]
         texts = []
+        own_prompts = []
         for question, completion in zip(asked, completions, strict=True):
+            own_prompts.append([{"role": "user", "content": question}])
             texts.append(CAPTION_PROMPT.format(question=question, answer=answer_of(completion) or completion))
         answers = await self._served.answers(texts, none, 0, answer_of, "answer block")
-        columns |= {"solution": solution, "prompts": [[{"role": "user", "content": own}] for own in asked]}
-        values = call_plain(self._correctness, [f"<answer>{answer}</answer>" for answer in answers], columns)
+        columns |= {"solution": solution, "prompts": own_prompts}
+        answer_blocks = [f"<answer>{answer}</answer>" for answer in answers]
+        values = call_plain(self._correctness, answer_blocks, columns)
         return [own if isinstance(own, BaseException) else value for own, value in zip(answers, values, strict=True)]
 
 
@@ -299,7 +302,11 @@ def question_of(prompt: Any) -> str:
 
 
 def shares_of(choices: str) -> dict[str, float]:
-    """How good each verdict is, from 1 for the best to 0 for the worst, in this order."""
+    """The worth of each verdict, from 1 for the best to 0 for the worst, in this order.
+
+    Raises:
+        RewardError: fewer than two verdicts, or one of them twice.
+    """
     words = choices.lower().split()
     if len(words) < 2 or len({*words}) < len(words):
         raise RewardError(f"judge: choices must be at least two different words or numbers, got {choices!r}")
@@ -383,7 +390,8 @@ class RewardModel:
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         # The score is read at the last token that is not padding, which the model finds by the pad token's id.
-        model.config.get_text_config().pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
+        model.config.pad_token_id = tokenizer.pad_token_id
+        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         self._model = model.eval().requires_grad_(False).to(PartialState().device)
         self._processor = processor
 

@@ -40,7 +40,8 @@ def format_reward(
     """
     texts = _from_their_think_tag(completions, opened_think, response_format)
     if response_format == "answer_only":
-        return [float(_ANY_TAG.findall(text) == [*TAGS[2:]]) for text in texts]
+        answer_tags = [*TAGS[2:]]
+        return [float(_ANY_TAG.findall(text) == answer_tags) for text in texts]
     blocks = [(first_block(text, "think"), first_block(text, "answer")) for text in texts]
     whole = [think is not None and answer is not None and think.end <= answer.start for think, answer in blocks]
     parts = [0.3 * (think is not None) + 0.3 * (answer is not None) for think, answer in blocks]
@@ -90,6 +91,7 @@ def cosine(
     ``max_len_value_wrong``. A completion is correct where the function ``correctness_func`` gives 1. Where that gives
     None, so does this. arXiv:2502.03373, section 4.
     """
+
     def score(correct: bool, tokens: int) -> float:
         at_zero = min_len_value_correct if correct else min_len_value_wrong
         at_longest = max_len_value_correct if correct else max_len_value_wrong
@@ -118,7 +120,8 @@ def repetition(
         total = len(words) - n_grams + 1
         if total < 1:
             return 0.0
-        repeated = total - len(set(zip(*(words[start:] for start in range(n_grams)), strict=False)))
+        different = {tuple(words[start : start + n_grams]) for start in range(total)}
+        repeated = total - len(different)
         return repeated / total * max_penalty if repeated else 0.0
 
     return [score(text) for text in completions]
@@ -177,7 +180,16 @@ def by_correctness(
     completions: list[str],
     columns: dict[str, Any],
 ) -> list[Any]:
-    """``score`` of whether a completion is correct and of its own of ``each``, or the value without correctness."""
+    """The values of a reward that depends on whether a completion is correct.
+
+    Args:
+        score: from whether a completion is correct, and its own of ``each``, to its value.
+        each: N values.
+        correctness: gives 1 for a correct completion.
+
+    Returns:
+        N values. Where correctness has none, what it has in its place: None, or ``Unfinished``.
+    """
     values = call_plain(correctness, completions, columns)
     return [
         value if value is None or isinstance(value, Unfinished) else score(value >= 1, own)

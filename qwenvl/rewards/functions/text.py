@@ -1,4 +1,4 @@
-"""What a model wrote, made ready for those who read it: tagged blocks found and characters unified, in linear time.
+"""Prepares the text of a model for those who read it: finds tagged blocks and unifies characters, in linear time.
 
 No regular expressions with dots that match newlines are used. On unclosed or repeated tags they take quadratic time,
 and a policy writes such text early in training.
@@ -79,7 +79,7 @@ def answer_of(completion: str) -> str | None:
 
 
 def solution_of(solution: str) -> str:
-    """What a record's solution says as ``unified`` writes it: its first answer block, or the whole text without one."""
+    """The text of a solution as ``unified`` writes it: its first answer block, or all of it where it has none."""
     block = first_block(solution, "answer")
     return unified(solution if block is None else block.inner).strip()
 
@@ -92,7 +92,7 @@ def pairs(completions: Sequence[str], solutions: Sequence[str]) -> list[tuple[st
 def unreadable(
     read: Callable[[str], Any], expected: str, solution: str, fields: Mapping[str, Any] | None = None
 ) -> str | None:
-    """Why a record cannot be scored by what ``read`` finds in its solution: it finds nothing.
+    """The reason why a record cannot be scored by what ``read`` finds in its solution: nothing. Else None.
 
     Example:
         >>> unreadable(str.split, "must have words", "<answer> </answer>")

@@ -231,7 +231,8 @@ def frames_right(named: Spans, true: Spans, duration: float | None, fps: float) 
             edges.setdefault(after, []).append((span.step, -sign))
     total = max(*edges, _frame_at(duration or 0.0, fps))
     difference: dict[int | str, int] = {}  # of the two timelines, by step, where it is not 0
-    right = position = 0
+    right = 0
+    position = 0
     for frame in sorted(edges):
         right += 0 if difference else frame - position
         position = frame

@@ -22,7 +22,7 @@ from qwenvl.run_log.report.pages import (
 )
 from qwenvl.run_log.report.timelines import Reading, solution_as_shown
 from qwenvl.run_log.report.write import ReportError, Written, require_report_folder, write_index
-from qwenvl.run_log.run import finite
+from qwenvl.run_log.run import each_once, finite
 from qwenvl.types import FrameInfo
 
 # In the order that they need each other.
@@ -83,7 +83,7 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
         raise ReportError(f"{source}: the evaluation has written no completion yet")
     require_report_folder(folder)
     data = folder / "data" / "run-0"
-    names = list(dict.fromkeys(name for record in records for name in record[0].rewards))
+    names = each_once(record[0].rewards for record in records)
     places = write_pages((_as_shown(record, names, read) for record in records), 0, data)
     write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
@@ -92,7 +92,10 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     shown = {**facts, "drops": [row for row in facts["drops"] if row["model"] not in silent]}
     page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=shown, **numbers)
     # Controls show other frames, so each completion has strips of its own.
-    strips = [strip for record in records for each in record for strip in strips_of([each])]
+    strips: list[Strip] = []
+    for record in records:
+        for completion in record:
+            strips += strips_of([completion])
     return Written(page=page, summary=facts, strips=list(dict.fromkeys(strips)))
 
 
@@ -339,7 +342,7 @@ def record_as_shown(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 WITHOUT_RECORD: dict[str, Any] = {"steps": [], "timeline": None, "vote_spans": [], "files": []}
-"""What a row has if it could not be read: no list of steps, no timeline, no file to play."""
+"""The fields of a row that could not be read: no list of steps, no timeline, no file to play."""
 
 
 def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], command: str) -> Written:

@@ -20,7 +20,7 @@ from qwenvl.files import written_whole
 from qwenvl.run_log.health import all_equal
 from qwenvl.run_log.log import EvaluationSample, Rollout, read_rollouts
 from qwenvl.run_log.report.timelines import Reading, answer_as_shown, solution_as_shown
-from qwenvl.run_log.run import Run, finite
+from qwenvl.run_log.run import Run, each_once, finite
 from qwenvl.types import FrameInfo, ToolCall, Turn
 
 # Marks of a group, added up. The scripts of the page know them by these numbers.
@@ -192,7 +192,7 @@ def row_of(group: Group) -> GroupRow:
 
 def reward_names(completions: Iterable[Rollout]) -> list[str]:
     """The names of all rewards, in the order they first occur."""
-    return list(dict.fromkeys(name for each in completions for name in each.rewards))
+    return each_once(each.rewards for each in completions)
 
 
 PAGE_BYTES = 300_000  # a page is closed when its text is longer
@@ -291,9 +291,9 @@ def index(rows: Sequence[GroupRow], places: Mapping[str, list[int]]) -> dict[str
     """
     splits = _numbered(row.split for row in rows)
     records = _numbered((row.record, row.where) for row in rows)
-    dataset_names = {where: dataset_of(where) for where in dict.fromkeys(row.where for row in rows)}
+    dataset_names = {row.where: dataset_of(row.where) for row in rows}
     datasets = _numbered(dataset_names.values())
-    rewards = list(dict.fromkeys(name for row in rows for name in row.parts))
+    rewards = each_once(row.parts for row in rows)
     return {
         "splits": list(splits),
         "datasets": list(datasets),

@@ -41,7 +41,7 @@ class Reading(Protocol):
         ...
 
     def solution(self, solution: str) -> str:
-        """What a solution says inside its answer block."""
+        """The text of a solution inside its answer block."""
         ...
 
     def timelines(

@@ -29,7 +29,18 @@ from qwenvl.run_log.report.pages import (
     write_script,
 )
 from qwenvl.run_log.report.timelines import Reading
-from qwenvl.run_log.run import SECTIONS, Run, charts, clocks, differing_settings, finite, is_phase, phases, trend
+from qwenvl.run_log.run import (
+    SECTIONS,
+    Run,
+    charts,
+    clocks,
+    differing_settings,
+    each_once,
+    finite,
+    is_phase,
+    phases,
+    trend,
+)
 from qwenvl.run_log.warnings import warnings_of
 
 if TYPE_CHECKING:
@@ -130,11 +141,13 @@ def write_report(
         settings=changed_settings(runs, defaults or {}),
         sections=SECTIONS,
         tiles=TILES,
-        evaluations=list(dict.fromkeys(name for run in facts["runs"] for name in run["evaluations"])),
-        metrics={name for run in facts["runs"] for name in run["trends"]},
+        evaluations=each_once(run["evaluations"] for run in facts["runs"]),
+        metrics=set(each_once(run["trends"] for run in facts["runs"])),
     )
     # One strip of each run in turn, so that every run has pictures where --pictures allows fewer than there are.
-    in_turn = [strip for turn in zip_longest(*strips) for strip in turn if strip is not None]
+    in_turn: list[Strip] = []
+    for turn in zip_longest(*strips):
+        in_turn += [strip for strip in turn if strip is not None]
     return Written(page=page, summary=facts, strips=list(dict.fromkeys(in_turn)))
 
 
