@@ -42,7 +42,7 @@ CACHED_LOGITS = 2**18
 
 @dataclass(frozen=True)
 class Extras:
-    """What a pass computes besides, to hold two models against each other: the likeliest token, and more.
+    """The further results of a pass, to hold two models against each other: the likeliest token, and more.
 
     Attributes:
         keep_states: return the hidden states that the head is called on.
@@ -164,7 +164,7 @@ completion_logprobs = logprobs_by(completion_likelihood)
 
 @dataclass(frozen=True)
 class HeadColumns:
-    """What the head returns within ``selected_logprobs``: one number of each kind for a token, and its hidden state.
+    """The result of the head within ``selected_logprobs``: one number of each kind for a token, and its hidden state.
 
     They leave the model as one tensor, in the place of logits, because wrappers of the model may hook its output.
 
@@ -240,7 +240,7 @@ def reverse_kl(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def tokens_within(memory_gb: float, vocabulary: int) -> int:
-    """How many tokens' logits fit into ``memory_gb``, with all that their backward pass makes of them. At least 1.
+    """The number of tokens whose logits fit into ``memory_gb``, with all that their backward pass makes. At least 1.
 
     Example:
         >>> tokens_within(1.0, 151_936)

@@ -22,7 +22,7 @@ def has_weights(folder: str | Path) -> bool:
 
 
 def weights_problem(folder: str | Path) -> str | None:
-    """Why the safetensors files of a folder can't be loaded, beginning with the file. None if they can.
+    """A sentence if the safetensors files of a folder can't be loaded, beginning with the file. None if they can.
 
     Only headers are read, so it takes no time. A folder without any of these files has no problem here.
     """

@@ -281,7 +281,7 @@ def real_tokens(completion_ids: Tensor, completion_mask: Tensor) -> list[list[in
 
 @contextmanager
 def lost_together(engine: RolloutEngine) -> Iterator[None]:
-    """Where one process loses the engine inside the block, all of them raise at its end. Collective.
+    """All processes raise at the end of the block if one of them loses the engine inside it. Collective.
 
     A process that continued alone would wait for the others for ever.
 

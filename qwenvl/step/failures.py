@@ -59,7 +59,7 @@ def told_in_one_line(
 def explanation(
     error: BaseException, output_dir: str | Path | None, go_on: Callable[[str | Path], str] | None = None
 ) -> str | None:
-    """What happened and what to do, for an error that is not the program's. None for other errors.
+    """An account of an error that is not the program's: what happened and what to do. None for other errors.
 
     Args:
         output_dir, go_on: see ``told_in_one_line``.

@@ -114,13 +114,9 @@ class PolicyTrainer(Trainer):
             policy = build_policy(source, args, peft_config)
         settle_output()
         processor = processing_class
-        if processor is not None and not hasattr(processor, "tokenizer"):
-            raise TypeError(
-                f"processing_class: expected the processor of a Qwen-VL model (AutoProcessor), which reads clips too, "
-                f"got {type(processor).__name__}; leave it out for the one beside the model"
-            )
         if processor is None:
             processor = load_processor(str(source) if policy is None else unwrap(policy).name_or_path)
+        _check_processor(processor)
         collator = self.make_collator(processor, args)
         build = partial(build_dataset, args=args, checker=rewards, collator=collator)
         train = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
@@ -397,3 +393,12 @@ class PolicyTrainer(Trainer):
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
         # In order, whatever the order of training; several processes get their shares of it from accelerate.
         return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
+
+
+def _check_processor(processor: Any) -> None:
+    """Raise TypeError for a tokenizer, which scripts for text give in the place of a processor."""
+    if not hasattr(processor, "tokenizer"):
+        raise TypeError(
+            f"processing_class: expected the processor of a Qwen-VL model (AutoProcessor), which reads clips too, got "
+            f"{type(processor).__name__}; leave it out for the one beside the model"
+        )

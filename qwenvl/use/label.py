@@ -295,7 +295,7 @@ def key_of(question: Record) -> str:
 
 
 def version_of(path: str) -> list[Any]:
-    """What changes where a medium is replaced under its name: size and time of its files, of frames each with its name.
+    """The sizes and times of a medium's files, of frames each with its name: they change where it is replaced.
 
     Empty where there is none.
     """

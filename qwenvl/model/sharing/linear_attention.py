@@ -100,11 +100,11 @@ class State:
         return out
 
     def get_conv_state(self, layer_idx: int, **which: int) -> Tensor | None:
-        """What transformers calls ``inputs``."""
+        """The inputs of the convolution, under the name that transformers has for them."""
         return self.inputs
 
     def get_recurrent_state(self, layer_idx: int, **which: int) -> Tensor | None:
-        """What transformers calls ``matrices``."""
+        """The recurrent matrices, under the name that transformers has for them."""
         return self.matrices
 
     def is_recording_past(self, layer_idx: int) -> bool:
@@ -140,7 +140,7 @@ def obstacle() -> str | None:
 
 
 def state_tokens(model: nn.Module) -> int:
-    """How many tokens' keys and values take as much memory as the states of a sequence. 0 without linear attention.
+    """The number of tokens whose keys and values take the memory of a sequence's states. 0 without linear attention.
 
     Example:
         >>> state_tokens(qwen3_5_9b)  # 24 layers x 2.06 MiB of states, 8 layers x 4 KiB of keys and values a token

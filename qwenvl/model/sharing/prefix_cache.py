@@ -27,7 +27,7 @@ class KeysValues(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What the newest tokens of P x G completions see in one layer.
+    """The keys and values that the newest tokens of P x G completions see in one layer.
 
     Attributes:
         keys, values: of the prompts, padded to the longest, P x key-value heads x L x D.
@@ -74,7 +74,7 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class DraftedLayerCache:
-    """What several new tokens of each of P x G completions see in one layer. The completions differ in length.
+    """The keys and values that several new tokens of each of P x G completions see in one layer. Lengths differ.
 
     Attributes:
         keys, values, own_keys, own_values: as in ``LayerCache``.
@@ -121,7 +121,7 @@ class DraftedLayerCache:
 
 @dataclass(frozen=True)
 class Parked:
-    """What is kept of a completion that has ended, so that it can be continued.
+    """The part of the cache of a completion that has ended, kept so that it can be continued.
 
     Attributes:
         prompt: the number of its prompt.
@@ -509,7 +509,7 @@ class PrefixCache:
         )
 
     def of(self, layer: int) -> LayerCache | DraftedLayerCache | State:
-        """What the tokens of the present step see in a layer, or go on from."""
+        """The part of the cache that the tokens of the present step see in a layer, or go on from."""
         if layer in self._states:
             return self._states[layer]
         keys, values = self._of_prompts[layer]

@@ -161,7 +161,7 @@ def _predictors(layout: PrefixLayout, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PrefixLayout:
-    """Where the prompts and completions of a packed row lie.
+    """The places of the prompts and completions of a packed row.
 
     Attributes:
         prompt_lengths: P token counts.
@@ -209,7 +209,7 @@ class PrefixLayout:
 
     @cached_property
     def _paddings(self) -> tuple[Padding, Padding]:
-        """Of prompts and completions, where they have to be rows of a batch."""
+        """The paddings of prompts and completions, where they have to be rows of a batch."""
         return Padding.of(self.prompts, left=True), Padding.of(self.completions, least=2)
 
     @cached_property

@@ -147,7 +147,7 @@ class Blockwise(_PerSequence):
     rows = 256
 
     def _scores(self, q, k, start, causal, scale):
-        """Of the block of queries from ``start``, in the type of the log-sum-exp: B x heads x block x S'."""
+        """The scores of the block of queries from ``start``, in the type of the log-sum-exp: B x heads x block x S'."""
         block = q[:, :, start : start + self.rows]
         wide = torch.promote_types(q.dtype, torch.float32)
         scores = (block @ k.mT).to(wide) * scale

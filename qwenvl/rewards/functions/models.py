@@ -83,7 +83,7 @@ class ServedModel:
     async def answers(
         self, texts: Sequence[str | None], pictures: Sequence[Any], frames: int, read: Callable[[str], Any], what: str
     ) -> list[Any]:
-        """What ``read`` finds in the reply to each text, or an exception: it found None, no ``what``. None for None.
+        """The value that ``read`` finds in the reply to each text, or an exception: there is no ``what``. None for None.
 
         ``pictures`` has the ``Pictures`` of each text or None, of which at most ``frames`` are shown.
         """
@@ -147,7 +147,7 @@ class _Requests:
         self._decoded: dict[Any, list[dict[str, Any]]] = {}
 
     async def answer(self, text: str | None, shown: Any) -> Any:
-        """What is read in the reply to a text and its pictures. None for None."""
+        """The value read in the reply to a text and its pictures. None for None."""
         if text is None:
             return None
         key = hash_of([text, repr(shown)])
