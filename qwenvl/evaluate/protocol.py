@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.chat import chat_messages
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.media.source import frame_list
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.evaluate.questions import Questions
+from qwenvl.evaluate.run_code import code_hashes
 from qwenvl.evaluate.settings import EVALUATION_GROUPS, OF_A_RUN, ModelSource, Request, names_of
 from qwenvl.model.positions import position_rule
 from qwenvl.model.weight_files import base_of_adapter
@@ -104,6 +108,7 @@ def protocol_of(
         "prompts": asdict(PromptOptions.of(config)),
         "decoder": dataset.decoder,
         "rewards": dict(zip(rubric.names, rubric.weights, strict=True)),
+        "reward_code": code_hashes(config),
         "passes": {"by": pass_by, "at": options.pass_at},
         "seed": config.seed,
         "settings": {name: getattr(config, name) for name in names},
@@ -112,14 +117,27 @@ def protocol_of(
 
 
 def _hash_of_data(questions: Questions) -> str:
-    """A hash of what is asked and expected, and of the names of media without the folders above them."""
+    """A hash of what is asked and expected, and of the names and sizes of media without the folders above them."""
     rows = []
     for number in questions.records:
         record = questions.record(AS_IT_IS, number)
         messages = [vars(message) for message in record.messages]
-        media = [Path(path).name for path in (*record.videos, *record.images)]
+        media = [[Path(path).name, _sizes_of(path)] for path in (*record.videos, *record.images)]
         rows.append([messages, record.solution, media])
     return hash_of(rows)
+
+
+def _sizes_of(path: str) -> list[int]:
+    """The sizes of the file or the frames of a medium. Empty where it is gone, or lies on a network."""
+    frames = frame_list(path)
+    if frames is None:
+        folder = Path(path)
+        frames = sorted(map(str, folder.iterdir())) if folder.is_dir() else [path]
+    sizes = []
+    for frame in frames:
+        with suppress(OSError, ValueError):
+            sizes.append(os.stat(frame).st_size)
+    return sizes
 
 
 def revision_of(path: str) -> str | None:

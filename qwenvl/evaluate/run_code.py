@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
@@ -41,6 +42,19 @@ def tell_of_code(run: str, model: str, chosen: Mapping[str, Any]) -> None:
                 named.append(f"--{setting} {text}")
     if named and int(os.environ.get("RANK", "0")) == 0:
         print(f"as the run {run} was trained: {'; '.join(named)}", file=sys.stderr, flush=True)
+
+
+def code_hashes(config: Any) -> dict[str, str]:
+    """The SHA-256 of each file of Python that settings name, by the file's name."""
+    hashes = {}
+    for setting in NAMING_CODE:
+        values = getattr(config, setting, None) or []
+        for value in [values] if isinstance(values, str) else values:
+            for file in _files_of_python(str(value)):
+                path = Path(file)
+                if path.is_file():
+                    hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashes
 
 
 def _is_within(file: Path, folders: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from qwenvl.data.media.open import open_clip, read_image
 from qwenvl.data.media.resize import BICUBIC, read_resized, small
 from qwenvl.data.options import SampleOptions
 from qwenvl.files import is_address, written_whole
-from qwenvl.run_log.report.pages import Strip
+from qwenvl.run_log.report.pages import Strip, is_key
 from qwenvl.run_log.report.write import Picture
 
 if TYPE_CHECKING:
@@ -28,12 +28,13 @@ COLUMNS = 8  # pictures side by side in a file
 def make_pictures(strips: Sequence[Strip], folder: Path, most: int) -> dict[str, Picture]:
     """Make ``folder/<key>.jpg``, frames row by row, of strips that have no file yet, in their order.
 
-    At most ``most`` clips and images are decoded, and strips beyond that left out. Files of other strips are deleted.
+    At most ``most`` clips and images are decoded, and strips beyond that left out. Files of other strips are deleted,
+    and no others: their names are keys.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {strip.key for strip in strips}
     for file in folder.glob("*.jpg"):
-        if file.stem not in wanted:
+        if file.stem not in wanted and is_key(file.stem):
             file.unlink()
     made: dict[str, Picture] = {}
     decoded = 0

@@ -151,7 +151,7 @@ TABLE: dict[str, Entry] = {
     "temporal_iou": Entry(grounding.temporal_iou, 0, 1, grounding.check_spans),
     "segment_f1": Entry(timelines.segment_f1, 0, 1, timelines.check_timeline),
     "edit_score": Entry(timelines.edit_score, 0, 1, timelines.check_timeline),
-    "frame_accuracy": Entry(timelines.frame_accuracy, 0, 1, timelines.check_timeline),
+    "frame_accuracy": Entry(timelines.frame_accuracy, 0, 1, timelines.check_frames),
     "step_order": Entry(timelines.step_order, 0, 1, timelines.check_timeline),
     "timeline_iou": Entry(timelines.timeline_iou, 0, 1, timelines.check_timeline),
     "evidence_iou": Entry(looking.evidence_iou, 0, 1, looking.check_evidence),

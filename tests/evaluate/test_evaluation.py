@@ -116,6 +116,24 @@ def test_an_evaluation_continues_after_an_interruption_and_refuses_other_setting
     assert (cut / "samples_of_mine.jsonl").read_text() == "{}\n"
 
 
+def test_an_evaluation_is_not_continued_with_other_code_or_clips(words, tmp_path, make_clip, capsys):
+    out = ["--output_dir", str(tmp_path / "out")]
+    assert main([*words, *out]) == 0
+    plugin = tmp_path / "rewards_of_the_test.py"
+    before = plugin.read_text()
+    plugin.write_text(before + "# another version\n")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main([*words, *out])
+    assert "reward_code.rewards_of_the_test.py: " in capsys.readouterr().err
+    plugin.write_text(before)
+    assert main([*words, *out]) == 0
+    make_clip("clip.mp4", 30)
+    with pytest.raises(SystemExit):
+        main([*words, *out])
+    assert "data.hash: " in capsys.readouterr().err
+
+
 def test_fresh_deletes_no_file_that_no_evaluation_wrote(words, tmp_path, capsys):
     (tmp_path / "evaluation.json").write_text('{"score": 1}')
     with pytest.raises(SystemExit):

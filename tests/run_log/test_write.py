@@ -215,6 +215,13 @@ def test_folders_that_are_no_run_or_no_report_are_refused(tmp_path, make_run, ca
     (tmp_path / "mine" / "thesis.txt").write_text("")
     assert main([str(make_run()), "--out", str(tmp_path / "mine")]) == 2
     assert capsys.readouterr().err.endswith("mine: holds something that is no report; give another folder with --out\n")
+    project = tmp_path / "project"  # of a user, with folders of the same names
+    for name in ("data/run-7/mine.txt", "data/run-x/mine.txt", "pictures/mine.jpg", "index.html"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("mine")
+    assert main([str(make_run()), "--out", str(project)]) == 2
+    assert "project: holds something that is no report" in capsys.readouterr().err
+    assert sorted(file.read_text() for file in project.rglob("*") if file.is_file()) == ["mine"] * 4
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "run.json").write_text("[]")
     assert main([str(tmp_path / "empty")]) == 2

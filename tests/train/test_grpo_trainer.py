@@ -282,7 +282,7 @@ def test_flags_name_rewards_with_arguments_weights_and_plugins(make_trainer, tmp
 def test_a_tokenizer_in_the_place_of_the_processor_is_refused(tiny_checkpoint, sop_data, tmp_path):
     args = GRPOConfig(output_dir=str(tmp_path / "run"), use_cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint())
-    with pytest.raises(TypeError, match="processing_class: expected the processor .* got Qwen2Tokenizer"):
+    with pytest.raises(TypeError, match="processing_class: expected the processor of a Qwen-VL model"):
         GRPOTrainer(str(tiny_checkpoint()), args, str(sop_data), processing_class=tokenizer)
 
 

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.errors import BadMediaError
 from qwenvl.demo.tiny import make_processor
 from qwenvl.run_log.log import read_metrics, read_rollouts
 from qwenvl.step.meter import Meter
 from qwenvl.train.journal import Journal, launch_facts
-from qwenvl.types import Turn
+from qwenvl.types import BadSample, Turn
 
 NONE = math.nan
 REWARDS = [1.0, NONE, 0.5, NONE, NONE, NONE, *(2.0, 2.0, 5.0) * 6]  # 8 groups of 3
@@ -53,6 +54,27 @@ def test_completions_without_a_reward_count_nowhere(make_trainer, scale):
     assert log["reward/std"] == pytest.approx((0.75 * math.sqrt(2) + 0 + 6 * math.sqrt(27)) / 8, rel=1e-5)
     assert log["group/zero_std_frac"] == pytest.approx(1 / 8)
     assert log["reward/first/skipped"] == log["reward/second/skipped"] == 4
+
+
+class Drawn(list):
+    """A batch of training: its samples, and those that were left out."""
+
+    records = ()
+
+    def __init__(self, samples=(), bad=()):
+        super().__init__(samples)
+        self.bad = [BadSample(SimpleNamespace(where=f"r[{n}]", dataset="d"), f"{n}.mp4: cut short") for n in bad]
+
+
+def test_a_run_whose_media_are_gone_ends(tmp_path):
+    journal = Journal(GRPOConfig(output_dir=str(tmp_path), use_cpu=True), Meter())
+    for start in (0, 15):  # fifteen in a row, and a good one between
+        for number in range(start, start + 15):
+            journal.drawn(Drawn(bad=[number]))
+        journal.drawn(Drawn(samples=[0]))
+    journal.drawn(Drawn(bad=range(8)))
+    with pytest.raises(BadMediaError, match=r"none of the last 16 samples could be read, the latest: 15.mp4: cut short"):
+        journal.drawn(Drawn(bad=range(8, 16)))
 
 
 def test_the_command_of_a_run_is_noted_without_its_tokens(monkeypatch):

@@ -337,23 +337,41 @@ def counted_from(rows: Iterable[tuple[Any, Options]]) -> int | None:
         rows: answer and options of each.
 
     Raises:
-        ValueError: one row has 0 and another one the number of its options.
+        ValueError: one row has 0 and another one the number of its options, or more rows name another option by its
+            text than there are rows that tell.
     """
     starts = set()
+    telling = 0
+    by_text: list[tuple[int, int]] = []  # a number and the place, from 0, of the option with this text
     for answer, options in rows:
         number = None if isinstance(answer, list) else whole_number(answer)
-        if number is None or _same_text(str(number), options.texts):
+        if number is None:
             continue
-        if number in options.numbers:
+        same = _same_text(str(number), options.texts)
+        if same:
+            by_text.append((number, list(options.texts).index(same[0])))
+        elif number in options.numbers:
+            telling += 1
             starts.add(options.numbers[0])
         elif number in (0, len(options.texts)):
+            telling += 1
             starts.add(0 if number == 0 else 1)
     if len(starts) > 1:
         raise ValueError(
             "answer: 0 in one row and the number of its options in another, so the options are counted neither from 0 "
             "nor from 1; write the letters"
         )
-    return starts.pop() if starts else None
+    if not starts:
+        return None
+    start = starts.pop()
+    # A single bad row must not turn the texts of all others into places.
+    others = sum(number - start != place for number, place in by_text)
+    if others > telling:
+        raise ValueError(
+            f"answer: in {others} rows a number is the text of one option and, counted from {start} as in {telling} of "
+            "the rows, the place of another one; write the letters"
+        )
+    return start
 
 
 def whole_number(answer: Any) -> int | None:

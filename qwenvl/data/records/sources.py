@@ -57,8 +57,11 @@ def open_rows(source: Path | str) -> Rows:
     with open(path, "rb") as file:
         is_parquet = file.read(4) == b"PAR1"
     if is_parquet:
-        # The library makes a copy in the cache folder, once for each state of the file.
-        cache = str(cache_root() / "tables")
+        # The library makes a copy in the cache folder for each path and time of change. Another file may be put there
+        # with the time of the first one (cp -p), so each state of the file has a folder of its own.
+        status = path.stat()
+        state = f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"
+        cache = str(cache_root() / "tables" / state)
         return _loaded(lambda datasets: datasets.Dataset.from_parquet(name, cache_dir=cache), name, path.stem)
     return _object_rows(path) or _charades_rows(path) or text_rows(path)
 

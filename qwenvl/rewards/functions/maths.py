@@ -22,6 +22,11 @@ MEMORY = 3 * 2**30
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # of a child process
 
 _PLAIN = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:/[0-9]{1,30})?")
+_MIXED = re.compile(r"([-+]?)([0-9]{1,30}) ([0-9]{1,30})/([0-9]{1,30})")  # 1 1/2
+_NO_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")  # the point of .5
+_THOUSANDS = re.compile(r"(?<![\w.])[0-9]{1,3}(?: [0-9]{3})+(?![\w/])")  # 10 000
+_BETWEEN_DIGITS = re.compile(r"(?<=[0-9]) (?=[0-9])")
+_OTHER_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s{0,4}\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _FUNCTION = re.compile(r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|lim|max|min|mod)\b")
@@ -62,8 +67,11 @@ class MathReward:
         if len(gold) > LONGEST:
             return f"the solution has {len(gold)} characters; at most {LONGEST} can be verified"
         expression, _ = split_unit(gold)
+        expression = improper(expression)
         if not is_mathematical(expression) or _PLAIN.fullmatch(plain(expression)):
             return None
+        if _BETWEEN_DIGITS.search(plain(expression)):
+            return None  # several numbers, which compare as text
         value = self._verify(expression, expression)
         if isinstance(value, Unfinished):
             return f"{value}: choose a simpler solution than {gold!r}"
@@ -104,17 +112,41 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
         return True
     gold_part, gold_unit = split_unit(gold)
     answer_part, answer_unit = split_unit(answer)
+    gold_part, answer_part = improper(gold_part), improper(answer_part)
     if gold_unit != answer_unit or not (is_mathematical(gold_part) and is_mathematical(answer_part)):
         return False
     if _PLAIN.fullmatch(plain(gold_part)) and _PLAIN.fullmatch(plain(answer_part)):
         number = _fraction(plain(gold_part))
         return number is not None and number == _fraction(plain(answer_part))
+    if _BETWEEN_DIGITS.search(plain(gold_part)) or _BETWEEN_DIGITS.search(plain(answer_part)):
+        return False  # several numbers: math-verify would read 1 2 as 12
     return gold_part, answer_part
 
 
 def plain(text: str) -> str:
-    """Normalized text without dollar signs and spaces."""
-    return normalized(text.replace("$", "")).replace(" ", "")
+    """Normalized text without dollar signs, and without spaces but those between two numbers.
+
+    Example:
+        >>> [plain(text) for text in ("$x + 1$", ".5", "10 000", "1 1/2", "1 2")]
+        ['x+1', '0.5', '10000', '1 1/2', '1 2']
+    """
+    shown = normalized(_NO_ZERO.sub("0.", text.replace("$", "")))
+    joined = _THOUSANDS.sub(lambda found: found[0].replace(" ", ""), shown)
+    return _OTHER_SPACE.sub("", joined)
+
+
+def improper(text: str) -> str:
+    """A mixed number as a fraction, and any other text as it is.
+
+    Example:
+        >>> improper("1 1/2"), improper("-2 1/3"), improper("11/2")
+        ('3/2', '-7/3', '11/2')
+    """
+    found = _MIXED.fullmatch(plain(text))
+    if found is None:
+        return text
+    sign, whole, numerator, denominator = found.groups()
+    return f"{sign}{int(whole) * int(denominator) + int(numerator)}/{denominator}"
 
 
 def is_mathematical(text: str) -> bool:

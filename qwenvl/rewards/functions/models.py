@@ -83,7 +83,7 @@ class ServedModel:
     async def answers(
         self, texts: Sequence[str | None], pictures: Sequence[Any], frames: int, read: Callable[[str], Any], what: str
     ) -> list[Any]:
-        """The value that ``read`` finds in the reply to each text, or an exception: there is no ``what``. None for None.
+        """The value that ``read`` finds in the reply to each text, or an exception: it has no ``what``. None for None.
 
         ``pictures`` has the ``Pictures`` of each text or None, of which at most ``frames`` are shown.
         """
@@ -361,7 +361,13 @@ class RewardModel:
     def _conversation(
         self, completion: str, prompt: list[Mapping[str, str]], images: Sequence[str], videos: Sequence[str]
     ) -> list[dict[str, Any]]:
-        reply = {"role": "assistant", "content": str(completion)}
+        text = str(completion)
+        # A policy may spell tokens that structure a conversation: they must not end its turn, or stand for a clip.
+        tokenizer = getattr(self._processor, "tokenizer", self._processor)
+        for token in tokenizer.added_tokens_decoder.values():
+            if token.special:
+                text = text.replace(token.content, f"{token.content[:1]} {token.content[1:]}")
+        reply = {"role": "assistant", "content": text}
         if not hasattr(self._processor, "image_processor"):
             return [{"role": m["role"], "content": _TAG.sub("", m["content"])} for m in prompt] + [reply]
         files = {"<image>": iter(images), "<video>": iter(videos)}

@@ -36,6 +36,34 @@ check_timeline = partial(
 """Why a record cannot be scored by its timeline, or None."""
 
 
+def check_frames(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
+    """The reason why a record cannot be scored by its frames: its timeline, or its duration. None: it can."""
+    problem = check_timeline(solution, fields)
+    if problem is None and fields:
+        try:
+            seconds_of(fields.get("duration"))
+        except ValueError as error:
+            return str(error)
+    return problem
+
+
+def seconds_of(duration: Any) -> float | None:
+    """The field ``duration`` of a record, in seconds. None without one: tables have NaN or an empty text there.
+
+    Raises:
+        ValueError: it is no number of seconds of at least 0.
+    """
+    if duration is None or duration == "" or duration != duration:
+        return None
+    try:
+        seconds = math.nan if isinstance(duration, bool) else float(duration)  # a cell of a CSV file is a text
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"the field 'duration' must be a number of seconds of at least 0, got {duration!r}")
+    return seconds
+
+
 def segment_f1(
     completions: list[str],
     solution: list[str],
@@ -89,7 +117,7 @@ def frame_accuracy(
     """
     none = [None] * len(completions)
     rows = zip(timelines(completions, solution, prompts), duration or none, strict=True)
-    return [frames_right(named, true, seconds, fps) for (named, true), seconds in rows]
+    return [frames_right(named, true, seconds_of(seconds), fps) for (named, true), seconds in rows]
 
 
 def step_order(

@@ -21,7 +21,7 @@ from qwenvl.run_log.report.pages import (
     write_script,
 )
 from qwenvl.run_log.report.timelines import Reading, solution_as_shown
-from qwenvl.run_log.report.write import ReportError, Written, require_report_folder, write_index
+from qwenvl.run_log.report.write import ReportError, Written, begin_report, write_index
 from qwenvl.run_log.run import each_once, finite
 from qwenvl.types import FrameInfo
 
@@ -81,7 +81,7 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     records = asked_of(facts, read_samples(source).values())
     if not records:
         raise ReportError(f"{source}: the evaluation has written no completion yet")
-    require_report_folder(folder)
+    begin_report(folder)
     data = folder / "data" / "run-0"
     names = each_once(record[0].rewards for record in records)
     places = write_pages((_as_shown(record, names, read) for record in records), 0, data)

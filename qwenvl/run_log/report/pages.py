@@ -31,6 +31,7 @@ SUSPECT = 8  # reward hacking is suspected
 UNSCORED = 16  # a completion has no reward
 DROPPED = 32  # it was not trained on (``--filter_groups``)
 
+_KEY_LENGTH = 20  # of the 64 digits of a hash
 HIGH_FORMAT = 0.9  # a format reward from which a completion has the form
 HALF_RIGHT = 0.5  # an accuracy from which a repeated text is not suspected
 FORM = ("format", "tag", "length", "overlong", "repetition", "brevity")  # a reward with such a word judges the form
@@ -215,7 +216,12 @@ class Strip:
         """The name of its file, without ending."""
         # Names of files need not be UTF-8: Python then has lone surrogates in them.
         text = f"{self.path}\n{self.indices}".encode("utf-8", "surrogatepass")
-        return hashlib.sha256(text).hexdigest()[:20]
+        return hashlib.sha256(text).hexdigest()[:_KEY_LENGTH]
+
+
+def is_key(name: str) -> bool:
+    """Whether a name can be the key of a strip."""
+    return re.fullmatch(rf"[0-9a-f]{{{_KEY_LENGTH}}}", name) is not None
 
 
 def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[list[GroupRow], list[Strip]]:

@@ -109,7 +109,7 @@ def write_report(
     """
     folder = Path(folder)
     data = folder / "data"
-    require_report_folder(folder)
+    begin_report(folder)
     groups: list[list[GroupRow]] = []  # of each run
     strips: list[list[Strip]] = []
     for number, run in enumerate(runs):
@@ -117,7 +117,8 @@ def write_report(
         groups.append(rows_of_run)
         strips.append(strips_of_run)
     for old in data.glob("run-*"):
-        if int(old.name.removeprefix("run-")) >= len(runs):
+        number_of_run = old.name.removeprefix("run-")
+        if number_of_run.isdecimal() and int(number_of_run) >= len(runs):
             shutil.rmtree(old)
     curves = {
         "runs": [run.name for run in runs],
@@ -161,13 +162,20 @@ def write_index(folder: Path, template: str, scripts: Sequence[str], **values: A
     return folder / "index.html"
 
 
-def require_report_folder(folder: Path) -> None:
-    """Raise ReportError for a path that is not a folder, or a folder with files that are not of a report."""
-    if not folder.exists():
+def begin_report(folder: Path) -> None:
+    """Make the folder of a report, or take that of an earlier one.
+
+    The list of pictures is the first file of a report, and tells it from a folder of the user's own.
+
+    Raises:
+        ReportError: the path is not a folder, or a folder with files that are not of a report.
+    """
+    pictures = folder / "data" / "pictures.js"
+    if pictures.is_file():
         return
-    usable = folder.is_dir() and (not any(folder.iterdir()) or (folder / "data").is_dir())
-    if not usable:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ReportError(f"{folder}: holds something that is no report; give another folder with --out")
+    write_pictures(folder, {})
 
 
 def write_pictures(folder: Path, pictures: Mapping[str, Picture]) -> None:

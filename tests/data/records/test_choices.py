@@ -171,6 +171,15 @@ def test_a_file_that_may_count_from_0_or_1_is_refused_unless_the_column_says_so(
     assert gold(rows[0], columns={"answer": "answer_number"}) == "A"
 
 
+def test_one_bad_row_does_not_turn_texts_into_places(tmp_path):
+    numbers = ["1", "2", "3", "4"]
+    rows = [COLUMNS | {"question": f"How many {n}?", "options": numbers, "answer": n} for n in ("2", "3", "1")]
+    assert [record.solution for record in written(tmp_path, rows)] == [f"<answer>{each}</answer>" for each in "BCA"]
+    rows.append(COLUMNS | {"question": "How many?", "options": numbers, "answer": "0"})
+    with pytest.raises(RecordError, match="in 3 rows a number is the text of one option and, counted from 0"):
+        list(written(tmp_path, rows))
+
+
 def test_a_file_that_counts_both_ways_is_refused(tmp_path):
     rows = [COLUMNS | {"options": WAYS, "answer": n} for n in (0, 3)]
     with pytest.raises(RecordError, match="neither from 0"):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 
 import pytest
@@ -103,6 +104,17 @@ def test_cells_of_parquet_and_saved_data_sets_are_not_changed(tmp_path):
         assert first.content == rows[0], "pictures stay bytes"
         assert second.content == {"prompt": "b"}, "a column without a value is one that the row does not have"
         assert (first.where, second.default_id) == (f"{tmp_path / source}[0]", f"{source.partition('.')[0]}-1")
+
+
+def test_another_file_with_the_path_and_the_time_of_an_earlier_one_is_read(tmp_path):
+    table = tmp_path / "s.parquet"
+    datasets.Dataset.from_list([{"prompt": "old"}]).to_parquet(table)
+    assert open_rows(table).row(0).content == {"prompt": "old"}
+    earlier = table.stat()
+    datasets.Dataset.from_list([{"prompt": "new"}]).to_parquet(tmp_path / "other.parquet")
+    (tmp_path / "other.parquet").replace(table)
+    os.utime(table, ns=(earlier.st_atime_ns, earlier.st_mtime_ns))
+    assert open_rows(table).row(0).content == {"prompt": "new"}
 
 
 def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):

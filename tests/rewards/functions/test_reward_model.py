@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 import transformers
@@ -80,3 +82,6 @@ def test_media_reach_a_model_whose_processor_takes_them(tmp_path):
         image = columns(2, images=(str(tmp_path / f"{colour}.png"),))
         scores[colour] = rubric.score(["(1)", "(2)"], image).components[0]
     assert scores["black"] != scores["white"]
+    # What a policy spells is text: no clip, and no end of its turn.
+    spelt = rubric.score(["(1) <|video_pad|><|image_pad|><|im_end|>", "(2)"], image).components[0]
+    assert all(math.isfinite(value) for value in spelt)

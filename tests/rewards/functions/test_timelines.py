@@ -1,11 +1,13 @@
 """Rewards for timelines: values by hand, and against the published definitions written out on frames."""
 
+import math
 import random
 from itertools import groupby, pairwise
 
 import pytest
 
 from qwenvl.rewards.function import RewardError, call_plain
+from qwenvl.rewards.functions import timelines
 from qwenvl.rewards.resolve import resolve
 from qwenvl.rewards.table import reading
 from qwenvl.timeline import TimedStep, written_timeline
@@ -94,6 +96,21 @@ def test_each_timeline_reward_gives_the_values_of_its_table(name):
 def test_without_a_duration_the_frames_reach_to_the_last_end():
     assert value_of("frame_accuracy", "0-4 (1)", TWO) == pytest.approx(1 / 2)
     assert value_of("frame_accuracy", "0-8 (2)", TWO, duration=None) == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize("duration", ["12.5", "", None, math.nan, 12])
+def test_a_duration_of_a_table_is_read_as_a_number(duration):
+    solution = "<answer>0.0-3.0 (1) pick</answer>"
+    assert timelines.check_frames(solution, {"duration": duration}) is None
+    seconds = 12.5 if duration == "12.5" else 12 if duration == 12 else 3
+    [value] = timelines.frame_accuracy(["<answer>0.0-3.0 (2) put</answer>"], [solution], duration=[duration])
+    assert value == pytest.approx(1 - 3 / seconds)
+
+
+@pytest.mark.parametrize("duration", ["long", -1, math.inf, True, [3]])
+def test_a_duration_that_is_no_number_of_seconds_is_refused(duration):
+    problem = timelines.check_frames("<answer>0.0-3.0 (1) pick</answer>", {"duration": duration})
+    assert problem.startswith("the field 'duration' must be a number of seconds of at least 0")
 
 
 def test_a_threshold_out_of_bounds_is_refused():
