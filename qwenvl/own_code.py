@@ -1,17 +1,22 @@
-"""Calls of functions that users bring: tools, views, rewards. Their errors in one line, and the ends of their forks."""
+"""Functions of users, tools, views and rewards: their errors in one line, the ends of their forks, their files."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from qwenvl.failure import beginning, full_memory, text_of, visible
 
+NAMING_CODE = ("reward_funcs", "external_plugins", "tools")
+"""Settings of a run that may name Python files, or servers."""
 _NOT_OF_USERS = ("<", str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")))
 
 
@@ -92,3 +97,29 @@ def raised_at(error: BaseException) -> str:
     places = traceback.extract_tb(error.__traceback__)
     own = [place for place in places if not place.filename.startswith(_NOT_OF_USERS)]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
+def files_of_python(text: str) -> Iterator[str]:
+    """The parts of a setting's value that may be the name of a file of Python.
+
+    Values are such as ``verl:my rewards.py:right`` or ``cosine(correctness_func=a.py:f)``. Names may hold spaces and
+    brackets: every part that ends in ``.py`` and begins at one of these counts.
+    """
+    for ending in re.finditer(r"\.py\b", text):
+        before = text[: ending.end()]
+        starts = {0, *(border.end() for border in re.finditer(r"[\s,'\"=(:]", before))}
+        for start in starts:
+            yield before[start:]
+
+
+def code_hashes(config: Any) -> dict[str, str]:
+    """The SHA-256 of each file of Python that settings name, by the file's name."""
+    hashes = {}
+    for setting in NAMING_CODE:
+        values = getattr(config, setting, None) or []
+        for value in [values] if isinstance(values, str) else values:
+            for file in files_of_python(str(value)):
+                path = Path(file)
+                if path.is_file():
+                    hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashes

@@ -97,6 +97,10 @@ def _wrong_types_of_trainer(config: Any) -> list[str]:
     return [problem for problem in problems if problem is not None]
 
 
+NAMED_IN_FILES = ("output_dir", "dataset_use", "eval_dataset_use", "model_name_or_path")
+"""Settings whose values stand in files that are UTF-8: logs, the model card, headers of weights."""
+
+
 def _between_rooms(config: Any) -> Iterator[str]:
     """Problems between the options of several rooms, and of the Trainer's settings."""
     if isinstance(config, ObjectiveOptions):
@@ -119,8 +123,10 @@ def _between_rooms(config: Any) -> Iterator[str]:
         yield not_with("--display", "--disable_tqdm", "--display none shows no progress")
     if config.output_dir == "":
         yield "--output_dir is empty: name the folder of the run"
-    if not is_utf8(str(config.output_dir)):  # files of weights and logs name it
-        yield f"--output_dir {str(config.output_dir)!r}: the name is not UTF-8; give another one"
+    for name in NAMED_IN_FILES:
+        value = str(getattr(config, name, None))
+        if not is_utf8(value):
+            yield f"--{name} {value!r}: the name is not UTF-8; give another one"
     trackers = config.report_to
     if isinstance(trackers, list) and len(trackers) > 1 and ("none" in trackers or "all" in trackers):
         yield f"--report_to {' '.join(config.report_to)}: none and all stand alone; leave one or the other out"

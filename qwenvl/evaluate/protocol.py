@@ -20,10 +20,10 @@ from qwenvl.data.media.source import frame_list
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.evaluate.questions import Questions
-from qwenvl.evaluate.run_code import code_hashes
 from qwenvl.evaluate.settings import EVALUATION_GROUPS, OF_A_RUN, ModelSource, Request, names_of
 from qwenvl.model.positions import position_rule
 from qwenvl.model.weight_files import base_of_adapter
+from qwenvl.own_code import code_hashes
 from qwenvl.rewards import Rubric
 from qwenvl.run_log.log import AS_IT_IS, hash_of, installed_versions
 from qwenvl.step.assemble import weight_dtype

@@ -28,7 +28,7 @@ def read_steps(path: Path) -> Steps:
     """
     lines = [" ".join(line.split()) for line in plain_file(path).read_text("utf-8-sig").splitlines()]
     lines = [line for line in lines if line]
-    found = [re.fullmatch(r"\(?\s*([0-9]{1,4})\s*[).:]+\s*(.*)", line) for line in lines]
+    found = [re.fullmatch(r"\(?\s*([0-9]{1,4})\s*[).:]+(?![0-9])\s*(.*)", line) for line in lines]
     if any(found):
         names = []
         for number, (line, match) in enumerate(zip(lines, found, strict=True), start=1):

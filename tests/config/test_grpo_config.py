@@ -267,6 +267,7 @@ def test_values_out_of_range_are_refused_with_the_range(make, settings, expected
         ({"lr_scheduler_kwargs": {"nope": 1}, "lr_scheduler_type": "cosine"}, "--lr_scheduler_kwargs", "nope"),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "--lr_scheduler_type cosine_with_min_lr", "min_lr"),
         ({"output_dir": "runs/\udcff"}, "--output_dir", "UTF-8"),
+        ({"dataset_use": "d\udcff.json"}, "--dataset_use", "UTF-8"),
         ({"report_to": ["none", "tensorboard"]}, "--report_to none tensorboard", "stand alone"),
     ],
 )

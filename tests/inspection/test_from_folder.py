@@ -255,6 +255,8 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
     ):
         path.write_text(text, encoding="utf-8")
         assert numbered(read_steps(path)) == "(1) take the lid\n(2) insert the fan"
+    path.write_text("1.5 mm bolt\n2.0 mm nut\n")  # not the numbers of steps
+    assert numbered(read_steps(path)) == "(1) 1.5 mm bolt\n(2) 2.0 mm nut"
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,16 @@ def test_folders_that_are_no_run_or_no_report_are_refused(tmp_path, make_run, ca
     assert main([str(make_run()), "--out", str(project)]) == 2
     assert "project: holds something that is no report" in capsys.readouterr().err
     assert sorted(file.read_text() for file in project.rglob("*") if file.is_file()) == ["mine"] * 4
+    foreign = make_run("theirs")
+    kept = tmp_path / "run-3" / "model.safetensors"
+    kept.parent.mkdir()
+    kept.write_text("mine")
+    (foreign / "report").mkdir()
+    for name in ("data", "pictures"):
+        (foreign / "report" / name).symlink_to(tmp_path)
+    assert main([str(foreign)]) == 2
+    assert "data: is a link to another place" in capsys.readouterr().err
+    assert kept.read_text() == "mine" and not (tmp_path / "run-0").exists()
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "run.json").write_text("[]")
     assert main([str(tmp_path / "empty")]) == 2

@@ -170,7 +170,11 @@ def begin_report(folder: Path) -> None:
     Raises:
         ReportError: the path is not a folder, or a folder with files that are not of a report.
     """
-    pictures = folder / "data" / "pictures.js"
+    data = folder / "data"
+    for part in (data, folder / "app", folder / "pictures", *data.glob("run-*")):
+        if part.is_symlink():  # a run folder may come from somebody else
+            raise ReportError(f"{part}: is a link to another place; give another folder with --out")
+    pictures = data / "pictures.js"
     if pictures.is_file():
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

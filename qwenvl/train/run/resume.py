@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.console import say
 from qwenvl.data.records.record_file import fingerprint_of
+from qwenvl.own_code import code_hashes
 from qwenvl.run_log.log import RunLogError, plain, read_config
 from qwenvl.train.run.checkpoints import (
     find_checkpoint,
@@ -195,6 +196,16 @@ def _other_data(saved: Any, now: dict[str, Any]) -> str | None:
     )
 
 
+def _other_code(saved: Any, now: dict[str, str]) -> str | None:
+    """A warning where files of rewards or tools have changed since the checkpoint. None: they are alike."""
+    if not isinstance(saved, dict):
+        return None
+    changed = sorted(name for name in saved.keys() & now.keys() if saved[name] != now[name])
+    if not changed:
+        return None
+    return f"resumed with another version of {', '.join(changed)} than that of the checkpoint"
+
+
 class Resumed(TrainerCallback):
     """Makes a resumed run end as its checkpoint's run would have.
 
@@ -220,11 +231,13 @@ class Resumed(TrainerCallback):
                 f"{args.num_iterations}: it lacks the completions of the next step; resume from one "
                 f"whose step is a multiple of {args.num_iterations}"
             )
-        attributes = {"shared": shared_settings(args)}
+        attributes = {"shared": shared_settings(args), "code": code_hashes(args)}
+        saved = state.stateful_callbacks.get("Resumed", {"attributes": {}})["attributes"]
+        warnings = [_other_code(saved.get("code"), attributes["code"])]
         if self._records is not None:
             attributes["data"] = fingerprint_of(self._records)
-            saved = state.stateful_callbacks.get("Resumed", {"attributes": {}})["attributes"].get("data")
-            warning = _other_data(saved, attributes["data"])
+            warnings.append(_other_data(saved.get("data"), attributes["data"]))
+        for warning in warnings:
             if warning and state.is_world_process_zero:
                 logger.warning(warning)
         # The form in which the Trainer keeps the state of callbacks: so each checkpoint has these entries.

@@ -208,6 +208,21 @@ def test_a_resumed_run_says_that_its_data_have_changed(make_trainer, tmp_path, c
     assert trained(5, ["a"]) == [], "a checkpoint of an earlier version has no fingerprint"
 
 
+def test_a_resumed_run_says_that_its_reward_file_has_changed(make_trainer, tmp_path, caplog):
+    plugin = tmp_path / "mine.py"
+    code = "def count(completions, **columns):\n    return [float(len(text)) for text in completions]\n"
+
+    def trained(to, text, resumed=True):
+        plugin.write_text(text)
+        caplog.clear()
+        make_trainer(**SAVING, functions=None, reward_funcs=[f"{plugin}:count"], max_steps=to).train(resumed or None)
+        return [line for line in caplog.messages if "another version of" in line]
+
+    assert trained(1, code, resumed=False) == []
+    assert trained(2, code) == []
+    assert trained(3, code + "# other\n") == ["resumed with another version of mine.py than that of the checkpoint"]
+
+
 @pytest.mark.parametrize("epochs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_finished_run_trains_no_step_and_writes_nothing_again(epochs, make_trainer, sop_data, tmp_path, caplog):
     # An epoch has eight steps: one run ends in its midst, the other after one and a half.
