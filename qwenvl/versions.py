@@ -95,6 +95,9 @@ INTERNALS = (
         ("data/prompt_length.py", "data/hints.py"),
     ),
     Internal("transformers.image_utils", "pil_torch_interpolation_mapping", ("data/media/resize.py",)),
+    Internal(
+        "transformers.video_processing_utils", "BaseVideoProcessor.fetch_videos", ("rewards/functions/models.py",)
+    ),
     # Trackers, and the schema of tools.
     Internal("transformers.integrations.integration_utils", "INTEGRATION_TO_CALLBACK", ("train/callbacks.py",)),
     Internal("transformers.utils.chat_template_utils", "DocstringParsingException", ("tools/functions.py",)),

@@ -398,8 +398,20 @@ class RewardModel:
         # The score is read at the last token that is not padding, which the model finds by the pad token's id.
         model.config.pad_token_id = tokenizer.pad_token_id
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        if hasattr(processor, "video_processor"):
+            # The processor's own way needs torchcodec, which is not among the packages of this library.
+            processor.video_processor.fetch_videos = _fetched
         self._model = model.eval().requires_grad_(False).to(PartialState().device)
         self._processor = processor
+
+
+def _fetched(clips: Any, sample_indices_fn: Callable[..., Any] | None = None) -> Any:
+    """The frames of a clip and what is known of it, decoded by PyAV; of a list of clips a tuple of each."""
+    from transformers.video_utils import load_video
+
+    if isinstance(clips, list):
+        return list(zip(*[_fetched(each, sample_indices_fn) for each in clips], strict=True))
+    return load_video(clips, backend="pyav", sample_indices_fn=sample_indices_fn)
 
 
 def _parts(text: str, files: Mapping[str, Any]) -> list[dict[str, str]]:

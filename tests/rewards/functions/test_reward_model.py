@@ -67,7 +67,7 @@ def test_a_reward_model_with_two_outputs_or_named_as_a_function_is_refused(text_
         build_rubric(["reward_model"])
 
 
-def test_media_reach_a_model_whose_processor_takes_them(tmp_path):
+def test_media_reach_a_model_whose_processor_takes_them(tmp_path, make_clip):
     if not hasattr(transformers, "Qwen3_5ForSequenceClassification"):
         pytest.skip("this version has no multimodal model with a classification head")
     processor = make_processor("qwen3_vl")
@@ -82,6 +82,13 @@ def test_media_reach_a_model_whose_processor_takes_them(tmp_path):
         image = columns(2, images=(str(tmp_path / f"{colour}.png"),))
         scores[colour] = rubric.score(["(1)", "(2)"], image).components[0]
     assert scores["black"] != scores["white"]
+    # Clips too: another one has another score.
+    of_clips = []
+    for seconds in (1, 2):
+        clip = {**columns(1), "video_paths": [(str(make_clip(f"{seconds}.mp4", 10 * seconds, size=(64, 64))),)]}
+        clip["prompts"] = [[{"role": "user", "content": "<video>Which step?"}]]
+        of_clips += rubric.score(["(1)"], clip).components[0]
+    assert of_clips[0] != of_clips[1] and all(math.isfinite(value) for value in of_clips)
     # What a policy spells is text: no clip, and no end of its turn.
     spelt = rubric.score(["(1) <|video_pad|><|image_pad|><|im_end|>", "(2)"], image).components[0]
     assert all(math.isfinite(value) for value in spelt)
