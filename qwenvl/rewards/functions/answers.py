@@ -20,6 +20,11 @@ _SPLIT = re.compile(r"[\s,;/&]+")
 _RUN = re.compile(r"[A-H]{2,8}")
 _MARKED = re.compile(r"(?:^|[\n,;])[ \t]{0,8}[(\[]?([A-Z])[).:\]](?=\s|$)")
 _SAID = re.compile(r"\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?:? ?[(\[]?([A-Z])\b")
+# "the answer is A or B": several letters, and not the first one.
+_SAID_SEVERAL = re.compile(
+    r"\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?:? ?"
+    r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|,? ?\b(?:and|or)\b)\s{0,4}[(\[]?[A-Z]\b[)\]]?)+)"
+)
 # A wrapper of LaTeX without another one in it: what \boxed{\text{B}} says is found from the inside out.
 _BOXED = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox)\s{0,4}\{([^{}]*)\}")
 _MOST_BOXES = 3
@@ -89,6 +94,8 @@ def letters(text: str) -> set[str]:
     Example:
         >>> sorted(letters("(A), C")), sorted(letters("B. a cat")), sorted(letters("a cat"))
         (['A', 'C'], ['B'], [])
+        >>> sorted(letters("The answer is A or B.")), sorted(letters("The answer is B."))
+        (['A', 'B'], ['B'])
     """
     for _ in range(_MOST_BOXES):
         text = _BOXED.sub(r"\1", text)
@@ -102,6 +109,9 @@ def letters(text: str) -> set[str]:
             return {word.upper() for word in words}
         if len(words) == 1 and _RUN.fullmatch(words[0]) and list(words[0]) == sorted(set(words[0])):
             return set(words[0])
+    several = _SAID_SEVERAL.search(text)
+    if several is not None:
+        return set(re.findall("[A-Z]", several[1]))
     return set(_MARKED.findall(text)) or set(_SAID.findall(text))
 
 
@@ -137,10 +147,11 @@ def _words(text: str) -> list[str]:
 
 Tolerance = Annotated[float, Argument("Error that is accepted, times the solution where that is above 1.", least=0)]
 
+# A number with a superscript or a fraction behind it, 2² or 3½, is another one than its digits, and is not read.
 # Thousands may be set apart by commas; lengths are bounded so that a number is always one that can be computed with.
 _NUMBER = re.compile(
     r"(?<![0-9.])[-+]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
-    r"(?:[eE][-+]?[0-9]{1,2})?(?!\.?[0-9])"
+    r"(?:[eE][-+]?[0-9]{1,2})?(?!\.?[0-9]|[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e])"
 )
 
 _CHARACTERS = frozenset("0123456789+-*/()= \t\n.")
