@@ -8,7 +8,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,14 @@ def raised_at(error: BaseException) -> str:
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
+def values_naming_code(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The name and each value, as text, of the settings that may name code."""
+    for name in NAMING_CODE:
+        values = settings.get(name) or []
+        for value in [values] if isinstance(values, str) else values:
+            yield name, str(value)
+
+
 def files_of_python(text: str) -> Iterator[str]:
     """The parts of a setting's value that may be the name of a file of Python.
 
@@ -115,11 +123,9 @@ def files_of_python(text: str) -> Iterator[str]:
 def code_hashes(config: Any) -> dict[str, str]:
     """The SHA-256 of each file of Python that settings name, by the file's name."""
     hashes = {}
-    for setting in NAMING_CODE:
-        values = getattr(config, setting, None) or []
-        for value in [values] if isinstance(values, str) else values:
-            for file in files_of_python(str(value)):
-                path = Path(file)
-                if path.is_file():
-                    hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    for _, text in values_naming_code(vars(config)):
+        for file in files_of_python(text):
+            path = Path(file)
+            if path.is_file():
+                hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return hashes

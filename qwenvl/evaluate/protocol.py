@@ -16,7 +16,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.chat import chat_messages
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
-from qwenvl.data.media.source import frame_list
+from qwenvl.data.media.source import frame_files
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.evaluate.questions import Questions
@@ -129,14 +129,11 @@ def _hash_of_data(questions: Questions) -> str:
 
 def _sizes_of(path: str) -> list[int]:
     """The sizes of the file or the frames of a medium. Empty where it is gone, or lies on a network."""
-    frames = frame_list(path)
-    if frames is None:
-        folder = Path(path)
-        frames = sorted(map(str, folder.iterdir())) if folder.is_dir() else [path]
+    frames = frame_files(path)
     sizes = []
-    for frame in frames:
+    for file in [path] if frames is None else frames:
         with suppress(OSError, ValueError):
-            sizes.append(os.stat(frame).st_size)
+            sizes.append(os.stat(file).st_size)
     return sizes
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qwenvl.own_code import NAMING_CODE, files_of_python
+from qwenvl.own_code import files_of_python, values_naming_code
 
 
 def tell_of_code(run: str, model: str, chosen: Mapping[str, Any]) -> None:
@@ -25,18 +25,15 @@ def tell_of_code(run: str, model: str, chosen: Mapping[str, Any]) -> None:
     """
     folders = [os.path.realpath(run), os.path.realpath(model)]
     named = []
-    for setting in NAMING_CODE:
-        values = chosen.get(setting) or []
-        for value in [values] if isinstance(values, str) else values:
-            text = str(value)
-            files = [Path(os.path.realpath(file)) for file in files_of_python(text)]
-            if any(_is_within(file, folders) for file in files):
-                raise ValueError(
-                    f"{run}: the settings of the run name code in the model's own folder, --{setting} {text}, "
-                    f"which may be somebody else's; read it, and give --{setting} {text} yourself to run it"
-                )
-            if files or "base_url" in text:
-                named.append(f"--{setting} {text}")
+    for setting, text in values_naming_code(chosen):
+        files = [Path(os.path.realpath(file)) for file in files_of_python(text)]
+        if any(_is_within(file, folders) for file in files):
+            raise ValueError(
+                f"{run}: the settings of the run name code in the model's own folder, --{setting} {text}, "
+                f"which may be somebody else's; read it, and give --{setting} {text} yourself to run it"
+            )
+        if files or "base_url" in text:
+            named.append(f"--{setting} {text}")
     if named and int(os.environ.get("RANK", "0")) == 0:
         print(f"as the run {run} was trained: {'; '.join(named)}", file=sys.stderr, flush=True)
 

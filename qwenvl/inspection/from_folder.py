@@ -412,10 +412,15 @@ def _held_out(root: Path, clips: Collection[str], share: float) -> set[str]:
         names.setdefault((root / clip).resolve(), []).append(clip)
     if len(names) < 2:
         raise ValueError("--split needs at least two clips with an answer: leave it out, or add answers")
-    ordered = sorted(names.values(), key=lambda own: stable_random(0, "held out", own[0]).getrandbits(64))
+    ordered = sorted(names.values(), key=_random_number)
     count = round(share * len(ordered))
     count = min(max(1, count), len(ordered) - 1)
     return {clip for own in ordered[:count] for clip in own}
+
+
+def _random_number(names: Sequence[str]) -> int:
+    """The random number by which a clip with these names is ordered."""
+    return stable_random(0, "held out", names[0]).getrandbits(64)
 
 
 def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: Mapping[str, str]) -> dict[str, Label]:

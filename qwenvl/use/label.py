@@ -18,7 +18,7 @@ from accelerate.utils import wait_for_everyone
 from qwenvl.config.command_line import changed_flags
 from qwenvl.console import say
 from qwenvl.data.errors import RecordError
-from qwenvl.data.media.source import FRAME_SUFFIXES, frame_list
+from qwenvl.data.media.source import frame_files, frame_list
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.timelines import numbers_of
@@ -258,7 +258,9 @@ class Labels:
             named = {}
             if isinstance(question, Record):
                 named = {"id": question.id, "clip": " ".join((*question.videos, *question.images))}
-            times = [f"{second:.2f}" for clip in row.get("clips", ()) for second in clip["times"]]
+            times: list[str] = []
+            for clip in row.get("clips", ()):
+                times += [f"{second:.2f}" for second in clip["times"]]
             yield {**named, **row, "times": " ".join(times)}
 
 
@@ -299,10 +301,7 @@ def version_of(path: str) -> list[Any]:
 
     Empty where there is none.
     """
-    frames = frame_list(path)
-    if frames is None and os.path.isdir(path):
-        names = (name for name in sorted(os.listdir(path)) if name.lower().endswith(FRAME_SUFFIXES))
-        frames = [os.path.join(path, name) for name in names]
+    frames = frame_files(path)
     if frames is not None:
         return [[frame, *version_of(frame)] for frame in frames]
     try:

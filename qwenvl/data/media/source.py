@@ -93,6 +93,15 @@ def frame_list(path: str) -> list[str] | None:
     return json.loads(Path(path).read_text())
 
 
+def frame_files(path: str) -> list[str] | None:
+    """The frame paths of a list or a folder of frames, in order. None for any other medium."""
+    frames = frame_list(path)
+    if frames is None and os.path.isdir(path):
+        names = sorted(os.listdir(path))
+        frames = [os.path.join(path, name) for name in names if name.lower().endswith(FRAME_SUFFIXES)]
+    return frames
+
+
 def _without_file_scheme(path: str) -> str:
     """The path of a ``file://`` address. Escapes such as %20 are decoded unless a file has them in its name."""
     if not path.lower().startswith("file://"):

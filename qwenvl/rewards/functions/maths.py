@@ -66,11 +66,12 @@ class MathReward:
             return "the solution is empty"
         if len(gold) > LONGEST:
             return f"the solution has {len(gold)} characters; at most {LONGEST} can be verified"
-        expression, _ = split_unit(gold)
-        expression = improper(expression)
-        if not is_mathematical(expression) or _PLAIN.fullmatch(plain(expression)):
+        part, _ = split_unit(gold)
+        expression = improper(part)
+        in_plain = plain(expression)
+        if not is_mathematical(expression) or _PLAIN.fullmatch(in_plain):
             return None
-        if _BETWEEN_DIGITS.search(plain(expression)):
+        if _BETWEEN_DIGITS.search(in_plain):
             return None  # several numbers, which compare as text
         value = self._verify(expression, expression)
         if isinstance(value, Unfinished):
@@ -112,13 +113,16 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
         return True
     gold_part, gold_unit = split_unit(gold)
     answer_part, answer_unit = split_unit(answer)
-    gold_part, answer_part = improper(gold_part), improper(answer_part)
+    gold_part = improper(gold_part)
+    answer_part = improper(answer_part)
     if gold_unit != answer_unit or not (is_mathematical(gold_part) and is_mathematical(answer_part)):
         return False
-    if _PLAIN.fullmatch(plain(gold_part)) and _PLAIN.fullmatch(plain(answer_part)):
-        number = _fraction(plain(gold_part))
-        return number is not None and number == _fraction(plain(answer_part))
-    if _BETWEEN_DIGITS.search(plain(gold_part)) or _BETWEEN_DIGITS.search(plain(answer_part)):
+    gold_plain = plain(gold_part)
+    answer_plain = plain(answer_part)
+    if _PLAIN.fullmatch(gold_plain) and _PLAIN.fullmatch(answer_plain):
+        number = _fraction(gold_plain)
+        return number is not None and number == _fraction(answer_plain)
+    if _BETWEEN_DIGITS.search(gold_plain) or _BETWEEN_DIGITS.search(answer_plain):
         return False  # several numbers: math-verify would read 1 2 as 12
     return gold_part, answer_part
 

@@ -333,6 +333,7 @@ class RewardModel:
         self._path = path
         self._model: Any = None
         self._processor: Any = None
+        self._control_tokens: list[str] = []
 
     def __call__(
         self,
@@ -363,10 +364,8 @@ class RewardModel:
     ) -> list[dict[str, Any]]:
         text = str(completion)
         # A policy may spell tokens that structure a conversation: they must not end its turn, or stand for a clip.
-        tokenizer = getattr(self._processor, "tokenizer", self._processor)
-        for token in tokenizer.added_tokens_decoder.values():
-            if token.special:
-                text = text.replace(token.content, f"{token.content[:1]} {token.content[1:]}")
+        for token in self._control_tokens:
+            text = text.replace(token, f"{token[:1]} {token[1:]}")
         reply = {"role": "assistant", "content": text}
         if not hasattr(self._processor, "image_processor"):
             return [{"role": m["role"], "content": _TAG.sub("", m["content"])} for m in prompt] + [reply]
@@ -398,6 +397,8 @@ class RewardModel:
         # The score is read at the last token that is not padding, which the model finds by the pad token's id.
         model.config.pad_token_id = tokenizer.pad_token_id
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        added = tokenizer.added_tokens_decoder.values()
+        self._control_tokens = [token.content for token in added if token.special]
         if hasattr(processor, "video_processor"):
             # The processor's own way needs torchcodec, which is not among the packages of this library.
             processor.video_processor.fetch_videos = _fetched
