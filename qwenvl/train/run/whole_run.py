@@ -232,10 +232,7 @@ def has_scored(rows: Sequence[Mapping[str, float]]) -> bool:
     telling = {name for name in rewards - OF_TOTAL if name.removeprefix("reward/") not in SHAPING}
     read = telling or rewards
     # The mean of a reward between -1 and 1 may be 0 by chance, and hardly in every step.
-    for row in rows:
-        if any(row.get(name) for name in read):
-            return True
-    return False
+    return any(row.get(name) for row in rows for name in read)
 
 
 OF_TOTAL = {"reward/total", "reward/max", "reward/std"}
