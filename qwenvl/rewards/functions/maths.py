@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import unicodedata
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
@@ -21,7 +22,7 @@ HANGING_SECONDS = 300.0  # after which a pair that neither computes nor ends is 
 MEMORY = 3 * 2**30
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # of a child process
 
-_PLAIN = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:/[0-9]{1,30})?")
+_PLAIN = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,2}|/[0-9]{1,30})?")
 _MIXED = re.compile(r"([-+]?)([0-9]{1,30}) ([0-9]{1,30})/([0-9]{1,30})")  # 1 1/2
 _NO_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")  # the point of .5
 _THOUSANDS = re.compile(r"(?<![\w.])[0-9]{1,3}(?: [0-9]{3})+(?![\w/])")  # 10 000
@@ -32,6 +33,11 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _FUNCTION = re.compile(r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|lim|max|min|mod)\b")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _LONE_LETTER = re.compile(r"[\s().]*[^\W\d_]?[\s().]*")
+_SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_FRACTION = re.compile("[¼½¾⅐-⅞]")
+_ROOT = re.compile(r"√ ?([0-9]+(?:\.[0-9]+)?|[^\W\d_]|\([^()]*\))")
+_DASH_AS_MINUS = re.compile(r"(?<![\w)}\]])[\u2012-\u2014](?=[0-9.])")  # – and — stand between numbers in a range
+_SYMBOLS = str.maketrans({"π": r"\pi ", "∞": r"\infty ", "°": r"^{\circ}", "\u2044": "/"})
 _AFTER_NUMBER = re.compile(r"[^0-9}\])°%]*$")
 _UNIT = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,})*")
 
@@ -41,10 +47,11 @@ class MathReward:
 
     Compared are the first answer block of the completion and that of the solution, or the whole solution where it has
     no block. The thinking is never read. Texts that are equal once normalized are equal. Other pairs are parsed as
-    LaTeX and verified by math-verify, gold first: 1/2 is 0.5, the square root of 8 is twice that of 2. Words, single
-    letters and what holds a colon ("A", "yes", "12:30") compare as text. A unit in words must be the same. An answer
-    longer than 500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory, gets no
-    value: it is named in the log and counted as ``reward/math_accuracy/skipped``.
+    LaTeX and verified by math-verify, gold first: 1/2 is 0.5, the square root of 8 is twice that of 2. Signs that
+    Unicode has (x², ½, √2, π, 90°) are read as their LaTeX. Words, single letters and what holds a colon ("A", "yes",
+    "12:30") compare as text. A unit in words must be the same. An answer longer than 500 characters scores 0. A pair
+    that takes more than 2 s of computing, or 3 GiB of memory, gets no value: it is named in the log and counted as
+    ``reward/math_accuracy/skipped``.
     """
 
     def __init__(self) -> None:
@@ -61,7 +68,7 @@ class MathReward:
 
     def check(self, solution: str, fields: Mapping[str, Any]) -> str | None:
         """The reason why a record cannot be scored: its solution is empty or cannot be parsed. None: it can."""
-        gold = solution_of(solution)
+        gold = in_latex(solution_of(solution))
         if not normalized(gold):
             return "the solution is empty"
         if len(gold) > LONGEST:
@@ -109,6 +116,8 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     """Whether a pair is equal, where text can tell, else the two expressions to be compared as mathematics."""
     if answer is None or len(answer) > LONGEST:
         return False
+    gold = in_latex(gold)
+    answer = in_latex(answer)
     if plain(gold) == plain(answer):
         return True
     gold_part, gold_unit = split_unit(gold)
@@ -137,6 +146,23 @@ def plain(text: str) -> str:
     shown = normalized(_NO_ZERO.sub("0.", text.replace("$", "")))
     joined = _THOUSANDS.sub(lambda found: found[0].replace(" ", ""), shown)
     return _OTHER_SPACE.sub("", joined)
+
+
+def in_latex(text: str) -> str:
+    """A text with the signs of mathematics that Unicode has in the words of LaTeX, which math-verify reads.
+
+    Example:
+        >>> [in_latex(text) for text in ("10³", "1½", "√2 x", "90°", "–3")]
+        ['10^{3}', '1 1/2', '\\\\sqrt{2} x', '90^{\\\\circ}', '-3']
+    """
+    if text.isascii():
+        return text
+    text = _SUPERSCRIPTS.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", text)
+    text = text.replace("\u2212", "-")  # the minus sign, also that of a superscript
+    # The space parts the whole of a mixed number from its fraction.
+    text = _FRACTION.sub(lambda found: " " + unicodedata.normalize("NFKC", found[0]), text).strip()
+    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    return _DASH_AS_MINUS.sub("-", text).translate(_SYMBOLS)
 
 
 def improper(text: str) -> str:
