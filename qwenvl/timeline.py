@@ -25,6 +25,11 @@ _UNIT = r"(?:\s{0,4}(?:s|secs?|seconds?)\b)?"
 _TIME = re.compile(_SECONDS + _UNIT, re.IGNORECASE)
 # Times may stand in angle or square brackets, as Qwen3-VL shows them in its prompts: <3.5 seconds>.
 _BRACKETED_TIME = rf"[<\[]?\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}}[>\]]?"
+# Times in other units are none, rather than seconds. A lone m or h ends the entry or precedes a bracket: M8 is a screw.
+_OTHER_UNIT = (
+    r"\s{0,4}(?:%|(?:ms|msecs?|milliseconds?|mins?|minutes?|hrs?|hours?|frames?)\b|[mh]\s{0,4}(?:\Z|[(:])"
+    r"|分|毫秒|小时|小時|時間)"
+)
 _DASH = r"(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~\u301c]|\.{2,3})"
 _RANGE = re.compile(
     # Not in a word, behind a sign, or the second half of a number such as 1.5 or 1,5.
@@ -32,7 +37,11 @@ _RANGE = re.compile(
     rf"(?:{_BRACKETED_TIME}\s{{0,4}}(?:{_DASH}|to\b|until\b|till\b)\s{{0,4}}{_BRACKETED_TIME}"
     rf"|\[\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}},\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}}\])"
     # Not the first half of a longer number, and not followed by a third time: 2-3-7 has two readings.
-    rf"(?!\w|[:.,][0-9]|\s{{0,4}}{_DASH}\s{{0,4}}[0-9])",
+    rf"(?!\w|[:.,][0-9]|\s{{0,4}}{_DASH}\s{{0,4}}[0-9]|{_OTHER_UNIT})",
+    re.IGNORECASE,
+)
+_RANGE_IN_OTHER_UNITS = re.compile(
+    rf"[0-9](?:{_UNIT}|{_OTHER_UNIT})\s{{0,4}}(?:{_DASH}|to\b|until\b|till\b)\s{{0,4}}[<\[]?[0-9][0-9:.]{{0,12}}{_OTHER_UNIT}",
     re.IGNORECASE,
 )
 _THIRD_TIME = re.compile(rf"[0-9]\s{{0,4}}{_DASH}\s{{0,4}}\Z")
@@ -96,6 +105,19 @@ def timeline_in(text: str, listed: Mapping[str, int] | None = None) -> list[Time
     spans = [span for span in found if span is not None]
     # By start and then by end, and otherwise in the order of the text.
     return sorted(spans, key=lambda span: (span.start, span.end))
+
+
+def entry_in_other_units(text: str) -> str | None:
+    """The first entry of a text whose times are minutes, frames or the like, so that it is no span, or None.
+
+    Example:
+        >>> entry_in_other_units("0-3 (1); 1-2 min (2)"), entry_in_other_units("0-3 (1) 5 min break")
+        ('1-2 min (2)', None)
+    """
+    for entry in _entries(text):
+        if _RANGE_IN_OTHER_UNITS.search(entry) and _from_entry(entry, {}) is None:
+            return entry.strip()
+    return None
 
 
 def written_timeline(spans: Iterable[TimedStep]) -> str:

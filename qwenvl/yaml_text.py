@@ -89,6 +89,10 @@ def _check_values(value: Any) -> None:
             raise ValueError(f"{each[:80]!r} has half of a character (a surrogate); write the whole one")
 
 
+class Bare(str):
+    """A text that stands in YAML without quotes, and may be meant as a truth value or a number."""
+
+
 class StringLoader(PlainLoader):
     """YAML without guesses: ``1e-6``, ``no`` and ``2026-01-31`` are strings, for the flag they set to interpret."""
 
@@ -96,3 +100,11 @@ class StringLoader(PlainLoader):
         first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def construct_text(self, node: yaml.ScalarNode) -> str:
+        """The text of a scalar, which remembers whether it has quotes."""
+        text = self.construct_scalar(node)
+        return Bare(text) if node.style is None else text
+
+
+StringLoader.add_constructor("tag:yaml.org,2002:str", StringLoader.construct_text)

@@ -24,6 +24,8 @@ READ = [
     ("0-3 (1) a, 3-5 (2) b, c", [(0.0, 3.0, 1, "a"), (3.0, 5.0, 2, "b")]),
     ("0-3 (1) hold, and turn", [(0.0, 3.0, 1, "hold, and turn")]),  # one range: the comma is of the name
     ("0-3 fan cable", [(0.0, 3.0, None, "fan cable")]),
+    ("0-3 M8 minor screw", [(0.0, 3.0, None, "m8 minor screw")]),
+    ("0-3 (2) 5 min break", [(0.0, 3.0, 2, "5 min break")]),
     ("0-3 2.5 mm screw", [(0.0, 3.0, None, "2.5 mm screw")]),
     ('```json\n[{"step": 2, "start": 3, "end": 7}]\n```', [(3.0, 7.0, 2, "")]),
     ('{"timeline": [{"step": "(2) fan", "start": "0:03", "end": "7 s"}]}', [(3.0, 7.0, 2, "fan")]),
@@ -43,6 +45,7 @@ def test_entries_are_read_in_many_forms(text, spans):
         *("7-3 (1)", "3-3 (1)"),  # reversed and empty
         *("-3-5 (1)", "3 - -5 (1)", "1e5-2e5 (1)", "NaN-3 (1)", "0-inf (1)", "12345678-12345679 (1)"),
         *("3,5-7 (1)", "3-7,5 (1)", "00:00:03,005 --> 00:00:07,000 (1)"),  # decimal commas
+        *("500-1500 ms (1)", "0-3 min (1)", "1 min - 2 min (1)", "0-3 m (1)", "0-3 h", "0-9 frames (1)", "0-9% (1)"),
         *("2-3-7", "2 - 3 - 7"),  # which of the three is the step?
         *("0-3 (1) (2)", "3 and 7 (1)"),
         *('{"step": 2, "start": 3, "end": NaN}', '{"step": 2, "start": -3, "end": 5}', '{"start": 3, "end": 5}'),

@@ -12,10 +12,10 @@ from qwenvl.config.command_line import tell_otherwise
 from qwenvl.config.flags import FlagParser, wants_help
 from qwenvl.data.errors import told_to_the_user
 from qwenvl.data.options import DecodingOptions, FrameOptions, ReadingOptions, SizeOptions
+from qwenvl.data.tool_options import ToolOptions
 from qwenvl.files import check_new, written_whole
 from qwenvl.inspection.flags import NOT_OF_A_LOOK, ProcessorOptions, add_dataset_flags, add_frame_flags, check_flags
 from qwenvl.option import Options, option
-from qwenvl.tools.options import ToolOptions
 
 USUAL = {
     "n": "records to show, spread over the data set",
@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_flags(args)
         _check_out(args.out)
         if args.model is not None:
-            tell_otherwise(args.model, argparse.Namespace(**vars(args), on_long_prompt="error"))
+            of_training = {name: getattr(ToolOptions, name) for name in NOT_OF_A_LOOK}
+            tell_otherwise(args.model, argparse.Namespace(**vars(args), **of_training, on_long_prompt="error"))
         # This loads torch, for which neither --help nor a wrong command line should wait.
         from qwenvl.inspection.preview import page_of
 

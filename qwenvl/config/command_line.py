@@ -218,7 +218,10 @@ def file_tokens(
             raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name].default}")
     if only is not None:
         settings = {name: value for name, value in settings.items() if name in only}
-    return tokens_of(settings)
+    try:
+        return tokens_of(settings)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def changed_flags(
@@ -256,7 +259,11 @@ def changed_flags(
 def typed(value: Any) -> Any:
     """A mapping or list with its numbers, truth values and nulls, written as in JSON, in place of their strings.
 
-    For settings that are mappings themselves, such as ``lr_scheduler_kwargs``: no flag knows the types inside.
+    For settings that are mappings themselves, such as ``lr_scheduler_kwargs``: no flag knows the types inside. True,
+    False and None without quotes are truth values and a null too.
+
+    Raises:
+        ValueError: a bare yes, no, on or off, which some read as a truth value and others as a word.
 
     Example:
         >>> typed({"min_lr": "1e-7", "name": "one"})
@@ -266,32 +273,48 @@ def typed(value: Any) -> Any:
         return {key: typed(item) for key, item in value.items()}
     if isinstance(value, list):
         return [typed(item) for item in value]
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    if not isinstance(value, str):
         return value
+    from qwenvl.yaml_text import Bare
+
+    try:
+        return json.loads(value)
+    except ValueError:
+        word = value.lower() if isinstance(value, Bare) else ""
+    if word in ("yes", "no", "on", "off"):
+        raise ValueError(f"{value} may be a truth value or a text: write true or false, or put it in quotes")
+    return {"true": True, "false": False, "none": None}.get(word, value)
 
 
 def tokens_of(settings: Mapping[str, Any]) -> list[str]:
     """Settings by name as a command line. A setting of None is left at its default.
 
     Raises:
-        ValueError: a word of a list would be read as a flag.
+        ValueError: a word of a list would be read as a flag, or a bare word in a mapping has two readings.
     """
     tokens = []
     for name, value in settings.items():
-        if isinstance(value, list):
-            words = [row_text(typed(each) if isinstance(each, dict) else each) for each in value]
-            for word in words:
-                if word.startswith("--"):
-                    raise ValueError(f"{name}: {word!r} reads as a flag: a word of a list can't begin with --")
-            tokens += [f"--{name}", *words]
-        elif isinstance(value, dict):
-            write = row_text if name in WITH_ROWS else json.dumps
-            tokens.append(f"--{name}={write(typed(value))}")
-        elif value is not None:
-            tokens.append(f"--{name}={value}")
+        try:
+            tokens += _tokens(name, value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     return tokens
+
+
+def _tokens(name: str, value: Any) -> list[str]:
+    """A setting as words of a command line, none for None."""
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        write = row_text if name in WITH_ROWS else json.dumps
+        return [f"--{name}={write(typed(value))}"]
+    if not isinstance(value, list):
+        return [f"--{name}={value}"]
+    words = [row_text(typed(each) if isinstance(each, dict) else each) for each in value]
+    for word in words:
+        if word.startswith("--"):
+            raise ValueError(f"{word!r} reads as a flag: a word of a list can't begin with --")
+    return [f"--{name}", *words]
 
 
 def _missing(config: Any) -> Iterator[str]:

@@ -15,6 +15,7 @@ from qwenvl.data.options import (
     PromptOptions,
     ReadingOptions,
 )
+from qwenvl.data.tool_options import ToolOptions
 from qwenvl.grpo.options import DistillOptions, ObjectiveOptions
 from qwenvl.model.options import KernelOptions, LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
 from qwenvl.option import Options
@@ -26,7 +27,6 @@ from qwenvl.rollout.options import (
     GroupOptions,
     SamplingOptions,
 )
-from qwenvl.tools.options import ToolOptions
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.records.framing import Framing
 from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.tool_options import BUILT_IN, ToolOptions
 from qwenvl.option import Some, all_options
 
 SETTINGS_FILE = "prompt_settings.json"
@@ -27,6 +28,8 @@ class PromptSettings:
         system: the text of the system turn of every prompt, or None where records have their own or none.
         prompt_template: a text with ``{prompt}`` in it, which the last user turn takes the place of.
         framing: the further texts around the questions of the run's records.
+        tools: that completions may call, which a system turn names. None: an earlier version of this library did not
+            write them.
     """
 
     frames: FrameOptions
@@ -35,6 +38,7 @@ class PromptSettings:
     system: str | None = None
     prompt_template: str | None = None
     framing: Framing = field(default_factory=Framing)
+    tools: ToolOptions | None = None
 
     @classmethod
     def of(cls, flags: Any, dataset: Any, base_model: str) -> PromptSettings:
@@ -60,6 +64,7 @@ class PromptSettings:
             system=read.system,
             prompt_template=read.prompt_template,
             framing=framing,
+            tools=ToolOptions.of(flags),
         )
 
     @classmethod
@@ -94,7 +99,10 @@ class PromptSettings:
         frames = _options_of(FrameOptions, "frames", saved["frames"])
         prompts = _options_of(PromptOptions, "prompts", saved["prompts"])
         framing = _framing_of(saved.get("framing") or {})  # settings of an earlier version have none
-        return cls(**saved | {"frames": frames, "prompts": prompts, "framing": framing})
+        tools = saved.get("tools")
+        if tools is not None:
+            tools = _options_of(ToolOptions, "tools", tools)
+        return cls(**saved | {"frames": frames, "prompts": prompts, "framing": framing, "tools": tools})
 
     @classmethod
     def beside(cls, folder: str | Path) -> PromptSettings | None:
@@ -120,16 +128,28 @@ class PromptSettings:
         before = self._by_name()
         after = here._by_name()
         skipped = {"max_prompt_length", "on_long_prompt", "fit_frames"}
+        if self.tools is None or here.tools is None:
+            skipped.update(each.name for each in all_options(ToolOptions))
         if here.prompts.chat_template_kwargs is None:
             skipped.add("chat_template_kwargs")
         names = [name for name in before if name not in skipped]
         return [(name, before[name], after[name]) for name in names if before[name] != after[name]]
 
+    def flags_of_tools(self) -> dict[str, Any]:
+        """The options of tools by name, where all of them are this library's own. Empty where there are none.
+
+        A tool of a file is code, and a file of settings beside weights of somebody else must not name what is run.
+        """
+        if self.tools is None or not set(self.tools.tools or ()) <= set(BUILT_IN):
+            return {}
+        return asdict(self.tools)
+
     def _by_name(self) -> dict[str, Any]:
         """The settings by the names of their flags."""
         own = {"system": self.system, "prompt_template": self.prompt_template}
         arguments = {"chat_template_kwargs": self.prompts.template_arguments}
-        return asdict(self.frames) | asdict(self.prompts) | own | arguments
+        tools = asdict(self.tools or ToolOptions())
+        return asdict(self.frames) | asdict(self.prompts) | own | arguments | tools
 
 
 def _check_object(where: str, value: Any, known: Sequence[str], needed: Sequence[str] = ()) -> None:
@@ -190,5 +210,7 @@ def trained_otherwise(model: str | Path, flags: Any) -> list[str]:
 
 
 def as_said(value: Any) -> Any:
-    """A setting as a sentence writes it."""
-    return "unset" if value is None else value
+    """A setting as a sentence writes it, a list as the words of a flag."""
+    if value is None:
+        return "unset"
+    return " ".join(map(str, value)) if isinstance(value, list) else value

@@ -19,6 +19,7 @@ from qwenvl.config.settings import TrainingSettings
 from qwenvl.data.options import DecodingOptions, FrameOptions, ReadingOptions, SizeOptions, TurnOptions
 from qwenvl.data.records.framing import Framing, asked_record
 from qwenvl.data.records.parse import ReadOptions, text_or_file
+from qwenvl.data.tool_options import ToolOptions
 from qwenvl.evaluate.options import EvaluateOptions, ProbeOptions, TryOptions
 from qwenvl.evaluate.run_code import tell_of_code
 from qwenvl.evaluate.words import is_text, kind_of_medium, require_medium
@@ -28,7 +29,6 @@ from qwenvl.option import Options, all_options
 from qwenvl.rewards.options import ContrastOptions, RewardOptions
 from qwenvl.rollout.options import DRAWING, DecodingSpeedOptions, EngineOptions, GenerationOptions, GroupOptions
 from qwenvl.run_log.log import read_config
-from qwenvl.tools.options import ToolOptions
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -526,6 +526,8 @@ def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = O
         known |= asdict(saved.frames)
         known |= asdict(saved.prompts)
         known["system"] = saved.system  # the text: its file may be gone
+        if model.run is None:
+            known |= saved.flags_of_tools()
     given = {setting_of(token) for token in flags}
     if given & {"base_interval", "video_fps"}:  # two names of one setting
         taken = taken - {"base_interval", "video_fps"}

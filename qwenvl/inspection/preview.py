@@ -32,6 +32,7 @@ from qwenvl.data.timeline_hints import (
     short_spans,
     timeline_times,
 )
+from qwenvl.data.tool_options import ToolOptions
 from qwenvl.failure import counted
 from qwenvl.inspection.flags import hints_by, make_collator, record_files
 from qwenvl.rewards.function import reward_columns
@@ -44,7 +45,6 @@ from qwenvl.rewards.table import SHAPING
 from qwenvl.run_log.report.write import data_url, render
 from qwenvl.timeline import written_timeline
 from qwenvl.tools.functions import ToolError, resolve_tools, schemas_of
-from qwenvl.tools.options import ToolOptions
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.types import BadSample, PromptBatch, Record, Sample, VideoClip
 

@@ -21,10 +21,10 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import place_of
 from qwenvl.data.frames import FramePlan, Timeline, made_even, uniform_indices
 from qwenvl.data.media.resize import MAX_ASPECT_RATIO, resize
+from qwenvl.data.tool_options import BUILT_IN, ToolOptions
 from qwenvl.rewards.resolve import load_file
 from qwenvl.tools.arguments import typed_arguments
 from qwenvl.tools.errors import ToolError
-from qwenvl.tools.options import BUILT_IN, ToolOptions
 from qwenvl.types import ClipMeta, Record, VideoClip
 
 # An entry of a docstring that describes several arguments, as "x, y: corners", with the lines that continue it.

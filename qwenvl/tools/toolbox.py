@@ -23,13 +23,13 @@ from qwenvl.data.frames import FRAMES_PER_PATCH
 from qwenvl.data.media.resize import MAX_ASPECT_RATIO
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes
+from qwenvl.data.tool_options import ToolOptions
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.own_code import named_errors
 from qwenvl.rewards.rubric import own
 from qwenvl.tools.calls import Call, calls_in
 from qwenvl.tools.errors import ToolError, quoted, refusal
 from qwenvl.tools.functions import Still, Tool, Video, resolve_tools
-from qwenvl.tools.options import ToolOptions
 from qwenvl.types import PromptBatch, Record, Sample, ToolCall, VideoClip
 
 Part: TypeAlias = str | VideoClip | Tensor

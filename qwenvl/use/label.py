@@ -22,6 +22,7 @@ from qwenvl.data.media.source import frame_files, frame_list
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.timelines import numbers_of
+from qwenvl.data.tool_options import ToolOptions
 from qwenvl.evaluate.protocol import differing, model_facts
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of, in_blocks
@@ -42,7 +43,6 @@ from qwenvl.run_log.log import append_lines, drop_cut_line, hash_of, plain, read
 from qwenvl.run_log.report.evaluation import write_labels
 from qwenvl.run_log.report.timelines import MOST_SPANS, axis_length, span_as_shown
 from qwenvl.timeline import timeline_in
-from qwenvl.tools.options import ToolOptions
 from qwenvl.types import FrameInfo, PromptBatch, Record, RolloutBatch
 from qwenvl.use.label_table import LabelTable
 from qwenvl.use.options import UseRequest

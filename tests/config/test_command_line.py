@@ -92,6 +92,23 @@ def test_settings_are_read_from_a_yaml_or_json_file_given_first_or_by_config(par
         assert config.template_arguments == {"enable_thinking": False}
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        *(("False", False), ("FALSE", False), ("True", True), ("None", None), ("null", None), ("007", "007")),
+        *(('"no"', "no"), ("'False'", "False"), ("north", "north"), ("0.5", 0.5)),
+    ],
+)
+def test_truth_values_in_a_mapping_of_yaml_are_read_in_any_case(parse, write, written, read):
+    config = parse(write(f"chat_template_kwargs: {{value: {written}, list: [{written}]}}"))
+    assert config.template_arguments == {"value": read, "list": [read]}
+
+
+def test_truth_values_for_a_reward_function_are_read_as_on_the_command_line(parse, write):
+    config = parse(write('reward_funcs: [{"own.py:name": {strict: False, name: "False"}}]'))
+    assert config.reward_funcs == parse("--reward_funcs", "own.py:name(strict=False, name='False')").reward_funcs
+
+
 def test_flags_override_the_file_even_with_the_default_value(parse, write):
     file = write("grpo_beta: 0.5\ngrpo_alpha: 0.7\ntune_mm_vision: true\n")
     config = parse(file, "--grpo_beta", "0.1", "--tune_mm_vision", "False")
@@ -106,6 +123,7 @@ def test_flags_override_the_file_even_with_the_default_value(parse, write):
         ("learning_rate: fast", "run.yaml", "argument --learning_rate: invalid float value: 'fast'"),
         ("scale_rewards: all", "run.yaml", "invalid choice: 'all'"),
         ("grpo_beta: null", "run.yaml", "grpo_beta cannot be null; leave it out for its default, 0.1"),
+        ("chat_template_kwargs: {a: no}", "run.yaml", "chat_template_kwargs: no may be a truth value or a text"),
         ("seed: 1\nseed: 2", "run.yaml", "seed is given twice"),
         ('{"seed": 1, "seed": 2}', "run.json", "seed is given twice"),
         ('{"seed": 1', "run.json", "line 1 column 11"),

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
+from qwenvl.data.tool_options import ToolOptions
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate import respondent as respondent_module
 from qwenvl.evaluate import settings as settings_module
@@ -210,6 +211,26 @@ def test_a_text_saved_beside_weights_cannot_become_a_flag(tmp_path, name):
         config_for(model, [])
 
 
+def test_tools_of_training_come_with_weights_without_their_run(tmp_path):
+    """A merged copy, or one from the hub. Tools that are code of a file have to be named by who runs it."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    [model] = named_models([str(tmp_path)])
+    trained = ToolOptions(tools=["look"], max_turns=5, look_frames=8)
+    PromptSettings(FrameOptions(), PromptOptions(), tools=trained).save(tmp_path)
+    assert ToolOptions.of(config_for(model, [])) == trained
+    assert config_for(model, ["--max_turns", "2"]).max_turns == 2
+    plain = GRPOConfig(str(tmp_path))
+    assert trained_otherwise(str(tmp_path), plain) == [
+        ("tools", ["look"], None),
+        ("max_turns", 5, ToolOptions.max_turns),
+        ("look_frames", 8, ToolOptions.look_frames),
+    ]
+    PromptSettings(FrameOptions(), PromptOptions(), tools=ToolOptions(tools=["look", "mine.py:f"])).save(tmp_path)
+    assert config_for(model, []).tools is None
+    assert trained_otherwise(str(tmp_path), plain) == [("tools", ["look", "mine.py:f"], None)]
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -251,6 +272,8 @@ def changed_settings(**changes):
         (changed_settings(framing={"kinds": [[1]]}), "framing: kinds must be a list of texts, got [[1]]"),
         (changed_settings(framing={"between": 5}), "framing: between must be a text, got 5"),
         (changed_settings(framing={"newer": 5}), "framing: unknown entry 'newer'"),
+        (changed_settings(tools=["look"]), "tools: expected an object, got list"),
+        (changed_settings(tools={"tools": ["--external_plugins"]}), "tools: tools external_plugins: "),
     ],
 )
 def test_damaged_prompt_settings_are_told_in_a_line(content, problem, run):

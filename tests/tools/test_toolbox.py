@@ -10,6 +10,7 @@ import torch
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.options import SampleOptions
+from qwenvl.data.tool_options import ToolOptions
 from qwenvl.demo.tiny import make_processor
 from qwenvl.evaluate.questions import toolbox_under
 from qwenvl.model.inputs import InputBuilder, PixelScale, PromptInputs
@@ -19,7 +20,6 @@ from qwenvl.run_log.log import plain
 from qwenvl.tools.calls import calls_in
 from qwenvl.tools.errors import ToolError
 from qwenvl.tools.functions import Video, resolve_tools, schemas_of
-from qwenvl.tools.options import ToolOptions
 from qwenvl.tools.toolbox import MOST_CALLS, Conversations, Toolbox
 
 END = "<|im_end|>"

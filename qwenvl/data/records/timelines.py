@@ -42,8 +42,8 @@ def with_timeline(row: Mapping[str, Any], solution: str, prompt: str, where: str
         text = written_timeline(spans)
         if _in_writing(timeline_in(text)) != _in_writing(spans):
             raise RecordError(
-                f"{where}.timeline: a name holds a semicolon or a range of times, so that no reward could read the "
-                f"solution {kind_of(text)}; rename the step"
+                f"{where}.timeline: a name holds a semicolon or a range of times, or begins with a unit of time, so "
+                f"that no reward could read the solution {kind_of(text)}; rename the step"
             )
         return f"<answer>{text}</answer>"
     if _in_writing(spans) != _in_writing(said):

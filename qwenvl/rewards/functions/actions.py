@@ -14,7 +14,8 @@ _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
 _LINE = re.compile(r"[ \t]*\(\s*([0-9]{1,9})\s*\)(.*)")
 _WORD_ENDS = r"(?:(?<![^\W_])|(?![^\W_]))"  # not between two letters or digits
-_BETWEEN = r"(?:[\s.:,;&\"'*\-\u2022]|\b(?:and|then)\b)+"
+_BETWEEN = r"(?:[\s.:,;&\"'*\-=>\u2022\u2192]|[0-9]{1,3}[.)](?=\s)|\b(?:and|then|first|next|finally)\b)+"
+_ENDS_A_PHRASE = frozenset(",;>\u2192")
 
 
 def action_numbers(text: str) -> list[int]:
@@ -49,8 +50,9 @@ def accuracy(
 
     An answer without any number is read by the names of the prompt's list. The list is the lines of the last user
     turn that begin with ``(k)``. It must be unambiguous: no number and no name occurs twice. A name counts only to
-    the letter, upper and lower case, spaces and final dots aside. Signs, "and" and "then" may separate names. Any
-    other words, up to the next comma, semicolon, line or name, count as one wrong action. With the list
+    the letter, upper and lower case, spaces and final dots aside. Signs, arrows, numbers of a list ("1.", "1)"), "and",
+    "then", "first", "next" and "finally" may separate names. Any other words, up to the next comma, semicolon, arrow,
+    line or name, count as one wrong action. With the list
     ``(1) insert the fan``, ``(2) fasten the screw`` and the solution ``(1) (2)``:
 
     - ``Insert the fan, then fasten the screw.`` scores 1, as ``(1) (2)`` does
@@ -151,7 +153,7 @@ def named_actions(answer: str, listed: Mapping[str, int]) -> tuple[frozenset[int
                 numbers.add(listed[name])
                 in_unknown = False
             elif between:
-                in_unknown = in_unknown and not set(between) & {",", ";"}
+                in_unknown = in_unknown and not _ENDS_A_PHRASE & set(between)
             else:
                 unknown += not in_unknown
                 in_unknown = True

@@ -16,19 +16,30 @@ from qwenvl.files import require
 from qwenvl.rewards.function import Argument
 from qwenvl.rewards.functions.text import CJK, answer_of, normalized, pairs, unreadable
 
-_SPLIT = re.compile(r"[\s,;/&]+")
+_SPLIT = re.compile(r"[\s,;/&\u3001]+")
 _RUN = re.compile(r"[A-H]{2,8}")
-_MARKED = re.compile(r"(?:^|[\n,;])[ \t]{0,8}[(\[]?([A-Z])[).:\]](?=\s|$)")
-_SAID = re.compile(r"\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?:? ?[(\[]?([A-Z])\b")
+# "B. a cat", "b) a cat" and, with Chinese signs and no space, "B、..."
+_MARKED = re.compile(
+    rf"(?:^|[\n,;])[ \t]{{0,8}}(?:[(\[]?([A-Z])(?:[).:\]](?=\s|$|[{CJK}])|[\u3001\u3002])|[(\[]?([a-z])[).:\]](?=\s))"
+)
+# A small letter must end what is said: "the answer is a man" chooses nothing.
+_SAID = re.compile(
+    r"(?:\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?|答案[是为為]?):? ?"
+    r"[(\[]?(?:([A-Z])\b|([a-z])(?=[)\]]?\s{0,4}[.,;]?\s{0,4}(?:$|\n)))"
+)
 # "the answer is A or B": several letters, and not the first one.
 _SAID_SEVERAL = re.compile(
     r"\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?:? ?"
-    r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|,? ?\b(?:and|or)\b)\s{0,4}[(\[]?[A-Z]\b[)\]]?)+)"
+    # "I" before a word is no choice: "the answer is B, I am sure".
+    r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
 )
 # A wrapper of LaTeX without another one in it: what \boxed{\text{B}} says is found from the inside out.
 _BOXED = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox)\s{0,4}\{([^{}]*)\}")
 _MOST_BOXES = 3
+_MARKUP = str.maketrans("", "", "*`")  # of Markdown: **B**
+_AROUND_CHOICE = "()[].:\u3002\u3001"
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
+_NEITHER = re.compile(r"^(?:yes|no)\s?(?:/|\bor\b)\s?(?:yes|no)\b|\bnot (?:yes|no)\b")
 _WORD = re.compile(rf"[{CJK}]|[^\W_{CJK}]+")
 
 
@@ -43,8 +54,9 @@ def exact_match(completions: list[str], solution: list[str], **columns: Any) -> 
 def multiple_choice(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
     r"""1 if the answer chooses the same letters as the solution, else 0.
 
-    Several letters compare as sets. Read as letters: "B", "b", "(B)", "B. some text", "A, C", "A and C", "AC" (A to H,
-    rising), "the answer is B", and each of these in a LaTeX box, "\boxed{B}".
+    Several letters compare as sets. Read as letters: "B", "b", "(B)", "B. some text", "b) some text", "A, C", "A and
+    C", "AC" (A to H, rising), "the answer is B", and each of these in quotes, in Markdown, "**B**", or in a LaTeX box,
+    "\boxed{B}".
     """
     return _alike(letters, completions, solution)
 
@@ -53,6 +65,7 @@ def yes_no(completions: list[str], solution: list[str], **columns: Any) -> list[
     """1 if answer and solution both say yes or both say no, else 0.
 
     An answer that begins with one of the words says it. One that holds only one of them elsewhere says that one.
+    "yes or no", "yes/no" and "not yes" say neither.
     """
     return _alike(affirms, completions, solution)
 
@@ -72,8 +85,8 @@ def ocr(completions: list[str], solution: list[str], **columns: Any) -> list[flo
 def rouge(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
     """Mean of the F measures of ROUGE-1, ROUGE-2 and ROUGE-L between answer and solution.
 
-    Words are lower-cased runs of letters and digits, without stemming. Each Chinese or Japanese character is a word of
-    its own.
+    A solution of one word has no pair of words, so ROUGE-2 is left out of its mean: the same word scores 1. Words are
+    lower-cased runs of letters and digits, without stemming. Each Chinese or Japanese character is a word of its own.
     """
     tokenizer = SimpleNamespace(tokenize=_words)
     scorer = require("rouge_score.rouge_scorer", "rewards").RougeScorer(["rouge1", "rouge2"], tokenizer=tokenizer)
@@ -84,7 +97,10 @@ def rouge(completions: list[str], solution: list[str], **columns: Any) -> list[f
         expected = _words(truth)
         words = _words(answer or "")
         longest = 2 * subsequence.similarity(expected, words) / (len(expected) + len(words) or 1)
-        scores.append((overlaps["rouge1"].fmeasure + overlaps["rouge2"].fmeasure + longest) / 3)
+        measures = [overlaps["rouge1"].fmeasure, longest]
+        if len(expected) > 1:
+            measures.insert(1, overlaps["rouge2"].fmeasure)
+        scores.append(sum(measures) / len(measures))
     return scores
 
 
@@ -99,9 +115,9 @@ def letters(text: str) -> set[str]:
     """
     for _ in range(_MOST_BOXES):
         text = _BOXED.sub(r"\1", text)
-    text = text.strip().strip("$")
+    text = text.translate(_MARKUP).strip().strip("$\"'\u201c\u201d\u300c\u300d")
     parts = [part for part in _SPLIT.split(text) if part]
-    words = [part.strip("()[].:*") for part in parts if part not in ("and", "or")]
+    words = [part.strip(_AROUND_CHOICE) for part in parts if part not in ("and", "or")]
     is_list = len(words) < len(parts) or any(mark in text for mark in ",;/&")
     # "B. x" is the choice B with its text, "B x" and "(B) (X)" are two choices.
     if is_list or len({part[-1] in ").:]" for part in parts}) == 1:
@@ -112,14 +128,19 @@ def letters(text: str) -> set[str]:
     several = _SAID_SEVERAL.search(text)
     if several is not None:
         return set(re.findall("[A-Z]", several[1]))
-    return set(_MARKED.findall(text)) or set(_SAID.findall(text))
+    return _found(_MARKED, text) or _found(_SAID, text)
+
+
+def _found(choice: re.Pattern[str], text: str) -> set[str]:
+    """The letters of a pattern that finds a capital or a small one."""
+    return {(capital or small).upper() for capital, small in choice.findall(text)}
 
 
 def affirms(text: str) -> bool | None:
     """Whether a text says yes (True), no (False), or neither or both (None)."""
     plain = normalized(text)
     said = _YES_NO.findall(plain)
-    if not said or (len(set(said)) > 1 and not plain.startswith(said[0])):
+    if not said or _NEITHER.search(plain) or (len(set(said)) > 1 and not plain.startswith(said[0])):
         return None
     return said[0] == "yes"
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from qwenvl.files import require
 from qwenvl.rewards.function import Argument
 from qwenvl.rewards.functions.text import answer_of, pairs, solution_of
+from qwenvl.rewards.functions.timelines import seconds_of
 from qwenvl.rewards.options import BoxUnits
+from qwenvl.times import in_plain_seconds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,21 +125,23 @@ def geometry(measure: str, named: np.ndarray, true: np.ndarray) -> np.ndarray:
 def temporal_iou(
     completions: list[str],
     solution: list[str],
-    duration: list[float | None] | None = None,
+    duration: list[Any] | None = None,
     *,
     boundary: Boundary = False,
     **columns: Any,
 ) -> list[float]:
     """Intersection over union of the seconds that answer and solution name.
 
-    Times are read in pairs, start and end, as seconds ("12.5 to 20") or as mm:ss or hh:mm:ss ("0:12 - 0:20"). Several
-    pairs are united. An odd number of times, or none, scores 0. A span that ends before it starts is empty.
+    Times are read in pairs, start and end, as seconds ("12.5 to 20"), as mm:ss or hh:mm:ss ("0:12 - 0:20"), or in
+    units ("1 min 20 s to 2 min", "1m20s", "500 ms"). Several pairs are united. An odd number of times, or none,
+    scores 0. So do decimal commas, numbers of frames and per cent, which are refused in a solution. A span that ends
+    before it starts is empty.
     With ``boundary`` the value is multiplied by (1 - start error / duration)(1 - end error / duration), of the first
     start and the last end, with the record's field ``duration`` in seconds (Time-R1, arXiv:2503.13377).
     """
     scores = []
     rows = zip(pairs(completions, solution), duration or [None] * len(completions), strict=True)
-    for (answer, truth), seconds in rows:
+    for (answer, truth), length in rows:
         named = united(spans_in(answer or ""))
         true = united(spans_in(truth))
         if not named or not true:
@@ -145,6 +149,7 @@ def temporal_iou(
             continue
         value = span_iou(named, true)
         if boundary:
+            seconds = seconds_of(length)
             if not seconds:
                 raise ValueError("temporal_iou(boundary=True) needs the field 'duration' in every record")
             for ours, theirs in ((named[0][0], true[0][0]), (named[-1][1], true[-1][1])):
@@ -155,23 +160,35 @@ def temporal_iou(
 
 def check_spans(solution: str, fields: Mapping[str, Any], boundary: bool = False) -> str | None:
     """The reason why a record cannot be scored by spans: it names none, or ``duration`` is missing. Else None."""
-    if not any(end > start for start, end in spans_in(solution_of(solution))):
+    text = solution_of(solution)
+    if in_plain_seconds(text) is None:
+        return (
+            "the solution must name times as seconds with a decimal point, 0:12 or 1 min 20 s, and not with decimal "
+            f"commas, as frames or in per cent, got {solution[:80]!r}"
+        )
+    if not any(end > start for start, end in spans_in(text)):
         return f'the solution must name a span like "3.5 to 8" or "0:12 - 0:20", got {solution[:80]!r}'
+    if not boundary:
+        return None
     duration = fields.get("duration")
-    if boundary and not (type(duration) in (int, float) and duration > 0):
+    try:
+        known = seconds_of(duration)
+    except ValueError:
+        known = None
+    if not known:
         return f"boundary=True needs the field 'duration', the clip's length in seconds, got {duration!r}"
     return None
 
 
 def spans_in(text: str) -> list[Span]:
-    """The times of a text in pairs, in seconds, or no pair where their number is odd.
+    """The times of a text in pairs, in seconds, or no pair where their number is odd or what they mean is unclear.
 
     Example:
-        >>> spans_in("from 1:02 to 70.5 s")
-        [(62.0, 70.5)]
+        >>> spans_in("from 1:02 to 70.5 s"), spans_in("1-2 min")
+        ([(62.0, 70.5)], [(60.0, 120.0)])
     """
     times = []
-    for first, second, seconds in _TIME.findall(text):
+    for first, second, seconds in _TIME.findall(in_plain_seconds(text) or ""):
         # hh:mm:ss has two numbers before the seconds, mm:ss has one.
         hours, minutes = (first, second) if second else ("0", first or "0")
         times.append(float(seconds) + 60 * int(minutes) + 3600 * int(hours))

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from qwenvl.rewards.function import Argument
 from qwenvl.rewards.functions.actions import list_of
-from qwenvl.rewards.functions.text import pairs, unreadable
-from qwenvl.timeline import TimedStep, merged, timeline_in
+from qwenvl.rewards.functions.text import pairs, solution_of, unreadable
+from qwenvl.timeline import TimedStep, entry_in_other_units, merged, timeline_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,10 +29,13 @@ ExtraShare = Annotated[
     Argument("Weight of the share of spans beyond the solution's number.", least=0, most=1),
 ]
 
-check_timeline = partial(
-    unreadable, timeline_in, 'must be a timeline, a span a line such as "0.0-3.5 (2) insert the fan"'
-)
-"""Why a record cannot be scored by its timeline, or None."""
+
+def check_timeline(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
+    """The reason why a record cannot be scored by its timeline: it has none, or times in other units. Else None."""
+    entry = entry_in_other_units(solution_of(solution))
+    if entry is not None:
+        return f"the solution's times must be seconds or mm:ss, got {entry[:80]!r}"
+    return unreadable(timeline_in, 'must be a timeline, a span a line such as "0.0-3.5 (2) insert the fan"', solution)
 
 
 def check_frames(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:

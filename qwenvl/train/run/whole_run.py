@@ -20,6 +20,7 @@ from qwenvl.console import evaluated, say, with_interval
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.errors import DATA_ERRORS, place_of, told_to_the_user
 from qwenvl.data.options import BadSampleOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
+from qwenvl.data.tool_options import ToolOptions
 from qwenvl.failure import beginning, counted
 from qwenvl.model.loading import MisfitError, load_processor, load_without_weights, part_of, unwrap
 from qwenvl.model.options import LoraOptions, TuneOptions
@@ -35,7 +36,6 @@ from qwenvl.run_log.warnings import warnings_of
 from qwenvl.step.assemble import build_dataset, build_rewards, weight_dtype
 from qwenvl.step.failures import told_in_one_line
 from qwenvl.tools.functions import schemas_of
-from qwenvl.tools.options import ToolOptions
 from qwenvl.train.assemble import build_policy
 from qwenvl.train.callbacks import require_trackers
 from qwenvl.train.display.first_look import first_look, size_warnings

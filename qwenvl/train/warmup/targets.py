@@ -20,12 +20,12 @@ from qwenvl.data.collator import GRPOCollator, ProcessedSample
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, kind_of, place_of
 from qwenvl.data.options import PromptOptions
+from qwenvl.data.tool_options import ToolOptions
 from qwenvl.rewards.functions.looking import check_evidence, evidence_of
 from qwenvl.rewards.functions.text import first_block
 from qwenvl.rewards.rubric import NO_SOLUTION
 from qwenvl.run_log.log import Rollout, read_rollouts
 from qwenvl.tools.functions import schemas_of
-from qwenvl.tools.options import ToolOptions
 from qwenvl.tools.toolbox import Conversations, Toolbox
 from qwenvl.types import BadSample, Record, Sample
 

@@ -11,8 +11,8 @@ from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.data.order import Part
+from qwenvl.data.tool_options import ToolOptions
 from qwenvl.run_log.log import Rollout, RunLog
-from qwenvl.tools.options import ToolOptions
 from qwenvl.train.warmup.targets import RolloutTargets, TargetCollator, narrowed
 from qwenvl.types import Turn
 

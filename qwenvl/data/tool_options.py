@@ -1,4 +1,4 @@
-"""The options of tools."""
+"""The options of tools. They stand with the data because the settings of prompts are saved with them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,68 @@
+"""Times as people and models write them, made one notation: seconds, mm:ss or hh:mm:ss, with a decimal point."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_NUMBER = r"([0-9]{1,7}(?:\.[0-9]{1,9})?)"
+_HOURS = r"(?:hours?|hrs?|h|小时|小時|時間)(?![a-z])"
+_MINUTES = r"(?:minutes?|mins?|m|分钟|分鐘|分)(?![a-z])"
+_SECONDS = r"(?:seconds?|secs?|s|秒)(?![a-z])"
+_MILLISECONDS = r"(?:milliseconds?|msecs?|ms|毫秒)(?![a-z])"
+_AND = r"\s{0,2}(?:,|and\b)?\s{0,2}"
+_BEGINS = r"(?<![a-z0-9_.:,])"  # not in a word or a longer number
+_TO = r"\s{0,4}(?:-{1,2}>?|[\u2010-\u2015\u2192~]|to\b|until\b|till\b|and\b|到|至)\s{0,4}"
+
+_SHARED_UNIT = re.compile(
+    rf"{_BEGINS}{_NUMBER}(?={_TO}{_NUMBER}\s{{0,2}}({_HOURS}|{_MINUTES}|{_MILLISECONDS}))", re.IGNORECASE
+)
+# 1 h 2 min 3 s, without hours or without minutes. Seconds alone are plain already. In 1m20 they have no unit.
+_IN_UNITS = re.compile(
+    rf"{_BEGINS}(?:{_NUMBER}\s{{0,2}}{_HOURS}(?:{_AND}{_NUMBER}\s{{0,2}}{_MINUTES})?|{_NUMBER}\s{{0,2}}{_MINUTES})"
+    rf"(?:{_AND}{_NUMBER}\s{{0,2}}{_SECONDS}|([0-9]{{1,2}})(?![0-9.:a-z]))?",
+    re.IGNORECASE,
+)
+_IN_PRIMES = re.compile(rf"{_BEGINS}{_NUMBER}\s?['\u2032]\s?{_NUMBER}(?:\"|\u2033|'')?")  # 1'20"
+_IN_MILLISECONDS = re.compile(rf"{_BEGINS}{_NUMBER}\s{{0,2}}{_MILLISECONDS}", re.IGNORECASE)
+_COMMA_OF_SUBTITLES = re.compile(r"(?<=:[0-9]{2}),(?=[0-9]{3}(?![0-9:.]))")  # 00:01:20,500
+_UNCLEAR = re.compile(
+    # Decimal commas or separating ones: 3,5 to 8,0, and 3,5, 8,0, and 0:12,5.
+    rf"[0-9],[0-9]{{1,9}}(?:{_TO}|,\s{{1,4}})[0-9]{{1,7}},[0-9]"
+    r"|:[0-9]{2},[0-9]{1,2}(?![0-9:.])"
+    # Hours and minutes: 1:20 h.
+    rf"|:[0-9]{{2}}\s{{0,2}}{_HOURS}"
+    # Numbers of something else: 10 %, frame 12, 12 frames, 3rd, 5k. A bare "to" may touch its numbers: 3to8.
+    r"|[0-9]\s{0,2}%|\bframes?\s{0,2}[0-9]|[0-9]\s{0,2}frames?\b"
+    r"|[0-9](?!(?:s|secs?|seconds?|to)(?![a-z])|e[-+]?[0-9])[a-z]",
+    re.IGNORECASE,
+)
+
+
+def in_plain_seconds(text: str) -> str | None:
+    """A text with its hours, minutes and milliseconds as seconds, or None where it may mean other times than it says.
+
+    Unclear are numbers with decimal commas beside others with commas, numbers of frames, and per cent.
+
+    Example:
+        >>> in_plain_seconds("1m20s to 1 min 40 s"), in_plain_seconds("1:02 to 70.5 s"), in_plain_seconds("500 ms")
+        ('80 to 100', '1:02 to 70.5 s', '0.5')
+        >>> in_plain_seconds("3,5 to 8,0"), in_plain_seconds("10 % to 20 %"), in_plain_seconds("[3.5,8]")
+        (None, None, '[3.5,8]')
+    """
+    text = _COMMA_OF_SUBTITLES.sub(".", text)
+    text = _SHARED_UNIT.sub(r"\1 \3", text)  # 1-2 min is from 1 min
+    text = _IN_UNITS.sub(_seconds_of_units, text)
+    text = _IN_PRIMES.sub(lambda found: _written(60 * Decimal(found[1]) + Decimal(found[2])), text)
+    text = _IN_MILLISECONDS.sub(lambda found: _written(Decimal(found[1]) / 1000), text)
+    return None if _UNCLEAR.search(text) else text
+
+
+def _seconds_of_units(found: re.Match[str]) -> str:
+    hours, minutes_behind_hours, minutes, seconds, bare_seconds = (Decimal(part or 0) for part in found.groups())
+    return _written(3600 * hours + 60 * (minutes_behind_hours + minutes) + seconds + bare_seconds)
+
+
+def _written(seconds: Decimal) -> str:
+    """Seconds as a decimal number without an exponent."""
+    return f"{seconds.normalize():f}"
