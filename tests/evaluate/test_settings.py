@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
-from qwenvl.data.tool_options import ToolOptions
 from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.tool_options import ToolOptions
 from qwenvl.evaluate import respondent as respondent_module
 from qwenvl.evaluate import settings as settings_module
 from qwenvl.evaluate.protocol import fingerprint, trained_otherwise
