@@ -105,13 +105,21 @@ class Page:
             time.sleep(0.05)
         return found
 
-    def press(self, key: str, modifiers: int = 0) -> None:
-        """Type one character or named key. Modifiers, added up: 2 Ctrl, 8 Shift."""
+    def press(self, key: str, modifiers: int = 0, repeats: int = 0) -> None:
+        """Type one character or named key. Modifiers, added up: 2 Ctrl, 8 Shift.
+
+        Args:
+            repeats: of the key while it is held, 0.03 seconds apart.
+        """
         # The number of a key is what moves the focus and the slider of a field.
         codes = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowRight": 39, "Delete": 46}
         code = {"windowsVirtualKeyCode": codes[key]} if key in codes else {}
         text = {"text": "\r"} if key == "Enter" else {"text": key} if len(key) == 1 else {}
-        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, modifiers=modifiers, **text, **code)
+        down = {"type": "keyDown", "key": key, "modifiers": modifiers, **text, **code}
+        self.send("Input.dispatchKeyEvent", **down)
+        for _ in range(repeats):
+            time.sleep(0.03)
+            self.send("Input.dispatchKeyEvent", autoRepeat=True, **down)
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key, modifiers=modifiers, **code)
 
     def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:

@@ -8,7 +8,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
@@ -29,7 +30,14 @@ from qwenvl.use.options import ChatOptions, ServeOptions
 
 MEDIA = {"video_url": "video", "image_url": "image"}
 WITHOUT_EFFECT = {"messages", "user", "metadata", "store", "service_tier", "stream_options", "return_token_ids"}
-NEUTRAL: tuple[Any, ...] = (None, 0, [], {}, "none", "auto", {"type": "text"})  # values that ask for nothing
+OF_A_TURN = {"role", "content", "name"}  # templates of Qwen have no names of speakers
+OF_A_PART = {"type", "cache_control", "uuid"}  # and what it holds; two of them are for caches of servers
+NEUTRAL: tuple[Any, ...] = (None, 0, "", [], {}, "none", "auto", {"type": "text"})  # values that ask for nothing
+TURN_SETTINGS = "a turn has role and content; calls of tools stand in the content, as this server writes them"
+MEDIA_SETTINGS = (
+    "a part holds its text or its medium; frames and pixels are as in training, or set by flags of qwenvl serve, such "
+    "as --video_max_frames"
+)
 FETCH_SECONDS = 60.0
 LONGEST_MESSAGE = 2000  # characters of an error: it may quote what the client sent
 MOST_VALUES = 200_000  # in the JSON of a request: each takes some 100 bytes of memory
@@ -162,15 +170,14 @@ def parse_body(body: bytes, model: str, trained: SamplingParams) -> Parsed:
         raise ApiError(400, f"expected a JSON object of at most {MOST_VALUES:,} values")
     try:
         # Of bytes Python would guess the encoding, and take lone surrogates.
-        found = json.loads(body.decode(), parse_constant=_no_number)
+        found = json.loads(body.decode(), parse_constant=_no_number, object_pairs_hook=_each_once)
         if _SURROGATE.search(body):
             json.dumps(found, ensure_ascii=False).encode()
         messages = found["messages"]
         read = {each.name for each in fields(ChatOptions)} & found.keys()
         for name in found.keys() - read - WITHOUT_EFFECT:
             if found[name] not in NEUTRAL:
-                shown = beginning(name)
-                raise ApiError(400, f"{shown}: not offered by this server; leave it out", "unsupported_parameter")
+                raise _not_offered(beginning(name))
         options = ChatOptions(**{name: found[name] for name in read if found[name] is not None})
         options.params(trained)
     except UnicodeError:
@@ -187,7 +194,48 @@ def parse_body(body: bytes, model: str, trained: SamplingParams) -> Parsed:
     parsed = Parsed(messages, options)
     if len(messages) + len(parsed.parts) > MOST_PARTS:
         raise ApiError(400, f"messages: expected at most {MOST_PARTS:,} turns and parts")
+    for number, message in enumerate(messages):
+        _check_turn(message, f"messages[{number}]")
     return parsed
+
+
+def _check_turn(message: Mapping[str, Any], place: str) -> None:
+    """Raise ApiError for a setting of a turn, or of a part of it, that the answer would not follow."""
+    _check_keys(message, OF_A_TURN, place, TURN_SETTINGS)
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return
+    for number, part in enumerate(parts):
+        kind = _kind(part)
+        if kind != "text" and kind not in MEDIA:
+            continue  # is refused when it is read
+        at = f"{place}.content[{number}]"
+        _check_keys(part, {*OF_A_PART, kind}, at, MEDIA_SETTINGS)
+        medium = part.get(kind)
+        if isinstance(medium, dict):
+            _check_keys(medium, {"url"}, f"{at}.{kind}", MEDIA_SETTINGS)
+
+
+def _check_keys(found: Mapping[str, Any], known: Set[str], place: str, instead: str) -> None:
+    for name, value in found.items():
+        if name not in known and value not in NEUTRAL:
+            raise _not_offered(f"{place}.{beginning(name)}", instead)
+
+
+def _not_offered(name: str, instead: str | None = None) -> ApiError:
+    reason = "" if instead is None else f": {instead}"
+    message = f"{name}: not offered by this server; leave it out{reason}"
+    return ApiError(400, message, "unsupported_parameter")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. A client that writes a key twice means one value, and nobody knows which."""
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    counts = Counter(name for name, _ in pairs)
+    [(name, count)] = counts.most_common(1)
+    raise ValueError(f"expected JSON with each key once in an object, got {beginning(repr(name))} {count} times")
 
 
 def _no_number(word: str) -> Any:

@@ -42,7 +42,7 @@ from qwenvl.rewards.table import SHAPING, TABLE, TIMELINES, reading
 from qwenvl.run_log.log import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
 from qwenvl.run_log.report.evaluation import write_labels
 from qwenvl.run_log.report.timelines import MOST_SPANS, axis_length, span_as_shown
-from qwenvl.timeline import timeline_in
+from qwenvl.timeline import TimedStep, timeline_in
 from qwenvl.types import FrameInfo, PromptBatch, Record, RolloutBatch
 from qwenvl.use.label_table import LabelTable
 from qwenvl.use.options import UseRequest
@@ -220,17 +220,14 @@ class Labels:
         if not asked and not numbered:
             return {"steps": steps, "timeline": None, "vote_spans": []}
         clips = [FrameInfo.of(clip) for clip in row.get("clips", ())]
-        vote_spans = []
-        for answer, _ in row.get("votes", ()):
-            vote = timeline_in(answer, numbers_of(listed))
-            vote_spans.append([span_as_shown(span) for span in vote[:MOST_SPANS]])
+        votes = [timeline_in(answer, numbers_of(listed)) for answer, _ in row.get("votes", ())]
         return {
             "steps": steps,
             "timeline": {
-                "length": axis_length(spans if not clips else (), clips),
+                "length": editor_length([spans, *votes], clips),
                 "spans": [span_as_shown(span) for span in spans[:MOST_SPANS]],
             },
-            "vote_spans": vote_spans,
+            "vote_spans": [[span_as_shown(span) for span in vote[:MOST_SPANS]] for vote in votes],
         }
 
     def _address(self, path: Path) -> str:
@@ -262,6 +259,20 @@ class Labels:
             for clip in row.get("clips", ()):
                 times += [f"{second:.2f}" for second in clip["times"]]
             yield {**named, **row, "times": " ".join(times)}
+
+
+def editor_length(answers: Sequence[Sequence[TimedStep]], clips: Sequence[FrameInfo]) -> float:
+    """Seconds that the editor of a timeline has: of the only clip, else as far as clips and answers reach.
+
+    Args:
+        answers: the spans of each.
+    """
+    of_clips = [axis_length((), [clip]) for clip in clips]
+    if len(clips) == 1 and of_clips[0] > 0:
+        return of_clips[0]
+    # The page cuts spans at this length: it must not cut what no clip bounds.
+    of_answers = [axis_length(spans, ()) for spans in answers]
+    return max([*of_clips, *of_answers], default=0.0)
 
 
 def deciding_reward(names: Sequence[Any] | None) -> str | None:

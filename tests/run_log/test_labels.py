@@ -149,6 +149,109 @@ def test_labels_of_another_tab_are_kept_and_shown(opened):
     page.wait(f"{done} === '3 of 4 done'")
 
 
+# ---- a browser that keeps nothing more
+
+DONE = "document.querySelector('#done').textContent"
+WARNING = "document.querySelector('#unkept').textContent"
+STAYS = "document.querySelector('#stays').checkVisibility()"
+ASKS = "!dispatchEvent(new Event('beforeunload', {cancelable: true}))"
+CHECK = "report.list.check({n}, {{answer: {answer!r}}})"
+OTHER = "qwenvl labels /other/index.html"
+FILL = f"""(() => {{
+    localStorage.setItem('{OTHER}', JSON.stringify(Object.fromEntries([['a', 'x'.repeat(9000)], ['b', 'y']])));
+    localStorage.setItem('{OTHER} drafts', JSON.stringify({{c: 'z'}}));
+    for (let size = 2 ** 20; size >= 1; size = Math.floor(size / 2)) {{
+        try {{ for (let n = 0; ; n += 1) localStorage.setItem(`fill ${{size}} ${{n}}`, 'x'.repeat(size)); }} catch {{ }}
+    }}
+}})()"""
+
+
+def test_a_full_storage_is_said_and_the_page_is_not_left_before_the_file_is_saved(opened):
+    page = opened()
+    assert page.run(WARNING) == "" and page.run(STAYS) and not page.run(ASKS)
+    assert page.run("document.querySelector('#unkept').getAttribute('role')") == "alert"
+    page.run(CHECK.format(n=1, answer="(3) screw"))
+    assert page.run(DONE) == "1 of 4 done" and not page.run(ASKS)
+    page.run(FILL)
+    page.run(CHECK.format(n=2, answer="(4) hinge, " + "long " * 50))
+    assert page.run(DONE) == "2 of 4 done, 1 neither kept nor saved" and page.run(ASKS)
+    said = page.run(WARNING)
+    assert "its storage is full" in said and "as a file now" in said and not page.run(STAYS)
+    # It is seen wherever the reader is on the page.
+    box = page.run("document.querySelector('#unkept').getBoundingClientRect().toJSON()")
+    assert box["top"] >= 0 and box["bottom"] <= page.run("innerHeight")
+    page.run("document.querySelector('#save-now').click()")
+    page.wait(f"{DONE} === '2 of 4 done'")
+    assert not page.run(ASKS) and "before you leave" in page.run(WARNING)
+    page.run("report.list.draft(0, '(5) box, ' + 'long '.repeat(50), '')")
+    assert page.run(DONE).endswith("1 neither kept nor saved") and "corrections first" in page.run(WARNING)
+    page.run("report.list.draft(0, '', '')")
+    assert not page.run(ASKS)
+
+
+def test_a_storage_gets_room_where_the_reader_forgets_another_page(opened):
+    page = opened()
+    page.run(FILL)
+    for n, answer in ((1, "(3) screw, " + "long " * 50), (2, "(4) hinge")):
+        page.run(CHECK.format(n=n, answer=answer))
+    assert page.run(DONE) == "2 of 4 done, 2 neither kept nor saved"
+    others = "document.querySelector('#others')"
+    assert "/other/index.html: 3 answers, 0.00" in page.run(f"{others}.textContent")
+    page.run("window.confirm = (asked) => { window.asked = asked; return false; }, true")
+    page.run(f"{others}.querySelector('button').click()")
+    assert page.run("asked").startswith("Forget the 3 answers") and page.run(f"localStorage.getItem('{OTHER}')")
+    page.run("window.confirm = () => true, true")
+    page.run(f"{others}.querySelector('button').click()")
+    assert page.run(f"localStorage.getItem('{OTHER}') ?? localStorage.getItem('{OTHER} drafts')") is None
+    assert page.run(DONE) == "2 of 4 done" and page.run(WARNING) == "" and page.run(STAYS) and not page.run(ASKS)
+    assert opened().run(DONE) == "2 of 4 done"  # both are kept
+
+
+def test_what_other_tabs_store_or_remove_takes_no_answer_of_this_one(opened):
+    page = opened()
+    page.run(CHECK.format(n=1, answer="(3) screw"))
+    page.run(FILL)
+    page.run(CHECK.format(n=2, answer="(4) hinge, " + "long " * 50))
+    store = "Object.keys(localStorage).find((each) => each.endsWith('labels/index.html'))"
+    tell = f"dispatchEvent(new StorageEvent('storage', {{key: {store}}}))"
+    page.run(tell)  # another tab has noted something
+    assert page.run(DONE) == "2 of 4 done, 1 neither kept nor saved"
+    page.run("(() => { localStorage.clear(); dispatchEvent(new StorageEvent('storage', {key: null})); })()")
+    assert page.run(DONE) == "2 of 4 done" and page.run(WARNING) == ""
+    assert opened().run(DONE) == "2 of 4 done"
+
+
+def test_a_browser_that_keeps_nothing_is_named_at_once(opened):
+    page = opened()
+    refuse = "get: () => { throw new DOMException('no storage here', 'SecurityError'); }"
+    script = f"Object.defineProperty(window, 'localStorage', {{{refuse}}})"
+    added = page.send("Page.addScriptToEvaluateOnNewDocument", source=script)
+    page = opened(hash="#id=cam/torn2.mp4")
+    page.send("Page.removeScriptToEvaluateOnNewDocument", **added)
+    assert "no storage here" in page.run(WARNING) and not page.run(STAYS) and not page.run(ASKS)
+    page.run("document.querySelector('#confirm').click()")
+    page.wait(f"{DONE} === '1 of 4 done, 1 neither kept nor saved'")
+    assert page.run(ASKS)
+    page.run("document.querySelector('#save').click()")
+    page.wait(f"{DONE} === '1 of 4 done'")
+    assert not page.run(ASKS)
+
+
+def test_a_key_that_is_held_decides_once(opened):
+    page = opened(hash="#id=cam/torn2.mp4")
+    page.press("y", repeats=15)
+    page.wait(f"{TITLE} === 'torn.mp4'")
+    assert page.run(DONE) == "1 of 4 done"
+    page.press("k", repeats=5)  # keys that move repeat
+    page.wait(f"{TITLE} === 'unread.mp4'")
+    count = "window.files = (window.files ?? 0) + 1"
+    page.run(f"(own => {{ URL.createObjectURL = blob => ({count}, own(blob)); }})(URL.createObjectURL.bind(URL)), true")
+    page.run("document.querySelector('#save').focus()")
+    page.press("Enter", repeats=5)
+    page.wait("document.querySelector('#saved').textContent !== ''")
+    assert page.run("window.files") == 1
+
+
 def test_labels_of_other_clips_outlive_a_page_without_them(browser, tmp_path):
     """The same folder of labels gets a page for one clip, for another one, and for both."""
     done = "document.querySelector('#done').textContent"
@@ -290,6 +393,54 @@ def test_a_timeline_is_saved_as_the_field_of_its_record(timelines, tmp_path):
     solutions = {record.solution for record in records}
     assert "<answer>0.0-1.0 (3) fasten the screw\n1.0-2.25 (2) insert the fan</answer>" in solutions
     assert timelines("odd").run(SPANS) == ["3,0,1", "2,1,2.25"]  # it stays in the browser
+
+
+def test_spans_beyond_the_clip_are_saved_as_they_are_shown(browser, tmp_path):
+    long = [span(1.0, 19.0), span(15.0, 19.0, 3)]
+    rows = [timed("long", *long, vote_spans=[long, [span(1.0, 12.0, 1)]]), timed("other", *long)]
+    written = write_labels(tmp_path, "run", rows, "qwenvl train")
+    browser.show(1280)
+    browser.open(f"{written.page.as_uri()}#id=cam/long.mp4")
+    browser.wait("document.querySelector('.lanes.editable') !== null")
+    browser.run("localStorage.clear()")
+    assert browser.run(SPANS) == ["2,1,10", "3,9.9,10"]
+    shown = browser.run("document.querySelector('.bar-of-spans').textContent")
+    assert "cut at the end of the clip" in shown
+    assert "19" not in browser.run("document.querySelector('.bar-of-spans .lanes').getAttribute('aria-label')")
+    assert "1-12" not in browser.run("document.querySelector('.votes').textContent")
+    browser.run("document.querySelector('#confirm').click()")
+    browser.wait(f"{COUNT} === 'save 1 record'")
+    assert browser.run("report.list.done(0).state") == "confirmed"
+    browser.run("document.querySelector('#unchecked').click()")
+    keep = "blob.text().then((text) => (window.saved = text))"
+    own = "URL.createObjectURL.bind(URL)"
+    browser.run(f"(own => {{ URL.createObjectURL = blob => ({keep}, own(blob)); }})({own}), true")
+    browser.run("document.querySelector('#save').click()")
+    expected = [{"step": 2, "start": 1, "end": 10}, {"step": 3, "start": 9.9, "end": 10}]
+    # Also of the label that nobody has looked at.
+    assert [record["timeline"] for record in json.loads(browser.wait("window.saved"))] == [expected] * 2
+
+
+def test_spans_are_stored_short_and_those_of_earlier_pages_are_read(timelines):
+    page = timelines("one")
+    page.run("document.querySelector('#confirm').click()")
+    page.wait("document.querySelector('#done').textContent === '1 of 3 done'")
+    stored = page.run("Object.values(localStorage).find((each) => each.includes('confirmed'))")
+    [[key, value]] = json.loads(stored).items()
+    assert value == {"timeline": [[0, 3.5, 2, "insert the fan"], [3.5, 9, 3, "fasten the screw"]], "state": "confirmed"}
+    earlier = {"answer": "1-2 (1)", "timeline": [span(1.0, 2.0, 1)], "state": "corrected"}
+    page.run(f"localStorage.setItem(report.list.checked.name, {json.dumps(json.dumps({key: earlier}))})")
+    page.run(f"localStorage.setItem(report.list.drafts.name, {json.dumps(json.dumps({key: [span(1.0, 3.0, 1)]}))})")
+    page = timelines("one")
+    assert page.run(SPANS) == ["1,1,3"]
+    assert page.run("report.list.done(report.list.chosen).answer") == "1-2 (1) take the lid"
+
+
+def test_a_held_delete_removes_one_span(timelines):
+    page = timelines("one")
+    page.press("e")
+    page.press("Delete", repeats=3)
+    assert page.run(SPANS) == ["3,3.5,9"]
 
 
 def test_an_answer_that_is_right_is_confirmed_and_a_vote_is_taken_over(timelines):

@@ -17,9 +17,10 @@ from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.questions import BLOCK
 from qwenvl.rewards.table import TABLE, reading
+from qwenvl.timeline import TimedStep
 from qwenvl.train.grpo_trainer import GRPOTrainer
-from qwenvl.types import ClipMeta, LibraryCount, LibrarySize, Message, Record
-from qwenvl.use.label import deciding_reward, elected, key_of, version_of
+from qwenvl.types import ClipMeta, FrameInfo, LibraryCount, LibrarySize, Message, Record
+from qwenvl.use.label import deciding_reward, editor_length, elected, key_of, version_of
 from qwenvl.use.label_table import as_cell
 from tests.made_clips import slow_gif, write_clip
 from tests.train.test_distributed import launch_ranks
@@ -235,6 +236,17 @@ def test_a_record_with_a_timeline_is_asked_about_one_and_saved_without_it(there)
     [row] = json.loads(text[text.index("[") : text.rindex("]") + 1])
     assert row["timeline"] == {"length": 4.0, "spans": []} and row["record"]["turns"] == turns
     assert "timeline" not in others_of(row)
+
+
+def test_the_editor_of_a_timeline_cuts_at_the_end_of_the_only_clip():
+    def clip(duration: float) -> FrameInfo:
+        return FrameInfo(path="a.mp4", indices=(0,), times=(0.5,), segments=None, duration=duration)
+
+    spans = [TimedStep(start=1.0, end=9.0, number=1, name="")]
+    assert editor_length([spans], [clip(2.4)]) == 2.4
+    # The spans of two clips are bounded by neither of them.
+    assert editor_length([spans, []], [clip(2.4), clip(3.0)]) == 9.0
+    assert editor_length([], []) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,50 @@ def test_contents_of_other_types_are_refused(running, content):
     assert running.is_idle()
 
 
+@pytest.mark.parametrize(
+    ("turn", "named"),
+    [
+        ({"content": [video("one.mp4") | {"fps": 0.5}]}, "messages[0].content[0].fps"),
+        ({"content": [{"type": "text", "text": "Hi"}, video("one.mp4") | {"nframes": 2}]}, ".content[1].nframes"),
+        ({"content": [image("part.png") | {"max_pixels": 100}]}, "messages[0].content[0].max_pixels"),
+        (
+            {"content": [{"type": "image_url", "image_url": {"url": "part.png", "detail": "low"}}]},
+            "messages[0].content[0].image_url.detail",
+        ),
+        ({"content": [video("one.mp4") | {"type": "text", "text": "Hi"}]}, "content[0].video_url"),
+        ({"content": "Hi", "tool_calls": [{"id": "a"}]}, "messages[0].tool_calls"),
+        ({"content": "Hi", "x" * 10**5: 1}, "messages[0].xxx"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_settings_of_turns_and_parts_are_refused_by_name(running, turn, named):
+    body = {"messages": [{"role": "user", **turn}, {"role": "user", "content": "Which?"}], "max_tokens": 2}
+    status, answer = raw(running, "POST", CHAT, json.dumps(body).encode())
+    message = answer["error"]["message"]
+    assert status == 400 and named in message and "leave it out: " in message and len(message) < 400, answer
+    assert answer["error"]["code"] == "unsupported_parameter"
+
+
+def test_settings_of_turns_and_parts_that_change_nothing_are_accepted(running):
+    picture = {"type": "image_url", "image_url": {"url": "part.png", "detail": "auto"}, "cache_control": {"type": "x"}}
+    clip = video("one.mp4") | {"fps": None, "uuid": "clip 1"}
+    said = {"role": "assistant", "content": "Yes?", "tool_calls": None, "refusal": None, "annotations": []}
+    turns = [
+        {"role": "user", "name": "me", "content": [picture, clip, {"type": "text", "text": "Hello."}]},
+        said,
+        {"role": "user", "content": "Go."},
+    ]
+    body = {"messages": turns, "max_tokens": 2}
+    status, answer = raw(running, "POST", CHAT, json.dumps(body).encode())
+    assert status == 200, answer
+
+
+def test_a_key_that_a_request_has_twice_is_refused(running):
+    body = b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "max_tokens": 3}'
+    status, answer = raw(running, "POST", CHAT, body)
+    assert status == 400 and "'max_tokens' 2 times" in answer["error"]["message"]
+
+
 def test_a_body_of_many_values_is_not_parsed(running, monkeypatch):
     parsed = SimpleNamespace(loads=lambda *_, **__: pytest.fail("it was parsed"))
     monkeypatch.setattr("qwenvl.use.chat_request.json", parsed)

@@ -3,7 +3,7 @@
 
 class Groups extends List {
   constructor() {
-    super({ filters: NO_FILTERS, jumps: Object.entries(JUMPS), columns: COLUMNS, kind: "group", nothing: "The run has written no completions yet." });
+    super({ filters: NO_FILTERS, jumps: Object.entries(JUMPS), columns: COLUMNS, kind: "group", nothing: "The run has written no completions yet.", moving: ["[", "]"] });
     const { runs } = report.data;
     const run = this.choice("run", "run", runs.map((name, n) => [n, name]), (value) => this.openRun(Number(value)));
     this.place([

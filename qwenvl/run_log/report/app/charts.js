@@ -79,10 +79,8 @@ function saveTable(chart) {
   const rows = chart.names
     ? [["run", "step", ...chart.names], ...chart.steps.map((step, at) => [name(chart.run), step, ...chart.values.map((values) => values[at])])]
     : [["run", "step", "value", "ci95"], ...chart.curves.flatMap((curve) => curve.steps.map((step, n) => [name(curve.run), step, curve.values[n], curve.ci95 ? curve.ci95[n] : null]))];
-  const file = new Blob([rows.map((row) => row.map((each) => each ?? "").join(",")).join("\n") + "\n"], { type: "text/csv" });
-  const link = h("a", { href: URL.createObjectURL(file), download: `${chart.metric.replaceAll("/", "-")}.csv` });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  const lines = rows.map((row) => row.map((each) => each ?? "").join(","));
+  download(`${chart.metric.replaceAll("/", "-")}.csv`, `${lines.join("\n")}\n`, "text/csv");
 }
 
 // The exponential mean of the values so far. The weights are divided by their sum, so that it has no bias to the first.

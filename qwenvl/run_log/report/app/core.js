@@ -78,6 +78,13 @@ function niceTicks(low, high, most) {
   return ticks;
 }
 
+// Have the browser save a text as a file.
+function download(name, text, type) {
+  const link = h("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000); // some browsers read it after the click
+}
+
 const loading = new Map();
 
 // Load a script once. A later call for the same file waits for the first.

@@ -28,7 +28,7 @@ class Records extends List {
     const jumps = [...Object.entries(VIEWS).filter(([, jump]) => !jump.needs || jump.needs(index)), ...blind];
     const models = index.models.slice(-COLUMNS_SHOWN);
     const columns = [["number", "#", (_, n) => n], ["record", "record", (_, n) => index.ids[n]], ...models.map((model) => [model, model, (_, n) => index.means[AS_IT_IS][model][n]])];
-    super({ filters: NO_CHOICE, jumps, columns, kind: "record", nothing: "No record was evaluated." });
+    super({ filters: NO_CHOICE, jumps, columns, kind: "record", nothing: "No record was evaluated.", moving: ["c"] });
     this.index = index;
     this.models = models;
     this.jumps = Object.fromEntries(jumps);

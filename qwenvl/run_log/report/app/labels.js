@@ -9,9 +9,29 @@ const SHOWN = { // each jump: its title, and which labels it keeps
   failed: { title: "errors", keep: (labels, n) => labels.index.answers[n] === null },
 };
 const NO_CHOICE = { q: "", jump: "", sort: "" };
-const STORE = `qwenvl labels ${location.pathname}`;
+const STORES = "qwenvl labels ";
+const STORE = `${STORES}${location.pathname}`;
 const DRAFTS = `${STORE} drafts`;
 const NAME = 18; // letters of a clip's name that fit into the list
+const MILLION = 1e6;
+
+// Spans are stored as lists without their line, which is made again: a browser has room for 5 million characters, on
+// file:// for all pages together.
+const spanList = (spans) => spans.map(({ start, end, number, name }) => [start, end, number, name]);
+// Earlier pages stored spans as objects.
+const spansOfList = (list) => list.map((span) => (Array.isArray(span) ? { start: span[0], end: span[1], number: span[2], name: span[3] } : span));
+const CHECKED_FORM = {
+  pack: (entry) => (entry.timeline ? { timeline: spanList(entry.timeline), state: entry.state } : entry),
+  unpack(entry) {
+    if (!entry.timeline) return entry;
+    const timeline = spansOfList(entry.timeline);
+    return { answer: spansLine(timeline), timeline, state: entry.state };
+  },
+};
+const DRAFT_FORM = {
+  pack: (draft) => (typeof draft === "string" ? draft : spanList(draft)),
+  unpack: (draft) => (typeof draft === "string" ? draft : spansOfList(draft)),
+};
 
 class Labels extends List {
   constructor(index) {
@@ -19,52 +39,45 @@ class Labels extends List {
     const columns = [["number", "#", (_, n) => n], ["id", "clip", (_, n) => index.ids[n]], voted ? ["agreement", "agree", (_, n) => index.columns.agreement[n]] : null, ["logprob", "log-prob", (_, n) => index.columns.logprob[n]]].filter(Boolean);
     super({ filters: NO_CHOICE, jumps: Object.entries(SHOWN), columns, kind: "label", nothing: "No clip was labelled." });
     Object.assign(this, { index, voted });
-    this.checked = this.stored(STORE); // number -> {answer, timeline: spans of one, state: confirmed | corrected}
-    this.drafts = this.stored(DRAFTS); // number -> what was edited and not saved: a text, or spans
+    this.checked = new Kept(STORE, index.keys, CHECKED_FORM); // number -> {answer, timeline: spans of one, state: confirmed | corrected}
+    this.drafts = new Kept(DRAFTS, index.keys, DRAFT_FORM); // number -> what was edited and not saved: a text, or spans
     this.folders = foldersOf(index.ids);
     for (const part of [this.parts.list, this.parts.heads]) part.style.setProperty("--models", voted ? 2 : 1);
     const ofSpans = index.timed ? [["n", " a new span"], ["[", "]", " begin and end the span where the clip stands"]] : [];
     this.place([this.field("q", "text", 14, "/")], [["y", " the answer is right"], ["e", " correct it"], ["p", " play"], ...ofSpans, ["/", " search"]]);
-    for (const id of ["save", "unchecked"]) document.querySelector(`#${id}`).addEventListener(id === "save" ? "click" : "change", () => (id === "save" ? this.save() : this.count()));
-    addEventListener("storage", (event) => { if (event.key === STORE) this.followed(); });
+    for (const button of document.querySelectorAll("#save, #save-now")) button.addEventListener("click", () => this.save());
+    document.querySelector("#unchecked").addEventListener("change", () => this.count());
+    addEventListener("storage", (event) => this.followed(event));
+    addEventListener("beforeunload", (event) => {
+      if (!this.unsaved()) return;
+      event.preventDefault();
+      event.returnValue = true; // for browsers that do not read the line above
+    });
     this.count();
     this.opened();
   }
 
-  // What the browser keeps of earlier visits: the number of each label, and its value.
-  stored(name) {
-    const numbers = new Map(this.index.keys.map((key, n) => [key, n])); // of question and clip: another question has other keys
-    try {
-      const found = Object.entries(JSON.parse(localStorage.getItem(name) || "{}")).filter(([key]) => numbers.has(key));
-      return new Map(found.map(([key, value]) => [numbers.get(key), value]));
-    } catch { // a browser that keeps nothing: the labels are those of this visit
-      return new Map();
+  // Another tab has changed what the browser keeps. What is being edited here stays as it is.
+  followed(event) {
+    const concerns = (name) => event.key === name || event.key === null; // null: everything was removed
+    if (concerns(STORE)) {
+      this.checked.follow();
+      [...this.parts.list.children].forEach((row, at) => row.replaceChildren(...this.row(this.found[at])));
     }
+    if (concerns(DRAFTS) && localStorage.getItem(DRAFTS) === null) this.drafts.storeAgain();
+    this.retry();
   }
 
-  // Keep the value of one label, or forget it. All else that the browser keeps under this name stays: what another tab
-  // has noted since, and labels of clips that the page was written for before.
-  store(name, n, value) {
-    try {
-      const kept = JSON.parse(localStorage.getItem(name) || "{}");
-      if (value === undefined) delete kept[this.index.keys[n]];
-      else kept[this.index.keys[n]] = value;
-      localStorage.setItem(name, JSON.stringify(kept));
-    } catch { /* as above */ }
-  }
-
-  // Another tab with this page has noted something. What is being edited here stays as it is.
-  followed() {
-    this.checked = this.stored(STORE);
-    [...this.parts.list.children].forEach((row, at) => row.replaceChildren(...this.row(this.found[at]).filter(Boolean)));
+  // Store what could not be stored: there may be room now.
+  retry() {
+    for (const kept of [this.checked, this.drafts]) kept.retry();
     this.count();
   }
 
   // Keep an edited answer until it is saved. One that is as it was before is no draft.
   draft(n, value, before) {
-    if (JSON.stringify(value) === JSON.stringify(before)) this.drafts.delete(n);
-    else this.drafts.set(n, value);
-    this.store(DRAFTS, n, this.drafts.get(n));
+    const same = JSON.stringify(value) === JSON.stringify(before);
+    this.drafts.set(n, same ? undefined : value);
     this.count();
   }
 
@@ -128,8 +141,8 @@ class Labels extends List {
 
   // The bar of the model's timeline, and below it the one that is edited.
   spansPart(n, label) {
-    const done = this.done(n), { length, spans } = label.timeline;
-    const before = done?.timeline ?? spans;
+    const done = this.done(n), { length, spans, cut } = label.timeline;
+    const before = spansWithin(done?.timeline ?? spans, length);
     const editor = this.editor = new SpanEditor({ spans: this.drafts.get(n) ?? before, length, steps: label.steps, player: this.player, changed: () => changed() });
     const entry = () => ({ answer: spansLine(editor.spans), timeline: sortedSpans(editor.spans) });
     const buttons = this.buttons(n, label, entry);
@@ -140,7 +153,7 @@ class Labels extends List {
     const votes = label.votes.map(([answer, count], vote) => ({ answer: spansLine(label.vote_spans[vote]), count, use: () => editor.replace(label.vote_spans[vote]) }));
     return h("div", { class: "label editor", onkeydown: (event) => { if (savesNow(event)) buttons.querySelector("#correct").click(); } },
       filmView(label.clips.length === 1 ? label.clips[0] : null, length),
-      bar("the model's answer", barView(spans, length)),
+      bar(cut ? "the model's answer, cut at the end of the clip" : "the model's answer", barView(spans, length)),
       bar("your timeline", editor.lanes),
       editor.palette, editor.rows,
       h("p", {}, editor.addButton, h("span", { class: "fine keys" }, `Drag an edge or a span, or draw a new one. Tab goes to spans and edges: ← → move them by ${editor.grain} s, with Shift by ${seconds(FAR * editor.grain)} s; 1 to 9 set the step, Delete removes.`)),
@@ -158,12 +171,15 @@ class Labels extends List {
 
   // Note an answer as right or corrected, and go to the next label. None takes the note back.
   async check(n, entry) {
-    if (entry === null) this.checked.delete(n);
-    else if (!entry.answer.trim()) return;
-    else this.checked.set(n, { ...entry, answer: entry.answer.trim(), state: await this.isModels(n, entry) ? "confirmed" : "corrected" });
-    this.drafts.delete(n);
-    this.store(DRAFTS, n, undefined);
-    this.store(STORE, n, this.done(n));
+    if (entry !== null && !entry.answer.trim()) return;
+    if (entry === null) {
+      this.checked.set(n, undefined);
+    } else {
+      const state = await this.isModels(n, entry) ? "confirmed" : "corrected";
+      this.checked.set(n, { ...entry, answer: entry.answer.trim(), state });
+    }
+    this.drafts.set(n, undefined);
+    this.checked.retry(); // the draft has left room
     const at = this.found.indexOf(n), row = this.parts.list.children[at];
     if (row) row.replaceChildren(...this.row(n));
     this.count();
@@ -173,38 +189,78 @@ class Labels extends List {
 
   // Whether an answer is the one that the model gave.
   async isModels(n, entry) {
-    const label = await this.label(n);
+    const label = await this.one(n);
     if (!entry.timeline) return entry.answer.trim() === label.answer.trim();
     return JSON.stringify(entry.timeline) === JSON.stringify(sortedSpans(label.timeline.spans));
   }
 
-  async label(n) {
-    const { page, place } = this.index.columns;
-    return (await pageOf(0, page[n]))[place[n]];
+  // The label with its spans as they are shown, and so saved: inside of the clip.
+  async one(n) {
+    const label = await super.one(n);
+    if (!label.timeline) return label;
+    const length = label.timeline.length || 1, { spans } = label.timeline;
+    const timeline = { length, spans: spansWithin(spans, length), cut: spans.some((span) => span.end > length) };
+    return { ...label, timeline, vote_spans: label.vote_spans.map((vote) => spansWithin(vote, length)) };
   }
 
+  // How many answers are neither kept by the browser nor in a file.
+  unsaved() { return this.checked.unsaved.size + this.drafts.unsaved.size; }
+
   // The numbers of the labels that would be saved.
-  saved() {
+  toSave() {
     const all = document.querySelector("#unchecked").checked;
     return this.index.ids.map((_, n) => n).filter((n) => this.done(n) || (all && this.index.answered[n]));
   }
 
   count() {
-    const button = document.querySelector("#save"), count = this.saved().length;
+    const button = document.querySelector("#save"), count = this.toSave().length;
     button.textContent = `save ${count.toLocaleString("en")} ${count === 1 ? "record" : "records"}`;
-    button.disabled = !count;
+    button.disabled = document.querySelector("#save-now").disabled = !count;
     const answered = this.index.answers.filter((answer) => answer !== null).length; // of the others there is nothing to check
     const edited = this.drafts.size ? `, ${this.drafts.size.toLocaleString("en")} edited and not saved as a correction` : "";
-    document.querySelector("#done").textContent = `${this.checked.size.toLocaleString("en")} of ${answered.toLocaleString("en")} done${edited}`;
+    const lost = this.unsaved() ? `, ${this.unsaved().toLocaleString("en")} neither kept nor saved` : "";
+    document.querySelector("#done").textContent = `${this.checked.size.toLocaleString("en")} of ${answered.toLocaleString("en")} done${edited}${lost}`;
+    this.warn();
+  }
+
+  // Say that the browser keeps no more answers, for as long as that is so. A text that stays is not read out again.
+  warn() {
+    const problem = this.checked.problem ?? this.drafts.problem;
+    const when = this.unsaved() ? "Save the records as a file now" : "Save the records as a file before you leave this page";
+    const drafts = this.drafts.unsaved.size ? ", edited answers as corrections first" : "";
+    const text = problem ? `This browser keeps no more answers: ${problem}. ${when}${drafts}: answers that it does not keep are gone when the page is closed or loaded again.` : "";
+    const shown = document.querySelector("#unkept");
+    if (shown.textContent === text) return;
+    shown.textContent = text;
+    document.querySelector("#stays").hidden = Boolean(problem);
+    document.querySelector("#save-now").hidden = !problem;
+    this.showOthers(problem === FULL);
+  }
+
+  // What other pages take up of a full storage, to be forgotten one by one. Never without a word: nobody knows whether it
+  // was saved as a file.
+  showOthers(full) {
+    const pages = full ? otherPages(STORES, location.pathname) : [];
+    const forget = (page) => () => {
+      const question = `Forget the ${page.answers.toLocaleString("en")} answers that this browser keeps of ${page.path}? Those that were never saved as a file are gone.`;
+      if (!confirm(question)) return;
+      for (const name of page.names) localStorage.removeItem(name);
+      this.retry();
+      this.showOthers(this.checked.problem === FULL);
+    };
+    const item = (page) => h("li", {}, `${page.path}: ${page.answers.toLocaleString("en")} answers, ${brief(page.characters / MILLION)} million characters `, h("button", { type: "button", onclick: forget(page) }, "forget"));
+    const others = document.querySelector("#others");
+    others.hidden = !pages.length;
+    others.replaceChildren(h("summary", {}, "other pages of labels in this storage"), h("ul", {}, pages.map(item)));
   }
 
   async save() {
-    const rows = [];
-    for (const n of this.saved()) rows.push(recordOf(await this.label(n), this.done(n)));
-    const link = h("a", { href: URL.createObjectURL(new Blob([`[\n${rows.join(",\n")}\n]\n`], { type: "application/json" })), download: "labels.json" });
-    link.click();
-    URL.revokeObjectURL(link.href);
+    const written = new Map(this.checked.values), rows = []; // what is noted while the file is made is not in it
+    for (const n of this.toSave()) rows.push(recordOf(await this.one(n), written.get(n)));
+    download("labels.json", `[\n${rows.join(",\n")}\n]\n`, "application/json");
+    this.checked.inFile(written);
     document.querySelector("#saved").textContent = `saved ${rows.length.toLocaleString("en")} as labels.json`;
+    this.count();
   }
 
   words() {
@@ -238,7 +294,8 @@ class Labels extends List {
 
 // The record that training reads, as JSON: with a timeline as its field, else with the answer as its last turn.
 function recordOf(label, done) {
-  const timeline = done ? done.timeline : label.timeline?.spans;
+  const named = done ? done.timeline : label.timeline?.spans;
+  const timeline = named && label.timeline ? spansWithin(named, label.timeline.length) : named; // an earlier page kept any seconds
   let own;
   if (timeline) {
     const spans = timeline.map((span) => ({ step: span.number ?? span.name, start: span.start, end: span.end }));
@@ -259,7 +316,7 @@ function toggledStep(text, number, name) {
   return `${text.slice(0, marks[at].index)}${text.slice(marks[at + 1]?.index ?? text.length)}`.trim();
 }
 
-const savesNow = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey);
+const savesNow = (event) => event.key === "Enter" && !event.repeat && (event.ctrlKey || event.metaKey);
 
 function votesView(votes) {
   if (votes.length < 2) return null;

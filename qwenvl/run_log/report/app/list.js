@@ -6,8 +6,10 @@ const ROWS = 100; // that are added to the list at a time
 const PAGE = 10; // rows that PageDown moves by
 
 class List {
-  // own: {filters: of a page without any, jumps, columns: with a head each, kind: the noun of a row, nothing: to say of none}
+  // own: {filters: of a page without any, jumps, columns: with a head each, kind: the noun of a row, nothing: to say of none,
+  // moving: keys of the page that move, and so repeat while they are held}
   constructor(own) {
+    this.moving = new Set(["j", "k", ...(own.moving ?? [])]);
     Object.assign(this, { own, filters: { ...own.filters }, found: [], chosen: null, shown: 0, search: 0, index: null });
     const jump = ([name, each]) => h("button", { type: "button", "data-jump": name, onclick: () => this.change({ jump: this.filters.jump === name ? "" : name }) }, each.title);
     this.parts = { // the elements of the page that change
@@ -140,7 +142,7 @@ class List {
     }
     this.address();
     try {
-      const { page, place } = this.index.columns, one = (await pageOf(this.run || 0, page[n]))[place[n]];
+      const one = await this.one(n);
       if (this.chosen !== n) return;
       const inside = group.contains(document.activeElement); // what has the focus is replaced
       group.replaceChildren(this.view(n, one));
@@ -149,6 +151,12 @@ class List {
     } catch (error) {
       group.replaceChildren(h("p", { class: "bad" }, error.message));
     }
+  }
+
+  // The texts of one of the list.
+  async one(n) {
+    const { page, place } = this.index.columns;
+    return (await pageOf(this.run || 0, page[n]))[place[n]];
   }
 
   address() {
@@ -189,10 +197,15 @@ class List {
       return;
     }
     if (event.ctrlKey || event.metaKey || event.altKey || !this.index) return;
+    if (event.repeat && event.key === "Enter" && event.target.closest("button")) {
+      event.preventDefault(); // Enter that is held would press the button again and again
+      return;
+    }
     const keys = { j: () => this.step(this.found, 1), k: () => this.step(this.found, -1), "/": () => this.toSearch(), ...this.keys() };
     if (!keys[event.key]) return;
     event.preventDefault();
-    keys[event.key]();
+    // A key that is held decides once: its next repeats come before the reader has seen what is shown then.
+    if (!event.repeat || this.moving.has(event.key)) keys[event.key]();
   }
 }
 

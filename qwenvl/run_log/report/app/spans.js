@@ -6,11 +6,18 @@ const grainOf = (length) => (length < 5 ? 0.02 : 0.1);
 const FAR = 10;
 const SNAP = 6; // pixels: an edge that is dragged so near to another one takes its time
 
+// Spans inside of a clip of `length` seconds: a model may name seconds that the clip does not have.
+function spansWithin(spans, length) {
+  const exact = (value) => Number(value.toFixed(3));
+  const latest = Math.max(0, length - grainOf(length)); // start, so that something is left of the span
+  return spans.map(({ start, end, number, name }) => ({ start: exact(Math.min(start, latest)), end: exact(Math.min(end, length)), number, name }));
+}
+
 class SpanEditor {
   // spans: to begin with. steps: [number, name] of the prompt's list. player: the clip's video, or null.
   // changed: called after each change.
   constructor({ spans, length, steps, player, changed }) {
-    Object.assign(this, { length: length || 1, grain: grainOf(length || 1), steps, player, changed, spans: [], views: new Map(), chosen: null });
+    Object.assign(this, { length, grain: grainOf(length), steps, player, changed, spans: [], views: new Map(), chosen: null });
     this.lanes = h("div", { class: "lanes editable", role: "group", "aria-label": "your timeline", onpointerdown: (event) => this.draw(event) });
     this.head = h("i", { class: "playhead", hidden: true });
     this.lanes.append(this.head);
@@ -28,8 +35,7 @@ class SpanEditor {
 
   // Show other spans in the place of these.
   replace(spans, told = true) {
-    // A model may name seconds that the clip does not have.
-    this.spans = spans.map(({ start, end, number, name }) => ({ start: Math.min(start, this.length - this.grain), end: Math.min(end, this.length), number, name }));
+    this.spans = spansWithin(spans, this.length);
     for (const { body, row } of this.views.values()) { body.remove(); row.remove(); }
     this.views = new Map(this.spans.map((span) => [span, this.viewOf(span)]));
     this.chosen = null;
@@ -183,9 +189,10 @@ class SpanEditor {
 
   pressed(event, span, part) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const removes = event.key === "Delete" || event.key === "Backspace";
     const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key], digit = /^[1-9]$/.test(event.key) ? Number(event.key) : null;
     if (way) this.moveBy(span, part, { ...span }, way * this.grain * (event.shiftKey ? FAR : 1));
-    else if (event.key === "Delete" || event.key === "Backspace") this.remove(span);
+    else if (removes && !event.repeat) this.remove(span); // held, it would remove one span after the other
     else if (digit !== null) this.setStep(span, digit, this.nameOf(digit));
     else return;
     event.preventDefault();
