@@ -271,6 +271,12 @@ def chosen(answer: Any, options: Options, key: str = "answer", first_number: int
         return _numbered(number, options, key, first_number)
     same = _same_text(text, texts)
     if len(same) == 1:
+        all_letters = all(_LETTER_ALONE.fullmatch(each) for each in texts.values())
+        if all_letters and text.strip("().").upper() in texts.keys() - set(same):
+            raise ValueError(
+                f"{key}: {text!r} is the letter of an option and the text of option {same[0]}: write both, such as "
+                f'"{same[0]}. {text}"'
+            )
         return same[0]
     several = _letters_in(text)
     if len(several) > 1 and set(several) <= texts.keys():
