@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.config.flags import FlagParser
+from qwenvl.console import show
 from qwenvl.data.media.source import frame_list, media_cache
 from qwenvl.data.records.keys import FRAME_KEYS, SYSTEM_KEYS, TURN_KEYS
 from qwenvl.failure import counted
@@ -48,7 +49,7 @@ def add_arguments(parser: FlagParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the records of the data set to ``args.out``."""
     check_new(args.out, "OUT")
-    print(write_records(chain.from_iterable(record_files(args)), Path(args.out)))
+    show(write_records(chain.from_iterable(record_files(args)), Path(args.out)))
     return 0
 
 
