@@ -15,10 +15,11 @@ from typing import Any
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.console import show
+from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import frame_list, media_cache
 from qwenvl.data.records.keys import FRAME_KEYS, SYSTEM_KEYS, TURN_KEYS
 from qwenvl.failure import counted
-from qwenvl.files import check_new, written_whole
+from qwenvl.files import check_new, is_utf8, written_whole
 from qwenvl.inspection.flags import add_dataset_flags, record_files
 from qwenvl.inspection.written_settings import written_settings
 from qwenvl.types import Record
@@ -64,6 +65,7 @@ def write_records(records: Iterable[Record], path: Path) -> str:
 
     Raises:
         ValueError: the path has another suffix.
+        RecordError: the name of a medium is not UTF-8.
     """
     kind = path.suffix.lower()
     if kind not in (".json", ".jsonl"):
@@ -78,6 +80,8 @@ def write_records(records: Iterable[Record], path: Path) -> str:
             file.write("[\n")
         for count, record in enumerate(records, start=1):
             row = _json(_row_with_completion(record, media.path_of))
+            if not is_utf8(row):
+                raise RecordError(f"{record.where}: the name of a file is not UTF-8; rename the file", "media path")
             if kind == ".jsonl":
                 file.write(row + "\n")
             else:

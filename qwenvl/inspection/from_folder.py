@@ -23,7 +23,7 @@ from qwenvl.data.records.parse import parse_columns, text_or_file
 from qwenvl.data.records.text import text_rows
 from qwenvl.data.seeds import stable_random
 from qwenvl.failure import beginning, counted, visible
-from qwenvl.files import plain_file, written_whole
+from qwenvl.files import is_utf8, plain_file, written_whole
 from qwenvl.inspection import span_exports, spans
 from qwenvl.inspection.convert import OWN_KEYS, write_records
 from qwenvl.inspection.steps import Steps, answer_in, number_of, numbered, read_steps
@@ -156,18 +156,36 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_labels(args: argparse.Namespace, clips: Sequence[str]) -> None:
-    """Write an empty table of answers."""
+    """Write an empty table of answers.
+
+    Raises:
+        RecordError: a table can't hold the name of a clip, or not so that it is read as this clip again.
+    """
     for name in ("question", "steps", "columns", "label_fps", "background", "out", "split"):
         if getattr(args, name) is not None:
             raise ValueError(f"--{name} has no effect with --write-labels: leave it out")
     path = Path(args.write_labels)
     if path.exists():
         raise FileExistsError(f"{path}: is there already; name another file, or fill this one in")
+    named = _named(clips)
+    for clip in clips:
+        if not is_utf8(clip):
+            raise RecordError(f"{args.folder}: the name of {clip!r} is not UTF-8, which tables are in; rename it")
+        if not _is_read_again(clip, named):
+            raise RecordError(f"{args.folder}: a table can't tell {clip!r} from another clip; rename the file")
     with written_whole(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(("clip", "answer"))
         table.writerows((clip, "") for clip in clips)
     show(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
+
+
+def _is_read_again(clip: str, named: dict[str, list[str]]) -> bool:
+    """Whether a cell with the name of a clip is read as this clip."""
+    try:
+        return _clip_of(clip.strip(), named) == clip
+    except ValueError:
+        return False
 
 
 def _record_of(root: Path, clip: str, question: str, label: Label) -> Record:
@@ -482,11 +500,15 @@ def _cells(content: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, 
 
 
 def _named(clips: Sequence[str]) -> dict[str, list[str]]:
-    """The clips by their path from the folder, with and without its ending, by file name and by stem."""
+    """The clips by their path from the folder, with and without its ending, by file name and by stem.
+
+    Cells lose blanks at their ends, and their backslashes are slashes: such a name is found in that form too.
+    """
     named: dict[str, list[str]] = {}
     for clip in clips:
         path = Path(clip)
-        for name in {clip, str(path.with_suffix("")), path.name, path.stem}:
+        as_read = clip.strip().replace("\\", "/")
+        for name in {clip, as_read, str(path.with_suffix("")), path.name, path.stem}:
             named.setdefault(name, []).append(clip)
     return named
 
