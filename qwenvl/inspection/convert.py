@@ -17,6 +17,7 @@ from qwenvl.config.flags import FlagParser
 from qwenvl.console import show
 from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import frame_list, media_cache
+from qwenvl.data.records.forms import system_turn
 from qwenvl.data.records.keys import FRAME_KEYS, SYSTEM_KEYS, TURN_KEYS
 from qwenvl.failure import counted
 from qwenvl.files import check_new, is_utf8, written_whole
@@ -164,9 +165,9 @@ def _turn_key(record: Record) -> str:
 
 
 def _other_system_turns(record: Record) -> list[str]:
-    """The keys of a row whose system turn is not, letter for letter, the one among the messages of the record."""
-    turns = [message.text for message in record.messages if message.role == "system"]
-    return [key for key in SYSTEM_KEYS if key in record.fields and record.fields[key] not in (*turns, None, "")]
+    """The keys of a row whose system turn is not the one among the messages of the record: a flag has replaced it."""
+    said = system_turn(record.fields, record.where)
+    return [] if said is None or said in record.messages else [*SYSTEM_KEYS]
 
 
 def _row_with_completion(record: Record, media: Callable[[str], Any]) -> _Row:

@@ -85,6 +85,7 @@ ROWS_FOR_REWARDS = [
     {"prompt": "text alone", "completion": [{"role": "assistant", "content": "said"}]},
     {"messages": [{"role": "user", "content": "q"}], "prompt": "left over", "solution": "1", "completion": "c"},
     {"conversations": [{"from": "human", "value": "q"}], "completion": "c", "solution": "overruled"},
+    {"prompt": "q", "system": [{"type": "text", "text": "Be brief."}], "solution": "1", "system_prompt": ""},
     {"prompt": "q", "system": "Be brief.", "reward_model": {"ground_truth": "1", "style": "rule"}},
     {**CLIP, "frame_cnts": [14, 11], "dynamic_sample": True, "min_frames": 2, "max_frames": 4},
     {**CLIP, "video_start": 0.2, "video_end": "0:01", "video_fps": 2},
@@ -114,6 +115,13 @@ def test_rewards_get_the_same_fields_of_a_converted_row(tmp_path, write_rows, ro
     assert parts(again) == parts(records)
     (before,), (after,) = records, again
     assert columns(after) == columns(before)
+
+
+def test_a_system_turn_that_a_flag_has_replaced_is_no_field(tmp_path, write_rows):
+    records = read(write_rows([{"prompt": "q", "system": "Be brief.", "solution": "1"}], "a.json"), system="Be long.")
+    write_records(records, tmp_path / "b.jsonl")
+    (again,) = read(tmp_path / "b.jsonl")
+    assert again.messages[0].text == "Be long." and "system" not in again.fields
 
 
 def test_frame_settings_of_all_places_are_read_again(tmp_path, write_rows):
