@@ -1,4 +1,7 @@
-"""Lines on standard error, from the first process of a run only, and evaluations as text. Imports no torch."""
+"""Texts on standard output, lines of the first process of a run on standard error, and evaluations as text.
+
+Both outputs are free of characters that steer a terminal, whatever the texts quote of files and models. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,18 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from qwenvl.failure import harmless
+
+
+def show(text: str) -> None:
+    """Print a text on standard output."""
+    print(harmless(text))
+
 
 def say(line: str) -> None:
     """Print one line on standard error at once, in the first process of a run alone."""
     if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr, flush=True)
+        print(harmless(line), file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -16,6 +16,8 @@ _FULL_GPU = ("CUDA out of memory", "CUDA error: out of memory", "BLAS_STATUS_ALL
 _FULL_FOR_NCCL = ("out of memory", "Failed to CUDA malloc", "Failed to CUDA calloc")  # it passes on what CUDA says
 _FULL_HOST = ("can't allocate memory", "Cannot allocate memory", "not enough memory", "std::bad_alloc")
 LONGEST_LINE = 1000  # characters
+# Control characters but for line ends and tabs, signs that turn the direction of text, and halves of characters.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _NO_WIDTH = re.compile("[\u200b-\u200f\u202a-\u202e\ufeff]")  # they only change their neighbours
 
 
@@ -60,6 +62,16 @@ def visible(text: str) -> str:
         'one two\ufffd[2J'
     """
     return " ".join(_shown(text).split())
+
+
+def harmless(text: str) -> str:
+    """A text that can't steer a terminal, with its lines and tabs as they are.
+
+    Example:
+        >>> harmless("one\\n\\ttwo\\x1b[2J")
+        'one\\n\\ttwo\ufffd[2J'
+    """
+    return _STEERING.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
 def beginning(text: str, most: int = 80) -> str:

@@ -3,7 +3,7 @@
 import sys
 import warnings
 
-from qwenvl.console import say, settle_output, shows_bars
+from qwenvl.console import say, settle_output, show, shows_bars
 
 
 def test_only_the_first_process_speaks(monkeypatch, capsys):
@@ -12,6 +12,15 @@ def test_only_the_first_process_speaks(monkeypatch, capsys):
     say("two")
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "one\n")
+
+
+def test_no_text_steers_a_terminal(capsys):
+    """What is shown may be the completion of a model, or the name of a file."""
+    show("one\r\n\ttwo\x1b]0;owned\x07 \x9b2J \u202egpj.a \udcff Ω 日")
+    say("\x1b[2Jthree")
+    shown = capsys.readouterr()
+    assert shown.out == "one\n\ttwo\ufffd]0;owned\ufffd \ufffd2J \ufffdgpj.a \ufffd Ω 日\n"
+    assert shown.err == "\ufffd[2Jthree\n"
 
 
 def test_warnings_that_are_no_news_are_silenced():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from qwenvl.evaluate.command import MODEL, About, run_command
 from qwenvl.evaluate.settings import EVALUATION_GROUPS, record_of, skip_bad_records
+from qwenvl.failure import harmless
 from qwenvl.types import Record
 from qwenvl.use.options import LabelOptions, UseRequest, use_request
 
@@ -57,7 +58,7 @@ def _run(request: UseRequest) -> str:
         with locked(folder, request.config.process_index):
             labels = Labels(request, questions, folder)
             labels.ask()
-            return labels.finish()
+            return harmless(labels.finish())
 
 
 def questions_of(request: UseRequest) -> list[Record | ValueError]:

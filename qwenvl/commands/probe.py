@@ -10,6 +10,7 @@ from pathlib import Path
 from qwenvl.evaluate.command import MODEL, PASSES, About, run_command
 from qwenvl.evaluate.options import ProbeOptions
 from qwenvl.evaluate.settings import PROBE_GROUPS, Request, probe_request
+from qwenvl.failure import harmless
 from qwenvl.files import written_whole
 
 ABOUT = About(
@@ -39,4 +40,4 @@ def _run(request: Request) -> str:
         if folder is not None:
             with written_whole(Path(folder) / NUMBERS) as file:
                 file.write_text(written + "\n", encoding="utf-8")
-    return written if request.options.json else table(numbers)
+    return written if request.options.json else harmless(table(numbers))

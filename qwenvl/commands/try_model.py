@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from qwenvl.evaluate.command import MODEL, About, run_command
 from qwenvl.evaluate.options import TryOptions
 from qwenvl.evaluate.settings import TRY_GROUPS, Request, try_request
+from qwenvl.failure import harmless
 
 ABOUT = About(
     usage='qwenvl try MODEL [CLIP or IMAGE ...] "question" [-n 4] [--solution TEXT] [--flag of training value ...]',
@@ -39,7 +40,9 @@ def _run(request: Request) -> str:
 
     with told_to_the_user("qwenvl try", (ValueError, OSError, ImportError)):
         answers = ask(request)
-    return json.dumps(answers, indent=1, ensure_ascii=False) if request.options.json else "\n".join(as_text(answers))
+    if request.options.json:
+        return json.dumps(answers, indent=1, ensure_ascii=False)
+    return harmless("\n".join(as_text(answers)))
 
 
 def ask(request: Request) -> dict[str, Any]:

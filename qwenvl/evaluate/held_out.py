@@ -8,6 +8,7 @@ from pathlib import Path
 from qwenvl.evaluate.command import MODEL, PASSES, About, run_command
 from qwenvl.evaluate.options import EvaluateOptions
 from qwenvl.evaluate.settings import EVALUATION_GROUPS, Request, evaluation_request
+from qwenvl.failure import harmless
 
 ABOUT = About(
     usage="qwenvl evaluate MODEL [MODEL2 ...] DATA [--controls all] [--samples 8] [--flag of training value ...]",
@@ -44,4 +45,4 @@ def _run(request: Request) -> str:
         return ""
     if request.options.json:
         return Path(request.options.output_dir, NUMBERS).read_text(encoding="utf-8").rstrip()
-    return table(evaluation.found, request.options.output_dir)
+    return harmless(table(evaluation.found, request.options.output_dir))

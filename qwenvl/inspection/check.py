@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.flags import FlagParser
+from qwenvl.console import show
 from qwenvl.data.errors import BadMediaError, RecordError, place_of
 from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.data.order import Part, draws_per_epoch
@@ -195,11 +196,11 @@ def run(args: argparse.Namespace) -> int:
             jobs=args.jobs,
         )
         if args.write_clean:
-            print(write_records(report.good, Path(args.write_clean)))
+            show(write_records(report.good, Path(args.write_clean)))
     if args.json:
         print(json.dumps(report.summary(), indent=1, ensure_ascii=False))
     else:
-        print(render(report, args.dataset))
+        show(render(report, args.dataset))
     return 1 if report.problems or not report.good else 0
 
 

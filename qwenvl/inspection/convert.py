@@ -14,32 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.config.flags import FlagParser
+from qwenvl.console import show
+from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import frame_list, media_cache
-from qwenvl.data.records.keys import FRAME_KEYS, SYSTEM_KEYS
+from qwenvl.data.records.forms import system_turn
+from qwenvl.data.records.keys import FRAME_KEYS, SYSTEM_KEYS, TURN_KEYS
 from qwenvl.failure import counted
-from qwenvl.files import check_new, written_whole
+from qwenvl.files import check_new, is_utf8, written_whole
 from qwenvl.inspection.flags import add_dataset_flags, record_files
-from qwenvl.types import ClipMeta, LibraryCount, LibrarySize, Record
+from qwenvl.inspection.written_settings import written_settings
+from qwenvl.types import Record
 
-# Keys of a row that a record is made of. Other keys are copied as they are.
-OWN_KEYS = {
-    "id",
-    "conversations",
-    "messages",
-    "prompt",
-    "completion",
-    "solution",
-    "video",
-    "videos",
-    "image",
-    "images",
-    "meta",
-    "frame_cnts",
-    "dynamic_sample",
-    "frame_times",
-    *FRAME_KEYS,
-    *SYSTEM_KEYS,
-}
+# Keys that ``row_of`` writes anew.
+_WRITTEN_ANEW = frozenset(("id", "solution", "video", "videos", "image", "images"))
+OWN_KEYS = frozenset(
+    (
+        *_WRITTEN_ANEW,
+        *TURN_KEYS,
+        *("completion", "meta", "frame_cnts", "dynamic_sample", "frame_times"),
+        *FRAME_KEYS,
+        *SYSTEM_KEYS,
+    )
+)
+"""Keys that records are made of, which no column of labels may have as its name."""
 _SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt"}
 
 _Row = dict[str, Any]
@@ -54,20 +51,22 @@ def add_arguments(parser: FlagParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the records of the data set to ``args.out``."""
     check_new(args.out, "OUT")
-    print(write_records(chain.from_iterable(record_files(args)), Path(args.out)))
+    show(write_records(chain.from_iterable(record_files(args)), Path(args.out)))
     return 0
 
 
 def write_records(records: Iterable[Record], path: Path) -> str:
     """Write records to a file, one record at a time in memory: a JSON array, or with ``.jsonl`` one object per line.
 
-    Media inside the file's folder are written as relative paths, others in full. Bytes are copied to ``NAME.media``.
+    Each row is read as the same record again, with the same fields for rewards. Media inside the file's folder are
+    written as relative paths, others in full. Bytes are copied to ``NAME.media``.
 
     Returns:
         Lines that say what was written.
 
     Raises:
         ValueError: the path has another suffix.
+        RecordError: the name of a medium is not UTF-8.
     """
     kind = path.suffix.lower()
     if kind not in (".json", ".jsonl"):
@@ -81,7 +80,9 @@ def write_records(records: Iterable[Record], path: Path) -> str:
         if kind == ".json":
             file.write("[\n")
         for count, record in enumerate(records, start=1):
-            row = _json(row_of(record, media.path_of))
+            row = _json(_row_with_completion(record, media.path_of))
+            if not is_utf8(row):
+                raise RecordError(f"{record.where}: the name of a file is not UTF-8; rename the file", "media path")
             if kind == ".jsonl":
                 file.write(row + "\n")
             else:
@@ -133,23 +134,60 @@ class _MediaPaths:
 
 
 def row_of(record: Record, media: Callable[[str], Any]) -> _Row:
-    """A record in the conversations form, with the paths that ``media`` gives. An id that is a number stays one."""
+    """A record in the conversations form, with the paths that ``media`` gives. An id that is a number stays one.
+
+    Other fields are as they were, for the rewards. The completion of a row is not among them: here it would be one more
+    turn.
+    """
     own_id = record.fields.get("id")
-    is_number = isinstance(own_id, int) and not isinstance(own_id, bool)
+    is_number = isinstance(own_id, int) and not isinstance(own_id, bool) and str(own_id) == record.id
     turns = [{"from": _SPEAKERS[message.role], "value": message.text} for message in record.messages]
     if record.solution:
         turns.append({"from": "gpt", "value": record.solution})
     row: _Row = {"id": own_id if is_number else record.id, "conversations": turns}
+    settings = written_settings(record)
     if record.videos:
-        settings = [_clip_settings(meta) for meta in record.clip_meta]
-        row["video"] = _media_cell("video", record.videos, settings, media)
+        row["video"] = _media_cell("video", record.videos, settings.videos, media)
     if record.images:
-        settings = [_given(size) for size in record.image_sizes] or [{}] * len(record.images)
-        row["image"] = _media_cell("image", record.images, settings, media)
-    if any(record.clip_meta):
-        metas = [_meta_row(meta) for meta in record.clip_meta]
-        row["meta"] = metas[0] if len(metas) == 1 else metas
-    return row | {name: value for name, value in record.fields.items() if name not in OWN_KEYS}
+        row["image"] = _media_cell("image", record.images, settings.images, media)
+    dropped = {*_WRITTEN_ANEW, "conversations", _turn_key(record), *_other_system_turns(record)}
+    if record.fields.get("completion"):
+        dropped.add("completion")
+    row |= {name: value for name, value in record.fields.items() if name not in dropped}
+    if settings.meta is not None:
+        row["meta"] = settings.meta
+    return row
+
+
+def _turn_key(record: Record) -> str:
+    """The key that the turns of a record were read from. Another key of turns beside it is a field like others."""
+    return next((key for key in TURN_KEYS if key in record.fields), "conversations")
+
+
+def _other_system_turns(record: Record) -> list[str]:
+    """The keys of a row whose system turn is not the one among the messages of the record: a flag has replaced it."""
+    said = system_turn(record.fields, record.where)
+    return [] if said is None or said in record.messages else [*SYSTEM_KEYS]
+
+
+def _row_with_completion(record: Record, media: Callable[[str], Any]) -> _Row:
+    """A record as ``row_of`` writes it. With a completion: turns, completion and solution under keys of their own.
+
+    A completion of several turns is written as turns alone.
+    """
+    row = row_of(record, media)
+    completion = record.fields.get("completion")
+    is_one_turn = isinstance(completion, str) or (isinstance(completion, list) and len(completion) == 1)
+    if not completion or not is_one_turn:
+        return row
+    key = _turn_key(record)
+    turns = row.pop("conversations")
+    if record.solution:
+        turns.pop()
+    if key == "conversations":  # whose solution is the last turn, the completion
+        return {"id": row.pop("id"), key: turns, "completion": completion, **row}
+    messages = [{"role": message.role, "content": message.text} for message in record.messages]
+    return {"id": row.pop("id"), key: messages, "completion": completion, "solution": record.solution, **row}
 
 
 def _media_cell(key: str, paths: Sequence[str], settings: Sequence[_Row], media: Callable[[str], Any]) -> Any:
@@ -176,37 +214,3 @@ def _json(value: Any) -> str:
 def _as_text(value: Any) -> str:
     """A value that JSON does not have, as text."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
-
-
-def _meta_row(meta: ClipMeta | None) -> _Row | None:
-    """The ``meta`` of a clip as a row has it, without the settings in the words of ``qwen_vl_utils``."""
-    if meta is None:
-        return None
-    row = _given(meta)
-    row.pop("count", None)
-    row.pop("size", None)
-    counts = row.pop("frame_counts", None)
-    if counts:
-        whole = [int(count) if count.is_integer() else count for count in counts]
-        row = {"frame_cnts": whole, **row}
-    return row
-
-
-def _clip_settings(meta: ClipMeta | None) -> _Row:
-    """The settings of a clip in the words of ``qwen_vl_utils``."""
-    if meta is None:
-        return {}
-    settings = _given(meta.count) | _given(meta.size)
-    if settings.pop("listed", False) and meta.frames_fps is not None:
-        settings["sample_fps"] = meta.frames_fps
-    if settings.pop("beside_turns", False):
-        for key in ("nframes", "fps"):  # they stay beside the turns, with the other fields of the row
-            settings.pop(key, None)
-    return settings
-
-
-def _given(settings: ClipMeta | LibraryCount | LibrarySize | None) -> _Row:
-    """The settings that are not at their defaults."""
-    if settings is None:
-        return {}
-    return {name: value for name, value in vars(settings).items() if value is not None and value is not False}

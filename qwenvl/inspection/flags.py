@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.flags import FlagParser
+from qwenvl.console import say
 from qwenvl.data.options import DecodingOptions, FrameOptions, PromptOptions, ReadingOptions, SizeOptions
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, record_hints
@@ -108,7 +108,7 @@ def record_files(args: argparse.Namespace) -> list[RecordFile]:
     files = [RecordFile(source, seed=0, options=options) for source in sources]
     for file in files:
         if file.read_as is not None:
-            print(how_read(file.source.name, file.read_as), file=sys.stderr)
+            say(how_read(file.source.name, file.read_as))
         if file.first_number is not None:
-            print(how_counted(file.source.name, file.first_number), file=sys.stderr)
+            say(how_counted(file.source.name, file.first_number))
     return files

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qwenvl.console import show
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.parse import parse_columns, text_or_file
 from qwenvl.data.records.text import text_rows
 from qwenvl.data.seeds import stable_random
-from qwenvl.failure import counted
-from qwenvl.files import plain_file, written_whole
+from qwenvl.failure import beginning, counted, visible
+from qwenvl.files import is_utf8, plain_file, written_whole
 from qwenvl.inspection import span_exports, spans
 from qwenvl.inspection.convert import OWN_KEYS, write_records
 from qwenvl.inspection.steps import Steps, answer_in, number_of, numbered, read_steps
@@ -53,6 +54,7 @@ VIDEO_SUFFIXES = (
 )
 # fmt: on
 SHOWN = 10  # lines of a list
+LONGEST_ANSWER = 200  # characters of an answer in a list
 _MODEL = "Qwen/Qwen3.5-4B"
 
 
@@ -125,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     if args.write_labels is not None:
         _write_labels(args, clips)
         for line in _not_taken(root, clips, ours=[args.write_labels]):
-            print(line)
+            show(line)
         return 0
     steps = read_steps(Path(args.steps)) if args.steps is not None else None
     found = _labels(args, root, clips, steps)
@@ -137,14 +139,14 @@ def run(args: argparse.Namespace) -> int:
     question = _prompt(text_or_file(args.question), found.steps, timelines=found.timelines, adds_form=not args.no_form)
     out, held_out = _targets(args)
     held = _held_out(root, labels, args.split) if held_out else set()
-    print(_summary(root, clips, found))
+    show(_summary(root, clips, found))
     for line in _not_taken(root, clips, ours=[out, held_out, args.answers, args.steps, args.question]):
-        print(line)
+        show(line)
     records = [_record_of(root, clip, question, label) for clip, label in labels.items()]
     kept = [record for record in records if record.id not in held]
-    print(write_records(kept, out))
+    show(write_records(kept, out))
     if held_out is not None:
-        print(write_records([record for record in records if record.id in held], held_out))
+        show(write_records([record for record in records if record.id in held], held_out))
     media_root = out.parent.resolve()  # that of the file, unless a catalog gives another
     inside = all(Path(record.videos[0]).is_relative_to(media_root) for record in records)
     _print_indented("\neach prompt:", question)
@@ -154,18 +156,36 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_labels(args: argparse.Namespace, clips: Sequence[str]) -> None:
-    """Write an empty table of answers."""
+    """Write an empty table of answers.
+
+    Raises:
+        RecordError: a table can't hold the name of a clip, or not so that it is read as this clip again.
+    """
     for name in ("question", "steps", "columns", "label_fps", "background", "out", "split"):
         if getattr(args, name) is not None:
             raise ValueError(f"--{name} has no effect with --write-labels: leave it out")
     path = Path(args.write_labels)
     if path.exists():
         raise FileExistsError(f"{path}: is there already; name another file, or fill this one in")
+    named = _named(clips)
+    for clip in clips:
+        if not is_utf8(clip):
+            raise RecordError(f"{args.folder}: the name of {clip!r} is not UTF-8, which tables are in; rename it")
+        if not _is_read_again(clip, named):
+            raise RecordError(f"{args.folder}: a table can't tell {clip!r} from another clip; rename the file")
     with written_whole(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(("clip", "answer"))
         table.writerows((clip, "") for clip in clips)
-    print(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
+    show(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
+
+
+def _is_read_again(clip: str, named: dict[str, list[str]]) -> bool:
+    """Whether a cell with the name of a clip is read as this clip."""
+    try:
+        return _clip_of(clip.strip(), named) == clip
+    except ValueError:
+        return False
 
 
 def _record_of(root: Path, clip: str, question: str, label: Label) -> Record:
@@ -208,9 +228,9 @@ def _next_commands(out: Path, held_out: Path | None, *, timelines: bool, inside:
 
 def _print_indented(title: str, text: str) -> None:
     """Print a title, and the lines of a text below it."""
-    print(title)
+    show(title)
     for line in text.splitlines():
-        print(f"  {line}")
+        show(f"  {line}")
 
 
 def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: Steps | None) -> Labels:
@@ -330,12 +350,13 @@ def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
     lines = [f"{root}: {counted(len(clips), 'clip')}"]
     missing = [clip for clip in clips if clip not in found.by_clip]
     if missing:
-        lines += [f"  {len(missing):,} without an answer, left out:", *_beginning(missing, "    ")]
+        lines += [f"  {len(missing):,} without an answer, left out:", *_beginning(list(map(visible, missing)), "    ")]
     counts = Counter(found.counted).most_common()
     title = "  the spans:" if found.timelines else "  the answers:"
-    lines += [title, *_beginning([f"{count:>6,}  {answer}" for answer, count in counts], "    ")]
+    answers = [f"{count:>6,}  {beginning(visible(answer), LONGEST_ANSWER)}" for answer, count in counts]
+    lines += [title, *_beginning(answers, "    ")]
     if found.left_out:
-        labels = ", ".join(f"{label} ({count:,})" for label, count in found.left_out.items())
+        labels = ", ".join(f"{visible(label)} ({count:,})" for label, count in found.left_out.items())
         lines.append(f"  spans that are no step (--background): {labels}")
     return "\n".join(lines)
 
@@ -358,7 +379,7 @@ def _not_taken(root: Path, clips: Sequence[str], ours: Iterable[Any]) -> Iterato
     endings = Counter(Path(name).suffix.lower() or "without an ending" for name in names if name not in hidden)
     if endings:
         ordered = sorted(endings.items(), key=lambda each: (-each[1], each[0]))
-        shown = ", ".join(f"{count:,} {ending}" for ending, count in ordered[:SHOWN])
+        shown = ", ".join(f"{count:,} {beginning(visible(ending), 20)}" for ending, count in ordered[:SHOWN])
         yield f"  {counted(endings.total(), 'file')} that are no clips by their endings, left out: {shown}"
     if hidden:
         yield f"  {counted(len(hidden), 'hidden file')}, left out"
@@ -479,11 +500,15 @@ def _cells(content: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, 
 
 
 def _named(clips: Sequence[str]) -> dict[str, list[str]]:
-    """The clips by their path from the folder, with and without its ending, by file name and by stem."""
+    """The clips by their path from the folder, with and without its ending, by file name and by stem.
+
+    Cells lose blanks at their ends, and their backslashes are slashes: such a name is found in that form too.
+    """
     named: dict[str, list[str]] = {}
     for clip in clips:
         path = Path(clip)
-        for name in {clip, str(path.with_suffix("")), path.name, path.stem}:
+        as_read = clip.strip().replace("\\", "/")
+        for name in {clip, as_read, str(path.with_suffix("")), path.name, path.stem}:
             named.setdefault(name, []).append(clip)
     return named
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -31,6 +31,8 @@ def label_studio_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
     """
     try:
         tasks = json.loads(plain_file(path).read_text("utf-8-sig"))
+    except RecursionError:
+        raise RecordError(f"{path}: not valid JSON: nested too deeply", "JSON") from None
     except ValueError as error:
         raise RecordError(f"{path}: not valid JSON: {error}", "JSON") from None
     if not isinstance(tasks, list):
@@ -70,15 +72,21 @@ def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | 
 def elan_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
     """The spans of an ELAN file: the annotations of all tiers that have times of their own, in milliseconds.
 
-    The clip is the first medium that the file names, or that of the file's own name.
+    The clip is the first medium that the file names, or that of the file's own name. Where media were synchronized, a
+    time of the file is that of the clip less the clip's ``TIME_ORIGIN``.
     """
     try:
         root = ElementTree.fromstring(plain_file(path).read_bytes())
     except ElementTree.ParseError as error:
         raise RecordError(f"{path}: not valid XML: {error}") from None
-    medium = root.find("HEADER/MEDIA_DESCRIPTOR")
-    address = "" if medium is None else medium.get("MEDIA_URL", "")
+    header = root.find("HEADER")
+    units = "milliseconds" if header is None else header.get("TIME_UNITS", "milliseconds")
+    if units != "milliseconds":
+        raise RecordError(f"{path}: expected TIME_UNITS in milliseconds, got {kind_of(units)}; save it anew with ELAN")
+    media = root.findall("HEADER/MEDIA_DESCRIPTOR")
+    address = media[0].get("MEDIA_URL", "") if media else ""
     clip = _clip_name(address) if address else path.stem
+    origin = _time_origin(media, clip, str(path))
     slots = {slot.get("TIME_SLOT_ID"): slot.get("TIME_VALUE") for slot in root.iterfind("TIME_ORDER/TIME_SLOT")}
     for number, annotation in enumerate(root.iterfind("TIER/ANNOTATION/ALIGNABLE_ANNOTATION")):
         where = f"{path}[{annotation.get('ANNOTATION_ID', number)}]"
@@ -89,8 +97,30 @@ def elan_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
         elif not all(edge is not None and re.fullmatch("[0-9]{1,12}", edge) for edge in edges):
             yield RecordError(f"{where}: expected two time slots in milliseconds, got {edges}")
         else:
-            start, end = (int(edge) / 1000 for edge in edges if edge is not None)
+            start, end = ((origin + int(edge)) / 1000 for edge in edges if edge is not None)
             yield LabelledSpan(where, clip=clip, step=label, start=start, end=end)
+
+
+def _time_origin(media: Sequence[ElementTree.Element], clip: str, where: str) -> int:
+    """The milliseconds of a clip at which the times of an ELAN file begin.
+
+    Raises:
+        RecordError: it is no number, or the file has several for the clip.
+    """
+    origins: list[str] = []
+    for medium in media:
+        address = medium.get("MEDIA_URL", "")
+        if not address or _clip_name(address) == clip:
+            origins.append(medium.get("TIME_ORIGIN") or "0")
+    if len(set(origins)) > 1:
+        raise RecordError(
+            f"{where}: the file has several times at which {clip} begins (TIME_ORIGIN {', '.join(origins)}); leave one "
+            "medium in it (in ELAN: Edit, Linked Files)"
+        )
+    origin = origins[0] if origins else "0"
+    if not re.fullmatch("-?[0-9]{1,12}", origin):
+        raise RecordError(f"{where}: TIME_ORIGIN of {clip}: expected milliseconds, got {kind_of(origin)}")
+    return int(origin)
 
 
 def _clip_name(address: str) -> str:

@@ -137,6 +137,15 @@ def test_tools_are_in_the_prompt_and_turns_in_the_answer(run, capsys):
     assert "look(start, end)" in answers["prompt"] and answers["answers"][0]["turns"][0]["calls"] == []
 
 
+def test_names_and_texts_that_are_shown_steer_no_terminal(run, capsys):
+    Path("17.mp4").rename("\x1b[2J.mp4")
+    capsys.readouterr()
+    assert qwenvl(["try", "run", "\x1b[2J.mp4", f"{QUESTION}\n\tnow\x07", "--use_cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "\ufffd[2J.mp4: 8 frames" in shown and "\n  \tnow\ufffd" in shown
+    assert "\x1b" not in shown and "\x07" not in shown
+
+
 def test_the_answer_of_a_tool_stands_behind_its_call():
     turns = [asdict(turn) for turn in (*LOOKED[:1], Turn("And?", (REFUSED,)), *LOOKED[1:])]
     answers = {"model": "m", "base": None, "settings": "s", "media": [], "prompt": "p", "prompt_tokens": (9, 0)}

@@ -1,6 +1,7 @@
 """Records written in every kind of file are read again as they were."""
 
 import datetime
+import itertools
 import json
 from pathlib import Path
 
@@ -8,9 +9,12 @@ import pytest
 from PIL import Image
 
 from qwenvl.data.records.catalog import DatasetSource
+from qwenvl.data.records.frame_settings import META_KEYS, ROW_KEYS
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.inspection.convert import write_records
+from qwenvl.rewards.function import reward_columns
+from qwenvl.types import Record
 
 PARTS = ("id", "messages", "solution", "videos", "images", "clip_meta", "image_sizes")
 
@@ -64,6 +68,96 @@ def test_converted_records_read_back_the_same(records, tmp_path, name, write_row
     assert (again[0].fields["line"], again[0].fields["tags"]) == (3, ["x"])
     assert again[-1].fields["id"] == 7, "a number stays one"
     assert not list(tmp_path.glob("*.part-*"))
+
+
+def columns(record):
+    """What rewards get of a record, without the keys of its turns and media, which they get under other names."""
+    renamed = {"conversations", "messages", "prompt", "video", "videos", "image", "images"}
+    return {name: value for name, value in reward_columns([record], 1).items() if name not in renamed}
+
+
+CLIP = {"prompt": "<video>q", "video": "a.mp4", "solution": "1"}
+ROWS_FOR_REWARDS = [
+    {**CLIP, "meta": {"max_frames": 4, "station": "A", "difficulty": 3}, "completion": "x"},
+    {**CLIP, "meta": {"station": "A"}},
+    {**CLIP, "meta": {}, "answer": "d", "extra": [1, {"a": None}]},
+    {"prompt": "text alone", "solution": "1", "meta": {"station": "A"}},
+    {"prompt": "text alone", "completion": [{"role": "assistant", "content": "said"}]},
+    {"messages": [{"role": "user", "content": "q"}], "prompt": "left over", "solution": "1", "completion": "c"},
+    {"conversations": [{"from": "human", "value": "q"}], "completion": "c", "solution": "overruled"},
+    {"prompt": "q", "system": [{"type": "text", "text": "Be brief."}], "solution": "1", "system_prompt": ""},
+    {"prompt": "q", "system": "Be brief.", "reward_model": {"ground_truth": "1", "style": "rule"}},
+    {**CLIP, "frame_cnts": [14, 11], "dynamic_sample": True, "min_frames": 2, "max_frames": 4},
+    {**CLIP, "video_start": 0.2, "video_end": "0:01", "video_fps": 2},
+    {
+        "prompt": "<video><video>q",
+        "video": ["a.mp4", {"video": "b.mp4", "fps": 1}],
+        "solution": "1",
+        "meta": [{"station": 1}, None],
+    },
+    {
+        "messages": [{"role": "user", "content": [{"type": "video", "video": "a.mp4", "start": 0.5, "max_frames": 6}]}],
+        "solution": "1",
+        "meta": {"station": "A", "video_fps": 1},
+    },
+    {**CLIP, "video": [{"video": ["1.png", "2.png"], "max_frames": 4}], "fps": 0.5},
+    {**CLIP, "prompt": "<image>q", "video": None, "image": {"image": "c.png", "max_pixels": 784}, "thinking": "so"},
+    {**CLIP, "prompt": "<image>q", "id": 7, "solution": " as written \n"},
+    {"prompt": "<video>q (1) lid (2) fan", "video": "a.mp4", "timeline": [{"step": 1, "start": 0, "end": 0.5}]},
+]
+
+
+@pytest.mark.parametrize("row", ROWS_FOR_REWARDS)
+def test_rewards_get_the_same_fields_of_a_converted_row(tmp_path, write_rows, row):
+    records = read(write_rows([row], "a.json"))
+    write_records(records, tmp_path / "b.jsonl")
+    again = read(tmp_path / "b.jsonl")
+    assert parts(again) == parts(records)
+    (before,), (after,) = records, again
+    assert columns(after) == columns(before)
+
+
+def test_a_system_turn_that_a_flag_has_replaced_is_no_field(tmp_path, write_rows):
+    records = read(write_rows([{"prompt": "q", "system": "Be brief.", "solution": "1"}], "a.json"), system="Be long.")
+    write_records(records, tmp_path / "b.jsonl")
+    (again,) = read(tmp_path / "b.jsonl")
+    assert again.messages[0].text == "Be long." and "system" not in again.fields
+
+
+def test_frame_settings_of_all_places_are_read_again(tmp_path, write_rows):
+    """Every pair of settings, in an object, in ``meta`` and beside the turns, of a file and of a folder of frames."""
+    (tmp_path / "folder").mkdir()
+    values = dict.fromkeys(ROW_KEYS, 2) | {"frame_cnts": [1, 2], "frame_times": [0, 0.5], "dynamic_sample": True}
+    values |= {"video_end": 3.5, "max_frames": 4, "resized_height": 28, "resized_width": 56}
+    said = [("object", key) for key in sorted(ROW_KEYS)] + [("row", key) for key in sorted(ROW_KEYS)]
+    said += [("meta", key) for key in META_KEYS]
+    rows = []
+    for clip, two in itertools.product(("a.mp4", "folder"), itertools.combinations(said, 2)):
+        row = {"prompt": "<video>q", "solution": "1", "video": {"video": clip}}
+        for place, key in two:
+            holder = {"object": row["video"], "row": row, "meta": row.setdefault("meta", {"station": "A"})}[place]
+            holder[key] = values[key]
+        rows.append(row)
+    records = read_good(write_rows(rows, "a.jsonl"))
+    assert len(records) > 1500
+    write_records(records, tmp_path / "b.jsonl")
+    again = read(tmp_path / "b.jsonl")
+    assert parts(again) == parts(records)
+    assert [columns(record) for record in again] == [columns(record) for record in records]
+
+
+def read_good(path):
+    """The records of a file, without the rows that are refused."""
+    file = RecordFile(DatasetSource("d", path, path.parent), seed=0)
+    return [record for record in file.iterate() if isinstance(record, Record)]
+
+
+def test_ids_of_clips_that_rows_share_stay_apart(tmp_path, write_rows):
+    """A tag of a picture in a row with a clip: the id is that of the clip, as in LLaVA-Video-178K."""
+    turns = [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "1"}]
+    records = read(write_rows([{"id": 5, "conversations": turns, "video": "a.mp4"}] * 2, "a.json"))
+    write_records(records, tmp_path / "b.jsonl")
+    assert [record.id for record in read(tmp_path / "b.jsonl")] == [record.id for record in records] == ["a-0", "a-1"]
 
 
 def test_media_that_are_part_of_rows_are_copied_beside_the_file(tmp_path):

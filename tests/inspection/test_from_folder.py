@@ -70,6 +70,26 @@ def test_a_table_is_written_filled_in_and_read(folder, capsys):
     assert found[0].messages[0].text.startswith("<video>\nWhich of (1) insert fan\n(2) close lid\nhere?\n")
 
 
+def test_odd_names_in_a_written_table_are_read_back_or_refused(folder, capsys):
+    odd = [" lead.mp4", "back\\slash.mp4", 'two, "three".mp4']
+    for name in (*odd, "x\x1b[2J.mp4"):
+        (folder / "clips" / name).write_bytes((folder / "clips/loose.mp4").read_bytes())
+    run(capsys, "clips", "--write-labels", "labels.csv")
+    table = Path("labels.csv").read_text()
+    filled = table.replace("mp4,\n", "mp4,1\n").replace('mp4",\n', 'mp4",1\n').replace("[2J.mp4,1", "[2J.mp4,")
+    Path("labels.csv").write_text(filled)
+    out = run(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt")
+    assert "without an answer, left out" in out and "x\ufffd[2J.mp4" in out and "\x1b" not in out
+    assert {record.id for record in records()} == {*CLIPS[:1], CLIPS[2], "loose.mp4", *odd}
+    assert all(Path(record.videos[0]) == folder / "clips" / record.id for record in records())
+
+    (folder / "clips/lead.mp4").write_bytes((folder / "clips/loose.mp4").read_bytes())
+    assert "can't tell ' lead.mp4' from another clip" in refused(capsys, "clips", "--write-labels", "more.csv")
+    (folder / "clips/lead.mp4").unlink()
+    (folder / "clips/\udcff.mp4").write_bytes(b"x")
+    assert "the name of '\\udcff.mp4' is not UTF-8" in refused(capsys, "clips", "--write-labels", "more.csv")
+
+
 def test_answers_in_words_need_no_steps(folder, capsys):
     Path("labels.tsv").write_text("answer\tclip\nscratch\tc1\nnone\tc2.MOV\n")
     question = "Which defect? Answer as <answer>defect</answer>."

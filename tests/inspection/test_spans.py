@@ -181,7 +181,13 @@ def test_exports_of_label_studio_become_timelines(folder, capsys):
 
 
 def test_an_export_of_another_kind_is_refused(folder, capsys):
-    for text, message in (("{", "not valid JSON"), ("{}", "list of tasks"), ('[{"data": 3}]', r"export.json[0]: ")):
+    texts = {
+        "{": "not valid JSON",
+        "[" * 200_000: "nested too deeply",
+        "{}": "list of tasks",
+        '[{"data": 3}]': "export.json[0]: ",
+    }
+    for text, message in texts.items():
         Path("export.json").write_text(text)
         assert message in refused(capsys, "--answers", "export.json", "--steps", "steps.txt")
 
@@ -203,8 +209,27 @@ def test_files_of_elan_become_timelines(folder, capsys):
     Path("labels/b.txt").write_text("close_lid\n" * 30)
     run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite")
     assert solutions() == ["0.0-1.25 (1) insert fan", "0.0-3.0 (2) close lid"]
+    Path("x.eaf").write_text(EAF.replace('TIME_UNITS="milliseconds"', 'TIME_UNITS="PAL-frames"'))
+    assert "x.eaf: expected TIME_UNITS" in refused(capsys, "--answers", "x.eaf", "--steps", "steps.txt")
     Path("x.eaf").write_text(EAF.replace('REF2="t2"', 'REF2="t3"'))
     assert "x.eaf[a1]: expected two time slots" in refused(capsys, "--answers", "x.eaf", "--steps", "steps.txt")
+
+
+def test_times_of_synchronized_media_in_elan_are_those_of_the_clip(folder, capsys):
+    """A medium's TIME_ORIGIN is its time at the beginning of the file's. The first medium is the clip."""
+    first = 'MIME_TYPE="video/mp4"/>'
+    other = '<MEDIA_DESCRIPTOR MEDIA_URL="file:///home/me/other.mp4" TIME_ORIGIN="90"/>'
+    Path("x.eaf").write_text(EAF.replace(first, f'TIME_ORIGIN="500" {first}{other}'))
+    run(capsys, "--answers", "x.eaf", "--steps", "steps.txt")
+    assert solutions() == ["0.5-1.75 (1) insert fan"]
+    again = '<MEDIA_DESCRIPTOR MEDIA_URL="file:///home/me/a.mp4" TIME_ORIGIN="90"/>'
+    Path("x.eaf").write_text(EAF.replace(first, f"{first}{again}"))
+    message = refused(capsys, "--answers", "x.eaf", "--steps", "steps.txt", "--overwrite")
+    assert "x.eaf: the file has several times at which a.mp4 begins (TIME_ORIGIN 0, 90)" in message
+    Path("x.eaf").write_text(EAF.replace(first, f'TIME_ORIGIN="0.5 s" {first}'))
+    assert "TIME_ORIGIN of a.mp4: expected milliseconds" in refused(
+        capsys, "--answers", "x.eaf", "--steps", "steps.txt", "--overwrite"
+    )
 
 
 @pytest.mark.parametrize(

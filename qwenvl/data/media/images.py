@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,9 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.frame_order import in_order
 from qwenvl.data.media.reader import PART_BYTES, Clip
-from qwenvl.data.media.source import FRAME_SUFFIXES, check_regular_file
+from qwenvl.data.media.source import FRAME_SUFFIXES, check_regular_file, is_frame
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +95,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 class FrameFolder(Clip):
     """A clip made of image files: frame i is shown at i / ``fps`` seconds, or at the i-th of ``times``.
 
-    The frames of a folder are ordered by the numbers in their names, 2 before 10. Those of a list keep its order.
+    The frames of a folder are ordered by the numbers in their names, 2 before 10, see ``in_order``. Those of a list
+    keep its order.
 
     Args:
         path: the folder, or the name of the list.
@@ -105,8 +106,8 @@ class FrameFolder(Clip):
         files: the path of each frame.
 
     Raises:
-        BadMediaError: there are no images, or they can't be listed, or ``times`` has another length. ``parts`` raises
-            it for a bad image, and where sizes differ.
+        BadMediaError: there are no images, or they can't be listed or ordered, or ``times`` has another length.
+            ``parts`` raises it for a bad image, and where sizes differ.
     """
 
     def __init__(
@@ -152,16 +153,10 @@ class FrameFolder(Clip):
 def _images_of(folder: Path) -> list[str]:
     """The images of a folder in the order of their frames."""
     try:
-        files = [file for file in folder.iterdir() if file.suffix.lower() in FRAME_SUFFIXES]
+        names = [file.name for file in folder.iterdir() if is_frame(file.name)]
     except OSError as error:  # it is gone by now, or may not be read
         raise BadMediaError(str(folder), f"a folder that can't be read: {error.strerror}") from None
-    return [str(file) for file in sorted(files, key=_by_number)]
-
-
-def _by_number(file: Path) -> list[str | int]:
-    """The name in pieces, digits as numbers, so that frame2.jpg comes before frame10.jpg.
-
-    Two names are compared text with text and number with number: a piece at an even place is never digits.
-    """
-    pieces = re.split(r"(\d+)", file.name)
-    return [int(piece) if piece.isdigit() else piece for piece in pieces]
+    try:
+        return [str(folder / name) for name in in_order(names)]
+    except ValueError as error:
+        raise BadMediaError(str(folder), str(error)) from None

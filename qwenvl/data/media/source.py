@@ -98,8 +98,13 @@ def frame_files(path: str) -> list[str] | None:
     frames = frame_list(path)
     if frames is None and os.path.isdir(path):
         names = sorted(os.listdir(path))
-        frames = [os.path.join(path, name) for name in names if name.lower().endswith(FRAME_SUFFIXES)]
+        frames = [os.path.join(path, name) for name in names if is_frame(name)]
     return frames
+
+
+def is_frame(name: str) -> bool:
+    """Whether a file in a folder of frames is one, by its name. A hidden file, such as a Mac's ``._1.jpg``, is none."""
+    return name.lower().endswith(FRAME_SUFFIXES) and not name.startswith(".")
 
 
 def _without_file_scheme(path: str) -> str:
@@ -149,7 +154,7 @@ def outside_of(root: str | Path, full: str) -> str | None:
     if not os.path.isdir(full):
         return None
     with os.scandir(full) as entries:
-        links = [entry.path for entry in entries if entry.is_symlink() and entry.name.lower().endswith(FRAME_SUFFIXES)]
+        links = [entry.path for entry in entries if entry.is_symlink() and is_frame(entry.name)]
     for link in sorted(links):
         target = os.path.realpath(link)
         if not _is_below(target, root):

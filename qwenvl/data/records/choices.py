@@ -104,7 +104,7 @@ def _named_options(given: Mapping[Any, Any], key: str) -> Options:
     listed = list(texts.values())
     if not texts or None in listed:
         raise ValueError(f"{key}: expected 1 to 26 options, each a text, got {kind_of(given)}")
-    if all(end.isdigit() for end in ends):
+    if all(end.isdecimal() for end in ends):
         letters = dict(zip(LETTERS, map(str, listed), strict=False))
         return Options(letters, tuple(map(int, ends)))
     if not all(len(end) == 1 and end.upper() in LETTERS for end in ends):

@@ -116,7 +116,7 @@ def _settle_times(own: Settings, said: ClipSettings, listed: bool, place: str) -
             raise RecordError(f"{place}: {key} and frame_times both say when frames are shown; leave one of them out")
         if settings is said.row and timed:
             _note(said, f"{key} beside the turns changes nothing, as another place says when frames are shown")
-            return False
+            break
         own["frames_fps"] = settings[key]
         return True
     if "frame_times" in own and "frames_fps" in own:

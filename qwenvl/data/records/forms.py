@@ -129,7 +129,7 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
     draft.solution = _solution(row, where, draft.messages, place)
     _check_prompt(draft.messages, place)
     _check_placeholders(draft, place)
-    system = _system(row, where)
+    system = system_turn(row, where)
     if system is not None:
         if draft.messages[0].role == "system" and draft.messages[0].text != system.text:
             raise RecordError(f"{where}: a system turn stands in `{key}` and beside it; expected one, leave one out")
@@ -218,7 +218,7 @@ def _completion(row: dict[str, Any], where: str) -> list[Any]:
     return list(completion or ())
 
 
-def _system(row: dict[str, Any], where: str) -> Message | None:
+def system_turn(row: dict[str, Any], where: str) -> Message | None:
     """The system turn that stands beside the turns of a row."""
     keys = [key for key in SYSTEM_KEYS if not is_empty(row.get(key))]
     if not keys:

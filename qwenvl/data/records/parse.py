@@ -20,6 +20,7 @@ from qwenvl.data.records.frame_settings import META_KEYS, advice_on_meta, meta_s
 from qwenvl.data.records.keys import ADVICE, CLIP_ENDINGS, FIELDS_OF_A_RUN, READ_KEYS, is_empty
 from qwenvl.data.records.presets import OURS, answer_and_options, check_name, guessed, has_options, our_row
 from qwenvl.data.records.timelines import with_timeline
+from qwenvl.failure import beginning, visible
 from qwenvl.files import plain_file
 from qwenvl.types import ClipMeta, Hint, Message, Record
 
@@ -320,9 +321,18 @@ def unread_keys_of(records: Iterable[Record], columns: Collection[str]) -> Count
     return counts
 
 
+SHOWN_KEYS = 20  # of a line about keys
+
+
 def unread_text(counts: Mapping[str, int], records: int) -> str:
-    """A line about the keys that nothing reads, with the number of records that have each, and advice on some."""
-    shown = [f"{key} ({count:,} of {records:,})" for key, count in counts.items()]
+    """A line about the keys that nothing reads, with the number of records that have each, and advice on some.
+
+    Of many keys it names the most frequent ones.
+    """
+    most_frequent = Counter(counts).most_common(SHOWN_KEYS)
+    shown = [f"{beginning(visible(key))} ({count:,} of {records:,})" for key, count in most_frequent]
+    if len(counts) > len(shown):
+        shown.append(f"and {len(counts) - len(shown):,} more")
     advice = [f"; {key}: {ADVICE[key]}" for key in counts if key in ADVICE]
     return f"keys that no reward and nothing else reads: {', '.join(shown)}{''.join(advice)}"
 

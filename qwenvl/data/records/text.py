@@ -21,6 +21,7 @@ import numpy as np
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.parse import Row, Rows
+from qwenvl.failure import beginning
 from qwenvl.yaml_text import first_repeated
 
 BOM = b"\xef\xbb\xbf"
@@ -133,9 +134,16 @@ def _csv_rows(file: BinaryIO, where: str, tabs: bool) -> Iterator[tuple[int, byt
 
     The text is an object of the cells that are not empty. Of a row with too many cells or too few it is a string, the
     problem, which is reported when the row is read.
+
+    Raises:
+        RecordError: a quote is not closed, or text follows a closing quote, or two columns have the same name.
     """
     csv.field_size_limit(MAX_BYTES)
-    reader = csv.reader(_text_of(file), delimiter="\t" if tabs else _delimiter(file))
+    delimiter = "\t" if tabs else _delimiter(file)
+    text = _text_of(file)
+    # Not strict, a quote that nothing closes would make one cell of all further rows.
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    line = 1
     try:
         names = next(reader, [])
         _utf8("\n".join(names).encode("utf-8", "surrogateescape"), where)
@@ -151,7 +159,43 @@ def _csv_rows(file: BinaryIO, where: str, tabs: bool) -> Iterator[tuple[int, byt
                 yield line, json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogateescape")
             line = reader.line_num + 1
     except csv.Error as error:
-        raise RecordError(f"{where}: not readable as CSV: {error}", "CSV") from None
+        text.detach()  # else its end would close the file
+        file.seek(0)
+        problem = _misplaced_quote(_text_of(file), first_line=line, delimiter=delimiter, where=where)
+        raise RecordError(problem or f"{where}:{line}: not readable as CSV: {error}", "CSV") from None
+
+
+def _misplaced_quote(text: TextIO, first_line: int, delimiter: str, where: str) -> str | None:
+    """The message about the quote that makes a row of CSV unreadable. None: no quote does.
+
+    Args:
+        text: the file from its beginning.
+        first_line: the first line of the row.
+    """
+    for _ in range(first_line - 1):
+        text.readline()
+    row = text.read(MAX_BYTES)
+    quoted = r'"[^"]*(?:""[^"]*)*"(?!")'
+    cell = re.compile(rf"(?:{quoted}|(?!\")[^{delimiter}\r\n]*)({delimiter}|\r\n|\r|\n|\Z)")
+    start = 0
+    while (found := cell.match(row, start)) is not None:
+        if found.end() == len(row):
+            return None
+        start = found.end()
+    place = f"{where}:{first_line + _line_ends(row, start)}"
+    advice = 'close it at the end of its cell; a quote that is text is written twice, in a quoted cell: "5"" screw"'
+    shown = beginning(row[start:].partition("\n")[0], 40)
+    closed = re.compile(quoted).match(row, start)
+    if closed is None:
+        return f"{place}: the quote before {shown!r} opens a cell that nothing closes; {advice}"
+    last = first_line + _line_ends(row, closed.end())
+    after = row[closed.end() : closed.end() + 20].splitlines()[0]
+    return f"{place}: the quote in {shown!r} opens a cell that ends on line {last} in front of {after!r}; {advice}"
+
+
+def _line_ends(text: str, end: int) -> int:
+    """The number of line ends before a place of a text."""
+    return len(re.findall(r"\r\n|\r|\n", text[:end]))
 
 
 def _delimiter(file: BinaryIO) -> str:
@@ -161,7 +205,7 @@ def _delimiter(file: BinaryIO) -> str:
     return ";" if b";" in first and b"," not in first else ","
 
 
-def _text_of(file: BinaryIO) -> TextIO:
+def _text_of(file: BinaryIO) -> io.TextIOWrapper:
     """The text of a file. Bytes that are not UTF-8 become surrogates, which turn into the same bytes again."""
     return io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
 

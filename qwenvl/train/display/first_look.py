@@ -12,6 +12,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.console import say
 from qwenvl.data.records.parse import media_hints, record_hints, unread_keys_of, unread_text
 from qwenvl.data.records.record_file import all_or_spot_checked, spot_checked
+from qwenvl.failure import printable
 from qwenvl.types import Hint, Record
 
 
@@ -44,7 +45,7 @@ def first_look(dataset: Any, columns: Collection[str] | None) -> None:
             found[hint].append(record.where)
     for hint, places in found.items():
         where = f"{len(places)} of {len(looked)} records looked at, the first is {places[0]}"
-        say(f"worth a look: {hint.message} ({where})")
+        say(printable(f"worth a look: {hint.message} ({where})"))  # a message may name all keys of a row
 
 
 def size_warnings(args: GRPOConfig, train: Any, evaluation: Any) -> Iterator[str]:

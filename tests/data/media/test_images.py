@@ -1,5 +1,7 @@
 """Still images, and clips that are stored as such."""
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -7,6 +9,7 @@ from PIL import Image
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.images import FORMATS, FrameFolder, image_size, load_image
+from qwenvl.data.media.source import frame_files
 
 
 def test_a_photo_is_turned_as_its_exif_says(tmp_path):
@@ -47,6 +50,44 @@ def test_frames_are_ordered_by_number_and_not_by_letter(folder):
     frames = clip.read([2, 10, 11])
     assert frames.shape == (3, 3, 4, 6)
     assert frames[:, 0, 0, 0].tolist() == [2, 10, 11]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["0.0", "0.25", "0.5", "0.75", "1.0", "9.5", "10.0"],  # seconds, as Python writes them
+        ["0", "0.5", "1", "1.25", "2"],  # and as %g does
+        ["cam2_0.25s", "cam2_0.5s"],
+        ["0.25", "0.50", "1.00"],
+        ["1.8", "1.9", "1.10", "1.11", "2.1"],  # counted on behind the point
+        ["shot1.9_frame2", "shot1.10_frame1"],
+        ["1.2.1", "1.2.9", "1.10.0", "1.10.10"],  # three numbers
+        ["1²3", "①001", "１", "２", "１０"],
+        ["01", "1"],
+    ],
+)
+def test_points_in_names_are_read_as_the_whole_folder_uses_them(tmp_path, names):
+    for name in sorted(names, reverse=True):
+        (tmp_path / f"{name}.png").touch()
+    files = FrameFolder(str(tmp_path)).files
+    found = [os.path.basename(file).removesuffix(".png") for file in files]
+    if "1²3" in names:  # signs that are digits and no numbers
+        assert [name for name in found if name not in ("1²3", "①001")] == names[2:]
+    else:
+        assert found == names
+
+
+def test_names_with_two_orders_are_refused(tmp_path):
+    for name in ("a0.5.png", "a0.25.png", "b1.png"):
+        (tmp_path / name).touch()
+    with pytest.raises(BadMediaError, match=r"order of a0\.5\.png and a0\.25\.png is not clear"):
+        FrameFolder(str(tmp_path))
+
+
+def test_hidden_files_of_a_folder_are_no_frames(folder):
+    (folder / "._frame_0.png").write_bytes(b"resources")
+    assert FrameFolder(str(folder)).frame_count == 12
+    assert len(frame_files(str(folder))) == 12
 
 
 def test_a_record_may_name_a_folder_or_a_list_of_frames_as_its_clip(

@@ -62,6 +62,7 @@ def test_options_are_read_in_every_notation_of_files(given, texts):
         ([["left"]], "expected 1 to 26 options"),
         ("left; right", "expected a list of options"),
         ({"first": "left", "second": "right"}, "expected options by letter or number"),
+        ({"²": "left", "³": "right"}, "expected options by letter or number"),
         (3, "list of options or options by letter"),
         (["B. left", "A. right"], "options: have the letters B, A in this order"),
     ],

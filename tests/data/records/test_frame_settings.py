@@ -275,6 +275,8 @@ class TestListsOfFrames:
     def test_the_seconds_and_a_rate_contradict_each_other(self, parsed):
         both = {"frame_times": [0, 1, 2], "frames_fps": 2}
         with pytest.raises(RecordError, match="frames_fps and frame_times both say"):
+            parsed(in_part(FRAMES, **both) | {"raw_fps": 24})
+        with pytest.raises(RecordError, match="frames_fps and frame_times both say"):
             parsed(beside(FRAMES, meta=both))
         with pytest.raises(RecordError, match="sample_fps and frame_times both say"):
             parsed(in_part(FRAMES, sample_fps=2) | {"meta": {"frame_times": [0, 1, 2]}})

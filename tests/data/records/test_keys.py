@@ -182,6 +182,13 @@ def test_unread_keys_are_counted_by_record_with_a_remedy():
     assert "--chat_template_kwargs" in text
 
 
+def test_many_keys_and_long_ones_are_a_short_line():
+    counts = {f"key-{n}-{'z' * 200}": 1 for n in range(3000)} | {"\x1b]0;owned\x07\x1b[2J": 9}
+    text = unread_text(counts, 3000)
+    assert "\ufffd]0;owned\ufffd\ufffd[2J (9 of 3,000), key-0-" in text and "and 2,981 more" in text
+    assert len(text) < 2500 and "\x1b" not in text
+
+
 def test_rows_without_media_are_reported():
     assert [hint.kind for hint in media_hints(5, 5)] == ["text alone"]
     [some] = media_hints(5, 4)
