@@ -274,8 +274,8 @@ def chosen(answer: Any, options: Options, key: str = "answer", first_number: int
         all_letters = all(_LETTER_ALONE.fullmatch(each) for each in texts.values())
         if all_letters and text.strip("().").upper() in texts.keys() - set(same):
             raise ValueError(
-                f"{key}: {text!r} is the letter of an option and the text of option {same[0]}: write both, such as "
-                f'"{same[0]}. {text}"'
+                f"{key}: {text!r} is the letter of an option and the text of option {same[0]}: write the letter as "
+                f'"Option {same[0]}"'
             )
         return same[0]
     several = _letters_in(text)
