@@ -52,7 +52,7 @@ from qwenvl.train.run.checkpoints import (
 )
 from qwenvl.train.run.finite_steps import FiniteSteps
 from qwenvl.train.run.interruptions import begin_worker, interruptible, kill_workers
-from qwenvl.train.run.resume import Beginning, begin
+from qwenvl.train.run.resume import Beginning, begin, require_no_trained_run
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class PolicyTrainer(Trainer):
                 of the settings says. A ``Beginning`` was checked already: a command does so before it loads the model.
 
         Raises:
-            FileExistsError: a new run would mix with checkpoints of an earlier one, or replace its model.
+            FileExistsError: a new run would mix with checkpoints of an earlier one, or replace its model or its rows.
             RunFolderError: another run holds the folder, or it can't be written.
             FileNotFoundError: there is no such checkpoint, or it lacks its optimizer or its schedule.
             ValueError: a file of it is cut short, the settings differ, or its weights do not fit the model.
@@ -204,6 +204,8 @@ class PolicyTrainer(Trainer):
         beginning = resume_from_checkpoint
         if not isinstance(beginning, Beginning):
             beginning = begin(self.args, beginning, adapter=unwrap(self.model) is not self.model)
+            if beginning.checkpoint is None:
+                require_no_trained_run(self.args, trained_steps=self.state.global_step)
         checkpoint = beginning.checkpoint
         if beginning.finished and checkpoint is None:
             raise FileExistsError(beginning.finished)
