@@ -112,9 +112,9 @@ def require_no_trained_run(args: GRPOConfig, trained_steps: int) -> None:
     allow = "GRPOConfig(overwrite_output_dir=True)"
     if trained_steps:
         raise FileExistsError(
-            f"{args.output_dir}: holds the metrics and rollouts of the {counted(trained_steps, 'step')} that this trainer "
-            "has trained, which a second call of train() would replace; go on with the trained weights in a new "
-            f"trainer, GRPOTrainer(trainer.model, ...), with another output_dir, or allow it with {allow}"
+            f"{args.output_dir}: holds the metrics and rollouts of the {counted(trained_steps, 'step')} that this "
+            "trainer has trained, which a second call of train() would replace; go on with the trained weights in a "
+            f"new trainer, GRPOTrainer(trainer.model, ...), with another output_dir, or allow it with {allow}"
         )
     try:
         trained = read_config(args.output_dir).get("trained")

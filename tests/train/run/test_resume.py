@@ -326,7 +326,7 @@ def test_a_trainer_that_was_interrupted_does_not_begin_anew_with_its_weights(mak
     trainer = make_trainer(callbacks=[KillFirstStep()])
     with pytest.raises(Killed):
         trainer.train()
-    with pytest.raises(FileExistsError, match="run: .* 1 step that this trainer has trained"):
+    with pytest.raises(FileExistsError, match=r"run: .* 1 step that this trainer has trained"):
         trainer.train()
     make_trainer().train()  # as the second process of a script that was killed
 
