@@ -12,7 +12,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.reader import PART_BYTES, Clip
-from qwenvl.data.media.source import FRAME_SUFFIXES, check_regular_file
+from qwenvl.data.media.source import FRAME_SUFFIXES, check_regular_file, is_frame
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -152,7 +152,7 @@ class FrameFolder(Clip):
 def _images_of(folder: Path) -> list[str]:
     """The images of a folder in the order of their frames."""
     try:
-        files = [file for file in folder.iterdir() if file.suffix.lower() in FRAME_SUFFIXES]
+        files = [file for file in folder.iterdir() if is_frame(file.name)]
     except OSError as error:  # it is gone by now, or may not be read
         raise BadMediaError(str(folder), f"a folder that can't be read: {error.strerror}") from None
     return [str(file) for file in sorted(files, key=_by_number)]

@@ -93,12 +93,20 @@ def frame_list(path: str) -> list[str] | None:
     return json.loads(Path(path).read_text())
 
 
+def is_frame(name: str) -> bool:
+    """Whether a file of a folder is one of its frames.
+
+    Hidden files are none: macOS writes its notes on ``1.jpg`` into ``._1.jpg``.
+    """
+    return name.lower().endswith(FRAME_SUFFIXES) and not name.startswith(".")
+
+
 def frame_files(path: str) -> list[str] | None:
     """The frame paths of a list or a folder of frames, in order. None for any other medium."""
     frames = frame_list(path)
     if frames is None and os.path.isdir(path):
         names = sorted(os.listdir(path))
-        frames = [os.path.join(path, name) for name in names if name.lower().endswith(FRAME_SUFFIXES)]
+        frames = [os.path.join(path, name) for name in names if is_frame(name)]
     return frames
 
 
@@ -149,7 +157,7 @@ def outside_of(root: str | Path, full: str) -> str | None:
     if not os.path.isdir(full):
         return None
     with os.scandir(full) as entries:
-        links = [entry.path for entry in entries if entry.is_symlink() and entry.name.lower().endswith(FRAME_SUFFIXES)]
+        links = [entry.path for entry in entries if entry.is_symlink() and is_frame(entry.name)]
     for link in sorted(links):
         target = os.path.realpath(link)
         if not _is_below(target, root):
