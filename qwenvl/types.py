@@ -476,7 +476,8 @@ class RewardBatch:
         components: K lists of N values, None where a function does not apply to a row.
         total: N weighted sums over the functions that apply, float32. NaN where none does: the completion has no reward
             and its group is compared without it.
-        metrics: what the functions logged besides, and counts of rows they failed on.
+        metrics: what the functions logged besides.
+        failed: for each function N times whether it failed on the row, which then has no value of it.
     """
 
     names: tuple[str, ...]
@@ -484,6 +485,7 @@ class RewardBatch:
     components: list[list[float | None]]
     total: Tensor
     metrics: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, list[bool]] = field(default_factory=dict)
 
     def totals(self) -> list[float | None]:
         """N totals as plain numbers, None for a completion without a reward."""

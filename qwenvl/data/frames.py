@@ -23,6 +23,9 @@ FRAMES_PER_PATCH = 2
 # How far the segments of ``meta`` may disagree with the decoded length: real annotations are off by a frame or two.
 MAX_RELATIVE_MISMATCH = 0.10
 MAX_FRAME_MISMATCH = 2
+# Mean distances of frames by which the place of a frame may differ from the one that its number says before a clip
+# counts as one of variable rate. Rounding a place to a frame takes half of one, and clocks and lost frames the rest.
+MAX_UNEVENNESS = 2.0
 
 
 class Timeline(NamedTuple):
@@ -81,8 +84,15 @@ class FrameRule:
         draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
         try:
             first, stop = _stretch_of(meta, timeline.times)
-            duration = timeline.duration * (stop - first) / len(timeline.times)
-            plan = plan_frames(stop - first, duration, options, meta, draw, most)
+            plan = plan_frames(
+                frame_count=stop - first,
+                duration=seconds_of(timeline, first, stop, meta.video_end),
+                options=options,
+                meta=meta,
+                draw=draw,
+                most=most,
+                times=timeline.times[first:stop],
+            )
         except ValueError as error:
             raise BadMediaError(record.videos[number], str(error), "meta and clip disagree") from None
         return replace(plan, indices=tuple(first + index for index in plan.indices))
@@ -100,6 +110,23 @@ def _stretch_of(meta: ClipMeta, times: Sequence[float]) -> tuple[int, int]:
     return first, stop
 
 
+def seconds_of(timeline: Timeline, first: int, stop: int, video_end: float | None) -> float:
+    """The seconds from the frame ``first`` to the end of the one before ``stop``, at most to ``video_end``.
+
+    In a clip of constant rate they are its frames' share of the duration, as in other libraries.
+    """
+    times = timeline.times
+    by_share = timeline.duration * (stop - first) / len(times)
+    if stop - first == len(times):
+        return by_share
+    end = times[stop] if stop < len(times) else times[0] + timeline.duration
+    if video_end is not None:
+        end = min(end, video_end)
+    by_times = max(0.0, end - times[first])
+    tolerance = MAX_UNEVENNESS * timeline.duration / len(times)
+    return by_share if abs(by_share - by_times) <= tolerance else by_times
+
+
 def plan_frames(
     frame_count: int,
     duration: float,
@@ -107,6 +134,7 @@ def plan_frames(
     meta: ClipMeta | None = None,
     draw: Random | None = None,
     most: int | None = None,
+    times: Sequence[float] | None = None,
 ) -> FramePlan:
     """Choose the frames of one clip.
 
@@ -122,6 +150,7 @@ def plan_frames(
         duration: seconds.
         draw: the random numbers of (run seed, epoch, record), or None to choose without chance.
         most: at most so many frames (of each segment with ``dynamic_sample``), but never fewer than the lower bound.
+        times: seconds of each frame. None: the rate is constant.
 
     Raises:
         ValueError: the segments differ from ``frame_count`` by more than two frames and more than 10 %, or the clip has
@@ -132,21 +161,23 @@ def plan_frames(
         (0, 20, 40, 59, 79, 99)
     """
     meta = meta or ClipMeta()
+    if times is None:
+        times = range(frame_count)
     edges, rescaled = _segment_edges(frame_count, meta.frame_counts)
     if meta.count is not None:
         wanted = frames_by_library(meta.count, frame_count, rate_of(frame_count, duration), options)
         limit = wanted.frames if most is None else max(most, wanted.least)
-        indices = uniform_indices(frame_count, min(wanted.frames, limit))
+        indices = evenly_spaced(times, min(wanted.frames, limit))
         return _plan(indices, edges, meta, rescaled)
     low, high = _bounds(options, meta)
     most = high if most is None else max(most, low)
     if not meta.dynamic_sample:
         wanted_frames = _frames_wanted(duration, options, meta, low, high)
-        indices = uniform_indices(frame_count, min(wanted_frames, most))
+        indices = evenly_spaced(times, min(wanted_frames, most))
         return _plan(indices, edges, meta, rescaled)
     indices = []
     for start, end in pairwise(edges):
-        offsets = _dynamic_offsets(end - start, low, high, most, draw)
+        offsets = _dynamic_offsets(times[start:end], low, high, most, draw)
         indices += [start + offset for offset in offsets]
     return _plan(indices, edges, meta, rescaled)
 
@@ -171,6 +202,44 @@ def uniform_indices(frame_count: int, n: int) -> list[int]:
     last = frame_count - 1
     gaps = n - 1
     return [(2 * i * last + gaps) // (2 * gaps) for i in range(n)]  # i * last / gaps, rounded half up
+
+
+def evenly_spaced(times: Sequence[float], n: int) -> list[int]:
+    """Return at most ``n`` rising numbers of the frames with these times, evenly spaced from the first to the last.
+
+    At a constant rate they are evenly spaced by number, as in other libraries. At a variable rate they are the frames
+    nearest to evenly spaced times. Where one frame is the nearest to several of these, frames between those chosen
+    make up the number.
+
+    Example:
+        >>> evenly_spaced([0.0, 0.1, 0.2, 0.3, 0.4, 5.0, 10.0], 3)
+        [0, 5, 6]
+    """
+    by_number = uniform_indices(len(times), n)
+    if len(by_number) == len(times):
+        return by_number
+    first = times[0]
+    last = times[-1]
+    gaps = len(by_number) - 1
+    wanted = [first + (last - first) * i / gaps for i in range(gaps + 1)] if gaps else [(first + last) / 2]
+    tolerance = MAX_UNEVENNESS * (last - first) / (len(times) - 1)
+    if all(abs(times[index] - at) <= tolerance for index, at in zip(by_number, wanted, strict=True)):
+        return by_number
+    nearest = {_nearest(times, at) for at in wanted}
+    others = [index for index in range(len(times)) if index not in nearest]
+    missing = len(by_number) - len(nearest)
+    more = [others[i] for i in uniform_indices(len(others), missing)]
+    return sorted([*nearest, *more])
+
+
+def _nearest(times: Sequence[float], at: float) -> int:
+    """The number of the frame nearest to a time, of two the earlier one."""
+    after = bisect_left(times, at)
+    if after == 0:
+        return 0
+    before = after - 1
+    is_nearer = after < len(times) and times[after] - at < at - times[before]
+    return after if is_nearer else before
 
 
 def made_even(numbers: list[int]) -> list[int]:
@@ -200,12 +269,13 @@ def _frames_wanted(duration: float, options: FrameOptions, meta: ClipMeta, low: 
     return n - 1 if n - 1 >= max(low, 1) else n
 
 
-def _dynamic_offsets(length: int, low: int, high: int, most: int, draw: Random | None) -> list[int]:
+def _dynamic_offsets(times: Sequence[float], low: int, high: int, most: int, draw: Random | None) -> list[int]:
     """Frames of one segment, counted from its start. A segment emptied by rescaling gives none."""
+    length = len(times)
     if length == 0:
         return []
     if draw is None:
-        return uniform_indices(length, min(high, most))
+        return evenly_spaced(times, min(high, most))
     n = min(draw.randrange(low, high + 1), most, length)
     # One random frame from each of n equal stretches.
     return [draw.randrange(length * i // n, length * (i + 1) // n) for i in range(n)]

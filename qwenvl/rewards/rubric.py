@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,9 +91,9 @@ class Rubric:
     Args:
         functions: K, with names that differ.
         weights: K finite numbers.
-        on_error: ``error`` stops at the first row that a function fails on. ``skip`` makes the value None, counts it,
-            and stops when a function fails on more than 5 % of its last 1,000 rows (of 100 early on). A row that is
-            left without any value has no reward: its total is NaN.
+        on_error: ``error`` stops at the first row that a function fails on. ``skip`` makes the value None, marks the
+            row in ``RewardBatch.failed``, and stops when a function fails on more than 5 % of its last 1,000 rows (of
+            100 early on). A row that is left without any value has no reward: its total is NaN.
 
     Example:
         >>> def short(completions, **columns):
@@ -129,7 +129,6 @@ class Rubric:
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
         self._on_error = on_error
         self._async_calls: AsyncCalls | None = None  # None: no async function has been called yet
-        self._skipped = Counter({name: 0 for name in self.names if on_error == "skip"})
         self._recent_failures: dict[str, deque[bool]] = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}
 
     def score(
@@ -155,12 +154,12 @@ class Rubric:
         for row, route in enumerate(columns.get("reward", ())):
             if problem := route_problem(route, self.names):
                 raise RewardError(f"{record_name(columns, row)}: {problem}")
-        components, metrics, left_out = self._run(completions, columns, trainer_state)
-        metrics |= {f"reward/{name}/skipped": float(count) for name, count in self._skipped.items()}
+        components, metrics, failed = self._run(completions, columns, trainer_state)
         totals = []
         for row, values in enumerate(zip(*components, strict=True)):
             own = [weight * value for weight, value in zip(self.weights, values, strict=True) if value is not None]
-            if not own and self._on_error == "error" and row not in left_out:
+            has_failed = any(flags[row] for flags in failed.values())
+            if not own and self._on_error == "error" and not has_failed:
                 raise RewardError(
                     f"{record_name(columns, row)}: no reward function scored it; each record needs at least one of "
                     f"{', '.join(self.names)}{_shown(completions[row])}"
@@ -172,6 +171,7 @@ class Rubric:
             components=components,
             total=torch.tensor(totals, dtype=torch.float32),
             metrics=metrics,
+            failed=failed,
         )
 
     def values(
@@ -225,8 +225,8 @@ class Rubric:
 
     def _run(
         self, completions: Sequence[str], columns: Mapping[str, list[Any]], trainer_state: Any
-    ) -> tuple[list[Values], dict[str, float], set[int]]:
-        """K lists of N values, the means of logged numbers, and the rows that a function was left out for.
+    ) -> tuple[list[Values], dict[str, float], dict[str, list[bool]]]:
+        """K lists of N values, the means of logged numbers, and for each function N times whether it failed on the row.
 
         Each function is called once, on the rows that are its own.
         """
@@ -248,18 +248,18 @@ class Rubric:
             if rows:
                 calls.append(self._start(function, rows, given))
         components: dict[str, Values] = {name: [None] * n for name in self.names}
-        left_out = set()
+        failed = {name: [False] * n for name in self.names}
         for call in calls:
             name = call.function.name
             for row, value in zip(call.rows, self._values_of(call, given), strict=True):
                 components[name][row], problem = _as_number(value)
                 if problem:
-                    left_out.add(row)
+                    failed[name][row] = True
                     self._leave_out(name, f"{record_name(columns, row)}: {problem}{_shown(given.texts[row])}", value)
                 elif self._on_error == "skip":
                     self._recent_failures[name].append(False)
         means = {name: math.fsum(values) / len(values) for name, values in given.logged.items()}
-        return list(components.values()), means, left_out
+        return list(components.values()), means, failed
 
     def _start(self, function: RewardFunction, rows: Sequence[int], given: _Given) -> _Call:
         """The call of a function on some rows. An async one runs from now on, another when its result is asked for.
@@ -310,7 +310,7 @@ class Rubric:
         return [failure] * len(call.rows)
 
     def _leave_out(self, name: str, place: str, value: Any) -> None:
-        """Count a row without a value, or stop, and with ``skip`` stop after too many failures."""
+        """Warn of a row without a value, or stop. With ``skip`` stop after too many failures."""
         cause = value if isinstance(value, BaseException) else None
         if isinstance(value, Unfinished):
             logger.warning(f'reward "{name}" has no value for {place}')
@@ -324,7 +324,6 @@ class Rubric:
                 raise RewardError(
                     f'reward "{name}" failed on {sum(recent)} of its last {len(recent)} rows, the latest: {place}'
                 ) from cause
-        self._skipped[name] += 1
 
 
 def _shown(completion: str) -> str:

@@ -56,7 +56,8 @@ def join(parts: Sequence[Scored]) -> Scored:
 def rewards_of_rows(rewards: RewardBatch, rows: Sequence[int]) -> RewardBatch:
     """The rewards of some completions."""
     components = [[values[row] for row in rows] for values in rewards.components]
-    return replace(rewards, components=components, total=rewards.total[list(rows)])
+    failed = {name: [flags[row] for row in rows] for name, flags in rewards.failed.items()}
+    return replace(rewards, components=components, total=rewards.total[list(rows)], failed=failed)
 
 
 def without_pixels(batch: PromptBatch) -> PromptBatch:
@@ -86,14 +87,18 @@ def _join_batches(parts: Sequence[PromptBatch]) -> PromptBatch:
 def join_rewards(parts: Sequence[RewardBatch]) -> RewardBatch:
     """All rewards of ``parts``, in order, and the means of their metrics by rows."""
     components: list[list[float | None]] = [[] for _ in parts[0].components]
+    failed: dict[str, list[bool]] = {name: [] for name in parts[0].failed}
     for part in parts:
         for joined, values in zip(components, part.components, strict=True):
             joined += values
+        for name, flags in part.failed.items():
+            failed[name] += flags
     return replace(
         parts[0],
         components=components,
         total=torch.cat([part.total for part in parts]),
         metrics=_mean_metrics(parts),
+        failed=failed,
     )
 
 

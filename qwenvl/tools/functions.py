@@ -19,7 +19,7 @@ from transformers.utils.chat_template_utils import DocstringParsingException, Ty
 
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import place_of
-from qwenvl.data.frames import FramePlan, Timeline, made_even, uniform_indices
+from qwenvl.data.frames import FramePlan, Timeline, evenly_spaced, made_even
 from qwenvl.data.media.resize import MAX_ASPECT_RATIO, resize
 from qwenvl.data.tool_options import BUILT_IN, ToolOptions
 from qwenvl.rewards.resolve import load_file
@@ -112,7 +112,7 @@ class Video:
             if self.options.look_fps is not None:
                 # At most ``most`` before it is rounded: a span may be longer than any integer.
                 wanted = max(round(min((end - start) * self.options.look_fps, most)), 1)
-            indices = [first + index for index in uniform_indices(stop - first, wanted)]
+            indices = [first + index for index in evenly_spaced(timeline.times[first:stop], wanted)]
             return FramePlan(tuple(made_even(indices)))
 
         return self.dataset.load_clip(self.record, 0, plan)

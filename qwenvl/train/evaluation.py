@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from qwenvl.data.errors import RecordError
 from qwenvl.run_log.intervals import clustered_interval, clusters_by
@@ -44,6 +46,33 @@ def scored_prompts(batch: PromptBatch, rewards: RewardBatch) -> list[ScoredPromp
                 means[name] = sum(given) / len(given)
         prompts.append(ScoredPrompt(record.where, means, (*record.videos, *record.images)))
     return prompts
+
+
+def require_metric(wanted: str, evaluation: Any, metrics_of: Callable[[str], list[str]]) -> None:
+    """Refuse a ``metric_for_best_model`` that no evaluation of the run will have.
+
+    The Trainer looks for it after the first evaluation only.
+
+    Args:
+        wanted: its name, with or without ``eval_`` before it.
+        evaluation: the data set that the run evaluates on, or several by name.
+        metrics_of: from a prefix to the metrics of an evaluation, without the ``_ci95`` and ``_n`` beside them.
+
+    Raises:
+        ValueError: the message has the names of those that there are.
+    """
+    names: list[str] = []
+    if isinstance(evaluation, dict):
+        for each in evaluation:
+            names += metrics_of(f"eval_{each}")
+    else:
+        names += metrics_of("eval")
+    name = f"eval_{wanted.removeprefix('eval_')}"
+    if name.removesuffix("_ci95").removesuffix("_n") not in names:
+        raise ValueError(
+            f"--metric_for_best_model {wanted}: the evaluations of this run have no {name}; expected one of "
+            f"{', '.join(names)}"
+        )
 
 
 def evaluation_metrics(prompts: list[ScoredPrompt], prefix: str, needed: str | None = None) -> dict[str, float]:

@@ -33,7 +33,7 @@ from qwenvl.train.assemble import build_teacher, distills_alone
 from qwenvl.train.callbacks import entropy_weight
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_prompts
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.types import PromptBatch
+from qwenvl.types import TOTAL, PromptBatch
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -128,6 +128,10 @@ class GRPOTrainer(PolicyTrainer):
         if self.logprobs.teacher is not None and self.logprobs.teacher.bound is None:
             self.objective = replace(self.objective, distill=args.teacher_weight)
         self.in_progress = StepInProgress()
+
+    def metrics_of_evaluation(self, prefix: str) -> list[str]:
+        """See ``PolicyTrainer``."""
+        return [f"{prefix}_{name}_reward" for name in (*self.rewards.names, TOTAL)]
 
     def build_stages(self) -> None:
         """Build the parts of a step from the settings and ``kernels``: ``pipeline``, ``logprobs``, and ``answer``.

@@ -174,6 +174,9 @@ class Journal:
                 meter.max("reward/max", total)
         for name, value in rewards.metrics.items():
             meter.mean(name, value, weight=len(rollout.texts))
+        for name, flags in rewards.failed.items():
+            if any(flags) or self._args.on_reward_error == "skip":
+                meter.count(f"reward/{name}/skipped", sum(flags))
         if self._datasets:
             groups = rewards.total.view(len(batch), -1)  # P x G
             for record, group in zip(batch.records, groups, strict=True):

@@ -41,6 +41,7 @@ from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
 from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.display.progress import display_closed
+from qwenvl.train.evaluation import require_metric
 from qwenvl.train.gradient_reach import GradientReach, let_gradients_into_the_tower
 from qwenvl.train.journal import Journal
 from qwenvl.train.run.checkpoints import (
@@ -52,7 +53,7 @@ from qwenvl.train.run.checkpoints import (
 )
 from qwenvl.train.run.finite_steps import FiniteSteps
 from qwenvl.train.run.interruptions import begin_worker, interruptible, kill_workers
-from qwenvl.train.run.resume import Beginning, begin
+from qwenvl.train.run.resume import Beginning, begin, require_no_trained_run
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class PolicyTrainer(Trainer):
         build = partial(build_dataset, args=args, checker=rewards, collator=collator)
         train = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
         evaluation = build(args.eval_dataset_use if eval_dataset is None else eval_dataset, training=False)
-        first_look(train, rewards.columns)
+        self._look_at(args, train, evaluation)
 
         if policy is None:
             policy = build_policy(source, args, peft_config)
@@ -157,6 +158,12 @@ class PolicyTrainer(Trainer):
         let_gradients_into_the_tower(policy, args)
         self._watch(policy)
 
+    def _look_at(self, args: GRPOConfig, train: Any, evaluation: Any) -> None:
+        """Report what stands out in the data, and check the metric that checkpoints go by, before loading weights."""
+        first_look(train, self.rewards.columns)
+        if args.metric_for_best_model is not None and evaluation is not None:
+            require_metric(args.metric_for_best_model, evaluation, self.metrics_of_evaluation)
+
     def _watch(self, policy: nn.Module) -> None:
         """Make the observers of the run: meter, journal, callbacks, and the checks of gradients and finite numbers."""
         engine = self.kernels.engine
@@ -173,6 +180,10 @@ class PolicyTrainer(Trainer):
     def narrowed(self, dataset: Any, flag: str) -> Any:
         """A data set, or several by name, without the records that the trainer learns nothing from."""
         return dataset
+
+    def metrics_of_evaluation(self, prefix: str) -> list[str]:
+        """The names of the metrics that an evaluation logs. A subclass that logs more adds them here."""
+        return [self.eval_metric.replace("eval", prefix, 1)]
 
     @property
     def experiences(self) -> Sequence[Experience]:
@@ -194,7 +205,7 @@ class PolicyTrainer(Trainer):
                 of the settings says. A ``Beginning`` was checked already: a command does so before it loads the model.
 
         Raises:
-            FileExistsError: a new run would mix with checkpoints of an earlier one, or replace its model.
+            FileExistsError: a new run would mix with checkpoints of an earlier one, or replace its model or its rows.
             RunFolderError: another run holds the folder, or it can't be written.
             FileNotFoundError: there is no such checkpoint, or it lacks its optimizer or its schedule.
             ValueError: a file of it is cut short, the settings differ, or its weights do not fit the model.
@@ -204,6 +215,8 @@ class PolicyTrainer(Trainer):
         beginning = resume_from_checkpoint
         if not isinstance(beginning, Beginning):
             beginning = begin(self.args, beginning, adapter=unwrap(self.model) is not self.model)
+            if beginning.checkpoint is None:
+                require_no_trained_run(self.args, trained_steps=self.state.global_step)
         checkpoint = beginning.checkpoint
         if beginning.finished and checkpoint is None:
             raise FileExistsError(beginning.finished)

@@ -2,9 +2,9 @@ from random import Random
 
 import pytest
 
-from qwenvl.data.frames import FrameRule, Timeline, plan_frames, uniform_indices
+from qwenvl.data.frames import FrameRule, Timeline, evenly_spaced, plan_frames, seconds_of, uniform_indices
 from qwenvl.data.options import FrameOptions
-from qwenvl.types import ClipMeta, Record
+from qwenvl.types import ClipMeta, LibraryCount, Record
 
 WIDE = FrameOptions(base_interval=1.0, video_min_frames=1, video_max_frames=100)
 
@@ -57,6 +57,69 @@ class TestUniform:
                 assert indices == sorted(set(indices))
                 assert (indices[0], indices[-1], len(indices)) == (0, frame_count - 1, n)
         assert uniform_indices(9, 1) == [4]
+
+
+# 10 s at 10 frames a second, then a frame each 9 s, the last one at 100 s.
+UNEVEN = Timeline([i / 10 for i in range(100)] + [10.0 + 9 * i for i in range(11)], 101.0)
+
+
+def shown_of(timeline, meta=None, options=None):
+    """The times that a clip shows."""
+    record = Record("a", (), "", ("a.mp4",), (), (meta,), {}, "a.json[0]")
+    plan = FrameRule(options or FrameOptions(), training=False).plan(record, 0, 0, timeline)
+    return [timeline.times[index] for index in plan.indices]
+
+
+class TestVariableRate:
+    def test_frames_are_nearest_to_evenly_spaced_times(self):
+        # 8 frames, each 100 / 7 s: 0, 14.3, 28.6, 42.9, 57.1, 71.4, 85.7, 100
+        assert shown_of(UNEVEN) == [0, 10, 28, 46, 55, 73, 82, 100]
+
+    @pytest.mark.parametrize(
+        ("span", "fps", "frames"),
+        [
+            ({"video_end": 9.9}, 1.0, 10),  # 9.9 s
+            ({"video_start": 10.0}, 0.1, 10),  # 91 s are 9 frames, made even
+            ({"video_start": 10.0, "video_end": 50.0}, 0.1, 4),  # 40 s
+            ({"video_start": 12.0, "video_end": 50.0}, 0.2, 4),  # 31 s, from the frame at 19 s on: 6, but there are 4
+            ({}, 0.1, 10),  # 101 s
+        ],
+    )
+    def test_the_seconds_of_a_span_are_those_of_its_frames(self, span, fps, frames):
+        meta = ClipMeta(**span, video_fps=fps, min_frames=2, max_frames=64)
+        times = shown_of(UNEVEN, meta)
+        assert len(times) == frames and times == sorted(set(times))
+        by_package = ClipMeta(**span, count=LibraryCount(fps=fps, min_frames=2, max_frames=64))
+        assert abs(len(shown_of(UNEVEN, by_package)) - frames) <= 2, "it rounds down to pairs"
+
+    def test_the_number_of_frames_does_not_shrink_where_there_are_few_to_choose_from(self):
+        # 4 frames, at 0, 33.3, 66.7 and 100 s: nearest are 0, 0.4, 100 and 100, and one of the others is added.
+        few = Timeline([0, 0.1, 0.2, 0.3, 0.4, 100], 101.0)
+        assert shown_of(few, ClipMeta(max_frames=4)) == [0, 0.2, 0.4, 100]
+        for n in range(1, 112):
+            chosen = evenly_spaced(UNEVEN.times, n)
+            assert len(chosen) == n and chosen == sorted(set(chosen))
+            assert n == 1 or (chosen[0], chosen[-1]) == (0, 110)
+
+    def test_evaluation_of_segments_is_evenly_spaced_too(self):
+        meta = ClipMeta(frame_counts=(100.0, 11.0), min_frames=1, max_frames=3, dynamic_sample=True)
+        assert shown_of(UNEVEN, meta) == [0, 5.0, 9.9, 10, 55, 100]
+        across = ClipMeta(frame_counts=(111.0,), min_frames=1, max_frames=4, dynamic_sample=True)
+        assert shown_of(UNEVEN, across) == [0, 37, 64, 100]
+
+    @pytest.mark.parametrize("rate", [1, 7.5, 10, 24, 25, 29.97, 30, 59.94, 240])
+    @pytest.mark.parametrize("unit", [1e-6, 1e-3, 1 / 600])
+    def test_a_constant_rate_is_one_whatever_the_unit_of_its_times_or_a_lost_frame(self, rate, unit):
+        for count, lost in ((2, 0), (9, 4), (150, 0), (151, 1), (900, 300)):
+            exact = [i / rate for i in range(count) if i != lost or lost == 0]
+            times = [int(at / unit) * unit for at in exact]
+            timeline = Timeline(times, times[-1] * len(times) / (len(times) - 1))
+            for n in (1, 2, 3, 8, 32, 100):
+                assert evenly_spaced(times, n) == uniform_indices(len(times), n)
+            for first, stop in ((0, 1), (0, count // 2), (count // 3, count - 1), (count // 2, len(times))):
+                if first < stop:
+                    share = timeline.duration * (stop - first) / len(times)
+                    assert seconds_of(timeline, first, stop, times[stop - 1]) == share
 
 
 class TestDynamicSampling:

@@ -127,7 +127,7 @@ def test_skip_makes_rows_none_counts_them_and_stops_above_five_percent():
     lenient = rubric(fussy, length, on_error="skip")
     batch = lenient.score(["aa", "bb"], {"bad": [False, True]})
     assert batch.components == [[1.0, None], [2.0, 2.0]] and batch.total.tolist() == [3.0, 2.0]
-    assert batch.metrics == {"reward/fussy/skipped": 1.0, "reward/length/skipped": 0.0}
+    assert batch.failed == {"fussy": [False, True], "length": [False, False]} and not batch.metrics
     for _ in range(4):
         lenient.score(["aa", "bb"], {"bad": [False, True]})
     with pytest.raises(RewardError, match=r'"fussy" failed on 6 of its last 12 rows'):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qwenvl.run_log.log import read_rollouts
-from qwenvl.step.groups import join_rewards
+from qwenvl.step.groups import join_rewards, rewards_of_rows
 from qwenvl.types import RewardBatch
 from tests.train.conftest import letters, logged
 
@@ -204,3 +204,16 @@ def test_metrics_are_means_by_rows():
     joined = join_rewards(rewards)
     assert joined.metrics == {"seen": pytest.approx((2 * 1 + 6 * 3) / 8), "only": 5.0}
     assert joined.totals() == [1.0, None, *[0.0] * 6] and joined.components == [[1.0, None, *[0.0] * 6]]
+
+
+def test_failed_rows_stay_with_their_groups():
+    rewards = RewardBatch(
+        names=("r",),
+        weights=(1.0,),
+        components=[[1.0, None, 0.0]],
+        total=torch.tensor([1.0, math.nan, 0.0]),
+        failed={"r": [False, True, False]},
+    )
+    parts = [rewards_of_rows(rewards, rows) for rows in ([1], [0, 2])]
+    assert [part.failed for part in parts] == [{"r": [True]}, {"r": [False, False]}]
+    assert join_rewards(parts).failed == {"r": [True, False, False]}

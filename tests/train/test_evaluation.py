@@ -45,6 +45,33 @@ def test_an_evaluation_without_any_reward_is_reported(make_trainer, sop_data, ca
         trainer.train()
 
 
+@pytest.mark.parametrize("metric", ["loss", "accuracy", "eval_letter_reward", "total"])
+def test_a_best_metric_that_no_evaluation_has_is_refused_at_once(metric, make_trainer, sop_data):
+    settings = {"eval_dataset_use": str(sop_data), "eval_strategy": "steps", "eval_steps": 1}
+    expected = rf"^--metric_for_best_model {metric}: .* one of eval_letters_reward, eval_total_reward$"
+    with pytest.raises(ValueError, match=expected):
+        make_trainer(metric_for_best_model=metric, **settings)
+
+
+@pytest.mark.parametrize("metric", ["letters_reward", "eval_total_reward", "eval_letters_reward_n"])
+def test_checkpoints_go_by_any_metric_of_the_evaluation(metric, make_trainer, sop_data):
+    settings = {"eval_dataset_use": f"{sop_data}%25", "eval_strategy": "steps", "eval_steps": 1, "max_steps": 1}
+    trainer = make_trainer(metric_for_best_model=metric, **settings)
+    trainer.train()
+    assert trainer.state.best_metric is not None
+
+
+def test_the_best_metric_of_several_data_sets_names_one_of_them(make_trainer, sop_data):
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 1, "load_best_model_at_end": True}
+    settings |= {"save_strategy": "steps", "save_steps": 1}
+    sets = (None, {"easy": f"{sop_data}%25", "hard": f"{sop_data}%25"})
+    with pytest.raises(ValueError, match=r"no eval_total_reward; .* eval_easy_total_reward, eval_hard_letters_reward"):
+        make_trainer(datasets=sets, **settings)
+    trainer = make_trainer(datasets=sets, metric_for_best_model="hard_total_reward", **settings)
+    trainer.train()
+    assert trainer.state.best_metric is not None
+
+
 def test_an_evaluation_of_no_prompt_needs_only_its_own_metric(caplog):
     assert evaluation_metrics([], "eval_a", needed="eval_b_total_reward") == {}
     assert "eval_a: every record was left out" in caplog.text

@@ -56,6 +56,20 @@ def test_completions_without_a_reward_count_nowhere(make_trainer, scale):
     assert log["reward/first/skipped"] == log["reward/second/skipped"] == 4
 
 
+def test_failed_rows_are_counted_since_the_last_entry_after_a_resume_too(whole_and_resumed):
+    def brittle(completions, trainer_state, **columns):
+        fails = trainer_state.global_step % 2 == 0  # in the steps 1, 3 and 5
+        return [NONE if fails and row == 0 else float(row) for row in range(len(completions))]
+
+    settings = {"max_steps": 6, "logging_steps": 2, "save_strategy": "steps", "save_steps": 4}
+    settings |= {"functions": (brittle,), "on_reward_error": "skip", "per_device_train_batch_size": 1}
+    settings |= {"gradient_accumulation_steps": 1}
+    whole, resumed = whole_and_resumed(killed=5, resumed_from=4, **settings)
+    for trainer in (whole, resumed):
+        log = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+        assert [(row["step"], row["reward/brittle/skipped"]) for row in log] == [(2, 1), (4, 1), (6, 1)]
+
+
 class Drawn(list):
     """A batch of training: its samples, and those that were left out."""
 

@@ -93,6 +93,14 @@ def frame_list(path: str) -> list[str] | None:
     return json.loads(Path(path).read_text())
 
 
+def is_frame(name: str) -> bool:
+    """Whether a file of a folder is one of its frames.
+
+    Hidden files are none: macOS writes its notes on ``1.jpg`` into ``._1.jpg``.
+    """
+    return name.lower().endswith(FRAME_SUFFIXES) and not name.startswith(".")
+
+
 def frame_files(path: str) -> list[str] | None:
     """The frame paths of a list or a folder of frames, in order. None for any other medium."""
     frames = frame_list(path)
@@ -100,11 +108,6 @@ def frame_files(path: str) -> list[str] | None:
         names = sorted(os.listdir(path))
         frames = [os.path.join(path, name) for name in names if is_frame(name)]
     return frames
-
-
-def is_frame(name: str) -> bool:
-    """Whether a file in a folder of frames is one, by its name. A hidden file, such as a Mac's ``._1.jpg``, is none."""
-    return name.lower().endswith(FRAME_SUFFIXES) and not name.startswith(".")
 
 
 def _without_file_scheme(path: str) -> str:

@@ -19,8 +19,9 @@ from PIL.Image import Image
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import HUB_PREFIX
+from qwenvl.data.records.keys import ASKING_KEYS, SOLUTION_KEYS, TURN_KEYS
 from qwenvl.data.records.parse import Row, Rows
-from qwenvl.data.records.text import BOM, text_rows
+from qwenvl.data.records.text import BOM, lower_suffixes, text_rows
 from qwenvl.files import cache_root, require
 
 EXPECTED = "expected what --dataset_use takes, rows (a list of dicts or a data set of dicts) or a GRPODataset"
@@ -72,7 +73,8 @@ def _object_rows(path: Path) -> Rows | None:
     Raises:
         RecordError: the object holds no list of records, or the file is several objects over several lines.
     """
-    if not {".json", ".jsonl"} & set(path.suffixes):
+    suffixes = lower_suffixes(path)
+    if not {".json", ".jsonl"} & set(suffixes):
         return None
     with open(path, "rb") as file:
         if not file.read(64).removeprefix(BOM).lstrip().startswith(b"{"):
@@ -83,7 +85,7 @@ def _object_rows(path: Path) -> Rows | None:
         opens = first.removeprefix(BOM).strip() == b"{"  # no line of JSON lines
         if not opens:
             is_json_lines = more.strip() and _is_json(first.removeprefix(BOM))
-            if ".json" not in path.suffixes or is_json_lines:
+            if ".json" not in suffixes or is_json_lines:
                 return None
         text = (first + more + file.read(MAX_OBJECT_BYTES)).removeprefix(BOM)
     try:
@@ -93,6 +95,8 @@ def _object_rows(path: Path) -> Rows | None:
             raise _no_object(path, error) from None
         return None  # JSON lines with damage, which ``text_rows`` reports
     keys_of_lists = [key for key, value in content.items() if _is_list_of_objects(value)]
+    if _is_record(content, keys_of_lists):
+        return _listed(path, [("1", content)]) if opens else None
     if len(keys_of_lists) == 1:
         key = keys_of_lists[0]
         return _listed(path, [(f" {key}[{i}]", row) for i, row in enumerate(content[key])])
@@ -119,6 +123,18 @@ def _is_json(text: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _is_record(content: dict[str, Any], keys_of_lists: list[str]) -> bool:
+    """Whether an object is a record itself, with turns or a timeline, and not one that holds a list of records."""
+    of_a_record = (*TURN_KEYS, *SOLUTION_KEYS)
+    for key in keys_of_lists:
+        holds_records = any(name in content[key][0] for name in TURN_KEYS)
+        if key in of_a_record and not holds_records:
+            return True
+    asking = (*TURN_KEYS, *ASKING_KEYS)
+    asks = any(isinstance(content.get(name), str) for name in asking)
+    return asks and not any(name in content[key][0] for key in keys_of_lists for name in asking)
 
 
 def _is_list_of_objects(value: Any) -> bool:

@@ -41,7 +41,7 @@ def text_rows(path: Path) -> Rows:
         RecordError: a file that holds no records, or an array or CSV that is damaged.
     """
     name = str(path)
-    suffixes = path.suffixes
+    suffixes = lower_suffixes(path)
     places = array("q")  # three numbers a row: its place, and where its text begins and how many bytes it has
     texts = bytearray()
     with open(path, "rb") as file:
@@ -68,6 +68,11 @@ def text_rows(path: Path) -> Rows:
     rows_of_places = np.asarray(places).reshape(-1, 3)
     row = partial(_row, path, kind, bytes(texts), changed, rows_of_places)
     return Rows(length=len(rows_of_places), size=size, row=row)
+
+
+def lower_suffixes(path: Path) -> list[str]:
+    """The endings of a file's name, which some programs write in capitals: ``ROWS.CSV``."""
+    return [suffix.lower() for suffix in path.suffixes]
 
 
 def _row(path: Path, kind: str, texts: bytes, changed: int, places: np.ndarray, index: int) -> Row:

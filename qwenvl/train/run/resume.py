@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.console import say
 from qwenvl.data.records.record_file import fingerprint_of
+from qwenvl.failure import counted
 from qwenvl.own_code import code_hashes
 from qwenvl.run_log.log import RunLogError, plain, read_config
 from qwenvl.train.run.checkpoints import (
@@ -92,6 +93,38 @@ def begin(args: GRPOConfig, requested: str | bool | None = None, adapter: bool |
     require_same_tuning(checkpoint, args.lora_enable if adapter is None else adapter)
     require_resumable(checkpoint, args)
     return Beginning(checkpoint, _finished(read_state(checkpoint)["global_step"], args))
+
+
+def require_no_trained_run(args: GRPOConfig, trained_steps: int) -> None:
+    """Refuse to begin a run in a script where it would replace the metrics and rollouts of one that was trained.
+
+    Such a run needs neither a checkpoint nor a saved model: a script may have called ``train`` and no more. Commands
+    save a model, which ``begin`` looks for: if saving fails, the same command begins anew.
+
+    Args:
+        trained_steps: optimizer steps of earlier calls of ``train`` of the same trainer, also of one that was ended.
+
+    Raises:
+        FileExistsError: the message says what to do.
+    """
+    if args.overwrite_output_dir:
+        return
+    allow = "GRPOConfig(overwrite_output_dir=True)"
+    if trained_steps:
+        raise FileExistsError(
+            f"{args.output_dir}: holds the metrics and rollouts of the {counted(trained_steps, 'step')} that this "
+            "trainer has trained, which a second call of train() would replace; go on with the trained weights in a "
+            f"new trainer, GRPOTrainer(trainer.model, ...), with another output_dir, or allow it with {allow}"
+        )
+    try:
+        trained = read_config(args.output_dir).get("trained")
+    except RunLogError:
+        return
+    if trained and args.resume != "auto":
+        raise FileExistsError(
+            f"{args.output_dir}: holds the metrics and rollouts of a run of {counted(trained, 'step')}, which this one "
+            f"would replace; give another output_dir, or allow it with {allow}"
+        )
 
 
 def _finished(step: int | None, args: GRPOConfig) -> str | None:

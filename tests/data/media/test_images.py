@@ -35,12 +35,13 @@ def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of twelve frames, whose red channel is their number, beside a file that is no image."""
+    """A folder of twelve frames, whose red channel is their number, beside a file that is no image and a hidden one."""
     path = tmp_path / "clip"
     path.mkdir()
     for number in range(12):
         Image.new("RGB", (6, 4), (number, 0, 0)).save(path / f"frame_{number}.png")
     (path / "Thumbs.db").write_bytes(b"x")
+    (path / "._frame_0.png").write_bytes(b"x")
     return path
 
 

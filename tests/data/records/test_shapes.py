@@ -272,6 +272,38 @@ def test_a_file_of_one_record_over_several_lines_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "record",
+    [
+        {"id": "a", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]},
+        {"video": "a.mp4", "prompt": "When?", "timeline": [{"start": 0, "end": 1, "caption": "pick"}]},
+        {"question": "a", "answer": "b", "tools": [{"name": "zoom"}]},
+    ],
+    ids=lambda record: "-".join(record),
+)
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "ROWS.JSON"])
+def test_a_file_of_one_record_with_a_list_is_not_taken_apart(record, indent, name, tmp_path):
+    (tmp_path / name).write_text(json.dumps(record, indent=indent))
+    assert rows_of(tmp_path / name) == [record]
+
+
+def test_records_in_an_object_may_have_a_text_beside_them(tmp_path):
+    records = [{"prompt": "a", "solution": "b"}]
+    for content in ({"text": "about this file", "data": records}, {"conversations": records}):
+        (tmp_path / "rows.json").write_text(json.dumps(content))
+        assert rows_of(tmp_path / "rows.json") == records
+
+
+def test_the_ending_of_a_table_may_be_in_capitals(tmp_path):
+    (tmp_path / "ROWS.CSV").write_text("question,answer\nWhere?,left\n")
+    (tmp_path / "ROWS.Tsv").write_text("question\tanswer\nWhere?\tleft\n")
+    for name in ("ROWS.CSV", "ROWS.Tsv"):
+        assert rows_of(tmp_path / name) == [{"question": "Where?", "answer": "left"}]
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (json.dumps({"clip_1": {"mc_question": []}}, indent=1), "one object with the keys clip_1, and not a list"),

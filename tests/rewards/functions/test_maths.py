@@ -141,7 +141,7 @@ def test_a_pair_that_takes_too_long_has_no_value_and_harms_nobody(reward, caplog
     rubric = Rubric([RewardFunction("math_accuracy", reward)], [1.0])
     batch = rubric.score(texts, {"solution": ["0.5"] * 3, "id": ["r1", "r2", "r3"]})
     assert batch.components == [[None, 1.0, 0.0]] and batch.totals() == [None, 1.0, 0.0]
-    assert batch.metrics["reward/math_accuracy/skipped"] == 1
+    assert batch.failed == {"math_accuracy": [True, False, False]}
     said = "no value for record 'r1': a pair could not be verified: no result after 1.0 s of computing"
     assert f'reward "math_accuracy" has {said}' in caplog.text and BOMB in caplog.text
     monkeypatch.setattr(maths, "CPU_SECONDS", 0.001)  # the last of this process, which ends with it

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model.loading import MisfitError
@@ -277,13 +278,57 @@ def broken(completions, trainer_state, **columns):
     return [0.0]
 
 
+class Killed(Exception):
+    """Ends a run as a signal that nobody can catch would."""
+
+
+class KillFirstStep(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        raise Killed
+
+
 def test_an_evaluation_before_training_stays(make_trainer, sop_data, tmp_path):
-    for _ in range(2):  # the second process of a script that was killed finds what the first one left
-        trainer = make_trainer(eval_dataset_use=str(sop_data))
-        trainer.evaluate()
-        trainer.train()
+    killed = make_trainer(eval_dataset_use=str(sop_data), callbacks=[KillFirstStep()])
+    killed.evaluate()
+    with pytest.raises(Killed):
+        killed.train()
+    # The second process of the script finds what the first one left.
+    trainer = make_trainer(eval_dataset_use=str(sop_data))
+    trainer.evaluate()
+    trainer.train()
     assert [row["step"] for row in read_metrics(tmp_path / "run") if "eval_total_reward" in row] == [0]
     assert Counter(row.step for row in read_rollouts(tmp_path / "run", split="eval")) == {0: 8}
+
+
+def rows_of(folder):
+    return (folder / "metrics.jsonl").read_bytes(), (folder / "rollouts" / "rank-0.jsonl").read_bytes()
+
+
+def test_a_second_call_of_train_replaces_no_rows(make_trainer, tmp_path):
+    trainer = make_trainer()
+    trainer.train()
+    before = rows_of(tmp_path / "run")
+    with pytest.raises(FileExistsError, match=r"run: .* 2 steps .* this trainer .*overwrite_output_dir=True"):
+        trainer.train()
+    # A cell of a notebook that makes the trainer too.
+    with pytest.raises(FileExistsError, match=r"run: .* 2 steps.* another output_dir.*overwrite_output_dir=True"):
+        make_trainer().train()
+    assert rows_of(tmp_path / "run") == before
+    trained = make_trainer(model=trainer.model, output_dir=str(tmp_path / "second"))
+    trained.train()
+    assert rows_of(tmp_path / "run") == before
+    trained.args.overwrite_output_dir = True
+    trained.train()
+    assert [row["step"] for row in read_metrics(tmp_path / "second") if "loss" in row] == [1, 2]
+
+
+def test_a_trainer_that_was_interrupted_does_not_begin_anew_with_its_weights(make_trainer, tmp_path):
+    trainer = make_trainer(callbacks=[KillFirstStep()])
+    with pytest.raises(Killed):
+        trainer.train()
+    with pytest.raises(FileExistsError, match=r"run: .* 1 step that this trainer has trained"):
+        trainer.train()
+    make_trainer().train()  # as the second process of a script that was killed
 
 
 @pytest.mark.parametrize("lora", [False, True])
