@@ -238,7 +238,7 @@ def test_a_second_training_of_a_script_samples_by_the_weights_that_the_first_one
     ahead, make_trainer, engine_of_its_own
 ):
     """Its first step has the number of the only step whose weights the engine had."""
-    trainer = make_trainer(async_rollouts=ahead, max_steps=1, **EPOCH_OF_4)
+    trainer = make_trainer(async_rollouts=ahead, max_steps=1, overwrite_output_dir=True, **EPOCH_OF_4)
     trainer.train()
     trainer.train()  # the parity check of its first step would end it
     engine = trainer.answer.sample.engine

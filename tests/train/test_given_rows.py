@@ -83,7 +83,8 @@ def test_rows_train_as_their_file_does(rows, make_trainer, tmp_path, monkeypatch
     """A large table stays on the disk."""
     _, expected = trained(make_trainer, tmp_path)
     monkeypatch.setattr("qwenvl.data.records.record_file.LOADED_BYTES", 0)
-    trainer, found = trained(make_trainer, tmp_path, as_table(rows), dataloader_num_workers=1)
+    again = {"dataloader_num_workers": 1, "overwrite_output_dir": True}
+    trainer, found = trained(make_trainer, tmp_path, as_table(rows), **again)
     assert found == expected and len(found) == len(trainer.train_dataset) == 8
     assert isinstance(trainer.train_dataset.records, RecordFile)
 
