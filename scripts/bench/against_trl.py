@@ -116,7 +116,8 @@ def ours(options: argparse.Namespace, folder: Path, checkpoint: Path, clips: lis
         sampling |= {"generation_temperature": 1.0, "generation_top_p": 1.0, "per_device_train_batch_size": 1}
         video = {"video_min_frames": frames, "video_max_frames": frames, "video_max_frame_pixels": HEIGHT * WIDTH}
         video["decode_timeout"] = 0  # decode in this process, whose CPU seconds are counted
-        args = GRPOConfig(str(folder / "ours"), grpo_alpha=1.0, grpo_beta=0.1, **sampling, **video, **COMMON)
+        again = {"overwrite_output_dir": True}  # each round takes the place of the one before
+        args = GRPOConfig(str(folder / "ours"), grpo_alpha=1.0, grpo_beta=0.1, **sampling, **video, **COMMON, **again)
         data = str(folder / "clips.json")
         GRPOTrainer(str(checkpoint), args, data, reward_funcs=[letters], callbacks=[clock]).train()
 
