@@ -140,9 +140,15 @@ class PromptSettings:
 
         A tool of a file is code, and a file of settings beside weights of somebody else must not name what is run.
         """
-        if self.tools is None or not set(self.tools.tools or ()) <= set(BUILT_IN):
+        if self.tools is None or self.tools_of_files:
             return {}
         return asdict(self.tools)
+
+    @property
+    def tools_of_files(self) -> list[str]:
+        """The tools of training that are code of a file."""
+        named = [] if self.tools is None else self.tools.tools or []
+        return [name for name in named if name not in BUILT_IN]
 
     def _by_name(self) -> dict[str, Any]:
         """The settings by the names of their flags."""

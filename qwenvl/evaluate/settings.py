@@ -16,7 +16,9 @@ from qwenvl.config.flags import FlagParser
 from qwenvl.config.other_names import unknown_flag
 from qwenvl.config.own_options import DeviceOptions, LoaderOptions
 from qwenvl.config.settings import TrainingSettings
+from qwenvl.console import say
 from qwenvl.data.options import DecodingOptions, FrameOptions, ReadingOptions, SizeOptions, TurnOptions
+from qwenvl.data.prompt_settings import as_said
 from qwenvl.data.records.framing import Framing, asked_record
 from qwenvl.data.records.parse import ReadOptions, text_or_file
 from qwenvl.data.tool_options import ToolOptions
@@ -528,6 +530,8 @@ def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = O
         known["system"] = saved.system  # the text: its file may be gone
         if model.run is None:
             known |= saved.flags_of_tools()
+            if saved.tools_of_files and "tools" not in map(setting_of, flags):
+                _tell_of_tools(model, saved)
     given = {setting_of(token) for token in flags}
     if given & {"base_interval", "video_fps"}:  # two names of one setting
         taken = taken - {"base_interval", "video_fps"}
@@ -541,6 +545,15 @@ def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = O
         not_given = {name: value for name, value in chosen.items() if name not in given}
         tell_of_code(model.run, model.path, not_given)
     return tokens_of(chosen)
+
+
+def _tell_of_tools(model: ModelSource, saved: PromptSettings) -> None:
+    """Say that a model was trained with tools that are code, which runs only where a flag names it."""
+    assert saved.tools is not None
+    say(
+        f"worth a look: {model.path} was trained with --tools {as_said(saved.tools.tools)}, and has no tools here: "
+        f"{', '.join(saved.tools_of_files)} is code, which a file beside weights can't name; give the flag to have them"
+    )
 
 
 def record_of(

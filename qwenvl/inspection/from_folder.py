@@ -72,6 +72,7 @@ class Labels:
         timelines: whether the answers are timelines.
         counted: the answers or steps that the summary counts, with their numbers.
         left_out: labels that are no steps, with their numbers.
+        counts_frames: spans are given in frames, and the clips' own rates say at what seconds.
     """
 
     by_clip: dict[str, Label]
@@ -79,6 +80,7 @@ class Labels:
     timelines: bool
     counted: Mapping[str, int]
     left_out: Mapping[str, int]
+    counts_frames: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -281,7 +283,17 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
             raise RecordError(f"{path}: the column {reserved!r} has another meaning in records; rename it")
     # In the order of the folder, whatever that of the labels is.
     by_clip = {clip: (timelines[clip].answer, timelines[clip].fields()) for clip in clips if clip in timelines}
-    return Labels(by_clip=by_clip, steps=listed, timelines=True, counted=counts, left_out=reader.left_out)
+    counts_frames = args.label_fps is None and any(
+        each.in_frames for each in labelled if isinstance(each, spans.LabelledSpan)
+    )
+    return Labels(
+        by_clip=by_clip,
+        steps=listed,
+        timelines=True,
+        counted=counts,
+        left_out=reader.left_out,
+        counts_frames=counts_frames,
+    )
 
 
 def _reserved(columns: Mapping[str, Any], more: Collection[str] = ()) -> str | None:
@@ -355,6 +367,8 @@ def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
     title = "  the spans:" if found.timelines else "  the answers:"
     answers = [f"{count:>6,}  {beginning(visible(answer), LONGEST_ANSWER)}" for answer, count in counts]
     lines += [title, *_beginning(answers, "    ")]
+    if found.counts_frames:
+        lines.append("  frame numbers count the frames of each clip; of labels at a rate of their own: --label_fps 25")
     if found.left_out:
         labels = ", ".join(f"{visible(label)} ({count:,})" for label, count in found.left_out.items())
         lines.append(f"  spans that are no step (--background): {labels}")

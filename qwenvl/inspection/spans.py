@@ -43,6 +43,7 @@ class LabelledSpan:
         step: the step by its number or name in the file.
         start, end: seconds, or with ``in_frames`` the first frame and the frame after the last, from 0.
         more: the other columns of the row.
+        frames_of_file: of a file with a label for each frame, how many it has. None: the file is no such one.
     """
 
     where: str
@@ -52,6 +53,7 @@ class LabelledSpan:
     end: Any
     in_frames: bool = False
     more: Mapping[str, str] = field(default_factory=dict)
+    frames_of_file: int | None = None
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,15 @@ def _label_spans(path: Path, clip: str, lines: Sequence[str]) -> Iterator[Labell
         length = len(list(run))
         where = f"{path}:{frame + 1}"
         if label:
-            yield LabelledSpan(where, clip=clip, step=label, start=frame, end=frame + length, in_frames=True)
+            yield LabelledSpan(
+                where,
+                clip=clip,
+                step=label,
+                start=frame,
+                end=frame + length,
+                in_frames=True,
+                frames_of_file=len(lines),
+            )
         else:
             yield RecordError(f"{where}: expected a label for each frame, got an empty line")
         frame += length
@@ -261,6 +271,10 @@ class SpanReader:
         except BadMediaError as error:
             problems.append(f"{labelled[0].where}: {error}")
             return None
+        missing = times.missing_labels(labelled[0].frames_of_file)
+        if missing is not None:
+            problems.append(f"{labelled[0].where.rpartition(':')[0]}: {missing}")
+            return None
         spans = []
         more: dict[str, str] = {}
         for each in labelled:
@@ -323,8 +337,31 @@ class FrameTimes:
             "--label_fps says how many frames of the labels are a second"
         )
 
+    def missing_labels(self, labels: int | None) -> str | None:
+        """A sentence where a file with a label for each frame has too few of them for the clip, else None.
+
+        Labels at another rate than the clip's would all be read at wrong times.
+
+        Args:
+            labels: of the file. None: it is no such file.
+        """
+        if labels is None or self.label_fps is not None:
+            return None
+        frames = len(self.times)
+        if frames - labels <= max(MISSING_FRAMES, MISSING_SHARE * frames):
+            return None
+        rate = labels / self.duration
+        return (
+            f"has {counted(labels, 'label')}, a line for each frame, and the clip has {frames:,} frames in "
+            f"{time_text(self.duration)} s; if the labels have a rate of their own, give it, such as --label_fps "
+            f"{rate:.3g}"
+        )
+
 
 SPARE_FRAMES = 2  # by which labels may be longer than their clip
+# And by which they may be shorter: annotations end a moment before their clips.
+MISSING_FRAMES = 10
+MISSING_SHARE = 0.05
 
 
 def steps_in(labelled: Sequence[LabelledSpan | RecordError], background: Sequence[str]) -> list[str]:

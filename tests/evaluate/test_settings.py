@@ -211,7 +211,7 @@ def test_a_text_saved_beside_weights_cannot_become_a_flag(tmp_path, name):
         config_for(model, [])
 
 
-def test_tools_of_training_come_with_weights_without_their_run(tmp_path):
+def test_tools_of_training_come_with_weights_without_their_run(tmp_path, capsys):
     """A merged copy, or one from the hub. Tools that are code of a file have to be named by who runs it."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
@@ -227,7 +227,12 @@ def test_tools_of_training_come_with_weights_without_their_run(tmp_path):
         ("look_frames", 8, ToolOptions.look_frames),
     ]
     PromptSettings(FrameOptions(), PromptOptions(), tools=ToolOptions(tools=["look", "mine.py:f"])).save(tmp_path)
+    assert capsys.readouterr().err == ""
     assert config_for(model, []).tools is None
+    said = capsys.readouterr().err
+    assert f"{tmp_path} was trained with --tools look mine.py:f, and has no tools here: mine.py:f is code" in said
+    config_for(model, ["--tools", "look"])
+    assert capsys.readouterr().err == ""
     assert trained_otherwise(str(tmp_path), plain) == [("tools", ["look", "mine.py:f"], None)]
 
 

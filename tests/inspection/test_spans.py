@@ -105,6 +105,22 @@ def test_files_with_a_label_for_each_frame_become_timelines(folder, capsys):
     out = run(capsys, "--answers", "labels", "--steps", "steps.txt")
     assert solutions() == ["0.5-1.5 (1) insert fan\n1.5-3.0 (2) close lid"]
     assert "SIL (1), background (1)" in out
+    assert "frame numbers count the frames of each clip" in out
+
+
+def test_a_label_file_at_another_rate_than_its_clip_is_refused(folder, capsys):
+    """Each of its labels would be read at half of its seconds."""
+    Path("labels").mkdir()
+    Path("labels/a.txt").write_text("insert_fan\n" * 6 + "close_lid\n" * 9)
+    said = refused(capsys, "--answers", "labels", "--steps", "steps.txt")
+    assert "labels/a.txt: has 15 labels, a line for each frame, and the clip has 30 frames in 3.0 s" in said
+    assert "--label_fps 5" in said
+    out = run(capsys, "--answers", "labels", "--steps", "steps.txt", "--label_fps", "5")
+    assert solutions() == ["0.0-1.2 (1) insert fan\n1.2-3.0 (2) close lid"]
+    assert "frame numbers count" not in out
+    Path("labels/a.txt").write_text("insert_fan\n" * 21)  # the rest of the clip is not labelled
+    run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite")
+    assert solutions() == ["0.0-2.1 (1) insert fan"]
 
 
 def test_a_label_file_that_two_clips_could_have_is_refused(folder, make_clip, capsys):
