@@ -1,5 +1,7 @@
 """``qwenvl serve`` of a model with tools: its policy is made to call them."""
 
+import json
+import re
 import threading
 import time
 from types import SimpleNamespace
@@ -8,6 +10,7 @@ import openai
 import pytest
 import torch
 
+from qwenvl.cli import main as qwenvl
 from qwenvl.data.errors import BadMediaError
 from qwenvl.rollout import next_token
 from tests.use.running import QUESTION, Running, data_url, video
@@ -16,11 +19,13 @@ CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</to
 SEVERAL = "".join(CALL.replace("0.5", f"0.{n}").removesuffix("<|im_end|>") for n in range(1, 9)) + "<|im_end|>"
 
 
+LOOKS = ("--tools", "look", "--max_turns", "2")
+
+
 @pytest.fixture(scope="module")
 def looking(made_media):
     """A running server whose policy may look."""
-    flags = ("--tools", "look", "--max_turns", "2", "--generation_max_length", "900")
-    server = Running(made_media, *flags)
+    server = Running(made_media, *LOOKS, "--generation_max_length", "900")
     yield server
     server.end()
 
@@ -95,3 +100,56 @@ def test_looks_end_with_the_request_that_makes_them(looking, calling, monkeypatc
     asked = time.monotonic()
     assert looking.ask(QUESTION, max_tokens=1).choices and time.monotonic() - asked < 30
     assert len(looks) == 1 and looks[0] <= 5.0, "a look has no more time than its request"
+
+
+def record_file(folder, *rows) -> str:
+    path = folder / "asked.json"
+    answered = {"from": "gpt", "value": "<answer>(1)</answer>"}
+    asked = {"from": "human", "value": f"<video>\n{QUESTION}"}
+    path.write_text(json.dumps([{"conversations": [asked, answered], **row} for row in rows]))
+    return str(path)
+
+
+def checked(looking, made_media, data: str, *more: str) -> int:
+    words = [str(made_media / "model"), data, "--check", looking.url, "--use_cpu", *LOOKS, *more]
+    return qwenvl(["serve", *words])
+
+
+def test_check_compares_log_probs_behind_what_tools_append(looking, calling, made_media, capsys, monkeypatch):
+    calling.text = CALL
+    data = record_file(made_media, {"id": "look", "video": "media/one.mp4"})
+    assert checked(looking, made_media, data, "--generation_max_length", "90") == 0
+    line, compared, verdict = capsys.readouterr().out.splitlines()
+    assert line.startswith("look: the same answer; ") and verdict == "as trained, but for rounding"
+    largest = float(re.search(r"log-probs of \d+ tokens differ by (\S+) at most", compared)[1])
+    assert largest < 1e-4
+
+
+def test_check_compares_no_log_probs_behind_calls_that_tools_here_do_not_answer(
+    looking, calling, made_media, capsys, monkeypatch
+):
+    calling.text = CALL
+    data = record_file(made_media, {"id": "look", "video": "media/one.mp4"})
+    monkeypatch.setattr("qwenvl.use.check_server.Reference._completion", lambda *_: None)
+    assert checked(looking, made_media, data, "--generation_max_length", "90") == 0
+    line, compared, verdict = capsys.readouterr().out.splitlines()
+    assert "log-probs not compared" in line and compared.startswith("no log-probs are compared")
+    assert verdict == "as trained, but for rounding"
+
+
+def test_check_says_why_no_record_can_be_sent(looking, made_media, tmp_path, capsys):
+    outside = record_file(tmp_path, {"id": "out", "video": str(made_media / "media/one.mp4")})
+    with pytest.raises(SystemExit):
+        checked(looking, made_media, outside)
+    told = capsys.readouterr().err
+    assert "asked.json[0].video" in told and "media root" in told and "--allow_outside_media" in told
+    assert checked(looking, made_media, outside, "--generation_max_length", "8", "--allow_outside_media") == 0
+    assert capsys.readouterr().out.startswith("out: ")
+    meta = record_file(made_media, {"video": "media/one.mp4", "meta": {"video_start": 1}})
+    with pytest.raises(SystemExit):
+        checked(looking, made_media, meta)
+    assert "asked.json[0]: it has `meta`" in capsys.readouterr().err
+    gone = record_file(made_media, {"video": "media/gone.mp4"})
+    with pytest.raises(SystemExit):
+        checked(looking, made_media, gone)
+    assert "gone.mp4 is no file" in capsys.readouterr().err
