@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import tempfile
 import threading
@@ -35,7 +36,7 @@ from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.step.answer import in_budget
 from qwenvl.tools.toolbox import Toolbox
-from qwenvl.types import PromptBatch, Record, RolloutBatch, SamplingParams
+from qwenvl.types import PromptBatch, Record, RolloutBatch, Sample, SamplingParams
 from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, parse_body
 from qwenvl.use.in_time import DatasetInTime
 from qwenvl.use.options import ChatOptions, UseRequest
@@ -375,8 +376,7 @@ class ChatServer:
             return seconds
 
         try:
-            record = self._with_pictures(record, folder, seconds_left)
-            sample = self._dataset.within(seconds_left).load(record)
+            sample = self._loaded(record, folder, seconds_left)
             patience.check()
             if parsed.characters > LONG_TEXT:
                 batch = self._long_collator([sample])["prompts"]
@@ -402,15 +402,19 @@ class ChatServer:
             raise ApiError(400, message, "context_length_exceeded")
         return Pending(batch, options, params, patience)
 
-    def _with_pictures(self, record: Record, folder: Path, seconds_left: Callable[[], float]) -> Record:
-        """A record with its images rewritten in the folder of the request."""
+    def _loaded(self, record: Record, folder: Path, seconds_left: Callable[[], float]) -> Sample:
+        """A record with its media. Images are rewritten in the folder of the request, and read from there."""
         left = MAX_IMAGE_PIXELS
-        images = []
+        rewritten: list[str] = []
         for number, path in enumerate(record.images):
             target = str(folder / f"{number}.bmp")
             left -= self._pictures.rewrite(path, target, left, seconds_left())
-            images.append(target)
-        return replace(record, images=tuple(images))
+            rewritten.append(target)
+        sample = self._dataset.within(seconds_left).load(replace(record, images=tuple(rewritten)))
+        # An image of a few kilobytes may take 150 MB there, and its request may wait for minutes.
+        for target in rewritten:
+            os.unlink(target)
+        return replace(sample, record=record)
 
 
 def positions_of(model: nn.Module) -> int:

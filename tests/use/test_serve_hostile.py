@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 import socket
 import threading
 import time
@@ -346,6 +347,24 @@ def test_images_of_a_request_together_have_a_bound(running, tmp_path):
     url = image(f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}")
     status, answer = raw(running, "POST", CHAT, ask([url, url]))
     assert status == 400 and "15,000,000" in answer["error"]["message"], answer  # what the first one leaves
+
+
+def test_a_waiting_request_keeps_no_unpacked_image(running, monkeypatch):
+    data = io.BytesIO()
+    Image.new("1", (2000, 2000)).save(data, "PNG")  # 12 MB of pixels in a kilobyte
+    url = image(f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}")
+    kept = []
+    made = running.server._made
+
+    def noted(record, parsed, folder, patience):
+        pending = made(record, parsed, folder, patience)
+        kept.append(sum(file.stat().st_size for file in folder.iterdir()))
+        assert pending.batch.records[0].images == record.images and all(map(os.path.isfile, record.images))
+        return pending
+
+    monkeypatch.setattr(running.server, "_made", noted)
+    assert running.ask(url, QUESTION, max_tokens=1).choices
+    assert kept == [len(data.getvalue())]
 
 
 def slow_gif() -> bytes:
