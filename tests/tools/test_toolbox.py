@@ -481,6 +481,7 @@ def test_tools_that_do_not_exist_are_refused(world):
     for name, error in (
         ("loook", "--tools loook: did you mean look\\?"),
         ("own.py:missing", "--tools own.py:missing: own.py has no missing"),
+        ("gone.py:half", "gone.py: no such Python file \\(--tools gone.py:half\\)"),
         ("trl:own.py:halves", "--tools trl:own.py:halves: expected a class"),
     ):
         with pytest.raises(ValueError, match=error):
