@@ -97,7 +97,7 @@ def view_named(text: str | None) -> View:
     if row.name in VIEWS:
         return partial(VIEWS[row.name], **vars(row.arguments))
     file, _, name = row.name.rpartition(":")
-    function = getattr(load_file(file), name, None)
+    function = getattr(load_file(file, named_by="--teacher_sees file.py:name"), name, None)
     if not callable(function):
         raise ValueError(f"--teacher_sees {row.name}: {file} has no function {name}; name one that the file defines")
     return function

@@ -232,8 +232,11 @@ def _imported(path: str) -> tuple[str, Any]:
     return getattr(value, "reward_name", attribute), value
 
 
-def load_file(file: str) -> ModuleType:
+def load_file(file: str, named_by: str = "--external_plugins, --reward_funcs file.py:name") -> ModuleType:
     """Run a Python file as a module, once per process.
+
+    Args:
+        named_by: the flags that may name the file, for the error of one that does not exist.
 
     Raises:
         RewardError: it does not exist, or it fails while it is loaded.
@@ -244,7 +247,7 @@ def load_file(file: str) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise RewardError(f"{file}: no such Python file (--external_plugins, --reward_funcs file.py:name)")
+        raise RewardError(f"{file}: no such Python file ({named_by})")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -300,7 +300,7 @@ def _resolved(each: str | Tool | Callable[..., Any]) -> list[Tool]:
     if each in _OWN:
         return [_OWN[each]]
     file, _, name = each.removeprefix("trl:").rpartition(":")
-    made = getattr(load_file(file), name, None)
+    made = getattr(load_file(file, named_by=f"--tools {each}"), name, None)
     if made is None:
         raise ValueError(f"--tools {each}: {file} has no {name}")
     if not each.startswith("trl:"):

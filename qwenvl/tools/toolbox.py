@@ -59,6 +59,8 @@ class Toolbox:
         dataset: decodes clips as those of prompts.
         alter: changes what is shown, for the controls of an evaluation. None: nothing does.
         looks: as the model asks, refused, or at another span of the same length.
+        is_awaited: says before each call whether anybody still waits for the completions of a record. Where nobody
+            does, they end without an answer. None: all are waited for.
     """
 
     tools: dict[str, Tool]
@@ -67,6 +69,7 @@ class Toolbox:
     dataset: GRPODataset
     alter: Callable[[Sample], Sample] | None = None
     looks: str = "as asked"
+    is_awaited: Callable[[Record], bool] | None = None
 
     @property
     def added_tokens(self) -> list[str]:
@@ -268,12 +271,14 @@ class _Processed:
 class Conversations:
     """The conversations with N completions that are sampled together.
 
-    The same call on the same clip is executed once, and equal answers are made tokens and features once.
+    The same call on the same clip is executed once, also where it fails: a place at which a clip cannot be decoded may
+    cost ``decode_timeout``. Equal answers are made tokens and features once.
 
     Attributes:
         toolbox, encode: see ``Toolbox.begin``.
         each: N.
         given: what tools gave, by what they see, their name and their arguments.
+        failed: why tools gave nothing, by the same.
         processed_answers: answers of turns as tokens and patches, by the clip and the parts of the answers.
         encoded: the model inputs of these.
     """
@@ -282,6 +287,7 @@ class Conversations:
     encode: Callable[[PromptBatch], PromptInputs] | None
     each: list[Conversation]
     given: dict[tuple[object, str, str], list[Part]] = field(default_factory=dict)
+    failed: dict[tuple[object, str, str], str] = field(default_factory=dict)
     processed_answers: dict[tuple[object, ...], _Processed] = field(default_factory=dict)
     encoded: dict[ProcessedSample, PromptInputs] = field(default_factory=dict)
 
@@ -335,7 +341,15 @@ class Conversations:
             error = f"this turn has {len(calls)} calls, and a turn may have {MOST_CALLS}"
             return self._answered(conversation, made=[], refused=calls, error=error)
         made, refused, error = self._executed(conversation, calls)
+        if not self._is_awaited(conversation):
+            self._end(conversation, calls, "nobody waits for this completion any more")
+            return None
         return self._answered(conversation, made=made, refused=refused, error=error)
+
+    def _is_awaited(self, conversation: Conversation) -> bool:
+        """Whether anybody still waits for a completion."""
+        is_awaited = self.toolbox.is_awaited
+        return is_awaited is None or is_awaited(conversation.record)
 
     def _left(self, conversation: Conversation) -> int:
         """Tokens that tools may still append to a completion."""
@@ -346,11 +360,16 @@ class Conversations:
         return self.toolbox.tokens(conversation.record, answers)
 
     def _executed(self, conversation: Conversation, calls: Sequence[Call]) -> tuple[list[Answer], Sequence[Call], str]:
-        """The answers that fit, the calls that are refused because they do not, and the reason."""
+        """The answers that fit, the calls that are refused because they do not, and the reason.
+
+        It stops early where nobody waits for the completion any more.
+        """
         made: list[Answer] = []
         left = self._left(conversation)
         tokens_before = 0
         for place, (name, arguments) in enumerate(calls):
+            if not self._is_awaited(conversation):
+                break
             answer = self._execute(name, arguments, conversation)
             tokens = self._tokens(conversation, [each.parts for each in (*made, answer)])
             if tokens > left:
@@ -426,15 +445,25 @@ class Conversations:
         return Answer(parts, note)
 
     def _parts(self, tool: Tool, arguments: Mapping[str, Any], conversation: Conversation) -> list[Part]:
-        """The parts that a tool gives. Equal calls are executed once, unless the tool is a method of an object."""
+        """The parts that a tool gives. Equal calls are executed once, unless the tool is a method of an object.
+
+        Raises:
+            ToolError: it cannot answer, or could not answer the same call before.
+        """
         record = conversation.record
         if tool.environment is not None:
             return self.toolbox.run(tool, arguments, record, conversation.environments)
         # A tool of the user may read more of the record than its clip.
         seen = _clip(record) if tool.is_built_in else (record.where, record.id)
         key = (seen, tool.name, json.dumps(arguments, sort_keys=True))
+        if key in self.failed:
+            raise ToolError(self.failed[key])
         if key not in self.given:
-            self.given[key] = self.toolbox.run(tool, arguments, record, {})
+            try:
+                self.given[key] = self.toolbox.run(tool, arguments, record, {})
+            except ToolError as problem:
+                self.failed[key] = str(problem)
+                raise
         return self.given[key]
 
     def _appended(self, record: Record, answers: Sequence[Sequence[Part]]) -> ProcessedSample:

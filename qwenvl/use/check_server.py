@@ -5,27 +5,148 @@ from __future__ import annotations
 import base64
 import mimetypes
 import os
-from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from qwenvl.data.chat import chat_messages
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.chat import TURN_END, chat_messages
+from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
+from qwenvl.failure import counted
 from qwenvl.files import require
+from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import completion_likelihood
+from qwenvl.model.positions import first_positions
 from qwenvl.rewards import build_rubric
+from qwenvl.rollout.turns import GrowingCompletion
 from qwenvl.step.parity import HALF_PRECISION
-from qwenvl.types import Record
+from qwenvl.types import PromptBatch, Record
 from qwenvl.use.options import OWNER, UseRequest
 
 CHECKED = 5  # records
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A record that was sent to a server.
+
+    Attributes:
+        line: what is told of it.
+        same_length: the prompt has as many tokens there as here.
+        same_answer: the greedy answers are the same.
+        gaps: between the log-probs of a token there and here. Empty: none are compared.
+    """
+
+    line: str
+    same_length: bool
+    same_answer: bool
+    gaps: list[float]
+
+
+class Reference:
+    """The model as trained, with which a server is compared.
+
+    Raises:
+        EngineLostError: the servers that the flags name can't be used.
+    """
+
+    def __init__(self, config: GRPOConfig) -> None:
+        self.device = config.device
+        self.collator = collator_of(config)
+        self.respondent = build_respondent(config, self.collator, build_rubric())
+        self._dataset = dataset_of([], config, self.collator)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model."""
+        return self.collator.processor.tokenizer
+
+    @property
+    def most_tokens(self) -> int:
+        """Longest answer."""
+        return self.respondent.sample.params.max_new_tokens
+
+    def prompt(self, record: Record) -> PromptBatch:
+        """The prompt of a record."""
+        return self.collator([self._dataset.load(record)])["prompts"]
+
+    def answer(self, batch: PromptBatch) -> str:
+        """The greedy answer to a prompt."""
+        [own] = self.respondent.complete([batch], 1)
+        return own.texts[0]
+
+    @torch.no_grad()
+    def logprobs(self, batch: PromptBatch, ids: list[int]) -> list[float] | None:
+        """The log-probs of the sampled tokens of an answer, behind which tools append what they give here.
+
+        Returns:
+            None where the answer goes on behind a turn that tools do not answer here.
+        """
+        model = self.respondent.step.policy
+        encode = self.respondent.sample.encode
+        inputs = encode.inputs(model, batch)
+        with encode.autocast():
+            completion = self._completion(batch, inputs, ids)
+            if completion is None:
+                return None
+            whole = completion.whole()
+            sampled = completion.sampled()[None]
+            found = completion_likelihood(
+                model,
+                inputs,
+                whole.input_ids,
+                sampled,
+                temperature=1.0,
+                logit_chunk_tokens=1024,
+                whole=whole,
+            )
+        return found.logprobs[sampled].tolist()
+
+    def _completion(self, batch: PromptBatch, inputs: PromptInputs, ids: list[int]) -> GrowingCompletion | None:
+        """The answer with what tools append to its turns. None where a turn that another one follows has no answer."""
+        sample = self.respondent.sample
+        [start] = first_positions(inputs.position_ids, 1).tolist()
+        completion = GrowingCompletion(start)
+        turns = [ids]
+        if sample.toolbox is not None:
+            turns = turns_of(ids, self.tokenizer.convert_tokens_to_ids(TURN_END))
+        *answered, last = turns
+        if answered:
+            conversations = sample.conversations([batch], 1, self.respondent.step.policy)
+        for turn in answered:
+            completion.add(self._text(turn))
+            answers = conversations.answer({0: turn})
+            if not answers:
+                return None
+            completion.add(answers[0])
+        completion.add(self._text(last))
+        return completion
+
+    def _text(self, ids: list[int]) -> PromptInputs:
+        """Sampled tokens as inputs of the model."""
+        return PromptInputs.of_text(torch.tensor([ids], device=self.device))
+
+
+def turns_of(ids: Sequence[int], end: int) -> list[list[int]]:
+    """The sampled tokens of an answer, parted behind each end of a turn.
+
+    Example:
+        >>> turns_of([5, 6, 1, 7, 1], end=1)
+        [[5, 6, 1], [7, 1]]
+    """
+    turns: list[list[int]] = [[]]
+    for token in ids:
+        if turns[-1][-1:] == [end]:
+            turns.append([])
+        turns[-1].append(token)
+    return turns
 
 
 def check(request: UseRequest) -> str:
@@ -37,71 +158,64 @@ def check(request: UseRequest) -> str:
         ValueError, OSError: no record can be sent, or the server does not answer.
     """
     openai = require("openai", "judge")
-    config = request.config
     url = request.options.check
-    records = list(islice(_sendable(request), CHECKED))
-    if not records:
-        raise ValueError(f"{request.words[0]}: expected records whose clips and images are files, without `meta`")
-    collator = collator_of(config)
-    dataset = dataset_of([], config, collator)
-    tokenizer = collator.processor.tokenizer
-    respondent = build_respondent(config, collator, build_rubric())
-    model = respondent.step.policy
-    encode = respondent.sample.encode
-    likelihood = partial(completion_likelihood, temperature=1.0, logit_chunk_tokens=1024)
-    lines: list[str] = []
-    gaps: list[float] = []  # between the log-probs of a token there and here
-    same_lengths = True
-    same_answers = True
+    records = _sendable(request)
+    reference = Reference(request.config)
+    compared: list[Compared] = []
     try:
         client = openai.OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "none")
         [served, *_] = client.models.list()
         for record in records:
-            batch = collator([dataset.load(record)])["prompts"]
-            [own] = respondent.complete([batch], 1)
-            inputs = encode.inputs(model, batch)
             sent = record
             if served.owned_by == OWNER:  # our own server puts the template and the system turn around prompts
                 sent = unframed(record, request.asking.reading)
             reply = client.chat.completions.create(
                 model=served.id,
                 messages=messages_of(sent),
-                max_tokens=respondent.sample.params.max_new_tokens,
+                max_tokens=reference.most_tokens,
                 temperature=0,
                 logprobs=True,
                 extra_body={"return_token_ids": True},
             )
-            choice = reply.choices[0]
-            theirs = reply.usage.prompt_tokens
-            here = batch.input_ids.shape[1]
-            same = (choice.message.content or "").strip() == own.texts[0].strip()
-            same_lengths = same_lengths and theirs == here
-            same_answers = same_answers and same
-            named = "the same answer" if same else "another answer"
-            lines.append(f"{record.id}: {named}; {theirs:,} tokens of the prompt, {here:,} here")
-            given = (choice.logprobs and choice.logprobs.content) or []
-            # Without ``token_ids`` there are only texts of tokens. If they encode to others, nothing is compared.
-            ids = getattr(choice, "token_ids", None) or tokenizer.encode("".join(each.token for each in given))
-            if given and len(ids) == len(given):
-                tokens = torch.tensor([ids], device=config.device)
-                with torch.no_grad(), encode.autocast():
-                    [values] = likelihood(model, inputs, tokens, tokens >= 0).logprobs.tolist()
-                gap = [abs(value - each.logprob) for value, each in zip(values, given, strict=True)]
-                lines[-1] += f", log-probs within {max(gap):.2g}"
-                gaps += gap
+            compared.append(_compared(record, reply, reference))
     except openai.OpenAIError as error:
         raise ValueError(f"--check {url}: {str(error)[:300]}") from None
-    return "\n".join([*lines, *_verdict(gaps, same_lengths=same_lengths, same_answers=same_answers)])
+    return "\n".join([*(each.line for each in compared), *_verdict(compared)])
 
 
-def _verdict(gaps: Sequence[float], same_lengths: bool, same_answers: bool) -> list[str]:
-    """Two lines: the differences, and whether the server shows records as training did.
+def _compared(record: Record, reply: Any, reference: Reference) -> Compared:
+    """A record's answer of a server, compared with the model here.
 
     Args:
-        gaps: between the log-probs of a token there and here. Empty: the server gives none.
+        reply: of the openai client.
     """
-    alike = same_answers
-    compared = "the server gives no log-probs: only lengths of prompts and answers are compared"
+    batch = reference.prompt(record)
+    choice = reply.choices[0]
+    theirs = reply.usage.prompt_tokens
+    here = batch.input_ids.shape[1]
+    same_answer = (choice.message.content or "").strip() == reference.answer(batch).strip()
+    named = "the same answer" if same_answer else "another answer"
+    line = f"{record.id}: {named}; {theirs:,} tokens of the prompt, {here:,} here"
+    given = (choice.logprobs and choice.logprobs.content) or []
+    # Without ``token_ids`` there are only texts of tokens. If they encode to others, nothing is compared.
+    ids = getattr(choice, "token_ids", None) or reference.tokenizer.encode("".join(each.token for each in given))
+    gaps: list[float] = []
+    if given and len(ids) == len(given):
+        values = reference.logprobs(batch, ids)
+        if values is None:
+            line += ", log-probs not compared: tools here give no answer to one of its calls"
+        else:
+            gaps = [abs(value - each.logprob) for value, each in zip(values, given, strict=True)]
+            line += f", log-probs within {max(gaps):.2g}"
+    return Compared(line, same_length=theirs == here, same_answer=same_answer, gaps=gaps)
+
+
+def _verdict(found: Sequence[Compared]) -> list[str]:
+    """Two lines: the differences, and whether the server shows records as training did."""
+    gaps = [gap for each in found for gap in each.gaps]
+    same_lengths = all(each.same_length for each in found)
+    alike = all(each.same_answer for each in found)
+    compared = "no log-probs are compared, only lengths of prompts and answers"
     if gaps:
         largest = max(gaps)
         mean = sum(gaps) / len(gaps)
@@ -115,14 +229,42 @@ def _verdict(gaps: Sequence[float], same_lengths: bool, same_answers: bool) -> l
     return [compared, verdict]
 
 
-def _sendable(request: UseRequest) -> Iterator[Record]:
-    """The records of a request whose media are whole files: a request has no place for frames, spans or ``meta``."""
+def _sendable(request: UseRequest) -> list[Record]:
+    """The first records whose media are whole files: a request has no place for frames, spans or ``meta``.
+
+    Raises:
+        ValueError: there are none.
+    """
+    reading = replace(request.asking.reading, allow_outside_media=request.options.allow_outside_media)
+    found: list[Record] = []
+    refused = 0
+    first = ""  # why the first of these is
     for source in resolve_datasets(request.words[0]):
-        for row in RecordFile(source, seed=0, options=request.asking.reading).iterate():
-            if not isinstance(row, Record) or any(row.clip_meta):
-                continue
-            if all(os.path.isfile(path) for path in (*row.videos, *row.images)):
-                yield row
+        for row in RecordFile(source, seed=0, options=reading).iterate():
+            problem = _problem_of(row)
+            if isinstance(row, Record) and problem is None:
+                found.append(row)
+                if len(found) == CHECKED:
+                    return found
+            elif problem is not None:
+                first = first or problem
+                refused += 1
+    if not found:
+        message = f"{request.words[0]}: expected records whose clips and images are files, without `meta`"
+        raise ValueError(f"{message}; the first of {counted(refused, 'row')}: {first}" if refused else message)
+    return found
+
+
+def _problem_of(row: Record | RecordError) -> str | None:
+    """Why a row cannot be sent. None: it can."""
+    if isinstance(row, RecordError):
+        return str(row)
+    if any(row.clip_meta):
+        return f"{row.where}: it has `meta`, which a request has no place for"
+    for path in (*row.videos, *row.images):
+        if not os.path.isfile(path):
+            return f"{row.where}: {path} is no file"
+    return None
 
 
 def messages_of(record: Record) -> list[dict[str, Any]]:

@@ -111,6 +111,9 @@ class ServeOptions(Options):
         "log-probs of five records of DATA with those of MODEL here.",
         unset="serve",
     )
+    allow_outside_media: bool = option(
+        False, "With --check: let records of DATA name media outside of their media root; they are sent to the server."
+    )
 
     @property
     def key(self) -> str | None:
@@ -126,7 +129,10 @@ class ServeOptions(Options):
                 yield f"{name} must be visible ASCII characters without spaces"
         if self.allow_private_http and not self.allow_http:
             yield no_effect("--allow_private_http", without="--allow_http")
-        others = [each for each in vars(self) if each != "check" and was_set(self, each)]
+        if self.allow_outside_media and not self.check:
+            yield no_effect("--allow_outside_media", without="--check", reason="requests name files by --media_root")
+        of_check = ("check", "allow_outside_media")
+        others = [each for each in vars(self) if each not in of_check and was_set(self, each)]
         if self.check and others:
             yield f"--{others[0]} has no effect with --check, which compares and does not serve: leave it out"
 

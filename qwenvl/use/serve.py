@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import tempfile
 import threading
@@ -12,7 +13,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, nullcontext
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,14 +21,13 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
-from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import DATA_ERRORS
-from qwenvl.data.media.images import MAX_IMAGE_PIXELS, load_image
-from qwenvl.data.media.reader import Clip
+from qwenvl.data.media.images import MAX_IMAGE_PIXELS
 from qwenvl.data.options import SampleOptions
 from qwenvl.evaluate.respondent import build_respondent, collator_of
 from qwenvl.model.inputs import media_bytes
@@ -35,8 +35,10 @@ from qwenvl.rewards import build_rubric
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.step.answer import in_budget
-from qwenvl.types import PromptBatch, Record, RolloutBatch, SamplingParams
+from qwenvl.tools.toolbox import Toolbox
+from qwenvl.types import PromptBatch, Record, RolloutBatch, Sample, SamplingParams
 from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, parse_body
+from qwenvl.use.in_time import DatasetInTime
 from qwenvl.use.options import ChatOptions, UseRequest
 from qwenvl.use.pictures import PictureReader
 
@@ -44,6 +46,7 @@ READERS = 8  # threads that decode media
 READING = 2  # times --decode_timeout, for all media of a request: a few requests must not hold all readers for long
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
 SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
+SHORTEST_LOOK = 0.01  # seconds: 0 would let the decoder take its time
 MOST_BODIES = 2 * 2**30  # bytes of the bodies that are being received or parsed
 LONG_ARRIVAL_SECONDS = 2.0  # a request that is received or fetched for longer gives way where others find no room
 MOST_PIXELS = 4 * 2**30  # bytes of the prompts that wait: more are not decoded before some of these are sampled
@@ -90,30 +93,6 @@ class Arrival:
     complete: bool = False
 
 
-class DatasetInTime(GRPODataset):
-    """Decodes the clips of one request within what is left of its time."""
-
-    seconds_left: Callable[[], float]
-
-    def within(self, seconds_left: Callable[[], float]) -> DatasetInTime:
-        """The same data set for a request.
-
-        Args:
-            seconds_left: says how long the next clip may take.
-        """
-        own = copy(self)
-        own.seconds_left = seconds_left
-        return own
-
-    def open(self, record: Record, number: int) -> Clip:
-        bounded = copy(self)
-        bounded.options = replace(self.options, decode_timeout=self.seconds_left())
-        return GRPODataset.open(bounded, record, number)
-
-    def load_image(self, path: str) -> Tensor:
-        return load_image(path)  # the server has written it itself, from what a child has decoded
-
-
 class ChatServer:
     """A model, the requests that wait for it, and the loop that samples those with the same settings together.
 
@@ -127,7 +106,8 @@ class ChatServer:
         self.name = request.model.name
         self.active = 0
         self.collator = collator_of(config)
-        self.respondent = build_respondent(config, self.collator, build_rubric())
+        respondent = build_respondent(config, self.collator, build_rubric())
+        self.respondent = respondent.with_toolbox(self._in_time(respondent.sample.toolbox, config))
         self.model = self.respondent.step.policy
         self.reader = RequestReader(self.limits, request.asking, positions_of(self.model))
         fit_to = self.collator.options.fit_to
@@ -153,6 +133,13 @@ class ChatServer:
         for layer in self.model.modules():
             if isinstance(layer, GradientCheckpointingLayer):  # of the language model and of the vision tower
                 layer.register_forward_pre_hook(self._before_layer)
+
+    def _in_time(self, toolbox: Toolbox | None, config: GRPOConfig) -> Toolbox | None:
+        """A toolbox that answers no call of a request whose time is up or whose client is gone."""
+        if toolbox is None:
+            return None
+        dataset = DatasetInTime([], SampleOptions.of(config), training=False, ruler=self.collator.ruler)
+        return replace(toolbox, dataset=dataset.within(self._seconds_of_look), is_awaited=self._is_awaited)
 
     def end_requests(self) -> None:
         """Ends all work for requests as soon as it can be interrupted."""
@@ -235,6 +222,22 @@ class ChatServer:
             return self.respondent.complete(batches, n, together[0].params)
         finally:
             self._sampling = ()
+
+    def _is_awaited(self, record: Record) -> bool:
+        """Whether somebody waits for the completions of a record that is being sampled.
+
+        Raises:
+            Abandoned: nobody waits for any of those that are sampled.
+        """
+        if not any(each.patience.left() for each in self._sampling):
+            raise Abandoned
+        # Ids of requests without a seed are drawn, and one with a seed is sampled alone.
+        return any(each.patience.left() > 0 for each in self._sampling if each.batch.records[0].id == record.id)
+
+    def _seconds_of_look(self) -> float:
+        """The seconds that a look may take: a look that several requests share lasts as long as one of them."""
+        left = max((each.patience.left() for each in self._sampling), default=0.0)
+        return max(SHORTEST_LOOK, min(self._dataset.options.decode_timeout, left))
 
     def _before_layer(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         """Ends a forward that nobody waits for, between two of its layers: a long prompt may take minutes.
@@ -373,8 +376,7 @@ class ChatServer:
             return seconds
 
         try:
-            record = self._with_pictures(record, folder, seconds_left)
-            sample = self._dataset.within(seconds_left).load(record)
+            sample = self._loaded(record, folder, seconds_left)
             patience.check()
             if parsed.characters > LONG_TEXT:
                 batch = self._long_collator([sample])["prompts"]
@@ -400,15 +402,19 @@ class ChatServer:
             raise ApiError(400, message, "context_length_exceeded")
         return Pending(batch, options, params, patience)
 
-    def _with_pictures(self, record: Record, folder: Path, seconds_left: Callable[[], float]) -> Record:
-        """A record with its images rewritten in the folder of the request."""
+    def _loaded(self, record: Record, folder: Path, seconds_left: Callable[[], float]) -> Sample:
+        """A record with its media. Images are rewritten in the folder of the request, and read from there."""
         left = MAX_IMAGE_PIXELS
-        images = []
+        rewritten: list[str] = []
         for number, path in enumerate(record.images):
             target = str(folder / f"{number}.bmp")
             left -= self._pictures.rewrite(path, target, left, seconds_left())
-            images.append(target)
-        return replace(record, images=tuple(images))
+            rewritten.append(target)
+        sample = self._dataset.within(seconds_left).load(replace(record, images=tuple(rewritten)))
+        # An image of a few kilobytes may take 150 MB there, and its request may wait for minutes.
+        for target in rewritten:
+            os.unlink(target)
+        return replace(sample, record=record)
 
 
 def positions_of(model: nn.Module) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
+from qwenvl.data.errors import BadMediaError
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.demo.tiny import make_processor
@@ -297,8 +298,8 @@ def test_a_turn_has_a_bounded_number_of_calls(world, monkeypatch, calls):
     executed = []
     run = Toolbox.run
     monkeypatch.setattr(Toolbox, "run", lambda *args: executed.append(args) or run(*args))
-    each = JSON_CALL.format("halves", '{"time": 1e9}')
-    got = made.answer(each * calls + END)
+    each = [JSON_CALL.format("halves", f'{{"time": {time}}}') for time in range(900, 900 + calls)]
+    got = made.answer("".join(each) + END)
     few = calls <= MOST_CALLS
     assert len(executed) == (calls if few else 0)
     assert got[0].count("Error:") == (calls if few else 1)
@@ -431,6 +432,42 @@ def test_the_same_look_is_decoded_and_encoded_once(world, monkeypatch):
     assert made.answer(look(1, 2))[0] == first[1] and len(opened) == 1 and encoded == [1]
 
 
+def test_a_call_that_fails_is_executed_once(world, monkeypatch):
+    """A place at which a clip hangs costs ``decode_timeout`` once, and not for every equal call."""
+    made = world(max_turns=9)
+    opened = []
+
+    def hangs(dataset, record, number):
+        opened.append(number)
+        raise BadMediaError(record.videos[number], "not decoded within 60 s (--decode_timeout)")
+
+    monkeypatch.setattr(type(made.toolbox.dataset), "open", hangs)
+    first = made.answer(look(1, 2), look(1, 2), look(1.0, 2.0))
+    assert first[0] == first[1] == first[2] and "not decoded within 60 s" in first[0]
+    assert made.answer(look(1, 2))[0] == first[0] and len(opened) == 1
+    made.answer(look(1, 3))
+    assert len(opened) == 2, "another call is another attempt"
+
+
+def test_no_call_is_executed_for_a_completion_that_nobody_waits_for(world, monkeypatch):
+    made = world()
+    opened = []
+    of = type(made.toolbox.dataset).open
+    monkeypatch.setattr(type(made.toolbox.dataset), "open", lambda *args: opened.append(args) or of(*args))
+    asked = []
+
+    def is_awaited(record):
+        asked.append(record)
+        return len(asked) <= 2  # up to the second call
+
+    made.conversations.toolbox = replace(made.toolbox, is_awaited=is_awaited)
+    spans = [look(start, 6).removesuffix(END) for start in (0, 1, 2, 3, 4)]
+    assert made.answer("".join(spans) + END, look(5, 6)) == {}
+    assert len(opened) == 2 and asked[0] == made.record
+    first, second, _ = made.conversations.each
+    assert len(first.calls[0]) == 5 and all(call.error for call in (*first.calls[0], *second.calls[0]))
+
+
 def test_own_tools_show_pictures_and_each_completion_has_its_own_environment(world):
     made = world(tools=("own.py:halves", "trl:own.py:Counter"))
     add = JSON_CALL.format("add", '{"amount": 2}') + END
@@ -444,6 +481,7 @@ def test_tools_that_do_not_exist_are_refused(world):
     for name, error in (
         ("loook", "--tools loook: did you mean look\\?"),
         ("own.py:missing", "--tools own.py:missing: own.py has no missing"),
+        ("gone.py:half", "gone.py: no such Python file \\(--tools gone.py:half\\)"),
         ("trl:own.py:halves", "--tools trl:own.py:halves: expected a class"),
     ):
         with pytest.raises(ValueError, match=error):

@@ -284,7 +284,7 @@ def test_check_tells_whether_a_server_sees_prompts_and_frames_as_trained(
     with monkeypatch.context() as patch:
         patch.setattr("qwenvl.use.web.logprobs_of", lambda *_: {})
         lines = checked(made_media, made_media / "good.json", running.url, capsys)
-        assert lines[4].startswith("the server gives no log-probs") and lines[5] == "as trained, but for rounding"
+        assert lines[4].startswith("no log-probs are compared") and lines[5] == "as trained, but for rounding"
     # Other frames of the same size and number: all of them are white noise.
     noise = np.random.default_rng(0).integers(0, 2, (40, 120, 160, 1)).repeat(3, -1) * 255
     encode(made_media / "other.mp4", noise.astype(np.uint8), 10, options={})

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 import socket
 import threading
 import time
@@ -14,12 +15,10 @@ from types import SimpleNamespace
 import numpy as np
 import openai
 import pytest
-import torch
 from PIL import Image
 
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.images import load_image
-from qwenvl.rollout import next_token
 from qwenvl.use.fetch import fetch, is_public
 from qwenvl.use.pictures import PictureReader
 from qwenvl.use.serve import StopWatch
@@ -27,7 +26,6 @@ from tests.use.running import (
     CHAT,
     QUESTION,
     Dripping,
-    Running,
     ask,
     connected,
     data_url,
@@ -351,6 +349,24 @@ def test_images_of_a_request_together_have_a_bound(running, tmp_path):
     assert status == 400 and "15,000,000" in answer["error"]["message"], answer  # what the first one leaves
 
 
+def test_a_waiting_request_keeps_no_unpacked_image(running, monkeypatch):
+    data = io.BytesIO()
+    Image.new("1", (2000, 2000)).save(data, "PNG")  # 12 MB of pixels in a kilobyte
+    url = image(f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}")
+    kept = []
+    made = running.server._made
+
+    def noted(record, parsed, folder, patience):
+        pending = made(record, parsed, folder, patience)
+        kept.append(sum(file.stat().st_size for file in folder.iterdir()))
+        assert pending.batch.records[0].images == record.images and all(map(os.path.isfile, record.images))
+        return pending
+
+    monkeypatch.setattr(running.server, "_made", noted)
+    assert running.ask(url, QUESTION, max_tokens=1).choices
+    assert kept == [len(data.getvalue())]
+
+
 def slow_gif() -> bytes:
     """A picture behind a comment in pieces of a byte, which Pillow puts together with a copy for each."""
     data = io.BytesIO()
@@ -483,53 +499,6 @@ def test_refusals_reveal_neither_the_root_nor_the_contents_of_files(running, mad
             assert status == 400 and str(made_media) not in message and "S3CRET" not in message, (url, message)
     status, answer = raw(running, "POST", CHAT, ask([image("broken.png")]))
     assert answer["error"]["message"].startswith("broken.png: damaged image")
-
-
-# ---- tools
-
-
-CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call><|im_end|>'
-
-
-def test_a_look_sees_the_clip_of_its_request_until_the_request_ends(made_media, monkeypatch):
-    """The policy is made to call: its clip is there until the request ends, and a client that leaves ends its turns."""
-    server = Running(made_media, "--tools", "look", "--max_turns", "2", "--generation_max_length", "90")
-    tokens = server.server.collator.processor.tokenizer(CALL)["input_ids"]
-    made = next_token.logits_processors
-
-    def processors(*given):
-        chosen, starts = made(*given), []
-
-        def forced(ids, scores):
-            starts.append(ids.shape[1])
-            place = ids.shape[1] - starts[0]
-            if place >= len(tokens):
-                return scores
-            return torch.full_like(scores, -9e9).index_fill(1, torch.tensor(tokens[place]), 0.0)
-
-        chosen.insert(0, forced)
-        return chosen
-
-    monkeypatch.setattr(next_token, "logits_processors", processors)
-    sampled, looks = server.server._sampled, []
-
-    def noted(*given):
-        rollouts = sampled(*given)
-        looks.extend(call for rollout in rollouts for turns in rollout.turns for turn in turns for call in turn.calls)
-        return rollouts
-
-    monkeypatch.setattr(server.server, "_sampled", noted)
-    try:
-        answer = server.ask(video(data_url(made_media / "media/one.mp4")), QUESTION, logprobs=True)
-        assert answer.choices[0].message.content.startswith('<tool_call>{"name": "look"') and answer.usage.prompt_tokens
-        [look] = looks
-        assert look.error is None and all(0.5 <= time <= 1.5 for clip in look.clips for time in clip.times)
-        assert answer.usage.completion_tokens == len(answer.choices[0].token_ids) > len(tokens)
-        stopped = server.ask(video("one.mp4"), QUESTION, stop=["</tool_call>"])
-        assert stopped.choices[0].message.content == CALL.partition("</tool_call>")[0]
-        assert stopped.choices[0].finish_reason == "stop" and server.is_idle()
-    finally:
-        server.end()
 
 
 # ---- what reading takes

@@ -1,0 +1,155 @@
+"""``qwenvl serve`` of a model with tools: its policy is made to call them."""
+
+import json
+import re
+import threading
+import time
+from types import SimpleNamespace
+
+import openai
+import pytest
+import torch
+
+from qwenvl.cli import main as qwenvl
+from qwenvl.data.errors import BadMediaError
+from qwenvl.rollout import next_token
+from tests.use.running import QUESTION, Running, data_url, video
+
+CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call><|im_end|>'
+SEVERAL = "".join(CALL.replace("0.5", f"0.{n}").removesuffix("<|im_end|>") for n in range(1, 9)) + "<|im_end|>"
+
+
+LOOKS = ("--tools", "look", "--max_turns", "2")
+
+
+@pytest.fixture(scope="module")
+def looking(made_media):
+    """A running server whose policy may look."""
+    server = Running(made_media, *LOOKS, "--generation_max_length", "900")
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def calling(looking, monkeypatch):
+    """Where its ``text`` is set, completions begin with it."""
+    forced = SimpleNamespace(text="")
+    made = next_token.logits_processors
+
+    def processors(*given):
+        chosen, starts = made(*given), []
+        tokens = looking.server.collator.processor.tokenizer(forced.text)["input_ids"] if forced.text else []
+
+        def force(ids, scores):
+            starts.append(ids.shape[1])
+            place = ids.shape[1] - starts[0]
+            if place >= len(tokens):
+                return scores
+            return torch.full_like(scores, -9e9).index_fill(1, torch.tensor(tokens[place]), 0.0)
+
+        chosen.insert(0, force)
+        return chosen
+
+    monkeypatch.setattr(next_token, "logits_processors", processors)
+    return forced
+
+
+def test_a_look_sees_the_clip_of_its_request_until_the_request_ends(looking, calling, made_media, monkeypatch):
+    """The clip is there until the request ends, and a client that leaves ends its turns."""
+    calling.text = CALL
+    tokens = looking.server.collator.processor.tokenizer(CALL)["input_ids"]
+    sampled, looks = looking.server._sampled, []
+
+    def noted(*given):
+        rollouts = sampled(*given)
+        looks.extend(call for rollout in rollouts for turns in rollout.turns for turn in turns for call in turn.calls)
+        return rollouts
+
+    monkeypatch.setattr(looking.server, "_sampled", noted)
+    clip = video(data_url(made_media / "media/one.mp4"))
+    answer = looking.ask(clip, QUESTION, logprobs=True, max_tokens=90)
+    assert answer.choices[0].message.content.startswith('<tool_call>{"name": "look"') and answer.usage.prompt_tokens
+    [look] = looks
+    assert look.error is None and all(0.5 <= time <= 1.5 for clip in look.clips for time in clip.times)
+    assert answer.usage.completion_tokens == len(answer.choices[0].token_ids) > len(tokens)
+    stopped = looking.ask(video("one.mp4"), QUESTION, stop=["</tool_call>"], max_tokens=90)
+    assert stopped.choices[0].message.content == CALL.partition("</tool_call>")[0]
+    assert stopped.choices[0].finish_reason == "stop" and looking.is_idle()
+
+
+def test_looks_end_with_the_request_that_makes_them(looking, calling, monkeypatch):
+    """A look may take ``--decode_timeout``: those of a request that is over must not keep others waiting."""
+    calling.text = SEVERAL
+    dataset = looking.server.respondent.sample.toolbox.dataset
+    begun, over, looks = threading.Event(), threading.Event(), []
+
+    def hangs(record, number):
+        looks.append(dataset.seconds_left())
+        begun.set()
+        assert over.wait(60)
+        raise BadMediaError(record.videos[number], "not decoded")
+
+    monkeypatch.setattr(dataset, "open", hangs)
+    monkeypatch.setattr(looking.server.limits, "max_seconds", 5.0)
+    with pytest.raises(openai.APIStatusError) as raised:
+        looking.ask(video("one.mp4"), QUESTION)
+    assert raised.value.status_code == 504 and begun.is_set()
+    over.set()
+    calling.text = ""
+    monkeypatch.setattr(looking.server.limits, "max_seconds", 60.0)
+    asked = time.monotonic()
+    assert looking.ask(QUESTION, max_tokens=1).choices and time.monotonic() - asked < 30
+    assert len(looks) == 1 and looks[0] <= 5.0, "a look has no more time than its request"
+
+
+def record_file(folder, *rows) -> str:
+    path = folder / "asked.json"
+    answered = {"from": "gpt", "value": "<answer>(1)</answer>"}
+    asked = {"from": "human", "value": f"<video>\n{QUESTION}"}
+    path.write_text(json.dumps([{"conversations": [asked, answered], **row} for row in rows]))
+    return str(path)
+
+
+def checked(looking, made_media, data: str, *more: str) -> int:
+    words = [str(made_media / "model"), data, "--check", looking.url, "--use_cpu", *LOOKS, *more]
+    return qwenvl(["serve", *words])
+
+
+def test_check_compares_log_probs_behind_what_tools_append(looking, calling, made_media, capsys, monkeypatch):
+    calling.text = CALL
+    data = record_file(made_media, {"id": "look", "video": "media/one.mp4"})
+    assert checked(looking, made_media, data, "--generation_max_length", "90") == 0
+    line, compared, verdict = capsys.readouterr().out.splitlines()
+    assert line.startswith("look: the same answer; ") and verdict == "as trained, but for rounding"
+    largest = float(re.search(r"log-probs of \d+ tokens differ by (\S+) at most", compared)[1])
+    assert largest < 1e-4
+
+
+def test_check_compares_no_log_probs_behind_calls_that_tools_here_do_not_answer(
+    looking, calling, made_media, capsys, monkeypatch
+):
+    calling.text = CALL
+    data = record_file(made_media, {"id": "look", "video": "media/one.mp4"})
+    monkeypatch.setattr("qwenvl.use.check_server.Reference._completion", lambda *_: None)
+    assert checked(looking, made_media, data, "--generation_max_length", "90") == 0
+    line, compared, verdict = capsys.readouterr().out.splitlines()
+    assert "log-probs not compared" in line and compared.startswith("no log-probs are compared")
+    assert verdict == "as trained, but for rounding"
+
+
+def test_check_says_why_no_record_can_be_sent(looking, made_media, tmp_path, capsys):
+    outside = record_file(tmp_path, {"id": "out", "video": str(made_media / "media/one.mp4")})
+    with pytest.raises(SystemExit):
+        checked(looking, made_media, outside)
+    told = capsys.readouterr().err
+    assert "asked.json[0].video" in told and "media root" in told and "--allow_outside_media" in told
+    assert checked(looking, made_media, outside, "--generation_max_length", "8", "--allow_outside_media") == 0
+    assert capsys.readouterr().out.startswith("out: ")
+    meta = record_file(made_media, {"video": "media/one.mp4", "meta": {"video_start": 1}})
+    with pytest.raises(SystemExit):
+        checked(looking, made_media, meta)
+    assert "asked.json[0]: it has `meta`" in capsys.readouterr().err
+    gone = record_file(made_media, {"video": "media/gone.mp4"})
+    with pytest.raises(SystemExit):
+        checked(looking, made_media, gone)
+    assert "gone.mp4 is no file" in capsys.readouterr().err
