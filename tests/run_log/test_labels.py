@@ -129,6 +129,31 @@ def test_an_edited_answer_stays_until_it_is_saved(opened):
     assert page.run("document.activeElement.id") == "group"
 
 
+def test_the_key_of_a_right_answer_keeps_what_is_shown(opened):
+    """``y`` keeps an edited or corrected answer: the model's own one would take its place."""
+    kept = "report.list.done(1)?.answer + ' ' + report.list.done(1)?.state"
+    words = "document.querySelector('#confirm').textContent"
+    edit = "(box => {{ box.value = {!r}; box.dispatchEvent(new Event('input')); }})(document.querySelector('#answer'))"
+    page = opened(hash="#id=cam/torn2.mp4")
+    assert page.run(words) == "right"
+    page.run(edit.format(" "))
+    assert page.run("document.querySelector('#confirm').disabled")
+    page.run(edit.format("(4) hinge"))
+    assert page.run(words) == "right, as edited"
+    page.press("y")
+    page.wait(f"{kept} === '(4) hinge corrected'")
+    page = opened(hash="#id=cam/torn2.mp4")
+    assert page.run(words) == "right, as corrected"
+    page.press("y")
+    page.wait(f"{TITLE} === 'torn.mp4'")
+    assert page.run(kept) == "(4) hinge corrected"
+    page = opened(hash="#id=cam/torn2.mp4")
+    page.run(edit.format("(3) screw"))  # the model's answer again
+    assert page.run(words) == "right"
+    page.press("y")
+    page.wait(f"{kept} === '(3) screw confirmed'")
+
+
 def test_labels_of_another_tab_are_kept_and_shown(opened):
     """Another tab notes something after this one was opened."""
     done = "document.querySelector('#done').textContent"
@@ -371,7 +396,8 @@ def test_spans_are_edited_by_dragging(timelines):
 
 def test_a_timeline_is_saved_as_the_field_of_its_record(timelines, tmp_path):
     page = timelines("odd")
-    assert page.run("document.querySelector('#correct').disabled")  # its step is not in the list
+    for button in ("#correct", "#confirm"):
+        assert page.run(f"document.querySelector('{button}').disabled")  # its step is not in the list
     page.run("document.querySelector('[data-step=\"3\"]').click()")  # nothing is chosen: a new span
     assert page.run(SPANS) == ["3,0,1", ",1,2"]
     page.run("document.querySelector('.editable .span').focus()")
@@ -436,6 +462,16 @@ def test_spans_are_stored_short_and_those_of_earlier_pages_are_read(timelines):
     assert page.run("report.list.done(report.list.chosen).answer") == "1-2 (1) take the lid"
 
 
+def test_an_edited_timeline_is_confirmed_as_it_is_shown(timelines):
+    page = timelines("one")
+    page.press("e")
+    page.press("Delete")
+    page.run("document.activeElement.blur()")
+    page.press("y")
+    page.wait("report.list.checked.size === 1")
+    assert page.run("[...report.list.checked.values.values()][0].answer") == "3.5-9 (3) fasten the screw"
+
+
 def test_a_held_delete_removes_one_span(timelines):
     page = timelines("one")
     page.press("e")
@@ -454,7 +490,7 @@ def test_an_answer_that_is_right_is_confirmed_and_a_vote_is_taken_over(timelines
     page.press("j")
     page.press("k")
     page.wait(f"{TITLE} === 'one.mp4' && {SPANS}.join() === '1,1,2'")  # a draft is kept while the page is open
-    assert not timelines("none").run("document.querySelector('#confirm')")  # no span that could be right
+    assert timelines("none").run("document.querySelector('#confirm').disabled")  # no span that could be right
 
 
 def test_the_clip_plays_and_gives_its_second_to_an_edge(timelines):
