@@ -472,6 +472,75 @@ def test_an_edited_timeline_is_confirmed_as_it_is_shown(timelines):
     assert page.run("[...report.list.checked.values.values()][0].answer") == "3.5-9 (3) fasten the screw"
 
 
+FIELD = "document.querySelector(\".span-rows input[aria-label^='{}']\")"
+KEPT = "[...report.list.checked.values.values()].map(each => `${each.answer} ${each.state}`).join('; ')"
+CONTROL = 2  # Chromium's number of the key
+
+
+def type_into(page, name: str, text: str) -> None:
+    """As a reader does: the field tells of no change before it loses the focus."""
+    page.run(f"{FIELD.format(name)}.focus(), {FIELD.format(name)}.select()")
+    for letter in text:
+        page.press(letter)
+
+
+def test_what_is_being_typed_is_saved_too(timelines):
+    page = timelines("one")
+    type_into(page, "end", "7.25")
+    page.press("Enter", modifiers=CONTROL)
+    page.wait("report.list.checked.size === 1")
+    assert page.run(KEPT) == "0-7.25 (2) insert the fan; 3.5-9 (3) fasten the screw corrected"
+    assert page.run("report.list.drafts.size") == 0
+    page = timelines("odd")  # no step of the list: a name is no way out, the button stays disabled
+    page.run(f"{FIELD.format('end')}.focus()")
+    page.press("Enter", modifiers=CONTROL)
+    assert page.run("report.list.checked.size") == 1
+
+
+def test_what_is_being_typed_is_a_draft_where_the_label_is_left(timelines):
+    page = timelines("one")
+    type_into(page, "end", "7")
+    page.run("report.list.choose(report.list.index.ids.indexOf('cam/odd.mp4'))")
+    page.wait(f"{TITLE} === 'odd.mp4'")
+    assert timelines("one").run(SPANS) == ["2,0,7", "3,3.5,9"]
+    type_into(page, "start", "2")
+    assert timelines("one").run(SPANS) == ["2,2,7", "3,3.5,9"]  # the page is loaded again
+
+
+def test_nothing_is_saved_while_seconds_are_refused(timelines):
+    page = timelines("one")
+    type_into(page, "end", "99")
+    page.run("document.activeElement.blur()")
+    for act in ("document.querySelector('#correct').click()", "document.querySelector('#confirm').click()"):
+        page.run(act)
+        assert page.run("document.activeElement.value") == "99" and page.run(KEPT) == ""
+    page.run("document.querySelectorAll('.editable .span')[1].focus()")  # another span is chosen
+    assert page.run(f"{FIELD.format('end')}.value") == "99"
+    type_into(page, "end", "4")
+    page.press("Enter", modifiers=CONTROL)
+    page.wait(f"{KEPT}.startsWith('0-4 (2)')")
+    page = timelines("one")
+    type_into(page, "start", "6")  # after the end, which is typed next
+    type_into(page, "end", "8")
+    page.press("Enter", modifiers=CONTROL)
+    page.wait(f"{KEPT}.includes('6-8 (2)')")
+
+
+def test_a_name_of_a_step_that_is_being_typed_is_saved(browser, tmp_path):
+    rows = [timed(name, span(1.0, 5.0), steps=[]) for name in ("a", "b")]
+    browser.show(1280)
+    browser.open(f"{write_labels(tmp_path, 'run', rows, 'qwenvl train').page.as_uri()}#id=cam/a.mp4")
+    browser.wait("document.querySelector('.lanes.editable') !== null")
+    browser.run("localStorage.clear()")
+    type_into(browser, "step", "")
+    browser.run("document.activeElement.value = ''")
+    browser.press("Enter", modifiers=CONTROL)
+    assert browser.run(KEPT) == "" and browser.run(f"{FIELD.format('step')}.validationMessage") != ""
+    type_into(browser, "step", "weld")
+    browser.press("Enter", modifiers=CONTROL)
+    browser.wait(f"{KEPT} === '1-5 weld corrected'")
+
+
 def test_a_held_delete_removes_one_span(timelines):
     page = timelines("one")
     page.press("e")

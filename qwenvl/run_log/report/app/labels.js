@@ -49,6 +49,7 @@ class Labels extends List {
     document.querySelector("#unchecked").addEventListener("change", () => this.count());
     addEventListener("storage", (event) => this.followed(event));
     addEventListener("beforeunload", (event) => {
+      this.editor?.commit();
       if (!this.unsaved()) return;
       event.preventDefault();
       event.returnValue = true; // for browsers that do not read the line above
@@ -83,6 +84,13 @@ class Labels extends List {
 
   done(n) { return this.checked.get(n); }
 
+  // What is being typed is a draft before another label takes its place.
+  choose(n, scroll) {
+    this.editor?.commit();
+    this.editor = this.player = null;
+    return super.choose(n, scroll);
+  }
+
   filtered() {
     const { index, filters } = this, jump = SHOWN[filters.jump];
     const kept = index.ids.map((_, n) => n).filter((n) => !jump || jump.keep(this, n));
@@ -106,7 +114,6 @@ class Labels extends List {
 
   view(n, label) {
     const head = h("h3", { class: "title", title: label.id }, baseName(label.id), folderOf(label.id) ? h("small", {}, folderOf(label.id)) : null);
-    this.editor = this.player = null;
     if (label.error !== null) return h("article", {}, head, h("p", { class: "bad" }, label.error));
     const facts = [label.agreement === null ? null : `${Math.round(100 * label.agreement)} % of ${label.texts.length} completions agree`, `mean log-prob ${brief(label.logprob)}`, label.clips.length === 1 ? null : `${label.frames} frames`, label.finish_reason === "length" ? "cut at the limit" : null];
     const prompt = label.prompt.map((each) => (label.prompt.length > 1 ? `[${each.role}] ${each.text}` : each.text)).join("\n\n");
@@ -152,11 +159,15 @@ class Labels extends List {
       if (!editor.spans.length) return "there is no span";
       return editor.spans.every((span) => editor.listed(span)) ? "" : "a span's step is not in the list";
     };
-    const buttons = this.buttons(n, label, { shown: () => entryOf(editor.spans), problem });
+    const buttons = this.buttons(n, label, { shown: () => entryOf(editor.spans), problem, ready: () => editor.ready() });
     const changed = () => { this.draft(n, sortedSpans(editor.spans), sortedSpans(before)); buttons.update(); };
+    const saveNow = () => {
+      editor.commit(); // the button may be enabled by what is typed
+      buttons.correct.click();
+    };
     const bar = (title, element) => h("div", { class: "bar-of-spans" }, h("p", {}, title), element);
     const votes = label.votes.map(([answer, count], vote) => ({ answer: spansLine(label.vote_spans[vote]), count, use: () => editor.replace(label.vote_spans[vote]) }));
-    return h("div", { class: "label editor", onkeydown: (event) => { if (savesNow(event)) buttons.correct.click(); } },
+    return h("div", { class: "label editor", onkeydown: (event) => { if (savesNow(event)) saveNow(); } },
       filmView(label.clips.length === 1 ? label.clips[0] : null, length),
       bar(cut ? "the model's answer, cut at the end of the clip" : "the model's answer", barView(spans, length)),
       bar("your timeline", editor.lanes),
@@ -166,10 +177,10 @@ class Labels extends List {
   }
 
   // The buttons under an answer, and `update` for when it has changed. Both of them save what is shown.
-  // shown: the entry of what is shown. problem: why it can't be saved, or "".
-  buttons(n, label, { shown, problem }) {
+  // shown: the entry of what is shown. problem: why it can't be saved, or "". ready: asked before, false where a field is refused.
+  buttons(n, label, { shown, problem, ready = () => true }) {
     const done = this.done(n), button = (id, text, act) => h("button", { type: "button", id, onclick: act }, text);
-    const save = () => { if (!problem()) this.check(n, shown()); };
+    const save = () => { if (ready() && !problem()) this.check(n, shown()); };
     const confirm = button("confirm", "right", save), correct = button("correct", "save correction", save);
     const words = () => {
       if (isModels(label, shown())) return "right";
