@@ -290,6 +290,31 @@ def test_labels_of_other_clips_outlive_a_page_without_them(browser, tmp_path):
     browser.run("localStorage.clear()")
 
 
+def test_a_page_whose_files_were_written_again_saves_nothing(browser, tmp_path, monkeypatch):
+    """The same command with a further clip moves all labels by one, while the page is open."""
+    monkeypatch.setattr("qwenvl.run_log.report.pages.PAGE_BYTES", 1)  # each label has a file
+    again = "the files of this page were written again: load it again"
+    rows = [label(f"clip{n}", f"(1) of {n}", 0.5, logprob=-1 + n / 10) for n in range(4)]
+    browser.show(1280)
+    browser.open(write_labels(tmp_path, "run", rows[1:], "qwenvl train").page.as_uri())
+    browser.wait("document.querySelector('#group article') !== null")
+    browser.run("localStorage.clear()")
+    write_labels(tmp_path, "run", rows, "qwenvl train")
+    browser.run("document.querySelector('#confirm').click()")  # it was loaded before: this label is the one of the list
+    browser.wait(f"document.querySelector('#group .bad')?.textContent === '{again}'")
+    assert json.loads(browser.run("localStorage.getItem(report.list.checked.name)")) == {
+        "cam/clip1.mp4": {"answer": "(1) of 1", "state": "confirmed"}
+    }
+    browser.press("y")
+    browser.run("report.list.check(2, {answer: '(1) of 2'})")
+    assert browser.run("report.list.checked.size") == 1
+    browser.run("URL.createObjectURL = () => { window.file = true; }, true")
+    browser.run("document.querySelector('#unchecked').click(), document.querySelector('#save').click()")
+    browser.wait(f"document.querySelector('#saved').textContent === 'Nothing was saved: {again}'")
+    assert browser.run("window.file === undefined")
+    browser.run("localStorage.clear()")
+
+
 def test_the_page_is_never_wider_than_the_window(opened):
     for width, dark in ((1280, False), (390, False), (390, True)):
         page = opened(width, dark, "#id=cam/torn.mp4")

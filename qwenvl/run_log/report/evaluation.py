@@ -242,7 +242,7 @@ def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> l
     return list(records.values())
 
 
-def index(facts: Mapping[str, Any], records: Sequence[Answers], places: Mapping[str, list[int]]) -> dict[str, Any]:
+def index(facts: Mapping[str, Any], records: Sequence[Answers], places: Mapping[str, list[Any]]) -> dict[str, Any]:
     """The index of all records for filters and jumps: columns of numbers, and the texts that they number."""
     models = [each["name"] for each in facts["models"]]
     datasets = list(dict.fromkeys(_dataset(record[0]) for record in records))

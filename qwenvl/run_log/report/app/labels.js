@@ -203,7 +203,14 @@ class Labels extends List {
     if (entry === null) {
       this.checked.set(n, undefined);
     } else {
-      const state = isModels(await this.one(n), entry) ? "confirmed" : "corrected";
+      let label;
+      try {
+        label = await this.one(n);
+      } catch (error) { // a draft of it stays
+        this.parts.group.replaceChildren(h("p", { class: "bad" }, error.message));
+        return;
+      }
+      const state = isModels(label, entry) ? "confirmed" : "corrected";
       this.checked.set(n, { ...entry, answer: entry.answer.trim(), state });
     }
     this.drafts.set(n, undefined);
@@ -277,7 +284,12 @@ class Labels extends List {
 
   async save() {
     const written = new Map(this.checked.values), rows = []; // what is noted while the file is made is not in it
-    for (const n of this.toSave()) rows.push(recordOf(await this.one(n), written.get(n)));
+    try {
+      for (const n of this.toSave()) rows.push(recordOf(await this.one(n), written.get(n)));
+    } catch (error) {
+      document.querySelector("#saved").replaceChildren(h("span", { class: "bad" }, `Nothing was saved: ${error.message}`));
+      return;
+    }
     download("labels.json", `[\n${rows.join(",\n")}\n]\n`, "application/json");
     this.checked.inFile(written);
     document.querySelector("#saved").textContent = `saved ${rows.length.toLocaleString("en")} as labels.json`;
