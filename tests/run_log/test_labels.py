@@ -497,6 +497,38 @@ def test_an_edited_timeline_is_confirmed_as_it_is_shown(timelines):
     assert page.run("[...report.list.checked.values.values()][0].answer") == "3.5-9 (3) fasten the screw"
 
 
+def test_steps_that_are_not_in_the_list_are_not_saved(timelines):
+    """The next training would end at such a record."""
+    page = timelines("odd")
+    page.press("y")
+    assert page.run("report.list.checked.size") == 0
+    page.run("document.querySelector('#unchecked').click()")
+    assert page.run(COUNT) == "save 1 record"
+    assert page.run(DONE) == "0 of 3 done, 1 left out: a step is not in the list"
+    # An earlier page has confirmed it.
+    noted = "{ timeline: [[1, 2, 7, '']], state: 'confirmed' }"
+    own = "report.list.index.keys[report.list.chosen]"
+    page.run(f"localStorage.setItem(report.list.checked.name, JSON.stringify({{ [{own}]: {noted} }}))")
+    page = timelines("odd")
+    page.run("document.querySelector('#save').click()")
+    said = "saved 0 as labels.json, without 1 whose step is not in the list"
+    page.wait(f"document.querySelector('#saved').textContent === '{said}'")
+
+
+def test_equal_records_keep_their_own_answers(browser, tmp_path):
+    rows = [label(name, "(1) lid", 0.5, key=key) for name, key in (("a", "K"), ("b", "K 2"), ("c", "K"))]
+    page = write_labels(tmp_path, "run", rows, "qwenvl train").page.as_uri()
+    browser.open(f"{page}#id=cam/a.mp4")
+    browser.wait("document.querySelector('#group article') !== null")
+    browser.run("localStorage.clear()")
+    assert browser.run("report.list.index.keys") == ["K", "K 2", "K 3"]
+    browser.run("report.list.check(0, {answer: '(2) fan'}).then(() => true)")
+    browser.open(f"{page}#id=cam/c.mp4")
+    browser.wait("document.querySelector('#answer')?.value === '(1) lid'")
+    assert browser.run(DONE) == "1 of 3 done"
+    browser.run("localStorage.clear()")
+
+
 FIELD = "document.querySelector(\".span-rows input[aria-label^='{}']\")"
 KEPT = "[...report.list.checked.values.values()].map(each => `${each.answer} ${each.state}`).join('; ')"
 CONTROL = 2  # Chromium's number of the key

@@ -237,7 +237,13 @@ class Labels extends List {
   // The numbers of the labels that would be saved.
   toSave() {
     const all = document.querySelector("#unchecked").checked;
-    return this.index.ids.map((_, n) => n).filter((n) => this.done(n) || (all && this.index.answered[n]));
+    return this.index.ids.map((_, n) => n).filter((n) => this.done(n) || (all && this.index.answered[n] && !this.index.unlisted[n]));
+  }
+
+  // How many answers are left out of what is saved: nobody has looked at them, and training would refuse them.
+  leftOut() {
+    if (!document.querySelector("#unchecked").checked) return 0;
+    return this.index.unlisted.filter((unlisted, n) => unlisted && !this.done(n)).length;
   }
 
   count() {
@@ -247,7 +253,8 @@ class Labels extends List {
     const answered = this.index.answers.filter((answer) => answer !== null).length; // of the others there is nothing to check
     const edited = this.drafts.size ? `, ${this.drafts.size.toLocaleString("en")} edited and not saved as a correction` : "";
     const lost = this.unsaved() ? `, ${this.unsaved().toLocaleString("en")} neither kept nor saved` : "";
-    document.querySelector("#done").textContent = `${this.checked.size.toLocaleString("en")} of ${answered.toLocaleString("en")} done${edited}${lost}`;
+    const out = this.leftOut(), left = out ? `, ${out.toLocaleString("en")} left out: a step is not in the list` : "";
+    document.querySelector("#done").textContent = `${this.checked.size.toLocaleString("en")} of ${answered.toLocaleString("en")} done${edited}${lost}${left}`;
     this.warn();
   }
 
@@ -284,15 +291,24 @@ class Labels extends List {
 
   async save() {
     const written = new Map(this.checked.values), rows = []; // what is noted while the file is made is not in it
+    let refused = 0; // earlier pages confirmed steps that are not in the list
     try {
-      for (const n of this.toSave()) rows.push(recordOf(await this.one(n), written.get(n)));
+      for (const n of this.toSave()) {
+        const label = await this.one(n), done = written.get(n);
+        if (done?.timeline && !allListed(label.steps, done.timeline)) {
+          written.delete(n);
+          refused += 1;
+        } else {
+          rows.push(recordOf(label, done));
+        }
+      }
     } catch (error) {
       document.querySelector("#saved").replaceChildren(h("span", { class: "bad" }, `Nothing was saved: ${error.message}`));
       return;
     }
-    download("labels.json", `[\n${rows.join(",\n")}\n]\n`, "application/json");
+    if (rows.length) download("labels.json", `[\n${rows.join(",\n")}\n]\n`, "application/json");
     this.checked.inFile(written);
-    document.querySelector("#saved").textContent = `saved ${rows.length.toLocaleString("en")} as labels.json`;
+    document.querySelector("#saved").textContent = `saved ${rows.length.toLocaleString("en")} as labels.json${refused ? `, without ${refused.toLocaleString("en")} whose step is not in the list` : ""}`;
     this.count();
   }
 

@@ -13,6 +13,11 @@ function spansWithin(spans, length) {
   return spans.map(({ start, end, number, name }) => ({ start: exact(Math.min(start, latest)), end: exact(Math.min(end, length)), number, name }));
 }
 
+// Whether spans have steps of the prompt's list, if it has one.
+function allListed(steps, spans) {
+  return !steps.length || spans.every((span) => steps.some(([number]) => number === span.number));
+}
+
 // Whether a field was refused. Browsers alone would refuse every value between two steps of the arrow keys, too.
 const refused = (field) => Boolean(field.validity?.customError);
 
@@ -74,7 +79,7 @@ class SpanEditor {
   // The step of a span in its field.
   shortStep(span) { return String(span.number ?? span.name); }
 
-  listed(span) { return !this.steps.length || this.steps.some(([number]) => number === span.number); }
+  listed(span) { return allListed(this.steps, [span]); }
 
   // Bring every element up to date with its span.
   update() {
