@@ -3,6 +3,7 @@
 import pytest
 
 from qwenvl.inspection.run_report import make_report
+from tests.run_log.runs import group
 
 CHOSEN = "document.querySelector('#group article .title')?.firstChild.textContent"
 COUNT = "document.querySelector('#count').textContent"
@@ -200,6 +201,27 @@ def test_the_page_fits_a_phone_in_light_and_dark(opened, browser):
         page = opened()
         page.wait("document.documentElement.scrollWidth === 390")  # a new size of the window takes a moment
         assert page.run("getComputedStyle(document.body).backgroundColor") == ground
+
+
+def test_files_that_were_written_again_are_not_taken_for_the_earlier_ones(browser, make_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("qwenvl.run_log.report.pages.PAGE_BYTES", 1)  # each group has a file
+    again = "the files of this page were written again: load it again"
+    rollouts = [each for step in (1, 2, 3) for each in group([0.0, 1.0], [f"a {step}", "b"], step=step)]
+    one, two = make_run("one", rollouts=rollouts[:4]), make_run("two")
+    folder = make_report([one, two], tmp_path / "report").folder
+    browser.show(1280)
+    browser.open((folder / "index.html").as_uri())
+    browser.wait("document.querySelector('#group article') !== null")
+    make_report([make_run("longer", rollouts=rollouts), two], folder)  # the first groups are as they were
+    browser.run("report.list.choose(0)")
+    browser.wait("document.querySelector('#group').textContent.includes('a 1')")
+    make_report([make_run("other", rollouts=rollouts[2:]), one], folder)
+    browser.run("report.pages.clear(), report.list.choose(1)")
+    browser.wait(f"document.querySelector('#group .bad')?.textContent === '{again}'")
+    set_filter(browser, "q", "scan")
+    browser.wait(f"document.querySelector('#count .bad')?.textContent === '{again}'")
+    set_filter(browser, "run", "1")  # another run has this number now
+    browser.wait(f"document.querySelector('#count .bad')?.textContent === '{again}' && !report.list.index")
 
 
 def test_a_folder_that_lost_a_file_says_so(browser, make_run, tmp_path):

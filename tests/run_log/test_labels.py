@@ -9,10 +9,10 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.run_log.report.evaluation import write_labels
 from qwenvl.run_log.report.pages import Strip
 from qwenvl.run_log.report.write import write_pictures
-from tests.made_clips import write_clip
 
 ROWS = "[...document.querySelectorAll('#list li')].map(each => each.querySelector('.id').textContent)"
 TITLE = "document.querySelector('#group article .title')?.firstChild.textContent"
+KEYS = "[...document.querySelectorAll('.keys kbd')].map(each => each.textContent).join(' ')"
 COUNT = "document.querySelector('#save').textContent"
 
 
@@ -106,10 +106,8 @@ def test_labels_are_confirmed_corrected_and_saved_as_records(opened, tmp_path):
     page.wait(f"{COUNT} === 'save 3 records' && {ROWS}.length === 1")
 
 
-def test_the_keys_of_spans_are_named_where_there_are_spans(opened, timelines):
-    keys = "[...document.querySelectorAll('.keys kbd')].map(each => each.textContent).join(' ')"
-    assert opened().run(keys) == "j k y e p /"
-    assert timelines("one").run(keys) == "j k y e p n [ ] /"
+def test_the_keys_of_spans_are_not_named_where_there_are_none(opened):
+    assert opened().run(KEYS) == "j k y e p /"
 
 
 def test_an_edited_answer_stays_until_it_is_saved(opened):
@@ -127,6 +125,31 @@ def test_an_edited_answer_stays_until_it_is_saved(opened):
     page.press("Enter")
     page.wait(f"{TITLE} === 'torn.mp4' && {done} === '1 of 4 done'")
     assert page.run("document.activeElement.id") == "group"
+
+
+def test_the_key_of_a_right_answer_keeps_what_is_shown(opened):
+    """``y`` keeps an edited or corrected answer: the model's own one would take its place."""
+    kept = "report.list.done(1)?.answer + ' ' + report.list.done(1)?.state"
+    words = "document.querySelector('#confirm').textContent"
+    edit = "(box => {{ box.value = {!r}; box.dispatchEvent(new Event('input')); }})(document.querySelector('#answer'))"
+    page = opened(hash="#id=cam/torn2.mp4")
+    assert page.run(words) == "right"
+    page.run(edit.format(" "))
+    assert page.run("document.querySelector('#confirm').disabled")
+    page.run(edit.format("(4) hinge"))
+    assert page.run(words) == "right, as edited"
+    page.press("y")
+    page.wait(f"{kept} === '(4) hinge corrected'")
+    page = opened(hash="#id=cam/torn2.mp4")
+    assert page.run(words) == "right, as corrected"
+    page.press("y")
+    page.wait(f"{TITLE} === 'torn.mp4'")
+    assert page.run(kept) == "(4) hinge corrected"
+    page = opened(hash="#id=cam/torn2.mp4")
+    page.run(edit.format("(3) screw"))  # the model's answer again
+    assert page.run(words) == "right"
+    page.press("y")
+    page.wait(f"{kept} === '(3) screw confirmed'")
 
 
 def test_labels_of_another_tab_are_kept_and_shown(opened):
@@ -265,6 +288,31 @@ def test_labels_of_other_clips_outlive_a_page_without_them(browser, tmp_path):
     browser.run("localStorage.clear()")
 
 
+def test_a_page_whose_files_were_written_again_saves_nothing(browser, tmp_path, monkeypatch):
+    """The same command with a further clip moves all labels by one, while the page is open."""
+    monkeypatch.setattr("qwenvl.run_log.report.pages.PAGE_BYTES", 1)  # each label has a file
+    again = "the files of this page were written again: load it again"
+    rows = [label(f"clip{n}", f"(1) of {n}", 0.5, logprob=-1 + n / 10) for n in range(4)]
+    browser.show(1280)
+    browser.open(write_labels(tmp_path, "run", rows[1:], "qwenvl train").page.as_uri())
+    browser.wait("document.querySelector('#group article') !== null")
+    browser.run("localStorage.clear()")
+    write_labels(tmp_path, "run", rows, "qwenvl train")
+    browser.run("document.querySelector('#confirm').click()")  # it was loaded before: this label is the one of the list
+    browser.wait(f"document.querySelector('#group .bad')?.textContent === '{again}'")
+    assert json.loads(browser.run("localStorage.getItem(report.list.checked.name)")) == {
+        "cam/clip1.mp4": {"answer": "(1) of 1", "state": "confirmed"}
+    }
+    browser.press("y")
+    browser.run("report.list.check(2, {answer: '(1) of 2'})")
+    assert browser.run("report.list.checked.size") == 1
+    browser.run("URL.createObjectURL = () => { window.file = true; }, true")
+    browser.run("document.querySelector('#unchecked').click(), document.querySelector('#save').click()")
+    browser.wait(f"document.querySelector('#saved').textContent === 'Nothing was saved: {again}'")
+    assert browser.run("window.file === undefined")
+    browser.run("localStorage.clear()")
+
+
 def test_the_page_is_never_wider_than_the_window(opened):
     for width, dark in ((1280, False), (390, False), (390, True)):
         page = opened(width, dark, "#id=cam/torn.mp4")
@@ -273,235 +321,3 @@ def test_the_page_is_never_wider_than_the_window(opened):
         assert page.run("document.querySelector('.title').scrollWidth") <= width
         answer = page.run("document.querySelector('#answer').getBoundingClientRect().toJSON()")
         assert answer["width"] > 250 and answer["right"] <= width
-
-
-# ---- timelines: a bar of the model's spans, and one whose spans are edited
-
-LISTED = [[1, "take the lid"], [2, "insert the fan"], [3, "fasten the screw"]]
-PROMPT = "<video>\nWhich, and when?\n" + "\n".join(f"({number}) {name}" for number, name in LISTED)
-SPANS = """[...document.querySelectorAll('.span-rows li')].map(row => [row.querySelector('select').value,
-    ...[...row.querySelectorAll('input')].map(each => Number(each.value))].join())"""
-
-
-def span(start, end, number=2):
-    return {"start": start, "end": end, "number": number, "name": dict(LISTED).get(number, "")}
-
-
-def timed(name: str, *spans: dict, **more) -> dict:
-    row = label(name, "0.0-3.5 (2)" if spans else "I see")
-    turns = [{"from": "human", "value": PROMPT}]
-    row["record"] |= {"conversations": turns}
-    row["clips"] = [row["clips"][0] | {"duration": 10.0}]
-    votes = [[], [span(1.0, 2.0, 1)]]
-    return row | {"steps": LISTED, "timeline": {"length": 10.0, "spans": list(spans)}, "vote_spans": votes} | more
-
-
-@pytest.fixture
-def timelines(browser, tmp_path):
-    """``timelines(name)``: the page of three labels, at one of them."""
-    clip = tmp_path / "clips" / "a b.webm"
-    write_clip(clip, 40, fps=4, size=(64, 48), codec="libvpx")  # 10 s
-    rows = [timed("one", span(0.0, 3.5), span(3.5, 9.0, 3)), timed("none"), timed("odd", span(1.0, 2.0, 7))]
-    rows[0] |= {"files": ["../clips/a%20b.webm"]}
-    rows[1] |= {"files": ["../clips/gone.webm"]}
-    written = write_labels(tmp_path / "labels", "run", rows, "qwenvl train")
-    browser.errors.clear()
-
-    def at(name, width=1280):
-        browser.show(width)
-        browser.open(f"{written.page.as_uri()}#id=cam/{name}.mp4")
-        browser.wait("document.querySelector('.lanes.editable') !== null")
-        return browser
-
-    at("one").run("localStorage.clear()")
-    yield at
-    # A file that is gone is said on the page; the browser notes it too.
-    assert [each for each in browser.errors if "gone.webm" not in each] == []
-
-
-def middle(page, selector) -> tuple[float, float]:
-    page.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
-    box = page.run(f"document.querySelector({selector!r}).getBoundingClientRect().toJSON()")
-    return box["left"] + box["width"] / 2, box["top"] + box["height"] / 2
-
-
-def second(page) -> float:
-    return page.run("document.querySelector('.lanes.editable').getBoundingClientRect().width") / 10
-
-
-def test_spans_are_edited_by_keyboard(timelines):
-    page = timelines("one")
-    assert page.run(SPANS) == ["2,0,3.5", "3,3.5,9"]
-    page.press("e")  # to the first span, and on to its edges
-    for _ in range(2):
-        page.press("Tab")
-    assert page.run("document.activeElement.getAttribute('aria-label')") == "end of (2) insert the fan"
-    page.press("ArrowRight")
-    page.press("ArrowRight", modifiers=8)
-    assert page.run(SPANS) == ["2,0,4.6", "3,3.5,9"]
-    page.press("1")
-    page.press("9")  # no step of the list
-    assert page.run(SPANS)[0] == "1,0,4.6"
-    page.press("Tab")  # the second span as a whole: its end stays inside the clip
-    page.press("ArrowRight", modifiers=8)
-    page.press("ArrowRight", modifiers=8)
-    assert page.run(SPANS) == ["1,0,4.6", "3,4.5,10"]
-    page.press("Delete")
-    assert page.run(SPANS) == ["1,0,4.6"]
-    page.press("n")  # a span in the gap, of the first step that has none
-    assert page.run(SPANS) == ["1,0,4.6", "2,4.6,5.6"]
-    assert page.run("document.activeElement.classList.contains('chosen')")
-
-
-def test_spans_are_edited_by_dragging(timelines):
-    page = timelines("one")
-    x, y = middle(page, ".editable .edge.end")
-    page.drag((x, y), (x - 1.5 * second(page), y))
-    assert page.run(SPANS)[0] == "2,0,2"
-    page.drag((x + second(page), y), (x + 1.6 * second(page), y))  # the second span as a whole
-    assert page.run(SPANS) == ["2,0,2", "3,4.1,9.6"]
-    x, y = middle(page, ".editable .edge.end")
-    page.drag((x, y), (x + 2.1 * second(page) + 4, y))  # near to the other span: it takes its time
-    assert page.run(SPANS)[0] == "2,0,4.1"
-    page.run("document.querySelector('.span-rows button').click()")
-    x, y = middle(page, ".lanes.editable")
-    page.drag((x - 4 * second(page), y), (x - 3 * second(page), y))  # on the empty bar: a new span
-    assert page.run(SPANS) == ["1,1,2", "3,4.1,9.6"]
-
-
-def test_a_timeline_is_saved_as_the_field_of_its_record(timelines, tmp_path):
-    page = timelines("odd")
-    assert page.run("document.querySelector('#correct').disabled")  # its step is not in the list
-    page.run("document.querySelector('[data-step=\"3\"]').click()")  # nothing is chosen: a new span
-    assert page.run(SPANS) == ["3,0,1", ",1,2"]
-    page.run("document.querySelector('.editable .span').focus()")
-    page.run("document.querySelector('[data-step=\"2\"]').click()")
-    assert page.run(SPANS) == ["3,0,1", "2,1,2"]
-    set_field = "(box => { box.value = '2.25'; box.dispatchEvent(new Event('change')); })"
-    page.run(f"{set_field}(document.querySelectorAll('.span-rows li')[1].querySelectorAll('input')[1])")
-    page.run("document.querySelector('#correct').click()")
-    page.wait(f"{COUNT} === 'save 1 record'")
-    page.run("document.querySelector('#unchecked').click()")
-    assert page.run(COUNT) == "save 2 records"  # the answer without spans has nothing to save
-    keep = "blob.text().then((text) => (window.saved = text))"
-    page.run(f"(own => {{ URL.createObjectURL = blob => ({keep}, own(blob)); }})(URL.createObjectURL.bind(URL)), true")
-    page.run("document.querySelector('#save').click()")
-    (tmp_path / "labels.json").write_text(page.wait("window.saved"))
-    records = load_dataset(tmp_path / "labels.json", on_bad_sample="skip", allow_outside_media=True).records
-    timelines_saved = [record.fields["timeline"] for record in records]
-    assert [{"step": 3, "start": 0, "end": 1}, {"step": 2, "start": 1, "end": 2.25}] in timelines_saved
-    solutions = {record.solution for record in records}
-    assert "<answer>0.0-1.0 (3) fasten the screw\n1.0-2.25 (2) insert the fan</answer>" in solutions
-    assert timelines("odd").run(SPANS) == ["3,0,1", "2,1,2.25"]  # it stays in the browser
-
-
-def test_spans_beyond_the_clip_are_saved_as_they_are_shown(browser, tmp_path):
-    long = [span(1.0, 19.0), span(15.0, 19.0, 3)]
-    rows = [timed("long", *long, vote_spans=[long, [span(1.0, 12.0, 1)]]), timed("other", *long)]
-    written = write_labels(tmp_path, "run", rows, "qwenvl train")
-    browser.show(1280)
-    browser.open(f"{written.page.as_uri()}#id=cam/long.mp4")
-    browser.wait("document.querySelector('.lanes.editable') !== null")
-    browser.run("localStorage.clear()")
-    assert browser.run(SPANS) == ["2,1,10", "3,9.9,10"]
-    shown = browser.run("document.querySelector('.bar-of-spans').textContent")
-    assert "cut at the end of the clip" in shown
-    assert "19" not in browser.run("document.querySelector('.bar-of-spans .lanes').getAttribute('aria-label')")
-    assert "1-12" not in browser.run("document.querySelector('.votes').textContent")
-    browser.run("document.querySelector('#confirm').click()")
-    browser.wait(f"{COUNT} === 'save 1 record'")
-    assert browser.run("report.list.done(0).state") == "confirmed"
-    browser.run("document.querySelector('#unchecked').click()")
-    keep = "blob.text().then((text) => (window.saved = text))"
-    own = "URL.createObjectURL.bind(URL)"
-    browser.run(f"(own => {{ URL.createObjectURL = blob => ({keep}, own(blob)); }})({own}), true")
-    browser.run("document.querySelector('#save').click()")
-    expected = [{"step": 2, "start": 1, "end": 10}, {"step": 3, "start": 9.9, "end": 10}]
-    # Also of the label that nobody has looked at.
-    assert [record["timeline"] for record in json.loads(browser.wait("window.saved"))] == [expected] * 2
-
-
-def test_spans_are_stored_short_and_those_of_earlier_pages_are_read(timelines):
-    page = timelines("one")
-    page.run("document.querySelector('#confirm').click()")
-    page.wait("document.querySelector('#done').textContent === '1 of 3 done'")
-    stored = page.run("Object.values(localStorage).find((each) => each.includes('confirmed'))")
-    [[key, value]] = json.loads(stored).items()
-    assert value == {"timeline": [[0, 3.5, 2, "insert the fan"], [3.5, 9, 3, "fasten the screw"]], "state": "confirmed"}
-    earlier = {"answer": "1-2 (1)", "timeline": [span(1.0, 2.0, 1)], "state": "corrected"}
-    page.run(f"localStorage.setItem(report.list.checked.name, {json.dumps(json.dumps({key: earlier}))})")
-    page.run(f"localStorage.setItem(report.list.drafts.name, {json.dumps(json.dumps({key: [span(1.0, 3.0, 1)]}))})")
-    page = timelines("one")
-    assert page.run(SPANS) == ["1,1,3"]
-    assert page.run("report.list.done(report.list.chosen).answer") == "1-2 (1) take the lid"
-
-
-def test_a_held_delete_removes_one_span(timelines):
-    page = timelines("one")
-    page.press("e")
-    page.press("Delete", repeats=3)
-    assert page.run(SPANS) == ["3,3.5,9"]
-
-
-def test_an_answer_that_is_right_is_confirmed_and_a_vote_is_taken_over(timelines):
-    page = timelines("one")
-    page.press("y")
-    page.wait("document.querySelector('#done').textContent === '1 of 3 done'")
-    page = timelines("one")
-    assert page.run("document.querySelector('#undo').textContent") == "confirmed: undo"
-    page.run("document.querySelectorAll('.votes button')[1].click()")
-    assert page.run(SPANS) == ["1,1,2"]
-    page.press("j")
-    page.press("k")
-    page.wait(f"{TITLE} === 'one.mp4' && {SPANS}.join() === '1,1,2'")  # a draft is kept while the page is open
-    assert not timelines("none").run("document.querySelector('#confirm')")  # no span that could be right
-
-
-def test_the_clip_plays_and_gives_its_second_to_an_edge(timelines):
-    page = timelines("one")
-    page.wait("document.querySelector('video').readyState > 0")
-    assert page.run("document.querySelector('video').duration") == pytest.approx(10, abs=0.3)
-    page.press("e")
-    page.run("new Promise(done => { const clip = document.querySelector('video'); "
-             "clip.addEventListener('seeked', done, {once: true}); clip.currentTime = 2.5; }).then(() => true)")
-    page.press("]")
-    assert page.run(SPANS)[0] == "2,0,2.5"
-    assert page.run("document.querySelector('.playhead').style.left") == "25%"
-    page.press("p")
-    page.wait("!document.querySelector('video').paused")
-    page = timelines("none")
-    page.wait("document.querySelector('.player').textContent.includes('/there/cam/none.mp4')")
-
-
-def test_the_editor_fits_a_phone(timelines):
-    page = timelines("one", 390)
-    page.wait("document.documentElement.scrollWidth === 390")
-    for selector in (".span-rows input", ".span-rows select", ".palette button"):
-        assert page.run(f"document.querySelector({selector!r}).getBoundingClientRect().right") <= 390
-
-
-def test_steps_are_buttons_and_folders_are_shown(browser, tmp_path):
-    rows = [
-        label("a", "(2) insert the fan", id="line/cam1/a.mp4", steps=LISTED),
-        label("b", "(1)", id="line/cam2/b.mp4", steps=LISTED),
-        label("c", None, id="data.json[3]"),
-    ]
-    page = write_labels(tmp_path, "run", rows, "qwenvl train").page
-    browser.show(1280)
-    browser.open(f"{page.as_uri()}#id=line/cam1/a.mp4")
-    browser.wait("document.querySelector('.palette') !== null")
-    browser.run("localStorage.clear()")
-    value = "document.querySelector('#answer').value"
-    pressed = "[...document.querySelectorAll('.palette [aria-pressed=true]')].map(each => each.dataset.step).join()"
-    assert browser.run(pressed) == "2"
-    both = "(2) insert the fan (3) fasten the screw"
-    for number, text, shown in ((3, both, "2,3"), (2, "(3) fasten the screw", "3")):
-        browser.run(f"document.querySelector('.palette [data-step=\"{number}\"]').click()")
-        assert browser.run(value) == text and browser.run(pressed) == shown
-    assert browser.run("[...document.querySelectorAll('#list .folder')].map(e => e.textContent)") == [
-        "line/cam1",
-        "line/cam2",
-    ]
-    assert browser.run("document.querySelectorAll('#list .id')[2].textContent") == "data.json[3]"
-    edited = "1 edited and not saved as a correction"
-    assert browser.run("document.querySelector('#done').textContent") == f"0 of 2 done, {edited}"

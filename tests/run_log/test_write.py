@@ -66,7 +66,7 @@ def test_the_index_has_a_row_for_each_group(report):
 
 
 def test_a_page_has_the_texts_and_the_answers(report):
-    _, _, groups = told(report / "data" / "run-0" / "page-0.js")
+    _, _, _, groups = told(report / "data" / "run-0" / "page-0.js")
     shown = groups[1]
     assert (shown["id"], shown["step"], shown["rewards"]) == ("17", 1, ["format", "accuracy"])
     assert shown["clips"][0]["times"] == [0, 1, 2] and shown["clips"][0]["segments"] == [0, 0, 1]
@@ -83,7 +83,8 @@ def test_groups_are_spread_over_pages(make_run, monkeypatch):
     columns = index["columns"]
     assert max(columns["page"]) > 1
     for n, (page, place) in enumerate(zip(columns["page"], columns["place"], strict=True)):
-        _, number, groups = told(folder / f"page-{page}.js")
+        _, number, versions, groups = told(folder / f"page-{page}.js")
+        assert versions.split()[place] == columns["version"][n]
         assert number == page and groups[place]["step"] == columns["step"][n]
         assert groups[place]["id"] == index["records"][columns["record"][n]][0]
     monkeypatch.setattr(pages, "PAGE_BYTES", 10**6)
@@ -94,7 +95,7 @@ def test_groups_are_spread_over_pages(make_run, monkeypatch):
 def test_texts_cannot_break_out_of_their_script(make_run):
     text = "</script><script>alert(1)</script>\u2028<answer>`${1}`</answer>"
     run = make_run(rollouts=group([0.0, 1.0], [text, text]))
-    _, _, groups = told(make_report([run], run / "report").folder / "data" / "run-0" / "page-0.js")
+    _, _, _, groups = told(make_report([run], run / "report").folder / "data" / "run-0" / "page-0.js")
     assert groups[0]["rows"][0]["text"] == text
     assert (run / "report" / "data" / "run-0" / "page-0.js").read_bytes().isascii()
 

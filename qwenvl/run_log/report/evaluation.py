@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -242,7 +243,7 @@ def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> l
     return list(records.values())
 
 
-def index(facts: Mapping[str, Any], records: Sequence[Answers], places: Mapping[str, list[int]]) -> dict[str, Any]:
+def index(facts: Mapping[str, Any], records: Sequence[Answers], places: Mapping[str, list[Any]]) -> dict[str, Any]:
     """The index of all records for filters and jumps: columns of numbers, and the texts that they number."""
     models = [each["name"] for each in facts["models"]]
     datasets = list(dict.fromkeys(_dataset(record[0]) for record in records))
@@ -330,6 +331,39 @@ def has_answer(row: Mapping[str, Any]) -> bool:
     return bool(timeline["spans"] if timeline else row.get("answer"))
 
 
+def has_unlisted_step(row: Mapping[str, Any]) -> bool:
+    """Whether the answer of a label has a span whose step is not in the list of its prompt: training refuses it."""
+    timeline = row.get("timeline")
+    listed = [number for number, _ in row.get("steps", ())]
+    if not timeline or not listed:
+        return False
+    return any(span["number"] not in listed for span in timeline["spans"])
+
+
+def different_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys that a browser keeps answers by. Records with the same clip and question share theirs: numbers follow.
+
+    Example:
+        >>> different_keys([{"key": "a", "id": ""}, {"key": "b", "id": ""}, {"key": "a", "id": ""}])
+        ['a', 'b', 'a 2']
+    """
+    keys = [row.get("key") or row["id"] for row in rows]
+    taken = set(keys)
+    counts: Counter[str] = Counter()
+    different = []
+    for key in keys:
+        counts[key] += 1
+        own = key
+        if counts[key] > 1:
+            own = f"{key} {counts[key]}"
+            while own in taken:  # an id may end in a number
+                counts[key] += 1
+                own = f"{key} {counts[key]}"
+        taken.add(own)
+        different.append(own)
+    return different
+
+
 def record_as_shown(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """A record for the page: its turns, and all other fields as JSON text, which the page copies into what it saves.
 
@@ -355,7 +389,10 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
             the ``steps`` of the prompt's list, the ``timeline`` of the answer (None: the question is about none) and of
             each vote (``vote_spans``), and for each clip the address of its file (``files``), None where there is none.
     """
-    rows = sorted(rows, key=doubt)
+    # The numbers of equal keys follow the order of the records, not that of the answers.
+    keyed = sorted(zip(different_keys(rows), rows, strict=True), key=lambda pair: doubt(pair[1]))
+    keys = [key for key, _ in keyed]
+    rows = [row for _, row in keyed]
     shown = []
     strips: list[Strip] = []
     for row in rows:
@@ -367,9 +404,10 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
     places = write_pages(shown, 0, folder / "data" / "run-0")
     index = {
         "ids": [row["id"] for row in rows],
-        "keys": [row.get("key") or row["id"] for row in rows],  # what a browser keeps answers by
+        "keys": keys,  # what a browser keeps answers by
         "answers": [row.get("answer") for row in rows],  # None: an error
         "answered": [has_answer(row) for row in rows],
+        "unlisted": [has_unlisted_step(row) for row in rows],
         "timed": any(row.get("timeline") is not None for row in rows),  # the page has an editor of spans
         "columns": {
             **places,

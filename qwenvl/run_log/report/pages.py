@@ -32,6 +32,7 @@ UNSCORED = 16  # a completion has no reward
 DROPPED = 32  # it was not trained on (``--filter_groups``)
 
 _KEY_LENGTH = 20  # of the 64 digits of a hash
+_VERSION_LENGTH = 8  # the same, of an object of a page
 HIGH_FORMAT = 0.9  # a format reward from which a completion has the form
 HALF_RIGHT = 0.5  # an accuracy from which a repeated text is not suspected
 FORM = ("format", "tag", "length", "overlong", "repetition", "brevity")  # a reward with such a word judges the form
@@ -247,31 +248,38 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[li
             yield group_as_shown(group, read)
 
     places = write_pages(shown(), number, folder)
-    write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows, places))});\n")
+    # The name: a page that is open has the numbers of the runs from its own curves, and loads this file later.
+    facts = {"name": run.name, **index(rows, places)}
+    write_script(folder / "index.js", f"report.index({number}, {as_json(facts)});\n")
     newest_first: list[Strip] = []
     for step in sorted(strips_by_step, reverse=True):
         newest_first += strips_by_step[step]
     return rows, list(dict.fromkeys(newest_first))
 
 
-def write_pages(shown: Iterable[dict[str, Any]], number: int, folder: Path) -> dict[str, list[int]]:
+def write_pages(shown: Iterable[dict[str, Any]], number: int, folder: Path) -> dict[str, list[Any]]:
     """Write objects as pages of ``PAGE_BYTES`` or a little more, and remove further pages of an earlier report.
+
+    A page in a browser has its index from when it was opened, and loads files of pages later. They may have been
+    written again since, with other objects in the same places. So index and page both have the version of each object.
 
     Args:
         shown: the objects. One page is in memory at a time.
         number: of the run in the report.
 
     Returns:
-        For each object the number of its ``page``, and its ``place`` there, from 0.
+        For each object the number of its ``page``, its ``place`` there, from 0, and its ``version``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    places: dict[str, list[int]] = {"page": [], "place": []}
+    places: dict[str, list[Any]] = {"page": [], "place": [], "version": []}
     pages = 0  # written so far, and the number of the next one
     texts: list[str] = []  # of the next one
     for value in shown:
         places["page"].append(pages)
         places["place"].append(len(texts))
-        texts.append(as_json(value))
+        text = as_json(value)
+        places["version"].append(_version(text))
+        texts.append(text)
         if sum(map(len, texts)) > PAGE_BYTES:
             _write_page(folder, number, pages, texts)
             pages += 1
@@ -286,11 +294,17 @@ def write_pages(shown: Iterable[dict[str, Any]], number: int, folder: Path) -> d
 
 
 def _write_page(folder: Path, number: int, page: int, texts: Sequence[str]) -> None:
+    versions = " ".join(_version(text) for text in texts)
     body = ",\n".join(texts)
-    write_script(folder / f"page-{page}.js", f"report.page({number}, {page}, [\n{body}\n]);\n")
+    write_script(folder / f"page-{page}.js", f'report.page({number}, {page}, "{versions}", [\n{body}\n]);\n')
 
 
-def index(rows: Sequence[GroupRow], places: Mapping[str, list[int]]) -> dict[str, Any]:
+def _version(text: str) -> str:
+    """The version of an object of a page, from its JSON."""
+    return hashlib.sha256(text.encode()).hexdigest()[:_VERSION_LENGTH]
+
+
+def index(rows: Sequence[GroupRow], places: Mapping[str, list[Any]]) -> dict[str, Any]:
     """The index of all groups for filters and jumps: columns of numbers, and the texts that they number.
 
     ``records`` has ``[id, place, number of the data set]``.

@@ -24,7 +24,7 @@ class Groups extends List {
     try {
       index = await indexOf(run);
     } catch (error) {
-      parts.count.replaceChildren(h("span", { class: "bad" }, `${error.message}: is the whole folder of the report here?`));
+      parts.count.replaceChildren(h("span", { class: "bad" }, error.message === WRITTEN_AGAIN ? error.message : `${error.message}: is the whole folder of the report here?`));
       return false;
     }
     this.index = index;

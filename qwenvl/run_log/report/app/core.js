@@ -4,14 +4,14 @@
 const report = {
   data: null, // curves of all runs
   indices: new Map(), // run -> what index.js gave
-  pages: new Map(), // "run/page" -> its groups, the newest last
+  pages: new Map(), // "run/page" -> its groups and their versions, the newest last
   strips: {}, // key of a strip -> its picture file
   mostPages: 40, // kept in memory
   list: null, // of groups or of records
 
   curves(data) { this.data = data; },
   index(run, data) { this.indices.set(run, data); },
-  page(run, number, groups) { this.pages.set(`${run}/${number}`, groups); },
+  page(run, number, versions, groups) { this.pages.set(`${run}/${number}`, { versions: versions.split(" "), groups }); },
   pictures(all) { this.strips = all; },
 
   start() {
@@ -100,23 +100,35 @@ function load(url) {
   return loading.get(url);
 }
 
+// The files of a report are written again while its page is open. What is loaded then may be about something else.
+const WRITTEN_AGAIN = "the files of this page were written again: load it again";
+
 async function indexOf(run) {
   if (!report.indices.has(run)) await load(`data/run-${run}/index.js`);
-  return report.indices.get(run);
+  const index = report.indices.get(run);
+  if (report.data && index.name !== report.data.runs[run]) throw new Error(WRITTEN_AGAIN);
+  return index;
 }
 
 async function pageOf(run, number) {
   const key = `${run}/${number}`;
-  let groups = report.pages.get(key);
-  if (!groups) {
+  let page = report.pages.get(key);
+  if (!page) {
     await load(`data/run-${run}/page-${number}.js`);
-    groups = report.pages.get(key);
+    page = report.pages.get(key);
   }
   report.pages.delete(key); // to the end: the first are dropped first
-  report.pages.set(key, groups);
+  report.pages.set(key, page);
   for (const old of report.pages.keys()) {
     if (report.pages.size <= report.mostPages) break;
     report.pages.delete(old);
   }
-  return groups;
+  return page;
+}
+
+// What a page has of number `n` of an index.
+function groupIn(page, index, n) {
+  const { version, place } = index.columns;
+  if (page.versions[place[n]] !== version[n]) throw new Error(WRITTEN_AGAIN);
+  return page.groups[place[n]];
 }

@@ -44,11 +44,12 @@ class Labels extends List {
     this.folders = foldersOf(index.ids);
     for (const part of [this.parts.list, this.parts.heads]) part.style.setProperty("--models", voted ? 2 : 1);
     const ofSpans = index.timed ? [["n", " a new span"], ["[", "]", " begin and end the span where the clip stands"]] : [];
-    this.place([this.field("q", "text", 14, "/")], [["y", " the answer is right"], ["e", " correct it"], ["p", " play"], ...ofSpans, ["/", " search"]]);
+    this.place([this.field("q", "text", 14, "/")], [["y", " what is shown is right"], ["e", " correct it"], ["p", " play"], ...ofSpans, ["/", " search"]]);
     for (const button of document.querySelectorAll("#save, #save-now")) button.addEventListener("click", () => this.save());
     document.querySelector("#unchecked").addEventListener("change", () => this.count());
     addEventListener("storage", (event) => this.followed(event));
     addEventListener("beforeunload", (event) => {
+      this.editor?.commit();
       if (!this.unsaved()) return;
       event.preventDefault();
       event.returnValue = true; // for browsers that do not read the line above
@@ -83,6 +84,13 @@ class Labels extends List {
 
   done(n) { return this.checked.get(n); }
 
+  // What is being typed is a draft before another label takes its place.
+  choose(n, scroll) {
+    this.editor?.commit();
+    this.editor = this.player = null;
+    return super.choose(n, scroll);
+  }
+
   filtered() {
     const { index, filters } = this, jump = SHOWN[filters.jump];
     const kept = index.ids.map((_, n) => n).filter((n) => !jump || jump.keep(this, n));
@@ -106,7 +114,6 @@ class Labels extends List {
 
   view(n, label) {
     const head = h("h3", { class: "title", title: label.id }, baseName(label.id), folderOf(label.id) ? h("small", {}, folderOf(label.id)) : null);
-    this.editor = this.player = null;
     if (label.error !== null) return h("article", {}, head, h("p", { class: "bad" }, label.error));
     const facts = [label.agreement === null ? null : `${Math.round(100 * label.agreement)} % of ${label.texts.length} completions agree`, `mean log-prob ${brief(label.logprob)}`, label.clips.length === 1 ? null : `${label.frames} frames`, label.finish_reason === "length" ? "cut at the limit" : null];
     const prompt = label.prompt.map((each) => (label.prompt.length > 1 ? `[${each.role}] ${each.text}` : each.text)).join("\n\n");
@@ -125,18 +132,22 @@ class Labels extends List {
   // The field of an answer in words, with a button for each step of the prompt's list.
   textPart(n, label) {
     const done = this.done(n);
-    const box = h("textarea", { id: "answer", rows: 3, "aria-label": "the answer", oninput: () => changed(), onkeydown: (event) => { if (savesNow(event)) this.check(n, { answer: box.value }); } });
+    const box = h("textarea", { id: "answer", rows: 3, "aria-label": "the answer", oninput: () => changed(), onkeydown: (event) => { if (savesNow(event)) buttons.correct.click(); } });
     const steps = h("div", { class: "palette", role: "group", "aria-label": "steps" }, label.steps.map(([number, name]) => h("button", { type: "button", "data-step": number, onclick: () => { box.value = toggledStep(box.value, number, name); changed(); } }, h("b", {}, String(number)), ` ${name}`)));
     const press = () => {
       const named = new Set(partsOf(box.value).map((part) => part.key));
       for (const button of steps.children) button.setAttribute("aria-pressed", String(named.has(button.dataset.step)));
     };
     const before = done ? done.answer : label.answer;
-    const changed = () => { this.draft(n, box.value, before); press(); };
+    box.value = before;
+    const plain = box.value; // a field has other ends of lines than an answer may have
     box.value = this.drafts.get(n) ?? before;
+    const shown = () => ({ answer: box.value === plain ? before : box.value });
+    const buttons = this.buttons(n, label, { shown, problem: () => (box.value.trim() ? "" : "there is no answer") });
+    const changed = () => { this.draft(n, shown().answer, before); press(); buttons.update(); };
     press();
     const votes = label.votes.map(([answer, count]) => ({ answer, count, use: () => { box.value = answer; changed(); box.focus(); } }));
-    return h("div", { class: "label" }, label.steps.length ? steps : null, box, this.buttons(n, label, () => ({ answer: box.value })), votesView(votes));
+    return h("div", { class: "label" }, label.steps.length ? steps : null, box, buttons.element, votesView(votes));
   }
 
   // The bar of the model's timeline, and below it the one that is edited.
@@ -144,29 +155,46 @@ class Labels extends List {
     const done = this.done(n), { length, spans, cut } = label.timeline;
     const before = spansWithin(done?.timeline ?? spans, length);
     const editor = this.editor = new SpanEditor({ spans: this.drafts.get(n) ?? before, length, steps: label.steps, player: this.player, changed: () => changed() });
-    const entry = () => ({ answer: spansLine(editor.spans), timeline: sortedSpans(editor.spans) });
-    const buttons = this.buttons(n, label, entry);
-    const enable = () => { buttons.querySelector("#correct").disabled = !editor.spans.length || !editor.spans.every((span) => editor.listed(span)); };
-    const changed = () => { this.draft(n, sortedSpans(editor.spans), sortedSpans(before)); enable(); };
-    enable();
+    const problem = () => {
+      if (!editor.spans.length) return "there is no span";
+      return editor.spans.every((span) => editor.listed(span)) ? "" : "a span's step is not in the list";
+    };
+    const buttons = this.buttons(n, label, { shown: () => entryOf(editor.spans), problem, ready: () => editor.ready() });
+    const changed = () => { this.draft(n, sortedSpans(editor.spans), sortedSpans(before)); buttons.update(); };
+    const saveNow = () => {
+      editor.commit(); // the button may be enabled by what is typed
+      buttons.correct.click();
+    };
     const bar = (title, element) => h("div", { class: "bar-of-spans" }, h("p", {}, title), element);
     const votes = label.votes.map(([answer, count], vote) => ({ answer: spansLine(label.vote_spans[vote]), count, use: () => editor.replace(label.vote_spans[vote]) }));
-    return h("div", { class: "label editor", onkeydown: (event) => { if (savesNow(event)) buttons.querySelector("#correct").click(); } },
+    return h("div", { class: "label editor", onkeydown: (event) => { if (savesNow(event)) saveNow(); } },
       filmView(label.clips.length === 1 ? label.clips[0] : null, length),
       bar(cut ? "the model's answer, cut at the end of the clip" : "the model's answer", barView(spans, length)),
       bar("your timeline", editor.lanes),
       editor.palette, editor.rows,
       h("p", {}, editor.addButton, h("span", { class: "fine keys" }, `Drag an edge or a span, or draw a new one. Tab goes to spans and edges: ← → move them by ${editor.grain} s, with Shift by ${seconds(FAR * editor.grain)} s; 1 to 9 set the step, Delete removes.`)),
-      buttons, votesView(votes));
+      buttons.element, votesView(votes));
   }
 
-  buttons(n, label, entry) {
-    const done = this.done(n), button = (id, text, title, act) => h("button", { type: "button", id, title, onclick: act }, text);
-    const answered = label.timeline ? label.timeline.spans.length : label.answer;
-    const given = label.timeline ? { answer: spansLine(label.timeline.spans), timeline: sortedSpans(label.timeline.spans) } : { answer: label.answer };
-    return h("p", {},
-      answered ? button("confirm", "right", "y", () => this.check(n, given)) : null, button("correct", "save correction", "Ctrl+Enter", () => this.check(n, entry())),
-      done ? button("undo", `${done.state}: undo`, "", () => this.check(n, null)) : null);
+  // The buttons under an answer, and `update` for when it has changed. Both of them save what is shown.
+  // shown: the entry of what is shown. problem: why it can't be saved, or "". ready: asked before, false where a field is refused.
+  buttons(n, label, { shown, problem, ready = () => true }) {
+    const done = this.done(n), button = (id, text, act) => h("button", { type: "button", id, onclick: act }, text);
+    const save = () => { if (ready() && !problem()) this.check(n, shown()); };
+    const confirm = button("confirm", "right", save), correct = button("correct", "save correction", save);
+    const words = () => {
+      if (isModels(label, shown())) return "right";
+      return this.drafts.get(n) === undefined ? "right, as corrected" : "right, as edited";
+    };
+    const update = () => {
+      const why = problem();
+      confirm.disabled = correct.disabled = Boolean(why);
+      confirm.textContent = words();
+      confirm.title = why || "y";
+      correct.title = why || "Ctrl+Enter";
+    };
+    update();
+    return { confirm, correct, update, element: h("p", {}, confirm, correct, done ? button("undo", `${done.state}: undo`, () => this.check(n, null)) : null) };
   }
 
   // Note an answer as right or corrected, and go to the next label. None takes the note back.
@@ -175,7 +203,14 @@ class Labels extends List {
     if (entry === null) {
       this.checked.set(n, undefined);
     } else {
-      const state = await this.isModels(n, entry) ? "confirmed" : "corrected";
+      let label;
+      try {
+        label = await this.one(n);
+      } catch (error) { // a draft of it stays
+        this.parts.group.replaceChildren(h("p", { class: "bad" }, error.message));
+        return;
+      }
+      const state = isModels(label, entry) ? "confirmed" : "corrected";
       this.checked.set(n, { ...entry, answer: entry.answer.trim(), state });
     }
     this.drafts.set(n, undefined);
@@ -185,13 +220,6 @@ class Labels extends List {
     this.count();
     const next = this.found[at + 1];
     this.choose(entry === null || next === undefined ? n : next, true);
-  }
-
-  // Whether an answer is the one that the model gave.
-  async isModels(n, entry) {
-    const label = await this.one(n);
-    if (!entry.timeline) return entry.answer.trim() === label.answer.trim();
-    return JSON.stringify(entry.timeline) === JSON.stringify(sortedSpans(label.timeline.spans));
   }
 
   // The label with its spans as they are shown, and so saved: inside of the clip.
@@ -209,7 +237,13 @@ class Labels extends List {
   // The numbers of the labels that would be saved.
   toSave() {
     const all = document.querySelector("#unchecked").checked;
-    return this.index.ids.map((_, n) => n).filter((n) => this.done(n) || (all && this.index.answered[n]));
+    return this.index.ids.map((_, n) => n).filter((n) => this.done(n) || (all && this.index.answered[n] && !this.index.unlisted[n]));
+  }
+
+  // How many answers are left out of what is saved: nobody has looked at them, and training would refuse them.
+  leftOut() {
+    if (!document.querySelector("#unchecked").checked) return 0;
+    return this.index.unlisted.filter((unlisted, n) => unlisted && !this.done(n)).length;
   }
 
   count() {
@@ -219,7 +253,8 @@ class Labels extends List {
     const answered = this.index.answers.filter((answer) => answer !== null).length; // of the others there is nothing to check
     const edited = this.drafts.size ? `, ${this.drafts.size.toLocaleString("en")} edited and not saved as a correction` : "";
     const lost = this.unsaved() ? `, ${this.unsaved().toLocaleString("en")} neither kept nor saved` : "";
-    document.querySelector("#done").textContent = `${this.checked.size.toLocaleString("en")} of ${answered.toLocaleString("en")} done${edited}${lost}`;
+    const out = this.leftOut(), left = out ? `, ${out.toLocaleString("en")} left out: a step is not in the list` : "";
+    document.querySelector("#done").textContent = `${this.checked.size.toLocaleString("en")} of ${answered.toLocaleString("en")} done${edited}${lost}${left}`;
     this.warn();
   }
 
@@ -256,10 +291,24 @@ class Labels extends List {
 
   async save() {
     const written = new Map(this.checked.values), rows = []; // what is noted while the file is made is not in it
-    for (const n of this.toSave()) rows.push(recordOf(await this.one(n), written.get(n)));
-    download("labels.json", `[\n${rows.join(",\n")}\n]\n`, "application/json");
+    let refused = 0; // earlier pages confirmed steps that are not in the list
+    try {
+      for (const n of this.toSave()) {
+        const label = await this.one(n), done = written.get(n);
+        if (done?.timeline && !allListed(label.steps, done.timeline)) {
+          written.delete(n);
+          refused += 1;
+        } else {
+          rows.push(recordOf(label, done));
+        }
+      }
+    } catch (error) {
+      document.querySelector("#saved").replaceChildren(h("span", { class: "bad" }, `Nothing was saved: ${error.message}`));
+      return;
+    }
+    if (rows.length) download("labels.json", `[\n${rows.join(",\n")}\n]\n`, "application/json");
     this.checked.inFile(written);
-    document.querySelector("#saved").textContent = `saved ${rows.length.toLocaleString("en")} as labels.json`;
+    document.querySelector("#saved").textContent = `saved ${rows.length.toLocaleString("en")} as labels.json${refused ? `, without ${refused.toLocaleString("en")} whose step is not in the list` : ""}`;
     this.count();
   }
 
@@ -290,6 +339,15 @@ class Labels extends List {
       "]": edge("end"),
     };
   }
+}
+
+// What is kept of a timeline.
+const entryOf = (spans) => ({ answer: spansLine(spans), timeline: sortedSpans(spans) });
+
+// Whether an entry is the answer that the model gave.
+function isModels(label, entry) {
+  if (!entry.timeline) return entry.answer.trim() === label.answer.trim();
+  return JSON.stringify(entry.timeline) === JSON.stringify(sortedSpans(label.timeline.spans));
 }
 
 // The record that training reads, as JSON: with a timeline as its field, else with the answer as its last turn.

@@ -93,13 +93,13 @@ class List {
 
   // Those of `found` that say a text. Pages are loaded one after the other.
   async withText(found, text, ended) {
-    const { page, place } = this.index.columns, byPage = new Map(), kept = new Set();
+    const { page } = this.index.columns, byPage = new Map(), kept = new Set();
     for (const n of found) byPage.set(page[n], [...(byPage.get(page[n]) || []), n]);
     let done = 0;
     for (const [number, some] of byPage) {
-      const texts = await pageOf(this.run || 0, number);
+      const texts = await pageOf(this.run || 0, number), { index } = this;
       if (ended()) return [];
-      for (const n of some) if (this.says(texts[place[n]], text)) kept.add(n);
+      for (const n of some) if (this.says(groupIn(texts, index, n), text)) kept.add(n);
       done += 1;
       if (done % 5 === 0) this.parts.count.textContent = `searching: ${Math.round((100 * done) / byPage.size)} %, ${kept.size} found`;
     }
@@ -155,8 +155,8 @@ class List {
 
   // The texts of one of the list.
   async one(n) {
-    const { page, place } = this.index.columns;
-    return (await pageOf(this.run || 0, page[n]))[place[n]];
+    const { index } = this;
+    return groupIn(await pageOf(this.run || 0, index.columns.page[n]), index, n);
   }
 
   address() {

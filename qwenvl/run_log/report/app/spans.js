@@ -13,6 +13,14 @@ function spansWithin(spans, length) {
   return spans.map(({ start, end, number, name }) => ({ start: exact(Math.min(start, latest)), end: exact(Math.min(end, length)), number, name }));
 }
 
+// Whether spans have steps of the prompt's list, if it has one.
+function allListed(steps, spans) {
+  return !steps.length || spans.every((span) => steps.some(([number]) => number === span.number));
+}
+
+// Whether a field was refused. Browsers alone would refuse every value between two steps of the arrow keys, too.
+const refused = (field) => Boolean(field.validity?.customError);
+
 class SpanEditor {
   // spans: to begin with. steps: [number, name] of the prompt's list. player: the clip's video, or null.
   // changed: called after each change.
@@ -68,7 +76,10 @@ class SpanEditor {
     } }, options);
   }
 
-  listed(span) { return !this.steps.length || this.steps.some(([number]) => number === span.number); }
+  // The step of a span in its field.
+  shortStep(span) { return String(span.number ?? span.name); }
+
+  listed(span) { return allListed(this.steps, [span]); }
 
   // Bring every element up to date with its span.
   update() {
@@ -83,9 +94,10 @@ class SpanEditor {
       text.textContent = span.number ?? span.name;
       for (const [part, element] of [["start", start], ["end", end]]) {
         setAttributes(element, { "aria-label": `${part} of ${stepText(span)}`, "aria-valuenow": span[part], "aria-valuetext": `${seconds(span[part])} seconds` });
+        if (refused(fields[part])) continue; // it keeps what was typed, until that is mended
         if (fields[part] !== document.activeElement || Number(fields[part].value) !== span[part]) fields[part].value = seconds(span[part]);
       }
-      fields.step.value = this.steps.length ? (this.listed(span) ? span.number : "") : span.number ?? span.name;
+      if (!refused(fields.step)) fields.step.value = this.steps.length ? (this.listed(span) ? span.number : "") : this.shortStep(span);
       row.className = chosen ? "chosen" : "";
       row.firstChild.className = `key ${stepColor(span)}`;
     });
@@ -110,6 +122,8 @@ class SpanEditor {
 
   change(span, times, seen) {
     Object.assign(span, times);
+    const { fields } = this.views.get(span);
+    for (const part of ["start", "end"]) if (part in times) fields[part].setCustomValidity(""); // the value is another one
     this.update();
     this.changed();
     if (seen !== undefined) this.seek(seen);
@@ -201,12 +215,41 @@ class SpanEditor {
 
   nameOf(number) { return this.steps.find(([each]) => each === number)?.[1] ?? ""; }
 
+  // Take over seconds that were typed.
   typed(span, part, field) {
-    const value = Number(field.value), other = part === "start" ? span.end : span.start;
-    const fits = field.value !== "" && value >= 0 && value <= this.length && (part === "start" ? value < other : value > other);
-    field.setCustomValidity(fits ? "" : `expected seconds from 0 to ${seconds(this.length)}, the start before the end`);
-    if (fits) this.change(span, { [part]: Number(value.toFixed(3)) }, value);
-    else field.reportValidity();
+    if (this.accepts(span, part, field)) {
+      field.setCustomValidity("");
+      const value = Number(Number(field.value).toFixed(3));
+      if (field.value === seconds(span[part]) || value === span[part]) return; // fields show fewer digits than a span may have
+      this.change(span, { [part]: value }, value);
+      // The other end may have been refused because of this one.
+      const otherPart = part === "start" ? "end" : "start", other = this.views.get(span).fields[otherPart];
+      if (refused(other) && this.accepts(span, otherPart, other)) this.typed(span, otherPart, other);
+    } else {
+      field.setCustomValidity(`expected seconds from 0 to ${seconds(this.length)}, the start before the end`);
+      field.reportValidity();
+    }
+  }
+
+  // Whether a field has seconds that a span can begin or end at.
+  accepts(span, part, field) {
+    const value = Number(field.value);
+    if (field.value === "" || value < 0 || value > this.length) return false;
+    return part === "start" ? value < span.end : value > span.start;
+  }
+
+  // Read the field that is being typed in: a field tells of a change only when it loses the focus.
+  commit() {
+    const field = document.activeElement;
+    if (this.rows.contains(field) && field.matches("input")) field.dispatchEvent(new Event("change"));
+  }
+
+  // Whether all fields are read. The first one that was refused says why.
+  ready() {
+    this.commit();
+    const field = [...this.rows.querySelectorAll("input")].find(refused);
+    field?.reportValidity();
+    return !field;
   }
 
   setStep(span, number, name) {
@@ -222,7 +265,9 @@ class SpanEditor {
 
   nameStep(span, field) {
     const text = field.value.trim(), numbered = /^\(?(\d{1,9})\)?\s*(.*)$/.exec(text);
-    if (!text) { this.update(); return; }
+    field.setCustomValidity(text ? "" : "expected the number or the name of a step");
+    if (!text) { field.reportValidity(); return; }
+    if (text === this.shortStep(span)) return;
     this.change(span, numbered ? { number: Number(numbered[1]), name: numbered[2] } : { number: null, name: text });
   }
 
