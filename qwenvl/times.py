@@ -53,14 +53,22 @@ def in_plain_seconds(text: str) -> str | None:
     text = _COMMA_OF_SUBTITLES.sub(".", text)
     text = _SHARED_UNIT.sub(r"\1 \3", text)  # 1-2 min is from 1 min
     text = _IN_UNITS.sub(_seconds_of_units, text)
-    text = _IN_PRIMES.sub(lambda found: _written(60 * Decimal(found[1]) + Decimal(found[2])), text)
-    text = _IN_MILLISECONDS.sub(lambda found: _written(Decimal(found[1]) / 1000), text)
+    text = _IN_PRIMES.sub(_seconds_of_primes, text)
+    text = _IN_MILLISECONDS.sub(_seconds_of_milliseconds, text)
     return None if _UNCLEAR.search(text) else text
 
 
 def _seconds_of_units(found: re.Match[str]) -> str:
     hours, minutes_behind_hours, minutes, seconds, bare_seconds = (Decimal(part or 0) for part in found.groups())
     return _written(3600 * hours + 60 * (minutes_behind_hours + minutes) + seconds + bare_seconds)
+
+
+def _seconds_of_primes(found: re.Match[str]) -> str:
+    return _written(60 * Decimal(found[1]) + Decimal(found[2]))
+
+
+def _seconds_of_milliseconds(found: re.Match[str]) -> str:
+    return _written(Decimal(found[1]) / 1000)
 
 
 def _written(seconds: Decimal) -> str:

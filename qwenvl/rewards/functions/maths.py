@@ -157,12 +157,21 @@ def in_latex(text: str) -> str:
     """
     if text.isascii():
         return text
-    text = _SUPERSCRIPTS.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", text)
+    text = _SUPERSCRIPTS.sub(_exponent, text)
     text = text.replace("\u2212", "-")  # the minus sign, also that of a superscript
-    # The space parts the whole of a mixed number from its fraction.
-    text = _FRACTION.sub(lambda found: " " + unicodedata.normalize("NFKC", found[0]), text).strip()
+    text = _FRACTION.sub(_fraction_in_digits, text).strip()
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     return _DASH_AS_MINUS.sub("-", text).translate(_SYMBOLS)
+
+
+def _exponent(found: re.Match[str]) -> str:
+    digits = unicodedata.normalize("NFKC", found[0])
+    return f"^{{{digits}}}"
+
+
+def _fraction_in_digits(found: re.Match[str]) -> str:
+    # The space parts the whole of a mixed number from its fraction: 1½ is 1 1/2, and not 11/2.
+    return " " + unicodedata.normalize("NFKC", found[0])
 
 
 def improper(text: str) -> str:

@@ -281,11 +281,11 @@ def write_pages(shown: Iterable[dict[str, Any]], number: int, folder: Path) -> d
         places["version"].append(_version(text))
         texts.append(text)
         if sum(map(len, texts)) > PAGE_BYTES:
-            _write_page(folder, number, pages, texts)
+            _write_page(folder, number, pages, texts, places["version"][-len(texts) :])
             pages += 1
             texts = []
     if texts:
-        _write_page(folder, number, pages, texts)
+        _write_page(folder, number, pages, texts, places["version"][-len(texts) :])
         pages += 1
     for old in folder.glob("page-*.js"):
         if int(old.stem.removeprefix("page-")) >= pages:
@@ -293,10 +293,9 @@ def write_pages(shown: Iterable[dict[str, Any]], number: int, folder: Path) -> d
     return places
 
 
-def _write_page(folder: Path, number: int, page: int, texts: Sequence[str]) -> None:
-    versions = " ".join(_version(text) for text in texts)
+def _write_page(folder: Path, number: int, page: int, texts: Sequence[str], versions: Sequence[str]) -> None:
     body = ",\n".join(texts)
-    write_script(folder / f"page-{page}.js", f'report.page({number}, {page}, "{versions}", [\n{body}\n]);\n')
+    write_script(folder / f"page-{page}.js", f'report.page({number}, {page}, "{" ".join(versions)}", [\n{body}\n]);\n')
 
 
 def _version(text: str) -> str:
