@@ -41,6 +41,10 @@ class BadMediaError(ValueError):
         self.reason = reason
 
 
+class MediaTimeout(BadMediaError):
+    """A media file that was not decoded within its time. Its decoder was killed."""
+
+
 @contextmanager
 def full_memory_at(where: str) -> Iterator[None]:
     """Name the place in the error if memory runs out within.

@@ -16,6 +16,10 @@ class ToolError(ValueError):
     """A call that cannot be answered. The model reads the message, and goes on."""
 
 
+class ClipTimeout(ToolError):
+    """A call whose clip was not decoded in time. Another call would most likely take as long, at any other second."""
+
+
 def quoted(value: Any) -> str:
     """The beginning of a value in quotation marks."""
     return repr(str(value)[:LONGEST_QUOTE])

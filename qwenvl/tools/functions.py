@@ -172,6 +172,11 @@ class Tool:
         """Whether it is a tool of this library: a function of the clip and its arguments, and of nothing else."""
         return _OWN.get(self.name) is self
 
+    @property
+    def sees_video(self) -> bool:
+        """Whether it takes the clip as its argument ``video``."""
+        return "video" in inspect.signature(self.function).parameters
+
     def place(self, record: Record) -> str:
         """The tool and a record, with which errors of the tool begin."""
         return f"--tools {self.source or self.name}, called for {place_of(record)}"

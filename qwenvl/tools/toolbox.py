@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from inspect import signature
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -18,7 +17,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from qwenvl.data.chat import TURN_END, render_answer, text_problem
 from qwenvl.data.collator import GRPOCollator, ProcessedSample
 from qwenvl.data.dataset import GRPODataset
-from qwenvl.data.errors import BadMediaError
+from qwenvl.data.errors import BadMediaError, MediaTimeout
 from qwenvl.data.frames import FRAMES_PER_PATCH
 from qwenvl.data.media.resize import MAX_ASPECT_RATIO
 from qwenvl.data.options import SampleOptions
@@ -28,7 +27,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.own_code import named_errors
 from qwenvl.rewards.rubric import own
 from qwenvl.tools.calls import Call, calls_in
-from qwenvl.tools.errors import ToolError, quoted, refusal
+from qwenvl.tools.errors import ClipTimeout, ToolError, quoted, refusal
 from qwenvl.tools.functions import Still, Tool, Video, resolve_tools
 from qwenvl.types import PromptBatch, Record, Sample, ToolCall, VideoClip
 
@@ -109,12 +108,12 @@ class Toolbox:
             environments: see ``Conversation``.
 
         Raises:
-            ToolError: it cannot answer.
+            ToolError: it cannot answer. ``ClipTimeout`` where the clip was not decoded in time.
         """
         if not tool.is_built_in:  # which may change what it gets, and other completions have the same record
             record = replace(record, fields=own(record.fields))
             arguments = own(dict(arguments))
-        if "video" in signature(tool.function).parameters:
+        if tool.sees_video:
             if not record.videos:
                 raise ToolError("there is no video")
             if self.looks == "refused":
@@ -129,7 +128,8 @@ class Toolbox:
             problem = str(error)
             for path in record.videos[:1]:  # no paths for the model
                 problem = problem.removeprefix(path).lstrip(": ")
-        raise ToolError(f"these frames cannot be read: {problem}")
+            refused = ClipTimeout if isinstance(error, MediaTimeout) else ToolError
+        raise refused(f"these frames cannot be read: {problem}")
 
     def _run_own(
         self, tool: Tool, arguments: Mapping[str, Any], record: Record, environments: dict[type, Any]
@@ -271,14 +271,15 @@ class _Processed:
 class Conversations:
     """The conversations with N completions that are sampled together.
 
-    The same call on the same clip is executed once, also where it fails: a place at which a clip cannot be decoded may
-    cost ``decode_timeout``. Equal answers are made tokens and features once.
+    The same call on the same clip is executed once, also where it fails, and a clip that was not decoded in time is not
+    opened again: each attempt may cost ``decode_timeout``. Equal answers are made tokens and features once.
 
     Attributes:
         toolbox, encode: see ``Toolbox.begin``.
         each: N.
         given: what tools gave, by what they see, their name and their arguments.
         failed: why tools gave nothing, by the same.
+        timed_out: of clips that were not decoded in time, the refusal of all calls that would see them.
         processed_answers: answers of turns as tokens and patches, by the clip and the parts of the answers.
         encoded: the model inputs of these.
     """
@@ -288,6 +289,7 @@ class Conversations:
     each: list[Conversation]
     given: dict[tuple[object, str, str], list[Part]] = field(default_factory=dict)
     failed: dict[tuple[object, str, str], str] = field(default_factory=dict)
+    timed_out: dict[str, str] = field(default_factory=dict)
     processed_answers: dict[tuple[object, ...], _Processed] = field(default_factory=dict)
     encoded: dict[ProcessedSample, PromptInputs] = field(default_factory=dict)
 
@@ -452,7 +454,7 @@ class Conversations:
         """
         record = conversation.record
         if tool.environment is not None:
-            return self.toolbox.run(tool, arguments, record, conversation.environments)
+            return self._run(tool, arguments, conversation)
         # A tool of the user may read more of the record than its clip.
         seen = _clip(record) if tool.is_built_in else (record.where, record.id)
         key = (seen, tool.name, json.dumps(arguments, sort_keys=True))
@@ -460,11 +462,27 @@ class Conversations:
             raise ToolError(self.failed[key])
         if key not in self.given:
             try:
-                self.given[key] = self.toolbox.run(tool, arguments, record, {})
+                self.given[key] = self._run(tool, arguments, conversation)
             except ToolError as problem:
                 self.failed[key] = str(problem)
                 raise
         return self.given[key]
+
+    def _run(self, tool: Tool, arguments: Mapping[str, Any], conversation: Conversation) -> list[Part]:
+        """The parts that a tool gives, which does not open a clip again that was not decoded in time.
+
+        Raises:
+            ToolError: it cannot answer.
+        """
+        record = conversation.record
+        clip = _clip(record)
+        if tool.sees_video and clip in self.timed_out:
+            raise ToolError(self.timed_out[clip])
+        try:
+            return self.toolbox.run(tool, arguments, record, conversation.environments)
+        except ClipTimeout as problem:
+            self.timed_out[clip] = str(problem)
+            raise
 
     def _appended(self, record: Record, answers: Sequence[Sequence[Part]]) -> ProcessedSample:
         """The answers to a turn as tokens and patches, made once for the same objects and equal texts."""

@@ -9,7 +9,7 @@ import torch
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.errors import BadMediaError
+from qwenvl.data.errors import BadMediaError, MediaTimeout
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.demo.tiny import make_processor
@@ -433,20 +433,32 @@ def test_the_same_look_is_decoded_and_encoded_once(world, monkeypatch):
 
 
 def test_a_call_that_fails_is_executed_once(world, monkeypatch):
-    """A place at which a clip hangs costs ``decode_timeout`` once, and not for every equal call."""
     made = world(max_turns=9)
     opened = []
 
-    def hangs(dataset, record, number):
+    def is_damaged(dataset, record, number):
         opened.append(number)
-        raise BadMediaError(record.videos[number], "not decoded within 60 s (--decode_timeout)")
+        raise BadMediaError(record.videos[number], "no frame at 1.5 s could be decoded")
 
-    monkeypatch.setattr(type(made.toolbox.dataset), "open", hangs)
+    monkeypatch.setattr(type(made.toolbox.dataset), "open", is_damaged)
     first = made.answer(look(1, 2), look(1, 2), look(1.0, 2.0))
-    assert first[0] == first[1] == first[2] and "not decoded within 60 s" in first[0]
+    assert first[0] == first[1] == first[2] and "no frame at 1.5 s" in first[0]
     assert made.answer(look(1, 2))[0] == first[0] and len(opened) == 1
     made.answer(look(1, 3))
     assert len(opened) == 2, "another call is another attempt"
+
+
+def test_a_clip_that_hangs_costs_its_time_once_whatever_spans_completions_ask_for(world):
+    """16 calls of 8 completions may name 128 spans, and each would cost ``decode_timeout``."""
+    made = world(max_turns=9, tools=["look", "zoom"])
+    dataset = made.toolbox.dataset
+    dataset.options = replace(dataset.options, decode_timeout=1e-6)
+    zoom = JSON_CALL.format("zoom", '{"time": 1, "x1": 0, "y1": 0, "x2": 500, "y2": 500}') + END
+    first = made.answer(look(1, 2), look(1, 3), zoom)
+    assert "not decoded within 1e-06 s" in first[0] and first[0] == first[1] == first[2]
+    dataset.options = replace(dataset.options, decode_timeout=60.0)
+    assert made.answer(look(2, 3))[0] == first[0], "not opened again, though it would be decoded now"
+    assert len(made.toolbox.begin([made.record]).timed_out) == 0, "other completions try again"
 
 
 def test_no_call_is_executed_for_a_completion_that_nobody_waits_for(world, monkeypatch):

@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from qwenvl.child import Child, ChildDied, ChildError, ChildFailed, ChildTimeout
-from qwenvl.data.errors import BadMediaError
+from qwenvl.data.errors import BadMediaError, MediaTimeout
 from qwenvl.data.media.images import FrameFolder, image_size, load_image, upright_image
 from qwenvl.data.media.reader import PART_BYTES, Clip, ClipReader
 from qwenvl.data.media.source import frame_list
@@ -207,7 +207,8 @@ class GuardedFile(AbstractContextManager):
         memory_gb: the memory that the child may take for the file, in GB.
 
     ``picture`` and ``picture_size`` raise:
-        BadMediaError: the file is bad, or exceeds a bound, or its decoder crashed.
+        BadMediaError: the file is bad, or exceeds a bound, or its decoder crashed. ``MediaTimeout`` where it took too
+            long.
         MemoryError: the system killed the child, and a second one too.
     """
 
@@ -284,7 +285,7 @@ class GuardedFile(AbstractContextManager):
         except ChildTimeout:
             self._child = None
             reason = f"not decoded within {self._timeout:g} s (--decode_timeout); its decoder was killed"
-            raise BadMediaError(self.path, reason) from None
+            raise MediaTimeout(self.path, reason) from None
         except ChildFailed as error:
             if "MemoryError" not in str(error):
                 raise RuntimeError(f"{self.path}: the decoding process failed:\n{error.details}") from None
