@@ -230,6 +230,27 @@ def test_a_storage_gets_room_where_the_reader_forgets_another_page(opened):
     assert opened().run(DONE) == "2 of 4 done"  # both are kept
 
 
+def test_answers_of_a_page_in_another_place_are_taken_over_by_a_click(opened):
+    """The folder of the page was moved: the browser keeps answers by the address of a page."""
+    page = opened()
+    page.run(CHECK.format(n=1, answer="(3) screw"))
+    page.run("report.list.draft(2, '(4) hinge', '')")
+    page.run(
+        "(() => { for (const name of Object.keys(localStorage)) {"
+        "const moved = name.replace(location.pathname, '/old/labels/index.html');"
+        "localStorage.setItem(moved, localStorage.getItem(name)); localStorage.removeItem(name); } })()"
+    )
+    page = opened()
+    said = "document.querySelector('#elsewhere').textContent"
+    assert "keeps 2 answers to these questions of another page, /old/labels/index.html" in page.run(said)
+    page.run(CHECK.format(n=1, answer="(5) box"))  # what is noted here stays
+    page.run("document.querySelector('#elsewhere button').click()")
+    assert page.run(DONE) == "1 of 4 done, 1 edited and not saved as a correction" and page.run(said) == ""
+    page = opened()
+    assert page.run("report.list.done(1).answer") == "(5) box" and page.run("report.list.drafts.get(2)") == "(4) hinge"
+    assert page.run(said) == "", "a page with answers of its own offers no others"
+
+
 def test_what_other_tabs_store_or_remove_takes_no_answer_of_this_one(opened):
     page = opened()
     page.run(CHECK.format(n=1, answer="(3) screw"))

@@ -23,14 +23,25 @@ class Kept {
   get size() { return this.values.size; }
   get(n) { return this.values.get(n); }
 
-  // All that is stored under the name: also labels of other tabs, and of clips that the page was written for before.
-  all() { return JSON.parse(localStorage.getItem(this.name) || "{}"); }
+  // All that is stored under a name: also labels of other tabs, and of clips that the page was written for before.
+  all(name = this.name) { return JSON.parse(localStorage.getItem(name) || "{}"); }
 
-  // What is stored of the labels of this page.
-  stored() {
+  // What is stored of the labels of this page, under its name or that of another page.
+  stored(name = this.name) {
     const numbers = new Map(this.keys.map((key, n) => [key, n]));
-    const own = Object.entries(this.all()).filter(([key]) => numbers.has(key));
+    const own = Object.entries(this.all(name)).filter(([key]) => numbers.has(key));
     return new Map(own.map(([key, value]) => [numbers.get(key), this.unpack(value)]));
+  }
+
+  // Note the values of many labels, of those that have none.
+  take(values) {
+    for (const [n, value] of values) {
+      if (this.values.has(n)) continue;
+      this.values.set(n, value);
+      this.unkept.add(n);
+      this.unsaved.add(n);
+    }
+    this.retry();
   }
 
   // Note the value of a label. Undefined: it has none any more.

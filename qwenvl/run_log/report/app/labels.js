@@ -55,7 +55,40 @@ class Labels extends List {
       event.returnValue = true; // for browsers that do not read the line above
     });
     this.count();
+    this.offer();
     this.opened();
+  }
+
+  // Offer the answers to these questions that the browser keeps of another page: most often of this one, before its
+  // folder was moved.
+  offer() {
+    if (this.checked.problem || this.checked.size || this.drafts.size) return;
+    const found = [];
+    for (const { path } of otherPages(STORES, location.pathname)) {
+      try {
+        const checked = this.checked.stored(`${STORES}${path}`), drafts = this.drafts.stored(`${STORES}${path} drafts`);
+        if (checked.size + drafts.size) found.push({ path, checked, drafts });
+      } catch { // no page of ours has written it
+      }
+    }
+    const place = document.querySelector("#elsewhere");
+    const take = ({ checked, drafts }) => () => {
+      this.checked.take(checked);
+      this.drafts.take(drafts);
+      place.replaceChildren();
+      this.drawRows();
+      this.count();
+      if (this.chosen !== null) this.choose(this.chosen);
+    };
+    const item = (page) => {
+      const count = page.checked.size + page.drafts.size;
+      return h("p", {}, `This browser keeps ${count.toLocaleString("en")} ${count === 1 ? "answer" : "answers"} to these questions of another page, ${page.path}: `, h("button", { type: "button", onclick: take(page) }, "take over"));
+    };
+    place.replaceChildren(...found.map(item));
+  }
+
+  drawRows() {
+    [...this.parts.list.children].forEach((row, at) => row.replaceChildren(...this.row(this.found[at])));
   }
 
   // Another tab has changed what the browser keeps. What is being edited here stays as it is.
@@ -63,7 +96,7 @@ class Labels extends List {
     const concerns = (name) => event.key === name || event.key === null; // null: everything was removed
     if (concerns(STORE)) {
       this.checked.follow();
-      [...this.parts.list.children].forEach((row, at) => row.replaceChildren(...this.row(this.found[at])));
+      this.drawRows();
     }
     if (concerns(DRAFTS) && localStorage.getItem(DRAFTS) === null) this.drafts.storeAgain();
     this.retry();
