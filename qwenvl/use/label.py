@@ -104,9 +104,13 @@ class Labels:
                 "--output, or delete the folder"
             ) from None
         problems = differing(earlier, protocol)
-        if problems:
+        if problems and self._has_rows():  # a call that failed before its first answer binds nobody
             lines = "".join(f"\n  {line}" for line in problems[:5])
             raise FileExistsError(f"{self.folder}: holds other labels: give another --output, or delete it:{lines}")
+
+    def _has_rows(self) -> bool:
+        """Whether an earlier call has written an answer."""
+        return any(path.stat().st_size > 0 for path in self.folder.glob("rows-*.jsonl"))
 
     def ask(self) -> None:
         """Answer the questions that have no answer yet, each block written as it comes, and write the table.

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from qwenvl.data.dataset import load_dataset
+from qwenvl.data.records.timelines import read_timeline
 from qwenvl.run_log.report.evaluation import write_labels
 from tests.made_clips import write_clip
 from tests.run_log.test_labels import COUNT, DONE, KEYS, TITLE, label
@@ -152,6 +153,22 @@ def test_spans_beyond_the_clip_are_saved_as_they_are_shown(browser, tmp_path):
     expected = [{"step": 2, "start": 1, "end": 10}, {"step": 3, "start": 9.9, "end": 10}]
     # Also of the label that nobody has looked at.
     assert [record["timeline"] for record in json.loads(browser.wait("window.saved"))] == [expected] * 2
+
+
+def test_without_a_list_of_steps_number_and_name_are_saved(timelines, browser, tmp_path):
+    own = [{**span(1.0, 2.0, 7), "name": "glue the rim"}, span(3.0, 4.0, 8), {**span(5.0, 6.0, None), "name": "rest"}]
+    written = write_labels(tmp_path / "free", "run", [timed("free", *own, steps=[])], "qwenvl train")
+    browser.open(f"{written.page.as_uri()}#id=cam/free.mp4")
+    browser.wait("document.querySelector('#unchecked') !== null")
+    browser.run("document.querySelector('#unchecked').click()")
+    keep = "blob.text().then((text) => (window.saved = text))"
+    made = "URL.createObjectURL.bind(URL)"
+    browser.run(f"(own => {{ URL.createObjectURL = blob => ({keep}, own(blob)); }})({made}), true")
+    browser.run("document.querySelector('#save').click()")
+    [record] = json.loads(browser.wait("window.saved"))
+    assert [each["step"] for each in record["timeline"]] == ["(7) glue the rim", 8, "rest"]
+    listed = read_timeline(record["timeline"], {}, "labels.json")
+    assert [(each.number, each.name) for each in listed] == [(7, "glue the rim"), (8, ""), (None, "rest")]
 
 
 def test_spans_are_stored_short_and_those_of_earlier_pages_are_read(timelines):

@@ -104,6 +104,17 @@ def test_labelling_continues_and_refuses_other_settings(there, capsys, monkeypat
     assert "clips: holds files that are no labels" in told and "delete" not in told
 
 
+def test_a_call_that_failed_before_its_first_answer_binds_no_later_one(there, monkeypatch):
+    def fails(*_, **__):
+        raise ValueError("--rollout_engine: no server answers")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("qwenvl.use.label.build_respondent", fails)
+        labelled("model", "clips/2.mp4", "--question", QUESTION, "--video_fps", "1", code=2)
+    assert labelled("model", "clips/2.mp4", "--question", QUESTION)[0]["error"] == ""
+    labelled("model", "clips/2.mp4", "--question", QUESTION, "--video_fps", "1", code=2)
+
+
 def test_an_image_whose_header_takes_for_ever_keeps_no_other_waiting(there, monkeypatch):
     slow_gif(there / "clips" / "slow.gif")
     monkeypatch.setattr("qwenvl.data.media.open.HEADER_SECONDS", 0.3)

@@ -389,7 +389,9 @@ function recordOf(label, done) {
   const timeline = named && label.timeline ? spansWithin(named, label.timeline.length) : named; // an earlier page kept any seconds
   let own;
   if (timeline) {
-    const spans = timeline.map((span) => ({ step: span.number ?? span.name, start: span.start, end: span.end }));
+    // Without a list in the prompt the number alone would lose the name.
+    const step = (span) => (span.name && !label.steps.length ? stepText(span) : span.number ?? span.name);
+    const spans = timeline.map((span) => ({ step: step(span), start: span.start, end: span.end }));
     own = { conversations: label.record.turns, timeline: spans };
   } else {
     const answer = { from: "gpt", value: `<answer>${done ? done.answer : label.answer}</answer>` };
