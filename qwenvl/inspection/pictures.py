@@ -12,8 +12,10 @@ from PIL import Image
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.open import open_clip, read_image
 from qwenvl.data.media.resize import BICUBIC, read_resized, small
+from qwenvl.data.media.source import version_of
 from qwenvl.data.options import SampleOptions
 from qwenvl.files import is_address, written_whole
+from qwenvl.run_log.log import hash_of
 from qwenvl.run_log.report.pages import Strip, is_key
 from qwenvl.run_log.report.write import Picture
 
@@ -28,8 +30,8 @@ COLUMNS = 8  # pictures side by side in a file
 def make_pictures(strips: Sequence[Strip], folder: Path, most: int) -> dict[str, Picture]:
     """Make ``folder/<key>.jpg``, frames row by row, of strips that have no file yet, in their order.
 
-    At most ``most`` clips and images are decoded, and strips beyond that left out. Files of other strips are deleted,
-    and no others: their names are keys.
+    At most ``most`` clips and images are decoded, and strips beyond that left out. A file of a clip that was replaced
+    since is made anew. Files of other strips are deleted, and no others: their names are keys.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {strip.key for strip in strips}
@@ -40,7 +42,7 @@ def make_pictures(strips: Sequence[Strip], folder: Path, most: int) -> dict[str,
     decoded = 0
     for strip in strips:
         path = folder / f"{strip.key}.jpg"
-        if path.exists():
+        if path.exists() and _is_current(path, strip):
             made[strip.key] = _picture(path, strip)
         elif decoded < most:
             decoded += 1
@@ -48,8 +50,22 @@ def make_pictures(strips: Sequence[Strip], folder: Path, most: int) -> dict[str,
     return made
 
 
+def _version(strip: Strip) -> bytes | None:
+    """What the file of a strip says of the clip or image that it was made of. None: that is gone."""
+    version = version_of(strip.path)
+    return hash_of(version).encode() if version else None
+
+
+def _is_current(path: Path, strip: Strip) -> bool:
+    """Whether a file shows the clip or image as it is now, or as it last was where it is gone."""
+    version = _version(strip)
+    with Image.open(path, formats=["JPEG"]) as made:
+        return version is None or made.info.get("comment") == version
+
+
 def _make(path: Path, strip: Strip) -> Picture:
     """Write the file of one strip, or return the problem that keeps it from being made."""
+    version = _version(strip)  # before it is read: one that is replaced meanwhile is made again by the next call
     if is_address(strip.path):
         return {"problem": "it lies on a network, from which a report fetches nothing"}
     if not Path(strip.path).exists():
@@ -66,7 +82,8 @@ def _make(path: Path, strip: Strip) -> Picture:
     except (BadMediaError, OSError) as error:
         return {"problem": str(error).removeprefix(f"{strip.path}: ")}
     with written_whole(path) as partial:
-        sheet(frames, WIDTH if strip.indices else STILL_WIDTH).save(partial, "JPEG", quality=80)
+        picture = sheet(frames, WIDTH if strip.indices else STILL_WIDTH)
+        picture.save(partial, "JPEG", quality=80, comment=version or b"")
     return _picture(path, strip)
 
 

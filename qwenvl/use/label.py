@@ -18,7 +18,7 @@ from accelerate.utils import wait_for_everyone
 from qwenvl.config.command_line import changed_flags
 from qwenvl.console import say
 from qwenvl.data.errors import RecordError
-from qwenvl.data.media.source import frame_files, frame_list
+from qwenvl.data.media.source import frame_list, version_of
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.timelines import numbers_of
@@ -309,21 +309,6 @@ def key_of(question: Record) -> str:
     sizes = [None if size is None else asdict(size) for size in question.image_sizes]
     versions = [version_of(path) for path in (*question.videos, *question.images)]
     return hash_of([turns, question.videos, question.images, metas, sizes, versions])
-
-
-def version_of(path: str) -> list[Any]:
-    """The sizes and times of a medium's files, of frames each with its name: they change where it is replaced.
-
-    Empty where there is none.
-    """
-    frames = frame_files(path)
-    if frames is not None:
-        return [[frame, *version_of(frame)] for frame in frames]
-    try:
-        status = os.stat(path)
-    except OSError:
-        return []
-    return [status.st_size, status.st_mtime_ns]
 
 
 def label_of(batch: PromptBatch, rollout: RolloutBatch, reward: str | None) -> dict[str, Any]:

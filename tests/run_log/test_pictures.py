@@ -1,5 +1,7 @@
 """The pictures of a report: the right frames in the right places, each made once, and a reason where there is none."""
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -46,6 +48,21 @@ def test_each_picture_is_made_once_and_deleted_when_no_longer_shown(clip, tmp_pa
     assert list(make_pictures(strips, folder, most=1)) == [strip.key for strip in strips[:2]]
     assert first.stat().st_mtime_ns == written
     assert list(make_pictures(strips[2:], folder, most=1)) == [strips[2].key] and not first.exists()
+
+
+def test_a_picture_follows_a_clip_that_was_replaced_under_the_same_name(clip, make_clip, tmp_path):
+    """A person who labels must not see the frames of the old clip."""
+    strip = Strip(clip, (0, 5))
+    folder = tmp_path / "pictures"
+    make_pictures([strip], folder, most=1)
+    first = (folder / f"{strip.key}.jpg").read_bytes()
+    make_clip("clip.mp4", 24, size=(160, 320))
+    assert make_pictures([strip], folder, most=0) == {}, "the old one is not shown in place of one that is not made"
+    assert make_pictures([strip], folder, most=1)[strip.key]["ratio"] == 0.5
+    second = (folder / f"{strip.key}.jpg").read_bytes()
+    assert second != first
+    os.unlink(clip)
+    assert make_pictures([strip], folder, most=0)[strip.key]["ratio"] == 0.5, "kept where the clip is gone"
 
 
 def test_a_missing_picture_says_why(clip, tmp_path):

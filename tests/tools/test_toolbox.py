@@ -9,7 +9,7 @@ import torch
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.errors import BadMediaError, MediaTimeout
+from qwenvl.data.errors import BadMediaError
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.demo.tiny import make_processor

@@ -13,6 +13,7 @@ import pytest
 from qwenvl.cli import main as qwenvl
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import load_dataset
+from qwenvl.data.media.source import version_of
 from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.questions import BLOCK
@@ -20,7 +21,7 @@ from qwenvl.rewards.table import TABLE, reading
 from qwenvl.timeline import TimedStep
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.types import ClipMeta, FrameInfo, LibraryCount, LibrarySize, Message, Record
-from qwenvl.use.label import deciding_reward, editor_length, elected, key_of, version_of
+from qwenvl.use.label import deciding_reward, editor_length, elected, key_of
 from qwenvl.use.label_table import as_cell
 from tests.made_clips import slow_gif, write_clip
 from tests.train.test_distributed import launch_ranks

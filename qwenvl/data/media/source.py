@@ -110,6 +110,21 @@ def frame_files(path: str) -> list[str] | None:
     return frames
 
 
+def version_of(path: str) -> list[Any]:
+    """The sizes and times of a medium's files, of frames each with its name: they change where it is replaced.
+
+    Empty where there is none.
+    """
+    frames = frame_files(path)
+    if frames is not None:
+        return [[frame, *version_of(frame)] for frame in frames]
+    try:
+        status = os.stat(path)
+    except OSError:
+        return []
+    return [status.st_size, status.st_mtime_ns]
+
+
 def _without_file_scheme(path: str) -> str:
     """The path of a ``file://`` address. Escapes such as %20 are decoded unless a file has them in its name."""
     if not path.lower().startswith("file://"):
