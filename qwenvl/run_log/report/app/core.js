@@ -9,14 +9,26 @@ const report = {
   mostPages: 40, // kept in memory
   list: null, // of groups or of records
 
-  curves(data) { this.data = data; },
-  index(run, data) { this.indices.set(run, data); },
-  page(run, number, versions, groups) { this.pages.set(`${run}/${number}`, { versions: versions.split(" "), groups }); },
-  pictures(all) { this.strips = all; },
+  curves(data) {
+    this.data = data;
+  },
+  index(run, data) {
+    this.indices.set(run, data);
+  },
+  page(run, number, versions, groups) {
+    this.pages.set(`${run}/${number}`, { versions: versions.split(" "), groups });
+  },
+  pictures(all) {
+    this.strips = all;
+  },
 
   start() {
     if (!this.data) {
-      document.querySelector("#browser").replaceChildren(h("p", { class: "bad" }, "data/curves.js can't be loaded: is the whole folder of the report here?"));
+      document
+        .querySelector("#browser")
+        .replaceChildren(
+          h("p", { class: "bad" }, "data/curves.js can't be loaded: is the whole folder of the report here?"),
+        );
       return;
     }
     drawCharts();
@@ -59,6 +71,9 @@ function brief(value) {
   return String(Number(value.toPrecision(3)));
 }
 
+// "1 answer", "2,000 answers".
+const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+
 const fixed = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 
 // A long name with its middle left out: names of a set often differ in their ends.
@@ -90,12 +105,23 @@ const loading = new Map();
 // Load a script once. A later call for the same file waits for the first.
 function load(url) {
   if (!loading.has(url)) {
-    loading.set(url, new Promise((resolve, reject) => {
-      const script = h("script", { src: url });
-      script.onload = () => { loading.delete(url); script.remove(); resolve(); };
-      script.onerror = () => { loading.delete(url); script.remove(); reject(new Error(`${url} can't be loaded`)); };
-      document.head.append(script);
-    }));
+    loading.set(
+      url,
+      new Promise((resolve, reject) => {
+        const script = h("script", { src: url });
+        script.onload = () => {
+          loading.delete(url);
+          script.remove();
+          resolve();
+        };
+        script.onerror = () => {
+          loading.delete(url);
+          script.remove();
+          reject(new Error(`${url} can't be loaded`));
+        };
+        document.head.append(script);
+      }),
+    );
   }
   return loading.get(url);
 }

@@ -1,7 +1,12 @@
 "use strict";
 // Which groups are shown, and in which order. Functions of the index and of the filters alone.
 
-const EQUAL = 1, TRUNCATED = 2, REPEATED = 4, SUSPECT = 8, UNSCORED = 16, DROPPED = 32; // as qwenvl/run_log/report/pages.py has them
+const EQUAL = 1;
+const TRUNCATED = 2;
+const REPEATED = 4;
+const SUSPECT = 8;
+const UNSCORED = 16;
+const DROPPED = 32; // as qwenvl/run_log/report/pages.py has them
 
 const MARKS = [
   [SUSPECT, "suspected hacking", "many completions have the form and nothing right, or repeat a wrong text"],
@@ -37,13 +42,16 @@ const COLUMNS = [
 // The gain of each record: the mean reward of its last training group minus that of its first.
 function gains(index) {
   if (index.gains) return index.gains;
-  const { step, record, mean } = index.columns, ends = new Map();
+  const { step, record, mean } = index.columns;
+  const ends = new Map();
   for (let n = 0; n < step.length; n++) {
     if (!isTrain(index, n) || mean[n] === null) continue;
     const [first, last] = ends.get(record[n]) || [n, n];
     ends.set(record[n], [step[n] < step[first] ? n : first, step[n] >= step[last] ? n : last]);
   }
-  index.gains = index.records.map((_, each) => (ends.has(each) ? mean[ends.get(each)[1]] - mean[ends.get(each)[0]] : 0));
+  index.gains = index.records.map((_, each) =>
+    ends.has(each) ? mean[ends.get(each)[1]] - mean[ends.get(each)[0]] : 0,
+  );
   return index.gains;
 }
 
@@ -64,12 +72,14 @@ function stepsOf(text) {
 // else the newest first.
 function filtered(index, filters) {
   const { columns } = index;
-  const split = index.splits.indexOf(filters.split), data = index.datasets.indexOf(filters.data);
+  const split = index.splits.indexOf(filters.split);
+  const data = index.datasets.indexOf(filters.data);
   const [first, last] = stepsOf(filters.step);
   const record = filters.record.trim().toLowerCase();
   const exact = index.records.some((each) => each[0].toLowerCase() === record);
   const values = filters.part ? index.parts[filters.part] || [] : columns.mean;
-  const low = filters.min === "" ? -Infinity : Number(filters.min), high = filters.max === "" ? Infinity : Number(filters.max);
+  const low = filters.min === "" ? -Infinity : Number(filters.min);
+  const high = filters.max === "" ? Infinity : Number(filters.max);
   const bounded = filters.min !== "" || filters.max !== "" || Boolean(filters.part);
   const jump = JUMPS[filters.jump] || {};
   const found = [];
@@ -84,7 +94,9 @@ function filtered(index, filters) {
     if (jump.order && columns.mean[n] === null) continue;
     found.push(n);
   }
-  const keys = new Map(found.map((n) => [n, [...(jump.order ? [jump.order(index, n)].flat() : []), -columns.step[n], n]]));
+  const keys = new Map(
+    found.map((n) => [n, [...(jump.order ? [jump.order(index, n)].flat() : []), -columns.step[n], n]]),
+  );
   found.sort((a, b) => compareKeys(keys.get(a), keys.get(b)));
   return sortedBy(found, filters.sort, COLUMNS, index);
 }
@@ -105,6 +117,8 @@ function says(group, text) {
 function historyOf(index, n) {
   const { columns } = index;
   const own = [];
-  for (let each = 0; each < columns.step.length; each++) if (columns.record[each] === columns.record[n] && columns.split[each] === columns.split[n]) own.push(each);
+  for (let each = 0; each < columns.step.length; each++) {
+    if (columns.record[each] === columns.record[n] && columns.split[each] === columns.split[n]) own.push(each);
+  }
   return own.sort((a, b) => columns.step[a] - columns.step[b] || a - b);
 }

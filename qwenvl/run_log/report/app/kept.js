@@ -5,8 +5,8 @@ const FULL = "its storage is full";
 const ASIS = { pack: (value) => value, unpack: (value) => value };
 
 class Kept {
-  // name: in the browser's storage. keys: of the labels, by their numbers; they are made of question and clip, so another
-  // question has other keys. pack and unpack: a value as it is stored, and back.
+  // name: in the browser's storage. keys: of the labels, by their numbers; they are made of question and clip, so
+  // another question has other keys. pack and unpack: a value as it is stored, and back.
   constructor(name, keys, { pack, unpack } = ASIS) {
     Object.assign(this, { name, keys, pack, unpack });
     this.problem = null; // why the browser keeps nothing, or nothing more
@@ -15,16 +15,23 @@ class Kept {
     this.values = new Map(); // by the numbers of the labels
     try {
       this.values = this.stored();
-    } catch (error) { // the values are those of this visit
+    } catch (error) {
+      // the values are those of this visit
       this.problem = reasonOf(error);
     }
   }
 
-  get size() { return this.values.size; }
-  get(n) { return this.values.get(n); }
+  get size() {
+    return this.values.size;
+  }
+  get(n) {
+    return this.values.get(n);
+  }
 
   // All that is stored under a name: also labels of other tabs, and of clips that the page was written for before.
-  all(name = this.name) { return JSON.parse(localStorage.getItem(name) || "{}"); }
+  all(name = this.name) {
+    return JSON.parse(localStorage.getItem(name) || "{}");
+  }
 
   // What is stored of the labels of this page, under its name or that of another page.
   stored(name = this.name) {
@@ -49,7 +56,9 @@ class Kept {
     if (value === undefined) this.values.delete(n);
     else this.values.set(n, value);
     this.unkept.add(n);
-    if (value === undefined) this.unsaved.delete(n); // there is nothing to lose
+    if (value === undefined) {
+      this.unsaved.delete(n);
+    } // there is nothing to lose
     else this.unsaved.add(n);
     this.retry(n);
   }
@@ -117,13 +126,14 @@ function reasonOf(error) {
 function countIn(text) {
   try {
     return Object.keys(JSON.parse(text)).length;
-  } catch { // no page of ours has written it
+  } catch {
+    // no page of ours has written it
     return 0;
   }
 }
 
-// What the browser keeps of other pages whose names begin with `prefix`: for each its path, its names in the storage, how
-// many answers, and how many characters. The largest comes first.
+// What the browser keeps of other pages whose names begin with `prefix`: for each its path, its names in the storage,
+// how many answers, and how many characters. The largest comes first.
 function otherPages(prefix, path) {
   const pages = new Map();
   for (const name of Object.keys(localStorage).filter((each) => each.startsWith(prefix))) {

@@ -1,7 +1,8 @@
 "use strict";
-// The labels of clips: a list, the doubtful ones first, and the label that is chosen, to confirm, to correct and to save.
+// The labels of clips: a list, the doubtful ones first, and the label that is chosen, to confirm, correct and save.
 
-const SHOWN = { // each jump: its title, and which labels it keeps
+const SHOWN = {
+  // each jump: its title, and which labels it keeps
   open: { title: "not looked at", keep: (labels, n) => !labels.done(n) && labels.index.answers[n] !== null },
   right: { title: "confirmed", keep: (labels, n) => labels.done(n)?.state === "confirmed" },
   corrected: { title: "corrected", keep: (labels, n) => labels.done(n)?.state === "corrected" },
@@ -15,37 +16,42 @@ const DRAFTS = `${STORE} drafts`;
 const NAME = 18; // letters of a clip's name that fit into the list
 const MILLION = 1e6;
 
-// Spans are stored as lists without their line, which is made again: a browser has room for 5 million characters, on
-// file:// for all pages together.
-const spanList = (spans) => spans.map(({ start, end, number, name }) => [start, end, number, name]);
-// Earlier pages stored spans as objects.
-const spansOfList = (list) => list.map((span) => (Array.isArray(span) ? { start: span[0], end: span[1], number: span[2], name: span[3] } : span));
-const CHECKED_FORM = {
-  pack: (entry) => (entry.timeline ? { timeline: spanList(entry.timeline), state: entry.state } : entry),
-  unpack(entry) {
-    if (!entry.timeline) return entry;
-    const timeline = spansOfList(entry.timeline);
-    return { answer: spansLine(timeline), timeline, state: entry.state };
-  },
-};
-const DRAFT_FORM = {
-  pack: (draft) => (typeof draft === "string" ? draft : spanList(draft)),
-  unpack: (draft) => (typeof draft === "string" ? draft : spansOfList(draft)),
-};
-
 class Labels extends List {
   constructor(index) {
     const voted = index.columns.agreement.some((each) => each !== null); // else each clip has one completion
-    const columns = [["number", "#", (_, n) => n], ["id", "clip", (_, n) => index.ids[n]], voted ? ["agreement", "agree", (_, n) => index.columns.agreement[n]] : null, ["logprob", "log-prob", (_, n) => index.columns.logprob[n]]].filter(Boolean);
-    super({ filters: NO_CHOICE, jumps: Object.entries(SHOWN), columns, kind: "label", nothing: "No clip was labelled." });
+    const columns = [
+      ["number", "#", (_, n) => n],
+      ["id", "clip", (_, n) => index.ids[n]],
+      voted ? ["agreement", "agree", (_, n) => index.columns.agreement[n]] : null,
+      ["logprob", "log-prob", (_, n) => index.columns.logprob[n]],
+    ].filter(Boolean);
+    super({
+      filters: NO_CHOICE,
+      jumps: Object.entries(SHOWN),
+      columns,
+      kind: "label",
+      nothing: "No clip was labelled.",
+    });
     Object.assign(this, { index, voted });
-    this.checked = new Kept(STORE, index.keys, CHECKED_FORM); // number -> {answer, timeline: spans of one, state: confirmed | corrected}
-    this.drafts = new Kept(DRAFTS, index.keys, DRAFT_FORM); // number -> what was edited and not saved: a text, or spans
+    // number -> {answer, timeline: spans of one, state: confirmed | corrected}
+    this.checked = new Kept(STORE, index.keys, CHECKED_FORM);
+    // number -> what was edited and not saved: a text, or spans
+    this.drafts = new Kept(DRAFTS, index.keys, DRAFT_FORM);
     this.folders = foldersOf(index.ids);
     for (const part of [this.parts.list, this.parts.heads]) part.style.setProperty("--models", voted ? 2 : 1);
-    const ofSpans = index.timed ? [["n", " a new span"], ["[", "]", " begin and end the span where the clip stands"]] : [];
-    this.place([this.field("q", "text", 14, "/")], [["y", " what is shown is right"], ["e", " correct it"], ["p", " play"], ...ofSpans, ["/", " search"]]);
-    for (const button of document.querySelectorAll("#save, #save-now")) button.addEventListener("click", () => this.save());
+    const ofSpans = index.timed
+      ? [
+          ["n", " a new span"],
+          ["[", "]", " begin and end the span where the clip stands"],
+        ]
+      : [];
+    this.place(
+      [this.field("q", "text", 14, "/")],
+      [["y", " what is shown is right"], ["e", " correct it"], ["p", " play"], ...ofSpans, ["/", " search"]],
+    );
+    for (const button of document.querySelectorAll("#save, #save-now")) {
+      button.addEventListener("click", () => this.save());
+    }
     document.querySelector("#unchecked").addEventListener("change", () => this.count());
     addEventListener("storage", (event) => this.followed(event));
     addEventListener("beforeunload", (event) => {
@@ -66,23 +72,32 @@ class Labels extends List {
     const found = [];
     for (const { path } of otherPages(STORES, location.pathname)) {
       try {
-        const checked = this.checked.stored(`${STORES}${path}`), drafts = this.drafts.stored(`${STORES}${path} drafts`);
+        const checked = this.checked.stored(`${STORES}${path}`);
+        const drafts = this.drafts.stored(`${STORES}${path} drafts`);
         if (checked.size + drafts.size) found.push({ path, checked, drafts });
-      } catch { // no page of ours has written it
+      } catch {
+        // no page of ours has written it
       }
     }
     const place = document.querySelector("#elsewhere");
-    const take = ({ checked, drafts }) => () => {
-      this.checked.take(checked);
-      this.drafts.take(drafts);
-      place.replaceChildren();
-      this.drawRows();
-      this.count();
-      if (this.chosen !== null) this.choose(this.chosen);
-    };
+    const take =
+      ({ checked, drafts }) =>
+      () => {
+        this.checked.take(checked);
+        this.drafts.take(drafts);
+        place.replaceChildren();
+        this.drawRows();
+        this.count();
+        if (this.chosen !== null) this.choose(this.chosen);
+      };
     const item = (page) => {
-      const count = page.checked.size + page.drafts.size;
-      return h("p", {}, `This browser keeps ${count.toLocaleString("en")} ${count === 1 ? "answer" : "answers"} to these questions of another page, ${page.path}: `, h("button", { type: "button", onclick: take(page) }, "take over"));
+      const answers = counted(page.checked.size + page.drafts.size, "answer");
+      return h(
+        "p",
+        {},
+        `This browser keeps ${answers} to these questions of another page, ${page.path}: `,
+        h("button", { type: "button", onclick: take(page) }, "take over"),
+      );
     };
     place.replaceChildren(...found.map(item));
   }
@@ -115,7 +130,9 @@ class Labels extends List {
     this.count();
   }
 
-  done(n) { return this.checked.get(n); }
+  done(n) {
+    return this.checked.get(n);
+  }
 
   // What is being typed is a draft before another label takes its place.
   choose(n, scroll) {
@@ -125,48 +142,110 @@ class Labels extends List {
   }
 
   filtered() {
-    const { index, filters } = this, jump = SHOWN[filters.jump];
+    const { index, filters } = this;
+    const jump = SHOWN[filters.jump];
     const kept = index.ids.map((_, n) => n).filter((n) => !jump || jump.keep(this, n));
     return sortedBy(kept, filters.sort, this.own.columns, index);
   }
 
   says(label, text) {
     const wanted = text.toLowerCase();
-    return [label.id, label.error, label.text, ...label.prompt.map((each) => each.text)].some((each) => each && each.toLowerCase().includes(wanted));
+    return [label.id, label.error, label.text, ...label.prompt.map((each) => each.text)].some(
+      (each) => each && each.toLowerCase().includes(wanted),
+    );
   }
 
   row(n) {
-    const { index } = this, { agreement, logprob } = index.columns, done = this.done(n), answer = done ? done.answer : index.answers[n];
+    const { index } = this;
+    const { agreement, logprob } = index.columns;
+    const done = this.done(n);
+    const answer = done ? done.answer : index.answers[n];
     const folder = this.folders[n];
     return [
-      h("span", { class: "at" }, `${done ? "✓ " : ""}${n + 1}`), h("span", { class: "id", title: index.ids[n] }, shortName(baseName(index.ids[n]), NAME) || "–"),
-      this.voted ? h("b", {}, agreement[n] === null ? "" : `${Math.round(100 * agreement[n])} %`) : null, h("b", {}, logprob[n] === null || logprob[n] === undefined ? "" : logprob[n].toFixed(2)),
-      h("span", { class: "signs" }, folder ? h("i", { class: "folder" }, folder) : null, answer === null ? h("i", { class: "bad" }, "error") : h("i", { class: "clamped", title: answer }, answer || "no answer"), done ? h("i", {}, done.state) : null),
+      h("span", { class: "at" }, `${done ? "✓ " : ""}${n + 1}`),
+      h("span", { class: "id", title: index.ids[n] }, shortName(baseName(index.ids[n]), NAME) || "–"),
+      this.voted ? h("b", {}, agreement[n] === null ? "" : `${Math.round(100 * agreement[n])} %`) : null,
+      h("b", {}, logprob[n] === null || logprob[n] === undefined ? "" : logprob[n].toFixed(2)),
+      h(
+        "span",
+        { class: "signs" },
+        folder ? h("i", { class: "folder" }, folder) : null,
+        answer === null
+          ? h("i", { class: "bad" }, "error")
+          : h("i", { class: "clamped", title: answer }, answer || "no answer"),
+        done ? h("i", {}, done.state) : null,
+      ),
     ].filter(Boolean);
   }
 
   view(n, label) {
-    const head = h("h3", { class: "title", title: label.id }, baseName(label.id), folderOf(label.id) ? h("small", {}, folderOf(label.id)) : null);
+    const head = h(
+      "h3",
+      { class: "title", title: label.id },
+      baseName(label.id),
+      folderOf(label.id) ? h("small", {}, folderOf(label.id)) : null,
+    );
     if (label.error !== null) return h("article", {}, head, h("p", { class: "bad" }, label.error));
-    const facts = [label.agreement === null ? null : `${Math.round(100 * label.agreement)} % of ${label.texts.length} completions agree`, `mean log-prob ${brief(label.logprob)}`, label.clips.length === 1 ? null : `${label.frames} frames`, label.finish_reason === "length" ? "cut at the limit" : null];
-    const prompt = label.prompt.map((each) => (label.prompt.length > 1 ? `[${each.role}] ${each.text}` : each.text)).join("\n\n");
-    const players = label.files.map((file, place) => (file ? playerView(file, label.clips[place]?.path ?? file) : null)).filter(Boolean);
+    const facts = [
+      label.agreement === null
+        ? null
+        : `${Math.round(100 * label.agreement)} % of ${label.texts.length} completions agree`,
+      `mean log-prob ${brief(label.logprob)}`,
+      label.clips.length === 1 ? null : `${label.frames} frames`,
+      label.finish_reason === "length" ? "cut at the limit" : null,
+    ];
+    const prompt = label.prompt
+      .map((each) => (label.prompt.length > 1 ? `[${each.role}] ${each.text}` : each.text))
+      .join("\n\n");
+    const players = label.files
+      .map((file, place) => (file ? playerView(file, label.clips[place]?.path ?? file) : null))
+      .filter(Boolean);
     this.player = players.length === 1 ? players[0].querySelector("video") : null;
-    return h("article", {}, head,
+    return h(
+      "article",
+      {},
+      head,
       players,
       ...label.clips.map((clip) => clipView(clip, label.timeline !== null)),
       label.images.length ? h("div", { class: "frames" }, label.images.map(imageView)) : null,
       h("p", { class: "fine" }, facts.filter(Boolean).join(" · ")),
       label.timeline ? this.spansPart(n, label) : this.textPart(n, label),
       h("details", {}, h("summary", {}, "what it wrote"), h("pre", {}, marked(label.text))),
-      h("details", { open: prompt.length < 200 }, h("summary", {}, "prompt"), h("pre", {}, prompt)));
+      h("details", { open: prompt.length < 200 }, h("summary", {}, "prompt"), h("pre", {}, prompt)),
+    );
   }
 
   // The field of an answer in words, with a button for each step of the prompt's list.
   textPart(n, label) {
     const done = this.done(n);
-    const box = h("textarea", { id: "answer", rows: 3, "aria-label": "the answer", oninput: () => changed(), onkeydown: (event) => { if (savesNow(event)) buttons.correct.click(); } });
-    const steps = h("div", { class: "palette", role: "group", "aria-label": "steps" }, label.steps.map(([number, name]) => h("button", { type: "button", "data-step": number, onclick: () => { box.value = toggledStep(box.value, number, name); changed(); } }, h("b", {}, String(number)), ` ${name}`)));
+    const box = h("textarea", {
+      id: "answer",
+      rows: 3,
+      "aria-label": "the answer",
+      oninput: () => changed(),
+      onkeydown: (event) => {
+        if (savesNow(event)) buttons.correct.click();
+      },
+    });
+    const steps = h(
+      "div",
+      { class: "palette", role: "group", "aria-label": "steps" },
+      label.steps.map(([number, name]) =>
+        h(
+          "button",
+          {
+            type: "button",
+            "data-step": number,
+            onclick: () => {
+              box.value = toggledStep(box.value, number, name);
+              changed();
+            },
+          },
+          h("b", {}, String(number)),
+          ` ${name}`,
+        ),
+      ),
+    );
     const press = () => {
       const named = new Set(partsOf(box.value).map((part) => part.key));
       for (const button of steps.children) button.setAttribute("aria-pressed", String(named.has(button.dataset.step)));
@@ -177,44 +256,93 @@ class Labels extends List {
     box.value = this.drafts.get(n) ?? before;
     const shown = () => ({ answer: box.value === plain ? before : box.value });
     const buttons = this.buttons(n, label, { shown, problem: () => (box.value.trim() ? "" : "there is no answer") });
-    const changed = () => { this.draft(n, shown().answer, before); press(); buttons.update(); };
+    const changed = () => {
+      this.draft(n, shown().answer, before);
+      press();
+      buttons.update();
+    };
     press();
-    const votes = label.votes.map(([answer, count]) => ({ answer, count, use: () => { box.value = answer; changed(); box.focus(); } }));
+    const votes = label.votes.map(([answer, count]) => ({
+      answer,
+      count,
+      use: () => {
+        box.value = answer;
+        changed();
+        box.focus();
+      },
+    }));
     return h("div", { class: "label" }, label.steps.length ? steps : null, box, buttons.element, votesView(votes));
   }
 
   // The bar of the model's timeline, and below it the one that is edited.
   spansPart(n, label) {
-    const done = this.done(n), { length, spans, cut } = label.timeline;
+    const done = this.done(n);
+    const { length, spans, cut } = label.timeline;
     const before = spansWithin(done?.timeline ?? spans, length);
-    const editor = this.editor = new SpanEditor({ spans: this.drafts.get(n) ?? before, length, steps: label.steps, player: this.player, changed: () => changed() });
+    const editor = (this.editor = new SpanEditor({
+      spans: this.drafts.get(n) ?? before,
+      length,
+      steps: label.steps,
+      player: this.player,
+      changed: () => changed(),
+    }));
     const problem = () => {
       if (!editor.spans.length) return "there is no span";
       return editor.spans.every((span) => editor.listed(span)) ? "" : "a span's step is not in the list";
     };
-    const buttons = this.buttons(n, label, { shown: () => entryOf(editor.spans), problem, ready: () => editor.ready() });
-    const changed = () => { this.draft(n, sortedSpans(editor.spans), sortedSpans(before)); buttons.update(); };
+    const buttons = this.buttons(n, label, {
+      shown: () => entryOf(editor.spans),
+      problem,
+      ready: () => editor.ready(),
+    });
+    const changed = () => {
+      this.draft(n, sortedSpans(editor.spans), sortedSpans(before));
+      buttons.update();
+    };
     const saveNow = () => {
       editor.commit(); // the button may be enabled by what is typed
       buttons.correct.click();
     };
+    const steps = `${editor.grain} s, with Shift by ${seconds(FAR * editor.grain)} s`;
+    const help =
+      "Drag an edge or a span, or draw a new one. Tab goes to spans and edges: " +
+      `← → move them by ${steps}; 1 to 9 set the step, Delete removes.`;
     const bar = (title, element) => h("div", { class: "bar-of-spans" }, h("p", {}, title), element);
-    const votes = label.votes.map(([answer, count], vote) => ({ answer: spansLine(label.vote_spans[vote]), count, use: () => editor.replace(label.vote_spans[vote]) }));
-    return h("div", { class: "label editor", onkeydown: (event) => { if (savesNow(event)) saveNow(); } },
+    const votes = label.votes.map(([answer, count], vote) => ({
+      answer: spansLine(label.vote_spans[vote]),
+      count,
+      use: () => editor.replace(label.vote_spans[vote]),
+    }));
+    return h(
+      "div",
+      {
+        class: "label editor",
+        onkeydown: (event) => {
+          if (savesNow(event)) saveNow();
+        },
+      },
       filmView(label.clips.length === 1 ? label.clips[0] : null, length),
       bar(cut ? "the model's answer, cut at the end of the clip" : "the model's answer", barView(spans, length)),
       bar("your timeline", editor.lanes),
-      editor.palette, editor.rows,
-      h("p", {}, editor.addButton, h("span", { class: "fine keys" }, `Drag an edge or a span, or draw a new one. Tab goes to spans and edges: ← → move them by ${editor.grain} s, with Shift by ${seconds(FAR * editor.grain)} s; 1 to 9 set the step, Delete removes.`)),
-      buttons.element, votesView(votes));
+      editor.palette,
+      editor.rows,
+      h("p", {}, editor.addButton, h("span", { class: "fine keys" }, help)),
+      buttons.element,
+      votesView(votes),
+    );
   }
 
   // The buttons under an answer, and `update` for when it has changed. Both of them save what is shown.
-  // shown: the entry of what is shown. problem: why it can't be saved, or "". ready: asked before, false where a field is refused.
+  // shown: the entry of what is shown. problem: why it can't be saved, or "". ready: asked before, false where a field
+  // is refused.
   buttons(n, label, { shown, problem, ready = () => true }) {
-    const done = this.done(n), button = (id, text, act) => h("button", { type: "button", id, onclick: act }, text);
-    const save = () => { if (ready() && !problem()) this.check(n, shown()); };
-    const confirm = button("confirm", "right", save), correct = button("correct", "save correction", save);
+    const done = this.done(n);
+    const button = (id, text, act) => h("button", { type: "button", id, onclick: act }, text);
+    const save = () => {
+      if (ready() && !problem()) this.check(n, shown());
+    };
+    const confirm = button("confirm", "right", save);
+    const correct = button("correct", "save correction", save);
     const words = () => {
       if (isModels(label, shown())) return "right";
       return this.drafts.get(n) === undefined ? "right, as corrected" : "right, as edited";
@@ -227,7 +355,18 @@ class Labels extends List {
       correct.title = why || "Ctrl+Enter";
     };
     update();
-    return { confirm, correct, update, element: h("p", {}, confirm, correct, done ? button("undo", `${done.state}: undo`, () => this.check(n, null)) : null) };
+    return {
+      confirm,
+      correct,
+      update,
+      element: h(
+        "p",
+        {},
+        confirm,
+        correct,
+        done ? button("undo", `${done.state}: undo`, () => this.check(n, null)) : null,
+      ),
+    };
   }
 
   // Note an answer as right or corrected, and go to the next label. None takes the note back.
@@ -239,7 +378,8 @@ class Labels extends List {
       let label;
       try {
         label = await this.one(n);
-      } catch (error) { // a draft of it stays
+      } catch (error) {
+        // a draft of it stays
         this.parts.group.replaceChildren(h("p", { class: "bad" }, error.message));
         return;
       }
@@ -248,7 +388,8 @@ class Labels extends List {
     }
     this.drafts.set(n, undefined);
     this.checked.retry(); // the draft has left room
-    const at = this.found.indexOf(n), row = this.parts.list.children[at];
+    const at = this.found.indexOf(n);
+    const row = this.parts.list.children[at];
     if (row) row.replaceChildren(...this.row(n));
     this.count();
     const next = this.found[at + 1];
@@ -259,18 +400,23 @@ class Labels extends List {
   async one(n) {
     const label = await super.one(n);
     if (!label.timeline) return label;
-    const length = label.timeline.length || 1, { spans } = label.timeline;
+    const length = label.timeline.length || 1;
+    const { spans } = label.timeline;
     const timeline = { length, spans: spansWithin(spans, length), cut: spans.some((span) => span.end > length) };
     return { ...label, timeline, vote_spans: label.vote_spans.map((vote) => spansWithin(vote, length)) };
   }
 
   // How many answers are neither kept by the browser nor in a file.
-  unsaved() { return this.checked.unsaved.size + this.drafts.unsaved.size; }
+  unsaved() {
+    return this.checked.unsaved.size + this.drafts.unsaved.size;
+  }
 
   // The numbers of the labels that would be saved.
   toSave() {
     const all = document.querySelector("#unchecked").checked;
-    return this.index.ids.map((_, n) => n).filter((n) => this.done(n) || (all && this.index.answered[n] && !this.index.unlisted[n]));
+    return this.index.ids
+      .map((_, n) => n)
+      .filter((n) => this.done(n) || (all && this.index.answered[n] && !this.index.unlisted[n]));
   }
 
   // How many answers are left out of what is saved: nobody has looked at them, and training would refuse them.
@@ -280,23 +426,32 @@ class Labels extends List {
   }
 
   count() {
-    const button = document.querySelector("#save"), count = this.toSave().length;
-    button.textContent = `save ${count.toLocaleString("en")} ${count === 1 ? "record" : "records"}`;
+    const button = document.querySelector("#save");
+    const count = this.toSave().length;
+    button.textContent = `save ${counted(count, "record")}`;
     button.disabled = document.querySelector("#save-now").disabled = !count;
-    const answered = this.index.answers.filter((answer) => answer !== null).length; // of the others there is nothing to check
-    const edited = this.drafts.size ? `, ${this.drafts.size.toLocaleString("en")} edited and not saved as a correction` : "";
-    const lost = this.unsaved() ? `, ${this.unsaved().toLocaleString("en")} neither kept nor saved` : "";
-    const out = this.leftOut(), left = out ? `, ${out.toLocaleString("en")} left out: a step is not in the list` : "";
-    document.querySelector("#done").textContent = `${this.checked.size.toLocaleString("en")} of ${answered.toLocaleString("en")} done${edited}${lost}${left}`;
+    // Of the others there is nothing to check.
+    const answered = this.index.answers.filter((answer) => answer !== null).length;
+    const notes = [`${this.checked.size.toLocaleString("en")} of ${answered.toLocaleString("en")} done`];
+    const note = (size, words) => {
+      if (size) notes.push(`${size.toLocaleString("en")} ${words}`);
+    };
+    note(this.drafts.size, "edited and not saved as a correction");
+    note(this.unsaved(), "neither kept nor saved");
+    note(this.leftOut(), "left out: a step is not in the list");
+    document.querySelector("#done").textContent = notes.join(", ");
     this.warn();
   }
 
   // Say that the browser keeps no more answers, for as long as that is so. A text that stays is not read out again.
   warn() {
     const problem = this.checked.problem ?? this.drafts.problem;
-    const when = this.unsaved() ? "Save the records as a file now" : "Save the records as a file before you leave this page";
+    const when = this.unsaved()
+      ? "Save the records as a file now"
+      : "Save the records as a file before you leave this page";
     const drafts = this.drafts.unsaved.size ? ", edited answers as corrections first" : "";
-    const text = problem ? `This browser keeps no more answers: ${problem}. ${when}${drafts}: answers that it does not keep are gone when the page is closed or loaded again.` : "";
+    const lost = "answers that it does not keep are gone when the page is closed or loaded again";
+    const text = problem ? `This browser keeps no more answers: ${problem}. ${when}${drafts}: ${lost}.` : "";
     const shown = document.querySelector("#unkept");
     if (shown.textContent === text) return;
     shown.textContent = text;
@@ -305,29 +460,37 @@ class Labels extends List {
     this.showOthers(problem === FULL);
   }
 
-  // What other pages take up of a full storage, to be forgotten one by one. Never without a word: nobody knows whether it
-  // was saved as a file.
+  // What other pages take up of a full storage, to be forgotten one by one. Never without a word: nobody knows whether
+  // it was saved as a file.
   showOthers(full) {
     const pages = full ? otherPages(STORES, location.pathname) : [];
     const forget = (page) => () => {
-      const question = `Forget the ${page.answers.toLocaleString("en")} answers that this browser keeps of ${page.path}? Those that were never saved as a file are gone.`;
-      if (!confirm(question)) return;
+      const what = `the ${counted(page.answers, "answer")} that this browser keeps of ${page.path}`;
+      if (!confirm(`Forget ${what}? Those that were never saved as a file are gone.`)) return;
       for (const name of page.names) localStorage.removeItem(name);
       this.retry();
       this.showOthers(this.checked.problem === FULL);
     };
-    const item = (page) => h("li", {}, `${page.path}: ${page.answers.toLocaleString("en")} answers, ${brief(page.characters / MILLION)} million characters `, h("button", { type: "button", onclick: forget(page) }, "forget"));
+    const item = (page) =>
+      h(
+        "li",
+        {},
+        `${page.path}: ${counted(page.answers, "answer")}, ${brief(page.characters / MILLION)} million characters `,
+        h("button", { type: "button", onclick: forget(page) }, "forget"),
+      );
     const others = document.querySelector("#others");
     others.hidden = !pages.length;
     others.replaceChildren(h("summary", {}, "other pages of labels in this storage"), h("ul", {}, pages.map(item)));
   }
 
   async save() {
-    const written = new Map(this.checked.values), rows = []; // what is noted while the file is made is not in it
+    const written = new Map(this.checked.values);
+    const rows = []; // what is noted while the file is made is not in it
     let refused = 0; // earlier pages confirmed steps that are not in the list
     try {
       for (const n of this.toSave()) {
-        const label = await this.one(n), done = written.get(n);
+        const label = await this.one(n);
+        const done = written.get(n);
         if (done?.timeline && !allListed(label.steps, done.timeline)) {
           written.delete(n);
           refused += 1;
@@ -336,12 +499,15 @@ class Labels extends List {
         }
       }
     } catch (error) {
-      document.querySelector("#saved").replaceChildren(h("span", { class: "bad" }, `Nothing was saved: ${error.message}`));
+      document
+        .querySelector("#saved")
+        .replaceChildren(h("span", { class: "bad" }, `Nothing was saved: ${error.message}`));
       return;
     }
     if (rows.length) download("labels.json", `[\n${rows.join(",\n")}\n]\n`, "application/json");
     this.checked.inFile(written);
-    document.querySelector("#saved").textContent = `saved ${rows.length.toLocaleString("en")} as labels.json${refused ? `, without ${refused.toLocaleString("en")} whose step is not in the list` : ""}`;
+    const left = refused ? `, without ${refused.toLocaleString("en")} whose step is not in the list` : "";
+    document.querySelector("#saved").textContent = `saved ${rows.length.toLocaleString("en")} as labels.json${left}`;
     this.count();
   }
 
@@ -362,11 +528,14 @@ class Labels extends List {
   }
 
   keys() {
-    const { editor, player } = this, edge = (part) => () => editor?.edgeHere(part);
+    const { editor, player } = this;
+    const edge = (part) => () => editor?.edgeHere(part);
     return {
       y: () => document.querySelector("#confirm")?.click(),
       e: () => document.querySelector("#answer, .editable .span, #add")?.focus(),
-      p: () => { if (player) player[player.paused ? "play" : "pause"](); },
+      p: () => {
+        if (player) player[player.paused ? "play" : "pause"]();
+      },
       n: () => editor?.add(),
       "[": edge("start"),
       "]": edge("end"),
@@ -374,56 +543,23 @@ class Labels extends List {
   }
 }
 
-// What is kept of a timeline.
-const entryOf = (spans) => ({ answer: spansLine(spans), timeline: sortedSpans(spans) });
-
-// Whether an entry is the answer that the model gave.
-function isModels(label, entry) {
-  if (!entry.timeline) return entry.answer.trim() === label.answer.trim();
-  return JSON.stringify(entry.timeline) === JSON.stringify(sortedSpans(label.timeline.spans));
-}
-
-// The record that training reads, as JSON: with a timeline as its field, else with the answer as its last turn.
-function recordOf(label, done) {
-  const named = done ? done.timeline : label.timeline?.spans;
-  const timeline = named && label.timeline ? spansWithin(named, label.timeline.length) : named; // an earlier page kept any seconds
-  let own;
-  if (timeline) {
-    // Without a list in the prompt the number alone would lose the name.
-    const step = (span) => (span.name && !label.steps.length ? stepText(span) : span.number ?? span.name);
-    const spans = timeline.map((span) => ({ step: step(span), start: span.start, end: span.end }));
-    own = { conversations: label.record.turns, timeline: spans };
-  } else {
-    const answer = { from: "gpt", value: `<answer>${done ? done.answer : label.answer}</answer>` };
-    own = { conversations: [...label.record.turns, answer] };
-  }
-  // The other fields are copied as text: as numbers, integers above 2^53 would change.
-  const others = label.record.others.slice(1, -1), brackets = JSON.stringify(own).slice(1, -1);
-  return ` {${others ? `${others},` : ""}${brackets}}`;
-}
-
-// The text without the step, if it names its number, else with it at the end.
-function toggledStep(text, number, name) {
-  const marks = [...text.matchAll(/\(\s*([0-9]{1,9})\s*\)/g)], at = marks.findIndex((mark) => Number(mark[1]) === number);
-  if (at < 0) return `${text.trim()} (${number}) ${name}`.trim();
-  return `${text.slice(0, marks[at].index)}${text.slice(marks[at + 1]?.index ?? text.length)}`.trim();
-}
-
 const savesNow = (event) => event.key === "Enter" && !event.repeat && (event.ctrlKey || event.metaKey);
 
 function votesView(votes) {
   if (votes.length < 2) return null;
-  return h("ul", { class: "votes" }, votes.map(({ answer, count, use }) => h("li", {}, h("button", { type: "button", title: "take this answer over", onclick: use }, `${count} ×`), ` ${answer || "no answer"}`)));
+  return h(
+    "ul",
+    { class: "votes" },
+    votes.map(({ answer, count, use }) =>
+      h(
+        "li",
+        {},
+        h("button", { type: "button", title: "take this answer over", onclick: use }, `${count} ×`),
+        ` ${answer || "no answer"}`,
+      ),
+    ),
+  );
 }
-
-// Spans in the order of time, with what a record says of them.
-function sortedSpans(spans) {
-  const plain = spans.map(({ start, end, number, name }) => ({ start, end, number, name }));
-  return plain.sort((a, b) => a.start - b.start || a.end - b.end);
-}
-
-// Spans in a line, for the list. It is for the eye: records keep numbers.
-const spansLine = (spans) => sortedSpans(spans).map((span) => `${seconds(span.start)}-${seconds(span.end)} ${stepText(span)}`).join("; ");
 
 const folderOf = (path) => path.split(/[\\/]/).slice(0, -1).join("/");
 
@@ -437,9 +573,18 @@ function foldersOf(ids) {
 
 // The clip, played from its file or from a copy beside the page.
 function playerView(file, path) {
-  const video = h("video", { src: file, controls: true, preload: "metadata", playsinline: true, "aria-label": baseName(path) });
+  const video = h("video", {
+    src: file,
+    controls: true,
+    preload: "metadata",
+    playsinline: true,
+    "aria-label": baseName(path),
+  });
   const box = h("div", { class: "player" }, video);
-  video.addEventListener("error", () => box.replaceChildren(h("p", { class: "fine" }, `This browser can't play ${path}: the file has moved, or the browser has no decoder for it. Its frames are below.`)));
+  video.addEventListener("error", () => {
+    const why = "the file has moved, or the browser has no decoder for it";
+    box.replaceChildren(h("p", { class: "fine" }, `This browser can't play ${path}: ${why}. Its frames are below.`));
+  });
   return box;
 }
 
@@ -447,6 +592,8 @@ async function startLabels() {
   try {
     report.list = new Labels(await indexOf(0));
   } catch (error) {
-    document.querySelector("#browser").replaceChildren(h("p", { class: "bad" }, `${error.message}: is the whole folder of the page here?`));
+    document
+      .querySelector("#browser")
+      .replaceChildren(h("p", { class: "bad" }, `${error.message}: is the whole folder of the page here?`));
   }
 }

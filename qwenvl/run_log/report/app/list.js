@@ -1,35 +1,88 @@
 "use strict";
-// A list to choose from: filters and jumps above it, what is chosen beside it, keys, and an address that keeps all that.
+// A list to choose from: filters and jumps above it, what is chosen beside it, keys, and an address that keeps all
+// that.
 // A page extends it by `filtered`, `says`, `row`, `view`, `words`, `opened`, `keys` and the texts of `own`.
 
 const ROWS = 100; // that are added to the list at a time
 const PAGE = 10; // rows that PageDown moves by
 
 class List {
-  // own: {filters: of a page without any, jumps, columns: with a head each, kind: the noun of a row, nothing: to say of none,
-  // moving: keys of the page that move, and so repeat while they are held}
+  // own: {filters: of a page without any, jumps, columns: with a head each, kind: the noun of a row, nothing: to say of
+  // none, moving: keys of the page that move, and so repeat while they are held}
   constructor(own) {
     this.moving = new Set(["j", "k", ...(own.moving ?? [])]);
-    Object.assign(this, { own, filters: { ...own.filters }, found: [], chosen: null, shown: 0, search: 0, index: null });
-    const jump = ([name, each]) => h("button", { type: "button", "data-jump": name, onclick: () => this.change({ jump: this.filters.jump === name ? "" : name }) }, each.title);
-    this.parts = { // the elements of the page that change
-      jumps: h("p", { class: "jumps" }, "show ", own.jumps.map((each, n) => [each[1].label && each[1].label !== own.jumps[n - 1]?.[1].label ? `${each[1].label} ` : null, jump(each)])),
+    Object.assign(this, {
+      own,
+      filters: { ...own.filters },
+      found: [],
+      chosen: null,
+      shown: 0,
+      search: 0,
+      index: null,
+    });
+    const jump = ([name, each]) =>
+      h(
+        "button",
+        {
+          type: "button",
+          "data-jump": name,
+          onclick: () => this.change({ jump: this.filters.jump === name ? "" : name }),
+        },
+        each.title,
+      );
+    this.parts = {
+      // the elements of the page that change
+      jumps: h(
+        "p",
+        { class: "jumps" },
+        "show ",
+        own.jumps.map((each, n) => [
+          each[1].label && each[1].label !== own.jumps[n - 1]?.[1].label ? `${each[1].label} ` : null,
+          jump(each),
+        ]),
+      ),
       count: h("span", { id: "count" }),
-      heads: h("div", { class: "heads" }, own.columns.map(([name, title]) => h("button", { type: "button", "data-sort": name, title: `sort by ${title}`, onclick: () => this.sort(name) }, title))),
-      list: h("ol", { id: "list", role: "listbox", tabindex: 0, "aria-label": `the ${own.kind}s`, onkeydown: (event) => this.moved(event) }),
+      heads: h(
+        "div",
+        { class: "heads" },
+        own.columns.map(([name, title]) =>
+          h(
+            "button",
+            { type: "button", "data-sort": name, title: `sort by ${title}`, onclick: () => this.sort(name) },
+            title,
+          ),
+        ),
+      ),
+      list: h("ol", {
+        id: "list",
+        role: "listbox",
+        tabindex: 0,
+        "aria-label": `the ${own.kind}s`,
+        onkeydown: (event) => this.moved(event),
+      }),
       more: h("button", { type: "button", onclick: () => this.addRows() }, "more"),
       group: h("div", { id: "group", tabindex: -1 }),
     };
   }
 
   field(name, title, size, hint) {
-    const input = this.parts[name] = h("input", { id: `filter-${name}`, placeholder: hint, size, autocomplete: "off", oninput: () => this.change({ [name]: input.value }) });
+    const input = (this.parts[name] = h("input", {
+      id: `filter-${name}`,
+      placeholder: hint,
+      size,
+      autocomplete: "off",
+      oninput: () => this.change({ [name]: input.value }),
+    }));
     return h("label", {}, title, input);
   }
 
   // A field with options, each a value and its text. `act` is asked to do what a filter would.
   choice(name, title, options = [], act = (value) => this.change({ [name]: value })) {
-    const select = this.parts[name] = h("select", { id: `filter-${name}`, onchange: () => act(select.value) }, options.map(([value, text]) => h("option", { value }, text)));
+    const select = (this.parts[name] = h(
+      "select",
+      { id: `filter-${name}`, onchange: () => act(select.value) },
+      options.map(([value, text]) => h("option", { value }, text)),
+    ));
     return h("label", {}, title, select);
   }
 
@@ -37,16 +90,33 @@ class List {
   place(filters, keys) {
     const { jumps, count, heads, list, more, group } = this.parts;
     const all = [["j", "k", ` next and previous ${this.own.kind}`], ...keys];
-    const told = all.flatMap((each) => [...each.slice(0, -1).flatMap((key) => [h("kbd", {}, key), " "]).slice(0, -1), each.at(-1), ", "]);
-    const bar = h("details", { class: "bar", open: innerWidth > 760 }, h("summary", {}, h("b", {}, "Filters "), count), h("div", { class: "filters" }, filters), jumps);
+    const told = all.flatMap((each) => [
+      ...each
+        .slice(0, -1)
+        .flatMap((key) => [h("kbd", {}, key), " "])
+        .slice(0, -1),
+      each.at(-1),
+      ", ",
+    ]);
+    const bar = h(
+      "details",
+      { class: "bar", open: innerWidth > 760 },
+      h("summary", {}, h("b", {}, "Filters "), count),
+      h("div", { class: "filters" }, filters),
+      jumps,
+    );
     const browser = document.querySelector("#browser");
     this.parts.bar = bar;
-    browser.replaceChildren(bar,
+    browser.replaceChildren(
+      bar,
       h("div", { class: "panes" }, h("div", { class: "left" }, heads, list, more), group),
-      h("p", { class: "fine keys" }, "Keys: ", told.slice(0, -1), "."));
+      h("p", { class: "fine keys" }, "Keys: ", told.slice(0, -1), "."),
+    );
     new ResizeObserver(() => browser.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar);
     document.addEventListener("keydown", (event) => this.pressed(event));
-    addEventListener("hashchange", () => { if (location.hash !== this.hash) this.opened(); });
+    addEventListener("hashchange", () => {
+      if (location.hash !== this.hash) this.opened();
+    });
   }
 
   change(filters) {
@@ -65,9 +135,14 @@ class List {
   // Show what the filters leave, and choose the first of it if nothing is chosen. A newer search ends this one.
   async apply() {
     if (!this.index) return; // it is being loaded by one who applies the filters then
-    const { parts, filters, own } = this, search = ++this.search;
-    for (const name of Object.keys(own.filters)) if (parts[name] && parts[name].value !== filters[name]) parts[name].value = filters[name];
-    for (const button of parts.jumps.querySelectorAll("button")) button.classList.toggle("on", button.dataset.jump === filters.jump);
+    const { parts, filters, own } = this;
+    const search = ++this.search;
+    for (const name of Object.keys(own.filters)) {
+      if (parts[name] && parts[name].value !== filters[name]) parts[name].value = filters[name];
+    }
+    for (const button of parts.jumps.querySelectorAll("button")) {
+      button.classList.toggle("on", button.dataset.jump === filters.jump);
+    }
     for (const head of parts.heads.children) {
       const [up, down] = [filters.sort === head.dataset.sort, filters.sort === `-${head.dataset.sort}`];
       head.dataset.way = up ? "▲" : down ? "▼" : "";
@@ -87,21 +162,28 @@ class List {
     this.addRows();
     const all = this.index.columns.page.length;
     document.querySelector("#browser").classList.toggle("nothing", !all); // no filters over nothing
-    parts.count.textContent = all ? `${found.length.toLocaleString("en")} of ${all.toLocaleString("en")} ${own.kind}s` : own.nothing;
+    parts.count.textContent = all
+      ? `${found.length.toLocaleString("en")} of ${all.toLocaleString("en")} ${own.kind}s`
+      : own.nothing;
     await this.choose(this.chosen ?? found[0] ?? null);
   }
 
   // Those of `found` that say a text. Pages are loaded one after the other.
   async withText(found, text, ended) {
-    const { page } = this.index.columns, byPage = new Map(), kept = new Set();
+    const { page } = this.index.columns;
+    const byPage = new Map();
+    const kept = new Set();
     for (const n of found) byPage.set(page[n], [...(byPage.get(page[n]) || []), n]);
     let done = 0;
     for (const [number, some] of byPage) {
-      const texts = await pageOf(this.run || 0, number), { index } = this;
+      const texts = await pageOf(this.run || 0, number);
+      const { index } = this;
       if (ended()) return [];
       for (const n of some) if (this.says(groupIn(texts, index, n), text)) kept.add(n);
       done += 1;
-      if (done % 5 === 0) this.parts.count.textContent = `searching: ${Math.round((100 * done) / byPage.size)} %, ${kept.size} found`;
+      if (done % 5 === 0) {
+        this.parts.count.textContent = `searching: ${Math.round((100 * done) / byPage.size)} %, ${kept.size} found`;
+      }
     }
     return found.filter((n) => kept.has(n));
   }
@@ -109,7 +191,21 @@ class List {
   addRows(until = 0) {
     do {
       const rows = this.found.slice(this.shown, this.shown + ROWS);
-      this.parts.list.append(...rows.map((n) => h("li", { [`data-${this.own.kind}`]: n, id: `${this.own.kind}-${n}`, role: "option", "aria-selected": "false", onclick: () => this.choose(n, true) }, this.row(n))));
+      this.parts.list.append(
+        ...rows.map((n) =>
+          h(
+            "li",
+            {
+              [`data-${this.own.kind}`]: n,
+              id: `${this.own.kind}-${n}`,
+              role: "option",
+              "aria-selected": "false",
+              onclick: () => this.choose(n, true),
+            },
+            this.row(n),
+          ),
+        ),
+      );
       this.shown += rows.length;
       if (!rows.length) break;
     } while (this.shown <= until);
@@ -137,8 +233,11 @@ class List {
       row.classList.add("on");
       row.setAttribute("aria-selected", "true");
       list.setAttribute("aria-activedescendant", row.id);
-      const { offsetTop, offsetHeight } = row, { scrollTop, clientHeight } = list;
-      if (offsetTop < scrollTop || offsetTop + offsetHeight > scrollTop + clientHeight) list.scrollTop = offsetTop - clientHeight / 3;
+      const { offsetTop, offsetHeight } = row;
+      const { scrollTop, clientHeight } = list;
+      if (offsetTop < scrollTop || offsetTop + offsetHeight > scrollTop + clientHeight) {
+        list.scrollTop = offsetTop - clientHeight / 3;
+      }
     }
     this.address();
     try {
@@ -161,7 +260,9 @@ class List {
 
   address() {
     this.hash = `#${this.words()}`;
-    if (this.quiet) this.quiet = false; // a page that was just opened keeps its plain address
+    if (this.quiet) {
+      this.quiet = false;
+    } // a page that was just opened keeps its plain address
     else history.replaceState(null, "", this.hash);
   }
 
@@ -176,7 +277,8 @@ class List {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const by = { ArrowDown: 1, ArrowUp: -1, PageDown: PAGE, PageUp: -PAGE, Home: -Infinity, End: Infinity }[event.key];
     if (by) {
-      const last = this.found.length - 1, at = this.found.indexOf(this.chosen) + by;
+      const last = this.found.length - 1;
+      const at = this.found.indexOf(this.chosen) + by;
       if (last >= 0) this.choose(this.found[Math.max(0, Math.min(last, at))]);
     } else if (event.key === "Enter") {
       this.parts.group.focus();
@@ -201,7 +303,12 @@ class List {
       event.preventDefault(); // Enter that is held would press the button again and again
       return;
     }
-    const keys = { j: () => this.step(this.found, 1), k: () => this.step(this.found, -1), "/": () => this.toSearch(), ...this.keys() };
+    const keys = {
+      j: () => this.step(this.found, 1),
+      k: () => this.step(this.found, -1),
+      "/": () => this.toSearch(),
+      ...this.keys(),
+    };
     if (!keys[event.key]) return;
     event.preventDefault();
     // A key that is held decides once: its next repeats come before the reader has seen what is shown then.

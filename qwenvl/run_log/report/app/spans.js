@@ -10,7 +10,12 @@ const SNAP = 6; // pixels: an edge that is dragged so near to another one takes 
 function spansWithin(spans, length) {
   const exact = (value) => Number(value.toFixed(3));
   const latest = Math.max(0, length - grainOf(length)); // start, so that something is left of the span
-  return spans.map(({ start, end, number, name }) => ({ start: exact(Math.min(start, latest)), end: exact(Math.min(end, length)), number, name }));
+  return spans.map(({ start, end, number, name }) => ({
+    start: exact(Math.min(start, latest)),
+    end: exact(Math.min(end, length)),
+    number,
+    name,
+  }));
 }
 
 // Whether spans have steps of the prompt's list, if it has one.
@@ -25,14 +30,43 @@ class SpanEditor {
   // spans: to begin with. steps: [number, name] of the prompt's list. player: the clip's video, or null.
   // changed: called after each change.
   constructor({ spans, length, steps, player, changed }) {
-    Object.assign(this, { length, grain: grainOf(length), steps, player, changed, spans: [], views: new Map(), chosen: null });
-    this.lanes = h("div", { class: "lanes editable", role: "group", "aria-label": "your timeline", onpointerdown: (event) => this.draw(event) });
+    Object.assign(this, {
+      length,
+      grain: grainOf(length),
+      steps,
+      player,
+      changed,
+      spans: [],
+      views: new Map(),
+      chosen: null,
+    });
+    this.lanes = h("div", {
+      class: "lanes editable",
+      role: "group",
+      "aria-label": "your timeline",
+      onpointerdown: (event) => this.draw(event),
+    });
     this.head = h("i", { class: "playhead", hidden: true });
     this.lanes.append(this.head);
     this.rows = h("ul", { class: "span-rows" });
-    this.palette = h("div", { class: "palette", role: "group", "aria-label": "steps" }, steps.map(([number, name]) => h("button", {
-      type: "button", class: stepColor({ number }), "data-step": number, title: "the step of the chosen span, or of a new one", onclick: () => this.useStep(number, name),
-    }, h("b", {}, String(number)), ` ${name}`)));
+    this.palette = h(
+      "div",
+      { class: "palette", role: "group", "aria-label": "steps" },
+      steps.map(([number, name]) =>
+        h(
+          "button",
+          {
+            type: "button",
+            class: stepColor({ number }),
+            "data-step": number,
+            title: "the step of the chosen span, or of a new one",
+            onclick: () => this.useStep(number, name),
+          },
+          h("b", {}, String(number)),
+          ` ${name}`,
+        ),
+      ),
+    );
     this.addButton = h("button", { type: "button", id: "add", title: "n", onclick: () => this.add() }, "add a span");
     if (player) {
       const follow = () => this.follow(player.currentTime);
@@ -44,7 +78,10 @@ class SpanEditor {
   // Show other spans in the place of these.
   replace(spans, told = true) {
     this.spans = spansWithin(spans, this.length);
-    for (const { body, row } of this.views.values()) { body.remove(); row.remove(); }
+    for (const { body, row } of this.views.values()) {
+      body.remove();
+      row.remove();
+    }
     this.views = new Map(this.spans.map((span) => [span, this.viewOf(span)]));
     this.chosen = null;
     this.update();
@@ -53,13 +90,55 @@ class SpanEditor {
 
   // The elements of a span: its body and its two edges in the bar, and its row of fields.
   viewOf(span) {
-    const edge = (part) => h("i", { class: `edge ${part}`, tabindex: 0, role: "slider", "aria-valuemin": 0, "aria-valuemax": this.length, onpointerdown: (event) => this.drag(event, span, part), onkeydown: (event) => this.pressed(event, span, part), onfocus: () => this.choose(span) });
-    const [start, end] = [edge("start"), edge("end")], text = h("span", {});
-    const body = h("div", { tabindex: 0, role: "button", onpointerdown: (event) => this.drag(event, span, "body"), onkeydown: (event) => this.pressed(event, span, "body"), onfocus: () => this.choose(span) }, start, text, end);
-    const time = (part) => h("input", { type: "number", step: this.grain, min: 0, max: this.length, "aria-label": `${part} in seconds`, onchange: (event) => this.typed(span, part, event.target) });
+    const edge = (part) =>
+      h("i", {
+        class: `edge ${part}`,
+        tabindex: 0,
+        role: "slider",
+        "aria-valuemin": 0,
+        "aria-valuemax": this.length,
+        onpointerdown: (event) => this.drag(event, span, part),
+        onkeydown: (event) => this.pressed(event, span, part),
+        onfocus: () => this.choose(span),
+      });
+    const [start, end] = [edge("start"), edge("end")];
+    const text = h("span", {});
+    const body = h(
+      "div",
+      {
+        tabindex: 0,
+        role: "button",
+        onpointerdown: (event) => this.drag(event, span, "body"),
+        onkeydown: (event) => this.pressed(event, span, "body"),
+        onfocus: () => this.choose(span),
+      },
+      start,
+      text,
+      end,
+    );
+    const time = (part) =>
+      h("input", {
+        type: "number",
+        step: this.grain,
+        min: 0,
+        max: this.length,
+        "aria-label": `${part} in seconds`,
+        onchange: (event) => this.typed(span, part, event.target),
+      });
     const fields = { step: this.stepField(span), start: time("start"), end: time("end") };
-    const remove = h("button", { type: "button", "aria-label": "remove this span", title: "Delete", onclick: () => this.remove(span) }, "✕");
-    const row = h("li", { onfocusin: () => this.choose(span) }, h("i", {}), fields.step, h("label", {}, fields.start, " to ", fields.end, " s"), remove);
+    const remove = h(
+      "button",
+      { type: "button", "aria-label": "remove this span", title: "Delete", onclick: () => this.remove(span) },
+      "✕",
+    );
+    const row = h(
+      "li",
+      { onfocusin: () => this.choose(span) },
+      h("i", {}),
+      fields.step,
+      h("label", {}, fields.start, " to ", fields.end, " s"),
+      remove,
+    );
     this.lanes.append(body);
     this.rows.append(row);
     return { body, start, end, text, row, fields };
@@ -67,47 +146,82 @@ class SpanEditor {
 
   // Which step a span has: one of the list, or any text where the prompt has no list.
   stepField(span) {
-    if (!this.steps.length) return h("input", { "aria-label": "step: number or name", onchange: (event) => this.nameStep(span, event.target) });
+    if (!this.steps.length) {
+      return h("input", {
+        "aria-label": "step: number or name",
+        onchange: (event) => this.nameStep(span, event.target),
+      });
+    }
     const options = this.steps.map(([number, name]) => h("option", { value: number }, `(${number}) ${name}`));
     if (!this.listed(span)) options.unshift(h("option", { value: "" }, `${stepText(span)}: not in the list`));
-    return h("select", { "aria-label": "step", onchange: (event) => {
-      const found = this.steps.find(([number]) => String(number) === event.target.value);
-      if (found) this.setStep(span, ...found);
-    } }, options);
+    return h(
+      "select",
+      {
+        "aria-label": "step",
+        onchange: (event) => {
+          const found = this.steps.find(([number]) => String(number) === event.target.value);
+          if (found) this.setStep(span, ...found);
+        },
+      },
+      options,
+    );
   }
 
   // The step of a span in its field.
-  shortStep(span) { return String(span.number ?? span.name); }
+  shortStep(span) {
+    return String(span.number ?? span.name);
+  }
 
-  listed(span) { return allListed(this.steps, [span]); }
+  listed(span) {
+    return allListed(this.steps, [span]);
+  }
 
   // Bring every element up to date with its span.
   update() {
     const lanes = lanesOf(this.spans);
     this.lanes.style.setProperty("--lanes", Math.max(1, ...lanes.map((lane) => lane + 1)));
     this.spans.forEach((span, n) => {
-      const { body, start, end, text, row, fields } = this.views.get(span), chosen = span === this.chosen;
+      const { body, start, end, text, row, fields } = this.views.get(span);
+      const chosen = span === this.chosen;
       body.className = `span ${stepColor(span)}${chosen ? " chosen" : ""}`;
       Object.assign(body.style, spanStyle(span, lanes[n], this.length));
       body.title = spanText(span);
       setAttributes(body, { "aria-label": spanText(span), "aria-pressed": String(chosen) });
       text.textContent = span.number ?? span.name;
-      for (const [part, element] of [["start", start], ["end", end]]) {
-        setAttributes(element, { "aria-label": `${part} of ${stepText(span)}`, "aria-valuenow": span[part], "aria-valuetext": `${seconds(span[part])} seconds` });
+      for (const [part, element] of [
+        ["start", start],
+        ["end", end],
+      ]) {
+        setAttributes(element, {
+          "aria-label": `${part} of ${stepText(span)}`,
+          "aria-valuenow": span[part],
+          "aria-valuetext": `${seconds(span[part])} seconds`,
+        });
         if (refused(fields[part])) continue; // it keeps what was typed, until that is mended
-        if (fields[part] !== document.activeElement || Number(fields[part].value) !== span[part]) fields[part].value = seconds(span[part]);
+        if (fields[part] !== document.activeElement || Number(fields[part].value) !== span[part]) {
+          fields[part].value = seconds(span[part]);
+        }
       }
-      if (!refused(fields.step)) fields.step.value = this.steps.length ? (this.listed(span) ? span.number : "") : this.shortStep(span);
+      if (!refused(fields.step)) {
+        fields.step.value = this.steps.length ? (this.listed(span) ? span.number : "") : this.shortStep(span);
+      }
       row.className = chosen ? "chosen" : "";
       row.firstChild.className = `key ${stepColor(span)}`;
     });
-    for (const button of this.palette.children) button.setAttribute("aria-pressed", String(Boolean(this.chosen) && this.chosen.number === Number(button.dataset.step)));
+    for (const button of this.palette.children) {
+      button.setAttribute(
+        "aria-pressed",
+        String(Boolean(this.chosen) && this.chosen.number === Number(button.dataset.step)),
+      );
+    }
     this.sortRows();
   }
 
   // Rows in the order of time. The field that is being edited keeps its focus.
   sortRows() {
-    const order = [...this.spans].sort((a, b) => a.start - b.start || a.end - b.end).map((span) => this.views.get(span).row);
+    const order = [...this.spans]
+      .sort((a, b) => a.start - b.start || a.end - b.end)
+      .map((span) => this.views.get(span).row);
     if (order.every((row, n) => this.rows.children[n] === row)) return;
     const active = document.activeElement;
     this.rows.append(...order);
@@ -123,7 +237,9 @@ class SpanEditor {
   change(span, times, seen) {
     Object.assign(span, times);
     const { fields } = this.views.get(span);
-    for (const part of ["start", "end"]) if (part in times) fields[part].setCustomValidity(""); // the value is another one
+    for (const part of ["start", "end"]) {
+      if (part in times) fields[part].setCustomValidity(""); // the value is another one
+    }
     this.update();
     this.changed();
     if (seen !== undefined) this.seek(seen);
@@ -141,12 +257,15 @@ class SpanEditor {
       const end = within(from.end + by, span.start + this.grain, most);
       this.change(span, { end }, end);
     } else {
-      const long = from.end - from.start, start = within(from.start + by, least, most - long);
+      const long = from.end - from.start;
+      const start = within(from.start + by, least, most - long);
       this.change(span, { start, end: exact(start + long) }, start);
     }
   }
 
-  rounded(value) { return Math.round(value / this.grain) * this.grain; }
+  rounded(value) {
+    return Math.round(value / this.grain) * this.grain;
+  }
 
   // The second under the pointer.
   secondAt(event) {
@@ -165,10 +284,12 @@ class SpanEditor {
     if (event.button !== 0) return;
     event.preventDefault();
     event.stopPropagation();
-    const view = this.views.get(span), element = part === "body" ? view.body : view[part];
+    const view = this.views.get(span);
+    const element = part === "body" ? view.body : view[part];
     element.focus({ preventScroll: true });
     this.choose(span);
-    const began = this.secondAt(event), from = { ...span };
+    const began = this.secondAt(event);
+    const from = { ...span };
     const snap = part === "body" ? undefined : this.snapped(span);
     this.followPointer(element, event, (now) => this.moveBy(span, part, from, this.secondAt(now) - began, snap));
   }
@@ -179,7 +300,9 @@ class SpanEditor {
     const began = this.rounded(this.secondAt(event));
     let span = null;
     const move = (now) => {
-      const other = this.rounded(this.secondAt(now)), start = Math.min(began, other), end = Math.max(began, other);
+      const other = this.rounded(this.secondAt(now));
+      const start = Math.min(began, other);
+      const end = Math.max(began, other);
       if (end - start < this.grain) return;
       if (!span) span = this.insert({ start, end });
       this.change(span, { start: Number(start.toFixed(3)), end: Number(end.toFixed(3)) }, other);
@@ -204,26 +327,33 @@ class SpanEditor {
   pressed(event, span, part) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const removes = event.key === "Delete" || event.key === "Backspace";
-    const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key], digit = /^[1-9]$/.test(event.key) ? Number(event.key) : null;
+    const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const digit = /^[1-9]$/.test(event.key) ? Number(event.key) : null;
     if (way) this.moveBy(span, part, { ...span }, way * this.grain * (event.shiftKey ? FAR : 1));
-    else if (removes && !event.repeat) this.remove(span); // held, it would remove one span after the other
+    else if (removes && !event.repeat) {
+      this.remove(span);
+    } // held, it would remove one span after the other
     else if (digit !== null) this.setStep(span, digit, this.nameOf(digit));
     else return;
     event.preventDefault();
     event.stopPropagation();
   }
 
-  nameOf(number) { return this.steps.find(([each]) => each === number)?.[1] ?? ""; }
+  nameOf(number) {
+    return this.steps.find(([each]) => each === number)?.[1] ?? "";
+  }
 
   // Take over seconds that were typed.
   typed(span, part, field) {
     if (this.accepts(span, part, field)) {
       field.setCustomValidity("");
       const value = Number(Number(field.value).toFixed(3));
-      if (field.value === seconds(span[part]) || value === span[part]) return; // fields show fewer digits than a span may have
+      // Fields show fewer digits than a span may have.
+      if (field.value === seconds(span[part]) || value === span[part]) return;
       this.change(span, { [part]: value }, value);
       // The other end may have been refused because of this one.
-      const otherPart = part === "start" ? "end" : "start", other = this.views.get(span).fields[otherPart];
+      const otherPart = part === "start" ? "end" : "start";
+      const other = this.views.get(span).fields[otherPart];
       if (refused(other) && this.accepts(span, otherPart, other)) this.typed(span, otherPart, other);
     } else {
       field.setCustomValidity(`expected seconds from 0 to ${seconds(this.length)}, the start before the end`);
@@ -255,7 +385,8 @@ class SpanEditor {
   setStep(span, number, name) {
     if (this.steps.length && !this.steps.some(([each]) => each === number)) return; // a digit beyond the list
     this.change(span, { number, name });
-    const view = this.views.get(span), field = this.stepField(span); // without the option that is not in the list
+    const view = this.views.get(span);
+    const field = this.stepField(span); // without the option that is not in the list
     const active = view.fields.step === document.activeElement;
     view.fields.step.replaceWith(field);
     view.fields.step = field;
@@ -264,9 +395,13 @@ class SpanEditor {
   }
 
   nameStep(span, field) {
-    const text = field.value.trim(), numbered = /^\(?(\d{1,9})\)?\s*(.*)$/.exec(text);
+    const text = field.value.trim();
+    const numbered = /^\(?(\d{1,9})\)?\s*(.*)$/.exec(text);
     field.setCustomValidity(text ? "" : "expected the number or the name of a step");
-    if (!text) { field.reportValidity(); return; }
+    if (!text) {
+      field.reportValidity();
+      return;
+    }
     if (text === this.shortStep(span)) return;
     this.change(span, numbered ? { number: Number(numbered[1]), name: numbered[2] } : { number: null, name: text });
   }
@@ -281,7 +416,15 @@ class SpanEditor {
   add(number = this.nextStep()) {
     const start = Number(this.rounded(this.freeSecond()).toFixed(3));
     const next = Math.min(...this.spans.map((span) => span.start).filter((each) => each > start), this.length);
-    const span = this.insert({ start, end: Number(Math.max(start + this.grain, Math.min(next, start + Math.max(FAR * this.grain, this.length / 10))).toFixed(3)) }, number);
+    const span = this.insert(
+      {
+        start,
+        end: Number(
+          Math.max(start + this.grain, Math.min(next, start + Math.max(FAR * this.grain, this.length / 10))).toFixed(3),
+        ),
+      },
+      number,
+    );
     this.changed();
     this.views.get(span).body.focus();
     return span;
@@ -290,8 +433,12 @@ class SpanEditor {
   freeSecond() {
     const free = (time) => !this.spans.some((span) => span.start <= time && time < span.end - 1e-6);
     const last = this.length - this.grain;
-    if (this.player && this.player.currentTime > 0 && free(this.player.currentTime)) return Math.min(last, this.player.currentTime);
-    const gap = [0, ...this.spans.map((span) => span.end)].sort((a, b) => a - b).find((time) => time <= last && free(time));
+    if (this.player && this.player.currentTime > 0 && free(this.player.currentTime)) {
+      return Math.min(last, this.player.currentTime);
+    }
+    const gap = [0, ...this.spans.map((span) => span.end)]
+      .sort((a, b) => a - b)
+      .find((time) => time <= last && free(time));
     return gap ?? last;
   }
 
@@ -312,7 +459,8 @@ class SpanEditor {
   }
 
   remove(span) {
-    const { body, row } = this.views.get(span), at = this.spans.indexOf(span);
+    const { body, row } = this.views.get(span);
+    const at = this.spans.indexOf(span);
     this.spans.splice(at, 1);
     this.views.delete(span);
     body.remove();

@@ -43,7 +43,11 @@ function lanesOf(spans) {
 // Where a span lies on an axis of `length` seconds, as a style.
 function spanStyle(span, lane, length) {
   const part = (value) => 100 * Math.min(1, Math.max(0, value / length));
-  return { left: `${part(span.start)}%`, width: `${part(span.end) - part(span.start)}%`, top: `calc(${lane} * var(--lane))` };
+  return {
+    left: `${part(span.start)}%`,
+    width: `${part(span.end) - part(span.start)}%`,
+    top: `calc(${lane} * var(--lane))`,
+  };
 }
 
 // One bar: each span with the number of its step. Spans that find none of the solution are hatched.
@@ -52,29 +56,47 @@ function barView(spans, length) {
   const drawn = spans.map((span, n) => {
     const lost = span.found === false;
     const overlap = span.iou === undefined ? "" : `, IoU ${seconds(span.iou)}`;
-    const element = h("span", { class: `span ${stepColor(span)}${lost ? " lost" : ""}`, title: spanText(span) + overlap }, span.number === null ? span.name : String(span.number));
+    const element = h(
+      "span",
+      { class: `span ${stepColor(span)}${lost ? " lost" : ""}`, title: spanText(span) + overlap },
+      span.number === null ? span.name : String(span.number),
+    );
     Object.assign(element.style, spanStyle(span, lanes[n], length));
     return element;
   });
   const label = spans.map(spanText).join("; ") || "no span";
-  return h("div", { class: "lanes", role: "img", "aria-label": label, style: `--lanes:${Math.max(1, ...lanes.map((lane) => lane + 1))}` }, drawn);
+  return h(
+    "div",
+    {
+      class: "lanes",
+      role: "img",
+      "aria-label": label,
+      style: `--lanes:${Math.max(1, ...lanes.map((lane) => lane + 1))}`,
+    },
+    drawn,
+  );
 }
 
 // The frames that the model saw, each where it is nearest to its time, and the seconds below them.
 function filmView(clip, length) {
-  const film = h("div", { class: "film" }), axis = h("div", { class: "axis-of-seconds", "aria-hidden": "true" });
+  const film = h("div", { class: "film" });
+  const axis = h("div", { class: "axis-of-seconds", "aria-hidden": "true" });
   const strip = clip && report.strips[clip.strip];
   const pictured = Boolean(strip && !strip.problem);
   const draw = (width) => {
     const ticks = niceTicks(0, length, Math.max(2, width / 70)).filter((tick) => tick >= 0 && tick <= length);
-    axis.replaceChildren(...ticks.map((tick) => h("span", { style: placeOnAxis(tick / length) }, `${seconds(tick)} s`)));
+    axis.replaceChildren(
+      ...ticks.map((tick) => h("span", { style: placeOnAxis(tick / length) }, `${seconds(tick)} s`)),
+    );
     if (!pictured) return;
     const count = Math.max(1, Math.round(width / (FILM_HEIGHT * strip.ratio)));
     const middles = Array.from({ length: count }, (_, cell) => ((cell + 0.5) * length) / count);
-    film.replaceChildren(...middles.map((time) => {
-      const n = nearestTo(clip.times, time);
-      return h("i", { title: `${clip.times[n].toFixed(2)} s`, style: pictureStyle(clip.strip, n) });
-    }));
+    film.replaceChildren(
+      ...middles.map((time) => {
+        const n = nearestTo(clip.times, time);
+        return h("i", { title: `${clip.times[n].toFixed(2)} s`, style: pictureStyle(clip.strip, n) });
+      }),
+    );
   };
   let width = 0;
   new ResizeObserver(() => {
@@ -93,7 +115,9 @@ function placeOnAxis(share) {
 
 function nearestTo(values, wanted) {
   let best = 0;
-  values.forEach((value, n) => { if (Math.abs(value - wanted) < Math.abs(values[best] - wanted)) best = n; });
+  values.forEach((value, n) => {
+    if (Math.abs(value - wanted) < Math.abs(values[best] - wanted)) best = n;
+  });
   return best;
 }
 
@@ -105,7 +129,11 @@ function stepsLegend(spans) {
     if (!known || (!known.name && span.name)) steps.set(stepKey(span), span);
   }
   const order = [...steps.values()].sort((a, b) => (a.number === null) - (b.number === null) || a.number - b.number);
-  return h("p", { class: "legend" }, order.slice(0, 40).map((span) => h("span", {}, h("i", { class: `key ${stepColor(span)}` }), stepText(span))));
+  return h(
+    "p",
+    { class: "legend" },
+    order.slice(0, 40).map((span) => h("span", {}, h("i", { class: `key ${stepColor(span)}` }), stepText(span))),
+  );
 }
 
 // Film, the bar of the solution and a bar for each answer. answers: [{title, timeline}], in the order they are shown.
@@ -114,19 +142,40 @@ function timelineView(timeline, clips, answers) {
   const bar = (title, spans) => h("div", { class: "bar-of-spans" }, h("p", {}, title), barView(spans, length));
   const named = answers.flatMap((each) => each.timeline.spans);
   const lost = named.some((span) => !span.found);
-  return h("div", { class: "timeline" },
+  return h(
+    "div",
+    { class: "timeline" },
     filmView(clips.length === 1 ? clips[0] : null, length),
     bar("solution", timeline.spans),
     answers.slice(0, MOST_BARS).map((each) => bar(each.title, each.timeline.spans)),
-    answers.length > MOST_BARS ? h("p", { class: "fine" }, `The spans of ${answers.length - MOST_BARS} more stand with their texts below.`) : null,
+    answers.length > MOST_BARS
+      ? h("p", { class: "fine" }, `The spans of ${answers.length - MOST_BARS} more stand with their texts below.`)
+      : null,
     stepsLegend([...timeline.spans, ...named]),
-    lost ? h("p", { class: "fine" }, "Hatched: it overlaps no span of the same step in the solution by at least half.") : null);
+    lost
+      ? h("p", { class: "fine" }, "Hatched: it overlaps no span of the same step in the solution by at least half.")
+      : null,
+  );
 }
 
 // The spans of an answer in words, each with its overlap, and those of the solution that it does not find.
 function spansView(answered, timeline) {
-  const given = answered.spans.map((span) => h("span", { class: span.found ? "right" : "wrong", title: `intersection over union ${span.iou}` }, `${span.found ? "✓" : "✗"} ${spanText(span)}, IoU ${seconds(span.iou)}`));
-  const missed = answered.missed.map((place) => h("span", { class: "missing", title: "no span of the answer finds it" }, spanText(timeline.spans[place])));
+  const given = answered.spans.map((span) =>
+    h(
+      "span",
+      { class: span.found ? "right" : "wrong", title: `intersection over union ${span.iou}` },
+      `${span.found ? "✓" : "✗"} ${spanText(span)}, IoU ${seconds(span.iou)}`,
+    ),
+  );
+  const missed = answered.missed.map((place) =>
+    h("span", { class: "missing", title: "no span of the answer finds it" }, spanText(timeline.spans[place])),
+  );
   const more = answered.more ? h("span", { class: "soft" }, `and ${answered.more.toLocaleString("en")} more`) : null;
-  return h("p", { class: "answer spans" }, given.length ? given : h("span", { class: "wrong" }, "no span was found in the answer"), more, missed);
+  return h(
+    "p",
+    { class: "answer spans" },
+    given.length ? given : h("span", { class: "wrong" }, "no span was found in the answer"),
+    more,
+    missed,
+  );
 }

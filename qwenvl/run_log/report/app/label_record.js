@@ -1,0 +1,71 @@
+"use strict";
+// What a label is kept as in the browser, and the record that it is saved as.
+
+// Spans are stored as lists without their line, which is made again: a browser has room for 5 million characters, on
+// file:// for all pages together.
+const spanList = (spans) => spans.map(({ start, end, number, name }) => [start, end, number, name]);
+// Earlier pages stored spans as objects.
+const spansOfList = (list) =>
+  list.map((span) => (Array.isArray(span) ? { start: span[0], end: span[1], number: span[2], name: span[3] } : span));
+const CHECKED_FORM = {
+  pack: (entry) => (entry.timeline ? { timeline: spanList(entry.timeline), state: entry.state } : entry),
+  unpack(entry) {
+    if (!entry.timeline) return entry;
+    const timeline = spansOfList(entry.timeline);
+    return { answer: spansLine(timeline), timeline, state: entry.state };
+  },
+};
+const DRAFT_FORM = {
+  pack: (draft) => (typeof draft === "string" ? draft : spanList(draft)),
+  unpack: (draft) => (typeof draft === "string" ? draft : spansOfList(draft)),
+};
+
+// What is kept of a timeline.
+const entryOf = (spans) => ({ answer: spansLine(spans), timeline: sortedSpans(spans) });
+
+// Whether an entry is the answer that the model gave.
+function isModels(label, entry) {
+  if (!entry.timeline) return entry.answer.trim() === label.answer.trim();
+  return JSON.stringify(entry.timeline) === JSON.stringify(sortedSpans(label.timeline.spans));
+}
+
+// The record that training reads, as JSON: with a timeline as its field, else with the answer as its last turn.
+function recordOf(label, done) {
+  const named = done ? done.timeline : label.timeline?.spans;
+  // An earlier page kept any seconds.
+  const timeline = named && label.timeline ? spansWithin(named, label.timeline.length) : named;
+  let own;
+  if (timeline) {
+    // Without a list in the prompt the number alone would lose the name.
+    const step = (span) => (span.name && !label.steps.length ? stepText(span) : (span.number ?? span.name));
+    const spans = timeline.map((span) => ({ step: step(span), start: span.start, end: span.end }));
+    own = { conversations: label.record.turns, timeline: spans };
+  } else {
+    const answer = { from: "gpt", value: `<answer>${done ? done.answer : label.answer}</answer>` };
+    own = { conversations: [...label.record.turns, answer] };
+  }
+  // The other fields are copied as text: as numbers, integers above 2^53 would change.
+  const others = label.record.others.slice(1, -1);
+  const brackets = JSON.stringify(own).slice(1, -1);
+  return ` {${others ? `${others},` : ""}${brackets}}`;
+}
+
+// The text without the step, if it names its number, else with it at the end.
+function toggledStep(text, number, name) {
+  const marks = [...text.matchAll(/\(\s*([0-9]{1,9})\s*\)/g)];
+  const at = marks.findIndex((mark) => Number(mark[1]) === number);
+  if (at < 0) return `${text.trim()} (${number}) ${name}`.trim();
+  return `${text.slice(0, marks[at].index)}${text.slice(marks[at + 1]?.index ?? text.length)}`.trim();
+}
+
+// Spans in the order of time, with what a record says of them.
+function sortedSpans(spans) {
+  const plain = spans.map(({ start, end, number, name }) => ({ start, end, number, name }));
+  return plain.sort((a, b) => a.start - b.start || a.end - b.end);
+}
+
+// Spans in a line, for the list. It is for the eye: records keep numbers.
+const spansLine = (spans) =>
+  sortedSpans(spans)
+    .map((span) => `${seconds(span.start)}-${seconds(span.end)} ${stepText(span)}`)
+    .join("; ");
