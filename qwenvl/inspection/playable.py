@@ -1,4 +1,4 @@
-"""Copies clips that browsers have no decoder for, so that the page beside the copies can play them."""
+"""Copies clips that browsers cannot play, or show at other times, so that the page beside the copies can play them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ WIDTH = 640  # of a copy at most, in pixels
 SECONDS = 120.0  # for one clip: a longer one is not copied
 MEMORY_BYTES = 4 * 10**9
 MILLISECOND = Fraction(1, 1000)
+AT_ONCE = 0.02  # seconds: a player that shows the first frame within this time shows it at 0 s
 
 
 def make_playable(copies: Mapping[str, str], folder: Path, most: int) -> dict[str, Path]:
@@ -78,13 +79,18 @@ def copier() -> Callable[[tuple[str, str]], bool]:
 
 
 def plays(path: str) -> bool:
-    """Whether browsers have a decoder for a clip."""
+    """Whether browsers have a decoder for a clip, and show its frames at their times after the first one."""
     import av
 
     with av.open(path) as container:
         video = container.streams.video[0].codec_context
         known = video.name in PLAYED_CODECS and video.pix_fmt in PLAYED_PIXELS
-    return known and Path(path).suffix.lower() in PLAYED_SUFFIXES
+        if not known or Path(path).suffix.lower() not in PLAYED_SUFFIXES:
+            return False
+        # Where sound begins before the pictures, as in many clips cut without re-encoding, the player's clock does too.
+        player_start = min(0.0, (container.start_time or 0) / av.time_base)
+        first = next(container.decode(video=0), None)
+        return first is not None and first.time is not None and abs(first.time - player_start) <= AT_ONCE
 
 
 def write_copy(path: str, target: str) -> None:

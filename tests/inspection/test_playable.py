@@ -18,6 +18,16 @@ def test_container_codec_and_pixel_format_decide_whether_browsers_play_a_clip(tm
     assert not plays(str(write_clip(tmp_path / "d.mp4", 5, pix_fmt="yuv444p")))
 
 
+def test_a_clip_whose_pictures_begin_later_than_its_file_is_copied(tmp_path):
+    """A person marks spans on the player's clock, and records count from the first frame."""
+    late = str(write_clip(tmp_path / "late.mp4", 5, times=[2.0, 2.1, 2.2, 2.3, 2.4]))
+    assert not plays(late)
+    [copy] = make_playable({late: "late"}, tmp_path / "clips", most=1).values()
+    assert plays(str(copy))
+    with ClipReader(str(copy)) as made, ClipReader(late) as clip:
+        assert made.frame_times == pytest.approx(clip.frame_times, abs=0.002) and made.frame_times[0] == 0.0
+
+
 def test_a_copy_has_the_frames_of_the_clip_at_their_times(tmp_path):
     times = [0.0, 0.1, 0.4, 0.5, 2.0, 2.1]
     clip = write_clip(tmp_path / "old.mkv", 6, codec="mpeg4", size=(96, 64), times=times)
