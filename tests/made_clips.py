@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 BITS, BLOCK = 8, 16
+SOUND_RATE = 16_000  # samples per second
+SOUND_FRAME = 1024  # samples that AAC encodes together
 
 
 def paint_number(number: int, width: int, height: int) -> np.ndarray:
@@ -45,8 +47,13 @@ def write_clip(
     pix_fmt: str = "yuv420p",
     container_options: dict[str, str] | None = None,
     codec_options: dict[str, str] | None = None,
+    sound_seconds: float = 0.0,
 ) -> Path:
-    """Encode frames 0, 1, ... at ``fps``, or at ``times`` in seconds (to the millisecond)."""
+    """Encode frames 0, 1, ... at ``fps``, or at ``times`` in seconds (to the millisecond).
+
+    Args:
+        sound_seconds: of silence from the beginning of the file. 0: it has no sound.
+    """
     import av  # here, so that tests without clips run where it is missing
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,6 +61,7 @@ def write_clip(
         stream = container.add_stream(codec, rate=fps, options=codec_options or {})
         stream.width, stream.height, stream.pix_fmt = *size, pix_fmt
         stream.codec_context.gop_size = gop
+        sound = container.add_stream("aac", rate=SOUND_RATE, layout="mono") if sound_seconds else None
         if times is not None:
             stream.codec_context.time_base = stream.time_base = Fraction(1, 1000)
         for number in range(frame_count):
@@ -63,6 +71,14 @@ def write_clip(
                 frame.time_base = Fraction(1, 1000)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
+        if sound is not None:
+            silence = np.zeros((1, SOUND_FRAME), np.float32)
+            for start in range(0, round(sound_seconds * SOUND_RATE), SOUND_FRAME):
+                part = av.AudioFrame.from_ndarray(silence, format="fltp", layout="mono")
+                part.sample_rate = SOUND_RATE
+                part.pts = start
+                container.mux(sound.encode(part))
+            container.mux(sound.encode())
     return path
 
 

@@ -13,7 +13,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ class Labels:
         counted: the answers or steps that the summary counts, with their numbers.
         left_out: labels that are no steps, with their numbers.
         counts_frames: spans are given in frames, and the clips' own rates say at what seconds.
+        late: see ``SpanReader``.
     """
 
     by_clip: dict[str, Label]
@@ -81,6 +82,7 @@ class Labels:
     counted: Mapping[str, int]
     left_out: Mapping[str, int]
     counts_frames: bool = False
+    late: Mapping[str, float] = field(default_factory=dict)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -293,6 +295,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         counted=counts,
         left_out=reader.left_out,
         counts_frames=counts_frames,
+        late=reader.late,
     )
 
 
@@ -369,6 +372,12 @@ def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
     lines += [title, *_beginning(answers, "    ")]
     if found.counts_frames:
         lines.append("  frame numbers count the frames of each clip; of labels at a rate of their own: --label_fps 25")
+    if found.late:
+        clip, delay = next(iter(found.late.items()))
+        lines.append(
+            f"  seconds count from the first picture. That of {counted(len(found.late), 'clip')} comes after the sound "
+            f"begins ({delay:.2f} s in {visible(clip)}): spans that were read off a player's clock are late by that"
+        )
     if found.left_out:
         labels = ", ".join(f"{visible(label)} ({count:,})" for label, count in found.left_out.items())
         lines.append(f"  spans that are no step (--background): {labels}")

@@ -222,6 +222,7 @@ class SpanReader:
         background: labels that are no steps, in lower case.
         label_fps: frames per second that labels in frames count. None: the frames of the clip.
         left_out: the number of spans of each background label.
+        late: the clips with spans in seconds whose pictures begin after their sound, and by how many seconds.
     """
 
     root: Path
@@ -231,6 +232,7 @@ class SpanReader:
     background: frozenset[str] = frozenset(label.casefold() for label in BACKGROUND)
     label_fps: float | None = None
     left_out: Counter[str] = field(default_factory=Counter)
+    late: dict[str, float] = field(default_factory=dict)
 
     def timelines(self, labelled: Iterator[LabelledSpan | RecordError]) -> dict[str, ClipTimeline]:
         """The timelines by clip.
@@ -268,6 +270,7 @@ class SpanReader:
         try:
             with open_clip(path, timeout=SampleOptions.decode_timeout) as opened:
                 times = FrameTimes.of(opened, self.label_fps)
+                delay = opened.delay
         except BadMediaError as error:
             problems.append(f"{labelled[0].where}: {error}")
             return None
@@ -275,6 +278,8 @@ class SpanReader:
         if missing is not None:
             problems.append(f"{labelled[0].where.rpartition(':')[0]}: {missing}")
             return None
+        if delay > NOTICED_DELAY and not all(each.in_frames for each in labelled):
+            self.late[clip] = delay
         spans = []
         more: dict[str, str] = {}
         for each in labelled:
@@ -296,6 +301,7 @@ class SpanReader:
 
 
 MOST_PROBLEMS = 10  # lines of an error
+NOTICED_DELAY = 0.1  # seconds: people mark spans no more exactly
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from qwenvl.config.command_line import parse_args
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.media.open import open_clip
 from qwenvl.data.options import SampleOptions
+from tests.made_clips import write_clip
 
 STEPS = "insert fan\nclose lid\n"
 
@@ -44,6 +45,21 @@ def records(path: str = "clips/records.json"):
 
 def solutions() -> list[str]:
     return [record.solution.removeprefix("<answer>").removesuffix("</answer>") for record in records()]
+
+
+def test_clips_whose_pictures_begin_after_their_sound_are_named(folder, capsys):
+    """A player's clock begins with the sound, and ours with the first picture."""
+    late = write_clip(folder / "clips" / "b.mp4", 30, times=[2 + n / 10 for n in range(30)], sound_seconds=5.0)
+    for timeout in (0.0, 60.0):
+        with open_clip(str(late), timeout=timeout) as clip:
+            assert clip.delay == pytest.approx(2.0, abs=0.01) and clip.frame_times[0] == 0.0
+    Path("spans.csv").write_text("clip,step,start,end\na,1,0,1\nb,2,1,3\n")
+    out = run(capsys, "--answers", "spans.csv", "--steps", "steps.txt")
+    assert "That of 1 clip comes after the sound begins (2.00 s in b.mp4)" in out
+    Path("labels").mkdir()
+    for name in "ab":
+        Path(f"labels/{name}.txt").write_text("1-10 close_lid\n")
+    assert "sound" not in run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite"), "labels in frames"
 
 
 def test_a_table_of_spans_becomes_timelines(folder, capsys):

@@ -331,7 +331,7 @@ class GuardedClip(GuardedFile, Clip):
         except BaseException:
             self.close()
             raise
-        self.frame_times, self.duration, self.size = opened
+        self.frame_times, self.duration, self.size, self.delay = opened
 
     def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[np.ndarray]:
         left = tuple(indices)
@@ -389,13 +389,13 @@ class ClipServer:
             full = isinstance(error, BadMediaError) and _no_room_for(_bytes_of_frame(self.clip))
             return MemoryError() if full or isinstance(error, MemoryError) else error
 
-    def _open(self, path: str, strict: bool, images: ImageFiles | None) -> tuple[Sequence[float], float, Size]:
-        """Open a clip. Returns the times of its frames, its duration, and the height and width of a frame."""
+    def _open(self, path: str, strict: bool, images: ImageFiles | None) -> tuple[Sequence[float], float, Size, float]:
+        """Open a clip. Returns the attributes of a ``Clip``: ``frame_times``, ``duration``, ``size`` and ``delay``."""
         if images is None:
             self.clip = ClipReader(path, strict, self.backend)
         else:
             self.clip = FrameFolder(path, images.fps, images.times, images.listed)
-        return self.clip.frame_times, self.clip.duration, self.clip.size
+        return self.clip.frame_times, self.clip.duration, self.clip.size, self.clip.delay
 
     def _close(self) -> None:
         self.left = ()

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from av import time_base as AV_TIME_BASE
 from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
@@ -50,12 +51,15 @@ class Clip(AbstractContextManager, ABC):
         frame_times: seconds of every frame after the first one, strictly rising.
         duration: seconds from the first frame to the end of the last, which is taken to last as long as the mean one.
         size: height and width of a frame as the header says them, in square pixels. Decoding may turn the frame.
+        delay: seconds from the beginning of the file to the first frame. Above 0 where the sound begins before the
+            pictures, as in many clips that were cut without re-encoding: the clocks of players begin with the file.
     """
 
     path: str
     frame_times: tuple[float, ...]
     duration: float
     size: tuple[int, int]
+    delay: float = 0.0
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -127,6 +131,8 @@ class ClipReader(Clip):
         self.frame_times = self._index.times
         self.duration = self._index.duration
         self.size = frame_size(self._stream)
+        began = (self._container.start_time or 0) / AV_TIME_BASE
+        self.delay = max(0.0, float(self._index.pts[0] * self._index.time_base) - began)
 
     def close(self) -> None:
         self._container.close()  # PyAV leaks descriptors and threads without it
