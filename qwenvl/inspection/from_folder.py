@@ -26,6 +26,7 @@ from qwenvl.failure import beginning, counted, visible
 from qwenvl.files import is_utf8, plain_file, written_whole
 from qwenvl.inspection import span_exports, spans
 from qwenvl.inspection.convert import OWN_KEYS, write_records
+from qwenvl.inspection.label_columns import column_names, named_cells
 from qwenvl.inspection.steps import Steps, answer_in, number_of, numbered, read_steps
 from qwenvl.option import did_you_mean
 from qwenvl.types import Message, Record
@@ -476,6 +477,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
         raise RecordError(
             f"{path}: expected a .csv or .tsv file with the columns clip and answer; --write-labels begins one"
         )
+    names = column_names(path, columns, known=("clip", "answer"))
     rows = text_rows(plain_file(path))
     problems: list[str] = []
     found: dict[str, Label] = {}
@@ -484,7 +486,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
     for number in range(rows.length):
         try:
             row = rows.row(number)
-            cells = _cells(row.content, columns)
+            cells = named_cells(row.content, names)
             if not cells:
                 continue
             if "clip" not in cells:
@@ -507,19 +509,6 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
         what = f"{counted(len(problems), 'line')} of the table can't be used:"
         raise RecordError("\n".join([what, *_beginning(problems)]), "solution")
     return {clip: found[clip] for clip in clips if clip in found}
-
-
-def _cells(content: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, str]:
-    """The cells of a row that are not empty, by the names of ``columns``. clip and answer may be in any case."""
-    cells = {}
-    for name, cell in content.items():
-        name = name.strip()
-        cell = cell.strip()
-        if name and cell:
-            name = columns.get(name, name)
-            known = name.casefold() in ("clip", "answer")
-            cells[name.casefold() if known else name] = cell
-    return cells
 
 
 def _named(clips: Sequence[str]) -> dict[str, list[str]]:

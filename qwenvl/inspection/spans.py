@@ -16,6 +16,7 @@ from qwenvl.data.records.text import text_rows
 from qwenvl.data.records.timelines import span_between
 from qwenvl.failure import counted
 from qwenvl.files import plain_file
+from qwenvl.inspection.label_columns import column_names, named_cells
 from qwenvl.timeline import TimedStep, plain_name, time_text, timeline_in, written_timeline
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ BACKGROUND = ("SIL", "background", "action_start", "action_end")
 # The columns of a span, in seconds or in frames.
 SECONDS = ("start", "end")
 FRAMES = ("start_frame", "end_frame")
-_KNOWN = {"clip", "step", *SECONDS, *FRAMES}
+_KNOWN = {"clip", "step", "answer", *SECONDS, *FRAMES}
 # "1-30 SIL": first and last frame from 1, as Breakfast has it. "0.0 3.5 take": seconds, as Audacity has it.
 _FRAME_LINE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})[\s,]+(\S.*)")
 _TIME_LINE = re.compile(r"([0-9]{1,9}(?:\.[0-9]+)?)[\s,]+([0-9]{1,9}(?:\.[0-9]+)?)[\s,]+(\S.*)")
@@ -81,13 +82,7 @@ def has_spans(path: Path, columns: Mapping[str, str]) -> bool:
         return True
     if path.suffix not in (".csv", ".tsv"):
         return False
-    names: set[str] = set()
-    rows = text_rows(plain_file(path))
-    for number in range(rows.length):
-        try:
-            names.update(_cells(rows.row(number).content, columns))
-        except RecordError:  # reported when the row is read
-            continue
+    names = set(column_names(path, columns, _KNOWN).values())
     return "answer" not in names and (names.issuperset(SECONDS) or names.issuperset(FRAMES))
 
 
@@ -97,11 +92,12 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
     Args:
         columns: maps names of the file to these names.
     """
+    names = column_names(path, columns, _KNOWN)
     rows = text_rows(plain_file(path))
     for number in range(rows.length):
         try:
             row = rows.row(number)
-            cells = _cells(row.content, columns)
+            cells = named_cells(row.content, names)
             if not cells:
                 continue
             edges = SECONDS if cells.keys() & set(SECONDS) else FRAMES
@@ -403,19 +399,6 @@ def check_names(names: Sequence[str], where: str) -> None:
                 f"{where}: step {number}, {name!r}: ranges such as 2-3 and semicolons have a meaning in timelines; "
                 "rename it"
             )
-
-
-def _cells(content: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, str]:
-    """The cells of a row that are not empty, by the names that are known here. Known names may be in any case."""
-    cells = {}
-    for name, cell in content.items():
-        cell = cell.strip()
-        name = name.strip()
-        name = columns.get(name, name)
-        known = name.casefold().replace(" ", "_")
-        if name and cell:
-            cells[known if known in _KNOWN | {"answer"} else name] = cell
-    return cells
 
 
 def _whole(text: str, name: str, where: str) -> int:

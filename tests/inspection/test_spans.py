@@ -288,3 +288,34 @@ def test_bad_tables_of_spans_and_bad_labels_are_refused_with_their_line(files, a
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)
     assert message in refused(capsys, "--answers", "s.csv", *argv)
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "both"),
+    [
+        ("clip,corrected,answer\na,2,1\n", "corrected=answer", "'corrected' and 'answer'"),
+        ("clip,corrected,answer\na,,1\nb,2,\n", "corrected=answer", "'answer' and 'corrected'"),
+        ("file,clip,answer\na,b,1\n", "file=clip", "'file' and 'clip'"),
+        ("clip,step,start,end,Start (s)\na,1,0,1,2\n", "Start (s)=start", "'start' and 'Start (s)'"),
+        ("clip,step,start,end,Start\na,1,0,1,2\n", "", "'start' and 'Start'"),
+    ],
+)
+def test_no_column_hides_another(folder, capsys, table, columns, both):
+    """Which of two columns counts must not depend on their order."""
+    Path("labels.csv").write_text(table)
+    renamed = ("--columns", columns) if columns else ()
+    err = refused(capsys, "--answers", "labels.csv", "--steps", "steps.txt", *renamed)
+    assert f"labels.csv: the columns {both} would both be read as" in err
+
+
+def test_a_renamed_column_must_be_in_the_table(folder, capsys):
+    Path("labels.csv").write_text("clip,answer\na,1\n")
+    err = refused(capsys, "--answers", "labels.csv", "--steps", "steps.txt", "--columns", "Foo=clip")
+    assert "labels.csv: --columns names 'Foo'; the table has clip, answer" in err
+
+
+def test_a_column_gives_its_name_to_another(folder, capsys):
+    Path("labels.csv").write_text("clip,corrected,answer\na,2,1\n")
+    columns = "corrected=answer,answer=draft"
+    run(capsys, "--answers", "labels.csv", "--steps", "steps.txt", "--columns", columns)
+    assert solutions() == ["(2) close lid"] and records()[0].fields["draft"] == "1"

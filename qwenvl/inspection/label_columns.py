@@ -1,0 +1,57 @@
+"""The columns of a table of labels: under which name each is read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records.text import text_rows
+from qwenvl.files import plain_file
+
+
+def column_names(path: Path, columns: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
+    """The name under which each column of a table is read, by its name in the table. Columns without cells are left out.
+
+    Args:
+        columns: ``--columns``, names of the table by others.
+        known: names that have a meaning, in lower case and without blanks. The table may have them in any case.
+
+    Raises:
+        RecordError: two columns would be read under one name, or ``columns`` names none of the table.
+    """
+    rows = text_rows(plain_file(path))
+    found: dict[str, str] = {}
+    for number in range(rows.length):
+        try:
+            cells = rows.row(number).content
+        except RecordError:  # reported when the row is read
+            continue
+        for name in cells:
+            if name.strip() and name not in found:
+                found[name] = _read_as(name.strip(), columns, known)
+    in_table = {name.strip() for name in found}
+    for name in columns:
+        if found and name not in in_table:
+            raise RecordError(f"{path}: --columns names {name!r}; the table has {', '.join(found)}")
+    first_of: dict[str, str] = {}
+    for name, read_as in found.items():
+        first = first_of.setdefault(read_as, name)
+        if first != name:
+            raise RecordError(
+                f"{path}: the columns {first!r} and {name!r} would both be read as {read_as!r}; give one of them "
+                f"another name in the table, or by --columns, such as {name}=other"
+            )
+    return found
+
+
+def _read_as(name: str, columns: Mapping[str, str], known: Collection[str]) -> str:
+    renamed = columns.get(name, name)
+    plain = renamed.casefold().replace(" ", "_")
+    return plain if plain in known else renamed
+
+
+def named_cells(content: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """The cells of a row that are not empty, by the names of ``column_names``."""
+    cells = {names[name]: cell.strip() for name, cell in content.items() if name in names}
+    return {name: cell for name, cell in cells.items() if cell}
