@@ -11,7 +11,9 @@ from qwenvl.files import plain_file
 
 
 def column_names(path: Path, columns: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
-    """The name under which each column of a table is read, by its name in the table. Columns without cells are left out.
+    """The name under which each column of a table is read, by its name in the table.
+
+    Columns without cells are left out.
 
     Args:
         columns: ``--columns``, names of the table by others.
