@@ -1,5 +1,10 @@
 """The page in a real browser, from the disk: nothing on its console, and filters, jumps, links and keys work."""
 
+import threading
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 
 from qwenvl.inspection.run_report import make_report
@@ -235,3 +240,50 @@ def test_a_folder_that_lost_a_file_says_so(browser, make_run, tmp_path):
     (folder / "data" / "run-0" / "index.js").unlink()
     browser.open((folder / "index.html").as_uri())
     browser.wait("document.querySelector('#count .bad')?.textContent.includes('is the whole folder')")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """As ``python -m http.server``, without a line for each request."""
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+FOREIGN = """<!doctype html>
+<script>
+  var told = [];
+  var report = new Proxy({}, { get: (_, name) => (...data) => told.push(name) });
+</script>
+"""
+
+
+def test_pages_of_other_sites_are_told_nothing(browser, make_run, tmp_path):
+    """A page may load the scripts of any server, also those of a report that somebody serves on this machine."""
+    report = make_report([make_run("first")], tmp_path / "report")
+    scripts = sorted(str(path.relative_to(report.folder)) for path in report.folder.glob("data/**/*.js"))
+    assert len(scripts) == 4
+    (tmp_path / "foreign").mkdir()
+    with serving(report.folder) as port, serving(tmp_path / "foreign") as foreign_port:
+        own = f"http://127.0.0.1:{port}"
+        tags = [f'<script src="{own}/{name}"></script>' for name in scripts]
+        (tmp_path / "foreign" / "index.html").write_text(FOREIGN + "\n".join(tags))
+        browser.open(f"http://localhost:{foreign_port}/index.html")
+        browser.wait("document.readyState === 'complete'")
+        loaded = "performance.getEntriesByType('resource').filter((each) => each.name.endsWith('.js')).length"
+        assert browser.run(loaded) == 4 and browser.run("told") == []
+        browser.open(f"{own}/index.html")
+        browser.wait("document.querySelector('#group article') !== null")
+        assert browser.run(COUNT) == "4 of 6 groups"
+
+
+@contextmanager
+def serving(folder):
+    """The port of a server of the files of a folder."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()

@@ -19,7 +19,8 @@ from tests.run_log.runs import SCAN, group, rollout
 
 def told(path: Path) -> Iterator:
     """The arguments with which a data file calls the page."""
-    call = re.fullmatch(r"report\.\w+\((.*)\);\n", path.read_text(), flags=re.DOTALL)
+    guard = r'if \(document\.documentElement\.dataset\.key === "[0-9a-f]{32}"\)'
+    call = re.fullmatch(rf"{guard} report\.\w+\((.*)\);\n", path.read_text(), flags=re.DOTALL)
     yield from json.loads(f"[{call[1]}]")
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from qwenvl.run_log.health import interval_text, signed_number, silent_models
 from qwenvl.run_log.log import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
+from qwenvl.run_log.report.page_data import PageData, as_json
 from qwenvl.run_log.report.pages import (
     Strip,
-    as_json,
     completion_as_shown,
     dataset_of,
     mean,
@@ -19,7 +19,6 @@ from qwenvl.run_log.report.pages import (
     strips_of,
     strips_shown,
     write_pages,
-    write_script,
 )
 from qwenvl.run_log.report.timelines import Reading, solution_as_shown
 from qwenvl.run_log.report.write import ReportError, Written, begin_report, write_index
@@ -83,10 +82,10 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     if not records:
         raise ReportError(f"{source}: the evaluation has written no completion yet")
     begin_report(folder)
-    data = folder / "data" / "run-0"
+    data = PageData.of(folder)
     names = each_once(record[0].rewards for record in records)
     places = write_pages((_as_shown(record, names, read) for record in records), 0, data)
-    write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
+    data.write("run-0/index.js", f"report.index(0, {as_json(index(facts, records, places))})")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
     numbers = {**_shown_numbers(facts), "signed_number": signed_number}
     silent = silent_models(facts)
@@ -401,7 +400,8 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
         record = record_as_shown(row.get("record"))
         shown.append({**WITHOUT_RECORD, **row, **media_as_shown(clips, images), "record": record})
         strips += strips_shown(clips, images)
-    places = write_pages(shown, 0, folder / "data" / "run-0")
+    data = PageData.of(folder)
+    places = write_pages(shown, 0, data)
     index = {
         "ids": [row["id"] for row in rows],
         "keys": keys,  # what a browser keeps answers by
@@ -415,7 +415,7 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
             "logprob": [row.get("logprob") for row in rows],
         },
     }
-    write_script(folder / "data" / "run-0" / "index.js", f"report.index(0, {as_json(index)});\n")
+    data.write("run-0/index.js", f"report.index(0, {as_json(index)})")
     page = write_index(
         folder,
         "labels.html",

@@ -7,7 +7,6 @@ The files are an index with numbers alone, and pages of texts. Each is a script 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,9 +15,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from qwenvl.files import written_whole
 from qwenvl.run_log.health import all_equal
 from qwenvl.run_log.log import EvaluationSample, Rollout, read_rollouts
+from qwenvl.run_log.report.page_data import PageData, as_json
 from qwenvl.run_log.report.timelines import Reading, answer_as_shown, solution_as_shown
 from qwenvl.run_log.run import Run, each_once, finite
 from qwenvl.types import FrameInfo, ToolCall, Turn
@@ -225,14 +224,13 @@ def is_key(name: str) -> bool:
     return re.fullmatch(rf"[0-9a-f]{{{_KEY_LENGTH}}}", name) is not None
 
 
-def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[list[GroupRow], list[Strip]]:
+def write_groups(run: Run, number: int, data: PageData, read: Reading) -> tuple[list[GroupRow], list[Strip]]:
     """Write ``index.js`` and ``page-0.js``, ``page-1.js``, ... of a run, and remove pages of an earlier report.
 
     Returns the rows of the index, and each strip once, the newest first.
 
     Args:
-        number: of the run in the report, from 0.
-        folder: for the files.
+        number: of the run in the report, from 0. The files lie in ``run-0`` of the data.
 
     Raises:
         RunLogError: a line of the rollouts is none.
@@ -247,17 +245,17 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[li
             strips_by_step.setdefault(group[0].step, []).extend(strips_of(group))
             yield group_as_shown(group, read)
 
-    places = write_pages(shown(), number, folder)
+    places = write_pages(shown(), number, data)
     # The name: a page that is open has the numbers of the runs from its own curves, and loads this file later.
     facts = {"name": run.name, **index(rows, places)}
-    write_script(folder / "index.js", f"report.index({number}, {as_json(facts)});\n")
+    data.write(f"run-{number}/index.js", f"report.index({number}, {as_json(facts)})")
     newest_first: list[Strip] = []
     for step in sorted(strips_by_step, reverse=True):
         newest_first += strips_by_step[step]
     return rows, list(dict.fromkeys(newest_first))
 
 
-def write_pages(shown: Iterable[dict[str, Any]], number: int, folder: Path) -> dict[str, list[Any]]:
+def write_pages(shown: Iterable[dict[str, Any]], number: int, data: PageData) -> dict[str, list[Any]]:
     """Write objects as pages of ``PAGE_BYTES`` or a little more, and remove further pages of an earlier report.
 
     A page in a browser has its index from when it was opened, and loads files of pages later. They may have been
@@ -270,7 +268,6 @@ def write_pages(shown: Iterable[dict[str, Any]], number: int, folder: Path) -> d
     Returns:
         For each object the number of its ``page``, its ``place`` there, from 0, and its ``version``.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     places: dict[str, list[Any]] = {"page": [], "place": [], "version": []}
     pages = 0  # written so far, and the number of the next one
     texts: list[str] = []  # of the next one
@@ -281,21 +278,22 @@ def write_pages(shown: Iterable[dict[str, Any]], number: int, folder: Path) -> d
         places["version"].append(_version(text))
         texts.append(text)
         if sum(map(len, texts)) > PAGE_BYTES:
-            _write_page(folder, number, pages, texts, places["version"][-len(texts) :])
+            _write_page(data, number, pages, texts, places["version"][-len(texts) :])
             pages += 1
             texts = []
     if texts:
-        _write_page(folder, number, pages, texts, places["version"][-len(texts) :])
+        _write_page(data, number, pages, texts, places["version"][-len(texts) :])
         pages += 1
-    for old in folder.glob("page-*.js"):
+    for old in (data.folder / f"run-{number}").glob("page-*.js"):
         if int(old.stem.removeprefix("page-")) >= pages:
             old.unlink()
     return places
 
 
-def _write_page(folder: Path, number: int, page: int, texts: Sequence[str], versions: Sequence[str]) -> None:
+def _write_page(data: PageData, number: int, page: int, texts: Sequence[str], versions: Sequence[str]) -> None:
     body = ",\n".join(texts)
-    write_script(folder / f"page-{page}.js", f'report.page({number}, {page}, "{" ".join(versions)}", [\n{body}\n]);\n')
+    call = f'report.page({number}, {page}, "{" ".join(versions)}", [\n{body}\n])'
+    data.write(f"run-{number}/page-{page}.js", call)
 
 
 def _version(text: str) -> str:
@@ -437,17 +435,3 @@ def strips_of(completions: Group | Sequence[EvaluationSample]) -> list[Strip]:
 def strips_shown(clips: Sequence[FrameInfo], images: Sequence[str] = ()) -> list[Strip]:
     """One strip for each clip, then one for each image."""
     return [Strip(clip.path, clip.indices) for clip in clips] + [Strip(path) for path in images]
-
-
-def as_json(value: Any) -> str:
-    """A value as JSON for a script, without spaces."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
-
-
-def write_script(path: Path, text: str) -> None:
-    """Write a file as a whole, unless it has the same content already."""
-    data = text.encode()
-    if path.exists() and path.stat().st_size == len(data) and path.read_bytes() == data:
-        return
-    with written_whole(path) as partial:
-        partial.write_bytes(data)

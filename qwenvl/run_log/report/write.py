@@ -1,4 +1,4 @@
-"""The folder of a report: pages, ``summary.json``, warnings. The same runs give the same files, byte for byte."""
+"""The folder of a report: pages, ``summary.json``, warnings. The same runs give a folder the same files again."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from qwenvl.run_log.health import Finding
 from qwenvl.run_log.report.difference import TRAIN, HeldOutDifference, held_out_differences
+from qwenvl.run_log.report.page_data import PageData, as_json, write_if_other
 from qwenvl.run_log.report.pages import (
     DROPPED,
     EQUAL,
@@ -24,9 +25,7 @@ from qwenvl.run_log.report.pages import (
     TRUNCATED,
     GroupRow,
     Strip,
-    as_json,
     write_groups,
-    write_script,
 )
 from qwenvl.run_log.report.timelines import Reading
 from qwenvl.run_log.run import (
@@ -108,15 +107,15 @@ def write_report(
         PosixPath('runs/sop/report/index.html')
     """
     folder = Path(folder)
-    data = folder / "data"
     begin_report(folder)
+    data = PageData.of(folder)
     groups: list[list[GroupRow]] = []  # of each run
     strips: list[list[Strip]] = []
     for number, run in enumerate(runs):
-        rows_of_run, strips_of_run = write_groups(run, number, data / f"run-{number}", read)
+        rows_of_run, strips_of_run = write_groups(run, number, data, read)
         groups.append(rows_of_run)
         strips.append(strips_of_run)
-    for old in data.glob("run-*"):
+    for old in data.folder.glob("run-*"):
         number_of_run = old.name.removeprefix("run-")
         if number_of_run.isdecimal() and int(number_of_run) >= len(runs):
             shutil.rmtree(old)
@@ -126,10 +125,10 @@ def write_report(
         "phases": phases(runs),
         "clocks": clocks(runs),
     }
-    write_script(data / "curves.js", f"report.curves({as_json(curves)});\n")
+    data.write("curves.js", f"report.curves({as_json(curves)})")
     differences = list(held_out_differences([run.name for run in runs], groups))
     facts = summary(runs, groups, differences)
-    write_script(folder / "summary.json", json.dumps(facts, indent=1, default=repr) + "\n")
+    write_if_other(folder / "summary.json", json.dumps(facts, indent=1, default=repr) + "\n")
     named = " and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     page = write_index(
         folder,
@@ -157,8 +156,9 @@ def write_index(folder: Path, template: str, scripts: Sequence[str], **values: A
     if not (folder / "data" / "pictures.js").exists():
         write_pictures(folder, {})
     for name in (*scripts, STYLE):
-        write_script(folder / "app" / name, (APP / name).read_text(encoding="utf-8"))
-    write_script(folder / "index.html", render(HERE / template, scripts=scripts, **values))
+        write_if_other(folder / "app" / name, (APP / name).read_text(encoding="utf-8"))
+    key = PageData.of(folder).key
+    write_if_other(folder / "index.html", render(HERE / template, scripts=scripts, key=key, **values))
     return folder / "index.html"
 
 
@@ -184,7 +184,7 @@ def begin_report(folder: Path) -> None:
 
 def write_pictures(folder: Path, pictures: Mapping[str, Picture]) -> None:
     """Write the list of strips in the folder ``pictures``, by their keys, with the reasons why others are missing."""
-    write_script(folder / "data" / "pictures.js", f"report.pictures({as_json(dict(sorted(pictures.items())))});\n")
+    PageData.of(folder).write("pictures.js", f"report.pictures({as_json(dict(sorted(pictures.items())))})")
 
 
 def facts_of(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:

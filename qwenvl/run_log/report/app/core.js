@@ -132,6 +132,7 @@ const WRITTEN_AGAIN = "the files of this page were written again: load it again"
 async function indexOf(run) {
   if (!report.indices.has(run)) await load(`data/run-${run}/index.js`);
   const index = report.indices.get(run);
+  if (!index) throw new Error(WRITTEN_AGAIN); // its key is that of another page
   if (report.data && index.name !== report.data.runs[run]) throw new Error(WRITTEN_AGAIN);
   return index;
 }
@@ -142,6 +143,7 @@ async function pageOf(run, number) {
   if (!page) {
     await load(`data/run-${run}/page-${number}.js`);
     page = report.pages.get(key);
+    if (!page) throw new Error(WRITTEN_AGAIN);
   }
   report.pages.delete(key); // to the end: the first are dropped first
   report.pages.set(key, page);
