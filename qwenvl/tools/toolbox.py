@@ -36,6 +36,8 @@ Part: TypeAlias = str | VideoClip | Tensor
 
 MOST_CALLS = 16
 """Calls of a turn that are executed. A turn with more of them has lost its form, and none of them is."""
+LOOKING = 4
+"""Times ``decode_timeout``, for all looks of completions that are sampled together at one clip."""
 DEEPEST_LIST = 8  # lists within lists that a tool may return; one that holds itself is deeper
 
 
@@ -271,15 +273,17 @@ class _Processed:
 class Conversations:
     """The conversations with N completions that are sampled together.
 
-    The same call on the same clip is executed once, also where it fails, and a clip that was not decoded in time is not
-    opened again: each attempt may cost ``decode_timeout``. Equal answers are made tokens and features once.
+    The same call on the same clip is executed once, also where it fails. A clip that was not decoded in time is not
+    opened again, nor is one that looks have taken long to decode: completions may ask for hundreds of spans, and each may
+    cost ``decode_timeout``. Equal answers are made tokens and features once.
 
     Attributes:
         toolbox, encode: see ``Toolbox.begin``.
         each: N.
         given: what tools gave, by what they see, their name and their arguments.
         failed: why tools gave nothing, by the same.
-        timed_out: of clips that were not decoded in time, the refusal of all calls that would see them.
+        seconds: that looks have taken, by the clip.
+        closed: of clips that are not opened again, the refusal of all calls that would see them.
         processed_answers: answers of turns as tokens and patches, by the clip and the parts of the answers.
         encoded: the model inputs of these.
     """
@@ -289,7 +293,8 @@ class Conversations:
     each: list[Conversation]
     given: dict[tuple[object, str, str], list[Part]] = field(default_factory=dict)
     failed: dict[tuple[object, str, str], str] = field(default_factory=dict)
-    timed_out: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    closed: dict[str, str] = field(default_factory=dict)
     processed_answers: dict[tuple[object, ...], _Processed] = field(default_factory=dict)
     encoded: dict[ProcessedSample, PromptInputs] = field(default_factory=dict)
 
@@ -469,20 +474,31 @@ class Conversations:
         return self.given[key]
 
     def _run(self, tool: Tool, arguments: Mapping[str, Any], conversation: Conversation) -> list[Part]:
-        """The parts that a tool gives, which does not open a clip again that was not decoded in time.
+        """The parts that a tool gives, unless it would see a clip that is not opened again.
 
         Raises:
             ToolError: it cannot answer.
         """
         record = conversation.record
         clip = _clip(record)
-        if tool.sees_video and clip in self.timed_out:
-            raise ToolError(self.timed_out[clip])
+        if tool.sees_video and clip in self.closed:
+            raise ToolError(self.closed[clip])
+        started = time.perf_counter()
         try:
             return self.toolbox.run(tool, arguments, record, conversation.environments)
         except ClipTimeout as problem:
-            self.timed_out[clip] = str(problem)
+            self.closed[clip] = str(problem)
             raise
+        finally:
+            if tool.is_built_in:  # another tool may take its time for something else
+                self._add_seconds(clip, time.perf_counter() - started)
+
+    def _add_seconds(self, clip: str, seconds: float) -> None:
+        """Count the seconds of a look at a clip."""
+        self.seconds[clip] = self.seconds.get(clip, 0.0) + seconds
+        most = LOOKING * self.toolbox.dataset.options.decode_timeout  # 0: decoding has no bounds
+        if most and self.seconds[clip] > most:
+            self.closed.setdefault(clip, f"looks at this video have taken more than {most:g} s: answer now")
 
     def _appended(self, record: Record, answers: Sequence[Sequence[Part]]) -> ProcessedSample:
         """The answers to a turn as tokens and patches, made once for the same objects and equal texts."""

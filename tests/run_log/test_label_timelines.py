@@ -171,6 +171,63 @@ def test_without_a_list_of_steps_number_and_name_are_saved(timelines, browser, t
     assert [(each.number, each.name) for each in listed] == [(7, "glue the rim"), (8, ""), (None, "rest")]
 
 
+def typed(page, row: int, field: int, text: str) -> None:
+    """Type into a field of a span: its start and end, behind its step where that is no list."""
+    page.run(
+        f"(box => {{ box.value = {text!r}; box.dispatchEvent(new Event('change')); }})"
+        f"([...document.querySelectorAll('.span-rows li')[{row}].querySelectorAll('input')][{field}])"
+    )
+
+
+def test_a_span_of_less_than_a_millisecond_is_none(timelines, browser, tmp_path):
+    """Training would refuse the file for it."""
+    page = timelines("one")
+    typed(page, 0, 0, "3.4996")  # rounded it is the end
+    typed(page, 0, 0, "3.4999")
+    assert page.run("document.querySelector('.span-rows input:invalid') !== null")
+    assert page.run(SPANS)[0].endswith("3.5")
+    written = write_labels(tmp_path / "short", "run", [timed("short", span(2.0001, 2.0004), span(3, 4))], "qwenvl train")
+    browser.open(f"{written.page.as_uri()}#id=cam/short.mp4")
+    browser.wait("document.querySelector('.lanes.editable') !== null")
+    assert browser.run(SPANS) == ["2,3,4"]
+
+
+def test_a_step_that_is_typed_is_a_number_or_a_name(timelines, browser, tmp_path):
+    written = write_labels(tmp_path / "free", "run", [timed("free", span(1.0, 2.0), steps=[])], "qwenvl train")
+    browser.open(f"{written.page.as_uri()}#id=cam/free.mp4")
+    browser.wait("document.querySelector('.lanes.editable') !== null")
+    expected = {
+        "2nd screw M8": [None, "2nd screw M8"],
+        "2.5 mm screw": [None, "2.5 mm screw"],
+        "(3) take the lid": [3, "take the lid"],
+        "3. take the lid": [3, "take the lid"],
+        "3 take the lid": [3, "take the lid"],
+        "7": [7, ""],
+    }
+    for text, step in expected.items():
+        typed(browser, 0, 0, text)
+        assert browser.run("[report.list.editor.spans[0].number, report.list.editor.spans[0].name]") == step, text
+        read = read_timeline([{"step": text, "start": 0, "end": 1}], {}, "labels.json")
+        assert [read[0].number, read[0].name] == step, "as records are read"
+
+
+def test_what_was_noted_as_a_text_stays_one_where_the_model_now_writes_spans(browser, tmp_path):
+    """The model was asked again about the same clip."""
+    written = write_labels(tmp_path, "run", [timed("one")], "qwenvl train")
+    for model in ({"timeline": None}, {}):
+        write_labels(tmp_path, "run", [timed("one", span(0.0, 3.5), **model)], "qwenvl train")
+        browser.open(f"{written.page.as_uri()}#id=cam/one.mp4")
+        browser.wait("document.querySelector('#group article') !== null")
+        if model:
+            browser.run("localStorage.clear()")
+            browser.run("report.list.check(0, { answer: '0-2.5 (1) take the lid' })")
+            browser.wait("report.list.checked.size === 1")
+    assert browser.run("document.querySelector('#answer').value") == "0-2.5 (1) take the lid"
+    browser.run("document.querySelector('#confirm').click()")
+    browser.wait(f"{COUNT} === 'save 1 record'")
+    assert browser.run("report.list.done(0).answer") == "0-2.5 (1) take the lid"
+
+
 def test_spans_are_stored_short_and_those_of_earlier_pages_are_read(timelines):
     page = timelines("one")
     page.run("document.querySelector('#confirm').click()")

@@ -458,7 +458,20 @@ def test_a_clip_that_hangs_costs_its_time_once_whatever_spans_completions_ask_fo
     assert "not decoded within 1e-06 s" in first[0] and first[0] == first[1] == first[2]
     dataset.options = replace(dataset.options, decode_timeout=60.0)
     assert made.answer(look(2, 3))[0] == first[0], "not opened again, though it would be decoded now"
-    assert len(made.toolbox.begin([made.record]).timed_out) == 0, "other completions try again"
+    assert not made.toolbox.begin([made.record]).closed, "other completions try again"
+
+
+def test_looks_at_a_clip_that_is_slow_to_decode_end_together(world):
+    made = world(max_turns=9)
+    dataset = made.toolbox.dataset
+    assert made.answer(look(1, 2))[0].count("<|video_pad|>") > 0
+    dataset.options = replace(dataset.options, decode_timeout=10.0)
+    made.conversations.seconds.update({clip: 40.0 for clip in made.conversations.seconds})
+    last, refused = made.answer(look(2, 3), look(3, 4))[0], made.answer(look(4, 5))[0]
+    assert "<|video_pad|>" in last and "looks at this video have taken more than 40 s: answer now" in refused
+    dataset.options = replace(dataset.options, decode_timeout=0.0)
+    made.conversations.closed.clear()
+    assert "<|video_pad|>" in made.answer(look(4, 6))[0], "without a bound on decoding there is none here"
 
 
 def test_no_call_is_executed_for_a_completion_that_nobody_waits_for(world, monkeypatch):

@@ -27,7 +27,7 @@ from qwenvl.types import FrameInfo
 
 # In the order that they need each other.
 SCRIPTS = ("core.js", "timeline.js", "group.js", "list.js", "evaluation.js")
-LABEL_SCRIPTS = (*SCRIPTS[:-1], "spans.js", "kept.js", "label_record.js", "labels.js")
+LABEL_SCRIPTS = (*SCRIPTS[:-1], "spans.js", "kept.js", "label_record.js", "label_parts.js", "labels.js")
 CONTROLS = {
     AS_IT_IS: ("as it is", ""),
     "blank": ("grey frames", "Every frame and image was grey."),

@@ -209,10 +209,17 @@ class Labels extends List {
       ...label.clips.map((clip) => clipView(clip, label.timeline !== null)),
       label.images.length ? h("div", { class: "frames" }, label.images.map(imageView)) : null,
       h("p", { class: "fine" }, facts.filter(Boolean).join(" · ")),
-      label.timeline ? this.spansPart(n, label) : this.textPart(n, label),
+      this.isOfSpans(n, label) ? this.spansPart(n, label) : this.textPart(n, label),
       h("details", {}, h("summary", {}, "what it wrote"), h("pre", {}, marked(label.text))),
       h("details", { open: prompt.length < 200 }, h("summary", {}, "prompt"), h("pre", {}, prompt)),
     );
+  }
+
+  // Whether a label is edited as spans. What the reader has noted as a text stays one: the model may have written spans
+  // only when it was asked again.
+  isOfSpans(n, label) {
+    const done = this.done(n);
+    return Boolean(label.timeline) && typeof this.drafts.get(n) !== "string" && !(done && !done.timeline);
   }
 
   // The field of an answer in words, with a button for each step of the prompt's list.
@@ -253,7 +260,8 @@ class Labels extends List {
     const before = done ? done.answer : label.answer;
     box.value = before;
     const plain = box.value; // a field has other ends of lines than an answer may have
-    box.value = this.drafts.get(n) ?? before;
+    const draft = this.drafts.get(n);
+    box.value = Array.isArray(draft) ? spansLine(draft) : (draft ?? before);
     const shown = () => ({ answer: box.value === plain ? before : box.value });
     const buttons = this.buttons(n, label, { shown, problem: () => (box.value.trim() ? "" : "there is no answer") });
     const changed = () => {
@@ -544,49 +552,6 @@ class Labels extends List {
 }
 
 const savesNow = (event) => event.key === "Enter" && !event.repeat && (event.ctrlKey || event.metaKey);
-
-function votesView(votes) {
-  if (votes.length < 2) return null;
-  return h(
-    "ul",
-    { class: "votes" },
-    votes.map(({ answer, count, use }) =>
-      h(
-        "li",
-        {},
-        h("button", { type: "button", title: "take this answer over", onclick: use }, `${count} ×`),
-        ` ${answer || "no answer"}`,
-      ),
-    ),
-  );
-}
-
-const folderOf = (path) => path.split(/[\\/]/).slice(0, -1).join("/");
-
-// The folder of each label below the one that all have in common.
-function foldersOf(ids) {
-  const all = ids.map((id) => folderOf(id).split("/").filter(Boolean));
-  let shared = 0;
-  while (all.length && all.every((parts) => parts.length > shared && parts[shared] === all[0][shared])) shared += 1;
-  return all.map((parts) => parts.slice(shared).join("/"));
-}
-
-// The clip, played from its file or from a copy beside the page.
-function playerView(file, path) {
-  const video = h("video", {
-    src: file,
-    controls: true,
-    preload: "metadata",
-    playsinline: true,
-    "aria-label": baseName(path),
-  });
-  const box = h("div", { class: "player" }, video);
-  video.addEventListener("error", () => {
-    const why = "the file has moved, or the browser has no decoder for it";
-    box.replaceChildren(h("p", { class: "fine" }, `This browser can't play ${path}: ${why}. Its frames are below.`));
-  });
-  return box;
-}
 
 async function startLabels() {
   try {

@@ -10,12 +10,27 @@ const SNAP = 6; // pixels: an edge that is dragged so near to another one takes 
 function spansWithin(spans, length) {
   const exact = (value) => Number(value.toFixed(3));
   const latest = Math.max(0, length - grainOf(length)); // start, so that something is left of the span
-  return spans.map(({ start, end, number, name }) => ({
+  const within = spans.map(({ start, end, number, name }) => ({
     start: exact(Math.min(start, latest)),
     end: exact(Math.min(end, length)),
     number,
     name,
   }));
+  return within.filter((span) => span.start < span.end); // of less than a millisecond nothing is left
+}
+
+// The seconds that are typed in a field, as exact as spans are saved.
+const typedSeconds = (field) => Number(Number(field.value).toFixed(3));
+
+// A number in brackets, or one with a sign or a space behind it, and the name. "2nd screw" and "2.5 mm" are names.
+const NUMBERED_STEP = /^(?:\(\s*(\d{1,9})\s*\)\s*(.*)|(\d{1,9})(?:\s*[.):,-](?!\d)\s*(.*)|\s+(.*))?)$/;
+
+// The number and the name of a step that is typed.
+function typedStep(text) {
+  const found = NUMBERED_STEP.exec(text);
+  if (!found) return { number: null, name: text };
+  const [, inBrackets, nameBehind, bare, nameBehindSign, nameBehindSpace] = found;
+  return { number: Number(inBrackets ?? bare), name: nameBehind ?? nameBehindSign ?? nameBehindSpace ?? "" };
 }
 
 // Whether spans have steps of the prompt's list, if it has one.
@@ -347,7 +362,7 @@ class SpanEditor {
   typed(span, part, field) {
     if (this.accepts(span, part, field)) {
       field.setCustomValidity("");
-      const value = Number(Number(field.value).toFixed(3));
+      const value = typedSeconds(field);
       // Fields show fewer digits than a span may have.
       if (field.value === seconds(span[part]) || value === span[part]) return;
       this.change(span, { [part]: value }, value);
@@ -363,7 +378,7 @@ class SpanEditor {
 
   // Whether a field has seconds that a span can begin or end at.
   accepts(span, part, field) {
-    const value = Number(field.value);
+    const value = typedSeconds(field);
     if (field.value === "" || value < 0 || value > this.length) return false;
     return part === "start" ? value < span.end : value > span.start;
   }
@@ -396,14 +411,13 @@ class SpanEditor {
 
   nameStep(span, field) {
     const text = field.value.trim();
-    const numbered = /^\(?(\d{1,9})\)?\s*(.*)$/.exec(text);
     field.setCustomValidity(text ? "" : "expected the number or the name of a step");
     if (!text) {
       field.reportValidity();
       return;
     }
     if (text === this.shortStep(span)) return;
-    this.change(span, numbered ? { number: Number(numbered[1]), name: numbered[2] } : { number: null, name: text });
+    this.change(span, typedStep(text));
   }
 
   // A step's button: for the chosen span, or a new span.
