@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
 
 from qwenvl.child import Child, ChildDied, ChildError, ChildTimeout
+from qwenvl.data.media.source import version_of
 from qwenvl.files import written_whole
+from qwenvl.run_log.log import hash_of
 
 # Chromium, Firefox and Safari play these in a <video> element.
 PLAYED_CODECS = {"h264", "vp8", "vp9", "av1"}
@@ -17,21 +20,24 @@ WIDTH = 640  # of a copy at most, in pixels
 SECONDS = 120.0  # for one clip: a longer one is not copied
 MEMORY_BYTES = 4 * 10**9
 MILLISECOND = Fraction(1, 1000)
+_NAME_LENGTH = 20  # of the 64 digits of a hash
 AT_ONCE = 0.02  # seconds: a player that shows the first frame within this time shows it at 0 s
 
 
-def make_playable(copies: Mapping[str, str], folder: Path, most: int) -> dict[str, Path]:
+def make_playable(clips: Iterable[str], folder: Path, most: int) -> dict[str, Path]:
     """For each clip the file that a browser can play: the clip itself, or a copy in the folder.
 
-    Clips that cannot be read, or not within ``SECONDS``, have none. Copies of other clips are deleted.
+    Clips that cannot be read, or not within ``SECONDS``, have none. Copies of other clips are deleted, and no other
+    files.
 
     Args:
-        copies: the name of the copy, without ending, by the path of the clip. A file that has changed has another name.
+        clips: their paths.
         most: the most clips to copy in this call.
     """
+    copies = {path: copy_name(path) for path in clips}
     names = set(copies.values())
     for file in folder.glob("*.mp4"):
-        if file.stem not in names:
+        if file.stem not in names and is_copy_name(file.stem):
             file.unlink()
     found: dict[str, Path] = {}
     child: Child | None = None
@@ -60,6 +66,16 @@ def make_playable(copies: Mapping[str, str], folder: Path, most: int) -> dict[st
     if child is not None:
         child.kill()
     return found
+
+
+def copy_name(path: str) -> str:
+    """The name of the copy of a clip, without ending. A file that has changed has another one."""
+    return hash_of([path, *version_of(path)])[:_NAME_LENGTH]
+
+
+def is_copy_name(name: str) -> bool:
+    """Whether a name can be that of a copy."""
+    return re.fullmatch(rf"[0-9a-f]{{{_NAME_LENGTH}}}", name) is not None
 
 
 def copier() -> Callable[[tuple[str, str]], bool]:

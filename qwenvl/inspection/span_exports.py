@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.files import plain_file
-from qwenvl.inspection.spans import LabelledSpan
+from qwenvl.inspection.spans import LabelledSpan, of_source
 
 SUFFIXES = (".json", ".eaf")
 # Label Studio puts eight hexadecimal digits in front of the name of an uploaded file.
@@ -40,7 +40,7 @@ def label_studio_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
     for number, task in enumerate(tasks):
         where = f"{path}[{number}]"
         try:
-            yield from _task_spans(task, where)
+            yield from of_source(where, _task_spans(task, where))
         except (AttributeError, KeyError, TypeError, ValueError, IndexError):
             message = "expected a task with data and annotations as Label Studio exports it"
             yield RecordError(f"{where}: {message}, got {kind_of(task)}")
@@ -75,6 +75,10 @@ def elan_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
     The clip is the first medium that the file names, or that of the file's own name. Where media were synchronized, a
     time of the file is that of the clip less the clip's ``TIME_ORIGIN``.
     """
+    return of_source(str(path), _annotations(path))
+
+
+def _annotations(path: Path) -> Iterator[LabelledSpan | RecordError]:
     try:
         root = ElementTree.fromstring(plain_file(path).read_bytes())
     except ElementTree.ParseError as error:

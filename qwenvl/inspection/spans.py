@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ class LabelledSpan:
         step: the step by its number or name in the file.
         start, end: seconds, or with ``in_frames`` the first frame and the frame after the last, from 0.
         more: the other columns of the row.
+        source: the file or task that has all labels of its clip. Empty for rows of a table.
         frames_of_file: of a file with a label for each frame, how many it has. None: the file is no such one.
     """
 
@@ -54,6 +55,7 @@ class LabelledSpan:
     end: Any
     in_frames: bool = False
     more: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
     frames_of_file: int | None = None
 
 
@@ -148,7 +150,15 @@ def folder_spans(folder: Path, clips: Sequence[str]) -> Iterator[LabelledSpan | 
         lines = [line.strip() for line in lines]
         while lines and not lines[-1]:
             lines.pop()
-        yield from _file_spans(path, named[0], lines)
+        yield from of_source(str(path), _file_spans(path, named[0], lines))
+
+
+def of_source(
+    source: str, labelled: Iterator[LabelledSpan | RecordError]
+) -> Iterator[LabelledSpan | RecordError]:
+    """Labels with the file or task that has them."""
+    for each in labelled:
+        yield replace(each, source=source) if isinstance(each, LabelledSpan) else each
 
 
 def _file_spans(path: Path, clip: str, lines: Sequence[str]) -> Iterator[LabelledSpan | RecordError]:
@@ -238,14 +248,21 @@ class SpanReader:
         """
         problems: list[str] = []
         by_clip: dict[str, list[LabelledSpan]] = {}
+        refused: set[str] = set()  # sources
         for each in labelled:
             if isinstance(each, RecordError):
                 problems.append(str(each))
                 continue
             try:
-                by_clip.setdefault(self.clip_of(each.clip), []).append(each)
+                of_clip = by_clip.setdefault(self.clip_of(each.clip), [])
             except ValueError as error:
                 problems.append(f"{each.where}: {error}")
+                continue
+            of_clip.append(each)
+            first = of_clip[0].source
+            if each.source not in (first, *refused):
+                refused.add(each.source)
+                problems.append(f"{each.source}: has labels of {each.clip}, and so has {first}; keep one of the two")
         found = {}
         for clip, spans in by_clip.items():
             timeline = self._timeline(clip, spans, problems)

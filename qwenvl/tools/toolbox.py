@@ -274,8 +274,8 @@ class Conversations:
     """The conversations with N completions that are sampled together.
 
     The same call on the same clip is executed once, also where it fails. A clip that was not decoded in time is not
-    opened again, nor is one that looks have taken long to decode: completions may ask for hundreds of spans, and each may
-    cost ``decode_timeout``. Equal answers are made tokens and features once.
+    opened again, nor is one that looks have taken long to decode: completions may ask for hundreds of spans, and each
+    may cost ``decode_timeout``. Equal answers are made tokens and features once.
 
     Attributes:
         toolbox, encode: see ``Toolbox.begin``.

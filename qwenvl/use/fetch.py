@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import ssl
 import threading
@@ -10,12 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 MOST_REDIRECTS = 5
 REDIRECTS = (301, 302, 303, 307, 308)
 CONNECT_SECONDS = 10.0
 CHUNK = 2**16  # bytes of a read
+HEAD_BYTES = 2**15  # of all that is no content, before there is any
+SMALL = 512  # bytes: a server that sends less at a time is asked again after a while only
+SECONDS_AFTER_SMALL = 0.02
+MOST_PIECES = 1000  # of the content, and one more for each ``SMALL`` bytes of it
 PORTS = {"http": 80, "https": 443}
 # Networks whose last 32 bits are an IPv4 address: translation (NAT64), and the forms that are no longer assigned.
 _WITH_IPV4 = [ip_network(each) for each in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96")]
@@ -46,9 +52,9 @@ def fetch(
     """
     until = time.monotonic() + seconds
     for _ in range(MOST_REDIRECTS + 1):
-        with _answer(url, until, allow_private, at_end) as answer:
+        with _answer(url, until, allow_private, at_end) as (answer, reader):
             if answer.status not in REDIRECTS:
-                return _content(answer, most_bytes, until)
+                return _content(answer, reader, most_bytes, until)
             target = urljoin(url, answer.getheader("Location") or "")
         if url.startswith("https:") and not target.startswith("https:"):
             raise ValueError("is redirected from https to another scheme; give the address of the file itself")
@@ -56,8 +62,61 @@ def fetch(
     raise ValueError(f"is redirected more than {MOST_REDIRECTS} times; give the address of the file itself")
 
 
+class BoundedReader(io.RawIOBase):
+    """Reads what a server sends, up to a bound.
+
+    ``http.client`` follows its peer in Python code: preliminary answers, headers, chunks of a byte, trailers. What
+    sends them fast and without end would take Python's lock from all other threads.
+
+    Attributes:
+        most: bytes that may come. It grows with the content.
+    """
+
+    def __init__(self, wire: socket.socket) -> None:
+        self.most = HEAD_BYTES
+        self._wire = wire
+        self._received = 0
+        self._was_small = False
+
+    def readable(self) -> bool:
+        """Called by ``io``."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Called by ``io``.
+
+        Raises:
+            HTTPException: too much has come.
+        """
+        if self._was_small:
+            time.sleep(SECONDS_AFTER_SMALL)
+        count = self._wire.recv_into(buffer)
+        self._was_small = count < SMALL
+        self._received += count
+        if self._received > self.most:
+            raise HTTPException
+        return count
+
+
+class _Wire:
+    """A socket as ``http.client`` uses it. It is closed by who has made it."""
+
+    def __init__(self, wire: socket.socket) -> None:
+        self.sendall = wire.sendall
+        self.reader = BoundedReader(wire)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """What an answer is read from."""
+        return io.BufferedReader(self.reader)
+
+    def close(self) -> None:
+        """Called where an answer ends with its connection, before that is read."""
+
+
 @contextmanager
-def _answer(url: str, until: float, allow_private: bool, at_end: AtEnd) -> Iterator[HTTPResponse]:
+def _answer(
+    url: str, until: float, allow_private: bool, at_end: AtEnd
+) -> Iterator[tuple[HTTPResponse, BoundedReader]]:
     """The answer to a GET, of which the status and the headers are read. Its connection ends with the context."""
     parts, connection = _endpoint(url)
     host = connection.host
@@ -80,13 +139,14 @@ def _answer(url: str, until: float, allow_private: bool, at_end: AtEnd) -> Itera
             context = ssl.create_default_context()
             wire = context.wrap_socket(wire, server_hostname=host, do_handshake_on_connect=False)
             wire.do_handshake()
-        connection.sock = wire
+        bounded = _Wire(wire)
+        connection.sock = bounded
         target = quote(parts.path or "/", _TARGET_CHARACTERS)
         if parts.query:
             target += "?" + quote(parts.query, _TARGET_CHARACTERS)
         connection.request("GET", target, headers={"User-Agent": "qwenvl"})
         with connection.getresponse() as answer:
-            yield answer
+            yield answer, bounded.reader
     except (OSError, HTTPException, UnicodeError) as error:
         raise ValueError(_reason(error, late=time.monotonic() >= until)) from None
     finally:
@@ -161,12 +221,18 @@ def _reason(error: Exception, late: bool) -> str:
     return f"cannot be fetched: {getattr(error, 'strerror', None) or 'the connection ended'}"
 
 
-def _content(answer: HTTPResponse, most_bytes: int, until: float) -> bytes:
+def _content(answer: HTTPResponse, reader: BoundedReader, most_bytes: int, until: float) -> bytes:
     if answer.status != 200:
         raise ValueError(f"its server answers with status {answer.status}")
     data = bytearray()
+    pieces = 0
+    reader.most += 2 * CHUNK  # what comes before it is content
     while chunk := answer.read1(CHUNK):
         data += chunk
+        pieces += 1
+        reader.most += 2 * len(chunk)
+        if pieces > MOST_PIECES + len(data) // SMALL:
+            raise ValueError(f"comes in pieces of less than {SMALL} bytes")
         if len(data) > most_bytes:
             raise ValueError(f"above {most_bytes / 1e6:g} MB (--max_body_mb)")
     # A connection that the watchdog has shut looks like the end of a file without a length.

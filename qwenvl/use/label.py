@@ -42,6 +42,7 @@ from qwenvl.rewards.table import SHAPING, TABLE, TIMELINES, reading
 from qwenvl.run_log.log import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
 from qwenvl.run_log.report.evaluation import write_labels
 from qwenvl.run_log.report.timelines import MOST_SPANS, axis_length, span_as_shown
+from qwenvl.run_log.report.write import check_no_links
 from qwenvl.timeline import TimedStep, timeline_in
 from qwenvl.types import FrameInfo, PromptBatch, Record, RolloutBatch
 from qwenvl.use.label_table import LabelTable
@@ -88,8 +89,13 @@ class Labels:
         drop_cut_line(self._path)
 
     def _check_folder(self, protocol: Mapping[str, Any]) -> None:
-        """Raise FileExistsError for a table of somebody else, or a folder with anything but these labels."""
+        """Raise FileExistsError for a table of somebody else, or a folder with anything but these labels.
+
+        Raises:
+            ReportError: a folder of the page is a link to another place.
+        """
         self._table.check()
+        check_no_links(self.folder)
         there = self.folder / PROTOCOL
         if not there.is_file():
             if any(each.name != ".lock" for each in self.folder.glob("*")):
@@ -192,8 +198,7 @@ class Labels:
         """The file to play of each clip that is a file: itself, or a copy beside the page."""
         records = [question for question, row in found if isinstance(question, Record) and row["error"] is None]
         clips = {path for record in records for path in record.videos if os.path.isfile(path)}
-        copies = {path: hash_of([path, *version_of(path)])[:20] for path in sorted(clips)}
-        return make_playable(copies, self.folder / "clips", most)
+        return make_playable(sorted(clips), self.folder / "clips", most)
 
     def _as_shown(
         self, question: Record | ValueError, row: Mapping[str, Any], played: Mapping[str, Path]
@@ -208,7 +213,10 @@ class Labels:
             where = str(question).partition(": ")[0]
             return {**row, "id": where, "prompt": [], "record": None}
         record = row_of(unframed(question, self.request.asking.reading), lambda path: frame_list(path) or path)
-        record.pop("timeline", None)  # a solution, as the last turn is: the page saves its own
+        # Parts of a solution, as the last turn is: the page saves its own timeline, and the thoughts led to the old
+        # answer.
+        for name in ("timeline", "thinking"):
+            record.pop(name, None)
         prompt = [{"role": message.role, "text": message.text} for message in question.messages]
         shown = {**row, "id": question.id, "prompt": prompt, "record": plain(record)}
         files = [self._address(played[path]) if path in played else None for path in question.videos]

@@ -6,7 +6,7 @@ import pytest
 
 from qwenvl.data.media.reader import ClipReader
 from qwenvl.inspection import playable
-from qwenvl.inspection.playable import copy_size, make_playable, plays
+from qwenvl.inspection.playable import copy_name, copy_size, make_playable, plays
 from tests.made_clips import painted_number, write_clip
 
 
@@ -22,7 +22,7 @@ def test_a_clip_whose_pictures_begin_later_than_its_file_is_copied(tmp_path):
     """A person marks spans on the player's clock, and records count from the first frame."""
     late = str(write_clip(tmp_path / "late.mp4", 5, times=[2.0, 2.1, 2.2, 2.3, 2.4]))
     assert not plays(late)
-    [copy] = make_playable({late: "late"}, tmp_path / "clips", most=1).values()
+    [copy] = make_playable([late], tmp_path / "clips", most=1).values()
     assert plays(str(copy))
     with ClipReader(str(copy)) as made, ClipReader(late) as clip:
         assert made.frame_times == pytest.approx(clip.frame_times, abs=0.002) and made.frame_times[0] == 0.0
@@ -35,11 +35,11 @@ def test_a_copy_has_the_frames_of_the_clip_at_their_times(tmp_path):
     bad = tmp_path / "bad.mp4"
     bad.write_bytes(b"no clip")
     folder = tmp_path / "clips"
-    copies = {str(clip): "one", str(bad): "two", str(good): "three"}
-    found = make_playable(copies, folder, most=9)
-    assert found == {str(clip): folder / "one.mp4", str(good): Path(good)}
-    assert plays(str(folder / "one.mp4"))
-    with ClipReader(str(folder / "one.mp4")) as copy:
+    found = make_playable([str(clip), str(bad), str(good)], folder, most=9)
+    made = folder / f"{copy_name(str(clip))}.mp4"
+    assert found == {str(clip): made, str(good): Path(good)}
+    assert plays(str(made))
+    with ClipReader(str(made)) as copy:
         assert copy.frame_times == pytest.approx(times, abs=0.002)
         numbers = [painted_number(picture.permute(1, 2, 0).numpy()) for picture in copy.read(range(6))]
     assert numbers == [*range(6)]
@@ -48,17 +48,19 @@ def test_a_copy_has_the_frames_of_the_clip_at_their_times(tmp_path):
 def test_copies_are_kept_until_their_clip_is_no_longer_shown(tmp_path, monkeypatch):
     clips = [str(write_clip(tmp_path / f"{n}.avi", 3, codec="mpeg4")) for n in range(3)]
     folder = tmp_path / "clips"
-    assert len(make_playable({clip: str(n) for n, clip in enumerate(clips)}, folder, most=2)) == 2
+    assert len(make_playable(clips, folder, most=2)) == 2
+    mine = write_clip(folder / "mine.mp4", 3)
     monkeypatch.setattr(playable, "Child", None)  # nothing is read again
-    assert make_playable({clips[0]: "0"}, folder, most=0) == {clips[0]: folder / "0.mp4"}
-    assert [file.name for file in folder.iterdir()] == ["0.mp4"]
-    assert make_playable({}, tmp_path / "none", most=5) == {} and not (tmp_path / "none").exists()
+    kept = folder / f"{copy_name(clips[0])}.mp4"
+    assert make_playable(clips[:1], folder, most=0) == {clips[0]: kept}
+    assert {*folder.iterdir()} == {kept, mine}, "files that are no copies stay"
+    assert make_playable([], tmp_path / "none", most=5) == {} and not (tmp_path / "none").exists()
 
 
 def test_a_clip_that_takes_too_long_has_no_copy(tmp_path, monkeypatch):
     monkeypatch.setattr(playable, "SECONDS", 0.0)
     clip = str(write_clip(tmp_path / "a.avi", 3, codec="mpeg4"))
-    assert make_playable({clip: "a"}, tmp_path / "clips", most=5) == {}
+    assert make_playable([clip], tmp_path / "clips", most=5) == {}
 
 
 def test_the_size_of_a_copy_is_even():

@@ -290,6 +290,22 @@ def test_bad_tables_of_spans_and_bad_labels_are_refused_with_their_line(files, a
     assert message in refused(capsys, "--answers", "s.csv", *argv)
 
 
+def test_two_label_files_of_a_clip_are_refused(folder, capsys):
+    """Those of two people would become one timeline with all spans twice."""
+    Path("labels").mkdir()
+    Path("labels/a.txt").write_text("1-10 close_lid\n")
+    for name in ("a", "copy"):
+        Path(f"labels/{name}.eaf").write_text(EAF)
+    err = refused(capsys, "--answers", "labels", "--steps", "steps.txt")
+    assert "labels/a.eaf: has labels of a.mp4, and so has labels/a.txt; keep one of the two" in err
+    assert "labels/copy.eaf: has labels of a.mp4, and so has labels/a.txt" in err
+    region = {"type": "labels", "value": {"start": 0, "end": 1, "labels": ["close lid"]}}
+    task = {"data": {"video": "/data/a.mp4"}, "annotations": [{"result": [region]}]}
+    Path("export.json").write_text(json.dumps([task, task]))
+    err = refused(capsys, "--answers", "export.json", "--steps", "steps.txt")
+    assert "export.json[1]: has labels of a.mp4, and so has export.json[0]; keep one of the two" in err
+
+
 @pytest.mark.parametrize(
     ("table", "columns", "both"),
     [

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import openai
 
@@ -156,3 +157,20 @@ class Dripping:
                     return
                 if self.ended.wait(self._pause):
                     return
+
+
+class Flooding(Dripping):
+    """A server that sends its answer at once, and then another part again and again, as fast as it is read."""
+
+    def __init__(self, begin: bytes, again: bytes = b"") -> None:
+        super().__init__(begin)
+        self._block = again * (2**16 // max(1, len(again)))
+
+    def _drip(self, client: socket.socket) -> None:
+        with client, suppress(OSError):
+            client.recv(2**16)
+            self.asked += 1
+            client.sendall(self._answer)
+            while self._block:
+                client.sendall(self._block)
+        self.left.set()

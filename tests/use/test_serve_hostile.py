@@ -26,6 +26,7 @@ from tests.use.running import (
     CHAT,
     QUESTION,
     Dripping,
+    Flooding,
     ask,
     connected,
     data_url,
@@ -249,6 +250,34 @@ def test_a_slow_download_ends_at_its_time_limit():
     ):
         fetch(server.address, most_bytes=9000, seconds=0.3, allow_private=True)
     assert server.left.wait(30)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "again", "told"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "does not answer as HTTP"),
+        (b"HTTP/1.1 200 OK\r\n", b"a: b\r\n", "does not answer as HTTP"),
+        (CHUNKED + b"1\r\nx\r\n0\r\n", b"a: b\r\n", "does not answer as HTTP"),
+        (CHUNKED, b"1\r\nx\r\n", "comes in pieces of less than 512 bytes"),
+        (CHUNKED, b"600;" + b"a" * 60_000 + b"\r\n" + b"x" * 0x600 + b"\r\n", "does not answer as HTTP"),
+    ],
+    ids=["100-continue", "headers", "trailers", "chunks", "chunk-extensions"],
+)
+def test_what_is_no_content_of_a_download_is_bounded(begin, again, told):
+    """Python code follows each of these pieces, and keeps all other threads of the server waiting."""
+    with Flooding(begin, again) as server:
+        with pytest.raises(ValueError, match=told):
+            fetch(server.address, most_bytes=10**8, seconds=60, allow_private=True)
+        assert server.left.wait(30)
+
+
+def test_a_file_in_chunks_is_fetched():
+    chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
+    with Flooding(CHUNKED + chunk * 20 + b"0\r\n\r\n") as server:
+        assert fetch(server.address, most_bytes=10**8, seconds=60, allow_private=True) == b"x" * 0x4000 * 20
 
 
 def test_slow_downloads_hold_no_other_request(fetching):

@@ -170,16 +170,20 @@ def begin_report(folder: Path) -> None:
     Raises:
         ReportError: the path is not a folder, or a folder with files that are not of a report.
     """
-    data = folder / "data"
-    for part in (data, folder / "app", folder / "pictures", *data.glob("run-*")):
-        if part.is_symlink():  # a run folder may come from somebody else
-            raise ReportError(f"{part}: is a link to another place; give another folder with --out")
-    pictures = data / "pictures.js"
-    if pictures.is_file():
+    check_no_links(folder)
+    if (folder / "data" / "pictures.js").is_file():
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ReportError(f"{folder}: holds something that is no report; give another folder with --out")
     write_pictures(folder, {})
+
+
+def check_no_links(folder: Path) -> None:
+    """Raise ReportError where files of a page would be written or deleted in another place than its folder."""
+    data = folder / "data"
+    for part in (data, *data.glob("run-*"), *(folder / name for name in ("app", "pictures", "clips"))):
+        if part.is_symlink():  # a folder of a page may come from somebody else
+            raise ReportError(f"{part}: is a link to another place; remove it, or write to another folder")
 
 
 def write_pictures(folder: Path, pictures: Mapping[str, Picture]) -> None:
