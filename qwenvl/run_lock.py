@@ -25,13 +25,14 @@ class RunFolderError(OSError):
 
 
 @contextmanager
-def locked(folder: str | Path, rank: int = 0) -> Iterator[None]:
+def locked(folder: str | Path, rank: int = 0, flag: str = "--output_dir") -> Iterator[None]:
     """Hold the lock of a run folder within. The operating system frees it when the process dies.
 
     Where the process holds it already, as a command does for its trainer, this does nothing.
 
     Args:
         rank: of this process in its run. Only rank 0 takes the lock, for all of them.
+        flag: that names the folder, for errors.
 
     Raises:
         RunFolderError: another process holds it, or the folder can't be created or written.
@@ -47,7 +48,7 @@ def locked(folder: str | Path, rank: int = 0) -> Iterator[None]:
         except OSError as error:
             reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
             raise RunFolderError(
-                f"{path.parent}: can't be created or written ({reason}); give another --output_dir"
+                f"{path.parent}: can't be created or written ({reason}); give another {flag}"
             ) from None
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,7 +57,7 @@ def locked(folder: str | Path, rank: int = 0) -> Iterator[None]:
             holder = file.read().strip() or "another process"
             file.close()
             raise RunFolderError(
-                f"{folder}: in use by another run, {holder}; wait until it has ended, or give another --output_dir"
+                f"{folder}: in use by another run, {holder}; wait until it has ended, or give another {flag}"
             ) from None
         except OSError as error:
             logger.warning(f"{path}: can't be locked ({error.strerror}); see that no other run uses this folder")

@@ -55,7 +55,7 @@ def _run(request: UseRequest) -> str:
     with told_to_the_user("qwenvl label", (ValueError, OSError, ImportError, RunLogError)):
         questions = questions_of(request)
         folder = Path(request.options.output).with_suffix("")
-        with locked(folder, request.config.process_index):
+        with locked(folder, request.config.process_index, flag="--output"):
             labels = Labels(request, questions, folder)
             labels.ask()
             return harmless(labels.finish())

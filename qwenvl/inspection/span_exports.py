@@ -81,7 +81,7 @@ def elan_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
 def _annotations(path: Path) -> Iterator[LabelledSpan | RecordError]:
     try:
         root = ElementTree.fromstring(plain_file(path).read_bytes())
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the last two: of an unknown encoding
         raise RecordError(f"{path}: not valid XML: {error}") from None
     header = root.find("HEADER")
     units = "milliseconds" if header is None else header.get("TIME_UNITS", "milliseconds")

@@ -24,7 +24,7 @@ from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.own_code import named_errors
+from qwenvl.own_code import OwnCodeError, named_errors
 from qwenvl.rewards.rubric import own
 from qwenvl.tools.calls import Call, calls_in
 from qwenvl.tools.errors import ClipTimeout, ToolError, quoted, refusal
@@ -62,6 +62,8 @@ class Toolbox:
         looks: as the model asks, refused, or at another span of the same length.
         is_awaited: says before each call whether anybody still waits for the completions of a record. Where nobody
             does, they end without an answer. None: all are waited for.
+        on_failure: told of a record and the error of a tool of the user that was called for it. The call is then
+            refused. None: the error is raised.
     """
 
     tools: dict[str, Tool]
@@ -71,6 +73,7 @@ class Toolbox:
     alter: Callable[[Sample], Sample] | None = None
     looks: str = "as asked"
     is_awaited: Callable[[Record], bool] | None = None
+    on_failure: Callable[[Record, OwnCodeError], None] | None = None
 
     @property
     def added_tokens(self) -> list[str]:
@@ -489,6 +492,11 @@ class Conversations:
         except ClipTimeout as problem:
             self.closed[clip] = str(problem)
             raise
+        except OwnCodeError as error:
+            if self.toolbox.on_failure is None:
+                raise
+            self.toolbox.on_failure(record, error)
+            raise ToolError(f"{tool.name} has failed") from None
         finally:
             if tool.is_built_in:  # another tool may take its time for something else
                 self._add_seconds(clip, time.perf_counter() - started)

@@ -32,7 +32,21 @@ MEDIA = {"video_url": "video", "image_url": "image"}
 WITHOUT_EFFECT = {"messages", "user", "metadata", "store", "service_tier", "stream_options", "return_token_ids"}
 OF_A_TURN = {"role", "content", "name"}  # templates of Qwen have no names of speakers
 OF_A_PART = {"type", "cache_control", "uuid"}  # and what it holds; two of them are for caches of servers
-NEUTRAL: tuple[Any, ...] = (None, 0, "", [], {}, "none", "auto", {"type": "text"})  # values that ask for nothing
+NEUTRAL: tuple[Any, ...] = (None, "", [], {}, "none", "auto", {"type": "text"})  # values that ask for nothing
+# Parameters of OpenAI and vLLM for which 0 or false asks for nothing. For others it does: top_k 0 is every token.
+ZERO_IS_NEUTRAL = {
+    "best_of",
+    "echo",
+    "frequency_penalty",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "prompt_logprobs",
+    "top_logprobs",
+    "use_beam_search",
+}
 TURN_SETTINGS = "a turn has role and content; calls of tools stand in the content, as this server writes them"
 MEDIA_SETTINGS = (
     "a part holds its text or its medium; frames and pixels are as in training, or set by flags of qwenvl serve, such "
@@ -176,7 +190,9 @@ def parse_body(body: bytes, model: str, trained: SamplingParams) -> Parsed:
         messages = found["messages"]
         read = {each.name for each in fields(ChatOptions)} & found.keys()
         for name in found.keys() - read - WITHOUT_EFFECT:
-            if found[name] not in NEUTRAL:
+            value = found[name]
+            asks_for_nothing = value in NEUTRAL or (name in ZERO_IS_NEUTRAL and value == 0)
+            if not asks_for_nothing:
                 raise _not_offered(beginning(name))
         options = ChatOptions(**{name: found[name] for name in read if found[name] is not None})
         options.params(trained)
@@ -275,7 +291,8 @@ class RequestReader:
         turns = []
         for turn in parsed.messages:
             # Nothing but these two: other forms of turns name files of this machine.
-            turns.append({"role": turn.get("role"), "content": self._content(turn.get("content"), media)})
+            role = "system" if turn.get("role") == "developer" else turn.get("role")  # OpenAI's newer name
+            turns.append({"role": role, "content": self._content(turn.get("content"), media)})
         if turns:
             turns[-1]["content"] = self._with_request(turns[-1]["content"])
         row: dict[str, Any] = {"messages": turns}

@@ -55,11 +55,18 @@ def fetch(
         with _answer(url, until, allow_private, at_end) as (answer, reader):
             if answer.status not in REDIRECTS:
                 return _content(answer, reader, most_bytes, until)
-            target = urljoin(url, answer.getheader("Location") or "")
+            target = _target(url, answer)
         if url.startswith("https:") and not target.startswith("https:"):
             raise ValueError("is redirected from https to another scheme; give the address of the file itself")
         url = target
     raise ValueError(f"is redirected more than {MOST_REDIRECTS} times; give the address of the file itself")
+
+
+def _target(url: str, answer: HTTPResponse) -> str:
+    """Where an answer redirects to."""
+    with suppress(ValueError):  # it quotes what the server sent
+        return urljoin(url, answer.getheader("Location") or "")
+    raise ValueError("is redirected to an address that is none")
 
 
 class BoundedReader(io.RawIOBase):

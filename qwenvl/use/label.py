@@ -186,7 +186,7 @@ class Labels:
             written = write_labels(
                 self.folder,
                 model=self.request.model.name,
-                rows=[self._as_shown(question, row, played) for question, row in found],
+                rows=with_ids_of_their_own([self._as_shown(question, row, played) for question, row in found]),
                 command=training_command(self.request),
             )
             lines += [f"wrote {written.page}; open it in a browser", add_pictures(written, options.pictures)]
@@ -227,7 +227,9 @@ class Labels:
         listed = names_in(question.messages[-1].text)
         steps = [[number, name] for number, name in listed.items()]
         spans = timeline_in(row.get("answer") or "", numbers_of(listed))
-        numbered = bool(spans) and all(span.number is not None for span in spans)
+        # Where the name of a step holds a range, as in "fasten screws 1-4", its answer would look like a span.
+        has_range = any(timeline_in(f"(1) {name}") for name in listed.values())
+        numbered = bool(spans) and not has_range and all(span.number is not None for span in spans)
         asked = self.reward in TIMELINES or question.fields.get("timeline") is not None
         if not asked and not numbered:
             return {"steps": steps, "timeline": None, "vote_spans": []}
@@ -273,6 +275,25 @@ class Labels:
             yield {**named, **row, "times": " ".join(times)}
 
 
+def with_ids_of_their_own(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the page, whose records have different ids: several data sets may have the same ones."""
+    taken: set[str] = set()
+    different = []
+    for row in rows:
+        record = row["record"]
+        if record is not None:
+            own = str(record["id"])
+            number = 1
+            while own in taken:
+                number += 1
+                own = f"{record['id']} ({number})"
+            taken.add(own)
+            if number > 1:
+                row = {**row, "record": {**record, "id": own}}
+        different.append(row)
+    return different
+
+
 def editor_length(answers: Sequence[Sequence[TimedStep]], clips: Sequence[FrameInfo]) -> float:
     """Seconds that the editor of a timeline has: of the only clip, else as far as clips and answers reach.
 
@@ -303,8 +324,10 @@ def training_command(request: UseRequest) -> str:
     model = ["--model_name_or_path", base or path]
     adapter = [] if base is None else ["--lora_enable", "--start_from_weights", path]
     groups = (ReadingOptions, FrameOptions, PromptOptions, ToolOptions, RewardOptions)
-    # Records of the page name their media in full, and labels leave out what training would stop at.
-    prompts = changed_flags(request.config, groups, without=("allow_outside_media", "on_long_prompt"))
+    # Records of the page have the library's own form and name their media in full, and labels leave out what training
+    # would stop at.
+    without = ("format", "columns", "allow_outside_media", "on_long_prompt")
+    prompts = changed_flags(request.config, groups, without=without)
     data = ["--dataset_use", "labels.json", "--allow_outside_media"]
     folder = ["--output_dir", f"runs/{request.model.name}-labels"]
     return shlex.join(["qwenvl", "train", *model, *adapter, *data, *folder, *prompts])

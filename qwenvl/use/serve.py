@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import tempfile
 import threading
 import traceback
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic
@@ -31,21 +30,24 @@ from qwenvl.data.media.images import MAX_IMAGE_PIXELS
 from qwenvl.data.options import SampleOptions
 from qwenvl.evaluate.respondent import build_respondent, collator_of
 from qwenvl.model.inputs import media_bytes
+from qwenvl.own_code import OwnCodeError
 from qwenvl.rewards import build_rubric
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.step.answer import in_budget
 from qwenvl.tools.toolbox import Toolbox
-from qwenvl.types import PromptBatch, Record, RolloutBatch, Sample, SamplingParams
+from qwenvl.types import Record, RolloutBatch, Sample
+from qwenvl.use.answers import Pending, StopWatch
 from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, parse_body
 from qwenvl.use.in_time import DatasetInTime
-from qwenvl.use.options import ChatOptions, UseRequest
+from qwenvl.use.options import UseRequest
 from qwenvl.use.pictures import PictureReader
 
 READERS = 8  # threads that decode media
 READING = 2  # times --decode_timeout, for all media of a request: a few requests must not hold all readers for long
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
 SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
+LOOKS = 0.25  # times --decode_timeout, for one look, and four times as long for all at a clip: others wait for them
 SHORTEST_LOOK = 0.01  # seconds: 0 would let the decoder take its time
 MOST_BODIES = 2 * 2**30  # bytes of the bodies that are being received or parsed
 LONG_ARRIVAL_SECONDS = 2.0  # a request that is received or fetched for longer gives way where others find no room
@@ -59,21 +61,6 @@ Read = Callable[[Callable[[int], None]], Awaitable[bytes]]
 
 class Abandoned(Exception):
     """Nobody waits any more for what is being sampled."""
-
-
-@dataclass(eq=False)
-class Pending:
-    """A request whose prompt is made.
-
-    Attributes:
-        events: (choice, token) of each token where the request streams, and at the end the completions or an error.
-    """
-
-    batch: PromptBatch
-    options: ChatOptions
-    params: SamplingParams
-    patience: Patience
-    events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
 
 @dataclass(eq=False)
@@ -135,11 +122,18 @@ class ChatServer:
                 layer.register_forward_pre_hook(self._before_layer)
 
     def _in_time(self, toolbox: Toolbox | None, config: GRPOConfig) -> Toolbox | None:
-        """A toolbox that answers no call of a request whose time is up or whose client is gone."""
+        """A toolbox that answers no call of a request that is over. A call that fails ends its own request alone."""
         if toolbox is None:
             return None
-        dataset = DatasetInTime([], SampleOptions.of(config), training=False, ruler=self.collator.ruler)
-        return replace(toolbox, dataset=dataset.within(self._seconds_of_look), is_awaited=self._is_awaited)
+        options = SampleOptions.of(config)
+        options = replace(options, decode_timeout=LOOKS * options.decode_timeout)
+        dataset = DatasetInTime([], options, training=False, ruler=self.collator.ruler)
+        return replace(
+            toolbox,
+            dataset=dataset.within(partial(self._seconds_of_look, options.decode_timeout)),
+            is_awaited=self._is_awaited,
+            on_failure=self._end_failed,
+        )
 
     def end_requests(self) -> None:
         """Ends all work for requests as soon as it can be interrupted."""
@@ -232,12 +226,22 @@ class ChatServer:
         if not any(each.patience.left() for each in self._sampling):
             raise Abandoned
         # Ids of requests without a seed are drawn, and one with a seed is sampled alone.
-        return any(each.patience.left() > 0 for each in self._sampling if each.batch.records[0].id == record.id)
+        return any(each.patience.left() > 0 for each in self._asking(record))
 
-    def _seconds_of_look(self) -> float:
+    def _asking(self, record: Record) -> list[Pending]:
+        """The requests that are sampled and ask about a record."""
+        return [each for each in self._sampling if each.batch.records[0].id == record.id]
+
+    def _end_failed(self, record: Record, error: OwnCodeError) -> None:
+        """Ends the requests about a record, for which a tool of the user has failed. The others go on."""
+        traceback.print_exception(error)
+        for each in self._asking(record):
+            each.patience.end(ApiError(500, "a tool of this server failed for this request; its log says how"))
+
+    def _seconds_of_look(self, most: float) -> float:
         """The seconds that a look may take: a look that several requests share lasts as long as one of them."""
         left = max((each.patience.left() for each in self._sampling), default=0.0)
-        return max(SHORTEST_LOOK, min(self._dataset.options.decode_timeout, left))
+        return max(SHORTEST_LOOK, min(most, left))
 
     def _before_layer(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         """Ends a forward that nobody waits for, between two of its layers: a long prompt may take minutes.
@@ -445,149 +449,3 @@ async def _patiently(
             patience.check()
     finally:
         task.cancel()
-
-
-# ---- the answers
-
-
-class StopWatch:
-    """Finds, token by token, where an answer contains a stop string.
-
-    A string lies within as many of the last tokens as it has bytes, and one more where it begins within a token. One
-    that special tokens interrupt is missed here, and is found when the answer is cut.
-    """
-
-    def __init__(self, stops: Sequence[str], decode: Callable[[list[int]], str]) -> None:
-        self._stops = stops
-        self._decode = decode
-        self._window = 1 + max((len(stop.encode()) for stop in stops), default=0)
-        self._last: list[int] = []
-
-    def ends_at(self, token: int) -> bool:
-        """Whether the answer contains a stop string with this token, the next one."""
-        if not self._stops:
-            return False
-        self._last = [*self._last[-self._window :], token]
-        text = self._decode(self._last)
-        return any(stop in text for stop in self._stops)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One of the answers to a request, up to its own stop strings.
-
-    Attributes:
-        ids: its sampled tokens, end tokens included. The last one may complete a stop string.
-        logprobs: of these. None: the engine gives none.
-    """
-
-    text: str
-    finish_reason: str
-    ids: list[int]
-    logprobs: list[float] | None
-
-
-def answers_of(pending: Pending, rollout: RolloutBatch, decode: Callable[[list[int]], str]) -> list[Answer]:
-    """The answers to a request."""
-    found = []
-    for row, (text, reason) in enumerate(zip(rollout.texts, rollout.finish_reasons, strict=True)):
-        mask = rollout.completion_mask[row]
-        ids = rollout.completion_ids[row][mask].tolist()
-        logprobs = None if rollout.logprobs is None else rollout.logprobs[row][mask].tolist()
-        ends = [place for place in map(text.find, pending.options.stops) if place >= 0]
-        if ends:
-            count = _tokens_to_stop(ids, pending.options.stops, decode)
-            text = text[: min(ends)]
-            reason = "stop"
-            ids = ids[:count]
-            if logprobs is not None:
-                logprobs = logprobs[:count]
-        found.append(Answer(text=text, finish_reason=reason, ids=ids, logprobs=logprobs))
-    return found
-
-
-def _tokens_to_stop(ids: list[int], stops: Sequence[str], decode: Callable[[list[int]], str]) -> int:
-    """The smallest number of tokens whose text contains a stop string, or that of all."""
-    # Each probe decodes a text, so search by halves: with one more token a text keeps the stop strings that it has.
-    low = 1
-    high = max(1, len(ids))
-    while low < high:
-        middle = (low + high) // 2
-        text = decode(ids[:middle])
-        if any(stop in text for stop in stops):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def usage_of(pending: Pending, answers: Iterable[Answer]) -> dict[str, int]:
-    """The tokens of a request and of its answers."""
-    prompt = pending.batch.input_ids.shape[1]
-    completion = sum(len(answer.ids) for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def logprobs_of(answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
-    """The log-probs of an answer in OpenAI's form, and ``token_ids`` as vLLM has them."""
-    assert answer.logprobs is not None  # every engine gives them
-    content: list[dict[str, Any]] = [
-        {"token": decode([token]), "logprob": value, "bytes": None, "top_logprobs": []}
-        for token, value in zip(answer.ids, answer.logprobs, strict=True)
-    ]
-    return {"logprobs": {"content": content}, "token_ids": answer.ids}
-
-
-class _Choice:
-    """The text of an answer while it is streamed.
-
-    Attributes:
-        sent: the text so far.
-    """
-
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        self.sent = ""
-        self._decode = decode
-        self._unsent: list[int] = []
-
-    def piece(self, token: int) -> str:
-        """The text that a token completes."""
-        self._unsent.append(token)
-        text = self._decode(self._unsent)
-        if text.endswith("\ufffd"):  # half of a character
-            return ""
-        self._unsent = []
-        self.sent += text
-        return text
-
-
-async def streamed(
-    pending: Pending, events: AsyncGenerator[Any, None], head: Mapping[str, Any], decode: Callable[[list[int]], str]
-) -> AsyncGenerator[str, None]:
-    """An answer as server-sent events: pieces of text as they come, and at the end the remaining text and the usage."""
-
-    def piece(choice: int, text: str, reason: str | None = None, **more: Any) -> str:
-        delta = {"role": "assistant", "content": text}
-        chosen = {"index": choice, "delta": delta, "finish_reason": reason}
-        return f"data: {json.dumps({**head, 'object': 'chat.completion.chunk', 'choices': [chosen], **more})}\n\n"
-
-    choices = [_Choice(decode) for _ in range(pending.options.n)]
-    try:
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, tuple):
-                    number, token = event
-                    # Where stop strings are given, what is sent may turn out to be the beginning of one.
-                    if not pending.options.stops:
-                        text = choices[number].piece(token)
-                        if text:
-                            yield piece(number, text)
-                    continue
-                answers = answers_of(pending, event, decode)
-                usage = usage_of(pending, answers)
-                for number, answer in enumerate(answers):
-                    rest = answer.text[len(choices[number].sent) :]
-                    yield piece(number, rest, answer.finish_reason, usage=usage)
-    except ApiError as error:
-        yield f"data: {json.dumps(error.body)}\n\n"
-    yield "data: [DONE]\n\n"

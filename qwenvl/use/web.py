@@ -24,9 +24,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from qwenvl.use.answers import answers_of, logprobs_of, streamed, usage_of
 from qwenvl.use.chat_request import ApiError
 from qwenvl.use.options import OWNER, ServeOptions
-from qwenvl.use.serve import ChatServer, answers_of, logprobs_of, streamed, usage_of
+from qwenvl.use.serve import ChatServer
 
 LOCAL_NAME = "localhost"
 IDLE_CONNECTIONS = 100  # besides those of requests

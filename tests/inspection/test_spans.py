@@ -243,6 +243,8 @@ def test_files_of_elan_become_timelines(folder, capsys):
     assert solutions() == ["0.0-1.25 (1) insert fan", "0.0-3.0 (2) close lid"]
     Path("x.eaf").write_text(EAF.replace('TIME_UNITS="milliseconds"', 'TIME_UNITS="PAL-frames"'))
     assert "x.eaf: expected TIME_UNITS" in refused(capsys, "--answers", "x.eaf", "--steps", "steps.txt")
+    Path("x.eaf").write_text(EAF.replace('encoding="UTF-8"', 'encoding="X-MINE"'))
+    assert "x.eaf: not valid XML" in refused(capsys, "--answers", "x.eaf", "--steps", "steps.txt")
     Path("x.eaf").write_text(EAF.replace('REF2="t2"', 'REF2="t3"'))
     assert "x.eaf[a1]: expected two time slots" in refused(capsys, "--answers", "x.eaf", "--steps", "steps.txt")
 

@@ -432,6 +432,18 @@ def test_the_same_look_is_decoded_and_encoded_once(world, monkeypatch):
     assert made.answer(look(1, 2))[0] == first[1] and len(opened) == 1 and encoded == [1]
 
 
+def test_a_tool_that_fails_is_told_where_others_must_go_on(world):
+    """A server answers several people together."""
+    made = world(tools=("own.py:raises", "look"))
+    failed = []
+    on_failure = lambda record, error: failed.append((record.id, str(error)))
+    made.conversations.toolbox = replace(made.toolbox, on_failure=on_failure)
+    answers = made.answer(JSON_CALL.format("raises", "{}") + END, look(1, 2))
+    assert "raises has failed" in answers[0] and "<|video_pad|>" in answers[1]
+    [(record, error)] = failed
+    assert record == made.record.id and "ZeroDivisionError" in error
+
+
 def test_a_call_that_fails_is_executed_once(world, monkeypatch):
     made = world(max_turns=9)
     opened = []

@@ -250,6 +250,65 @@ def test_a_record_with_a_timeline_is_asked_about_one_and_saved_without_it(there)
     assert "timeline" not in others_of(row)
 
 
+def shown_rows(folder: str = "labels") -> list[dict]:
+    text = Path(f"{folder}/data/run-0/page-0.js").read_text()
+    return json.loads(text[text.index("[") : text.rindex("]") + 1])
+
+
+def test_labels_leave_the_thoughts_behind_that_led_to_the_old_answer(there):
+    turns = [{"from": "human", "value": f"<video>\n{QUESTION}"}, {"from": "gpt", "value": "<answer>(1)</answer>"}]
+    rows = [{"id": "a", "video": "clips/2.mp4", "conversations": turns, "thinking": "It picks, so (1)."}]
+    Path("rows.json").write_text(json.dumps(rows))
+    labelled("model", "rows.json", "--page")
+    [row] = shown_rows()
+    assert "thinking" not in others_of(row)
+
+
+def test_labels_of_data_sets_in_other_forms_are_read_with_the_printed_flags(there, capsys):
+    """Records of two sets may have one id, and their columns have other names than those of the labels."""
+    asked = [{"from": "human", "value": f"<video>\n{QUESTION}"}]
+    rows = [{"id": "a", "clip": "clips/2.mp4", "talk": asked}]
+    for number in (1, 2):
+        Path(f"rows{number}.json").write_text(json.dumps(rows))
+        rows[0]["clip"] = "clips/10.mp4"
+    columns = ["--columns", "clip=video,talk=conversations"]
+    labelled("model", "rows1.json,rows2.json", "--page", *columns)
+    records = [json.loads(row["record"]["others"]) | {"conversations": row["record"]["turns"]} for row in shown_rows()]
+    assert sorted(record["id"] for record in records) == ["a", "a (2)"]
+    command = re.search(r"<pre>(.*)</pre>", Path("labels/index.html").read_text())[1]
+    assert "dataset_use" in command and "columns" not in command
+    for record in records:
+        record["conversations"].append({"from": "gpt", "value": "<answer>(1)</answer>"})
+    Path("labels.json").write_text(json.dumps(records))
+    found = load_dataset("labels.json", allow_outside_media=True).records
+    assert [each.messages[0].text for each in found] == [f"<video>\n{QUESTION}"] * 2
+
+
+def test_a_step_whose_name_holds_a_range_is_no_span(there, monkeypatch):
+    Path("steps.txt").write_text("Which?\n(1) fasten screws 1-4\n(2) close")
+    told = "<answer>(1) fasten screws 1-4</answer>"
+    labelled("model", "clips/2.mp4", "--question", "steps.txt", "--page")
+    kept = Path("labels/rows-0.jsonl")
+    row = json.loads(kept.read_text())
+    kept.write_text(json.dumps(row | {"answer": "(1) fasten screws 1-4", "texts": [told], "text": told}) + "\n")
+    labelled("model", "clips/2.mp4", "--question", "steps.txt", "--page")
+    [shown] = shown_rows()
+    assert shown["answer"] == "(1) fasten screws 1-4" and shown["timeline"] is None
+
+
+@pytest.mark.parametrize("name", ["clips", "pictures", "data"])
+def test_a_page_writes_and_deletes_nothing_behind_links(there, capsys, name):
+    (there / "mine").mkdir()
+    mine = write_clip(there / "mine" / f"{'0' * 20}.mp4", 3)
+    Path("labels").mkdir()
+    Path(f"labels/{name}").symlink_to(there / "mine")
+    Path("labels/protocol.json").write_text("{}")
+    with pytest.raises(SystemExit) as ended:
+        qwenvl(["label", "model", "clips/2.mp4", "--question", QUESTION, "--page", *FLAGS])
+    assert ended.value.code == 2
+    assert f"labels/{name}: is a link to another place" in capsys.readouterr().err and mine.exists()
+
+
 def test_the_editor_of_a_timeline_cuts_at_the_end_of_the_only_clip():
     def clip(duration: float) -> FrameInfo:
         return FrameInfo(path="a.mp4", indices=(0,), times=(0.5,), segments=None, duration=duration)

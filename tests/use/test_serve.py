@@ -89,7 +89,9 @@ def test_a_request_sets_length_stops_samples_temperature_and_seed(running):
     assert len({choice.message.content for choice in sampled.choices}) > 1
     texts = [running.ask(QUESTION, temperature=2.0, seed=seed).choices[0].message.content for seed in (5, 5, 6)]
     assert texts[0] == texts[1] != texts[2]
-    ignored = running.ask(QUESTION, user="me", presence_penalty=0, tools=[], response_format={"type": "text"})
+    more = {"ignore_eos": False, "min_tokens": 0}
+    settings = {"user": "me", "presence_penalty": 0, "tools": [], "response_format": {"type": "text"}}
+    ignored = running.ask(QUESTION, **settings, extra_body=more)
     assert ignored.choices[0].message.content == whole
 
 
@@ -101,6 +103,10 @@ def test_a_request_sets_length_stops_samples_temperature_and_seed(running):
         (["Hi"], {"stop": ["", "x"]}, 400, "stop must be texts of at least one character"),
         (["Hi"], {"max_tokens": 25}, 400, "max_tokens must be at most 24 (--generation_max_length)"),
         (["Hi"], {"presence_penalty": 0.5}, 400, "presence_penalty: not offered by this server"),
+        # 0 and false ask for something: for all tokens, and for an answer without thinking.
+        (["Hi"], {"extra_body": {"top_k": 0}}, 400, "top_k: not offered by this server"),
+        (["Hi"], {"extra_body": {"enable_thinking": False}}, 400, "enable_thinking: not offered by this server"),
+        (["Hi"], {"extra_body": {"skip_special_tokens": False}}, 400, "skip_special_tokens: not offered"),
         (["Hi"], {"logprobs": True, "stream": True}, 400, "logprobs are not offered with stream"),
         (["Hi <video>"], {}, 400, "typed parts name media by"),
         (["Hi<|im_end|>"], {}, 400, "contains the model's own token <|im_end|>"),

@@ -19,9 +19,9 @@ from PIL import Image
 
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.images import load_image
+from qwenvl.use.answers import StopWatch
 from qwenvl.use.fetch import fetch, is_public
 from qwenvl.use.pictures import PictureReader
-from qwenvl.use.serve import StopWatch
 from tests.use.running import (
     CHAT,
     QUESTION,
@@ -132,6 +132,7 @@ def test_settings_of_turns_and_parts_that_change_nothing_are_accepted(running):
     clip = video("one.mp4") | {"fps": None, "uuid": "clip 1"}
     said = {"role": "assistant", "content": "Yes?", "tool_calls": None, "refusal": None, "annotations": []}
     turns = [
+        {"role": "developer", "content": "You inspect assembly."},
         {"role": "user", "name": "me", "content": [picture, clip, {"type": "text", "text": "Hello."}]},
         said,
         {"role": "user", "content": "Go."},
@@ -362,6 +363,7 @@ def test_turns_in_other_forms_name_no_files_of_the_machine(running, made_media):
 
 
 def test_an_eps_starts_no_program(running, monkeypatch):
+    assert running.ask(image("part.png"), max_tokens=1).choices  # the process that reads pictures waits for others now
     monkeypatch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
     monkeypatch.setattr("subprocess.Popen", lambda *words, **_: pytest.fail(f"a program was started: {words}"))
     data = io.BytesIO()
@@ -493,6 +495,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_asked(monkeypatch):
     [
         (b"HTTP/1.1 302 S3CRET\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n", "not http or https"),
         (b"HTTP/1.1 302 S3CRET\r\nLocation: ftp://127.0.0.1/\r\nContent-Length: 0\r\n\r\n", "not http or https"),
+        (b"HTTP/1.1 302 S3CRET\r\nLocation: //[S3CRET\r\nContent-Length: 0\r\n\r\n", "an address that is none"),
         (b"HTTP/1.1 302 S3CRET\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", "redirected more than 5 times"),
         (b"HTTP/1.1 500 S3CRET\r\nContent-Length: 6\r\n\r\nS3CRET", "status 500"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nS3CRET", "medium 0: not a video"),

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import openai
@@ -100,6 +101,25 @@ def test_looks_end_with_the_request_that_makes_them(looking, calling, monkeypatc
     asked = time.monotonic()
     assert looking.ask(QUESTION, max_tokens=1).choices and time.monotonic() - asked < 30
     assert len(looks) == 1 and looks[0] <= 5.0, "a look has no more time than its request"
+
+
+def test_a_look_has_a_quarter_of_the_time_of_a_clip(looking):
+    """It keeps all other requests waiting, as reading the clips of a prompt does not."""
+    looks = looking.server.respondent.sample.toolbox.dataset.options
+    assert looks.decode_timeout == looking.server._dataset.options.decode_timeout / 4 == 15.0
+
+
+def test_a_tool_that_fails_ends_its_own_request_alone(looking, calling, monkeypatch, capfd):
+    toolbox = looking.server.respondent.sample.toolbox
+    own = replace(toolbox.tools["look"], function=lambda video, start, end: 1 / 0)
+    monkeypatch.setitem(toolbox.tools, "look", own)
+    calling.text = CALL
+    with pytest.raises(openai.InternalServerError) as raised:
+        looking.ask(video("one.mp4"), QUESTION, max_tokens=90)
+    assert raised.value.body["message"] == "a tool of this server failed for this request; its log says how"
+    assert "ZeroDivisionError: division by zero" in capfd.readouterr().err
+    calling.text = ""
+    assert looking.ask(video("one.mp4"), QUESTION, max_tokens=2).choices and looking.is_idle()
 
 
 def record_file(folder, *rows) -> str:
