@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import mimetypes
 import os
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import torch
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.chat import TURN_END, chat_messages
-from qwenvl.data.errors import RecordError
+from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.record_file import RecordFile
@@ -164,12 +165,12 @@ def check(request: UseRequest) -> str:
     compared: list[Compared] = []
     try:
         client = openai.OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "none")
-        [served, *_] = client.models.list()
+        served = _served(client)
         for record in records:
             sent = record
             if served.owned_by == OWNER:  # our own server puts the template and the system turn around prompts
                 sent = unframed(record, request.asking.reading)
-            reply = client.chat.completions.create(
+            answer = client.chat.completions.create(
                 model=served.id,
                 messages=messages_of(sent),
                 max_tokens=reference.most_tokens,
@@ -177,35 +178,90 @@ def check(request: UseRequest) -> str:
                 logprobs=True,
                 extra_body={"return_token_ids": True},
             )
+            reply = Reply.of(answer, vocabulary=len(reference.tokenizer))
             compared.append(_compared(record, reply, reference))
-    except openai.OpenAIError as error:
+    except (openai.OpenAIError, json.JSONDecodeError, ReplyError) as error:
         raise ValueError(f"--check {url}: {str(error)[:300]}") from None
     return "\n".join([*(each.line for each in compared), *_verdict(compared)])
 
 
-def _compared(record: Record, reply: Any, reference: Reference) -> Compared:
-    """A record's answer of a server, compared with the model here.
+def _served(client: Any) -> Any:
+    """The first model that a server lists, as the openai client has it."""
+    try:
+        [served, *_] = client.models.list()
+    except (AttributeError, TypeError, ValueError):  # an empty list, none, or a page in HTML
+        served = None
+    if not hasattr(served, "owned_by"):
+        raise ReplyError("expected a list of models at /models, as OpenAI's API has it")
+    return served
 
-    Args:
-        reply: of the openai client.
+
+class ReplyError(ValueError):
+    """A server does not answer as OpenAI's API does."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a server has answered to a record.
+
+    Attributes:
+        prompt_tokens: how many the prompt has there.
+        tokens, logprobs: of the answer. Empty where the server gives none.
+        ids: of these tokens. None where the server gives none.
     """
+
+    text: str
+    prompt_tokens: int
+    tokens: list[str]
+    logprobs: list[float]
+    ids: list[int] | None
+
+    @classmethod
+    def of(cls, answer: Any, vocabulary: int) -> Reply:
+        """The parts that are compared of an answer of the openai client.
+
+        Raises:
+            ReplyError: one of them is missing, or is something else.
+        """
+        found = answer.model_dump() if hasattr(answer, "model_dump") else answer
+        try:
+            [choice, *_] = found["choices"]
+            given = (choice.get("logprobs") or {}).get("content") or []
+            ids = choice.get("token_ids")
+            reply = cls(
+                text=choice["message"]["content"] or "",
+                prompt_tokens=int(found["usage"]["prompt_tokens"]),
+                tokens=[str(each["token"]) for each in given],
+                logprobs=[float(each["logprob"]) for each in given],
+                ids=None if ids is None else [int(each) for each in ids],
+            )
+        except (KeyError, TypeError, ValueError):
+            raise ReplyError(
+                "expected an answer with choices, a message, usage and log-probs, as OpenAI's API has it, got "
+                f"{kind_of(found)}"
+            ) from None
+        if reply.ids is not None and not all(0 <= each < vocabulary for each in reply.ids):
+            raise ReplyError(f"expected token_ids from 0 to {vocabulary - 1:,}, the vocabulary of MODEL here")
+        return reply
+
+
+def _compared(record: Record, reply: Reply, reference: Reference) -> Compared:
+    """A record's answer of a server, compared with the model here."""
     batch = reference.prompt(record)
-    choice = reply.choices[0]
-    theirs = reply.usage.prompt_tokens
+    theirs = reply.prompt_tokens
     here = batch.input_ids.shape[1]
-    same_answer = (choice.message.content or "").strip() == reference.answer(batch).strip()
+    same_answer = reply.text.strip() == reference.answer(batch).strip()
     named = "the same answer" if same_answer else "another answer"
     line = f"{record.id}: {named}; {theirs:,} tokens of the prompt, {here:,} here"
-    given = (choice.logprobs and choice.logprobs.content) or []
     # Without ``token_ids`` there are only texts of tokens. If they encode to others, nothing is compared.
-    ids = getattr(choice, "token_ids", None) or reference.tokenizer.encode("".join(each.token for each in given))
+    ids = reply.ids or reference.tokenizer.encode("".join(reply.tokens))
     gaps: list[float] = []
-    if given and len(ids) == len(given):
+    if reply.logprobs and len(ids) == len(reply.logprobs):
         values = reference.logprobs(batch, ids)
         if values is None:
             line += ", log-probs not compared: tools here give no answer to one of its calls"
         else:
-            gaps = [abs(value - each.logprob) for value, each in zip(values, given, strict=True)]
+            gaps = [abs(value - given) for value, given in zip(values, reply.logprobs, strict=True)]
             line += f", log-probs within {max(gaps):.2g}"
     return Compared(line, same_length=theirs == here, same_answer=same_answer, gaps=gaps)
 

@@ -269,6 +269,64 @@ def checked(made_media, records, url, capsys) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": "them"}]}
+SAID = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}
+COUNTS = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+LOGPROB = {"token": "x", "logprob": -1.0, "bytes": None, "top_logprobs": []}
+
+
+def replied(choice: dict | None = None, usage: dict | None = COUNTS) -> dict:
+    choices = [] if choice is None else [choice]
+    return {"id": "a", "object": "chat.completion", "created": 1, "model": "m", "choices": choices, "usage": usage}
+
+
+@pytest.mark.parametrize(
+    ("models", "reply", "told"),
+    [
+        ("<html>hi</html>", {}, "expected a list of models at /models"),
+        ({"object": "list", "data": []}, {}, "expected a list of models at /models"),
+        ({"object": "list", "data": None}, {}, "expected a list of models at /models"),
+        (MODELS, "<html>hi</html>", "expected an answer with choices, a message, usage and log-probs"),
+        (MODELS, replied(), "expected an answer with choices"),
+        (MODELS, replied(SAID, usage=None), "expected an answer with choices"),
+        (MODELS, replied({**SAID, "message": None}), "expected an answer with choices"),
+        (MODELS, replied({**SAID, "logprobs": {"content": [{**LOGPROB, "logprob": None}]}}), "expected an answer with"),
+        (MODELS, replied({**SAID, "token_ids": ["a"]}), "expected an answer with choices"),
+        (MODELS, replied({**SAID, "token_ids": [10**9]}), "expected token_ids from 0 to"),
+    ],
+)
+def test_check_names_what_a_server_answers_otherwise(made_media, records, capsys, models, reply, told):
+    class Odd(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_) -> None:
+            pass
+
+        def answer(self, found) -> None:
+            is_text = isinstance(found, str)
+            data = (found if is_text else json.dumps(found)).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html" if is_text else "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def do_GET(self) -> None:
+            self.answer(models)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer(reply)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        try:
+            with pytest.raises(SystemExit) as ended:
+                qwenvl(["serve", str(made_media / "model"), str(records), "--check", url, *FLAGS])
+        finally:
+            server.shutdown()
+    assert ended.value.code == 2 and f"--check {url}: {told}" in capsys.readouterr().err
+
+
 def test_check_tells_whether_a_server_sees_prompts_and_frames_as_trained(
     running, made_media, records, capsys, monkeypatch
 ):
