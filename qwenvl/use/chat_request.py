@@ -35,15 +35,14 @@ OF_A_PART = {"type", "cache_control", "uuid"}  # and what it holds; two of them 
 NEUTRAL: tuple[Any, ...] = (None, "", [], {}, "none", "auto", {"type": "text"})  # values that ask for nothing
 # Parameters of OpenAI and vLLM for which 0 or false asks for nothing. For others it does: top_k 0 is every token.
 ZERO_IS_NEUTRAL = {
-    "best_of",
     "echo",
     "frequency_penalty",
     "ignore_eos",
     "include_stop_str_in_output",
     "min_p",
     "min_tokens",
+    "parallel_tool_calls",
     "presence_penalty",
-    "prompt_logprobs",
     "top_logprobs",
     "use_beam_search",
 }
