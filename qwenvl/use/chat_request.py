@@ -310,7 +310,20 @@ class RequestReader:
             raise ApiError(400, "messages: expected a list of objects with role and content") from None
         if record.solution:
             raise ApiError(400, "messages: expected the last one to be the user's")
+        self._check_places(record, folder)
         return record
+
+    def _check_places(self, record: Record, folder: Path) -> None:
+        """Raise ApiError for a medium outside of the folders that the request may read.
+
+        Its name was checked. But what is read may be another file, as that of a name without its ending.
+        """
+        folders = [os.path.realpath(folder)]
+        if self._root is not None:
+            folders.append(self._root)
+        for path in (*record.videos, *record.images):
+            if all(outside_of(each, path) is not None for each in folders):
+                raise ApiError(400, "messages: a medium leads out of the media root")
 
     def refusal(self, error: Exception, folder: Path) -> ApiError:
         """The answer to a request with bad data. It tells nothing of where files are, or of what is in other files."""

@@ -113,6 +113,7 @@ def test_a_request_sets_length_stops_samples_temperature_and_seed(running):
         ([video("none.mp4"), "Hi"], {}, 400, "none.mp4: No such file or directory"),
         ([video("file:///etc/passwd"), "Hi"], {}, 400, "leads out of the media root"),
         ([video("link.mp4"), "Hi"], {}, 400, "leads out of the media root"),
+        ([video("link"), "Hi"], {}, 400, "leads out of the media root"),  # a clip is found without its ending too
         ([video("http://127.0.0.1:1/x.mp4"), "Hi"], {}, 400, "this server fetches nothing (--allow_http)"),
         ([video("data:video/mp4;base64,aGVsbG8="), "Hi"], {}, 400, "medium 0: not a video"),
         ([{"type": "video", "video": "/etc/passwd"}, "Hi"], {}, 400, "expected parts of type text, video_url or"),
