@@ -352,10 +352,10 @@ def test_check_tells_whether_a_server_sees_prompts_and_frames_as_trained(
         assert lines[4].startswith("no log-probs are compared") and lines[5] == "as trained, but for rounding"
     # Other frames of the same size and number: all of them are white noise.
     noise = np.random.default_rng(0).integers(0, 2, (40, 120, 160, 1)).repeat(3, -1) * 255
-    encode(made_media / "other.mp4", noise.astype(np.uint8), 10, options={})
+    encode(made_media / "media" / "other.mp4", noise.astype(np.uint8), 10, options={})
     path = running.server.reader.path_of
     with monkeypatch.context() as patch:
-        patch.setattr(running.server.reader, "path_of", lambda *each: path(*each) and str(made_media / "other.mp4"))
+        patch.setattr(running.server.reader, "path_of", lambda *each: path(*each) and str(made_media / "media" / "other.mp4"))
         lines = checked(made_media, made_media / "video.json", running.url, capsys)
     assert lines[-1].startswith("NOT as trained: look at which frames are taken")
 
