@@ -7,6 +7,7 @@ children of ``multiprocessing`` do. Daemonic processes, such as the workers of a
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import pickle
 import signal
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 START_SECONDS = 120.0  # for imports from a cold network disk on a busy machine
+SECONDS_BETWEEN_LOOKS = 0.5  # at whether an answer is still waited for
 ALARM_MARGIN_SECONDS = 5.0  # how long after its deadline a child ends that no parent has killed
 EXIT_SECONDS = 2.0  # how long a parent waits for the exit code of a child that closed its connection
 _OF_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # signals that it handles for its children
@@ -129,7 +131,13 @@ class Child:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    def ask(self, message: Any, seconds: float | None = None, cpu_seconds: float | None = None) -> Any:
+    def ask(
+        self,
+        message: Any,
+        seconds: float | None = None,
+        cpu_seconds: float | None = None,
+        is_over: Callable[[], bool] | None = None,
+    ) -> Any:
         """Send a message and wait for its answer.
 
         Args:
@@ -137,12 +145,13 @@ class Child:
             seconds: how long the answer may take by the clock. None for no bound.
             cpu_seconds: how long the child may compute for it, on all its threads together. None for no bound. Other
                 processes of the machine have no part in this bound.
+            is_over: asked twice a second: whether nobody waits for the answer any more.
 
         Returns:
             The answer.
 
         Raises:
-            ChildTimeout: the answer took longer. The child was killed.
+            ChildTimeout: the answer took longer, or nobody waits for it. The child was killed.
             ChildDied: the child ended before it answered.
             ChildFailed: the work on this message raised an exception.
         """
@@ -151,7 +160,7 @@ class Child:
             self._connection.send_bytes(data)
         except OSError:  # the child closed its end
             self._died(cpu_seconds)
-        return self._receive(seconds, f"no result after {seconds} s", cpu_seconds)
+        return self._receive(seconds, f"no result after {seconds} s", cpu_seconds, is_over)
 
     def kill(self) -> int:
         """End the process at once, and return its exit code. A negative one is the signal that ended it."""
@@ -160,9 +169,27 @@ class Child:
         atexit.unregister(self.kill)
         return self._process.wait()
 
-    def _receive(self, seconds: float | None, too_late: str, cpu_seconds: float | None = None) -> Any:
+    def _has_answered(self, seconds: float | None, is_over: Callable[[], bool] | None) -> bool:
+        """Wait for an answer, and say whether there is one: in time, and as long as somebody waits for it."""
+        if is_over is None:
+            return self._connection.poll(seconds)
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        while True:
+            left = until - time.monotonic()
+            if self._connection.poll(max(0.0, min(left, SECONDS_BETWEEN_LOOKS))):
+                return True
+            if left <= 0 or is_over():
+                return False
+
+    def _receive(
+        self,
+        seconds: float | None,
+        too_late: str,
+        cpu_seconds: float | None = None,
+        is_over: Callable[[], bool] | None = None,
+    ) -> Any:
         try:
-            if not self._connection.poll(seconds):
+            if not self._has_answered(seconds, is_over):
                 self.kill()
                 raise ChildTimeout(too_late)
             answer = pickle.loads(self._connection.recv_bytes())

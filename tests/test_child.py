@@ -159,3 +159,16 @@ def ended(pid):
             return status.read().split(") ")[1].startswith("Z")
     except (ProcessLookupError, FileNotFoundError):
         return True
+
+
+def test_work_that_nobody_waits_for_ends_with_its_child(start):
+    child = start()
+    asked = []
+    is_over = lambda: asked.append(None) or len(asked) > 1
+    with pytest.raises(ChildTimeout):
+        child.ask(("sleep", 60.0), seconds=60.0, is_over=is_over)
+    assert len(asked) == 2 and not child.alive
+    child = start()
+    assert child.ask(("double", 4), seconds=60.0, is_over=lambda: False) == 8
+    with pytest.raises(ChildTimeout):
+        child.ask(("sleep", 60.0), seconds=0.2, is_over=lambda: False)

@@ -58,12 +58,15 @@ class GRPODataset(Dataset):
         rule: chooses frames.
         decoder: the backend behind ``video_backend`` on this machine, for logs and checkpoints.
         view: makes the record that a teacher sees from a record. None: samples have no ``teacher``.
+        is_over: whether nobody wants the clips any more that are being decoded. None: they are always wanted.
 
     Example:
         >>> dataset = load_dataset("example")
         >>> dataset[2].videos[0].info.indices
         (0, 8, 16, 24)
     """
+
+    is_over: Callable[[], bool] | None = None
 
     def __init__(
         self,
@@ -233,6 +236,7 @@ class GRPODataset(Dataset):
             strict=options.decode_check == "strict",
             frames_fps=meta.frames_fps,
             frame_times=meta.frame_times,
+            is_over=self.is_over,
         )
 
 

@@ -21,6 +21,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import frame_list, version_of
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.data.records.framing import unframed
+from qwenvl.data.records.keys import SOLUTION_KEYS
 from qwenvl.data.records.timelines import numbers_of
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.evaluate.protocol import differing, model_facts
@@ -213,9 +214,8 @@ class Labels:
             where = str(question).partition(": ")[0]
             return {**row, "id": where, "prompt": [], "record": None}
         record = row_of(unframed(question, self.request.asking.reading), lambda path: frame_list(path) or path)
-        # Parts of a solution, as the last turn is: the page saves its own timeline, and the thoughts led to the old
-        # answer.
-        for name in ("timeline", "thinking"):
+        # The page saves a solution of its own, and the thoughts led to the old one.
+        for name in (*SOLUTION_KEYS, "thinking"):
             record.pop(name, None)
         prompt = [{"role": message.role, "text": message.text} for message in question.messages]
         shown = {**row, "id": question.id, "prompt": prompt, "record": plain(record)}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from qwenvl.child import Child, ChildDied, ChildFailed, ChildTimeout
-from qwenvl.data.errors import BadMediaError
+from qwenvl.data.errors import BadMediaError, MediaTimeout
 from qwenvl.data.media.images import upright_image
 
 
@@ -22,7 +22,9 @@ class PictureReader:
         self._memory_gb = memory_gb
         self._idle: list[Child] = []
 
-    def rewrite(self, path: str, target: str, most_pixels: int, seconds: float) -> int:
+    def rewrite(
+        self, path: str, target: str, most_pixels: int, seconds: float, is_over: Callable[[], bool] | None = None
+    ) -> int:
         """Writes the image of a path, upright and in RGB, as a BMP, and returns how many pixels it has.
 
         Raises:
@@ -32,9 +34,9 @@ class PictureReader:
         if child is None or not child.alive:
             child = Child(f"{__name__}:rewriter", memory_bytes=int(self._memory_gb * 1e9))
         try:
-            answer = child.ask((path, target, most_pixels), max(0.01, seconds))
+            answer = child.ask((path, target, most_pixels), max(0.01, seconds), is_over=is_over)
         except ChildTimeout:
-            raise BadMediaError(path, f"not decoded within {seconds:.0f} s (--decode_timeout)") from None
+            raise MediaTimeout(path, f"not decoded within {seconds:.0f} s (--decode_timeout)") from None
         except ChildDied as error:
             killed = error.exit_code == -signal.SIGKILL
             reason = "the system killed its decoder, as where memory is full" if killed else "its decoder crashed"

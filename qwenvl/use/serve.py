@@ -39,11 +39,12 @@ from qwenvl.tools.toolbox import Toolbox
 from qwenvl.types import Record, RolloutBatch, Sample
 from qwenvl.use.answers import Pending, StopWatch
 from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, parse_body
-from qwenvl.use.in_time import DatasetInTime
+from qwenvl.use.in_time import DatasetInTime, Reading
 from qwenvl.use.options import UseRequest
 from qwenvl.use.pictures import PictureReader
 
 READERS = 8  # threads that decode media
+SLOW_READERS = 4  # that decode those which took long while others waited
 READING = 2  # times --decode_timeout, for all media of a request: a few requests must not hold all readers for long
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
 SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
@@ -59,13 +60,21 @@ Read = Callable[[Callable[[int], None]], Awaitable[bytes]]
 """Receives the body of a request. It calls its argument with the bytes of each piece before it keeps them."""
 
 
+def _nobody_waits() -> bool:
+    return False
+
+
+class GaveWay(Exception):
+    """The media of a request take long to read, and others wait for the same readers."""
+
+
 class Abandoned(Exception):
     """Nobody waits any more for what is being sampled."""
 
 
 @dataclass(eq=False)
 class Arrival:
-    """A request that waits for others: for its client to send the body, or for a machine that has its media.
+    """A request that waits: for its client to send the body, for a machine that has its media, or for slow media.
 
     Attributes:
         patience: of the request.
@@ -108,11 +117,13 @@ class ChatServer:
         # read: each has a thread, as there are no more of them than requests.
         self._parsers = ThreadPoolExecutor(1, "parse")
         self._readers = ThreadPoolExecutor(READERS, "read")
+        self._slow_readers = ThreadPoolExecutor(SLOW_READERS, "read-slow")
         self._long_readers = ThreadPoolExecutor(1, "read-long")
         self._fetchers = ThreadPoolExecutor(self.limits.max_waiting, "fetch")
         self._sampler = ThreadPoolExecutor(1, "sample")
         self._folder = Path(tempfile.mkdtemp(prefix="qwenvl-serve-"))
         self._arrivals: list[Arrival] = []
+        self._unread: set[Patience] = set()  # of requests that wait for one of the readers
         self._requests: set[Patience] = set()
         self._waiting: list[Pending] = []
         self._sampling: Sequence[Pending] = ()
@@ -130,7 +141,7 @@ class ChatServer:
         dataset = DatasetInTime([], options, training=False, ruler=self.collator.ruler)
         return replace(
             toolbox,
-            dataset=dataset.within(partial(self._seconds_of_look, options.decode_timeout)),
+            dataset=dataset.within(partial(self._seconds_of_look, options.decode_timeout), self._is_nobody_there),
             is_awaited=self._is_awaited,
             on_failure=self._end_failed,
         )
@@ -143,7 +154,8 @@ class ChatServer:
     def close(self) -> None:
         """Ends all work, and deletes the media of requests."""
         self.end_requests()
-        for pool in (self._parsers, self._readers, self._long_readers, self._fetchers, self._sampler):
+        readers = (self._readers, self._slow_readers, self._long_readers)
+        for pool in (self._parsers, *readers, self._fetchers, self._sampler):
             pool.shutdown(wait=False, cancel_futures=True)
         self._pictures.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -223,10 +235,14 @@ class ChatServer:
         Raises:
             Abandoned: nobody waits for any of those that are sampled.
         """
-        if not any(each.patience.left() for each in self._sampling):
+        if self._is_nobody_there():
             raise Abandoned
         # Ids of requests without a seed are drawn, and one with a seed is sampled alone.
         return any(each.patience.left() > 0 for each in self._asking(record))
+
+    def _is_nobody_there(self) -> bool:
+        """Whether nobody waits for anything that is being sampled."""
+        return not any(each.patience.left() for each in self._sampling)
 
     def _asking(self, record: Record) -> list[Pending]:
         """The requests that are sampled and ask about a record."""
@@ -258,7 +274,7 @@ class ChatServer:
             if hidden.shape[:-1].numel() > LONG_FORWARD:
                 # Else the layers would all be queued before the first one has run.
                 torch.cuda.synchronize(hidden.device)
-        if not any(each.patience.left() for each in self._sampling):
+        if self._is_nobody_there():
             raise Abandoned
 
     # ---- one request
@@ -340,7 +356,8 @@ class ChatServer:
         oldest = min(waiting, key=lambda each: each.began, default=None)
         if oldest is None or monotonic() - oldest.began < LONG_ARRIVAL_SECONDS:
             return False
-        oldest.patience.end(ApiError(429, "this request comes slowly, and others wait; try again later"))
+        reason = "this request takes long to come or to read, and others wait; try again later"
+        oldest.patience.end(ApiError(429, reason))
         return True
 
     async def _read(
@@ -355,32 +372,57 @@ class ChatServer:
             record = await _patiently(writing, patience, is_gone)
         while sum(media_bytes(each.batch) for each in self._waiting) > MOST_PIXELS:
             await _patiently(asyncio.sleep(SECONDS_BETWEEN_TRIES), patience, is_gone)
-        if parsed.characters > LONG_TEXT:
-            readers = self._long_readers
-        else:
-            readers = self._readers if parsed.has_media else self._parsers
-        making = self._run(readers, self._made, record, parsed, folder, patience)
-        return await _patiently(making, patience, is_gone)
+        if parsed.characters > LONG_TEXT or not parsed.has_media:
+            readers = self._long_readers if parsed.characters > LONG_TEXT else self._parsers
+            making = self._run(readers, self._made, record, parsed, folder, patience)
+            return await _patiently(making, patience, is_gone)
+        try:
+            self._unread.add(patience)
+            making = self._run(self._readers, self._made_quickly, record, parsed, folder, patience)
+            return await _patiently(making, patience, is_gone)
+        except GaveWay:
+            with self._arriving(patience):
+                making = self._run(self._slow_readers, self._made, record, parsed, folder, patience)
+                return await _patiently(making, patience, is_gone)
+        finally:
+            self._unread.discard(patience)
+
+    def _made_quickly(self, record: Record, parsed: Parsed, folder: Path, patience: Patience) -> Pending:
+        """As ``_made``, where others wait for the same readers.
+
+        Media that take long to decode cost their client nothing: a few such requests would keep everybody waiting.
+        """
+        self._unread.discard(patience)
+        return self._made(record, parsed, folder, patience, self._others_wait)
+
+    def _others_wait(self) -> bool:
+        """Whether requests wait for a reader."""
+        return bool(self._unread)
 
     def _run(self, pool: ThreadPoolExecutor, work: Callable[..., Some], *arguments: Any) -> Awaitable[Some]:
         return asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
 
-    def _made(self, record: Record, parsed: Parsed, folder: Path, patience: Patience) -> Pending:
-        """A request with its prompt, made as ``qwenvl try`` makes it."""
+    def _made(
+        self,
+        record: Record,
+        parsed: Parsed,
+        folder: Path,
+        patience: Patience,
+        others_wait: Callable[[], bool] = _nobody_waits,
+    ) -> Pending:
+        """A request with its prompt, made as ``qwenvl try`` makes it.
+
+        Args:
+            others_wait: see ``Reading``.
+
+        Raises:
+            ApiError: it cannot be made.
+            GaveWay: its media take long to read, and others wait.
+        """
         timeout = self._dataset.options.decode_timeout
-        until = monotonic() + READING * timeout
-
-        def seconds_left() -> float:
-            """The seconds that the next clip or image may take."""
-            patience.check()
-            seconds = min(timeout, patience.left(), until - monotonic())
-            if seconds <= 0:
-                taken = f"{READING * timeout:g} s ({READING} x --decode_timeout)"
-                raise ApiError(400, f"messages: the clips and images take more than {taken} to read")
-            return seconds
-
+        reading = Reading(patience, each=timeout, total=READING * timeout, others_wait=others_wait)
         try:
-            sample = self._loaded(record, folder, seconds_left)
+            sample = self._loaded(record, folder, reading)
             patience.check()
             if parsed.characters > LONG_TEXT:
                 batch = self._long_collator([sample])["prompts"]
@@ -389,6 +431,8 @@ class ChatServer:
                     batch = self.collator([sample])["prompts"]
         except DATA_ERRORS as error:
             patience.check()  # a clip that was not decoded in time is no bad one
+            if reading.gave_way:
+                raise GaveWay from None
             raise self.reader.refusal(error, folder) from None
         except MemoryError:
             raise ApiError(500, "there is not enough memory for the media of this request") from None
@@ -406,15 +450,16 @@ class ChatServer:
             raise ApiError(400, message, "context_length_exceeded")
         return Pending(batch, options, params, patience)
 
-    def _loaded(self, record: Record, folder: Path, seconds_left: Callable[[], float]) -> Sample:
+    def _loaded(self, record: Record, folder: Path, reading: Reading) -> Sample:
         """A record with its media. Images are rewritten in the folder of the request, and read from there."""
         left = MAX_IMAGE_PIXELS
         rewritten: list[str] = []
         for number, path in enumerate(record.images):
             target = str(folder / f"{number}.bmp")
-            left -= self._pictures.rewrite(path, target, left, seconds_left())
+            left -= self._pictures.rewrite(path, target, left, reading.seconds_left(), reading.is_over)
             rewritten.append(target)
-        sample = self._dataset.within(seconds_left).load(replace(record, images=tuple(rewritten)))
+        dataset = self._dataset.within(reading.seconds_left, reading.is_over)
+        sample = dataset.load(replace(record, images=tuple(rewritten)))
         # An image of a few kilobytes may take 150 MB there, and its request may wait for minutes.
         for target in rewritten:
             os.unlink(target)

@@ -255,6 +255,21 @@ def shown_rows(folder: str = "labels") -> list[dict]:
     return json.loads(text[text.index("[") : text.rindex("]") + 1])
 
 
+@pytest.mark.parametrize(
+    "old", [{"answer": "(1)"}, {"reward_model": {"ground_truth": "(1)"}}, {"solution": "(1)"}]
+)
+def test_labels_leave_old_solutions_behind(there, old):
+    """A correction of theirs would not be what is trained on."""
+    rows = [{"id": "a", "video": "clips/2.mp4", "prompt": f"<video>\n{QUESTION}", **old}]
+    Path("rows.json").write_text(json.dumps(rows))
+    labelled("model", "rows.json", "--page")
+    [row] = shown_rows()
+    corrected = {"conversations": row["record"]["turns"], "timeline": [{"step": 2, "start": 0, "end": 1}]}
+    Path("labels.json").write_text(json.dumps([others_of(row) | corrected]))
+    [record] = load_dataset("labels.json", allow_outside_media=True).records
+    assert record.solution == "<answer>0.0-1.0 (2)</answer>"
+
+
 def test_labels_leave_the_thoughts_behind_that_led_to_the_old_answer(there):
     turns = [{"from": "human", "value": f"<video>\n{QUESTION}"}, {"from": "gpt", "value": "<answer>(1)</answer>"}]
     rows = [{"id": "a", "video": "clips/2.mp4", "conversations": turns, "thinking": "It picks, so (1)."}]

@@ -352,10 +352,11 @@ def test_check_tells_whether_a_server_sees_prompts_and_frames_as_trained(
         assert lines[4].startswith("no log-probs are compared") and lines[5] == "as trained, but for rounding"
     # Other frames of the same size and number: all of them are white noise.
     noise = np.random.default_rng(0).integers(0, 2, (40, 120, 160, 1)).repeat(3, -1) * 255
-    encode(made_media / "media" / "other.mp4", noise.astype(np.uint8), 10, options={})
+    other = made_media / "media" / "other.mp4"
+    encode(other, noise.astype(np.uint8), 10, options={})
     path = running.server.reader.path_of
     with monkeypatch.context() as patch:
-        patch.setattr(running.server.reader, "path_of", lambda *each: path(*each) and str(made_media / "media" / "other.mp4"))
+        patch.setattr(running.server.reader, "path_of", lambda *each: path(*each) and str(other))
         lines = checked(made_media, made_media / "video.json", running.url, capsys)
     assert lines[-1].startswith("NOT as trained: look at which frames are taken")
 
@@ -397,7 +398,7 @@ def test_a_question_is_framed_as_the_questions_of_training(made_media, tmp_path,
         record = server.reader.record(parsed, tmp_path, patience)
         sent = server._made(record, parsed, tmp_path, patience).batch.input_ids.tolist()
         asked = try_request([str(tmp_path / "model"), str(made_media / "media/one.mp4"), question, *FLAGS]).record
-        shown = server.collator([server._dataset.within(lambda: 60.0).load(asked)])["prompts"]
+        shown = server.collator([server._dataset.within(lambda: 60.0, lambda: False).load(asked)])["prompts"]
         assert sent == shown.input_ids.tolist()
         assert ("First think" in asked.messages[-1].text) == ("<answer>" not in question)
         assert asked.messages[0].text == "Look at the hands."

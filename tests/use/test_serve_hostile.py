@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,10 +18,11 @@ import openai
 import pytest
 from PIL import Image
 
-from qwenvl.data.errors import BadMediaError
+from qwenvl.data.errors import BadMediaError, MediaTimeout
 from qwenvl.data.media.images import load_image
 from qwenvl.use.answers import StopWatch
 from qwenvl.use.fetch import fetch, is_public
+from qwenvl.use.in_time import DatasetInTime
 from qwenvl.use.pictures import PictureReader
 from tests.use.running import (
     CHAT,
@@ -387,8 +389,8 @@ def test_a_waiting_request_keeps_no_unpacked_image(running, monkeypatch):
     kept = []
     made = running.server._made
 
-    def noted(record, parsed, folder, patience):
-        pending = made(record, parsed, folder, patience)
+    def noted(record, parsed, folder, *given):
+        pending = made(record, parsed, folder, *given)
         kept.append(sum(file.stat().st_size for file in folder.iterdir()))
         assert pending.batch.records[0].images == record.images and all(map(os.path.isfile, record.images))
         return pending
@@ -418,9 +420,85 @@ def test_an_image_that_takes_for_ever_stops_no_other_request(running, monkeypatc
     assert running.ask(image("part.png"), QUESTION, max_tokens=2).choices
 
 
+def test_media_that_take_long_to_read_give_way_to_those_of_others(running, monkeypatch):
+    """A few clips of 100 kB can keep all readers busy for minutes."""
+    began, free = [], threading.Event()
+    load = DatasetInTime.load
+
+    def slowly(dataset, record, *given):
+        if record.videos[0].endswith("two.mp4"):
+            began.append(record.id)
+            while not free.is_set():
+                if dataset.is_over():
+                    raise MediaTimeout(record.videos[0], "not decoded")
+                time.sleep(0.01)
+        return load(dataset, record, *given)
+
+    monkeypatch.setattr(DatasetInTime, "load", slowly)
+    monkeypatch.setattr("qwenvl.use.in_time.LONG_READING_SECONDS", 0.0)
+    monkeypatch.setattr(running.server, "_readers", ThreadPoolExecutor(1))
+    found = []
+    slow = threading.Thread(target=lambda: found.append(running.ask(video("two.mp4"), QUESTION, max_tokens=2)))
+    slow.start()
+    while not began:
+        time.sleep(0.01)
+    assert running.ask(video("one.mp4"), QUESTION, max_tokens=2).choices, "read while the other one waits"
+    assert not found
+    free.set()
+    slow.join()
+    assert found[0].choices and len(set(began)) == 1 and len(began) == 2, "read anew where nobody waits for it"
+    assert running.is_idle()
+
+
+def test_reading_ends_when_its_client_leaves(running, monkeypatch):
+    begun, ended = threading.Event(), threading.Event()
+
+    def load(dataset, record, *given):
+        begun.set()
+        while not dataset.is_over():
+            time.sleep(0.01)
+        ended.set()
+        raise MediaTimeout(record.videos[0], "not decoded")
+
+    monkeypatch.setattr(DatasetInTime, "load", load)
+    body = ask([video("one.mp4")])
+    with connected(running) as client:
+        client.sendall(head(len(body)) + body)
+        assert begun.wait(60)
+    assert ended.wait(60) and running.is_idle()
+
+
+def test_slow_readings_give_up_their_places(running, monkeypatch):
+    """Else as many of them as there are places would keep everybody out."""
+    monkeypatch.setattr("qwenvl.use.in_time.LONG_READING_SECONDS", 0.0)
+    monkeypatch.setattr("qwenvl.use.serve.LONG_ARRIVAL_SECONDS", 0.0)
+    monkeypatch.setattr(running.server.limits, "max_waiting", 1)
+    monkeypatch.setattr(running.server, "_others_wait", lambda: True)
+    begun = []
+    loaded = DatasetInTime.load
+
+    def load(dataset, record, *given):
+        if not record.videos:
+            return loaded(dataset, record, *given)
+        begun.append(record.id)
+        while not dataset.is_over():
+            time.sleep(0.01)
+        raise MediaTimeout(record.videos[0], "not decoded")
+
+    monkeypatch.setattr(DatasetInTime, "load", load)
+    body = ask([video("one.mp4")])
+    with connected(running) as client:
+        client.sendall(head(len(body)) + body)
+        while len(begun) < 2:
+            time.sleep(0.01)
+        assert running.ask("Hi", max_tokens=2).choices
+        assert status_of(client) == 429
+    assert running.is_idle()
+
+
 def test_all_media_of_a_request_together_have_a_time_limit(running, monkeypatch):
     clock = SimpleNamespace(now=time.monotonic())
-    monkeypatch.setattr("qwenvl.use.serve.monotonic", lambda: clock.now)
+    monkeypatch.setattr("qwenvl.use.in_time.monotonic", lambda: clock.now)
     timeout = running.server._dataset.options.decode_timeout
 
     def slowly(*given):

@@ -15,7 +15,7 @@ import signal
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from importlib import import_module
@@ -65,6 +65,7 @@ def open_clip(
     strict: bool = False,
     frames_fps: float | None = None,
     frame_times: Sequence[float] | None = None,
+    is_over: Callable[[], bool] | None = None,
 ) -> Clip:
     """Open a clip and index its frames.
 
@@ -76,6 +77,7 @@ def open_clip(
         strict: also look for damage that PyAV's decoder would hide, in what is decoded and in the whole container.
         frames_fps: frames per second of a folder or list of images.
         frame_times: seconds of each of these images, in place of ``frames_fps``.
+        is_over: with a timeout: whether nobody wants the clip any more. Its decoder is then killed as well.
 
     Raises:
         BadMediaError: the file is not a video, is damaged or cut short, has no pictures, or exceeds the bounds, or it
@@ -102,6 +104,7 @@ def open_clip(
             memory_gb=memory_gb,
             strict=strict,
             images=images,
+            is_over=is_over,
         )
     if images is not None:
         return FrameFolder(path, images.fps, images.times, images.listed)
@@ -212,6 +215,7 @@ class GuardedFile(AbstractContextManager):
         MemoryError: the system killed the child, and a second one too.
     """
 
+    _is_over: Callable[[], bool] | None = None
     _opening: tuple[Any, ...] = ()  # the argument of the request "open", which a new child gets first
 
     def __init__(self, path: str, backend: str = "pyav", *, timeout: float, memory_gb: float) -> None:
@@ -281,7 +285,7 @@ class GuardedFile(AbstractContextManager):
         """Send a request to the child and wait for the answer until the clip's time is up."""
         assert self._child is not None
         try:
-            answer = self._child.ask(request, max(0.0, self._deadline - time.monotonic()))
+            answer = self._child.ask(request, max(0.0, self._deadline - time.monotonic()), is_over=self._is_over)
         except ChildTimeout:
             self._child = None
             reason = f"not decoded within {self._timeout:g} s (--decode_timeout); its decoder was killed"
@@ -308,6 +312,7 @@ class GuardedClip(GuardedFile, Clip):
         timeout: seconds from opening the clip to the end of the last read.
         memory_gb: see ``GuardedFile``.
         images: the folder or list of images that is the clip. None: it is a file.
+        is_over: see ``open_clip``.
 
     Raises:
         BadMediaError: as ``ClipReader`` raises it, or the clip exceeds a bound, or its decoder crashed.
@@ -323,8 +328,10 @@ class GuardedClip(GuardedFile, Clip):
         memory_gb: float,
         strict: bool = False,
         images: ImageFiles | None = None,
+        is_over: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__(path, backend, timeout=timeout, memory_gb=memory_gb)
+        self._is_over = is_over
         self._opening = (self._full_path, strict, images)
         try:
             opened = self._ask("open", self._opening)
