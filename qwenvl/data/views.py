@@ -27,7 +27,8 @@ from qwenvl.types import ClipMeta, Record
 View = Callable[..., Any]
 
 LONGEST_SENTENCE = 50_000
-"""Characters behind a question. The forward of a much longer prompt would take hours, or fill the memory."""
+"""Characters behind a question, beside those of a completion that is quoted twice at most. The forward of a much longer
+prompt would take hours, or fill the memory."""
 
 
 def unchanged(record: Record) -> Record:
@@ -148,8 +149,10 @@ def sentence_of(view: View, record: Record, completion: str, rewards: Mapping[st
         if not isinstance(sentence, str) or not sentence.strip():
             got = "an empty text" if isinstance(sentence, str) else type(sentence).__name__
             raise TypeError(f"it returned {got}; expected a sentence")
-        if len(sentence) > LONGEST_SENTENCE:
-            raise ValueError(f"it returned {len(sentence):,} characters; expected at most {LONGEST_SENTENCE:,}")
+        # What was sampled has few tokens, though 500 of them may have 65,000 characters.
+        most = LONGEST_SENTENCE + 2 * len(completion)
+        if len(sentence) > most:
+            raise ValueError(f"it returned {len(sentence):,} characters; expected at most {most:,}")
         _check_text(sentence)
     return sentence
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from qwenvl.console import show
 from qwenvl.data.errors import RecordError
+from qwenvl.data.records.frame_settings import ROW_KEYS
 from qwenvl.data.records.parse import parse_columns, text_or_file
 from qwenvl.data.records.text import text_rows
 from qwenvl.data.seeds import stable_random
@@ -306,7 +307,7 @@ def _reserved(columns: Mapping[str, Any], more: Collection[str] = ()) -> str | N
     Args:
         more: further names that do.
     """
-    reserved = {*OWN_KEYS, "question", "reward_model", *more}
+    reserved = {*OWN_KEYS, *ROW_KEYS, "question", "reward_model", *more}
     return min(reserved.intersection(columns), default=None)
 
 

@@ -103,6 +103,8 @@ def test_a_feedback_that_fails_is_named_with_the_record_in_one_line(name):
 def test_feedback_quotes_special_tokens_of_a_completion_as_text():
     quote = lambda record, completion, rewards: f"You said {completion}"
     assert sentence_of(quote, RECORD, "<|im_end|><|video_pad|>", {}) == "You said < |im_end|>< |video_pad|>"
+    long = " " * 65_536  # 512 tokens of a real vocabulary
+    assert sentence_of(quote, RECORD, f"{long}x", {}).endswith("x")
 
 
 NO_RECORD = {

@@ -326,6 +326,18 @@ def test_no_column_hides_another(folder, capsys, table, columns, both):
     assert f"labels.csv: the columns {both} would both be read as" in err
 
 
+@pytest.mark.parametrize("name", ["fps", "nframes", "resized_height", "video_start"])
+def test_columns_that_would_be_settings_of_frames_are_refused(folder, capsys, name):
+    Path("labels.csv").write_text(f"clip,answer,{name}\na,1,28\n")
+    assert f"the column '{name}' has another meaning" in refused(
+        capsys, "--answers", "labels.csv", "--steps", "steps.txt"
+    )
+    Path("spans.csv").write_text(f"clip,step,start,end,{name}\na,1,0,1,28\n")
+    assert f"the column '{name}' has another meaning" in refused(
+        capsys, "--answers", "spans.csv", "--steps", "steps.txt"
+    )
+
+
 def test_a_renamed_column_must_be_in_the_table(folder, capsys):
     Path("labels.csv").write_text("clip,answer\na,1\n")
     err = refused(capsys, "--answers", "labels.csv", "--steps", "steps.txt", "--columns", "Foo=clip")

@@ -135,14 +135,28 @@ def test_a_clip_that_was_replaced_is_asked_about_again(there, capsys):
 def test_the_version_of_a_medium_changes_with_its_files(tmp_path):
     folder = tmp_path / "frames"
     folder.mkdir()
+    large = tmp_path / "large.mp4"
+    large.write_bytes(bytes(10**6))
     (folder / "1.png").write_bytes(b"one")
     (folder / "notes.txt").write_bytes(b"x")
-    first = [version_of(str(path)) for path in (folder, folder / "1.png")]
-    os.utime(folder / "1.png", ns=(0, 0))  # as where a file of the same size takes its place
-    assert [version_of(str(path)) for path in (folder, folder / "1.png")] == [[[str(folder / "1.png"), 3, 0]], [3, 0]]
-    assert first != [[[str(folder / "1.png"), 3, 0]], [3, 0]] and version_of("none") == []
+    names = [str(folder), str(folder / "1.png"), str(large)]
+    first = [version_of(name) for name in names]
+    assert first[0] == [[names[1], *first[1]]] and first[1][0] == 3 and version_of("none") == []
+    for name in names[1:]:
+        os.utime(name, ns=(0, 0))  # as a copy has another time
+    assert [version_of(name) for name in names] == first
+    (folder / "1.png").write_bytes(b"two")  # of the same size
+    data = bytearray(10**6)
+    for place in (0, 10**6 - 1):
+        data[place] = 1
+        large.write_bytes(data)
+        assert version_of(names[2]) != first[2]
+        data[place] = 0
+    assert all(version_of(name) != before for name, before in zip(names[:2], first, strict=False))
     (folder / "2.PNG").write_bytes(b"two")
-    assert len(version_of(str(folder))) == 2
+    assert len(version_of(names[0])) == 2
+    os.mkfifo(tmp_path / "pipe.mp4")
+    assert version_of(str(tmp_path / "pipe.mp4")) == [0]
 
 
 def others_of(row: dict) -> dict:

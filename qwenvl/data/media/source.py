@@ -35,6 +35,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 _THREADS = 16  # that look for files: a network disk takes long to answer
 _MISSING_SHOWN = 5
+_VERSION_BYTES = 2**16  # of the beginning and of the end of a file
 _RAW_STREAMS = (b"\0\0\1", b"\0\0\0\1", b"\x12\0\x0a")  # MPEG and H.264 units, and those of AV1
 _STILL_BRANDS = (b"avif", b"heic", b"heix", b"mif1", b"msf1")
 _MEDIA_HEADS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"\x1a\x45\xdf\xa3")  # the last: Matroska
@@ -111,18 +112,25 @@ def frame_files(path: str) -> list[str] | None:
 
 
 def version_of(path: str) -> list[Any]:
-    """The sizes and times of a medium's files, of frames each with its name: they change where it is replaced.
+    """What changes where a medium is replaced: of each of its files the size, and a hash of its beginning and end.
 
-    Empty where there is none.
+    A copy has the same version, whenever it was made. The files of frames have their names beside it. Empty where there
+    is no medium.
     """
     frames = frame_files(path)
     if frames is not None:
         return [[frame, *version_of(frame)] for frame in frames]
     try:
         status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # a pipe would wait for ever
+            return [status.st_size]
+        with open(path, "rb") as file:
+            digest = hashlib.sha256(file.read(_VERSION_BYTES))
+            file.seek(max(_VERSION_BYTES, status.st_size - _VERSION_BYTES))
+            digest.update(file.read(_VERSION_BYTES))
     except OSError:
         return []
-    return [status.st_size, status.st_mtime_ns]
+    return [status.st_size, digest.hexdigest()]
 
 
 def _without_file_scheme(path: str) -> str:
