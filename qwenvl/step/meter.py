@@ -59,6 +59,7 @@ class Meter:
         self._started: dict[str, float] = {}
         self._running: list[str] = []
         self._clocks = 0  # started so far
+        self._calls = 0  # of tools, answered so far
         self._reset()
 
     def _reset(self) -> None:
@@ -103,8 +104,12 @@ class Meter:
         return f"{phase}, {progress}" if progress else phase
 
     def beat(self) -> tuple[int, int]:
-        """A value that changes with progress: a phase that begins, a token that is sampled. Thread-safe."""
-        return self._clocks, 0 if self.drawing is None else self.drawing.drawn
+        """A value that changes with progress: a phase, a call of a tool, a token that is sampled. Thread-safe."""
+        return self._clocks + self._calls, 0 if self.drawing is None else self.drawing.drawn
+
+    def call_answered(self) -> None:
+        """Counts a call of a tool as progress: those of a step may take longer together than a run may stand still."""
+        self._calls += 1
 
     def start(self, name: str) -> None:
         """Starts the clock of ``name``, which runs until ``stop``."""

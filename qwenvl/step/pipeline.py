@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,11 +143,13 @@ def build_sample(
     accelerator: Accelerator,
     *,
     group_size: int | None = None,
+    on_answer: Callable[[], None] | None = None,
 ) -> Sample:
     """The stages encode and sample, for training and for evaluation.
 
     Args:
         group_size: completions per prompt. None: as in training.
+        on_answer: called for each call of a tool that is answered.
     """
     bare = unwrap(policy)
     encode = Encode(
@@ -161,7 +163,7 @@ def build_sample(
         engine=background_engine(args, kernels.engine) if args.async_rollouts else kernels.engine,
         group_size=args.grpo_sample_size if group_size is None else group_size,
         params=args.sampling_params(entropies=args.reads_sampled_entropies),
-        toolbox=Toolbox.of(args, collator),
+        toolbox=Toolbox.of(args, collator, on_answer),
         looks=EncodeLooks(encode),
         processes=Processes(lock_step=None if args.ds3_gather_for_generation else LockStep(args.device)),
         process=args.process_index,

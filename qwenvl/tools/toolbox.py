@@ -62,6 +62,7 @@ class Toolbox:
         looks: as the model asks, refused, or at another span of the same length.
         is_awaited: says before each call whether anybody still waits for the completions of a record. Where nobody
             does, they end without an answer. None: all are waited for.
+        on_answer: called for each call that is answered or refused. None: nobody is told.
         on_failure: told of a record and the error of a tool of the user that was called for it. The call is then
             refused. None: the error is raised.
     """
@@ -73,6 +74,7 @@ class Toolbox:
     alter: Callable[[Sample], Sample] | None = None
     looks: str = "as asked"
     is_awaited: Callable[[Record], bool] | None = None
+    on_answer: Callable[[], None] | None = None
     on_failure: Callable[[Record, OwnCodeError], None] | None = None
 
     @property
@@ -81,8 +83,13 @@ class Toolbox:
         return list(self.collator.processor.tokenizer.get_added_vocab())
 
     @classmethod
-    def of(cls, flags: Any, collator: GRPOCollator) -> Toolbox | None:
+    def of(
+        cls, flags: Any, collator: GRPOCollator, on_answer: Callable[[], None] | None = None
+    ) -> Toolbox | None:
         """The toolbox that the flags of a run ask for. None: the run has no tools.
+
+        Args:
+            on_answer: see ``Toolbox``.
 
         Raises:
             ValueError: a tool that does not exist, or a chat template that cannot be continued.
@@ -92,7 +99,7 @@ class Toolbox:
         # Raises for a template that cannot be continued, before anything is sampled.
         render_answer(collator.processor, [[{"type": "text", "text": ""}]], collator.ruler.template_arguments)
         dataset = GRPODataset([], SampleOptions.of(flags), training=False, ruler=collator.ruler)
-        return cls(resolve_tools(flags.tools), ToolOptions.of(flags), collator, dataset)
+        return cls(resolve_tools(flags.tools), ToolOptions.of(flags), collator, dataset, on_answer=on_answer)
 
     def begin(
         self, records: Sequence[Record], encode: Callable[[PromptBatch], PromptInputs] | None = None
@@ -381,6 +388,8 @@ class Conversations:
             if not self._is_awaited(conversation):
                 break
             answer = self._execute(name, arguments, conversation)
+            if self.toolbox.on_answer is not None:
+                self.toolbox.on_answer()
             tokens = self._tokens(conversation, [each.parts for each in (*made, answer)])
             if tokens > left:
                 takes = tokens - tokens_before

@@ -141,7 +141,9 @@ class GRPOTrainer(PolicyTrainer):
         """
         args = self.args
         collator = self.data_collator
-        sample = build_sample(args, self.kernels, self.model, collator, self.accelerator)
+        sample = build_sample(
+            args, self.kernels, self.model, collator, self.accelerator, on_answer=self.meter.call_answered
+        )
         score = Score(self.rewards)
         likelihood = build_likelihood(
             args,

@@ -18,6 +18,7 @@ from qwenvl.model.inputs import InputBuilder, PixelScale, PromptInputs
 from qwenvl.model.positions import PositionRule
 from qwenvl.own_code import OwnCodeError
 from qwenvl.run_log.log import plain
+from qwenvl.step.meter import Meter
 from qwenvl.tools.calls import calls_in
 from qwenvl.tools.errors import ToolError
 from qwenvl.tools.functions import Video, resolve_tools, schemas_of
@@ -471,6 +472,21 @@ def test_a_clip_that_hangs_costs_its_time_once_whatever_spans_completions_ask_fo
     dataset.options = replace(dataset.options, decode_timeout=60.0)
     assert made.answer(look(2, 3))[0] == first[0], "not opened again, though it would be decoded now"
     assert not made.toolbox.begin([made.record]).closed, "other completions try again"
+
+
+def test_each_call_that_is_answered_is_progress(world):
+    """Those of a step may take longer together than ``--stall_timeout``."""
+    made = world(max_turns=9)
+    meter = Meter()
+    beats = [meter.beat()]
+
+    def on_answer():
+        meter.call_answered()
+        beats.append(meter.beat())
+
+    made.conversations.toolbox = replace(made.toolbox, on_answer=on_answer)
+    made.answer(look(1, 2).removesuffix(END) + look(2, 3), look(7, 8), "no call" + END)
+    assert len(beats) == len(set(beats)) == 4
 
 
 def test_looks_at_a_clip_that_is_slow_to_decode_end_together(world):

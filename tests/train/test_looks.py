@@ -81,6 +81,7 @@ def test_looks_are_in_rewards_rollouts_and_metrics(make_trainer, calls_first, so
     assert logs.get("look/evidence_iou") == (pytest.approx(sum(ious) / len(ious)) if ious else None)
     assert logs["look/calls"] == logs["reward/looks"] == 0.5 and logs["parity/max"] < 1e-4
     assert logs["look/looked_frac"] <= 0.5 and logs["look/tokens"] > 0
+    assert trainer.pipeline.sample.toolbox.on_answer == trainer.meter.call_answered
 
 
 @pytest.mark.parametrize(
