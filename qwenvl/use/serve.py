@@ -35,6 +35,7 @@ from qwenvl.rewards import build_rubric
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.step.answer import in_budget
+from qwenvl.tools.errors import ToolError
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.types import Record, RolloutBatch, Sample
 from qwenvl.use.answers import Pending, StopWatch
@@ -49,6 +50,7 @@ READING = 2  # times --decode_timeout, for all media of a request: a few request
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
 SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
 LOOKS = 0.25  # times --decode_timeout, for one look, and four times as long for all at a clip: others wait for them
+LONG_LOOKS_SECONDS = 10.0  # of all looks of requests that are sampled together, after which others do not wait for more
 SHORTEST_LOOK = 0.01  # seconds: 0 would let the decoder take its time
 MOST_BODIES = 2 * 2**30  # bytes of the bodies that are being received or parsed
 LONG_ARRIVAL_SECONDS = 2.0  # a request that is received or fetched for longer gives way where others find no room
@@ -127,6 +129,8 @@ class ChatServer:
         self._requests: set[Patience] = set()
         self._waiting: list[Pending] = []
         self._sampling: Sequence[Pending] = ()
+        self._look_seconds = 0.0  # of the looks of what is sampled
+        self._look_began: float | None = None
         self._arrived = asyncio.Event()
         for layer in self.model.modules():
             if isinstance(layer, GradientCheckpointingLayer):  # of the language model and of the vision tower
@@ -141,8 +145,9 @@ class ChatServer:
         dataset = DatasetInTime([], options, training=False, ruler=self.collator.ruler)
         return replace(
             toolbox,
-            dataset=dataset.within(partial(self._seconds_of_look, options.decode_timeout), self._is_nobody_there),
+            dataset=dataset.within(partial(self._seconds_of_look, options.decode_timeout), self._looks_are_over),
             is_awaited=self._is_awaited,
+            on_answer=self._end_look,
             on_failure=self._end_failed,
         )
 
@@ -223,6 +228,7 @@ class ChatServer:
         if isinstance(engine, SharedPrefixEngine) and self.respondent.sample.toolbox is None:
             engine.drawing.watch = watch
         self._sampling = together
+        self._look_seconds = 0.0
         try:
             batches = [each.batch for each in together]
             return self.respondent.complete(batches, n, together[0].params)
@@ -254,8 +260,27 @@ class ChatServer:
         for each in self._asking(record):
             each.patience.end(ApiError(500, "a tool of this server failed for this request; its log says how"))
 
+    def _looks_are_over(self) -> bool:
+        """Whether to stop a look: nobody waits for it, or those of this round have taken long and others wait."""
+        in_this_look = 0.0 if self._look_began is None else monotonic() - self._look_began
+        is_long = self._look_seconds + in_this_look > LONG_LOOKS_SECONDS
+        return self._is_nobody_there() or (is_long and bool(self._waiting))
+
+    def _end_look(self) -> None:
+        """Counts the seconds of a look that has ended."""
+        if self._look_began is not None:
+            self._look_seconds += monotonic() - self._look_began
+            self._look_began = None
+
     def _seconds_of_look(self, most: float) -> float:
-        """The seconds that a look may take: a look that several requests share lasts as long as one of them."""
+        """The seconds that a look may take: a look that several requests share lasts as long as one of them.
+
+        Raises:
+            ToolError: others do not wait for another look.
+        """
+        if self._looks_are_over():
+            raise ToolError("other questions wait: answer now")
+        self._look_began = monotonic()
         left = max((each.patience.left() for each in self._sampling), default=0.0)
         return max(SHORTEST_LOOK, min(most, left))
 

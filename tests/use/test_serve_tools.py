@@ -14,7 +14,6 @@ import torch
 from qwenvl.cli import main as qwenvl
 from qwenvl.data.errors import BadMediaError
 from qwenvl.rollout import next_token
-from qwenvl.use.serve import SHORTEST_LOOK
 from tests.use.running import QUESTION, Running, data_url, video
 
 CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call><|im_end|>'
@@ -91,7 +90,7 @@ def test_looks_end_with_the_request_that_makes_them(looking, calling, monkeypatc
     def hangs(record, number):
         looks.append((dataset.is_over(), dataset.seconds_left()))
         clock.late = 1000.0  # the time of the request is up
-        looks.append((dataset.is_over(), dataset.seconds_left()))
+        looks.append(dataset.is_over())
         assert over.wait(60)
         raise BadMediaError(record.videos[number], "not decoded")
 
@@ -102,8 +101,44 @@ def test_looks_end_with_the_request_that_makes_them(looking, calling, monkeypatc
     over.set()
     monkeypatch.undo()
     assert looking.ask(QUESTION, max_tokens=1).choices
-    before, after = looks  # one look: no other has begun
-    assert before == (False, 15.0) and after == (True, SHORTEST_LOOK)
+    assert looks == [(False, 15.0), True], "no other look has begun"
+
+
+def test_looks_give_way_to_requests_that_wait(looking, calling, monkeypatch):
+    """Looks run one after the other in the thread that samples for everybody."""
+    calling.text = SEVERAL
+    monkeypatch.setattr("qwenvl.use.serve.LONG_LOOKS_SECONDS", 0.0)
+    toolbox = looking.server.respondent.sample.toolbox
+    own = toolbox.dataset.open
+    begun, queued, notes = threading.Event(), threading.Event(), []
+
+    def opened(record, number):
+        clip = own(record, number)  # of the first look nobody waits yet
+        begun.set()
+        assert queued.wait(60)
+        return clip
+
+    sampled = looking.server._sampled
+
+    def noted(*given):
+        rollouts = sampled(*given)
+        notes.extend(call for rollout in rollouts for turns in rollout.turns for turn in turns for call in turn.calls)
+        return rollouts
+
+    monkeypatch.setattr(toolbox.dataset, "open", opened)
+    monkeypatch.setattr(looking.server, "_sampled", noted)
+    first = threading.Thread(target=lambda: looking.ask(video("one.mp4"), QUESTION, seed=1))
+    first.start()
+    assert begun.wait(60)
+    second = threading.Thread(target=lambda: looking.ask("Hi", seed=2, max_tokens=1))
+    second.start()
+    while not looking.server._waiting:
+        time.sleep(0.01)
+    queued.set()
+    first.join()
+    second.join()
+    refused = notes[1:]
+    assert len(refused) == 7 and {call.error for call in refused} == {"other questions wait: answer now"}
 
 
 def test_a_look_has_a_quarter_of_the_time_of_a_clip(looking):
