@@ -39,33 +39,43 @@ def make_pictures(strips: Sequence[Strip], folder: Path, most: int) -> dict[str,
         if file.stem not in wanted and is_key(file.stem):
             file.unlink()
     made: dict[str, Picture] = {}
+    versions: dict[str, bytes] = {}  # by path: a run shows a clip in many strips, and a folder has many files to read
     decoded = 0
     for strip in strips:
         path = folder / f"{strip.key}.jpg"
-        if path.exists() and _is_current(path, strip):
-            made[strip.key] = _picture(path, strip)
+        if strip.path not in versions:
+            versions[strip.path] = _version(strip.path)
+        version = versions[strip.path]
+        kept = _kept(path, strip, version)
+        if kept is not None:
+            made[strip.key] = kept
         elif decoded < most:
             decoded += 1
-            made[strip.key] = _make(path, strip)
+            made[strip.key] = _make(path, strip, version)
     return made
 
 
-def _version(strip: Strip) -> bytes | None:
-    """What the file of a strip says of the clip or image that it was made of. None: that is gone."""
-    version = version_of(strip.path)
-    return hash_of(version).encode() if version else None
+def _version(path: str) -> bytes:
+    """What a file says of the clip or image that it was made of. Empty: that is gone."""
+    version = version_of(path)
+    return hash_of(version).encode() if version else b""
 
 
-def _is_current(path: Path, strip: Strip) -> bool:
-    """Whether a file shows the clip or image as it is now, or as it last was where it is gone."""
-    version = _version(strip)
+def _kept(path: Path, strip: Strip, version: bytes) -> Picture | None:
+    """The file of a strip that shows the clip or image as it is now, or as it last was where it is gone."""
+    if not path.exists():
+        return None
     with Image.open(path, formats=["JPEG"]) as made:
-        return version is None or made.info.get("comment") == version
+        is_current = not version or made.info.get("comment") == version
+        return _layout(made, strip) if is_current else None
 
 
-def _make(path: Path, strip: Strip) -> Picture:
-    """Write the file of one strip, or return the problem that keeps it from being made."""
-    version = _version(strip)  # before it is read: one that is replaced meanwhile is made again by the next call
+def _make(path: Path, strip: Strip, version: bytes) -> Picture:
+    """Write the file of one strip, or return the problem that keeps it from being made.
+
+    Args:
+        version: of the clip or image before it is read. One that is replaced meanwhile is made again by the next call.
+    """
     if is_address(strip.path):
         return {"problem": "it lies on a network, from which a report fetches nothing"}
     if not Path(strip.path).exists():
@@ -83,8 +93,8 @@ def _make(path: Path, strip: Strip) -> Picture:
         return {"problem": str(error).removeprefix(f"{strip.path}: ")}
     with written_whole(path) as partial:
         picture = sheet(frames, WIDTH if strip.indices else STILL_WIDTH)
-        picture.save(partial, "JPEG", quality=80, comment=version or b"")
-    return _picture(path, strip)
+        picture.save(partial, "JPEG", quality=80, comment=version)
+    return _layout(picture, strip)
 
 
 def sheet(frames: Tensor, width: int) -> Image.Image:
@@ -105,9 +115,8 @@ def _grid(count: int) -> tuple[int, int]:
     return min(count, COLUMNS), math.ceil(count / COLUMNS)
 
 
-def _picture(path: Path, strip: Strip) -> Picture:
-    """The layout of a file: columns, rows, and the width of a frame by its height."""
+def _layout(made: Image.Image, strip: Strip) -> Picture:
+    """The layout of a sheet: columns, rows, and the width of a frame by its height."""
     columns, rows = _grid(max(1, len(strip.indices)))
-    with Image.open(path, formats=["JPEG"]) as made:
-        ratio = (made.width / columns) / (made.height / rows)
+    ratio = (made.width / columns) / (made.height / rows)
     return {"columns": columns, "rows": rows, "ratio": round(ratio, 4)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
@@ -11,6 +10,7 @@ from qwenvl.child import Child, ChildDied, ChildError, ChildTimeout
 from qwenvl.data.media.source import version_of
 from qwenvl.files import written_whole
 from qwenvl.run_log.log import hash_of
+from qwenvl.run_log.report.pages import KEY_LENGTH, is_key
 
 # Chromium, Firefox and Safari play these in a <video> element.
 PLAYED_CODECS = {"h264", "vp8", "vp9", "av1"}
@@ -20,8 +20,8 @@ WIDTH = 640  # of a copy at most, in pixels
 SECONDS = 120.0  # for one clip: a longer one is not copied
 MEMORY_BYTES = 4 * 10**9
 MILLISECOND = Fraction(1, 1000)
-_NAME_LENGTH = 20  # of the 64 digits of a hash
-AT_ONCE = 0.02  # seconds: a player that shows the first frame within this time shows it at 0 s
+# Seconds: a player that shows the first frame within this time shows it at 0 s. Half of a frame at 25 a second.
+AT_ONCE = 0.02
 
 
 def make_playable(clips: Iterable[str], folder: Path, most: int) -> dict[str, Path]:
@@ -37,7 +37,7 @@ def make_playable(clips: Iterable[str], folder: Path, most: int) -> dict[str, Pa
     copies = {path: copy_name(path) for path in clips}
     names = set(copies.values())
     for file in folder.glob("*.mp4"):
-        if file.stem not in names and is_copy_name(file.stem):
+        if file.stem not in names and is_key(file.stem):
             file.unlink()
     found: dict[str, Path] = {}
     child: Child | None = None
@@ -70,12 +70,7 @@ def make_playable(clips: Iterable[str], folder: Path, most: int) -> dict[str, Pa
 
 def copy_name(path: str) -> str:
     """The name of the copy of a clip, without ending. A file that has changed has another one."""
-    return hash_of([path, *version_of(path)])[:_NAME_LENGTH]
-
-
-def is_copy_name(name: str) -> bool:
-    """Whether a name can be that of a copy."""
-    return re.fullmatch(rf"[0-9a-f]{{{_NAME_LENGTH}}}", name) is not None
+    return hash_of([path, *version_of(path)])[:KEY_LENGTH]
 
 
 def copier() -> Callable[[tuple[str, str]], bool]:
@@ -104,6 +99,7 @@ def plays(path: str) -> bool:
         if not known or Path(path).suffix.lower() not in PLAYED_SUFFIXES:
             return False
         # Where sound begins before the pictures, as in many clips cut without re-encoding, the player's clock does too.
+        # Without sound a browser counts from the container's zero, and not from the first frame as ``Clip.delay`` does.
         player_start = min(0.0, (container.start_time or 0) / av.time_base)
         first = next(container.decode(video=0), None)
         return first is not None and first.time is not None and abs(first.time - player_start) <= AT_ONCE

@@ -30,7 +30,7 @@ SUSPECT = 8  # reward hacking is suspected
 UNSCORED = 16  # a completion has no reward
 DROPPED = 32  # it was not trained on (``--filter_groups``)
 
-_KEY_LENGTH = 20  # of the 64 digits of a hash
+KEY_LENGTH = 20  # of the 64 digits of a hash
 _VERSION_LENGTH = 8  # the same, of an object of a page
 HIGH_FORMAT = 0.9  # a format reward from which a completion has the form
 HALF_RIGHT = 0.5  # an accuracy from which a repeated text is not suspected
@@ -216,12 +216,12 @@ class Strip:
         """The name of its file, without ending."""
         # Names of files need not be UTF-8: Python then has lone surrogates in them.
         text = f"{self.path}\n{self.indices}".encode("utf-8", "surrogatepass")
-        return hashlib.sha256(text).hexdigest()[:_KEY_LENGTH]
+        return hashlib.sha256(text).hexdigest()[:KEY_LENGTH]
 
 
 def is_key(name: str) -> bool:
-    """Whether a name can be the key of a strip."""
-    return re.fullmatch(rf"[0-9a-f]{{{_KEY_LENGTH}}}", name) is not None
+    """Whether a name can be the key of a strip or of another file beside a page."""
+    return re.fullmatch(rf"[0-9a-f]{{{KEY_LENGTH}}}", name) is not None
 
 
 def write_groups(run: Run, number: int, data: PageData, read: Reading) -> tuple[list[GroupRow], list[Strip]]:
