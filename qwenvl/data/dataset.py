@@ -66,7 +66,7 @@ class GRPODataset(Dataset):
         (0, 8, 16, 24)
     """
 
-    is_over: Callable[[], bool] | None = None
+    is_over: Callable[[], bool] | None = None  # a server sets it, on a copy for each request
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ def column_names(path: Path, columns: Mapping[str, str], known: Collection[str])
         RecordError: two columns would be read under one name, or ``columns`` names none of the table.
     """
     rows = text_rows(plain_file(path))
+    # Of all rows: each has only the cells that are not empty.
     found: dict[str, str] = {}
     for number in range(rows.length):
         try:

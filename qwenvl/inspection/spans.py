@@ -259,6 +259,7 @@ class SpanReader:
                 problems.append(f"{each.where}: {error}")
                 continue
             of_clip.append(each)
+            # Rows of a table have no source: there a clip has many.
             first = of_clip[0].source
             if each.source not in (first, *refused):
                 refused.add(each.source)

@@ -37,7 +37,10 @@ Part: TypeAlias = str | VideoClip | Tensor
 MOST_CALLS = 16
 """Calls of a turn that are executed. A turn with more of them has lost its form, and none of them is."""
 LOOKING = 4
-"""Times ``decode_timeout``, for all looks of completions that are sampled together at one clip."""
+"""Times ``decode_timeout``, for all looks of completions that are sampled together at one clip.
+
+One slow look must not close the clip to a whole group, and all of them must stay far below ``stall_timeout``.
+"""
 DEEPEST_LIST = 8  # lists within lists that a tool may return; one that holds itself is deeper
 
 
@@ -62,8 +65,8 @@ class Toolbox:
         looks: as the model asks, refused, or at another span of the same length.
         is_awaited: says before each call whether anybody still waits for the completions of a record. Where nobody
             does, they end without an answer. None: all are waited for.
-        on_answer: called for each call that is answered or refused. None: nobody is told.
-        on_failure: told of a record and the error of a tool of the user that was called for it. The call is then
+        on_answer: called after each call that is answered or refused.
+        on_failure: called with a record and the error of a tool of the user that was called for it. The call is then
             refused. None: the error is raised.
     """
 

@@ -18,8 +18,10 @@ MOST_REDIRECTS = 5
 REDIRECTS = (301, 302, 303, 307, 308)
 CONNECT_SECONDS = 10.0
 CHUNK = 2**16  # bytes of a read
-HEAD_BYTES = 2**15  # of all that is no content, before there is any
-SMALL = 512  # bytes: a server that sends less at a time is asked again after a while only
+# Bytes of all that is no content, before there is any. Servers accept 8 to 16 kB of headers, and send less.
+HEAD_BYTES = 2**15
+# Bytes: a server that sends less at a time is asked again after a while only. A packet on the way has about 1,400.
+SMALL = 512
 SECONDS_AFTER_SMALL = 0.02
 MOST_PIECES = 1000  # of the content, and one more for each ``SMALL`` bytes of it
 PORTS = {"http": 80, "https": 443}
@@ -233,7 +235,7 @@ def _content(answer: HTTPResponse, reader: BoundedReader, most_bytes: int, until
         raise ValueError(f"its server answers with status {answer.status}")
     data = bytearray()
     pieces = 0
-    reader.most += 2 * CHUNK  # what comes before it is content
+    reader.most += 2 * CHUNK  # what is read ahead is counted before it is known to be content
     while chunk := answer.read1(CHUNK):
         data += chunk
         pieces += 1

@@ -15,7 +15,8 @@ from qwenvl.data.media.reader import Clip
 from qwenvl.types import Record
 from qwenvl.use.chat_request import ApiError, Patience
 
-LONG_READING_SECONDS = 3.0  # after which the reading of a request gives way to others
+# After which the reading of a request gives way to others. The clips of an ordinary prompt are read within one.
+LONG_READING_SECONDS = 3.0
 
 
 @dataclass(eq=False)

@@ -35,7 +35,9 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 _THREADS = 16  # that look for files: a network disk takes long to answer
 _MISSING_SHOWN = 5
-_VERSION_BYTES = 2**16  # of the beginning and of the end of a file
+# Of the beginning and of the end of a file. A clip may have gigabytes, and containers list the sizes of their frames at
+# one of the two.
+_VERSION_BYTES = 2**16
 _RAW_STREAMS = (b"\0\0\1", b"\0\0\0\1", b"\x12\0\x0a")  # MPEG and H.264 units, and those of AV1
 _STILL_BRANDS = (b"avif", b"heic", b"heix", b"mif1", b"msf1")
 _MEDIA_HEADS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"\x1a\x45\xdf\xa3")  # the last: Matroska

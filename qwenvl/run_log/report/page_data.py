@@ -1,8 +1,8 @@
 """The data of a page: scripts in its folder ``data``, which the page loads when it needs them.
 
 A page that is opened as a file can load scripts and nothing else. But where somebody serves the folder to a browser,
-every page of the web may load its scripts too, and would be told what they tell. So each does nothing unless the page
-around it has the key of the folder. The page itself cannot be read by others.
+every page of the web may load its scripts too, and read their data. So each script does nothing unless the page around
+it has the key of the folder. The key stands in the page and in a file, which other sites cannot read.
 """
 
 from __future__ import annotations

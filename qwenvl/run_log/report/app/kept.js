@@ -40,13 +40,12 @@ class Kept {
     return new Map(own.map(([key, value]) => [numbers.get(key), this.unpack(value)]));
   }
 
-  // Note the values of many labels, of those that have none.
+  // Take over values for the labels that have none here: what was noted on this page is newer.
   take(values) {
     for (const [n, value] of values) {
       if (this.values.has(n)) continue;
       this.values.set(n, value);
-      this.unkept.add(n);
-      this.unsaved.add(n);
+      this.notStored(n);
     }
     this.retry();
   }
@@ -61,6 +60,12 @@ class Kept {
     } // there is nothing to lose
     else this.unsaved.add(n);
     this.retry(n);
+  }
+
+  // The value of a label is neither stored nor in a file.
+  notStored(n) {
+    this.unkept.add(n);
+    this.unsaved.add(n);
   }
 
   // Store what is not stored yet. Where it is too much, the label `n` alone: one that lost its value needs no room.
@@ -105,10 +110,7 @@ class Kept {
 
   // All that was stored is removed, by another page or by the browser. This page is open and has it still.
   storeAgain() {
-    for (const n of this.values.keys()) {
-      this.unkept.add(n);
-      this.unsaved.add(n);
-    }
+    for (const n of this.values.keys()) this.notStored(n);
     this.retry();
   }
 
