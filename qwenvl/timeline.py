@@ -165,11 +165,13 @@ def merged(spans: Iterable[TimedStep]) -> list[TimedStep]:
 def seconds_of(value: Any) -> float | None:
     """A time in seconds: a number, or a text such as ``7.5``, ``7.5 s``, ``0:07.5`` and ``00:00:07.5``.
 
-    None for everything else: not finite, negative, or too large.
+    None for everything else: not finite, negative, too large, or with 60 minutes or seconds behind a colon.
 
     Example:
         >>> seconds_of("1:02.5"), seconds_of(-1), seconds_of("soon")
         (62.5, None, None)
+        >>> seconds_of("0:01:500") is None  # frames or milliseconds, not 500 seconds
+        True
     """
     if isinstance(value, str):
         match = _TIME.fullmatch(value.strip())
@@ -252,10 +254,12 @@ def _span(start: float | None, end: float | None, number: int | None, name: str)
     return TimedStep(start, end, number, name)
 
 
-def _in_seconds(first: str | None, second: str | None, seconds: str) -> float:
-    """Hours, minutes and seconds, of which the former may be missing."""
+def _in_seconds(first: str | None, second: str | None, seconds: str) -> float | None:
+    """Hours, minutes and seconds, of which the former may be missing. None where one overflows, as in ``0:01:500``."""
     hours = int(first or 0)
     minutes = int(second or 0)
+    if (second is not None and float(seconds) >= 60) or (first is not None and minutes >= 60):
+        return None
     return 3600 * hours + 60 * minutes + float(seconds)
 
 

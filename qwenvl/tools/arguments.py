@@ -77,7 +77,7 @@ def _converted(value: Any, schema: Schema) -> Any:
     if not isinstance(kind, str):
         return _first_of(value, [{"type": each} for each in kind])
     if kind == "string":
-        return str(value)
+        return _text(value)
     if kind == "boolean":
         return _boolean(value)
     if kind == "number":
@@ -113,7 +113,16 @@ def _boolean(value: Any) -> bool:
     return word == "true"
 
 
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, list | dict):
+        raise TypeError
+    return str(value)
+
+
 def _number(value: Any) -> float:
+    # Python reads 1_0 as 10, and true as 1.
+    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
+        raise TypeError
     number = float(value)
     if not math.isfinite(number):
         raise ValueError
@@ -122,7 +131,8 @@ def _number(value: Any) -> float:
 
 def _integer(value: Any) -> int:
     # Not by way of a float, which holds 53 bits.
-    exact = isinstance(value, int) or (isinstance(value, str) and _DIGITS.fullmatch(value))
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    exact = is_number or (isinstance(value, str) and _DIGITS.fullmatch(value))
     number = int(value) if exact else _number(value)
     if number != int(number) or abs(number) > LARGEST_INTEGER:
         raise ValueError

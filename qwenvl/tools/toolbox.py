@@ -152,7 +152,7 @@ class Toolbox:
         """The parts that a tool of the user gives for a call.
 
         Raises:
-            ToolError, BadMediaError: the tool raises them.
+            ToolError, BadMediaError: the tool raises them, or the model may have given it a special token in parts.
             OwnCodeError: it raises another error, or gives what cannot be shown.
         """
         kind = tool.environment
@@ -163,8 +163,14 @@ class Toolbox:
                 environments[kind] = made
             positional = () if kind is None else (environments[kind],)
             parts = parts_of(tool.function(*positional, **arguments))
-            check_parts(parts)
-        return parts
+            check_pixels(parts)
+            problem = joined_text_problem(parts)
+            if problem is None:
+                return parts
+            # The model may have written the halves of a special token, in this call or an earlier one of the object.
+            if kind is not None or _has_text(arguments):
+                raise ToolError(f"{tool.name} gave a text that is no part of a prompt: {problem}")
+            raise ValueError(f"it returned a text that is no part of a prompt: {problem}")
 
     def appended(self, record: Record, answers: Sequence[Sequence[Part]]) -> ProcessedSample:
         """The tokens and patches of the answers to a turn's calls, up to the next turn of the model."""
@@ -231,11 +237,11 @@ def parts_of(value: Any, depth: int = 0) -> list[Part]:
     raise TypeError(f"it returned {got}; expected frames, a picture, text or a list of these")
 
 
-def check_parts(parts: Sequence[Part]) -> None:
-    """Check what a tool of a user gives.
+def check_pixels(parts: Sequence[Part]) -> None:
+    """Check the frames and pictures that a tool of a user gives.
 
     Raises:
-        ValueError: pixels that are no picture of the model, or a text that would be read as the structure of a prompt.
+        ValueError: pixels that are no picture of the model.
     """
     for part in parts:
         if isinstance(part, str):
@@ -251,10 +257,18 @@ def check_parts(parts: Sequence[Part]) -> None:
             raise ValueError(f"it returned {size} pixels; expected sides of at most {MAX_ASPECT_RATIO} : 1")
         if isinstance(part, VideoClip) and (len(part.info.times) != shape[0] or shape[0] % FRAMES_PER_PATCH):
             raise ValueError(f"it returned {shape[0]} frames at {len(part.info.times)} times; expected pairs of frames")
+
+
+def joined_text_problem(parts: Sequence[Part]) -> str | None:
+    """Why the texts of a tool would be read as the structure of a prompt, or None where they would not."""
     # Neighbouring texts are one text of the prompt, in which two halves of a token meet.
-    problem = text_problem("".join(part if isinstance(part, str) else "\n" for part in parts))
-    if problem:
-        raise ValueError(f"it returned a text that is no part of a prompt: {problem}")
+    return text_problem("".join(part if isinstance(part, str) else "\n" for part in parts))
+
+
+def _has_text(arguments: Mapping[str, Any]) -> bool:
+    """Whether the arguments of a call hold a text that the model was free to write."""
+    values = [each for name, each in arguments.items() if name != "video"]
+    return '"' in json.dumps(values)
 
 
 @dataclass

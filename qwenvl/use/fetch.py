@@ -8,7 +8,9 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
@@ -17,6 +19,8 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 MOST_REDIRECTS = 5
 REDIRECTS = (301, 302, 303, 307, 308)
 CONNECT_SECONDS = 10.0
+# Names that are resolved at the same time. The system's resolver gives up after some ten seconds each.
+MOST_RESOLVED = 64
 CHUNK = 2**16  # bytes of a read
 # Bytes of all that is no content, before there is any. Servers accept 8 to 16 kB of headers, and send less.
 HEAD_BYTES = 2**15
@@ -34,6 +38,10 @@ _TARGET_CHARACTERS = "%/:=&?~+!$,;'@()*[]"  # that stay as they are in a path an
 
 AtEnd = Callable[[Callable[[], None]], None]
 """Has its argument called, in another thread, when nobody waits for the file any more."""
+Addresses = list[tuple[Any, ...]]
+"""What ``socket.getaddrinfo`` gives."""
+
+_resolvers = threading.BoundedSemaphore(MOST_RESOLVED)
 
 
 def fetch(
@@ -143,7 +151,8 @@ def _answer(
     watchdog.start()
     at_end(shut)
     try:
-        wire = _connected(host, connection.port, until, allow_private)
+        found = _resolved(host, connection.port, until, at_end)
+        wire = _connected(found, until, allow_private)
         if parts.scheme == "https":
             context = ssl.create_default_context()
             wire = context.wrap_socket(wire, server_hostname=host, do_handshake_on_connect=False)
@@ -174,9 +183,39 @@ def _endpoint(url: str) -> tuple[SplitResult, HTTPConnection]:
     raise ValueError("leads to an address that is not http or https")
 
 
-def _connected(host: str, port: int, until: float, allow_private: bool) -> socket.socket:
+def _resolved(host: str, port: int, until: float, at_end: AtEnd) -> Addresses:
+    """The addresses of a host.
+
+    The system's resolver can't be interrupted, so it runs in a thread of its own, which may outlast the request.
+
+    Raises:
+        OSError, UnicodeError: there is none, or none within the time.
+    """
+    if not _resolvers.acquire(blocking=False):
+        raise OSError(0, "too many names are being looked up")
+    found: Future[Addresses] = Future()
+
+    def resolve() -> None:
+        try:
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            settle = partial(found.set_result, addresses)
+        except Exception as error:  # raised where it is waited for
+            settle = partial(found.set_exception, error)
+        _resolvers.release()
+        with suppress(InvalidStateError):  # nobody waits any more
+            settle()
+
+    threading.Thread(target=resolve, name="resolve", daemon=True).start()
+    at_end(found.cancel)
+    try:
+        return found.result(max(0.0, until - time.monotonic()))
+    except (TimeoutError, CancelledError):
+        found.cancel()
+        raise OSError(0, "its name was not found in time") from None
+
+
+def _connected(found: Addresses, until: float, allow_private: bool) -> socket.socket:
     """A socket to an address that was checked: a name may have another one when it is asked for again."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     if not allow_private and not all(is_public(str(address[0])) for *_, address in found):
         raise ValueError("leads to this machine or a private network (--allow_private_http)")
     failed: OSError | None = None

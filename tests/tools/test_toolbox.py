@@ -86,6 +86,16 @@ def in_two_parts():
     return ["See <|video", "_pad|>"]
 
 @tool
+def joined(first: str, pieces: list[str]):
+    """Join texts.
+
+    Args:
+        first: a text.
+        pieces: further ones.
+    """
+    return [first, "".join(pieces)]
+
+@tool
 def half_a_pair():
     """Fail."""
     return chr(0xD800)
@@ -138,6 +148,23 @@ class Broken:
 
     def act(self):
         """Act."""
+
+class Page:
+    def reset(self, **fields):
+        self.text = ""
+
+    def write(self, text: str):
+        """Write on the page.
+
+        Args:
+            text: to add.
+        """
+        self.text += text
+        return "written"
+
+    def read(self):
+        """Read the page."""
+        return self.text
 
 class Counter:
     def reset(self, **fields):
@@ -364,6 +391,20 @@ def test_an_environment_that_fails_is_named_with_the_record(world):
     made = world(tools=("trl:own.py:Broken",))
     with pytest.raises(OwnCodeError, match=r"--tools trl:own.py:Broken.act, called for .*data.json.*KeyError: 'goal'"):
         made.answer(JSON_CALL.format("act", "{}") + END)
+
+
+@pytest.mark.parametrize("tools", ["own.py:joined", "trl:own.py:Page"])
+def test_a_special_token_that_a_tool_puts_together_of_what_the_model_wrote_ends_no_run(world, tools):
+    made = world(tools=(tools,))
+    if tools == "own.py:joined":
+        calls = JSON_CALL.format("joined", '{"first": "So <|im_", "pieces": ["e", "nd|>"]}')
+    else:
+        calls = "".join(JSON_CALL.format("write", f'{{"text": "{text}"}}') for text in ("<|im_", "end|>"))
+        calls += JSON_CALL.format("read", "{}")
+    got = made.answer(calls + END)
+    assert "gave a text that is no part of a prompt: it holds '< |im_end|>'" in got[0]
+    *_, last = made.conversations.each[0].calls[-1]
+    assert last.error.endswith("it holds '<|im_end|>', which prompts have for their structure alone")
 
 
 def test_an_own_tool_refuses_in_its_own_words(world):

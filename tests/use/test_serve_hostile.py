@@ -568,6 +568,30 @@ def test_the_address_that_was_checked_is_the_one_that_is_asked(monkeypatch):
         assert found == b"hi" and server.asked == 1
 
 
+def test_a_name_that_resolves_slowly_keeps_no_thread_beyond_its_request(monkeypatch):
+    """The system's resolver can't be interrupted."""
+    free = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: free.wait(120) and [])
+    monkeypatch.setattr("qwenvl.use.fetch._resolvers", threading.BoundedSemaphore(2))
+    given = {"most_bytes": 9, "allow_private": True}
+    try:
+        with pytest.raises(ValueError, match="took too long"):
+            fetch("http://slow.example/", seconds=0.05, **given)
+        # Also where its client leaves.
+        with pytest.raises(ValueError, match="its name was not found in time"):
+            fetch("http://slow.example/", seconds=60, at_end=lambda call: call(), **given)
+        # These two still wait, and there is a bound on how many do.
+        with pytest.raises(ValueError, match="too many names are being looked up"):
+            fetch("http://slow.example/", seconds=60, **given)
+    finally:
+        free.set()
+        for thread in threading.enumerate():
+            if thread.name == "resolve":
+                thread.join(60)
+    with pytest.raises(ValueError, match="the connection ended"):
+        fetch("http://found.example/", seconds=60, **given)
+
+
 @pytest.mark.parametrize(
     ("answer", "shown"),
     [
