@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from qwenvl.times import seconds_of_clock
+
 LONGEST_TIME = 1e7
 """Seconds that a time must stay below, a hundred days. Larger numbers are no times."""
 
@@ -175,7 +177,7 @@ def seconds_of(value: Any) -> float | None:
     """
     if isinstance(value, str):
         match = _TIME.fullmatch(value.strip())
-        value = None if match is None else _in_seconds(match[1], match[2], match[3])
+        value = None if match is None else seconds_of_clock(match[1], match[2], match[3])
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 <= value < LONGEST_TIME else None
@@ -224,7 +226,7 @@ def _from_entry(entry: str, listed: Mapping[str, int]) -> TimedStep | None:
     # Of "(0.0-3.5) insert the fan" the brackets are left.
     without_range = _EMPTY_BRACKETS.sub(" ", entry[: found.start()] + " " + entry[found.end() :])
     number, name = named_step(without_range, listed)
-    return _span(_in_seconds(*times[:3]), _in_seconds(*times[3:]), number, name)
+    return _span(seconds_of_clock(*times[:3]), seconds_of_clock(*times[3:]), number, name)
 
 
 def _from_object(text: str, listed: Mapping[str, int]) -> TimedStep | None:
@@ -252,15 +254,6 @@ def _span(start: float | None, end: float | None, number: int | None, name: str)
     if start is None or end is None or not start < end < LONGEST_TIME or (number is None and not name):
         return None
     return TimedStep(start, end, number, name)
-
-
-def _in_seconds(first: str | None, second: str | None, seconds: str) -> float | None:
-    """Hours, minutes and seconds, of which the former may be missing. None where one overflows, as in ``0:01:500``."""
-    hours = int(first or 0)
-    minutes = int(second or 0)
-    if (second is not None and float(seconds) >= 60) or (first is not None and minutes >= 60):
-        return None
-    return 3600 * hours + 60 * minutes + float(seconds)
 
 
 def plain_name(name: str) -> str:

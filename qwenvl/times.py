@@ -74,3 +74,16 @@ def _seconds_of_milliseconds(found: re.Match[str]) -> str:
 def _written(seconds: Decimal) -> str:
     """Seconds as a decimal number without an exponent."""
     return f"{seconds.normalize():f}"
+
+
+def seconds_of_clock(hours: str | None, minutes: str | None, seconds: str) -> float | None:
+    """The seconds of a time such as 1:02:03.5, of which hours and minutes may be missing.
+
+    None where minutes or seconds overflow: 0:01:500 counts frames or milliseconds, and is not 8 minutes.
+
+    Example:
+        >>> seconds_of_clock(None, "1", "02.5"), seconds_of_clock("0", "01", "500")
+        (62.5, None)
+    """
+    overflows = (minutes and float(seconds) >= 60) or (hours and int(minutes or 0) >= 60)
+    return None if overflows else 3600 * int(hours or 0) + 60 * int(minutes or 0) + float(seconds)

@@ -76,6 +76,7 @@ class Labels:
         left_out: labels that are no steps, with their numbers.
         counts_frames: spans are given in frames, and the clips' own rates say at what seconds.
         late: see ``SpanReader``.
+        unused: label files that fit no clip.
     """
 
     by_clip: dict[str, Label]
@@ -85,6 +86,7 @@ class Labels:
     left_out: Mapping[str, int]
     counts_frames: bool = False
     late: Mapping[str, float] = field(default_factory=dict)
+    unused: Sequence[str] = ()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -257,6 +259,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     background = spans.BACKGROUND if args.background is None else args.background.split(",")
     if columns and (is_export or path.is_dir()):
         raise ValueError(f"--columns has no effect: {path} is no table; leave it out")
+    clip_of = _clip_at if is_export or path.is_dir() else _clip_of
     if is_export:
         labelled = list(span_exports.exported_spans(path))
     elif path.is_dir():
@@ -273,7 +276,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     reader = spans.SpanReader(
         root=root,
         number_of=lambda label: number_of(listed, label),
-        clip_of=lambda name: _clip_of(name, named),
+        clip_of=lambda name: clip_of(name, named),
         names=listed,
         background=frozenset(label.strip().casefold() for label in background),
         label_fps=args.label_fps,
@@ -298,6 +301,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         left_out=reader.left_out,
         counts_frames=counts_frames,
         late=reader.late,
+        unused=spans.files_without_clip(path, clips) if path.is_dir() else (),
     )
 
 
@@ -380,6 +384,9 @@ def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
             f"  seconds count from the first picture. That of {counted(len(found.late), 'clip')} comes after the sound "
             f"begins ({delay:.2f} s in {visible(clip)}): spans that were read off a player's clock are late by that"
         )
+    if found.unused:
+        names = beginning(visible(", ".join(found.unused)), LONGEST_ANSWER)
+        lines.append(f"  {counted(len(found.unused), 'label file')} of no clip, left out: {names}")
     if found.left_out:
         labels = ", ".join(f"{visible(label)} ({count:,})" for label, count in found.left_out.items())
         lines.append(f"  spans that are no step (--background): {labels}")
@@ -537,3 +544,22 @@ def _clip_of(cell: str, named: dict[str, list[str]]) -> str:
     if found:
         raise ValueError(f"{name!r} may be {' or '.join(found[:3])}; write the path from the folder")
     raise ValueError(f"there is no clip {name!r}{did_you_mean(name, named)}")
+
+
+def _clip_at(path: str, named: dict[str, list[str]]) -> str:
+    """The clip that the path in a file of labels names, which may be a path of the machine where they were made.
+
+    Raises:
+        ValueError: there is none, or there are several, or the clip of this name is in another folder.
+    """
+    name = path.rpartition("/")[2]
+    same_name = [clip for clip in named.get(name, []) if clip.rpartition("/")[2] == name]
+    below = [clip for clip in same_name if f"/{path}".endswith(f"/{clip}")]
+    if below:
+        return max(below, key=len)
+    above = [clip for clip in same_name if clip.endswith(f"/{path}")]
+    if len(above) == 1:
+        return above[0]
+    if same_name and not above:
+        raise ValueError(f"there is no clip {path!r}: {' and '.join(same_name[:3])} is in another folder")
+    return _clip_of(name, named)

@@ -50,7 +50,7 @@ def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | 
     """The spans of one task. A task of another form raises errors of any kind."""
     addresses = [value for key, value in task["data"].items() if isinstance(value, str) and "." in value]
     named = task["data"].get("video")
-    clip = _clip_name(named if isinstance(named, str) else addresses[0])
+    clip = _clip_path(named if isinstance(named, str) else addresses[0])
     annotations = [each for each in task["annotations"] if not each.get("was_cancelled")]
     annotations.sort(key=lambda each: not each.get("ground_truth"))  # the one marked as true first
     regions = annotations[0]["result"] if annotations else []
@@ -89,7 +89,7 @@ def _annotations(path: Path) -> Iterator[LabelledSpan | RecordError]:
         raise RecordError(f"{path}: expected TIME_UNITS in milliseconds, got {kind_of(units)}; save it anew with ELAN")
     media = root.findall("HEADER/MEDIA_DESCRIPTOR")
     address = media[0].get("MEDIA_URL", "") if media else ""
-    clip = _clip_name(address) if address else path.stem
+    clip = _clip_path(address) if address else path.stem
     origin = _time_origin(media, clip, str(path))
     slots = {slot.get("TIME_SLOT_ID"): slot.get("TIME_VALUE") for slot in root.iterfind("TIME_ORDER/TIME_SLOT")}
     for number, annotation in enumerate(root.iterfind("TIER/ANNOTATION/ALIGNABLE_ANNOTATION")):
@@ -111,25 +111,28 @@ def _time_origin(media: Sequence[ElementTree.Element], clip: str, where: str) ->
     Raises:
         RecordError: it is no number, or the file has several for the clip.
     """
+    name = Path(clip).name
     origins: list[str] = []
     for medium in media:
         address = medium.get("MEDIA_URL", "")
-        if not address or _clip_name(address) == clip:
+        if not address or Path(_clip_path(address)).name == name:
             origins.append(medium.get("TIME_ORIGIN") or "0")
     if len(set(origins)) > 1:
         raise RecordError(
-            f"{where}: the file has several times at which {clip} begins (TIME_ORIGIN {', '.join(origins)}); leave one "
+            f"{where}: the file has several times at which {name} begins (TIME_ORIGIN {', '.join(origins)}); leave one "
             "medium in it (in ELAN: Edit, Linked Files)"
         )
     origin = origins[0] if origins else "0"
     if not re.fullmatch("-?[0-9]{1,12}", origin):
-        raise RecordError(f"{where}: TIME_ORIGIN of {clip}: expected milliseconds, got {kind_of(origin)}")
+        raise RecordError(f"{where}: TIME_ORIGIN of {name}: expected milliseconds, got {kind_of(origin)}")
     return int(origin)
 
 
-def _clip_name(address: str) -> str:
-    """The file name of a clip in an address: of a path, an upload, local storage or a URL."""
+def _clip_path(address: str) -> str:
+    """The path of a clip in an address: of a path, local storage or a URL. Of an upload the file name alone."""
     parts = urlsplit(address)
     local = parse_qs(parts.query).get("d")
-    name = Path(local[0] if local else unquote(parts.path)).name
-    return _UPLOADED.sub("", name, count=1) if "/upload/" in address else name
+    path = (local[0] if local else unquote(parts.path)).replace("\\", "/")
+    if "/upload/" not in address:
+        return path.strip("/")
+    return _UPLOADED.sub("", Path(path).name, count=1)

@@ -131,13 +131,7 @@ def folder_spans(folder: Path, clips: Sequence[str]) -> Iterator[LabelledSpan | 
     A file has a label for each frame, one a line, or lines ``first-last label`` in frames from 1, or lines
     ``start end label`` in seconds.
     """
-    clips_of: dict[Path, list[str]] = {}
-    for clip in clips:
-        candidates = (folder / Path(clip).with_suffix(".txt"), folder / f"{Path(clip).stem}.txt")
-        path = next((each for each in candidates if each.is_file()), None)
-        if path is not None:
-            clips_of.setdefault(path, []).append(clip)
-    for path, named in clips_of.items():
+    for path, named in _clips_of_files(folder, clips).items():
         if len(named) > 1:
             # The same name in two folders, or with two endings.
             first, second = named[:2]
@@ -151,6 +145,24 @@ def folder_spans(folder: Path, clips: Sequence[str]) -> Iterator[LabelledSpan | 
         while lines and not lines[-1]:
             lines.pop()
         yield from of_source(str(path), _file_spans(path, named[0], lines))
+
+
+def files_without_clip(folder: Path, clips: Sequence[str]) -> list[str]:
+    """The label files of a folder that fit no clip, by their paths in it."""
+    used = _clips_of_files(folder, clips)
+    files = [path for path in sorted(folder.rglob("*.txt")) if path not in used and path.is_file()]
+    return [path.relative_to(folder).as_posix() for path in files]
+
+
+def _clips_of_files(folder: Path, clips: Sequence[str]) -> dict[Path, list[str]]:
+    """The clips that each label file of a folder may be that of: at their own path, or else by their file name."""
+    found: dict[Path, list[str]] = {}
+    for clip in clips:
+        candidates = (folder / Path(clip).with_suffix(".txt"), folder / f"{Path(clip).stem}.txt")
+        path = next((each for each in candidates if each.is_file()), None)
+        if path is not None:
+            found.setdefault(path, []).append(clip)
+    return found
 
 
 def of_source(
@@ -254,16 +266,17 @@ class SpanReader:
                 problems.append(str(each))
                 continue
             try:
-                of_clip = by_clip.setdefault(self.clip_of(each.clip), [])
+                clip = self.clip_of(each.clip)
             except ValueError as error:
                 problems.append(f"{each.where}: {error}")
                 continue
+            of_clip = by_clip.setdefault(clip, [])
             of_clip.append(each)
             # Rows of a table have no source: there a clip has many.
             first = of_clip[0].source
             if each.source not in (first, *refused):
                 refused.add(each.source)
-                problems.append(f"{each.source}: has labels of {each.clip}, and so has {first}; keep one of the two")
+                problems.append(f"{each.source}: has labels of {clip}, and so has {first}; keep one of the two")
         found = {}
         for clip, spans in by_clip.items():
             timeline = self._timeline(clip, spans, problems)

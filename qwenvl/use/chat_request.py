@@ -430,6 +430,8 @@ class RequestReader:
             full = os.path.realpath(os.path.join(self._root, name))
             if outside_of(self._root, full) is not None:
                 raise ValueError("leads out of the media root")
+            if full == self._root:  # its images would be the frames of a clip
+                raise ValueError("names the media root; write the path of a file or folder below it")
             return full
         target.write_bytes(data)
         return str(target)

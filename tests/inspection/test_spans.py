@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,36 @@ def test_exports_of_label_studio_become_timelines(folder, capsys):
     assert solutions()[0] == "1.0-3.0 (1) insert fan"
 
 
+@pytest.mark.parametrize(
+    ("address", "clip"),
+    [
+        ("/data/local-files/?d=station-1/one.mp4", "station-1/one.mp4"),
+        ("file:///C:/clips/station-2/one.mp4", "station-2/one.mp4"),
+        ("C:\\clips\\station-2\\one.mp4", "station-2/one.mp4"),
+        ("/data/local-files/?d=station-3/one.mp4", None),
+        ("/data/upload/1/0a1b2c3d-one.mp4", None),  # has no folder
+        ("/data/local-files/?d=station-1/two.mp4", "station-1/two.mp4"),
+        ("/data/local-files/?d=station-2/two.mp4", None),  # that of another station
+        ("/data/upload/1/0a1b2c3d-two.mp4", "station-1/two.mp4"),
+        ("/data/local-files/?d=videos/a.mp4", "a.mp4"),  # another name of the whole folder
+    ],
+)
+def test_a_clip_of_an_export_is_found_by_its_folders_too(folder, capsys, address, clip):
+    for other in ("station-1/one.mp4", "station-2/one.mp4", "station-1/two.mp4"):
+        Path(f"clips/{other}").parent.mkdir(exist_ok=True)
+        shutil.copy("clips/a.mp4", f"clips/{other}")
+    value = {"ranges": [{"start": 6, "end": 15}], "timelinelabels": ["insert fan"]}
+    result = [{"type": "timelinelabels", "value": value}]
+    Path("export.json").write_text(json.dumps([{"data": {"video": address}, "annotations": [{"result": result}]}]))
+    argv = ("--answers", "export.json", "--steps", "steps.txt")
+    if clip is None:
+        assert "export.json[0].result[0]: " in refused(capsys, *argv)
+    else:
+        run(capsys, *argv)
+        [record] = json.loads(Path("clips/records.json").read_text())
+        assert record["id"] == clip
+
+
 def test_an_export_of_another_kind_is_refused(folder, capsys):
     texts = {
         "{": "not valid JSON",
@@ -290,6 +321,14 @@ def test_bad_tables_of_spans_and_bad_labels_are_refused_with_their_line(files, a
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)
     assert message in refused(capsys, "--answers", "s.csv", *argv)
+
+
+def test_label_files_of_no_clip_are_named(folder, capsys):
+    Path("labels/night").mkdir(parents=True)
+    for name in ("a", "b1", "night/c2"):
+        Path(f"labels/{name}.txt").write_text("1-10 close_lid\n")
+    out = run(capsys, "--answers", "labels", "--steps", "steps.txt")
+    assert "2 label files of no clip, left out: b1.txt, night/c2.txt" in out
 
 
 def test_two_label_files_of_a_clip_are_refused(folder, capsys):

@@ -633,6 +633,9 @@ def test_refusals_reveal_neither_the_root_nor_the_contents_of_files(running, mad
             assert status == 400 and str(made_media) not in message and "S3CRET" not in message, (url, message)
     status, answer = raw(running, "POST", CHAT, ask([image("broken.png")]))
     assert answer["error"]["message"].startswith("broken.png: damaged image")
+    for url in ("", ".", "frames/.."):
+        status, answer = raw(running, "POST", CHAT, ask([video(url)]))
+        assert status == 400 and "names the media root" in answer["error"]["message"], answer
 
 
 # ---- what reading takes

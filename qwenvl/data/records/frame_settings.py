@@ -26,6 +26,7 @@ from typing import Any
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.library_rules import CAMERA_RATE
+from qwenvl.times import seconds_of_clock
 from qwenvl.types import Hint
 
 Settings = dict[str, Any]
@@ -347,9 +348,15 @@ _CLOCK = re.compile(r"(?:([0-9]+):)?([0-9]{1,2}):([0-9]{1,2}(?:\.[0-9]+)?)")
 
 
 def _seconds_of(clock: re.Match[str]) -> float:
-    """Seconds of a time such as ``00:01:02.5`` or ``1:02.5``."""
-    hours, minutes, seconds = clock.groups(default="0")
-    return 3600 * int(hours) + 60 * int(minutes) + float(seconds)
+    """Seconds of a time such as ``00:01:02.5`` or ``1:02.5``.
+
+    Raises:
+        ValueError: it has 60 minutes or seconds.
+    """
+    seconds = seconds_of_clock(clock[1], clock[2], clock[3])
+    if seconds is None:
+        raise ValueError
+    return seconds
 
 
 def _expected(key: str) -> str:

@@ -11,7 +11,7 @@ from qwenvl.rewards.function import Argument
 from qwenvl.rewards.functions.text import answer_of, pairs, solution_of
 from qwenvl.rewards.functions.timelines import seconds_of
 from qwenvl.rewards.options import BoxUnits
-from qwenvl.times import in_plain_seconds
+from qwenvl.times import in_plain_seconds, seconds_of_clock
 
 if TYPE_CHECKING:
     import numpy as np
@@ -190,8 +190,11 @@ def spans_in(text: str) -> list[Span]:
     times = []
     for first, second, seconds in _TIME.findall(in_plain_seconds(text) or ""):
         # hh:mm:ss has two numbers before the seconds, mm:ss has one.
-        hours, minutes = (first, second) if second else ("0", first or "0")
-        times.append(float(seconds) + 60 * int(minutes) + 3600 * int(hours))
+        hours, minutes = (first, second) if second else ("", first)
+        time = seconds_of_clock(hours, minutes, seconds)
+        if time is None:
+            return []
+        times.append(time)
     return [] if len(times) % 2 else list(zip(times[::2], times[1::2], strict=True))
 
 

@@ -388,8 +388,9 @@ def test_the_keys_read_of_a_row_depend_on_its_clips_and_images():
 @pytest.mark.parametrize("place", PLACES)
 def test_seconds_may_be_written_as_clock_times(parsed, place, text, seconds):
     assert parsed(place(video_start=text)).clip_meta == (ClipMeta(video_start=seconds),)
-    with pytest.raises(RecordError, match="video_end: expected a number of at least 0, got string"):
-        parsed(place(video_end="1:2:3:4"))
+    for no_time in ("1:2:3:4", "1:75", "1:60:00"):
+        with pytest.raises(RecordError, match="video_end: expected a number of at least 0, got string"):
+            parsed(place(video_end=no_time))
 
 
 def test_unread_keys_of_meta_are_hinted_at_with_the_key_to_write(parsed):

@@ -218,6 +218,7 @@ READINGS = [
     *((affirms, text, None) for text in ("yes/no", "yes or no", "not yes")),
     *((spans_in, text, [(12.0, 20.0)]) for text in ("12 to 20", "from 0:12 - 0:20")),
     (spans_in, "1:02:03.5–1:02:10", [(3723.5, 3730.0)]),
+    *((spans_in, text, []) for text in ("0:01:500 to 0:02:000", "1:75 to 2:00")),
     (spans_in, "<3-5> and 7s to 9s", [(3.0, 5.0), (7.0, 9.0)]),
     (spans_in, "between 1:05 and 70 seconds", [(65.0, 70.0)]),
     (spans_in, "2 to 1.5E+3 or 12e-2 to 4", [(2.0, 4.0)]),
