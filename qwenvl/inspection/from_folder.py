@@ -246,7 +246,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     path = Path(args.answers)
     columns = parse_columns(args.columns or "")
     named = _named(clips)
-    is_export = path.suffix in span_exports.SUFFIXES
+    is_export = path.suffix.lower() in span_exports.SUFFIXES
     if not is_export and not spans.has_spans(path, columns):
         for name in ("label_fps", "background"):
             if getattr(args, name) is not None:
@@ -264,8 +264,9 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         labelled = list(span_exports.exported_spans(path))
     elif path.is_dir():
         labelled = list(spans.folder_spans(path, clips))
-        for file in sorted(path.glob("*.eaf")):
-            labelled += span_exports.elan_spans(file)
+        for file in sorted(path.rglob("*")):
+            if file.suffix.lower() == ".eaf":
+                labelled += span_exports.elan_spans(file)
     else:
         labelled = list(spans.table_spans(path, columns))
     if not labelled:
@@ -394,7 +395,7 @@ def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
 
 
 def _not_taken(root: Path, clips: Sequence[str], ours: Iterable[Any]) -> Iterator[str]:
-    """The files of the folder that are no clips, counted by their endings, and the hidden ones.
+    """The files of the folder that are no clips, counted by their endings, the hidden ones, and links to folders.
 
     Args:
         ours: files that the command reads or writes itself, and the folder of label files.
@@ -402,8 +403,11 @@ def _not_taken(root: Path, clips: Sequence[str], ours: Iterable[Any]) -> Iterato
     known = {Path(str(path)).resolve() for path in ours if path is not None}
     known |= {(root / clip).resolve() for clip in clips}
     others = []
+    linked = []  # folders, whose clips are not found
     for path in root.rglob("*"):
         full = path.resolve()
+        if path.is_symlink() and path.is_dir():
+            linked.append(path.relative_to(root).as_posix())
         if path.is_file() and known.isdisjoint([full, *full.parents]):
             others.append(path)
     names = [path.relative_to(root).as_posix() for path in others]
@@ -415,6 +419,9 @@ def _not_taken(root: Path, clips: Sequence[str], ours: Iterable[Any]) -> Iterato
         yield f"  {counted(endings.total(), 'file')} that are no clips by their endings, left out: {shown}"
     if hidden:
         yield f"  {counted(len(hidden), 'hidden file')}, left out"
+    if linked:
+        shown = beginning(visible(", ".join(linked)), LONGEST_ANSWER)
+        yield f"  {counted(len(linked), 'link')} to a folder, not followed: {shown}"
 
 
 def _beginning(lines: Sequence[str], indent: str = "  ") -> list[str]:

@@ -21,7 +21,7 @@ _UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")
 
 def exported_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
     """The spans of an exported file, by its ending."""
-    return label_studio_spans(path) if path.suffix == ".json" else elan_spans(path)
+    return label_studio_spans(path) if path.suffix.lower() == ".json" else elan_spans(path)
 
 
 def label_studio_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:

@@ -29,9 +29,13 @@ BACKGROUND = ("SIL", "background", "action_start", "action_end")
 SECONDS = ("start", "end")
 FRAMES = ("start_frame", "end_frame")
 _KNOWN = {"clip", "step", "answer", *SECONDS, *FRAMES}
-# "1-30 SIL": first and last frame from 1, as Breakfast has it. "0.0 3.5 take": seconds, as Audacity has it.
+# "1-30 SIL": first and last frame from 1, as Breakfast has it.
 _FRAME_LINE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})[\s,]+(\S.*)")
-_TIME_LINE = re.compile(r"([0-9]{1,9}(?:\.[0-9]+)?)[\s,]+([0-9]{1,9}(?:\.[0-9]+)?)[\s,]+(\S.*)")
+# "0.0 3.5 take": seconds, as Audacity has it, or with commas in the place of blanks.
+_SECOND = r"([0-9]{1,9}(?:\.[0-9]+)?)"
+_TIME_LINE = re.compile(rf"{_SECOND}\s+{_SECOND}\s+(\S.*)")
+_COMMA_TIME_LINE = re.compile(rf"{_SECOND}\s*,\s*{_SECOND}\s*,\s*(?![0-9]+\s*,)(\S.*)")
+_TWO_NUMBERS = re.compile(r"[0-9][0-9.]*[\s,]+[0-9]")
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ def folder_spans(folder: Path, clips: Sequence[str]) -> Iterator[LabelledSpan | 
 def files_without_clip(folder: Path, clips: Sequence[str]) -> list[str]:
     """The label files of a folder that fit no clip, by their paths in it."""
     used = _clips_of_files(folder, clips)
-    files = [path for path in sorted(folder.rglob("*.txt")) if path not in used and path.is_file()]
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() == ".txt" and path not in used]
     return [path.relative_to(folder).as_posix() for path in files]
 
 
@@ -176,10 +180,13 @@ def of_source(
 def _file_spans(path: Path, clip: str, lines: Sequence[str]) -> Iterator[LabelledSpan | RecordError]:
     """The spans of one label file. Its first line decides on the form of all lines."""
     first = lines[0] if lines else ""
-    for form in (_FRAME_LINE, _TIME_LINE):
+    for form in (_FRAME_LINE, _TIME_LINE, _COMMA_TIME_LINE):
         if form.fullmatch(first):
             yield from _line_spans(path, clip, lines, form)
             return
+    if _TWO_NUMBERS.match(first):  # such as "0,1 2,9 take"
+        yield RecordError(f"{path}:1: expected start, end and label, with decimal points, got {first!r}")
+        return
     yield from _label_spans(path, clip, lines)
 
 

@@ -81,7 +81,7 @@ class Patience:
         self._seconds = seconds
         self._until = time.monotonic() + seconds
         self._ended: ApiError | None = None
-        self._at_end: list[Callable[[], None]] = []
+        self._at_end: list[Callable[[], object]] = []
 
     @property
     def gone(self) -> bool:
@@ -95,7 +95,7 @@ class Patience:
             for call in self._at_end:
                 call()
 
-    def at_end(self, call: Callable[[], None]) -> None:
+    def at_end(self, call: Callable[[], object]) -> None:
         """Have something called when nobody waits any more, in another thread."""
         self._at_end.append(call)
         if self.gone:

@@ -36,7 +36,7 @@ _LOCAL = [ip_network(each) for each in ("64:ff9b:1::/48", "fec0::/10")]
 _TARGET_CHARACTERS = "%/:=&?~+!$,;'@()*[]"  # that stay as they are in a path and its query
 
 
-AtEnd = Callable[[Callable[[], None]], None]
+AtEnd = Callable[[Callable[[], object]], None]
 """Has its argument called, in another thread, when nobody waits for the file any more."""
 Addresses = list[tuple[Any, ...]]
 """What ``socket.getaddrinfo`` gives."""

@@ -334,12 +334,21 @@ def training_command(request: UseRequest) -> str:
 
 
 def key_of(question: Record) -> str:
-    """The identity of a question: a hash of its texts, its media as they are now, and what is shown of them."""
+    """The identity of a question: a hash of its texts, its media as they are now, and what is shown of them.
+
+    A folder of clips that is moved keeps its questions.
+    """
     turns = [[message.role, message.text] for message in question.messages]
     metas = [None if meta is None else asdict(meta) for meta in question.clip_meta]
     sizes = [None if size is None else asdict(size) for size in question.image_sizes]
-    versions = [version_of(path) for path in (*question.videos, *question.images)]
-    return hash_of([turns, question.videos, question.images, metas, sizes, versions])
+    videos = [[_last_names(path), version_of(path)] for path in question.videos]
+    images = [[_last_names(path), version_of(path)] for path in question.images]
+    return hash_of([turns, videos, images, metas, sizes])
+
+
+def _last_names(path: str) -> list[str]:
+    """The names of a medium and of the folder that it lies in, or those of each frame in a list."""
+    return ["/".join(Path(each).parts[-2:]) for each in frame_list(path) or [path]]
 
 
 def label_of(batch: PromptBatch, rollout: RolloutBatch, reward: str | None) -> dict[str, Any]:

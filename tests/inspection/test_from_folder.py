@@ -49,8 +49,11 @@ def records(path: str = "clips/records.json"):
 
 
 def test_a_table_is_written_filled_in_and_read(folder, capsys):
+    (folder / "elsewhere").mkdir()
+    (folder / "clips" / "linked").symlink_to("../elsewhere")
     told = run(capsys, "clips", "--write-labels", "labels.csv")
     assert "wrote 5 clips to labels.csv" in told and "2 hidden files, left out" in told and "1 .jpg" in told
+    assert "1 link to a folder, not followed: linked" in told
     lines = Path("labels.csv").read_text().splitlines()
     assert lines == ["clip,answer", *(f"{name}," for name in [*CLIPS, "loose.mp4"])]
     answers = {CLIPS[0]: "1 2", CLIPS[1]: "insert fan; close lid", CLIPS[2]: "(2) Close Lid", CLIPS[3]: ""}

@@ -329,6 +329,25 @@ def test_label_files_of_no_clip_are_named(folder, capsys):
         Path(f"labels/{name}.txt").write_text("1-10 close_lid\n")
     out = run(capsys, "--answers", "labels", "--steps", "steps.txt")
     assert "2 label files of no clip, left out: b1.txt, night/c2.txt" in out
+    Path("labels/night/x.EAF").write_text(EAF.replace("a.mp4", "b.mp4"))
+    run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite")
+    assert solutions()[1] == "0.0-1.25 (1) insert fan"
+
+
+@pytest.mark.parametrize("lines", ["0,1\t2,9\ttake", "0,1 2,9 take", "0,1,2,9,take", "0.5, 2 take"])
+def test_label_files_with_decimal_commas_are_refused(folder, capsys, lines):
+    Path("labels").mkdir()
+    Path("labels/a.txt").write_text(lines)
+    problem = "labels/a.txt:1: expected start, end and label, with decimal points"
+    assert problem in refused(capsys, "--answers", "labels")
+
+
+@pytest.mark.parametrize("line", ["0.5 2 take", "0.5\t2.0\ttake", "0.5,2,take", "0.5, 2, take"])
+def test_label_files_have_blanks_or_commas_between_start_end_and_label(folder, capsys, line):
+    Path("labels").mkdir()
+    Path("labels/a.txt").write_text(line)
+    run(capsys, "--answers", "labels")
+    assert solutions() == ["0.5-2.0 (1) take"]
 
 
 def test_two_label_files_of_a_clip_are_refused(folder, capsys):

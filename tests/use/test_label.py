@@ -13,7 +13,7 @@ import pytest
 from qwenvl.cli import main as qwenvl
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.media.source import version_of
+from qwenvl.data.media.source import media_path, version_of
 from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.questions import BLOCK
@@ -141,7 +141,7 @@ def test_the_version_of_a_medium_changes_with_its_files(tmp_path):
     (folder / "notes.txt").write_bytes(b"x")
     names = [str(folder), str(folder / "1.png"), str(large)]
     first = [version_of(name) for name in names]
-    assert first[0] == [[names[1], *first[1]]] and first[1][0] == 3 and version_of("none") == []
+    assert first[0] == [["1.png", *first[1]]] and first[1][0] == 3 and version_of("none") == []
     for name in names[1:]:
         os.utime(name, ns=(0, 0))  # as a copy has another time
     assert [version_of(name) for name in names] == first
@@ -394,6 +394,24 @@ def test_the_key_of_a_question_includes_the_frame_settings_of_its_row():
     )
     metas = [None, ClipMeta(max_frames=4), ClipMeta(count=LibraryCount(4)), ClipMeta(frame_times=(0.0, 1.0))]
     assert len({*map(key, metas), key(sizes=(LibrarySize(max_pixels=9),))}) == 5
+
+
+def test_the_key_of_a_question_stays_where_its_folder_is_moved(tmp_path):
+    for folder in ("before", "after", "other"):
+        (tmp_path / folder / "clips" / "frames").mkdir(parents=True)
+        (tmp_path / folder / "clips" / "a.mp4").write_bytes(b"a clip" if folder != "other" else b"another")
+        (tmp_path / folder / "clips" / "frames" / "1.png").write_bytes(b"a frame")
+
+    def keys(folder):
+        clips = tmp_path / folder / "clips"
+        frames = media_path(["frames/1.png"] * 2, "video", clips)
+        asked = (Message("user", "<video>?"),)
+        for path in (str(clips / "a.mp4"), str(clips / "frames"), frames):
+            yield key_of(Record("a", asked, "", (path,), (), (None,), {}, "a[0]"))
+
+    before, after, other = map(list, map(keys, ("before", "after", "other")))
+    assert before == after and len(set(before)) == 3
+    assert [key in before for key in other] == [False, True, True]
 
 
 def test_a_record_is_saved_as_it_was_before_its_template(tmp_path):

@@ -121,7 +121,7 @@ def version_of(path: str) -> list[Any]:
     """
     frames = frame_files(path)
     if frames is not None:
-        return [[frame, *version_of(frame)] for frame in frames]
+        return [[os.path.basename(frame), *version_of(frame)] for frame in frames]
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # a pipe would wait for ever
