@@ -210,6 +210,10 @@ def test_a_step_that_is_typed_is_a_number_or_a_name(timelines, browser, tmp_path
         assert browser.run("[report.list.editor.spans[0].number, report.list.editor.spans[0].name]") == step, text
         read = read_timeline([{"step": text, "start": 0, "end": 1}], {}, "labels.json")
         assert [read[0].number, read[0].name] == step, "as records are read"
+    for text in ("glue; press", "a <b>", "screws 1-4", "3 to 4"):
+        typed(browser, 0, 0, text)
+        assert browser.run("document.querySelector('.span-rows input:invalid') !== null"), text
+        assert browser.run("report.list.editor.spans[0].number") == 7, text
 
 
 def test_what_was_noted_as_a_text_stays_one_where_the_model_now_writes_spans(browser, tmp_path):

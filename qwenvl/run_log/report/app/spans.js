@@ -33,6 +33,13 @@ function typedStep(text) {
   return { number: Number(inBrackets ?? bare), name: nameBehind ?? nameBehindSign ?? nameBehindSpace ?? "" };
 }
 
+// Why training would not read the name of a step, or nothing.
+function stepProblem(text) {
+  if (!text) return "expected the number or the name of a step";
+  if (/[;<]|\d\s*(?:[-\u2010-\u2015~]|to\b)\s*\d/.test(text)) return "a step can't hold ; or < or a range such as 2-3";
+  return "";
+}
+
 // Whether spans have steps of the prompt's list, if it has one.
 function allListed(steps, spans) {
   return !steps.length || spans.every((span) => steps.some(([number]) => number === span.number));
@@ -411,8 +418,8 @@ class SpanEditor {
 
   nameStep(span, field) {
     const text = field.value.trim();
-    field.setCustomValidity(text ? "" : "expected the number or the name of a step");
-    if (!text) {
+    field.setCustomValidity(stepProblem(text));
+    if (refused(field)) {
       field.reportValidity();
       return;
     }
