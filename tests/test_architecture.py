@@ -34,7 +34,7 @@ FLOORS = {
     "child": 0,
     "versions": 0,
     "timeline": -1,
-    "times": -1,
+    "times": -2,
     "run_log": 0,
     "console": 0,
     "run_lock": 0,

@@ -69,7 +69,7 @@ def questions_of(request: UseRequest) -> list[Record | ValueError]:
     """
     from qwenvl.data.records.catalog import resolve_datasets
     from qwenvl.data.records.record_file import RecordFile
-    from qwenvl.inspection.from_folder import VIDEO_SUFFIXES, find_clips
+    from qwenvl.inspection.clips import VIDEO_SUFFIXES, find_clips
 
     words = request.words
     options = request.options

@@ -153,8 +153,20 @@ def sentence_of(view: View, record: Record, completion: str, rewards: Mapping[st
         most = LONGEST_SENTENCE + 2 * len(completion)
         if len(sentence) > most:
             raise ValueError(f"it returned {len(sentence):,} characters; expected at most {most:,}")
+        if text_problem(sentence) and not _says_it_always(view, record, rewards):
+            # The completion has spelled the token in parts, or in other signs that the view makes these.
+            sentence = parted(sentence, CONTROL_TOKENS)
         _check_text(sentence)
     return sentence
+
+
+def _says_it_always(view: View, record: Record, rewards: Mapping[str, float | None]) -> bool:
+    """Whether the sentence of a view has control tokens whatever the completion is."""
+    try:
+        sentence = view(_copied(record), "", rewards)
+    except Exception:  # it needs a completion
+        return False
+    return isinstance(sentence, str) and text_problem(sentence) is not None
 
 
 def changed_by(view: View, records: Iterable[Record]) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,10 +25,10 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.failure import beginning, counted, visible
 from qwenvl.files import is_utf8, plain_file, written_whole
 from qwenvl.inspection import span_exports, spans
+from qwenvl.inspection.clips import clip_at_path, clip_of_cell, clips_by_name, find_clips, is_read_again
 from qwenvl.inspection.convert import OWN_KEYS, write_records
 from qwenvl.inspection.label_columns import column_names, named_cells
 from qwenvl.inspection.steps import Steps, answer_in, number_of, numbered, read_steps
-from qwenvl.option import did_you_mean
 from qwenvl.types import Message, Record
 
 STEPS = "{steps}"  # the place of the list of steps in a question
@@ -49,12 +48,6 @@ TIMELINE_FORM = (
     "for each time that a step is performed, with its start and end in seconds: "
     "<answer>start-end (number) step</answer>."
 )
-# fmt: off
-VIDEO_SUFFIXES = (
-    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts", ".flv", ".wmv", ".asf",
-    ".3gp", ".ogv", ".vob",
-)
-# fmt: on
 SHOWN = 10  # lines of a list
 LONGEST_ANSWER = 200  # characters of an answer in a list
 _MODEL = "Qwen/Qwen3.5-4B"
@@ -175,25 +168,17 @@ def _write_labels(args: argparse.Namespace, clips: Sequence[str]) -> None:
     path = Path(args.write_labels)
     if path.exists():
         raise FileExistsError(f"{path}: is there already; name another file, or fill this one in")
-    named = _named(clips)
+    named = clips_by_name(clips)
     for clip in clips:
         if not is_utf8(clip):
             raise RecordError(f"{args.folder}: the name of {clip!r} is not UTF-8, which tables are in; rename it")
-        if not _is_read_again(clip, named):
+        if not is_read_again(clip, named):
             raise RecordError(f"{args.folder}: a table can't tell {clip!r} from another clip; rename the file")
     with written_whole(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(("clip", "answer"))
         table.writerows((clip, "") for clip in clips)
     show(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
-
-
-def _is_read_again(clip: str, named: dict[str, list[str]]) -> bool:
-    """Whether a cell with the name of a clip is read as this clip."""
-    try:
-        return _clip_of(clip.strip(), named) == clip
-    except ValueError:
-        return False
 
 
 def _record_of(root: Path, clip: str, question: str, label: Label) -> Record:
@@ -245,7 +230,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     """The labels of the table or folder that ``--answers`` names."""
     path = Path(args.answers)
     columns = parse_columns(args.columns or "")
-    named = _named(clips)
+    named = clips_by_name(clips)
     is_export = path.suffix.lower() in span_exports.SUFFIXES
     if not is_export and not spans.has_spans(path, columns):
         for name in ("label_fps", "background"):
@@ -259,7 +244,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     background = spans.BACKGROUND if args.background is None else args.background.split(",")
     if columns and (is_export or path.is_dir()):
         raise ValueError(f"--columns has no effect: {path} is no table; leave it out")
-    clip_of = _clip_at if is_export or path.is_dir() else _clip_of
+    clip_of = clip_at_path if is_export or path.is_dir() else clip_of_cell
     if is_export:
         labelled = list(span_exports.exported_spans(path))
     elif path.is_dir():
@@ -432,35 +417,6 @@ def _beginning(lines: Sequence[str], indent: str = "  ") -> list[str]:
     return [indent + line for line in shown]
 
 
-def find_clips(root: Path) -> list[str]:
-    """The clips in ``root`` and the folders below: paths from ``root`` with "/", sorted, numbers by their value.
-
-    Hidden files are left out.
-    """
-    if not root.is_dir():
-        raise (NotADirectoryError if root.exists() else FileNotFoundError)(f"{root}: expected a folder of clips")
-    files = [path for path in root.rglob("*") if path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()]
-    clips = [path.relative_to(root).as_posix() for path in files]
-    clips = [clip for clip in clips if "/." not in f"/{clip}"]  # ._clip.mp4
-    if not clips:
-        raise RecordError(f"{root}: no clips; expected files that end in {', '.join(VIDEO_SUFFIXES)}")
-    return sorted(clips, key=_natural_order)
-
-
-def _natural_order(path: str) -> list[list[tuple[int, int, str]]]:
-    """A key that puts ``clip2`` before ``clip10``, and the files of a folder together."""
-    key = []
-    for part in path.split("/"):
-        pieces = []
-        for text in re.split(r"([0-9]+)", part.casefold()):
-            if text.isdecimal():
-                pieces.append((0, int(text), ""))
-            elif text:
-                pieces.append((1, 0, text))
-        key.append(pieces)
-    return key
-
-
 def _held_out(root: Path, clips: Collection[str], share: float) -> set[str]:
     """A share of ``clips``, at least one of them and not all.
 
@@ -497,7 +453,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
     problems: list[str] = []
     found: dict[str, Label] = {}
     line_of: dict[str, str] = {}
-    named = _named(clips)
+    named = clips_by_name(clips)
     for number in range(rows.length):
         try:
             row = rows.row(number)
@@ -509,7 +465,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
             reserved = _reserved(cells)
             if reserved is not None:
                 raise ValueError(f"the column {reserved!r} has another meaning in records; rename it")
-            clip = _clip_of(cells.pop("clip"), named)
+            clip = clip_of_cell(cells.pop("clip"), named)
             if line_of.setdefault(clip, row.where) != row.where:
                 raise ValueError(f"{clip} is at {line_of[clip]} too; a clip has one answer")
             answer = cells.pop("answer", "")
@@ -524,49 +480,3 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
         what = f"{counted(len(problems), 'line')} of the table can't be used:"
         raise RecordError("\n".join([what, *_beginning(problems)]), "solution")
     return {clip: found[clip] for clip in clips if clip in found}
-
-
-def _named(clips: Sequence[str]) -> dict[str, list[str]]:
-    """The clips by their path from the folder, with and without its ending, by file name and by stem.
-
-    Cells lose blanks at their ends, and their backslashes are slashes: such a name is found in that form too.
-    """
-    named: dict[str, list[str]] = {}
-    for clip in clips:
-        path = Path(clip)
-        as_read = clip.strip().replace("\\", "/")
-        for name in {clip, as_read, str(path.with_suffix("")), path.name, path.stem}:
-            named.setdefault(name, []).append(clip)
-    return named
-
-
-def _clip_of(cell: str, named: dict[str, list[str]]) -> str:
-    """The clip that a cell names by its path from the folder, or by its file name or stem if no other clip has it."""
-    name = cell.replace("\\", "/").removeprefix("./")
-    found = named.get(name, [])
-    if name in found:
-        return name
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ValueError(f"{name!r} may be {' or '.join(found[:3])}; write the path from the folder")
-    raise ValueError(f"there is no clip {name!r}{did_you_mean(name, named)}")
-
-
-def _clip_at(path: str, named: dict[str, list[str]]) -> str:
-    """The clip that the path in a file of labels names, which may be a path of the machine where they were made.
-
-    Raises:
-        ValueError: there is none, or there are several, or the clip of this name is in another folder.
-    """
-    name = path.rpartition("/")[2]
-    same_name = [clip for clip in named.get(name, []) if clip.rpartition("/")[2] == name]
-    below = [clip for clip in same_name if f"/{path}".endswith(f"/{clip}")]
-    if below:
-        return max(below, key=len)
-    above = [clip for clip in same_name if clip.endswith(f"/{path}")]
-    if len(above) == 1:
-        return above[0]
-    if same_name and not above:
-        raise ValueError(f"there is no clip {path!r}: {' and '.join(same_name[:3])} is in another folder")
-    return _clip_of(name, named)

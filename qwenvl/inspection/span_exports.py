@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.files import plain_file
+from qwenvl.inspection.clips import VIDEO_SUFFIXES
 from qwenvl.inspection.spans import LabelledSpan, of_source
 
 SUFFIXES = (".json", ".eaf")
@@ -27,7 +28,7 @@ def exported_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
 def label_studio_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
     """The spans of Label Studio's JSON export: timeline labels, in frames from 1, and labels with start and end.
 
-    In each task the first annotation counts that is not cancelled, ground truth before others.
+    Of several annotations of a task that are not cancelled the one counts that is marked as ground truth.
     """
     try:
         tasks = json.loads(plain_file(path).read_text("utf-8-sig"))
@@ -48,12 +49,21 @@ def label_studio_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
 
 def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | RecordError]:
     """The spans of one task. A task of another form raises errors of any kind."""
-    addresses = [value for key, value in task["data"].items() if isinstance(value, str) and "." in value]
-    named = task["data"].get("video")
-    clip = _clip_path(named if isinstance(named, str) else addresses[0])
-    annotations = [each for each in task["annotations"] if not each.get("was_cancelled")]
-    annotations.sort(key=lambda each: not each.get("ground_truth"))  # the one marked as true first
+    finished = [each for each in task["annotations"] if not each.get("was_cancelled")]
+    annotations = [each for each in finished if each.get("ground_truth")] or finished
+    labels = [[region["value"] for region in each["result"]] for each in annotations]
+    if any(each != labels[0] for each in labels):
+        yield RecordError(
+            f"{where}: has {len(labels)} annotations with different labels; keep one, or mark one as ground truth"
+        )
+        return
     regions = annotations[0]["result"] if annotations else []
+    clips = _clips_of(task["data"])
+    labelled = {region.get("to_name") for region in regions if region["type"] in ("timelinelabels", "labels")}
+    if len(clips) > 1 or len(labelled) > 1:
+        yield RecordError(f"{where}: has labels of several media; make tasks of one clip each")
+        return
+    [clip] = clips
     for number, region in enumerate(regions):
         place = f"{where}.result[{number}]"
         value = region["value"]
@@ -67,6 +77,15 @@ def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | 
         elif region["type"] == "labels" and {"start", "end"} <= value.keys():
             for label in value["labels"]:
                 yield LabelledSpan(place, clip=clip, step=str(label), start=value["start"], end=value["end"])
+
+
+def _clips_of(data: Mapping[str, Any]) -> set[str]:
+    """The clips of a task by their paths."""
+    if isinstance(data.get("video"), str):
+        return {_clip_path(data["video"])}
+    paths = [_clip_path(value) for value in data.values() if isinstance(value, str) and "." in value]
+    clips = {path for path in paths if Path(path).suffix.lower() in VIDEO_SUFFIXES}
+    return clips or set(paths[:1])
 
 
 def elan_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:

@@ -83,13 +83,23 @@ class ClipTimeline:
 
 
 def has_spans(path: Path, columns: Mapping[str, str]) -> bool:
-    """Whether labels are spans: files in a folder, or a table with start and end and without answers."""
+    """Whether labels are spans: files in a folder, or a table with start and end.
+
+    Raises:
+        RecordError: the table has answers too.
+    """
     if path.is_dir():
         return True
     if path.suffix not in (".csv", ".tsv"):
         return False
     names = set(column_names(path, columns, _KNOWN).values())
-    return "answer" not in names and (names.issuperset(SECONDS) or names.issuperset(FRAMES))
+    edges = next((each for each in (SECONDS, FRAMES) if names.issuperset(each)), None)
+    if edges is not None and "answer" in names:
+        raise RecordError(
+            f"{path}: has answers, and times in {' and '.join(edges)}; where each answer is the step of a span: "
+            "--columns answer=step; else rename these columns"
+        )
+    return edges is not None
 
 
 def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan | RecordError]:
@@ -388,19 +398,19 @@ class FrameTimes:
         if labels is None or self.label_fps is not None:
             return None
         frames = len(self.times)
-        if frames - labels <= max(MISSING_FRAMES, MISSING_SHARE * frames):
+        if frames - labels <= MISSING_SHARE * frames:
             return None
         rate = labels / self.duration
         return (
             f"has {counted(labels, 'label')}, a line for each frame, and the clip has {frames:,} frames in "
             f"{time_text(self.duration)} s; if the labels have a rate of their own, give it, such as --label_fps "
-            f"{rate:.3g}"
+            f"{rate:.3g}; spans are lines such as 0.0 3.5 take_cup"
         )
 
 
 SPARE_FRAMES = 2  # by which labels may be longer than their clip
-# And by which they may be shorter: annotations end a moment before their clips.
-MISSING_FRAMES = 10
+# And by which they may be shorter, of the frames: annotations end a moment before their clips. Of a short clip no frame
+# may be missing: a list of its steps has as many lines.
 MISSING_SHARE = 0.05
 
 
@@ -416,7 +426,7 @@ def steps_in(labelled: Sequence[LabelledSpan | RecordError], background: Sequenc
         if isinstance(each, RecordError) or each.step.casefold() in without:
             continue
         name = " ".join(each.step.replace("_", " ").split())
-        if re.fullmatch(r"\(?[0-9]+\)?", name):
+        if re.fullmatch(r"\(?[0-9]+(?:[.,][0-9]+)?\)?", name):
             raise RecordError(f"{each.where}: {each.step!r} is a number; give the names of the steps by --steps FILE")
         if re.search(r"[<;]|\(\s*[0-9]+\s*\)", name):
             raise RecordError(f"{each.where}: {each.step!r}: (number), < and ; have a meaning in answers; rename it")

@@ -14,6 +14,8 @@ from qwenvl.rewards.functions.text import normalized
 
 _NUMBERED = re.compile(r"(?:step\s*)?\(?\s*([0-9]{1,4})\s*(?:[).:\s]+(.*))?", re.DOTALL | re.IGNORECASE)
 _NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
+_NUMBER_WITH_SIGN = re.compile(r"\(?\s*([0-9]{1,4})\s*[).:]+(?![0-9])\s*(.*)")
+_BARE_NUMBER = re.compile(r"([0-9]{1,4})\s+(\S.*)")
 _BRACKETED = re.compile(r"(?=\(\s*[0-9]{1,9}\s*\))")
 
 Steps = Sequence[str]
@@ -21,14 +23,14 @@ Steps = Sequence[str]
 
 
 def read_steps(path: Path) -> Steps:
-    """The steps of a text file, one a line. All lines are numbered from 1, ``(1) take the lid``, or none.
+    """The steps of a text file, one a line. All lines are numbered from 1, ``(1) take the lid``, or none is.
 
     Raises:
         RecordError: another numbering, a step that two lines name, or none.
     """
     lines = [" ".join(line.split()) for line in plain_file(path).read_text("utf-8-sig").splitlines()]
     lines = [line for line in lines if line]
-    found = [re.fullmatch(r"\(?\s*([0-9]{1,4})\s*[).:]+(?![0-9])\s*(.*)", line) for line in lines]
+    found = _numbering(lines)
     if any(found):
         names = []
         for number, (line, match) in enumerate(zip(lines, found, strict=True), start=1):
@@ -47,6 +49,17 @@ def read_steps(path: Path) -> Steps:
         if first < i:
             raise RecordError(f"{path}: steps {first + 1} and {i + 1} have the same name, {name!r}")
     return lines
+
+
+def _numbering(lines: Sequence[str]) -> list[re.Match[str] | None]:
+    """The number and the name of each line. None for lines, or all of them, without a number."""
+    bare = [_BARE_NUMBER.fullmatch(line) for line in lines]
+    numbers = sorted(int(match[1]) for match in bare if match is not None)
+    count = len(lines)
+    # "1 take_cup" and "2 insert_fan" are numbered, also from 0, and "2 screws" and "4 screws" are names.
+    if count > 1 and numbers in (list(range(count)), list(range(1, count + 1))):
+        return bare
+    return [_NUMBER_WITH_SIGN.fullmatch(line) for line in lines]
 
 
 def numbered(steps: Steps) -> str:

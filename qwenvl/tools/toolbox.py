@@ -19,7 +19,7 @@ from qwenvl.data.collator import GRPOCollator, ProcessedSample
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import BadMediaError, MediaTimeout
 from qwenvl.data.frames import FRAMES_PER_PATCH
-from qwenvl.data.media.resize import MAX_ASPECT_RATIO
+from qwenvl.data.media.resize import MAX_ASPECT_RATIO, resize
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.tool_options import ToolOptions
@@ -137,14 +137,27 @@ class Toolbox:
             arguments = {**arguments, "video": video}
         try:
             if tool.is_built_in:
-                return parts_of(tool.function(**arguments))
-            return self._run_own(tool, arguments, record, environments)
+                parts = parts_of(tool.function(**arguments))
+            else:
+                parts = self._run_own(tool, arguments, record, environments)
+            return [self._at_shown_size(part) for part in parts]
         except BadMediaError as error:  # the overview of this clip was read
             problem = str(error)
             for path in record.videos[:1]:  # no paths for the model
                 problem = problem.removeprefix(path).lstrip(": ")
             refused = ClipTimeout if isinstance(error, MediaTimeout) else ToolError
         raise refused(f"these frames cannot be read: {problem}")
+
+    def _at_shown_size(self, part: Part) -> Part:
+        """A part, with the pixels of a picture as the model sees them.
+
+        A prompt would resize it later, to the same pixels. Until then each call would keep those of a large file.
+        """
+        if not isinstance(part, Tensor):
+            return part
+        height, width = part.shape[-2:]
+        size = self.collator.ruler.image_size((height, width), None)
+        return resize(part, size, self.collator.processor.image_processor)
 
     def _run_own(
         self, tool: Tool, arguments: Mapping[str, Any], record: Record, environments: dict[type, Any]
@@ -498,7 +511,9 @@ class Conversations:
             try:
                 self.given[key] = self._run(tool, arguments, conversation)
             except ToolError as problem:
-                self.failed[key] = str(problem)
+                # One that ended with its request says nothing about the same call of another.
+                if self._is_awaited(conversation):
+                    self.failed[key] = str(problem)
                 raise
         return self.given[key]
 
@@ -516,7 +531,8 @@ class Conversations:
         try:
             return self.toolbox.run(tool, arguments, record, conversation.environments)
         except ClipTimeout as problem:
-            self.closed[clip] = str(problem)
+            if self._is_awaited(conversation):
+                self.closed[clip] = str(problem)
             raise
         except OwnCodeError as error:
             if self.toolbox.on_failure is None:

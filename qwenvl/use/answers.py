@@ -117,6 +117,10 @@ def logprobs_of(answer: Answer, decode: Callable[[list[int]], str]) -> dict[str,
     return {"logprobs": {"content": content}, "token_ids": answer.ids}
 
 
+# Tokens that are kept back while each of them may end within a character. U+FFFD may be meant, too.
+MOST_UNSENT = 16
+
+
 class _Choice:
     """The text of an answer while it is streamed.
 
@@ -133,11 +137,23 @@ class _Choice:
         """The text that a token completes."""
         self._unsent.append(token)
         text = self._decode(self._unsent)
-        if text.endswith("\ufffd"):  # half of a character
-            return ""
-        self._unsent = []
+        if not text.endswith("\ufffd"):
+            self._unsent = []
+        elif len(self._unsent) % MOST_UNSENT:
+            return ""  # the last character may be half there
+        else:
+            text = self._take_whole_characters(text)
         self.sent += text
         return text
+
+    def _take_whole_characters(self, text: str) -> str:
+        """The text of the first unsent tokens that end with a character: it does not change with what follows."""
+        for count in range(len(self._unsent) - 1, 0, -1):
+            whole = self._decode(self._unsent[:count])
+            if whole + self._decode(self._unsent[count:]) == text:
+                self._unsent = self._unsent[count:]
+                return whole
+        return ""
 
 
 async def streamed(

@@ -62,16 +62,53 @@ class Reading:
         return self.gave_way or self.patience.gone
 
 
+# Of all looks of requests that are sampled together. Then others wait for none that has taken long itself.
+LONG_LOOKS_SECONDS = 10.0
+LEAST_LOOKS_SECONDS = 1.0  # that the looks of each request may take, however many there are
+
+
+class LookTimes:
+    """The seconds that the looks of requests take which are sampled together, one look after the other."""
+
+    def __init__(self, requests: int = 1) -> None:
+        self.record: Record | None = None  # of the request whose look runs, or was the last
+        self._share = max(LEAST_LOOKS_SECONDS, LONG_LOOKS_SECONDS / requests)
+        self._taken: dict[str, float] = {}
+        self._began: float | None = None
+
+    def begin(self, record: Record) -> None:
+        """A look of the request about a record begins."""
+        self.record = record
+        self._began = monotonic()
+
+    def end(self) -> None:
+        """The look has ended, if one was running."""
+        if self.record is not None and self._began is not None:
+            self._taken[self.record.id] = self._own(self.record)
+            self._began = None
+
+    def _own(self, record: Record) -> float:
+        """The seconds that the looks of a request have taken, with the one that runs."""
+        assert self._began is not None
+        return self._taken.get(record.id, 0.0) + monotonic() - self._began
+
+    def are_long(self, record: Record) -> bool:
+        """Whether the looks have taken long, and those of the request about a record more than their share."""
+        own = self._own(record)
+        others = sum(seconds for each, seconds in self._taken.items() if each != record.id)
+        return own + others > LONG_LOOKS_SECONDS and own > self._share
+
+
 class DatasetInTime(GRPODataset):
-    """Decodes the clips of one request within what is left of its time."""
+    """Decodes the clips of one request, or of looks, within what is left of the time."""
 
-    seconds_left: Callable[[], float]
+    seconds_left: Callable[[Record], float]
 
-    def within(self, seconds_left: Callable[[], float], is_over: Callable[[], bool]) -> DatasetInTime:
+    def within(self, seconds_left: Callable[[Record], float], is_over: Callable[[], bool]) -> DatasetInTime:
         """The same data set for a request.
 
         Args:
-            seconds_left: says how long the next clip may take.
+            seconds_left: says how long the next clip of a record may take.
             is_over: see ``GRPODataset``.
         """
         own = copy(self)
@@ -81,7 +118,7 @@ class DatasetInTime(GRPODataset):
 
     def open(self, record: Record, number: int) -> Clip:
         bounded = copy(self)
-        bounded.options = replace(self.options, decode_timeout=self.seconds_left())
+        bounded.options = replace(self.options, decode_timeout=self.seconds_left(record))
         return GRPODataset.open(bounded, record, number)
 
     def load_image(self, path: str) -> Tensor:

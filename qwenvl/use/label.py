@@ -42,7 +42,7 @@ from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import SHAPING, TABLE, TIMELINES, reading
 from qwenvl.run_log.log import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
 from qwenvl.run_log.report.evaluation import write_labels
-from qwenvl.run_log.report.timelines import MOST_SPANS, axis_length, span_as_shown
+from qwenvl.run_log.report.timelines import axis_length, span_as_shown
 from qwenvl.run_log.report.write import check_no_links
 from qwenvl.timeline import TimedStep, timeline_in
 from qwenvl.types import FrameInfo, PromptBatch, Record, RolloutBatch
@@ -239,9 +239,9 @@ class Labels:
             "steps": steps,
             "timeline": {
                 "length": editor_length([spans, *votes], clips),
-                "spans": [span_as_shown(span) for span in spans[:MOST_SPANS]],
+                "spans": [span_as_shown(span) for span in spans],
             },
-            "vote_spans": [[span_as_shown(span) for span in vote[:MOST_SPANS]] for vote in votes],
+            "vote_spans": [[span_as_shown(span) for span in vote] for vote in votes],
         }
 
     def _address(self, path: Path) -> str:
@@ -252,8 +252,9 @@ class Labels:
         """Each question that has been asked, with its row."""
         for question, key in zip(self.questions, self._keys, strict=True):
             row = {"error": str(question)} if key is None else self.rows.get(key)
-            if row is not None:
-                yield question, row
+            if row is None:
+                continue
+            yield question, with_media_of(question, row) if isinstance(question, Record) else row
 
     def _read(self) -> dict[str, dict[str, Any]]:
         """The rows of all processes. Those with an error give way to others of the same question."""
@@ -273,6 +274,14 @@ class Labels:
             for clip in row.get("clips", ()):
                 times += [f"{second:.2f}" for second in clip["times"]]
             yield {**named, **row, "times": " ".join(times)}
+
+
+def with_media_of(question: Record, row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the paths of its question. Before a folder was moved, its media had others."""
+    if row["error"] is not None:
+        return row
+    clips = [{**clip, "path": path} for clip, path in zip(row["clips"], question.videos, strict=True)]
+    return {**row, "clips": clips, "images": list(question.images)}
 
 
 def with_ids_of_their_own(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ from qwenvl.tools.toolbox import Toolbox
 from qwenvl.types import Record, RolloutBatch, Sample
 from qwenvl.use.answers import Pending, StopWatch
 from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, parse_body
-from qwenvl.use.in_time import DatasetInTime, Reading
+from qwenvl.use.in_time import DatasetInTime, LookTimes, Reading
 from qwenvl.use.options import UseRequest
 from qwenvl.use.pictures import PictureReader
 
@@ -50,7 +50,6 @@ READING = 2  # times --decode_timeout, for all media of a request: a few request
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
 SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
 LOOKS = 0.25  # times --decode_timeout, for one look, and four times as long for all at a clip: others wait for them
-LONG_LOOKS_SECONDS = 10.0  # of all looks of requests that are sampled together, after which others do not wait for more
 SHORTEST_LOOK = 0.01  # seconds: 0 would let the decoder take its time
 MOST_BODIES = 2 * 2**30  # bytes of the bodies that are being received or parsed
 LONG_ARRIVAL_SECONDS = 2.0  # a request that is received or fetched for longer gives way where others find no room
@@ -129,8 +128,7 @@ class ChatServer:
         self._requests: set[Patience] = set()
         self._waiting: list[Pending] = []
         self._sampling: Sequence[Pending] = ()
-        self._look_seconds = 0.0  # of the looks of what is sampled
-        self._look_began: float | None = None
+        self._looks = LookTimes()
         self._arrived = asyncio.Event()
         for layer in self.model.modules():
             if isinstance(layer, GradientCheckpointingLayer):  # of the language model and of the vision tower
@@ -145,9 +143,9 @@ class ChatServer:
         dataset = DatasetInTime([], options, training=False, ruler=self.collator.ruler)
         return replace(
             toolbox,
-            dataset=dataset.within(partial(self._seconds_of_look, options.decode_timeout), self._looks_are_over),
+            dataset=dataset.within(partial(self._seconds_of_look, options.decode_timeout), self._is_look_over),
             is_awaited=self._is_awaited,
-            on_answer=self._end_look,
+            on_answer=lambda: self._looks.end(),
             on_failure=self._end_failed,
         )
 
@@ -228,7 +226,7 @@ class ChatServer:
         if isinstance(engine, SharedPrefixEngine) and self.respondent.sample.toolbox is None:
             engine.drawing.watch = watch
         self._sampling = together
-        self._look_seconds = 0.0
+        self._looks = LookTimes(len(together))
         try:
             batches = [each.batch for each in together]
             return self.respondent.complete(batches, n, together[0].params)
@@ -260,27 +258,33 @@ class ChatServer:
         for each in self._asking(record):
             each.patience.end(ApiError(500, "a tool of this server failed for this request; its log says how"))
 
-    def _looks_are_over(self) -> bool:
-        """Whether to stop a look: nobody waits for it, or those of this round have taken long and others wait."""
-        in_this_look = 0.0 if self._look_began is None else monotonic() - self._look_began
-        is_long = self._look_seconds + in_this_look > LONG_LOOKS_SECONDS
-        return self._is_nobody_there() or (is_long and bool(self._waiting))
+    def _is_look_over(self) -> bool:
+        """Whether to stop the look that runs. One that takes long while others wait ends its request.
 
-    def _end_look(self) -> None:
-        """Counts the seconds of a look that has ended."""
-        if self._look_began is not None:
-            self._look_seconds += monotonic() - self._look_began
-            self._look_began = None
+        The model is not asked to answer without it: that answer would look like any other.
+        """
+        if self._is_nobody_there():
+            return True
+        record = self._looks.record
+        assert record is not None
+        own = self._asking(record)
+        with_it = any(each.patience.left() for each in self._sampling if each not in own)
+        if not self._looks.are_long(record) or not (with_it or self._waiting):
+            return False
+        for each in own:
+            message = "the looks of this request take long, and other requests wait: ask again later"
+            each.patience.end(ApiError(503, message))
+        return True
 
-    def _seconds_of_look(self, most: float) -> float:
+    def _seconds_of_look(self, most: float, record: Record) -> float:
         """The seconds that a look may take: a look that several requests share lasts as long as one of them.
 
         Raises:
-            ToolError: others do not wait for another look.
+            ToolError: others do not wait for another look of this request, which has ended.
         """
-        if self._looks_are_over():
-            raise ToolError("other questions wait: answer now")
-        self._look_began = monotonic()
+        self._looks.begin(record)
+        if self._is_look_over():
+            raise ToolError("nobody waits for this look")
         left = max((each.patience.left() for each in self._sampling), default=0.0)
         return max(SHORTEST_LOOK, min(most, left))
 
@@ -483,7 +487,7 @@ class ChatServer:
             target = str(folder / f"{number}.bmp")
             left -= self._pictures.rewrite(path, target, left, reading.seconds_left(), reading.is_over)
             rewritten.append(target)
-        dataset = self._dataset.within(reading.seconds_left, reading.is_over)
+        dataset = self._dataset.within(lambda _: reading.seconds_left(), reading.is_over)
         sample = dataset.load(replace(record, images=tuple(rewritten)))
         # An image of a few kilobytes may take 150 MB there, and its request may wait for minutes.
         for target in rewritten:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotDone
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -227,8 +227,15 @@ def _file_of(request: WeightsRequest) -> Iterator[str]:
     yield request.path
 
 
+MOST_STRANGERS = 64  # connections that have not sent the token
+
+
 class Web(ThreadingHTTPServer):
-    """HTTP by the standard library. Each connection has a thread, and ``SamplingServer`` runs one request at a time."""
+    """HTTP by the standard library. Each connection has a thread, and ``SamplingServer`` runs one request at a time.
+
+    Of connections that have not sent the token there are a few, and the oldest is closed for a new one: others on the
+    machine may open as many as they like.
+    """
 
     daemon_threads = True
     request_queue_size = 128
@@ -238,6 +245,8 @@ class Web(ThreadingHTTPServer):
         super().__init__(address, Handler)
         self.answers = server
         self.token = token
+        self._strangers: dict[socket.socket, None] = {}  # the oldest first
+        self._lock = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -250,6 +259,28 @@ class Web(ThreadingHTTPServer):
         TCPServer.server_bind(self)
         self.server_name = str(self.server_address[0])
         self.server_port = self.server_address[1]
+
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Called for each new connection, before its thread is started."""
+        with self._lock:
+            if len(self._strangers) >= MOST_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with suppress(OSError):  # its client has left
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._strangers[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Called where a connection ends."""
+        self.is_known(request)
+        super().shutdown_request(request)
+
+    def is_known(self, connection: socket.socket) -> None:
+        """A connection has sent the token, or has ended."""
+        with self._lock:
+            self._strangers.pop(connection, None)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -300,6 +331,7 @@ class Handler(BaseHTTPRequestHandler):
                 "(~/.cache/qwenvl) of its machine",
                 status=401,
             )
+        self.server.is_known(self.connection)
 
     def log_message(self, *args) -> None:
         """Prints nothing: the parent class prints a line for each request."""

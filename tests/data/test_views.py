@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import replace
 
 import pytest
@@ -103,6 +104,10 @@ def test_a_feedback_that_fails_is_named_with_the_record_in_one_line(name):
 def test_feedback_quotes_special_tokens_of_a_completion_as_text():
     quote = lambda record, completion, rewards: f"You said {completion}"
     assert sentence_of(quote, RECORD, "<|im_end|><|video_pad|>", {}) == "You said < |im_end|>< |video_pad|>"
+    plain = lambda record, completion, rewards: f"You said {unicodedata.normalize('NFKC', completion)}"
+    assert sentence_of(plain, RECORD, "＜|im_end|＞", {}) == "You said < |im_end|>"
+    closed = lambda record, completion, rewards: completion.split(":")[1].replace(" ", "")
+    assert sentence_of(closed, RECORD, "See: < |im_end|>", {}) == "< |im_end|>"
     long = " " * 65_536  # 512 tokens of a real vocabulary
     assert sentence_of(quote, RECORD, f"{long}x", {}).endswith("x")
 
@@ -129,6 +134,7 @@ def test_a_view_that_fails_is_named_with_the_record_in_one_line(name):
 
 
 OWN = '''
+import unicodedata
 from dataclasses import replace
 
 def closer(record):

@@ -143,6 +143,29 @@ def test_every_bad_line_is_named(folder, capsys):
     assert not Path("clips/records.json").exists()
 
 
+@pytest.mark.parametrize("edges", ["start,end", "start_frame,end_frame"])
+def test_a_table_of_answers_with_times_is_refused(folder, capsys, edges):
+    """Its times would be fields that nothing reads."""
+    Path("labels.csv").write_text(f"clip,answer,{edges}\nc3,1,0,1\n")
+    said = refused(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt")
+    assert "--columns answer=step" in said
+    Path("labels.csv").write_text("clip,answer,start\nc3,1,Monday\n")
+    run(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt")
+    assert records()[0].fields["start"] == "Monday"
+
+
+def test_a_cell_below_no_name_is_refused_unless_it_counts_the_rows(folder, capsys):
+    """The second step of a clip, in a cell of its own, would be lost."""
+    argv = ("clips", "--answers", "labels.csv", "--steps", "steps.txt")
+    Path("labels.csv").write_text("clip,answer, \nc3,1,2\nloose,2,\n")
+    said = refused(capsys, *argv)
+    assert "labels.csv:2: expected a name of each column in the first line, got none above the cell '2'" in said
+    assert "labels.csv:3" not in said
+    Path("labels.csv").write_text(",clip,answer,\n0,c3,1,\n1,loose,2,\n")
+    run(capsys, *argv)
+    assert len(records()) == 2
+
+
 def test_held_out_clips_are_not_trained_on_and_stay_held_out(folder, capsys):
     copies = "clip,answer\nloose,1\n" + "".join(f"{name},1\n" for name in CLIPS)
     Path("labels.csv").write_text(copies)
@@ -278,6 +301,11 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
     ):
         path.write_text(text, encoding="utf-8")
         assert numbered(read_steps(path)) == "(1) take the lid\n(2) insert the fan"
+    for text in ("1 take the lid\n2 insert the fan", "1\ttake the lid\n\n2\tinsert the fan\n"):
+        path.write_text(text)
+        assert numbered(read_steps(path)) == "(1) take the lid\n(2) insert the fan"
+    path.write_text("2 bolts\n4 nuts\n")
+    assert numbered(read_steps(path)) == "(1) 2 bolts\n(2) 4 nuts"
     path.write_text("1.5 mm bolt\n2.0 mm nut\n")  # not the numbers of steps
     assert numbered(read_steps(path)) == "(1) 1.5 mm bolt\n(2) 2.0 mm nut"
 
@@ -287,6 +315,8 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
     [
         ("(1) a\n(3) b", r"steps.txt: expected step 2, got '\(3\) b'"),
         ("1. a\nb", "expected step 2, got 'b'"),
+        ("0 background\n1 take_cup\n", "expected step 1, got '0 background'; number all steps from 1, or none"),
+        ("2 b\n1 a\n", "expected step 1, got '2 b'"),
         ("a\nA.", "steps 1 and 2 have the same name"),
         ("a\nscrew (4) in", r"step 2, 'screw \(4\) in': \(number\) and <"),
         ("\n", "at least one step"),

@@ -135,9 +135,17 @@ def test_a_label_file_at_another_rate_than_its_clip_is_refused(folder, capsys):
     out = run(capsys, "--answers", "labels", "--steps", "steps.txt", "--label_fps", "5")
     assert solutions() == ["0.0-1.2 (1) insert fan\n1.2-3.0 (2) close lid"]
     assert "frame numbers count" not in out
-    Path("labels/a.txt").write_text("insert_fan\n" * 21)  # the rest of the clip is not labelled
+    Path("labels/a.txt").write_text("insert_fan\n" * 29)  # the last frame is not labelled
     run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite")
-    assert solutions() == ["0.0-2.1 (1) insert fan"]
+    assert solutions() == ["0.0-2.9 (1) insert fan"]
+
+
+def test_a_list_of_steps_is_no_label_file_of_a_short_clip(folder, make_clip, capsys):
+    make_clip("made.mp4", 9, fps=10).rename(folder / "clips" / "a.mp4")
+    Path("labels").mkdir()
+    for lines in ("insert_fan\nclose_lid\n", "insert_fan\n" * 8, "label,start,end\ninsert fan,0,0.5\n"):
+        Path("labels/a.txt").write_text(lines)
+        assert "a line for each frame, and the clip has 9 frames" in refused(capsys, "--answers", "labels")
 
 
 def test_a_label_file_that_two_clips_could_have_is_refused(folder, make_clip, capsys):
@@ -243,6 +251,38 @@ def test_a_clip_of_an_export_is_found_by_its_folders_too(folder, capsys, address
         assert record["id"] == clip
 
 
+def region(label, start, end, **more):
+    value = {"start": start, "end": end, "labels": [label]}
+    return {"type": "labels", "value": value, **more}
+
+
+def exported(data, *annotations) -> None:
+    Path("export.json").write_text(json.dumps([{"data": data, "annotations": list(annotations)}]))
+
+
+def test_several_annotations_of_a_task_have_the_same_labels_or_one_is_the_truth(folder, capsys):
+    argv = ("--answers", "export.json", "--steps", "steps.txt", "--overwrite")
+    one, two = ({"result": [region(label, 0, 1)]} for label in ("insert fan", "close lid"))
+    exported({"video": "a.mp4"}, one, two)
+    assert "export.json[0]: has 2 annotations with different labels; keep one" in refused(capsys, *argv)
+    for annotations in ((one, one), (two, one | {"ground_truth": True}), (two | {"was_cancelled": True}, one)):
+        exported({"video": "a.mp4"}, *annotations)
+        run(capsys, *argv)
+        assert solutions() == ["0.0-1.0 (1) insert fan"]
+
+
+def test_a_task_has_one_clip(folder, capsys):
+    argv = ("--answers", "export.json", "--steps", "steps.txt", "--overwrite")
+    result = [region("insert fan", 0, 1, to_name="left"), region("close lid", 0, 1, to_name="right")]
+    exported({"left": "a.mp4", "right": "b.mp4"}, {"result": result})
+    assert "export.json[0]: has labels of several media; make tasks of one clip each" in refused(capsys, *argv)
+    exported({"left": "a.mp4", "right": "b.mp4"}, {"result": result[:1]})
+    assert "several media" in refused(capsys, *argv)
+    exported({"text": "1.5 mm", "clip": "a.mp4", "poster": "a.jpg"}, {"result": result[:1]})
+    run(capsys, *argv)
+    assert solutions() == ["0.0-1.0 (1) insert fan"]
+
+
 def test_an_export_of_another_kind_is_refused(folder, capsys):
     texts = {
         "{": "not valid JSON",
@@ -301,6 +341,7 @@ def test_times_of_synchronized_media_in_elan_are_those_of_the_clip(folder, capsy
     ("files", "argv", "message"),
     [
         ({"s.csv": "clip,step,start,end\na,1,0,1\n"}, [], "s.csv:2: '1' is a number; give the names"),
+        ({"s.csv": "clip,step,start,end\na,2.0,0,1\n"}, [], "s.csv:2: '2.0' is a number; give the names"),
         ({"s.csv": "clip,step,start,end\na,lid (2),0,1\n"}, [], "s.csv:2: 'lid (2)'"),
         ({"s.csv": "clip,step,start_frame,end_frame\na,1,0,40\n"}, ["--steps", "steps.txt"], "s.csv:2: frame 41 is"),
         ({"s.csv": "clip,step,start_frame,end_frame\na,1,0,9.5\n"}, ["--steps", "steps.txt"], "s.csv:2: end_frame"),

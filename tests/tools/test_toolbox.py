@@ -86,6 +86,12 @@ def in_two_parts():
     return ["See <|video", "_pad|>"]
 
 @tool
+def large():
+    """Show a large picture."""
+    rows = torch.arange(900).reshape(1, 900, 1)
+    return Still(((rows * torch.arange(1200)) % 256).expand(3, -1, -1).to(torch.uint8), 3)
+
+@tool
 def joined(first: str, pieces: list[str]):
     """Join texts.
 
@@ -244,6 +250,20 @@ def test_a_zoom_shows_a_part_of_a_picture_enlarged(world):
     height, width = picture.pixels.shape[1:]
     quarter = picture.pixels[:, : height // 2, : width // 2].float()
     torch.testing.assert_close(part.pixels.float().mean((1, 2)), quarter.mean((1, 2)), atol=2.0, rtol=0)
+
+
+def test_pictures_are_kept_at_the_size_that_the_model_sees(world, monkeypatch):
+    """A zoom into a large clip has as many pixels as its frames, and completions may ask for hundreds."""
+    made = world(tools=("own.py:large",), look_tokens=10_000)
+    call = JSON_CALL.format("large", "{}") + END
+    got = made.answer(call)
+    [[picture]] = made.conversations.given.values()
+    height, width = made.toolbox.collator.ruler.image_size((900, 1200))
+    assert picture.shape == (3, height, width) and height * width < 900 * 1200
+    monkeypatch.setattr(Toolbox, "_at_shown_size", lambda _, part: part)
+    again = world(tools=("own.py:large",), look_tokens=10_000)
+    whole = again.answer(call)
+    assert whole[0] == got[0] and torch.equal(whole["inputs"].pixel_values, got["inputs"].pixel_values)
 
 
 @pytest.mark.parametrize(

@@ -325,6 +325,35 @@ def test_a_step_whose_name_holds_a_range_is_no_span(there, monkeypatch):
     assert shown["answer"] == "(1) fasten screws 1-4" and shown["timeline"] is None
 
 
+def test_the_page_shows_the_clips_of_its_questions_where_their_folder_was_moved(there, capsys):
+    """The old place may hold other clips by then, such as the next ones of a camera."""
+    words = ["--question", QUESTION, "--page"]
+    labelled("model", "clips/2.mp4", *words)
+    Path("day1").mkdir()
+    shutil.move("clips", "day1/clips")
+    write_clip(there / "clips" / "2.mp4", 10, size=(160, 120))
+    labelled("model", "day1/clips/2.mp4", *words)
+    assert "continues, 1 of 1 are labelled" in capsys.readouterr().err
+    [row] = shown_rows()
+    moved = str(there / "day1" / "clips" / "2.mp4")
+    assert [clip["path"] for clip in row["clips"]] == [moved] and others_of(row)["video"] == moved
+    assert row["files"] == ["../day1/clips/2.mp4"]
+
+
+def test_the_page_has_all_spans_of_a_long_answer(there):
+    """What it leaves out would be lost where the answer is confirmed."""
+    Path("steps.txt").write_text("Which, and when?\n(1) close")
+    words = ["model", "clips/2.mp4", "--question", "steps.txt", "--reward_funcs", "timeline_iou", "--page"]
+    labelled(*words)
+    spans = "\n".join(f"{n / 100:.2f}-{(n + 1) / 100:.2f} (1)" for n in range(300))
+    kept = Path("labels/rows-0.jsonl")
+    row = json.loads(kept.read_text())
+    kept.write_text(json.dumps(row | {"answer": spans, "votes": [[spans, 1], ["", 1]]}) + "\n")
+    labelled(*words)
+    [shown] = shown_rows()
+    assert len(shown["timeline"]["spans"]) == 300 == len(shown["vote_spans"][0])
+
+
 @pytest.mark.parametrize("name", ["clips", "pictures", "data"])
 def test_a_page_writes_and_deletes_nothing_behind_links(there, capsys, name):
     (there / "mine").mkdir()

@@ -20,6 +20,7 @@ from qwenvl.data.records.framing import Framing
 from qwenvl.data.records.presets import CHOICE, WORDS
 from qwenvl.demo.clips import encode
 from qwenvl.evaluate.settings import try_request
+from qwenvl.use.answers import MOST_UNSENT, _Choice
 from qwenvl.use.chat_request import Patience, parse_body
 from qwenvl.use.serve import ChatServer
 from tests.use.running import FLAGS, QUESTION, data_url, image, raw, video
@@ -75,6 +76,24 @@ def test_a_stream_is_the_answer_in_pieces(running):
     assert pieces[-1].usage == whole.usage
     several = [*running.ask(QUESTION, stream=True, n=2, temperature=1.5)]
     assert {piece.choices[0].index for piece in several} == {0, 1}
+
+
+@pytest.mark.parametrize("written", ["\ufffd" * 100, "a\ufffdb" * 40, "\U0001f600" * 30, "x€" * 40])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_what_decodes_to_half_characters_is_sent_as_it_comes(written, size):
+    """Kept back until the end, each token would be decoded again with all before it."""
+    data = written.encode()
+    tokens = [data[start : start + size] for start in range(0, len(data), size)]
+    decoded = []
+
+    def decode(ids):
+        decoded.append(len(ids))
+        return b"".join(tokens[each] for each in ids).decode(errors="replace")
+
+    choice = _Choice(decode)
+    pieces = [choice.piece(number) for number in range(len(tokens))]
+    assert written.startswith("".join(pieces)) and choice.sent == "".join(pieces)
+    assert len(choice.sent) > len(written) - 4 * MOST_UNSENT and max(decoded) <= 4 * MOST_UNSENT
 
 
 def test_a_request_sets_length_stops_samples_temperature_and_seed(running):
@@ -398,7 +417,7 @@ def test_a_question_is_framed_as_the_questions_of_training(made_media, tmp_path,
         record = server.reader.record(parsed, tmp_path, patience)
         sent = server._made(record, parsed, tmp_path, patience).batch.input_ids.tolist()
         asked = try_request([str(tmp_path / "model"), str(made_media / "media/one.mp4"), question, *FLAGS]).record
-        shown = server.collator([server._dataset.within(lambda: 60.0, lambda: False).load(asked)])["prompts"]
+        shown = server.collator([server._dataset.within(lambda _: 60.0, lambda: False).load(asked)])["prompts"]
         assert sent == shown.input_ids.tolist()
         assert ("First think" in asked.messages[-1].text) == ("<answer>" not in question)
         assert asked.messages[0].text == "Look at the hands."

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from qwenvl.cli import main as qwenvl
-from qwenvl.data.errors import BadMediaError
+from qwenvl.data.errors import BadMediaError, MediaTimeout
 from qwenvl.rollout import next_token
 from tests.use.running import QUESTION, Running, data_url, video
 
@@ -88,7 +89,8 @@ def test_looks_end_with_the_request_that_makes_them(looking, calling, monkeypatc
     over, looks = threading.Event(), []
 
     def hangs(record, number):
-        looks.append((dataset.is_over(), dataset.seconds_left()))
+        seconds = dataset.seconds_left(record)
+        looks.append((dataset.is_over(), seconds))
         clock.late = 1000.0  # the time of the request is up
         looks.append(dataset.is_over())
         assert over.wait(60)
@@ -104,41 +106,69 @@ def test_looks_end_with_the_request_that_makes_them(looking, calling, monkeypatc
     assert looks == [(False, 15.0), True], "no other look has begun"
 
 
-def test_looks_give_way_to_requests_that_wait(looking, calling, monkeypatch):
-    """Looks run one after the other in the thread that samples for everybody."""
-    calling.text = SEVERAL
-    monkeypatch.setattr("qwenvl.use.serve.LONG_LOOKS_SECONDS", 0.0)
-    toolbox = looking.server.respondent.sample.toolbox
+@pytest.mark.parametrize("together", [True, False])
+def test_a_request_whose_looks_take_long_ends_where_others_wait(looking, calling, made_media, monkeypatch, together):
+    """Looks run one after the other in the thread that samples for everybody. No other request loses its own."""
+    calling.text = CALL
+    server = looking.server
+    clock = SimpleNamespace(late=0.0)
+    monkeypatch.setattr("qwenvl.use.in_time.monotonic", lambda: time.monotonic() + clock.late)
+    toolbox = server.respondent.sample.toolbox
     own = toolbox.dataset.open
-    begun, queued, notes = threading.Event(), threading.Event(), []
+    slow = str(made_media / "media" / "slow.mp4")
+    shutil.copy(made_media / "media" / "one.mp4", slow)
+    begun, queued, stopped = threading.Event(), threading.Event(), []
 
     def opened(record, number):
-        clip = own(record, number)  # of the first look nobody waits yet
+        if record.videos[number] != slow:
+            return own(record, number)
+        toolbox.dataset.seconds_left(record)
         begun.set()
         assert queued.wait(60)
-        return clip
-
-    sampled = looking.server._sampled
-
-    def noted(*given):
-        rollouts = sampled(*given)
-        notes.extend(call for rollout in rollouts for turns in rollout.turns for turn in turns for call in turn.calls)
-        return rollouts
+        clock.late += 100.0
+        stopped.append(toolbox.dataset.is_over())
+        raise MediaTimeout(slow, "not decoded")
 
     monkeypatch.setattr(toolbox.dataset, "open", opened)
-    monkeypatch.setattr(looking.server, "_sampled", noted)
-    first = threading.Thread(target=lambda: looking.ask(video("one.mp4"), QUESTION, seed=1))
+    seeds = {} if together else {"seed": 1}
+    errors, answers = [], []
+
+    def ask_slow():
+        try:
+            looking.ask(video("slow.mp4"), QUESTION, **seeds)
+        except openai.APIStatusError as error:
+            errors.append(error)
+
+    def ask_other():
+        answers.append(looking.ask(video("one.mp4"), QUESTION, logprobs=True, **seeds))
+
+    alone = looking.ask(video("one.mp4"), QUESTION, logprobs=True, **seeds)
+    asking = [ask_slow, ask_other]
+    sampled, free = server._sampled, threading.Event()
+    if together:  # both wait while a third one is sampled
+
+        def held(*given):
+            begun.set()
+            assert free.wait(60)
+            return sampled(*given)
+
+        monkeypatch.setattr(server, "_sampled", held)
+        asking.insert(0, lambda: looking.ask("Hi", seed=2, max_tokens=1))
+    first, *others = [threading.Thread(target=each, daemon=True) for each in asking]
     first.start()
     assert begun.wait(60)
-    second = threading.Thread(target=lambda: looking.ask("Hi", seed=2, max_tokens=1))
-    second.start()
-    while not looking.server._waiting:
+    for thread in others:
+        thread.start()
+    until = time.monotonic() + 60
+    while len(server._waiting) < len(others) and time.monotonic() < until:
         time.sleep(0.01)
+    free.set()
     queued.set()
-    first.join()
-    second.join()
-    refused = notes[1:]
-    assert len(refused) == 7 and {call.error for call in refused} == {"other questions wait: answer now"}
+    for thread in (first, *others):
+        thread.join(120)
+    assert stopped == [True]
+    assert errors[0].status_code == 503 and "the looks of this request take long" in str(errors[0])
+    assert answers[0].choices[0].token_ids == alone.choices[0].token_ids
 
 
 def test_a_look_has_a_quarter_of_the_time_of_a_clip(looking):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +123,22 @@ def test_a_prompt_that_does_not_fit_is_refused_with_its_place(length):
     with serving(FakeEngine()) as (_, client):
         said = refused(client.sample, replace(request(), prompts=prompts))
     assert f"{length} tokens and 3 new ones exceed the server's --max_model_len 64" in said
+
+
+def test_connections_without_the_token_keep_nobody_out(monkeypatch):
+    monkeypatch.setattr("qwenvl.vllm_server.server.MOST_STRANGERS", 3)
+    with serving(FakeEngine(set(WEIGHTS))) as (server, client), ExitStack() as open_ones:
+        client.health()  # its connection stays
+        host, _, port = client.address.rpartition(":")
+        strangers = []
+        for _ in range(5):
+            stranger = open_ones.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            stranger.sendall(b"GET /health HTTP/1.1\r\nX")
+            strangers.append(stranger)
+        assert strangers[0].recv(1) == b"" == strangers[1].recv(1), "the oldest were closed for the newest"
+        assert client.health().boot == server.boot
+        strangers[4].sendall(b": y\r\n\r\n")
+        assert strangers[4].recv(12) == b"HTTP/1.1 401"
 
 
 def test_the_token_the_path_and_the_body_are_checked(monkeypatch):

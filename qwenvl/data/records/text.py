@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -157,17 +157,27 @@ def _csv_rows(file: BinaryIO, where: str, tabs: bool) -> Iterator[tuple[int, byt
             raise RecordError(f"{where}:1: {', '.join(twice)}: a name of several columns; rename them", "CSV")
         line = reader.line_num + 1
         for cells in reader:
-            row: Any = f"expected {len(names)} cells as in the first line, got {len(cells)}"
-            if len(cells) == len(names):
-                row = {name: cell for name, cell in zip(names, cells, strict=True) if cell}
             if cells:
-                yield line, json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogateescape")
+                row = json.dumps(_cells_by_name(names, cells), ensure_ascii=False)
+                yield line, row.encode("utf-8", "surrogateescape")
             line = reader.line_num + 1
     except csv.Error as error:
         text.detach()  # else its end would close the file
         file.seek(0)
         problem = _misplaced_quote(_text_of(file), first_line=line, delimiter=delimiter, where=where)
         raise RecordError(problem or f"{where}:{line}: not readable as CSV: {error}", "CSV") from None
+
+
+def _cells_by_name(names: Sequence[str], cells: Sequence[str]) -> dict[str, str] | str:
+    """The cells of a row that are not empty, or why they cannot be told apart."""
+    if len(cells) != len(names):
+        return f"expected {len(names)} cells as in the first line, got {len(cells)}"
+    named = list(zip(names, cells, strict=True))
+    # Programs write the number of a row into a first column without a name.
+    for name, cell in named[1:]:
+        if cell.strip() and not name.strip():
+            return f"expected a name of each column in the first line, got none above the cell {cell!r}"
+    return {name: cell for name, cell in named if cell}
 
 
 def _misplaced_quote(text: TextIO, first_line: int, delimiter: str, where: str) -> str | None:

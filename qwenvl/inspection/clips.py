@@ -1,0 +1,110 @@
+"""Finds the clips of a folder, and the clip that a file of labels names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from qwenvl.data.errors import RecordError
+from qwenvl.option import did_you_mean
+
+# fmt: off
+VIDEO_SUFFIXES = (
+    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts", ".flv", ".wmv", ".asf",
+    ".3gp", ".ogv", ".vob",
+)
+# fmt: on
+
+
+def find_clips(root: Path) -> list[str]:
+    """The clips in ``root`` and the folders below: paths from ``root`` with "/", sorted, numbers by their value.
+
+    Hidden files are left out.
+    """
+    if not root.is_dir():
+        raise (NotADirectoryError if root.exists() else FileNotFoundError)(f"{root}: expected a folder of clips")
+    files = [path for path in root.rglob("*") if path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()]
+    clips = [path.relative_to(root).as_posix() for path in files]
+    clips = [clip for clip in clips if "/." not in f"/{clip}"]  # ._clip.mp4
+    if not clips:
+        raise RecordError(f"{root}: no clips; expected files that end in {', '.join(VIDEO_SUFFIXES)}")
+    return sorted(clips, key=_natural_order)
+
+
+def _natural_order(path: str) -> list[list[tuple[int, int, str]]]:
+    """A key that puts ``clip2`` before ``clip10``, and the files of a folder together."""
+    key = []
+    for part in path.split("/"):
+        pieces = []
+        for text in re.split(r"([0-9]+)", part.casefold()):
+            if text.isdecimal():
+                pieces.append((0, int(text), ""))
+            elif text:
+                pieces.append((1, 0, text))
+        key.append(pieces)
+    return key
+
+
+def clips_by_name(clips: Sequence[str]) -> dict[str, list[str]]:
+    """The clips by their path from the folder, with and without its ending, by file name and by stem.
+
+    Cells lose blanks at their ends, and their backslashes are slashes: such a name is found in that form too.
+    """
+    named: dict[str, list[str]] = {}
+    for clip in clips:
+        path = Path(clip)
+        as_read = clip.strip().replace("\\", "/")
+        for name in {clip, as_read, str(path.with_suffix("")), path.name, path.stem}:
+            named.setdefault(name, []).append(clip)
+    return named
+
+
+def clip_of_cell(cell: str, named: dict[str, list[str]]) -> str:
+    """The clip that a cell names by its path from the folder, or by its file name or stem if no other clip has it.
+
+    Args:
+        named: see ``clips_by_name``.
+
+    Raises:
+        ValueError: there is none, or there are several.
+    """
+    name = cell.replace("\\", "/").removeprefix("./")
+    found = named.get(name, [])
+    if name in found:
+        return name
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(f"{name!r} may be {' or '.join(found[:3])}; write the path from the folder")
+    raise ValueError(f"there is no clip {name!r}{did_you_mean(name, named)}")
+
+
+def clip_at_path(path: str, named: dict[str, list[str]]) -> str:
+    """The clip that the path in a file of labels names, which may be a path of the machine where they were made.
+
+    Args:
+        named: see ``clips_by_name``.
+
+    Raises:
+        ValueError: there is none, or there are several, or the clip of this name is in another folder.
+    """
+    name = path.rpartition("/")[2]
+    same_name = [clip for clip in named.get(name, []) if clip.rpartition("/")[2] == name]
+    below = [clip for clip in same_name if f"/{path}".endswith(f"/{clip}")]
+    if below:
+        return max(below, key=len)
+    above = [clip for clip in same_name if clip.endswith(f"/{path}")]
+    if len(above) == 1:
+        return above[0]
+    if same_name and not above:
+        raise ValueError(f"there is no clip {path!r}, only {' and '.join(same_name[:3])} in another folder")
+    return clip_of_cell(name, named)
+
+
+def is_read_again(clip: str, named: dict[str, list[str]]) -> bool:
+    """Whether a cell with the name of a clip is read as this clip."""
+    try:
+        return clip_of_cell(clip.strip(), named) == clip
+    except ValueError:
+        return False
