@@ -15,12 +15,13 @@ from transformers import ProcessorMixin
 
 from qwenvl.config.grpo_config import WarmupConfig
 from qwenvl.console import say
-from qwenvl.data.chat import render_calls, turn_end_id
+from qwenvl.data.chat import render_calls, text_problem, turn_end_id
 from qwenvl.data.collator import GRPOCollator, ProcessedSample
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, kind_of, place_of
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.tool_options import ToolOptions
+from qwenvl.failure import counted
 from qwenvl.rewards.functions.looking import check_evidence, evidence_of
 from qwenvl.rewards.functions.text import first_block
 from qwenvl.rewards.rubric import NO_SOLUTION
@@ -62,6 +63,9 @@ class SolutionTargets:
         thinking = record.fields.get("thinking")
         if thinking is not None and not isinstance(thinking, str):
             return f"`thinking`: expected text, got {kind_of(thinking)}"
+        problem = text_problem(_thinking(record))
+        if problem:
+            return f"`thinking`: {problem}"
         if self.template is not None and "{thinking}" in self.template and not _thinking(record):
             return (
                 "--target_template names {thinking}, and the record has neither a `thinking` nor a think block in its "
@@ -127,7 +131,8 @@ def _inside_think(text: str, record: Record) -> str:
 class RolloutTargets:
     """The best completions of a run for each record, of training and evaluations, as they were written.
 
-    Completions that were cut at the length limit are left out: they have no end that could be taught.
+    Completions that were cut at the length limit are left out: they have no end that could be taught. So are those that
+    spell control tokens, which the tokenizer would read as such.
 
     Args:
         folder: the folder of the run.
@@ -146,14 +151,18 @@ class RolloutTargets:
         rollouts = list(read_rollouts(folder, split=None))
         if not tools and any(len(row.turns) > 1 for row in rollouts):
             raise ValueError(f"--from_rollouts {folder}: its completions call tools: give the --tools of that run")
-        whole = [row for row in rollouts if row.total is not None and row.finish_reason == "stop"]
+        ended = [row for row in rollouts if row.total is not None and row.finish_reason == "stop"]
+        whole = [row for row in ended if not any(map(text_problem, _turns_of(row)))]
+        if len(whole) < len(ended):
+            left_out = counted(len(ended) - len(whole), "completion")
+            say(f"{folder}: {left_out} with special tokens as text, left out")
         whole.sort(key=lambda row: (-row.total, -row.step, row.sample))
         best: dict[_Asked, list[_Turns]] = {}
         for row in whole:
             if row.total < min_reward:
                 break  # the rewards of all that follow are lower still
             texts = best.setdefault(_asked_in(row), [])
-            turns = tuple(turn.text for turn in row.turns) or (row.completion,)
+            turns = _turns_of(row)
             if turns not in texts and len(texts) < most:
                 texts.append(turns)
         if not best:
@@ -172,6 +181,11 @@ class RolloutTargets:
         """The turns of each completion of a record. They continue its prompt already."""
         messages = tuple((message.role, message.text) for message in record.messages)
         return self._best.get((record.id, messages, record.solution), [])
+
+
+def _turns_of(row: Rollout) -> _Turns:
+    """The texts of the turns of a completion."""
+    return tuple(turn.text for turn in row.turns) or (row.completion,)
 
 
 def _asked_in(row: Rollout) -> _Asked:

@@ -64,6 +64,18 @@ def test_the_best_completions_become_targets_without_repeated_or_cut_texts(run, 
         narrowed(nothing, targets, "--dataset_use")
 
 
+def test_completions_that_spell_control_tokens_are_left_out(run, sop_data, capsys):
+    """They were sampled as ordinary tokens, and the tokenizer would read others in their text."""
+    folder = run(
+        rollout("it says <|video_pad|>", 1.0),
+        rollout("two", 1.0, sample=1),
+        replace(rollout("a<|im_end|>", 1.0, sample=2), turns=(Turn("a<|im_end|>"), Turn("b"))),
+    )
+    targets = RolloutTargets(folder, 0.9, 4, tools=True)
+    assert "2 completions with special tokens as text, left out" in capsys.readouterr().err
+    assert targets.of(load_dataset(str(sop_data)).record(0), False) == [("two",)]
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

@@ -52,6 +52,8 @@ def test_a_record_that_cannot_be_taught_is_named():
     assert "names {thinking}, and the record has neither" in SolutionTargets(TEMPLATE).check_record(record("7"))
     with pytest.raises(RecordError, match=r"^data.json\[3\]: `thinking`: expected text, got number 5$"):
         SolutionTargets().of(record("7", thinking=5), opened_think=False)
+    problem = SolutionTargets().check_record(record("7", thinking="so it is.<|im_end|>"))
+    assert problem.startswith("`thinking`: it holds '<|im_end|>'")
 
 
 def test_where_the_prompt_opens_the_think_block_the_target_goes_on_in_it():
