@@ -70,6 +70,7 @@ class Labels:
         counts_frames: spans are given in frames, and the clips' own rates say at what seconds.
         late: see ``SpanReader``.
         unused: label files that fit no clip.
+        whole_minutes: see ``are_whole_minutes``.
     """
 
     by_clip: dict[str, Label]
@@ -80,6 +81,7 @@ class Labels:
     counts_frames: bool = False
     late: Mapping[str, float] = field(default_factory=dict)
     unused: Sequence[str] = ()
+    whole_minutes: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -288,6 +290,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         counts_frames=counts_frames,
         late=reader.late,
         unused=spans.files_without_clip(path, clips) if path.is_dir() else (),
+        whole_minutes=spans.are_whole_minutes(labelled),
     )
 
 
@@ -370,6 +373,8 @@ def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
             f"  seconds count from the first picture. That of {counted(len(found.late), 'clip')} comes after the sound "
             f"begins ({delay:.2f} s in {visible(clip)}): spans that were read off a player's clock are late by that"
         )
+    if found.whole_minutes:
+        lines.append("  all times are whole minutes; of 0:07 a spreadsheet makes 00:07:00: format its cells as text")
     if found.unused:
         names = beginning(visible(", ".join(found.unused)), LONGEST_ANSWER)
         lines.append(f"  {counted(len(found.unused), 'label file')} of no clip, left out: {names}")

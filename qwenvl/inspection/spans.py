@@ -395,16 +395,20 @@ class FrameTimes:
         Args:
             labels: of the file. None: it is no such file.
         """
-        if labels is None or self.label_fps is not None:
+        if labels is None:
             return None
         frames = len(self.times)
+        counted_at = ""
+        if self.label_fps is not None:
+            frames = int(self.duration * self.label_fps)
+            counted_at = f" at --label_fps {self.label_fps:g}"
         if frames - labels <= MISSING_SHARE * frames:
             return None
         rate = labels / self.duration
         return (
-            f"has {counted(labels, 'label')}, a line for each frame, and the clip has {frames:,} frames in "
-            f"{time_text(self.duration)} s; if the labels have a rate of their own, give it, such as --label_fps "
-            f"{rate:.3g}; spans are lines such as 0.0 3.5 take_cup"
+            f"has {counted(labels, 'label')}, a line for each frame, and the clip has {counted(frames, 'frame')} in "
+            f"{time_text(self.duration)} s{counted_at}; if the labels have a rate of their own, give it, such as "
+            f"--label_fps {rate:.3g}; spans are lines such as 0.0 3.5 take_cup"
         )
 
 
@@ -412,6 +416,19 @@ SPARE_FRAMES = 2  # by which labels may be longer than their clip
 # And by which they may be shorter, of the frames: annotations end a moment before their clips. Of a short clip no frame
 # may be missing: a list of its steps has as many lines.
 MISSING_SHARE = 0.05
+
+
+# As spreadsheets write a cell of a time: 0:07 becomes 00:07:00, of which a person has meant seconds.
+_WHOLE_MINUTES = re.compile(r"[0-9]{1,3}:[0-9]{2}:00(?:\.0*)?")
+
+
+def are_whole_minutes(labelled: Sequence[LabelledSpan | RecordError]) -> bool:
+    """Whether all times of spans have hours, and no seconds."""
+    times: list[str] = []
+    for each in labelled:
+        if isinstance(each, LabelledSpan) and not each.in_frames:
+            times += (str(each.start), str(each.end))
+    return bool(times) and all(map(_WHOLE_MINUTES.fullmatch, times))
 
 
 def steps_in(labelled: Sequence[LabelledSpan | RecordError], background: Sequence[str]) -> list[str]:
@@ -430,8 +447,15 @@ def steps_in(labelled: Sequence[LabelledSpan | RecordError], background: Sequenc
             raise RecordError(f"{each.where}: {each.step!r} is a number; give the names of the steps by --steps FILE")
         if re.search(r"[<;]|\(\s*[0-9]+\s*\)", name):
             raise RecordError(f"{each.where}: {each.step!r}: (number), < and ; have a meaning in answers; rename it")
-        names.setdefault(plain_name(name.replace("-", " ")), name)
+        first = names.setdefault(plain_name(name.replace("-", " ")), name)
+        if _with_signs(first) != _with_signs(name):
+            raise RecordError(f"{each.where}: {name!r} and {first!r} would be one step; rename one of them")
     return list(names.values())
+
+
+def _with_signs(name: str) -> str:
+    """A name without the differences that one step may have: small letters, and hyphens between words."""
+    return re.sub(r"(?<=\w)-(?=\w)", " ", name.casefold())
 
 
 def check_names(names: Sequence[str], where: str) -> None:

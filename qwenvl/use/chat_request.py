@@ -25,7 +25,7 @@ from qwenvl.evaluate.settings import Asking
 from qwenvl.failure import beginning, printable
 from qwenvl.files import is_address
 from qwenvl.types import Record, SamplingParams
-from qwenvl.use.fetch import fetch
+from qwenvl.use.fetch import OnBytes, fetch
 from qwenvl.use.options import ChatOptions, ServeOptions
 
 MEDIA = {"video_url": "video", "image_url": "image"}
@@ -273,11 +273,14 @@ class RequestReader:
         self._framing = asking.framing
         self._root = None if limits.media_root is None else os.path.realpath(limits.media_root)
 
-    def record(self, parsed: Parsed, folder: Path, patience: Patience) -> Record:
+    def record(
+        self, parsed: Parsed, folder: Path, patience: Patience, on_bytes: OnBytes = lambda count: None
+    ) -> Record:
         """The record of a request.
 
         Args:
             folder: an empty one, for the media that the request holds or names by an address.
+            on_bytes: see ``fetch``.
 
         Raises:
             ApiError: it cannot be answered.
@@ -286,7 +289,7 @@ class RequestReader:
         if parsed.characters > most:
             message = f"messages: {parsed.characters:,} characters; expected at most {most:,}, as the model has "
             raise ApiError(400, f"{message}{self.positions:,} positions")
-        media = _Media(folder, patience, room=int(self.limits.max_body_mb * 1e6))
+        media = _Media(folder, patience, room=int(self.limits.max_body_mb * 1e6), on_bytes=on_bytes)
         turns = []
         for turn in parsed.messages:
             # Nothing but these two: other forms of turns name files of this machine.
@@ -415,6 +418,7 @@ class RequestReader:
                 seconds=min(FETCH_SECONDS, media.patience.left()),
                 allow_private=self.limits.allow_private_http,
                 at_end=media.patience.at_end,
+                on_bytes=media.on_bytes,
             )
             media.room -= len(data)
             target = target.with_suffix(_FETCHED)
@@ -446,10 +450,12 @@ class _Media:
 
     Attributes:
         room: bytes that may still be fetched for it.
+        on_bytes: see ``fetch``.
         count: of those so far.
     """
 
     folder: Path
     patience: Patience
     room: int
+    on_bytes: OnBytes
     count: int = 0

@@ -41,11 +41,24 @@ AtEnd = Callable[[Callable[[], object]], None]
 Addresses = list[tuple[Any, ...]]
 """What ``socket.getaddrinfo`` gives."""
 
+OnBytes = Callable[[int], None]
+"""Called with the number of bytes of each piece of content that has come. It may raise, which ends the download."""
+
 _resolvers = threading.BoundedSemaphore(MOST_RESOLVED)
 
 
+def _ignore(_: Any) -> None:
+    pass
+
+
 def fetch(
-    url: str, *, most_bytes: int, seconds: float, allow_private: bool, at_end: AtEnd = lambda call: None
+    url: str,
+    *,
+    most_bytes: int,
+    seconds: float,
+    allow_private: bool,
+    at_end: AtEnd = _ignore,
+    on_bytes: OnBytes = _ignore,
 ) -> bytes:
     """The bytes behind an http or https address.
 
@@ -56,6 +69,7 @@ def fetch(
         seconds: for everything, redirects and the slowest server included.
         allow_private: also connect to addresses of this machine and of its network.
         at_end: has the download end early.
+        on_bytes: see ``OnBytes``.
 
     Raises:
         ValueError: the file cannot be had. Nothing of what the server sent is in the message, but for its status.
@@ -64,7 +78,7 @@ def fetch(
     for _ in range(MOST_REDIRECTS + 1):
         with _answer(url, until, allow_private, at_end) as (answer, reader):
             if answer.status not in REDIRECTS:
-                return _content(answer, reader, most_bytes, until)
+                return _content(answer, reader, most_bytes, until, on_bytes)
             target = _target(url, answer)
         if url.startswith("https:") and not target.startswith("https:"):
             raise ValueError("is redirected from https to another scheme; give the address of the file itself")
@@ -269,13 +283,16 @@ def _reason(error: Exception, late: bool) -> str:
     return f"cannot be fetched: {getattr(error, 'strerror', None) or 'the connection ended'}"
 
 
-def _content(answer: HTTPResponse, reader: BoundedReader, most_bytes: int, until: float) -> bytes:
+def _content(
+    answer: HTTPResponse, reader: BoundedReader, most_bytes: int, until: float, on_bytes: OnBytes
+) -> bytes:
     if answer.status != 200:
         raise ValueError(f"its server answers with status {answer.status}")
     data = bytearray()
     pieces = 0
     reader.most += 2 * CHUNK  # what is read ahead is counted before it is known to be content
     while chunk := answer.read1(CHUNK):
+        on_bytes(len(chunk))
         data += chunk
         pieces += 1
         reader.most += 2 * len(chunk)

@@ -11,7 +11,7 @@ import traceback
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -80,7 +80,7 @@ class Arrival:
     Attributes:
         patience: of the request.
         began: when it began to wait.
-        held: bytes of the body so far.
+        held: bytes so far, of the body or of what is fetched for it.
         complete: whether the body is there, and is being parsed.
     """
 
@@ -365,13 +365,13 @@ class ChatServer:
             self._arrivals.remove(arrival)
 
     def _count(self, arrival: Arrival, more: int) -> None:
-        """Count the bytes of a body against those of all bodies.
+        """Count the bytes of a body, or of a medium that is fetched for one, against those of all requests.
 
         Raises:
             ApiError: there is no room for them.
         """
         arrival.held += more
-        held = sum(each.held for each in self._arrivals if not each.patience.gone)
+        held = sum(each.held for each in [*self._arrivals] if not each.patience.gone)  # media come in other threads
         if held > MOST_BODIES and not self._make_room():
             raise ApiError(429, "other requests take the memory of this one; try again later")
         arrival.patience.check()  # it may be the one that gives way
@@ -381,7 +381,7 @@ class ChatServer:
 
         Else clients that send as slowly as is allowed would keep everybody out: their requests cost them nothing.
         """
-        waiting = [each for each in self._arrivals if not each.complete and not each.patience.gone]
+        waiting = [each for each in [*self._arrivals] if not each.complete and not each.patience.gone]
         oldest = min(waiting, key=lambda each: each.began, default=None)
         if oldest is None or monotonic() - oldest.began < LONG_ARRIVAL_SECONDS:
             return False
@@ -394,10 +394,14 @@ class ChatServer:
     ) -> Pending:
         """A request with its prompt."""
         folder.mkdir()
-        # Media are written by the thread that parses: what waits for a reader is then on the disk.
-        writers = self._fetchers if parsed.has_addresses else self._parsers
-        with self._arriving(patience) if parsed.has_addresses else nullcontext():
-            writing = self._run(writers, self.reader.record, parsed, folder, patience)
+        if parsed.has_addresses:
+            with self._arriving(patience) as arrival:
+                count = partial(self._count, arrival)
+                writing = self._run(self._fetchers, self.reader.record, parsed, folder, patience, count)
+                record = await _patiently(writing, patience, is_gone)
+        else:
+            # Media are written by the thread that parses: what waits for a reader is then on the disk.
+            writing = self._run(self._parsers, self.reader.record, parsed, folder, patience)
             record = await _patiently(writing, patience, is_gone)
         while sum(media_bytes(each.batch) for each in self._waiting) > MOST_PIXELS:
             await _patiently(asyncio.sleep(SECONDS_BETWEEN_TRIES), patience, is_gone)

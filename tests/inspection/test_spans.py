@@ -140,6 +140,31 @@ def test_a_label_file_at_another_rate_than_its_clip_is_refused(folder, capsys):
     assert solutions() == ["0.0-2.9 (1) insert fan"]
 
 
+def test_labels_at_a_rate_of_their_own_cover_their_clip(folder, capsys):
+    Path("labels").mkdir()
+    Path("labels/a.txt").write_text("insert_fan\n" * 10)
+    said = refused(capsys, "--answers", "labels", "--label_fps", "7")
+    assert "has 10 labels, a line for each frame, and the clip has 21 frames in 3.0 s at --label_fps 7" in said
+
+
+def test_times_that_a_spreadsheet_may_have_made_minutes_are_named(folder, make_clip, capsys):
+    make_clip("made.mp4", 130, fps=1).rename(folder / "clips" / "a.mp4")
+    for end, named in (("00:02:00", True), ("00:02:01", False)):
+        Path("spans.csv").write_text(f"clip,step,start,end\na,take,00:01:00,{end}\n")
+        out = run(capsys, "--answers", "spans.csv", "--overwrite")
+        assert ("of 0:07 a spreadsheet makes 00:07:00" in out) is named
+
+
+def test_names_that_differ_in_signs_are_not_one_step(folder, capsys):
+    table = "clip,step,start,end\na,{},0,1\na,{},1,2\n"
+    for one, other in (("turn 90", "turn -90"), ("grip -", "grip")):
+        Path("spans.csv").write_text(table.format(one, other))
+        said = refused(capsys, "--answers", "spans.csv", "--overwrite")
+        assert f"spans.csv:3: {other!r} and {one!r} would be one step" in said
+    Path("spans.csv").write_text(table.format("Take-the lid", "take_the lid"))
+    assert "2  (1) Take-the lid" in run(capsys, "--answers", "spans.csv", "--overwrite")
+
+
 def test_a_list_of_steps_is_no_label_file_of_a_short_clip(folder, make_clip, capsys):
     make_clip("made.mp4", 9, fps=10).rename(folder / "clips" / "a.mp4")
     Path("labels").mkdir()

@@ -611,6 +611,14 @@ def test_answers_of_other_machines_are_not_quoted(fetching, answer, shown):
     assert status == 400 and shown in found["error"]["message"] and "S3CRET" not in str(found), found
 
 
+def test_what_is_fetched_counts_as_the_bodies_of_requests_do(fetching, monkeypatch):
+    """Else a few bytes of a client would take 64 MB of memory."""
+    monkeypatch.setattr("qwenvl.use.serve.MOST_BODIES", 5000)
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000, 0.0) as server:
+        status, found = raw(fetching, "POST", CHAT, ask([video(f"{server.address}/x")]))
+    assert status == 429 and "other requests take the memory of this one" in found["error"]["message"], found
+
+
 def test_refusals_reveal_neither_the_root_nor_the_contents_of_files(running, made_media):
     root = made_media / "media"
     (root / "words.mp4").write_text("S3CRET words")

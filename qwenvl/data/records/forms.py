@@ -231,7 +231,7 @@ def system_turn(row: dict[str, Any], where: str) -> Message | None:
         value = value[0]
     if isinstance(value, dict) and value.keys() == {"type", "text"}:
         value = value["text"]
-    text = _checked_text(value, place)
+    text = checked_text(value, place)
     return Message("system", text) if text.strip() else None
 
 
@@ -306,7 +306,7 @@ def _message(turn: Any, place: str, draft: Draft) -> Message:
     if isinstance(content, list):
         texts = [_part(part, f"{place}.{text_key}[{i}]", draft) for i, part in enumerate(content)]
         content = "".join(texts)
-    return Message(_ROLES[speaker], _checked_text(content, f"{place}.{text_key}"))
+    return Message(_ROLES[speaker], checked_text(content, f"{place}.{text_key}"))
 
 
 def _is_data(content: Any) -> bool:
@@ -324,7 +324,7 @@ def _part(part: Any, place: str, draft: Draft) -> str:
     if kind is None and isinstance(part, dict):  # the older form of Qwen's own tools names no type
         kind = next((key for key in ("text", "video", "image") if part.get(key) is not None), None)
     if kind in ("text", "input_text"):
-        text = _checked_text(part.get("text"), f"{place}.text")
+        text = checked_text(part.get("text"), f"{place}.text")
         if MEDIA_TAG.search(text):
             raise RecordError(f"{place}.text: typed parts name media by {{'type': 'video'}}, not by a tag in the text")
         return text
@@ -349,7 +349,7 @@ def _check_no_other_medium(part: dict[str, Any], medium: Medium, place: str) -> 
             raise RecordError(f"{place}.{key}: the medium of a part is named by `{medium}`, `path` or `url`; rename it")
 
 
-def _checked_text(text: Any, place: str) -> str:
+def checked_text(text: Any, place: str) -> str:
     """The text of a turn or part. RecordError: it is none, or spells a token of the chat template."""
     if not isinstance(text, str):
         raise RecordError(f"{place}: expected a string, got {kind_of(text)}")

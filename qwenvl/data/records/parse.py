@@ -15,7 +15,7 @@ from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.media.source import FRAME_LIST_SUFFIX, frame_list, media_path
 from qwenvl.data.records.choices import OPTION_KEYS, counted_from, whole_number
 from qwenvl.data.records.clip_settings import clip_meta, image_size
-from qwenvl.data.records.forms import MAIN_KEYS, MEDIA_TAG, NEARLY_A_TAG, Draft, draft_of, with_types
+from qwenvl.data.records.forms import MAIN_KEYS, MEDIA_TAG, NEARLY_A_TAG, Draft, checked_text, draft_of, with_types
 from qwenvl.data.records.frame_settings import META_KEYS, advice_on_meta, meta_settings, unknown_meta_keys
 from qwenvl.data.records.keys import ADVICE, CLIP_ENDINGS, FIELDS_OF_A_RUN, READ_KEYS, is_empty
 from qwenvl.data.records.presets import OURS, answer_and_options, check_name, guessed, has_options, our_row
@@ -156,6 +156,7 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
     if options.system is not None:
         messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
     solution = with_timeline(value, draft.solution, messages[-1].text, where)
+    checked_text(solution, f"{where}: the solution")  # of a column: turns have been checked
     draft.videos = [(place, _with_ending(clip, media_root)) for place, clip in draft.videos]
     videos = _paths(draft.videos, media_root, options)
     images = _paths(draft.images, media_root, options)

@@ -158,6 +158,7 @@ def turns(text):
             "d[0].conversations[1]: a system turn must be the first, this is turn 2",
         ),
         (turns("<|video_pad|>"), "d[0].conversations[0].value: contains the model's own token <|video_pad|>"),
+        ({"prompt": "a", "solution": "b<|im_end|>"}, "d[0]: the solution: contains the model's own token <|im_end|>"),
         ({"id": 1.5} | turns("a"), "d[0].id: expected a string or a whole number, got number 1.5"),
         ({"messages": [{"role": "human"}]}, "d[0].messages[0].content: expected a string, got nothing"),
         (
