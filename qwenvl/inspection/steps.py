@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qwenvl.data.errors import RecordError
-from qwenvl.files import plain_file
+from qwenvl.data.records.text import whole_text
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.actions import action_numbers
 from qwenvl.rewards.functions.text import normalized
@@ -28,7 +28,7 @@ def read_steps(path: Path) -> Steps:
     Raises:
         RecordError: another numbering, a step that two lines name, or none.
     """
-    lines = [" ".join(line.split()) for line in plain_file(path).read_text("utf-8-sig").splitlines()]
+    lines = [" ".join(line.split()) for line in whole_text(path).splitlines()]
     lines = [line for line in lines if line]
     found = _numbering(lines)
     if any(found):

@@ -416,6 +416,15 @@ def test_label_files_have_blanks_or_commas_between_start_end_and_label(folder, c
     assert solutions() == ["0.5-2.0 (1) take"]
 
 
+def test_files_of_labels_and_steps_are_utf8(folder, capsys):
+    Path("labels").mkdir()
+    Path("labels/a.txt").write_bytes("0 1 drück\n".encode("latin-1"))
+    assert "labels/a.txt: expected UTF-8 text, found b'\\xfc'" in refused(capsys, "--answers", "labels")
+    Path("steps.txt").write_bytes("drück\n".encode("latin-1"))
+    said = refused(capsys, "--answers", "labels", "--steps", "steps.txt")
+    assert "steps.txt: expected UTF-8 text, found" in said
+
+
 def test_two_label_files_of_a_clip_are_refused(folder, capsys):
     """Those of two people would become one timeline with all spans twice."""
     Path("labels").mkdir()

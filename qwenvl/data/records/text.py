@@ -22,6 +22,7 @@ import numpy as np
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.parse import Row, Rows
 from qwenvl.failure import beginning
+from qwenvl.files import plain_file
 from qwenvl.yaml_text import first_repeated
 
 BOM = b"\xef\xbb\xbf"
@@ -271,6 +272,16 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _decode = json.JSONDecoder(object_pairs_hook=_without_repeats).decode
+
+
+def whole_text(path: Path) -> str:
+    """The text of a small file that a user names, such as a list of steps.
+
+    Raises:
+        RecordError: it is no UTF-8.
+        OSError: it can't be read.
+    """
+    return _utf8(plain_file(path).read_bytes(), str(path)).removeprefix("\ufeff")
 
 
 def _utf8(data: bytes, where: str) -> str:
