@@ -16,6 +16,7 @@ from qwenvl.inspection.clips import VIDEO_SUFFIXES
 from qwenvl.inspection.spans import LabelledSpan, of_source
 
 SUFFIXES = (".json", ".eaf")
+SPAN_TYPES = ("timelinelabels", "labels")  # of regions in Label Studio
 # Label Studio puts eight hexadecimal digits in front of the name of an uploaded file.
 _UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")
 
@@ -50,21 +51,22 @@ def label_studio_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
 def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | RecordError]:
     """The spans of one task. A task of another form raises errors of any kind."""
     finished = [each for each in task["annotations"] if not each.get("was_cancelled")]
-    annotations = [each for each in finished if each.get("ground_truth")] or finished
-    labels = [[region["value"] for region in each["result"]] for each in annotations]
-    if any(each != labels[0] for each in labels):
+    counting = [each for each in finished if each.get("ground_truth")] or finished
+    annotations = list(map(_span_regions, counting))
+    values = [[region["value"] for region in each.values()] for each in annotations]
+    if any(each != values[0] for each in values):
         yield RecordError(
-            f"{where}: has {len(labels)} annotations with different labels; keep one, or mark one as ground truth"
+            f"{where}: has {len(values)} annotations with different labels; keep one, or mark one as ground truth"
         )
         return
-    regions = annotations[0]["result"] if annotations else []
+    regions = annotations[0] if annotations else {}
     clips = _clips_of(task["data"])
-    labelled = {region.get("to_name") for region in regions if region["type"] in ("timelinelabels", "labels")}
+    labelled = {region.get("to_name") for region in regions.values()}
     if len(clips) > 1 or len(labelled) > 1:
         yield RecordError(f"{where}: has labels of several media; make tasks of one clip each")
         return
     [clip] = clips
-    for number, region in enumerate(regions):
+    for number, region in regions.items():
         place = f"{where}.result[{number}]"
         value = region["value"]
         if region["type"] == "timelinelabels":
@@ -77,6 +79,12 @@ def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | 
         elif region["type"] == "labels" and {"start", "end"} <= value.keys():
             for label in value["labels"]:
                 yield LabelledSpan(place, clip=clip, step=str(label), start=value["start"], end=value["end"])
+
+
+def _span_regions(annotation: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """The regions of an annotation that are spans, by their number in it."""
+    regions = enumerate(annotation["result"])
+    return {number: region for number, region in regions if region["type"] in SPAN_TYPES}
 
 
 def _clips_of(data: Mapping[str, Any]) -> set[str]:

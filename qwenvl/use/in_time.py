@@ -62,7 +62,7 @@ class Reading:
         return self.gave_way or self.patience.gone
 
 
-# Of all looks of requests that are sampled together. Then others wait for none that has taken long itself.
+# Of all looks of requests that are sampled together, after which others do not wait for one that has had its share.
 LONG_LOOKS_SECONDS = 10.0
 LEAST_LOOKS_SECONDS = 1.0  # that the looks of each request may take, however many there are
 

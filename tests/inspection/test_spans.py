@@ -290,7 +290,10 @@ def test_several_annotations_of_a_task_have_the_same_labels_or_one_is_the_truth(
     one, two = ({"result": [region(label, 0, 1)]} for label in ("insert fan", "close lid"))
     exported({"video": "a.mp4"}, one, two)
     assert "export.json[0]: has 2 annotations with different labels; keep one" in refused(capsys, *argv)
-    for annotations in ((one, one), (two, one | {"ground_truth": True}), (two | {"was_cancelled": True}, one)):
+    choice = {"type": "choices", "value": {"choices": ["good"]}}
+    more = {"result": [choice, *one["result"], {"type": "relation", "from_id": "a", "to_id": "b"}]}
+    truth = one | {"ground_truth": True}
+    for annotations in ((one, one), (more, one), (two, truth), (two | {"was_cancelled": True}, one)):
         exported({"video": "a.mp4"}, *annotations)
         run(capsys, *argv)
         assert solutions() == ["0.0-1.0 (1) insert fan"]
