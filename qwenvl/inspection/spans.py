@@ -117,6 +117,8 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
             if not cells:
                 continue
             edges = SECONDS if cells.keys() & set(SECONDS) else FRAMES
+            if edges == SECONDS and cells.keys() & set(FRAMES):
+                raise RecordError(f"{row.where}: has a span in seconds and one in frames; leave the columns of one out")
             missing = [name for name in ("clip", "step", *edges) if name not in cells]
             if missing:
                 raise RecordError(f"{row.where}: expected clip, step, start and end, got none for {missing[0]}")
@@ -324,7 +326,7 @@ class SpanReader:
             return None
         if delay > NOTICED_DELAY and not all(each.in_frames for each in labelled):
             self.late[clip] = delay
-        spans = []
+        spans: list[TimedStep] = []
         more: dict[str, str] = {}
         for each in labelled:
             if each.step.casefold() in self.background:
@@ -336,10 +338,13 @@ class SpanReader:
                 end = times.at(each.end) if each.in_frames else each.end
                 start, end = span_between(start, end, times.duration)
                 _add_columns(more, each.more)
+                span = TimedStep(start, end, number, self.names[number - 1])
+                if span in spans:
+                    raise ValueError(f"{clip} has {span.name!r} at {time_text(start)} s twice; leave one out")
             except ValueError as error:
                 problems.append(f"{each.where}: {error}")
                 continue
-            spans.append(TimedStep(start, end, number, self.names[number - 1]))
+            spans.append(span)
         spans.sort(key=lambda span: (span.start, span.end))
         return ClipTimeline(spans, round(times.duration, 3), more) if spans else None
 

@@ -370,6 +370,16 @@ def test_times_of_synchronized_media_in_elan_are_those_of_the_clip(folder, capsy
     [
         ({"s.csv": "clip,step,start,end\na,1,0,1\n"}, [], "s.csv:2: '1' is a number; give the names"),
         ({"s.csv": "clip,step,start,end\na,2.0,0,1\n"}, [], "s.csv:2: '2.0' is a number; give the names"),
+        (
+            {"s.csv": "clip,step,start,end\na,take,0,1\na,take,0,1.0\n"},
+            [],
+            "s.csv:3: a.mp4 has 'take' at 0.0 s twice; leave one out",
+        ),
+        (
+            {"s.csv": "clip,step,start,end,start_frame,end_frame\na,take,0,1,3,9\n"},
+            [],
+            "s.csv:2: has a span in seconds and one in frames",
+        ),
         ({"s.csv": "clip,step,start,end\na,lid (2),0,1\n"}, [], "s.csv:2: 'lid (2)'"),
         ({"s.csv": "clip,step,start_frame,end_frame\na,1,0,40\n"}, ["--steps", "steps.txt"], "s.csv:2: frame 41 is"),
         ({"s.csv": "clip,step,start_frame,end_frame\na,1,0,9.5\n"}, ["--steps", "steps.txt"], "s.csv:2: end_frame"),
