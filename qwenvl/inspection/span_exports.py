@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
 
 from qwenvl.data.errors import RecordError, kind_of
+from qwenvl.data.records.label_studio import counting_annotations
 from qwenvl.files import plain_file
 from qwenvl.inspection.clips import VIDEO_SUFFIXES
 from qwenvl.inspection.spans import LabelledSpan, of_source
@@ -50,9 +51,7 @@ def label_studio_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
 
 def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | RecordError]:
     """The spans of one task. A task of another form raises errors of any kind."""
-    finished = [each for each in task["annotations"] if not each.get("was_cancelled")]
-    counting = [each for each in finished if each.get("ground_truth")] or finished
-    annotations = list(map(_span_regions, counting))
+    annotations = list(map(_span_regions, counting_annotations(task)))
     values = [[region["value"] for region in each.values()] for each in annotations]
     if any(each != values[0] for each in values):
         yield RecordError(

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from qwenvl.data.errors import RecordError, kind_of
+from qwenvl.data.records import label_studio
 from qwenvl.data.records.choices import (
     OPTION_KEYS,
     Options,
@@ -28,7 +27,7 @@ from qwenvl.data.records.choices import (
 )
 from qwenvl.data.records.forms import draft_of
 from qwenvl.data.records.frame_settings import META_KEYS
-from qwenvl.data.records.keys import FRAME_KEYS, PICTURE_ENDINGS, READ_KEYS, SYSTEM_KEYS, TURN_KEYS, is_empty
+from qwenvl.data.records.keys import FRAME_KEYS, READ_KEYS, SYSTEM_KEYS, TURN_KEYS, is_empty
 from qwenvl.data.records.spans import check_times, is_cut_of_a_film, seconds_of, spans_text, times_in
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.grounding import spans_in
@@ -505,64 +504,24 @@ def _span_row(row: Values, first_number: int | None = None) -> Made:
 
 # Label Studio
 
-_PICTURES = {*PICTURE_ENDINGS, ".gif"}
+_KINDS = {"labels": LABELS, "number": NUMBER, "text": WORDS}
 
 
 def _label_studio(row: Values, first_number: int | None = None) -> Made:
-    """The row of the clip of ``data`` and of its first annotation that is not cancelled, ground truth before others."""
+    """The row of a task's clip or picture, with the answer of the annotation that counts."""
     data = row.get("data")
     if not isinstance(data, dict):
         raise ValueError(f"data: expected an object with the clip of the task, got {kind_of(data)}")
-    listed = [one for one in row.get("annotations") or [] if isinstance(one, dict) and not one.get("was_cancelled")]
-    listed.sort(key=lambda one: not one.get("ground_truth"))  # the order stays otherwise
-    given = None
-    for annotation in listed:
-        given = given or _annotated(annotation.get("result"))
-    if given is None:
-        raise ValueError("annotations: expected one that is not cancelled and has choices, labels, text or a number")
-    answer, kind = given
+    answer, has_comment = label_studio.answer_of(row)
+    key, path = label_studio.medium_of(data)
     question = data.get("question") or data.get("text")
     question = question if isinstance(question, str) else "What does the video show?"
-    texts = {key: value for key, value in data.items() if isinstance(value, str) and key not in ("question", "text")}
-    name = next((key for key in ("video", "image", *texts) if key in texts), None)
-    if name is None:
-        raise ValueError(f"data: expected a clip or a picture, got {kind_of(data)}")
-    path = _stored_path(texts[name])
-    media = {"images" if PurePosixPath(path).suffix.lower() in _PICTURES else "videos": [path]}
     used = ("data", "annotations", "predictions", "drafts")
-    return _question_row(row | {"question": question, "answer": answer}, kind=kind, media=media, read=used)
-
-
-def _annotated(result: Any) -> tuple[str, str] | None:
-    """The answer in the regions of an annotation, labels in the order of their times, and the kind of the answer."""
-    labels: list[tuple[float, str]] = []
-    for region in result if isinstance(result, list) else []:
-        value = region.get("value") or {}
-        kind = region.get("type")
-        if kind in ("number", "rating") and value.get(kind) is not None:
-            return str(value[kind]), NUMBER
-        if kind == "textarea" and value.get("text"):
-            texts = [value["text"]] if isinstance(value["text"], str) else value["text"]
-            return " ".join(texts), WORDS
-        named = value.get(kind) if kind in ("choices", "timelinelabels", "labels") else None
-        if kind == "taxonomy":
-            named = [path[-1] for path in value.get("taxonomy") or () if path]
-        ranges = value.get("ranges") or [{"start": value.get("start") or 0}]
-        start = float(ranges[0].get("start") or 0)
-        labels += [(start, str(label)) for label in named or ()]
-    if not labels:
-        return None
-    labels.sort(key=lambda label: label[0])
-    return ", ".join(text for _, text in labels), LABELS
-
-
-def _stored_path(address: str) -> str:
-    """The path of an upload (``/data/upload/1/clip.mp4``) or of local storage (``/data/local-files/?d=clip.mp4``)."""
-    parts = urlsplit(address)
-    local = parse_qs(parts.query).get("d")
-    if local and parts.path.rstrip("/").endswith("/local-files"):
-        return local[0].lstrip("/")
-    return address.removeprefix("/data/") if address.startswith("/data/upload/") else address
+    asked = row | {"question": question, "answer": answer.text}
+    made = _question_row(asked, kind=_KINDS[answer.kind], media={key: [path]}, read=used)
+    if has_comment:
+        made.hints.append(Hint("comment", "text stands beside the labels of the annotation: the labels are the answer"))
+    return made
 
 
 PRESETS: dict[str, Preset] = {

@@ -1,0 +1,150 @@
+"""Reads tasks of Label Studio's "JSON" export: their clip or picture, the annotations that count, and their answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Literal
+from urllib.parse import parse_qs, urlsplit
+
+from qwenvl.data.errors import kind_of
+from qwenvl.data.records.keys import CLIP_ENDINGS, PICTURE_ENDINGS
+
+Values = Mapping[str, Any]
+
+_MEDIA_KEYS = ("video", "image")
+_PICTURES = {*PICTURE_ENDINGS, ".gif"}
+_MEDIA_ENDINGS = {*CLIP_ENDINGS, *_PICTURES}
+_LABELLING = ("choices", "timelinelabels", "labels", "taxonomy")
+_NUMBERS = ("number", "rating")
+_COMMENT = "textarea"
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """What an annotation says: labels in the order of their times, a number, or text."""
+
+    kind: Literal["labels", "number", "text"]
+    text: str
+
+
+def counting_annotations(task: Values) -> list[Values]:
+    """The annotations of a task that are not cancelled; only those marked as ground truth, if there are any.
+
+    Raises:
+        ValueError: for a task without a list of annotations.
+    """
+    annotations = task.get("annotations")
+    if not isinstance(annotations, list) or not all(isinstance(each, dict) for each in annotations):
+        raise ValueError(f"annotations: expected the list of annotations of the task, got {kind_of(annotations)}")
+    finished: list[Values] = [each for each in annotations if not each.get("was_cancelled")]
+    return [each for each in finished if each.get("ground_truth")] or finished
+
+
+def answer_of(task: Values) -> tuple[Annotated, bool]:
+    """The answer of a task, and whether a comment stands beside its labels, which is not part of it.
+
+    Raises:
+        ValueError: for no answer, for annotations that differ in it, and for answers of several controls.
+    """
+    answers = [_answer_in(each.get("result")) for each in counting_annotations(task)]
+    said = {answer for answer, _ in answers}
+    if not said - {None}:
+        raise ValueError("annotations: expected one that is not cancelled and has choices, labels, text or a number")
+    if len(said) > 1:
+        raise ValueError(
+            f"annotations: has {len(answers)} with different answers; keep one, or mark one as ground truth"
+        )
+    [answer] = said
+    assert answer is not None
+    return answer, any(has_comment for _, has_comment in answers)
+
+
+def _answer_in(result: Any) -> tuple[Annotated | None, bool]:
+    """The answer in the regions of an annotation, and whether a comment stands beside it."""
+    regions = [each for each in result or () if isinstance(each, dict)] if isinstance(result, list) else []
+    answering = [each for each in regions if each.get("type") in (*_LABELLING, *_NUMBERS, _COMMENT)]
+    labelling = [each for each in answering if each["type"] != _COMMENT]
+    has_comment = bool(labelling) and len(labelling) < len(answering)
+    of_control: dict[str, list[Values]] = {}
+    for region in labelling or answering:
+        of_control.setdefault(str(region.get("from_name") or region["type"]), []).append(region)
+    if len(of_control) > 1:
+        raise ValueError(
+            f"annotations: has answers to several questions ({', '.join(of_control)}); expected a task for each"
+        )
+    for [*of_one] in of_control.values():
+        return _answer_to_one(of_one), has_comment
+    return None, False
+
+
+def _answer_to_one(regions: Sequence[Values]) -> Annotated | None:
+    """The answer in the regions of one control of the page, in the order of their times."""
+    ordered = sorted(regions, key=_start_of)  # the order stays where there are no times
+    kind = ordered[0]["type"]
+    if kind in _NUMBERS:
+        numbers = {str(each["value"][kind]) for each in ordered if _value_of(each).get(kind) is not None}
+        if len(numbers) > 1:
+            raise ValueError(f"annotations: expected one {kind}, got {', '.join(sorted(numbers))}")
+        return Annotated("number", *numbers) if numbers else None
+    if kind == _COMMENT:
+        text = " ".join(part for each in ordered for part in _texts(_value_of(each).get("text")))
+        return Annotated("text", text) if text else None
+    labels = [label for each in ordered for label in _labels_of(each)]
+    return Annotated("labels", ", ".join(labels)) if labels else None
+
+
+def _value_of(region: Values) -> Values:
+    value = region.get("value")
+    return value if isinstance(value, dict) else {}
+
+
+def _start_of(region: Values) -> float:
+    """The time or frame at which a region starts, 0 for one of the whole task."""
+    value = _value_of(region)
+    ranges = value.get("ranges") or [{"start": value.get("start") or 0}]
+    return float(ranges[0].get("start") or 0)
+
+
+def _labels_of(region: Values) -> list[str]:
+    named = _value_of(region).get(region["type"]) or ()
+    if region["type"] == "taxonomy":
+        named = [path[-1] for path in named if path]
+    return [str(label) for label in named]
+
+
+def _texts(text: Any) -> list[str]:
+    return [text] if isinstance(text, str) else list(text or ())
+
+
+def medium_of(data: Values) -> tuple[Literal["videos", "images"], str]:
+    """The key of our rows and the path of the one clip or picture of a task.
+
+    Raises:
+        ValueError: for none, and for several.
+    """
+    texts = {key: value for key, value in data.items() if isinstance(value, str) and key not in ("question", "text")}
+    paths = {key: _stored_path(text) for key, text in texts.items() if text}
+    media = {key: path for key, path in paths.items() if key in _MEDIA_KEYS or _ending(path) in _MEDIA_ENDINGS}
+    if not media and len(paths) == 1:  # its ending is not there
+        media = paths
+    if not media:
+        raise ValueError(f"data: expected a clip or a picture, got {kind_of(data)}")
+    if len(set(media.values())) > 1:
+        raise ValueError(f"data: has several media ({', '.join(media)}); expected one clip or picture in a task")
+    path = next(iter(media.values()))
+    return "images" if _ending(path) in _PICTURES else "videos", path
+
+
+def _ending(path: str) -> str:
+    return PurePosixPath(path).suffix.lower()
+
+
+def _stored_path(address: str) -> str:
+    """The path of an upload (``/data/upload/1/clip.mp4``) or of local storage (``/data/local-files/?d=clip.mp4``)."""
+    parts = urlsplit(address)
+    local = parse_qs(parts.query).get("d")
+    if local and parts.path.rstrip("/").endswith("/local-files"):
+        return local[0].lstrip("/")
+    return address.removeprefix("/data/") if address.startswith("/data/upload/") else address

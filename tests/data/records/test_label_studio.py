@@ -1,0 +1,111 @@
+"""Tasks of Label Studio as questions: which annotation counts, what its answer is, and of which clip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records.label_studio import Annotated, answer_of, medium_of
+from qwenvl.data.records.parse import ReadOptions, Row, parse_row
+from qwenvl.data.records.presets import PRESETS
+
+
+def region(kind, control="step", **value):
+    return {"type": kind, "from_name": control, "value": value}
+
+
+def task(*annotations, **more):
+    return {"data": {"video": "a.mp4"}, "annotations": [{"result": result, **more} for result in annotations]}
+
+
+ONE = region("choices", choices=["insert fan"])
+OTHER = region("choices", choices=["close lid"])
+COMMENT = region("textarea", "comment", text=["The hand hides it."])
+
+
+def test_annotations_that_differ_are_refused_unless_one_is_the_truth():
+    both = task([ONE], [OTHER])
+    with pytest.raises(ValueError, match="has 2 with different answers; keep one, or mark one as ground truth"):
+        answer_of(both)
+    with pytest.raises(ValueError, match="has 2 with different answers"):
+        answer_of(task([ONE], []))
+    both["annotations"][1]["ground_truth"] = True
+    assert answer_of(both)[0] == Annotated("labels", "close lid")
+    both["annotations"][1] = {"result": [OTHER], "was_cancelled": True, "ground_truth": True}
+    assert answer_of(both)[0] == Annotated("labels", "insert fan")
+    assert answer_of(task([ONE], [ONE]))[0] == Annotated("labels", "insert fan")
+
+
+@pytest.mark.parametrize("result", [[COMMENT, ONE], [ONE, COMMENT]])
+def test_labels_are_the_answer_and_not_the_comment_beside_them(result):
+    row = task(result)
+    assert answer_of(row) == (Annotated("labels", "insert fan"), True)
+    made = PRESETS["label-studio"].row(row, None)
+    assert [hint.kind for hint in made.hints] == ["comment"]
+    assert answer_of(task([COMMENT])) == (Annotated("text", "The hand hides it."), False)
+
+
+def test_the_answer_to_one_question_is_in_the_order_of_its_times():
+    late = region("labels", start=4.5, end=6, labels=["close lid"])
+    early = region("labels", start=0.5, end=2, labels=["insert fan"])
+    assert answer_of(task([late, early]))[0].text == "insert fan, close lid"
+    spans = [(9, "b"), (1, "a")]
+    frames = [region("timelinelabels", ranges=[{"start": at}], timelinelabels=[name]) for at, name in spans]
+    assert answer_of(task(frames))[0].text == "a, b"
+    said = [region("textarea", text=text, start=start) for text, start in ((["of it."], 3), ("The end", 1))]
+    assert answer_of(task(said))[0] == Annotated("text", "The end of it.")
+    assert answer_of(task([region("taxonomy", taxonomy=[["station", "fan"], ["lid"]])]))[0].text == "fan, lid"
+    assert answer_of(task([region("rating", rating=3)]))[0] == Annotated("number", "3")
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ([ONE, region("choices", "quality", choices=["good"])], r"several questions \(step, quality\)"),
+        ([ONE, region("rating", "quality", rating=3)], r"several questions \(step, quality\)"),
+        ([COMMENT, region("textarea", "title", text="Fan")], r"several questions \(comment, title\)"),
+        ([region("number", number=1), region("number", number=2)], "expected one number, got 1, 2"),
+        ([], "expected one that is not cancelled"),
+        ([region("choices", choices=[])], "expected one that is not cancelled"),
+        ("insert fan", "expected one that is not cancelled"),
+    ],
+)
+def test_an_annotation_without_one_answer_is_refused(result, message):
+    with pytest.raises(ValueError, match=message):
+        answer_of(task(result))
+
+
+@pytest.mark.parametrize(
+    ("data", "medium"),
+    [
+        ({"video": "/data/upload/1/0a1b-clip.mp4"}, ("videos", "upload/1/0a1b-clip.mp4")),
+        ({"clip": "/data/local-files/?d=station/b.mp4"}, ("videos", "station/b.mp4")),
+        ({"station": "7", "film": "b.mp4"}, ("videos", "b.mp4")),
+        ({"image": "b.png", "question": "Which?"}, ("images", "b.png")),
+        ({"film": "c"}, ("videos", "c")),
+        ({"video": "c", "text": "d.mp4"}, ("videos", "c")),
+    ],
+)
+def test_the_medium_of_a_task_is_found(data, medium):
+    assert medium_of(data) == medium
+
+
+def test_a_task_with_several_media_or_none_is_refused():
+    with pytest.raises(ValueError, match=r"data: has several media \(before, after\); expected one"):
+        medium_of({"before": "a.mp4", "after": "b.mp4"})
+    with pytest.raises(ValueError, match=r"has several media \(video, part\)"):
+        medium_of({"video": "a.mp4", "part": "fan.png"})
+    for data in ({}, {"question": "a.mp4"}, {"station": "7", "shift": "2"}, {"video": 3}):
+        with pytest.raises(ValueError, match="expected a clip or a picture"):
+            medium_of(data)
+
+
+def test_a_refused_task_is_named_with_its_row():
+    for listed in (None, {}, [3]):
+        row = {"data": {"video": "a.mp4"}, "annotations": listed}
+        with pytest.raises(ValueError, match="annotations: expected the list of annotations of the task"):
+            answer_of(row)
+    with pytest.raises(RecordError, match=r"rows\[0\].*read as label-studio: annotations: has 2"):
+        parse_row(Row("rows[0]", "rows-0", task([ONE], [OTHER])), Path("."), ReadOptions(format="label-studio"))
