@@ -43,29 +43,41 @@ def typed_arguments(tool: str, parameters: Schema, arguments: Mapping[str, Any])
 
 def _typed(name: str, value: Any, schema: Schema) -> Any:
     try:
-        made = _converted(value, schema)
+        return _converted(value, schema)
     except (TypeError, ValueError):
-        raise ToolError(f"{name} must be of type {_kind(schema)}, got {quoted(value)}") from None
-    allowed = schema.get("enum")
-    if allowed is not None and made is not None and str(made) not in map(str, allowed):
-        raise ToolError(f"{name} must be one of {', '.join(map(str, allowed))}, got {quoted(value)}")
-    return made
+        raise ToolError(f"{name} must be {_expected(schema)}, got {quoted(value)}") from None
 
 
-def _kind(schema: Schema) -> str:
-    """The types that a schema takes, for a message."""
+def _expected(schema: Schema) -> str:
+    """What a schema takes, for a message."""
+    if "enum" in schema:
+        return f"one of {', '.join(map(str, schema['enum']))}"
     if "anyOf" in schema:
-        return " or ".join(_kind(each) for each in schema["anyOf"])
+        return " or ".join(_expected(each) for each in schema["anyOf"])
     kinds = schema.get("type", "JSON")
-    return kinds if isinstance(kinds, str) else " or ".join(kinds)
+    expected = f"of type {kinds if isinstance(kinds, str) else ' or '.join(kinds)}"
+    inner = schema.get("items") or schema.get("additionalProperties")
+    return f"{expected}, each {_expected(inner)}" if isinstance(inner, dict) and "enum" in inner else expected
 
 
 def _converted(value: Any, schema: Schema) -> Any:
     """A value of JSON, or a text, in the type of a schema.
 
     Raises:
-        TypeError, ValueError: it is of another type.
+        TypeError, ValueError: it is of another type, or none of those that the schema lists.
     """
+    made = _of_kind(value, schema)
+    allowed = schema.get("enum")
+    if allowed is None or made is None:
+        return made
+    same = [each for each in allowed if str(each) == str(made)]
+    if not same:
+        raise ValueError
+    # Calls in XML have texts alone: "1" stands for the 1 of a list that has no "1".
+    return made if made in same else same[0]
+
+
+def _of_kind(value: Any, schema: Schema) -> Any:
     if value is None and schema.get("nullable"):
         return None
     if "anyOf" in schema:
@@ -76,6 +88,10 @@ def _converted(value: Any, schema: Schema) -> Any:
         return value
     if not isinstance(kind, str):
         return _first_of(value, [{"type": each} for each in kind])
+    if kind == "null":
+        if value is not None:
+            raise TypeError
+        return None
     if kind == "string":
         return _text(value)
     if kind == "boolean":

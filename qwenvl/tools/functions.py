@@ -5,13 +5,14 @@ Their schemas come from their annotations and docstrings.
 
 from __future__ import annotations
 
+import enum
 import inspect
 import math
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from torch import Tensor
 from transformers.utils import get_json_schema
@@ -226,6 +227,13 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     for parameter in shown:
         if parameter.kind in _NOT_BY_NAME:
             raise TypeError(f"tool {function.__name__}: arguments are given by name, and {parameter} takes none")
+        own_enum = _enum_in(hints.get(parameter.name))
+        if own_enum is not None:
+            values = ", ".join(repr(member.value) for member in own_enum)
+            raise TypeError(
+                f"tool {function.__name__}: calls give values and no members of {own_enum.__name__}; write Literal["
+                f"{values}] as the type of {parameter.name}"
+            )
 
     def empty() -> None: ...
 
@@ -240,6 +248,13 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
         return get_json_schema(stand_in)
     except (TypeHintParsingException, DocstringParsingException) as error:
         raise TypeError(f"tool {function.__name__}: {error}") from None
+
+
+def _enum_in(hint: Any) -> type[enum.Enum] | None:
+    """The enumeration in a type, such as that of the items of a list."""
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return hint
+    return next(filter(None, map(_enum_in, get_args(hint))), None)
 
 
 def _one_entry_each(found: re.Match[str]) -> str:

@@ -372,7 +372,8 @@ class RequestReader:
                 media.patience.check()  # the end of a request ends its downloads
                 raise ApiError(400, f"{kind} {str(url)[:80]!r}: {error}") from None
             media.count += 1
-            found.append({"type": MEDIA[kind], MEDIA[kind]: path})
+            # Not the text alone: one whose letters are those of base64 would be read as the medium itself, and stored.
+            found.append({"type": MEDIA[kind], MEDIA[kind]: {"path": path}})
         return self._with_spaces(found)
 
     def _with_spaces(self, parts: list[Any]) -> list[Any]:

@@ -521,7 +521,9 @@ async def _patiently(
         while True:
             done, _ = await asyncio.wait({task}, timeout=min(SECONDS_BETWEEN_LOOKS, patience.left()))
             if done:
-                return task.result()
+                result = task.result()
+                patience.check()  # what was made for a request that has ended is no answer
+                return result
             if await is_gone():
                 patience.end(ApiError(499, "the client is gone"))
             patience.check()

@@ -1,6 +1,7 @@
 """``qwenvl serve`` with the official client: answers of ``qwenvl try``, streams, limits, broken requests."""
 
 import asyncio
+import base64
 import http.client
 import http.server
 import json
@@ -21,8 +22,8 @@ from qwenvl.data.records.presets import CHOICE, WORDS
 from qwenvl.demo.clips import encode
 from qwenvl.evaluate.settings import try_request
 from qwenvl.use.answers import MOST_UNSENT, _Choice
-from qwenvl.use.chat_request import Patience, parse_body
-from qwenvl.use.serve import ChatServer
+from qwenvl.use.chat_request import ApiError, Patience, parse_body
+from qwenvl.use.serve import ChatServer, _patiently
 from tests.use.running import FLAGS, QUESTION, data_url, image, raw, video
 
 MANY = 200
@@ -146,6 +147,30 @@ def test_broken_requests_are_refused_with_the_field_and_the_reason(running, cont
         running.ask(*content, **more)
     assert raised.value.status_code == status and message in raised.value.body["message"], raised.value.body
     assert raised.value.body["type"] == "invalid_request_error" and running.is_idle()
+
+
+def test_a_path_whose_letters_are_those_of_a_clip_is_a_path(running, monkeypatch, tmp_path):
+    """A root of four letters makes a path of base64 that begins as a clip. It would be stored, for good."""
+    monkeypatch.setenv("QWENVL_CACHE", str(tmp_path))
+    monkeypatch.setattr(running.server.reader, "_root", "/srv")
+    name = "GZ0eXAA".ljust(195, "A")
+    assert base64.b64decode(f"/srv/{name}")[4:8] == b"ftyp"
+    with pytest.raises(openai.BadRequestError, match="No such file"):
+        running.ask(video(name), "Hi")
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_what_was_made_for_a_request_that_has_ended_is_no_answer():
+    async def made():
+        return "an answer without its look"
+
+    async def is_gone():
+        return False
+
+    patience = Patience(60.0)
+    patience.end(ApiError(503, "the looks of this request take long"))
+    with pytest.raises(ApiError, match="take long"):
+        asyncio.run(_patiently(made(), patience, is_gone))
 
 
 def test_a_body_that_is_no_request_is_refused(running):

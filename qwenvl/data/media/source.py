@@ -54,15 +54,17 @@ def media_path(medium: Any, place: str, media_root: Path, *, allow_outside: bool
 
     Args:
         medium: a path of a file or of a folder of frames, a list of frame paths, bytes,
-            ``{"bytes": ..., "path": ...}``, a data URL, or base64 text.
+            ``{"bytes": ..., "path": ...}``, a data URL, or base64 text. ``{"path": ...}`` alone is always a path.
         place: where it is written, for errors.
         media_root: a folder, with its links resolved. Paths start there and may not leave it unless ``allow_outside``.
 
     Raises:
         RecordError: the medium is none of these, or its path leaves the root.
     """
+    is_named_path = False
     if isinstance(medium, dict) and {"bytes", "path"} & set(medium):
-        medium = medium["bytes"] if medium.get("bytes") is not None else medium.get("path")
+        is_named_path = medium.get("bytes") is None
+        medium = medium.get("path") if is_named_path else medium["bytes"]
     if isinstance(medium, bytes):
         return store_bytes(medium)
     if isinstance(medium, list) and medium and all(isinstance(frame, str) for frame in medium):
@@ -71,6 +73,8 @@ def media_path(medium: Any, place: str, media_root: Path, *, allow_outside: bool
         return store_bytes(json.dumps(frames).encode(), FRAME_LIST_SUFFIX)
     if not isinstance(medium, str) or not medium.strip() or "\0" in medium:
         raise RecordError(f"{place}: expected a path, got {kind_of(medium)}", "media path")
+    if is_named_path:  # whatever its letters spell
+        return _inside(medium, place, media_root, allow_outside)
     data_url = _DATA_URL.match(medium[:200])
     if data_url:
         return store_bytes(_from_base64(medium[data_url.end() :], place))

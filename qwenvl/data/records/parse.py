@@ -298,6 +298,8 @@ def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
 
 def _with_ending(clip: Any, media_root: Path) -> Any:
     """The path of a clip with the ending of its file on the disk, where the row names it without, as by an id."""
+    if isinstance(clip, dict) and isinstance(clip.get("path"), str) and clip.get("bytes") is None:
+        return clip | {"path": _with_ending(clip["path"], media_root)}
     if not isinstance(clip, str) or len(clip) > 1000 or "\0" in clip or Path(clip).suffix.lower() in CLIP_ENDINGS:
         return clip
     if os.path.exists(media_root / clip):

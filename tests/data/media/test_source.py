@@ -40,6 +40,12 @@ def test_the_same_bytes_in_every_form_become_one_file(medium, tmp_path, cache):
     assert len([file for file in cache.rglob("*") if file.is_file()]) == 1
 
 
+def test_an_object_with_a_path_alone_is_a_path_whatever_its_letters_spell(tmp_path, cache):
+    text = base64.b64encode(PICTURE).decode()
+    assert media_path({"path": text, "bytes": None}, "d.image", tmp_path) == str(tmp_path / text)
+    assert not cache.exists()
+
+
 def test_a_list_of_frames_is_kept_in_its_order(tmp_path):
     path = media_path(["2.png", "sub/1.png"], "d.video", tmp_path)
     assert frame_list(path) == [str(tmp_path / "2.png"), str(tmp_path / "sub" / "1.png")]
