@@ -27,9 +27,12 @@ _IN_PRIMES = re.compile(rf"{_BEGINS}{_NUMBER}\s?['\u2032]\s?{_NUMBER}(?:\"|\u203
 _IN_MILLISECONDS = re.compile(rf"{_BEGINS}{_NUMBER}\s{{0,2}}{_MILLISECONDS}", re.IGNORECASE)
 _COMMA_OF_SUBTITLES = re.compile(r"(?<=:[0-9]{2}),(?=[0-9]{3}(?![0-9:.]))")  # 00:01:20,500
 _UNCLEAR = re.compile(
-    # Decimal commas or separating ones: 3,5 to 8,0, and 3,5, 8,0, and 0:12,5.
-    rf"[0-9],[0-9]{{1,9}}(?:{_TO}|,\s{{1,4}})[0-9]{{1,7}},[0-9]"
+    # Decimal commas or separating ones: 3,5 to 8,0, and 3,5, 8,0, and 0:12,5, and 1.234,5-1.250,0.
+    rf"[0-9],[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?(?:{_TO}|,\s{{1,4}})[0-9.]{{1,12}},[0-9]"
     r"|:[0-9]{2},[0-9]{1,2}(?![0-9:.])"
+    # Separators of thousands: 1,234.5,1,250 and 1 234.5 - 1 250, and 1'234.
+    rf"|[0-9][\s,][0-9]{{3}}(?:[.,][0-9]{{1,9}})?(?:{_TO}|,\s{{0,4}})[0-9]{{1,3}}[\s,][0-9]{{3}}(?![0-9])"
+    r"|[0-9]\s?['\u2032\u2019]\s?[0-9]"
     # Hours and minutes: 1:20 h.
     rf"|:[0-9]{{2}}\s{{0,2}}{_HOURS}"
     # Numbers of something else: 10 %, frame 12, 12 frames, 3rd, 5k. A bare "to" may touch its numbers: 3to8.
@@ -42,7 +45,8 @@ _UNCLEAR = re.compile(
 def in_plain_seconds(text: str) -> str | None:
     """A text with its hours, minutes and milliseconds as seconds, or None where it may mean other times than it says.
 
-    Unclear are numbers with decimal commas beside others with commas, numbers of frames, and per cent.
+    Unclear are numbers with decimal commas beside others with commas, with separators of thousands, numbers of frames,
+    and per cent.
 
     Example:
         >>> in_plain_seconds("1m20s to 1 min 40 s"), in_plain_seconds("1:02 to 70.5 s"), in_plain_seconds("500 ms")
@@ -64,7 +68,8 @@ def _seconds_of_units(found: re.Match[str]) -> str:
 
 
 def _seconds_of_primes(found: re.Match[str]) -> str:
-    return _written(60 * Decimal(found[1]) + Decimal(found[2]))
+    seconds = Decimal(found[2])
+    return found[0] if seconds >= 60 else _written(60 * Decimal(found[1]) + seconds)
 
 
 def _seconds_of_milliseconds(found: re.Match[str]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from qwenvl.data.records.timelines import OVERHANG, numbers_of
 from qwenvl.rewards.functions.actions import names_in
+from qwenvl.rewards.functions.looking import readable_evidence
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.timeline import TimedStep, timeline_in
 from qwenvl.types import FrameInfo, Hint, Record
@@ -46,11 +47,16 @@ def timeline_times(record: Record, clips: Sequence[FrameInfo]) -> TimelineTimes 
 
 
 def beyond_the_clip(record: Record, clips: Sequence[FrameInfo]) -> list[Hint]:
-    """A hint where a span of a record's timeline ends after its clip."""
-    spans = record_timeline(record) if len(clips) == 1 else []
-    if not spans or max(span.end for span in spans) <= clips[0].duration + OVERHANG:
+    """Hints where a span of a record's timeline, or of its ``evidence``, ends after its only clip."""
+    if len(clips) != 1:
         return []
-    return [Hint("timeline and clip disagree", "the timeline has a span that ends after the clip")]
+    longest = clips[0].duration + OVERHANG
+    hints = []
+    if any(span.end > longest for span in record_timeline(record)):
+        hints.append(Hint("timeline and clip disagree", "the timeline has a span that ends after the clip"))
+    if any(end > longest for _, end in readable_evidence(record.fields)):
+        hints.append(Hint("evidence and clip disagree", "`evidence` has a span that ends after the clip"))
+    return hints
 
 
 def fineness(times: Sequence[TimelineTimes]) -> str:

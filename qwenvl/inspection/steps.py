@@ -83,6 +83,11 @@ def answer_in(steps: Steps, text: str) -> str:
     text = text.replace("<answer>", "").replace("</answer>", "").strip()
     if action_numbers(text):
         items: Sequence[str] = [item for item in _BRACKETED.split(text) if item.strip(" ,;|")]
+        if not _BRACKETED.match(items[0].lstrip(" ,;|")):
+            raise ValueError(
+                f"{text!r}: expected (2) in front of the name of step 2; behind a name, a number may be that of the step "
+                "or count it"
+            )
     elif _NUMBERS.fullmatch(text):
         items = re.findall("[0-9]+", text)
     else:

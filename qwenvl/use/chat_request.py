@@ -55,6 +55,7 @@ FETCH_SECONDS = 60.0
 LONGEST_MESSAGE = 2000  # characters of an error: it may quote what the client sent
 MOST_VALUES = 200_000  # in the JSON of a request: each takes some 100 bytes of memory
 MOST_PARTS = 2_000  # turns, and parts in them
+LONGEST_URL = 8_192  # characters of a path or an address; links in a path of millions of folders take hours to resolve
 CHARACTERS_PER_TOKEN = 8  # no text that means something has more, and counting its tokens would take long
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, as JSON escapes it
 
@@ -331,7 +332,8 @@ class RequestReader:
     def refusal(self, error: Exception, folder: Path) -> ApiError:
         """The answer to a request with bad data. It tells nothing of where files are, or of what is in other files."""
         if not isinstance(error, BadMediaError):
-            return ApiError(400, str(error).replace(f"{folder}{os.sep}", "medium "))
+            told = str(error).replace(f"{folder}{os.sep}", "medium ")
+            return ApiError(400, told if self._root is None else told.replace(f"{self._root}{os.sep}", ""))
         name = "a medium"
         reason = error.reason
         own = Path(error.path)
@@ -408,6 +410,8 @@ class RequestReader:
             ValueError, OSError: it may not be read, or cannot be.
             ApiError: the time of the request is up.
         """
+        if not url.startswith("data:") and len(url) > LONGEST_URL:
+            raise ValueError(f"has more than {LONGEST_URL:,} characters")
         target = media.folder / str(media.count)
         if is_address(url):
             if not self.limits.allow_http:

@@ -33,3 +33,10 @@ def test_a_span_behind_the_end_of_the_clip_is_hinted_at():
     assert beyond_the_clip(record(solution="0-3.2 (1)"), [CLIP]) == [], "people round"
     [hint] = beyond_the_clip(record(solution="0-3.3 (1)"), [CLIP])
     assert "after the clip" in hint.message
+
+
+def test_evidence_behind_the_end_of_the_clip_is_hinted_at():
+    for given in ([[0, 3.2]], [["0", "0:03"]], [[2, 1]], "all of it"):
+        assert beyond_the_clip(record(solution="1", evidence=given), [CLIP]) == []
+    [hint] = beyond_the_clip(record(solution="1", evidence=[[0, 1], [2, 30]]), [CLIP])
+    assert "`evidence` has a span that ends after the clip" in hint.message

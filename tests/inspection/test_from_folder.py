@@ -270,7 +270,7 @@ def test_wrong_arguments_and_tables_of_answers_are_refused(argv, message, folder
         ("insert the fan, both sides; take the lid", [2, 1]),
         ("take the lid, pick_up", [1, 4]),
         ("1. take the lid; 3: fasten 10 mm screw", [1, 3]),
-        ("pick-up (1)", [4, 1]),
+        ("; (4) pick-up (1)", [4, 1]),
         ("03 fasten 10 mm screw", [3]),
     ],
 )
@@ -285,6 +285,7 @@ def test_answers_come_out_in_one_form(written, numbers):
         ("1 0", "'0' is no step"),
         ("(2) take the lid", r"'\(2\) take the lid' is no step: .* or both that agree"),
         ("tak the lid", "did you mean take the lid"),
+        *((text, r"expected \(2\) in front of the name") for text in ("pick-up (1)", "take the lid (2), pick-up (1)")),
     ],
 )
 def test_an_answer_that_names_no_step_is_refused(written, message):

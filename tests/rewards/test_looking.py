@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from qwenvl.rewards import build_rubric
+from qwenvl.rewards.functions.looking import evidence_of
 from qwenvl.types import FrameInfo, ToolCall, Turn
 
 
@@ -48,11 +49,18 @@ def test_evidence_iou_is_the_overlap_of_looks_and_evidence(calls, evidence, valu
 
 @pytest.mark.parametrize(
     "given",
-    [[], [[2, 1]], [[1]], "1-2", [[-1, 2]], [["a", 2]], [[0, 10**400]]],
-    ids=["empty", "reversed", "one number", "text", "negative", "a word", "infinite"],
+    [
+        *([], [[2, 1]], [[1]], "1-2", [[-1, 2]], [["a", 2]], [[0, 10**400]]),
+        *(["12", "35"], {"12": 0}, [1, 2], [[0, 1], "23"]),
+    ],
 )
 def test_evidence_of_another_form_is_refused_with_the_record(given):
     assert "must be a list of [start, end]" in build_rubric("evidence_iou").check_solution("1", {"evidence": given})
+
+
+def test_evidence_has_times_as_other_spans_do():
+    assert evidence_of({"evidence": [["0:01.5", "3 s"], (4, 5)]}) == [(1.5, 3.0), (4.0, 5.0)]
+    assert evidence_of({}) is None
 
 
 def test_the_bonus_is_for_completions_that_looked_and_are_right():

@@ -132,6 +132,8 @@ def test_a_request_sets_length_stops_samples_temperature_and_seed(running):
         (["Hi<|im_end|>"], {}, 400, "contains the model's own token <|im_end|>"),
         ([video("none.mp4"), "Hi"], {}, 400, "none.mp4: No such file or directory"),
         ([video("file:///etc/passwd"), "Hi"], {}, 400, "leads out of the media root"),
+        *(([video(part * 25_000), "Hi"], {}, 400, "has more than 8,192 characters") for part in ("a/../", "a/", "../")),
+        ([video("http://a.b/" + "c" * 9_000), "Hi"], {}, 400, "has more than 8,192 characters"),
         ([video("link.mp4"), "Hi"], {}, 400, "leads out of the media root"),
         ([video("link"), "Hi"], {}, 400, "leads out of the media root"),  # a clip is found without its ending too
         ([video("http://127.0.0.1:1/x.mp4"), "Hi"], {}, 400, "this server fetches nothing (--allow_http)"),

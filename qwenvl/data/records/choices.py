@@ -22,6 +22,7 @@ _LETTER_ALONE = re.compile(r"(?:(?:option|choice|answer)[\s:]*)?[(\[]?([A-Za-z])
 _WHOLE_NUMBER = re.compile(r"\d{1,3}(?:\.0)?")
 # Columns that hold an option each: option1, option_b, "option 0", a0, choice2, answer3.
 _OPTION_COLUMN = re.compile(r"(?:option|choice|candidate|opt|answer|ans)[ _-]?(\d{1,2}|[a-h])|a(\d{1,2})", re.I)
+_NAMES_OPTIONS = ("option", "choice", "candidate", "opt")  # which nothing else begins with
 # Keys of an object that is one option, in the order in which they are looked for.
 _OPTION_TEXTS = ("choice", "option", "text", "content", "value")
 # and keys of the letter or number by which it is called.
@@ -191,6 +192,11 @@ def _with_commas(text: str) -> str:
     return " ".join(pieces)
 
 
+def is_option_column(name: str) -> bool:
+    """Whether a column may hold one of the options, as ``option_1``, ``choice b`` and ``a0`` do."""
+    return _OPTION_COLUMN.fullmatch(name) is not None
+
+
 def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | None:
     """Options in columns of their own, A, B, ... or numbered ones, and the names of the columns. None: there are none.
 
@@ -206,17 +212,23 @@ def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | 
         if found:
             end = (found[1] or found[2]).lower()
             families.setdefault(column[: -len(end)].lower(), {})[end] = column
-    for columns in families.values():
-        ends = list(columns)
+    for stem, columns in families.items():
+        ends = sorted(columns, key=lambda end: (len(end), end))  # 10 stands behind 9
+        texts = [_option_text(row[columns[end]]) for end in ends]
+        if len(ends) < 2 or not any(text != "" for text in texts):
+            continue
         first = 1 if ends[0] == "1" else 0
         numbers = [str(first + i) for i in range(len(ends))]
-        letters = list("abcdefgh"[: len(ends)])
-        if len(ends) < 2 or ends not in (numbers, letters):
+        if ends not in (numbers, list("abcdefgh"[: len(ends)])):
+            if stem.startswith(_NAMES_OPTIONS):
+                listed = "/".join(columns[end] for end in ends)
+                raise ValueError(f"{listed}: expected columns of options from 1, 0 or a on, with none left out")
             continue
-        options = options_of([row[column] for column in columns.values()], "/".join(columns.values()))
+        names = [columns[end] for end in ends]
+        options = options_of([row[name] for name in names], "/".join(names))
         if ends == numbers and not options.numbers:
             options = Options(options.texts, tuple(range(first, first + len(options.texts))))
-        return options, tuple(columns.values())
+        return options, tuple(names)
     return None
 
 

@@ -157,7 +157,7 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
     solution = with_timeline(value, draft.solution, messages[-1].text, where)
     checked_text(solution, f"{where}: the solution")  # of a column: turns have been checked
-    draft.videos = [(place, _with_ending(clip, media_root)) for place, clip in draft.videos]
+    draft.videos = [(place, _with_ending(clip, place, media_root)) for place, clip in draft.videos]
     videos = _paths(draft.videos, media_root, options)
     images = _paths(draft.images, media_root, options)
     metas = _clip_metas(draft, videos, where)
@@ -296,18 +296,23 @@ def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
     return with_types(value) if row.untyped else value
 
 
-def _with_ending(clip: Any, media_root: Path) -> Any:
-    """The path of a clip with the ending of its file on the disk, where the row names it without, as by an id."""
+def _with_ending(clip: Any, place: str, media_root: Path) -> Any:
+    """The path of a clip with the ending of its file on the disk, where the row names it without, as by an id.
+
+    Raises:
+        RecordError: several files or folders are called so.
+    """
     if isinstance(clip, dict) and isinstance(clip.get("path"), str) and clip.get("bytes") is None:
-        return clip | {"path": _with_ending(clip["path"], media_root)}
+        return clip | {"path": _with_ending(clip["path"], place, media_root)}
     if not isinstance(clip, str) or len(clip) > 1000 or "\0" in clip or Path(clip).suffix.lower() in CLIP_ENDINGS:
         return clip
-    if os.path.exists(media_root / clip):
+    if clip.endswith("/") or os.path.isfile(media_root / clip):
         return clip
-    for ending in CLIP_ENDINGS:
-        if os.path.exists(media_root / (clip + ending)):
-            return clip + ending
-    return clip
+    # Beside a clip may be a folder of its name, with its frames.
+    found = [clip + ending for ending in ("", *CLIP_ENDINGS) if os.path.exists(media_root / (clip + ending))]
+    if len(found) > 1:
+        raise RecordError(f"{place}: {clip!r} may be {' or '.join(found)}; write the ending, or / behind a folder")
+    return found[0] if found else clip
 
 
 def unread_keys_of(records: Iterable[Record], columns: Collection[str]) -> Counter[str]:

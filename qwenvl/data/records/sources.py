@@ -21,7 +21,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import HUB_PREFIX
 from qwenvl.data.records.keys import ASKING_KEYS, SOLUTION_KEYS, TURN_KEYS
 from qwenvl.data.records.parse import Row, Rows
-from qwenvl.data.records.text import BOM, lower_suffixes, text_rows
+from qwenvl.data.records.text import BOM, lower_suffixes, text_rows, whole_text
 from qwenvl.files import cache_root, require
 
 EXPECTED = "expected what --dataset_use takes, rows (a list of dicts or a data set of dicts) or a GRPODataset"
@@ -158,8 +158,7 @@ def _charades_rows(path: Path) -> Rows | None:
         first_line = file.read(4096).removeprefix(BOM).lstrip().partition(b"\n")[0]
         if "sentence" not in charades_row(first_line.decode("utf-8", "replace")):
             return None
-        file.seek(0)
-        lines = file.read().decode("utf-8-sig", "replace").splitlines()
+    lines = whole_text(path).splitlines()
     return _listed(path, [(str(i), charades_row(line)) for i, line in enumerate(lines, start=1) if line.strip()])
 
 

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 
 from qwenvl.data.errors import RecordError
+from qwenvl.data.records.choices import is_option_column
 from qwenvl.data.records.parse import Row, Rows
 from qwenvl.failure import beginning
 from qwenvl.files import plain_file
@@ -170,7 +171,10 @@ def _csv_rows(file: BinaryIO, where: str, tabs: bool) -> Iterator[tuple[int, byt
 
 
 def _cells_by_name(names: Sequence[str], cells: Sequence[str]) -> dict[str, str] | str:
-    """The cells of a row that are not empty, or why they cannot be told apart."""
+    """The cells of a row that are not empty, or why they cannot be told apart.
+
+    Empty options are kept: the numbers of those behind them count them.
+    """
     if len(cells) != len(names):
         return f"expected {len(names)} cells as in the first line, got {len(cells)}"
     named = list(zip(names, cells, strict=True))
@@ -178,7 +182,7 @@ def _cells_by_name(names: Sequence[str], cells: Sequence[str]) -> dict[str, str]
     for name, cell in named[1:]:
         if cell.strip() and not name.strip():
             return f"expected a name of each column in the first line, got none above the cell {cell!r}"
-    return {name: cell for name, cell in named if cell}
+    return {name: cell for name, cell in named if cell or is_option_column(name)}
 
 
 def _misplaced_quote(text: TextIO, first_line: int, delimiter: str, where: str) -> str | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from qwenvl.rewards.functions.actions import names_in
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.timeline import TimedStep, named_step, plain_name, seconds_of, time_text, timeline_in, written_timeline
 
+# A label that begins with the number of its step, and not with one that may count things: "(2) screws", "2: screws".
+_NUMBERED = re.compile(r"\s*(?:\(\s*\d+\s*\)|(?:step\s*|#\s*)\d|\d+\s*[.):,-])", re.IGNORECASE)
 _FORM = '{"step": 2, "start": 0.0, "end": 3.5}'
 
 
@@ -124,6 +127,11 @@ def step_named(value: Any, listed: Mapping[int, str]) -> tuple[int | None, str]:
     if number is None and not name:
         raise ValueError(f"step: expected one number or a name, got {kind_of(value)}")
     if not listed:
+        if number is not None and name and not _NUMBERED.match(text):
+            raise ValueError(
+                f"step: {kind_of(value)} has a number that rewards would take for the step's; where it is, write "
+                f"({number}) in front of the name, else spell the number out"
+            )
         as_written = " ".join(text.split())
         return number, as_written if number is None else name
     own_name = None if number is None else listed.get(number)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from qwenvl.rewards.function import Argument
 from qwenvl.rewards.functions.grounding import Span, span_iou, united
 from qwenvl.rewards.functions.shaping import ACCURACY, Correctness, by_correctness
+from qwenvl.timeline import seconds_of
 from qwenvl.types import ToolCall, Turn
 
 
@@ -28,13 +29,21 @@ def evidence_of(fields: Mapping[str, Any]) -> list[Span] | None:
     given = fields.get("evidence")
     if given is None:
         return None
-    try:
-        spans = [(float(start), float(end)) for start, end in given]
-    except (TypeError, ValueError, OverflowError):
-        spans = []
-    if not spans or not all(0 <= start < end < float("inf") for start, end in spans):
+    spans = [_span_in(pair) for pair in given] if isinstance(given, list | tuple) else []
+    sound = [span for span in spans if span is not None]
+    if not sound or len(sound) < len(spans):
         raise ValueError(f"the field 'evidence' must be a list of [start, end] in seconds, got {given!r}")
-    return spans
+    return sound
+
+
+def _span_in(pair: Any) -> Span | None:
+    """The span of a start and an end in seconds. None where they are none."""
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        return None
+    start, end = map(seconds_of, pair)
+    if start is None or end is None or start >= end:
+        return None
+    return start, end
 
 
 def readable_evidence(fields: Mapping[str, Any]) -> list[Span]:

@@ -11,6 +11,7 @@ from qwenvl.data.records.choices import chosen, counted_from, option_columns, op
 from qwenvl.data.records.parse import ReadOptions, Row, parse_row, record_hints
 from qwenvl.data.records.presets import how_counted
 from qwenvl.data.records.record_file import RecordFile
+from qwenvl.data.records.sources import open_rows
 
 WAYS = ["left", "right", "up"]
 COLUMNS = {"question": "Where?", "video": "a.mp4"}
@@ -209,6 +210,7 @@ def test_a_file_that_counts_both_ways_is_refused(tmp_path):
         ({"answer0": "left", "answer1": "right"}, 0, "A", "A. left"),
         ({"opt1": "left", "opt2": "right"}, "right", "B", "B. right"),
         ({"a0": "left", "a1": "right"}, "a1", "B", "B. right"),
+        ({"option2": "right", "option1": "left"}, 2, "B", "B. right"),
     ],
 )
 def test_options_are_read_from_numbered_and_lettered_columns(columns, answer, letter, shown):
@@ -221,8 +223,30 @@ def test_options_are_read_from_numbered_and_lettered_columns(columns, answer, le
 
 def test_columns_with_gaps_are_no_options_and_empty_ones_are_refused():
     assert option_columns({"a1": "x", "a3": "y", "option": "z", "answer": "q"}) is None
+    assert option_columns({"option1": "", "option2": None, "answer": "q"}) is None
+    assert option_columns({f"option{n}": f"text {n}" for n in range(1, 12)})[0].texts["K"] == "text 11"
     with pytest.raises(ValueError, match="option B is empty"):
         option_columns({"option1": "left", "option2": "", "option3": "up"})
+    with pytest.raises(ValueError, match="option1/option3: expected columns of options from 1, 0 or a on"):
+        option_columns({"option1": "left", "option3": "up"})
+
+
+@pytest.mark.parametrize("cells", ["lid,fan,,cable", ",fan,screw,cable", ",fan,,"])
+@pytest.mark.parametrize("columns", ["option1,option2,option3,option4", "a0,a1,a2,a3"])
+def test_an_empty_option_of_a_table_is_refused_where_others_stand_behind_it(columns, cells, tmp_path):
+    (tmp_path / "d.csv").write_text(f"video,question,{columns},answer\na.mp4,Which?,{cells},2\n")
+    with pytest.raises(RecordError, match=r"d.csv:2.* option [AC] is empty"):
+        parse_row(open_rows(str(tmp_path / "d.csv")).row(0), tmp_path, ReadOptions(format="question-answer"))
+
+
+def test_a_table_has_open_questions_and_questions_with_fewer_options(tmp_path):
+    rows = "a.mp4,Which?,lid,fan,,fan\nb.mp4,Which?,,,,a cup\n"
+    (tmp_path / "d.csv").write_text(f"video,question,option1,option2,option3,answer\n{rows}")
+    read = open_rows(str(tmp_path / "d.csv"))
+    options = ReadOptions(format="question-answer")
+    first, second = (parse_row(read.row(number), tmp_path, options) for number in (0, 1))
+    assert (first.solution, first.unread) == ("<answer>B</answer>", ())
+    assert (second.solution, second.unread) == ("<answer>a cup</answer>", ())
 
 
 @pytest.mark.parametrize(

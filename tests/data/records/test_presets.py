@@ -91,6 +91,28 @@ def test_a_row_that_several_formats_fit_is_not_guessed():
         guessed(row, "rows.json[0]")
 
 
+def test_a_text_file_of_another_encoding_is_refused(tmp_path):
+    (tmp_path / "sta.txt").write_bytes("a 1.0 3.0##opens the caf\u00e9 door\n".encode("cp1252"))
+    with pytest.raises(RecordError, match=r"sta.txt: expected UTF-8 text, found b'\\xe9'"):
+        records_of(tmp_path / "sta.txt")
+
+
+def test_a_clip_without_its_ending_is_the_one_file_of_that_name(tmp_path):
+    (tmp_path / "rows.json").write_text(json.dumps([{"video": "a", "prompt": "Which?", "solution": "1"}]))
+    (tmp_path / "a.mkv").touch()
+    assert records_of(tmp_path / "rows.json")[0].videos == (str(tmp_path / "a.mkv"),)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(RecordError, match=r"rows.json\[0\].*'a' may be a or a.mkv; write the ending, or / behind a"):
+        records_of(tmp_path / "rows.json")
+    (tmp_path / "rows.json").write_text(json.dumps([{"video": "a/", "prompt": "Which?", "solution": "1"}]))
+    assert records_of(tmp_path / "rows.json")[0].videos == (str(tmp_path / "a"),)
+    (tmp_path / "a").rmdir()
+    (tmp_path / "a.mp4").touch()
+    (tmp_path / "rows.json").write_text(json.dumps([{"video": {"path": "a"}, "prompt": "Which?", "solution": "1"}]))
+    with pytest.raises(RecordError, match=r"'a' may be a.mp4 or a.mkv"):
+        records_of(tmp_path / "rows.json")
+
+
 def test_format_names_a_preset_or_turns_detection_off(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text(

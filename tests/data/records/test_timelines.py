@@ -77,3 +77,27 @@ def test_a_name_that_could_not_be_read_again_is_refused():
     for name in ("hold; turn", "turn 3-4"):
         with pytest.raises(RecordError, match=r"d\.json\[4\]\.timeline"):
             parsed("Which?", timeline=[{"step": name, "start": 0, "end": 5}])
+
+
+@pytest.mark.parametrize("name", ["2 bolts inserted", "turn (2) screws", "insert fan (1)"])
+def test_a_number_within_a_name_is_no_number_of_a_step(name):
+    with pytest.raises(RecordError, match=r"timeline\[0\]: step: .*has a number that rewards would take"):
+        parsed("Which?", timeline=[{"step": name, "start": 0, "end": 5}])
+
+
+def test_a_name_of_the_list_may_begin_with_a_number():
+    spans = [{"step": "2 bolts inserted", "start": 0, "end": 5}]
+    solution = parsed("Which?\n(1) 2 bolts inserted\n(2) 2 washers inserted", timeline=spans).solution
+    assert solution == "<answer>0.0-5.0 (1) 2 bolts inserted</answer>"
+
+
+@pytest.mark.parametrize("label", ["(2) lid", "2. lid", "2: lid", "2) lid", "step 2 lid", "#2 lid", "Step 2: lid"])
+def test_without_a_list_a_label_begins_with_its_number(label):
+    spans = [{"step": label, "start": 0, "end": 5}]
+    assert parsed("Which?", timeline=spans).solution == "<answer>0.0-5.0 (2) lid</answer>"
+
+
+@pytest.mark.parametrize("name", ["2.5 mm screw", "2nd screw", "the 2 screws"])
+def test_other_numbers_stay_in_names(name):
+    spans = [{"step": name, "start": 0, "end": 5}]
+    assert parsed("Which?", timeline=spans).solution == f"<answer>0.0-5.0 {name}</answer>"
