@@ -85,8 +85,7 @@ def answer_in(steps: Steps, text: str) -> str:
         items: Sequence[str] = [item for item in _BRACKETED.split(text) if item.strip(" ,;|")]
         if not _BRACKETED.match(items[0].lstrip(" ,;|")):
             raise ValueError(
-                f"{text!r}: expected (2) in front of the name of step 2; behind a name, a number may be that of the step "
-                "or count it"
+                f"{text!r}: expected (2) in front of the name of step 2; behind it, a number may mean something else"
             )
     elif _NUMBERS.fullmatch(text):
         items = re.findall("[0-9]+", text)
