@@ -66,7 +66,7 @@ def write_records(records: Iterable[Record], path: Path) -> str:
 
     Raises:
         ValueError: the path has another suffix.
-        RecordError: the name of a medium is not UTF-8.
+        RecordError: the name of a medium is not UTF-8, or two records have one id.
     """
     kind = path.suffix.lower()
     if kind not in (".json", ".jsonl"):
@@ -76,10 +76,14 @@ def write_records(records: Iterable[Record], path: Path) -> str:
         )
     media = _MediaPaths(root=os.path.realpath(path.parent), folder=path.with_name(path.name + ".media"))
     count = 0
+    places: dict[str, str] = {}  # of the records, by their ids
     with written_whole(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
         if kind == ".json":
             file.write("[\n")
         for count, record in enumerate(records, start=1):
+            first = places.setdefault(record.id, record.where)
+            if first != record.where:
+                raise RecordError(f"{record.where}: has the id {record.id!r}, as {first} has; give one of them another")
             row = _json(_row_with_completion(record, media.path_of))
             if not is_utf8(row):
                 raise RecordError(f"{record.where}: the name of a file is not UTF-8; rename the file", "media path")

@@ -68,7 +68,7 @@ class Labels:
         counted: the answers or steps that the summary counts, with their numbers.
         left_out: labels that are no steps, with their numbers.
         counts_frames: spans are given in frames, and the clips' own rates say at what seconds.
-        late: see ``SpanReader``.
+        late, overlapping: see ``SpanReader``.
         unused: label files that fit no clip.
         whole_minutes: see ``are_whole_minutes``.
     """
@@ -80,6 +80,7 @@ class Labels:
     left_out: Mapping[str, int]
     counts_frames: bool = False
     late: Mapping[str, float] = field(default_factory=dict)
+    overlapping: Mapping[str, str] = field(default_factory=dict)
     unused: Sequence[str] = ()
     whole_minutes: bool = False
 
@@ -289,6 +290,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         left_out=reader.left_out,
         counts_frames=counts_frames,
         late=reader.late,
+        overlapping=reader.overlapping,
         unused=spans.files_without_clip(path, clips) if path.is_dir() else (),
         whole_minutes=spans.are_whole_minutes(labelled),
     )
@@ -372,6 +374,12 @@ def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
         lines.append(
             f"  seconds count from the first picture. That of {counted(len(found.late), 'clip')} comes after the sound "
             f"begins ({delay:.2f} s in {visible(clip)}): spans that were read off a player's clock are late by that"
+        )
+    if found.overlapping:
+        clip, step = next(iter(found.overlapping.items()))
+        lines.append(
+            f"  spans of one step overlap in {counted(len(found.overlapping), 'clip')} ({visible(step)!r} in "
+            f"{visible(clip)}), as where two people have labelled it: each is kept"
         )
     if found.whole_minutes:
         lines.append("  all times are whole minutes; of 0:07 a spreadsheet makes 00:07:00: format its cells as text")

@@ -260,6 +260,7 @@ class SpanReader:
         label_fps: frames per second that labels in frames count. None: the frames of the clip.
         left_out: the number of spans of each background label.
         late: the clips with spans in seconds whose pictures begin after their sound, and by how many seconds.
+        overlapping: the clips with spans of one step that overlap, and such a step.
     """
 
     root: Path
@@ -270,6 +271,7 @@ class SpanReader:
     label_fps: float | None = None
     left_out: Counter[str] = field(default_factory=Counter)
     late: dict[str, float] = field(default_factory=dict)
+    overlapping: dict[str, str] = field(default_factory=dict)
 
     def timelines(self, labelled: Iterator[LabelledSpan | RecordError]) -> dict[str, ClipTimeline]:
         """The timelines by clip.
@@ -346,6 +348,9 @@ class SpanReader:
                 continue
             spans.append(span)
         spans.sort(key=lambda span: (span.start, span.end))
+        for number, span in enumerate(spans):
+            if any(other.number == span.number and other.end > span.start for other in spans[:number]):
+                self.overlapping.setdefault(clip, span.name)
         return ClipTimeline(spans, round(times.duration, 3), more) if spans else None
 
 

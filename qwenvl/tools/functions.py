@@ -327,7 +327,8 @@ def _resolved(each: str | Tool | Callable[..., Any]) -> list[Tool]:
         return [replace(made if isinstance(made, Tool) else tool(made), source=each)]
     public = {}
     for name, method in inspect.getmembers(made, inspect.isfunction):
-        if not name.startswith("_") and name != "reset":
+        takes_self = not isinstance(inspect.getattr_static(made, name), staticmethod)
+        if takes_self and not name.startswith("_") and name != "reset":
             public[name] = method
     if not inspect.isclass(made) or not public or not hasattr(made, "reset"):
         raise ValueError(f"--tools {each}: expected a class with reset and at least one other public method")

@@ -78,7 +78,7 @@ class Toolbox:
     looks: str = "as asked"
     is_awaited: Callable[[Record], bool] | None = None
     on_answer: Callable[[], None] | None = None
-    on_failure: Callable[[Record, OwnCodeError], None] | None = None
+    on_failure: Callable[[Record, Exception], None] | None = None
 
     @property
     def added_tokens(self) -> list[str]:
@@ -534,7 +534,7 @@ class Conversations:
             if self._is_awaited(conversation):
                 self.closed[clip] = str(problem)
             raise
-        except OwnCodeError as error:
+        except (OwnCodeError, MemoryError) as error:  # for which a run ends, and a server goes on
             if self.toolbox.on_failure is None:
                 raise
             self.toolbox.on_failure(record, error)

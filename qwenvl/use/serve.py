@@ -30,7 +30,6 @@ from qwenvl.data.media.images import MAX_IMAGE_PIXELS
 from qwenvl.data.options import SampleOptions
 from qwenvl.evaluate.respondent import build_respondent, collator_of
 from qwenvl.model.inputs import media_bytes
-from qwenvl.own_code import OwnCodeError
 from qwenvl.rewards import build_rubric
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.rollout.local import SharedPrefixEngine
@@ -252,7 +251,7 @@ class ChatServer:
         """The requests that are sampled and ask about a record."""
         return [each for each in self._sampling if each.batch.records[0].id == record.id]
 
-    def _end_failed(self, record: Record, error: OwnCodeError) -> None:
+    def _end_failed(self, record: Record, error: Exception) -> None:
         """Ends the requests about a record, for which a tool of the user has failed. The others go on."""
         traceback.print_exception(error)
         for each in self._asking(record):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.frame_settings import META_KEYS, ROW_KEYS
 from qwenvl.data.records.parse import ReadOptions
@@ -191,3 +192,14 @@ def test_values_that_json_lacks_become_text(tmp_path):
     write_records(records, tmp_path / "b.jsonl")
     written = json.loads((tmp_path / "b.jsonl").read_text())
     assert (written["made"], written["key"]) == ("2026-01-31", "AAE=")
+
+
+def test_records_with_one_id_are_refused(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.json").write_text(json.dumps([{"prompt": "Which?", "solution": name}]))
+    sources = [DatasetSource("rows", tmp_path / name / "rows.json", tmp_path) for name in ("a", "b")]
+    rows = [RecordFile(source, seed=0)[0] for source in sources]
+    with pytest.raises(RecordError, match=r"b/rows.json\[0\]: has the id 'rows-0', as .*a/rows.json\[0\] has"):
+        write_records(rows, tmp_path / "both.json")
+    assert not (tmp_path / "both.json").exists()

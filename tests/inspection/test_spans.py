@@ -299,6 +299,15 @@ def test_several_annotations_of_a_task_have_the_same_labels_or_one_is_the_truth(
         assert solutions() == ["0.0-1.0 (1) insert fan"]
 
 
+def test_spans_of_one_step_that_overlap_are_named(folder, capsys):
+    argv = ("--answers", "spans.csv", "--steps", "steps.txt", "--overwrite")
+    Path("spans.csv").write_text("clip,step,start,end\na,1,0,1.5\na,2,0.5,1\na,1,1.5,2\n")
+    assert "overlap" not in run(capsys, *argv)
+    Path("spans.csv").write_text("clip,step,start,end\na,1,0.1,1.6\na,2,0.5,1\na,1,0,1.5\nb,1,0,1\n")
+    said = run(capsys, *argv)
+    assert "spans of one step overlap in 1 clip ('insert fan' in a.mp4), as where two people have labelled it" in said
+
+
 def test_a_task_has_one_clip(folder, capsys):
     argv = ("--answers", "export.json", "--steps", "steps.txt", "--overwrite")
     result = [region("insert fan", 0, 1, to_name="left"), region("close lid", 0, 1, to_name="right")]

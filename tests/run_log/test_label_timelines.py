@@ -5,6 +5,7 @@ import json
 import pytest
 
 from qwenvl.data.dataset import load_dataset
+from qwenvl.data.errors import RecordError
 from qwenvl.data.records.timelines import read_timeline
 from qwenvl.run_log.report.evaluation import write_labels
 from tests.made_clips import write_clip
@@ -202,7 +203,6 @@ def test_a_step_that_is_typed_is_a_number_or_a_name(timelines, browser, tmp_path
         "2.5 mm screw": [None, "2.5 mm screw"],
         "(3) take the lid": [3, "take the lid"],
         "3. take the lid": [3, "take the lid"],
-        "3 take the lid": [3, "take the lid"],
         "7": [7, ""],
     }
     for text, step in expected.items():
@@ -210,7 +210,11 @@ def test_a_step_that_is_typed_is_a_number_or_a_name(timelines, browser, tmp_path
         assert browser.run("[report.list.editor.spans[0].number, report.list.editor.spans[0].name]") == step, text
         read = read_timeline([{"step": text, "start": 0, "end": 1}], {}, "labels.json")
         assert [read[0].number, read[0].name] == step, "as records are read"
-    for text in ("glue; press", "a <b>", "screws 1-4", "3 to 4"):
+    counts = ("3 lids taken", "turn (2) screws", "step 3 take the lid")
+    for text in counts[:2]:
+        with pytest.raises(RecordError, match="has a number that rewards would take"):
+            read_timeline([{"step": text, "start": 0, "end": 1}], {}, "labels.json")
+    for text in ("glue; press", "a <b>", "screws 1-4", "3 to 4", *counts):
         typed(browser, 0, 0, text)
         assert browser.run("document.querySelector('.span-rows input:invalid') !== null"), text
         assert browser.run("report.list.editor.spans[0].number") == 7, text

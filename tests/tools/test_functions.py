@@ -113,7 +113,9 @@ def test_tools_come_from_files_and_classes(tmp_path):
         "    def reset(self, **row): ...\n"
         "    def light(self, on: bool) -> str:\n"
         '        """Switch the light.\n\n        Args:\n            on: whether it is on.\n        """\n'
-        '        return "done"\n\n'
+        '        return "done"\n'
+        "    @staticmethod\n"
+        "    def helper(x): ...\n\n"
         "class Silent:\n"
         "    def reset(self, **row): ...\n"
     )

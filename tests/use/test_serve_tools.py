@@ -177,15 +177,20 @@ def test_a_look_has_a_quarter_of_the_time_of_a_clip(looking):
     assert looks.decode_timeout == looking.server._dataset.options.decode_timeout / 4 == 15.0
 
 
-def test_a_tool_that_fails_ends_its_own_request_alone(looking, calling, monkeypatch, capfd):
+@pytest.mark.parametrize("fault", [ZeroDivisionError("division by zero"), MemoryError("no more")])
+def test_a_tool_that_fails_ends_its_own_request_alone(looking, calling, monkeypatch, capfd, fault):
     toolbox = looking.server.respondent.sample.toolbox
-    own = replace(toolbox.tools["look"], function=lambda video, start, end: 1 / 0)
+
+    def fails(video, start, end):
+        raise fault
+
+    own = replace(toolbox.tools["look"], function=fails)
     monkeypatch.setitem(toolbox.tools, "look", own)
     calling.text = CALL
     with pytest.raises(openai.InternalServerError) as raised:
         looking.ask(video("one.mp4"), QUESTION, max_tokens=90)
     assert raised.value.body["message"] == "a tool of this server failed for this request; its log says how"
-    assert "ZeroDivisionError: division by zero" in capfd.readouterr().err
+    assert f"{type(fault).__name__}: {fault}" in capfd.readouterr().err
     calling.text = ""
     assert looking.ask(video("one.mp4"), QUESTION, max_tokens=2).choices and looking.is_idle()
 

@@ -95,22 +95,30 @@ def _name_of(option: Any) -> str:
 
 
 def _named_options(given: Mapping[Any, Any], key: str) -> Options:
-    """Options by letter, by number, or by names that end so, such as option_a. Options without a text are left out."""
-    texts = {str(name).strip(): _option_text(text) for name, text in given.items()}
-    texts = {name: text for name, text in texts.items() if text != ""}
-    ends = []  # the letter or number at the end of each name
-    for name in texts:
-        column = _OPTION_COLUMN.fullmatch(name)
-        ends.append((column[1] or column[2]) if column else name)
-    listed = list(texts.values())
-    if not texts or None in listed:
+    """Options by letter, by number, or by names that end so, such as option_a. Empty ones at the end are left out."""
+    by_end: dict[str, str | None] = {}  # the letter or number at the end of each name
+    for name, text in given.items():
+        stripped = str(name).strip()
+        column = _OPTION_COLUMN.fullmatch(stripped)
+        by_end[((column[1] or column[2]) if column else stripped).upper()] = _option_text(text)
+    if None in by_end.values() or not any(by_end.values()):
         raise ValueError(f"{key}: expected 1 to 26 options, each a text, got {kind_of(given)}")
-    if all(end.isdecimal() for end in ends):
-        letters = dict(zip(LETTERS, map(str, listed), strict=False))
-        return Options(letters, tuple(map(int, ends)))
-    if not all(len(end) == 1 and end.upper() in LETTERS for end in ends):
+    by_number = all(end.isdecimal() for end in by_end)
+    if not by_number and not all(end in LETTERS for end in by_end if len(end) == 1 or by_end[end]):
         raise ValueError(f"{key}: expected options by letter or number, got {kind_of(given)}")
-    return Options({end.upper(): str(text) for end, text in sorted(zip(ends, listed, strict=True))})
+    ends = sorted(by_end, key=int) if by_number else sorted(by_end)
+    while by_end[ends[-1]] == "":
+        ends.pop()
+    texts = {end: str(by_end[end]) for end in ends}
+    if "" in texts.values():
+        empty = next(end for end in ends if not texts[end])
+        raise ValueError(f"{key}: option {empty} is empty; leave it out and mend the answer")
+    if not by_number:
+        return Options(texts)
+    numbers = tuple(map(int, ends))
+    if numbers != tuple(range(numbers[0], numbers[0] + len(numbers))):
+        raise ValueError(f"{key}: expected options by numbers that follow each other, got {', '.join(ends)}")
+    return Options(dict(zip(LETTERS, texts.values(), strict=False)), numbers)
 
 
 def _without_names(texts: list[str]) -> Options:
@@ -203,9 +211,12 @@ def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | 
     Raises:
         ValueError: a column between others is empty.
     """
-    letters = [letter for letter in LETTERS[:8] if row.get(letter) not in (None, "")]
-    if letters:
-        return options_of({letter: row[letter] for letter in letters}), tuple(letters)
+    texts = [_option_text(row.get(letter)) for letter in LETTERS[:8]]
+    while texts and texts[-1] == "":
+        texts.pop()
+    if texts:
+        letters = LETTERS[: len(texts)]
+        return options_of({letter: row.get(letter) for letter in letters}, "/".join(letters)), tuple(letters)
     families: dict[str, dict[str, str]] = {}  # columns by their ends, by what stands before the end
     for column in row:
         found = _OPTION_COLUMN.fullmatch(column)
@@ -315,6 +326,8 @@ def _letters_in(text: str) -> list[str]:
 def _numbered(number: int, options: Options, key: str, first_number: int | None) -> str:
     """The letter of an answer that is a whole number: the text of an option, or the place of an option."""
     letters = list(options.texts)
+    if letters != list(LETTERS[: len(letters)]):
+        raise ValueError(f"{key}: {number} may be the number of several of {_shown(options)}; write a letter")
     if first_number is not None:
         place = number - first_number
         if 0 <= place < len(letters):

@@ -22,6 +22,7 @@ from qwenvl.data.records.presets import OURS, answer_and_options, check_name, gu
 from qwenvl.data.records.timelines import with_timeline
 from qwenvl.failure import beginning, visible
 from qwenvl.files import plain_file
+from qwenvl.rewards.functions.text import tag_problem
 from qwenvl.types import ClipMeta, Hint, Message, Record
 
 RecordCheck = Callable[[Record], "str | None"]
@@ -157,6 +158,9 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
     solution = with_timeline(value, draft.solution, messages[-1].text, where)
     checked_text(solution, f"{where}: the solution")  # of a column: turns have been checked
+    problem = tag_problem(solution, "answer")
+    if problem:
+        raise RecordError(f"{where}: the solution {problem}, got {kind_of(solution)}", "solution")
     draft.videos = [(place, _with_ending(clip, place, media_root)) for place, clip in draft.videos]
     videos = _paths(draft.videos, media_root, options)
     images = _paths(draft.images, media_root, options)
@@ -292,8 +296,13 @@ def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
             raise RecordError(f"{row.where}: --columns names {column!r}; the row has {', '.join(value)}")
         if name in value and name not in options.columns:
             raise RecordError(f"{row.where}: --columns {column}={name} would hide the row's own {name!r}")
-    value = {options.columns.get(name, name): one for name, one in value.items()}
+    # Tables have NaN in the place of missing values.
+    value = {options.columns.get(name, name): None if _is_nan(one) else one for name, one in value.items()}
     return with_types(value) if row.untyped else value
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and value != value
 
 
 def _with_ending(clip: Any, place: str, media_root: Path) -> Any:

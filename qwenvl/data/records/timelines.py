@@ -98,8 +98,8 @@ def span_between(start: Any, end: Any, duration: float | None = None) -> tuple[f
     first = times["start"]
     last = times["end"]
     assert first is not None and last is not None
-    if first >= last:
-        what = "is empty" if first == last else "ends before it starts"
+    if first >= last or time_text(first) == time_text(last):
+        what = "ends before it starts" if first > last else "is empty"
         raise ValueError(f"the span from {time_text(first)} to {time_text(last)} s {what}")
     if duration is not None and last > duration + OVERHANG:
         raise ValueError(

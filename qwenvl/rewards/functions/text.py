@@ -46,6 +46,26 @@ def first_block(text: str, tag: Tag) -> Block | None:
     return Block(start, close + len(closing), text[start + len(opening) : close])
 
 
+def tag_problem(text: str, tag: Tag, *, may_be_opened: bool = False) -> str | None:
+    """The reason why a text has no single block of a tag that can be read. None: it has one, or no such tag.
+
+    Args:
+        may_be_opened: the prompt may have opened the block, which the text closes.
+
+    Example:
+        >>> tag_problem("<answer>(1)", "answer")
+        'has 1 <answer> and 0 </answer>; expected one block'
+    """
+    opening = f"<{tag}>"
+    closing = f"</{tag}>"
+    opened = text.count(opening)
+    closed = text.count(closing)
+    is_block = opened == closed == 1 and text.index(opening) < text.index(closing)
+    if is_block or opened == closed == 0 or (may_be_opened and (opened, closed) == (0, 1)):
+        return None
+    return f"has {opened} {opening} and {closed} {closing}; expected one block"
+
+
 def thinking_of(text: str, opened: bool) -> tuple[str, bool] | None:
     """The thinking part of a turn, and whether it was closed. None: the turn has no such part.
 

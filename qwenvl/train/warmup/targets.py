@@ -23,7 +23,7 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.failure import counted
 from qwenvl.rewards.functions.looking import check_evidence, evidence_of
-from qwenvl.rewards.functions.text import first_block
+from qwenvl.rewards.functions.text import first_block, tag_problem
 from qwenvl.rewards.rubric import NO_SOLUTION
 from qwenvl.run_log.log import Rollout, read_rollouts
 from qwenvl.tools.functions import schemas_of
@@ -66,6 +66,12 @@ class SolutionTargets:
         problem = text_problem(_thinking(record))
         if problem:
             return f"`thinking`: {problem}"
+        problem = tag_problem(record.solution, "think", may_be_opened=True)
+        if problem:
+            return f"the solution {problem}"
+        inside = next((tag for tag in _TAGS if tag in _thinking(record)), None)
+        if inside:
+            return f"`thinking` has a {inside} in it, which rewards would take for that of the target; leave it out"
         if self.template is not None and "{thinking}" in self.template and not _thinking(record):
             return (
                 "--target_template names {thinking}, and the record has neither a `thinking` nor a think block in its "
@@ -107,10 +113,18 @@ class SolutionTargets:
         return f"<think>{thinking}</think>{in_tags}" if thinking else in_tags
 
 
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
 def _thinking(record: Record) -> str:
     """The content of the think block of a record's solution, else of its field ``thinking``. Empty without both."""
     own = first_block(record.solution, "think")
-    thinking = own.inner if own else record.fields.get("thinking") or ""
+    if own is not None:
+        thinking = own.inner
+    else:
+        # Files of others have it with its tags or without.
+        written = record.fields.get("thinking") or ""
+        thinking = re.sub(r"\A\s*<think>(.*)</think>\s*\Z", r"\1", written, flags=re.DOTALL)
     return thinking if thinking.strip() else ""
 
 

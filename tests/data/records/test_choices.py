@@ -231,6 +231,40 @@ def test_columns_with_gaps_are_no_options_and_empty_ones_are_refused():
         option_columns({"option1": "left", "option3": "up"})
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"A": "lid", "B": "", "C": "screw"}, "option B is empty"),
+        ({"A": None, "B": "fan"}, "option A is empty"),
+        ({"1": "lid", "3": "screw", "4": "cable"}, "numbers that follow each other, got 1, 3, 4"),
+        ({"option_a": "lid", "option_b": None, "option_c": "screw"}, "option B is empty"),
+        ([{"id": 1, "text": "lid"}, {"id": 4, "text": "fan"}], "numbers that follow each other, got 1, 4"),
+    ],
+)
+def test_options_by_name_have_none_left_out(given, message):
+    with pytest.raises(ValueError, match=message):
+        options_of(given)
+
+
+def test_columns_by_letter_have_none_left_out():
+    for row in ({"A": "lid", "B": "", "C": "screw"}, {"A": "lid", "C": "screw"}, {"B": "fan"}):
+        with pytest.raises(ValueError, match=r"option [AB] is empty"):
+            option_columns(row)
+    assert option_columns({"A": "lid", "B": "fan", "C": "", "D": None})[0].texts == {"A": "lid", "B": "fan"}
+    assert option_columns({"A": "", "B": None}) is None
+
+
+def test_a_number_is_that_of_its_option_in_any_order():
+    lid, fan, screw = ({"id": n, "text": text} for n, text in ((1, "lid"), (2, "fan"), (3, "screw")))
+    for given in ([lid, screw, fan], [fan, lid, screw], {"1": "lid", "3": "screw", "2": "fan"}):
+        options = options_of(given)
+        for first in (1, None):
+            assert [options.texts[chosen(n, options, "answer", first)] for n in (1, 2, 3)] == ["lid", "fan", "screw"]
+        assert counted_from([(2, options)]) == 1
+    with pytest.raises(ValueError, match="2 may be the number of several of"):
+        chosen(2, options_of({"A": "lid", "C": "screw", "D": "fan"}))
+
+
 @pytest.mark.parametrize("cells", ["lid,fan,,cable", ",fan,screw,cable", ",fan,,"])
 @pytest.mark.parametrize("columns", ["option1,option2,option3,option4", "a0,a1,a2,a3"])
 def test_an_empty_option_of_a_table_is_refused_where_others_stand_behind_it(columns, cells, tmp_path):

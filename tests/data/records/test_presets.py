@@ -1,6 +1,7 @@
 """Files of others, as their authors write them, are told by their first row and become records that are scored."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,24 @@ def test_a_text_file_of_another_encoding_is_refused(tmp_path):
     (tmp_path / "sta.txt").write_bytes("a 1.0 3.0##opens the caf\u00e9 door\n".encode("cp1252"))
     with pytest.raises(RecordError, match=r"sta.txt: expected UTF-8 text, found b'\\xe9'"):
         records_of(tmp_path / "sta.txt")
+
+
+@pytest.mark.parametrize("row", [{"question": "Which?", "answer": math.nan}, {"prompt": "?", "solution": math.nan}])
+def test_a_missing_value_of_a_table_is_none(row, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"video": "a.mp4", "score": math.nan}))
+    if "answer" in row:
+        with pytest.raises(RecordError, match="answer: expected text or a number, got nothing"):
+            records_of(tmp_path / "rows.jsonl")
+    else:
+        [record] = records_of(tmp_path / "rows.jsonl")
+        assert (record.solution, record.fields["score"]) == ("", None)
+
+
+@pytest.mark.parametrize("solution", ["<answer>(1) a", "(1) a</answer>", "<answer>1</answer><answer>2</answer>"])
+def test_a_solution_with_half_an_answer_block_or_two_is_refused(solution, tmp_path):
+    (tmp_path / "rows.json").write_text(json.dumps([{"prompt": "Which?", "solution": solution}]))
+    with pytest.raises(RecordError, match=r"rows.json\[0\]: the solution has . <answer> and . </answer>; expected one"):
+        records_of(tmp_path / "rows.json")
 
 
 def test_a_clip_without_its_ending_is_the_one_file_of_that_name(tmp_path):

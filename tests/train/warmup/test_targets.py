@@ -27,6 +27,7 @@ def record(solution: str, **fields) -> Record:
         (None, "<think>so</think> <answer>7</answer>", "3 + 4", "<think>so</think> <answer>7</answer>"),
         (None, "<think>so</think> 7", None, "<think>so</think><answer>7</answer>"),
         (None, "7", "  ", "<answer>7</answer>"),
+        (None, "7", "<think>\n3 + 4</think>\n", "<think>\n3 + 4</think><answer>7</answer>"),
         (TEMPLATE, "7", "3 + 4", "<think>3 + 4</think> <answer>7</answer>"),
         (TEMPLATE, "<think>so</think> <answer>7</answer>", None, "<think>so</think> <answer>7</answer>"),
         ("Answer: {solution}", "so <answer>7</answer>", None, "Answer: 7"),
@@ -54,6 +55,19 @@ def test_a_record_that_cannot_be_taught_is_named():
         SolutionTargets().of(record("7", thinking=5), opened_think=False)
     problem = SolutionTargets().check_record(record("7", thinking="so it is.<|im_end|>"))
     assert problem.startswith("`thinking`: it holds '<|im_end|>'")
+
+
+@pytest.mark.parametrize(
+    ("solution", "thinking", "problem"),
+    [
+        ("7", "I see <answer>8</answer> no", "`thinking` has a <answer> in it"),
+        ("7", "<think>so</think> and <think>so</think>", "`thinking` has a <think> in it"),
+        ("<think>so <answer>8</answer></think><answer>7", None, "`thinking` has a <answer> in it"),
+        ("<think>so", None, "the solution has 1 <think> and 0 </think>"),
+    ],
+)
+def test_tags_that_rewards_would_take_for_those_of_the_target_are_refused(solution, thinking, problem):
+    assert SolutionTargets().check_record(record(solution, thinking=thinking)).startswith(problem)
 
 
 def test_where_the_prompt_opens_the_think_block_the_target_goes_on_in_it():

@@ -11,7 +11,7 @@ function spansWithin(spans, length) {
   const exact = (value) => Number(value.toFixed(3));
   const latest = Math.max(0, length - grainOf(length)); // start, so that something is left of the span
   const within = spans.map(({ start, end, number, name }) => ({
-    start: exact(Math.min(start, latest)),
+    start: exact(start < length ? start : latest),
     end: exact(Math.min(end, length)),
     number,
     name,
@@ -22,21 +22,24 @@ function spansWithin(spans, length) {
 // The seconds that are typed in a field, as exact as spans are saved.
 const typedSeconds = (field) => Number(Number(field.value).toFixed(3));
 
-// A number in brackets, or one with a sign or a space behind it, and the name. "2nd screw" and "2.5 mm" are names.
-const NUMBERED_STEP = /^(?:\(\s*(\d{1,9})\s*\)\s*(.*)|(\d{1,9})(?:\s*[.):,-](?!\d)\s*(.*)|\s+(.*))?)$/;
+// A number in brackets, alone, or with a sign behind it, and the name. "2nd screw" and "2.5 mm" are names.
+const NUMBERED_STEP = /^(?:\(\s*(\d{1,9})\s*\)\s*(.*)|(\d{1,9})(?:\s*[.):,-](?!\d)\s*(.*))?)$/;
+// Of "2 bolts" and "turn (2) screws" training would take the number for that of the step.
+const NUMBER_IN_NAME = /^(?:step\s*)?#?\s*\d{1,9}\s+\S|[^(\s].*\(\s*\d{1,9}\s*\)/i;
 
 // The number and the name of a step that is typed.
 function typedStep(text) {
   const found = NUMBERED_STEP.exec(text);
   if (!found) return { number: null, name: text };
-  const [, inBrackets, nameBehind, bare, nameBehindSign, nameBehindSpace] = found;
-  return { number: Number(inBrackets ?? bare), name: nameBehind ?? nameBehindSign ?? nameBehindSpace ?? "" };
+  const [, inBrackets, nameBehind, bare, nameBehindSign] = found;
+  return { number: Number(inBrackets ?? bare), name: nameBehind ?? nameBehindSign ?? "" };
 }
 
 // Why training would not read the name of a step, or nothing.
 function stepProblem(text) {
   if (!text) return "expected the number or the name of a step";
   if (/[;<]|\d\s*(?:[-\u2010-\u2015~]|to\b)\s*\d/.test(text)) return "a step can't hold ; or < or a range such as 2-3";
+  if (NUMBER_IN_NAME.test(text)) return "write (2) in front of the name where 2 is its number, else spell it out: two bolts";
   return "";
 }
 
