@@ -457,7 +457,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
 
     A clip with an empty answer has no label. The error lists all lines that are wrong.
     """
-    if path.suffix not in (".csv", ".tsv"):
+    if path.suffix.lower() not in (".csv", ".tsv"):
         raise RecordError(
             f"{path}: expected a .csv or .tsv file with the columns clip and answer; --write-labels begins one"
         )

@@ -90,7 +90,7 @@ def has_spans(path: Path, columns: Mapping[str, str]) -> bool:
     """
     if path.is_dir():
         return True
-    if path.suffix not in (".csv", ".tsv"):
+    if path.suffix.lower() not in (".csv", ".tsv"):
         return False
     names = set(column_names(path, columns, _KNOWN).values())
     edges = next((each for each in (SECONDS, FRAMES) if names.issuperset(each)), None)

@@ -106,6 +106,25 @@ def test_labels_are_confirmed_corrected_and_saved_as_records(opened, tmp_path):
     page.wait(f"{COUNT} === 'save 3 records' && {ROWS}.length === 1")
 
 
+def test_an_answer_with_tags_is_not_saved(browser, tmp_path):
+    """A solution with half an answer block, or two, is refused by training."""
+    rows = [label("twice", "so <answer>(1) lid", 1.0), label("one", "(2) fan", 1.0)]
+    written = write_labels(tmp_path, "run", rows, "qwenvl train")
+    browser.open(f"{written.page.as_uri()}#id=cam/twice.mp4")
+    browser.wait("document.querySelector('#group article') !== null")
+    browser.run("localStorage.clear()")
+    assert browser.run("document.querySelector('#confirm').title") == (
+        "an answer can't hold tags such as <answer> and <|im_end|>"
+    )
+    browser.press("y")
+    browser.run("document.querySelector('#unchecked').click()")
+    assert browser.run("report.list.checked.size") == 0 and browser.run(COUNT) == "save 1 record"
+    typed = "(box => { box.value = '%s'; box.dispatchEvent(new Event('input')); })(document.querySelector('#answer'))"
+    for text, is_refused in (("(1) lid<|im_end|>", True), ("(1) lid</answer>", True), ("(1) <i>lid</i>", False)):
+        browser.run(typed % text)
+        assert browser.run("document.querySelector('#correct').disabled") == is_refused, text
+
+
 def test_the_keys_of_spans_are_not_named_where_there_are_none(opened):
     assert opened().run(KEYS) == "j k y e p /"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,8 @@ EVIDENCE = "evidence"  # the one control that adds something
 NO_ANSWER = 1  # without a control a completion of any model has no answer
 TRUNCATED = 2  # or is truncated
 
+
+_TAGS = re.compile(r"</?answer>|<\|\w+\|>")  # that an answer cannot hold, as on the page
 
 Answers = Sequence[EvaluationSample]
 """The completions of one record by control, model and place among them. The first is of the record as it is."""
@@ -330,13 +333,13 @@ def has_answer(row: Mapping[str, Any]) -> bool:
     return bool(timeline["spans"] if timeline else row.get("answer"))
 
 
-def has_unlisted_step(row: Mapping[str, Any]) -> bool:
-    """Whether the answer of a label has a span whose step is not in the list of its prompt: training refuses it."""
+def is_refused(row: Mapping[str, Any]) -> bool:
+    """Whether training refuses the answer of a label: for a step that is not in the list of its prompt, or for tags."""
     timeline = row.get("timeline")
+    if not timeline:
+        return _TAGS.search(row.get("answer") or "") is not None
     listed = [number for number, _ in row.get("steps", ())]
-    if not timeline or not listed:
-        return False
-    return any(span["number"] not in listed for span in timeline["spans"])
+    return bool(listed) and any(span["number"] not in listed for span in timeline["spans"])
 
 
 def different_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -407,7 +410,7 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
         "keys": keys,  # what a browser keeps answers by
         "answers": [row.get("answer") for row in rows],  # None: an error
         "answered": [has_answer(row) for row in rows],
-        "unlisted": [has_unlisted_step(row) for row in rows],
+        "refused": [is_refused(row) for row in rows],
         "timed": any(row.get("timeline") is not None for row in rows),  # the page has an editor of spans
         "columns": {
             **places,

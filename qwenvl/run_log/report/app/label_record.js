@@ -50,6 +50,12 @@ function recordOf(label, done) {
   return ` {${others ? `${others},` : ""}${brackets}}`;
 }
 
+// Why training would not read an answer, or nothing.
+function answerProblem(text) {
+  if (!text.trim()) return "there is no answer";
+  return /<\/?answer>|<\|\w+\|>/.test(text) ? "an answer can't hold tags such as <answer> and <|im_end|>" : "";
+}
+
 // The text without the step, if it names its number, else with it at the end.
 function toggledStep(text, number, name) {
   const marks = [...text.matchAll(/\(\s*([0-9]{1,9})\s*\)/g)];

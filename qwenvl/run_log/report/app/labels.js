@@ -263,7 +263,7 @@ class Labels extends List {
     const draft = this.drafts.get(n);
     box.value = Array.isArray(draft) ? spansLine(draft) : (draft ?? before);
     const shown = () => ({ answer: box.value === plain ? before : box.value });
-    const buttons = this.buttons(n, label, { shown, problem: () => (box.value.trim() ? "" : "there is no answer") });
+    const buttons = this.buttons(n, label, { shown, problem: () => answerProblem(box.value) });
     const changed = () => {
       this.draft(n, shown().answer, before);
       press();
@@ -424,13 +424,13 @@ class Labels extends List {
     const all = document.querySelector("#unchecked").checked;
     return this.index.ids
       .map((_, n) => n)
-      .filter((n) => this.done(n) || (all && this.index.answered[n] && !this.index.unlisted[n]));
+      .filter((n) => this.done(n) || (all && this.index.answered[n] && !this.index.refused[n]));
   }
 
   // How many answers are left out of what is saved: nobody has looked at them, and training would refuse them.
   leftOut() {
     if (!document.querySelector("#unchecked").checked) return 0;
-    return this.index.unlisted.filter((unlisted, n) => unlisted && !this.done(n)).length;
+    return this.index.refused.filter((refused, n) => refused && !this.done(n)).length;
   }
 
   count() {
@@ -446,7 +446,7 @@ class Labels extends List {
     };
     note(this.drafts.size, "edited and not saved as a correction");
     note(this.unsaved(), "neither kept nor saved");
-    note(this.leftOut(), "left out: a step is not in the list");
+    note(this.leftOut(), "left out: a step is not in the list, or tags in the answer");
     document.querySelector("#done").textContent = notes.join(", ");
     this.warn();
   }
