@@ -39,7 +39,8 @@ function typedStep(text) {
 function stepProblem(text) {
   if (!text) return "expected the number or the name of a step";
   if (/[;<]|\d\s*(?:[-\u2010-\u2015~]|to\b)\s*\d/.test(text)) return "a step can't hold ; or < or a range such as 2-3";
-  if (NUMBER_IN_NAME.test(text)) return "write (2) in front of the name where 2 is its number, else spell it out: two bolts";
+  if (NUMBER_IN_NAME.test(text))
+    return "write (2) in front of the name where 2 is its number, else spell it out: two bolts";
   return "";
 }
 
