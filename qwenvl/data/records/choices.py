@@ -97,14 +97,22 @@ def _name_of(option: Any) -> str:
 def _named_options(given: Mapping[Any, Any], key: str) -> Options:
     """Options by letter, by number, or by names that end so, such as option_a. Empty ones at the end are left out."""
     by_end: dict[str, str | None] = {}  # the letter or number at the end of each name
-    for name, text in given.items():
+    for name, value in given.items():
+        text = _option_text(value)
         stripped = str(name).strip()
         column = _OPTION_COLUMN.fullmatch(stripped)
-        by_end[((column[1] or column[2]) if column else stripped).upper()] = _option_text(text)
+        end = ((column[1] or column[2]) if column else stripped).upper()
+        if not (end.isdecimal() or re.fullmatch("[A-Z]", end)):
+            if text == "":
+                continue
+            raise ValueError(f"{key}: expected options by letter or number, got {kind_of(given)}")
+        if end in by_end:
+            raise ValueError(f"{key}: has option {end} twice, got {kind_of(given)}")
+        by_end[end] = text
     if None in by_end.values() or not any(by_end.values()):
         raise ValueError(f"{key}: expected 1 to 26 options, each a text, got {kind_of(given)}")
     by_number = all(end.isdecimal() for end in by_end)
-    if not by_number and not all(end in LETTERS for end in by_end if len(end) == 1 or by_end[end]):
+    if not by_number and any(end.isdecimal() for end in by_end):
         raise ValueError(f"{key}: expected options by letter or number, got {kind_of(given)}")
     ends = sorted(by_end, key=int) if by_number else sorted(by_end)
     while by_end[ends[-1]] == "":

@@ -48,7 +48,11 @@ def answer_of(task: Values) -> tuple[Annotated, bool]:
     Raises:
         ValueError: for no answer, for annotations that differ in it, and for answers of several controls.
     """
-    answers = [_answer_in(each.get("result")) for each in counting_annotations(task)]
+    counting = counting_annotations(task)
+    try:
+        answers = [_answer_in(each.get("result")) for each in counting]
+    except (AttributeError, IndexError, KeyError, TypeError):
+        raise ValueError(f"annotations: expected them as Label Studio exports them, got {kind_of(counting)}") from None
     said = {answer for answer, _ in answers}
     if not said - {None}:
         raise ValueError("annotations: expected one that is not cancelled and has choices, labels, text or a number")
@@ -74,9 +78,10 @@ def _answer_in(result: Any) -> tuple[Annotated | None, bool]:
         raise ValueError(
             f"annotations: has answers to several questions ({', '.join(of_control)}); expected a task for each"
         )
-    for [*of_one] in of_control.values():
-        return _answer_to_one(of_one), has_comment
-    return None, False
+    if not of_control:
+        return None, False
+    [regions_of_one] = of_control.values()
+    return _answer_to_one(regions_of_one), has_comment
 
 
 def _answer_to_one(regions: Sequence[Values]) -> Annotated | None:

@@ -239,6 +239,9 @@ def test_columns_with_gaps_are_no_options_and_empty_ones_are_refused():
         ({"1": "lid", "3": "screw", "4": "cable"}, "numbers that follow each other, got 1, 3, 4"),
         ({"option_a": "lid", "option_b": None, "option_c": "screw"}, "option B is empty"),
         ([{"id": 1, "text": "lid"}, {"id": 4, "text": "fan"}], "numbers that follow each other, got 1, 4"),
+        ({"A": "lid", "a": "fan"}, "has option A twice"),
+        ({"A": "lid", "1": "fan"}, "expected options by letter or number"),
+        ({"AB": "lid", "C": "fan"}, "expected options by letter or number"),
     ],
 )
 def test_options_by_name_have_none_left_out(given, message):

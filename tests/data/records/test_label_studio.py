@@ -70,6 +70,8 @@ def test_the_answer_to_one_question_is_in_the_order_of_its_times():
         ([], "expected one that is not cancelled"),
         ([region("choices", choices=[])], "expected one that is not cancelled"),
         ("insert fan", "expected one that is not cancelled"),
+        ([region("labels", labels=["a"], ranges=[3])], "expected them as Label Studio exports them"),
+        ([region("choices", choices=3)], "expected them as Label Studio exports them"),
     ],
 )
 def test_an_annotation_without_one_answer_is_refused(result, message):
