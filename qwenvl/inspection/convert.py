@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from qwenvl.console import show
 from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import frame_list, media_cache
 from qwenvl.data.records.forms import system_turn
-from qwenvl.data.records.keys import FRAME_KEYS, SYSTEM_KEYS, TURN_KEYS
+from qwenvl.data.records.keys import CLIP_ENDINGS, FRAME_KEYS, SYSTEM_KEYS, TURN_KEYS
 from qwenvl.failure import counted
 from qwenvl.files import check_new, is_utf8, written_whole
 from qwenvl.inspection.flags import add_dataset_flags, record_files
@@ -137,6 +138,13 @@ class _MediaPaths:
         return os.path.relpath(copy, self.root)
 
 
+def _clip_path(media: Callable[[str], Any], path: str) -> Any:
+    """What ``media`` gives for a clip, with / behind a folder of frames beside which is a clip of its name."""
+    written = media(path)
+    is_beside_a_clip = os.path.isdir(path) and any(os.path.exists(path + ending) for ending in CLIP_ENDINGS)
+    return f"{written}/" if is_beside_a_clip else written
+
+
 def row_of(record: Record, media: Callable[[str], Any]) -> _Row:
     """A record in the conversations form, with the paths that ``media`` gives. An id that is a number stays one.
 
@@ -151,7 +159,7 @@ def row_of(record: Record, media: Callable[[str], Any]) -> _Row:
     row: _Row = {"id": own_id if is_number else record.id, "conversations": turns}
     settings = written_settings(record)
     if record.videos:
-        row["video"] = _media_cell("video", record.videos, settings.videos, media)
+        row["video"] = _media_cell("video", record.videos, settings.videos, partial(_clip_path, media))
     if record.images:
         row["image"] = _media_cell("image", record.images, settings.images, media)
     dropped = {*_WRITTEN_ANEW, "conversations", _turn_key(record), *_other_system_turns(record)}

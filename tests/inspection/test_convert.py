@@ -203,3 +203,16 @@ def test_records_with_one_id_are_refused(tmp_path):
     with pytest.raises(RecordError, match=r"b/rows.json\[0\]: has the id 'rows-0', as .*a/rows.json\[0\] has"):
         write_records(rows, tmp_path / "both.json")
     assert not (tmp_path / "both.json").exists()
+
+
+def test_a_folder_of_frames_beside_its_clip_is_read_again(tmp_path):
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (56, 56)).save(tmp_path / "a" / "1.png")
+    (tmp_path / "a.mp4").touch()
+    rows = [{"id": end, "prompt": "Which?", "solution": "1", "video": f"a{end}"} for end in ("/", ".mp4")]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    read = lambda name: [*RecordFile(DatasetSource(name, tmp_path / name, tmp_path), seed=0)]
+    records = read("rows.json")
+    write_records(records, tmp_path / "made.json")
+    assert [row["video"] for row in json.loads((tmp_path / "made.json").read_text())] == ["a/", "a.mp4"]
+    assert [record.videos for record in read("made.json")] == [record.videos for record in records]
