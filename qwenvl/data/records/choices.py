@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import math
 import re
 import tokenize
 from collections.abc import Iterable, Mapping, Sequence
@@ -428,7 +429,8 @@ def whole_number(answer: Any) -> int | None:
 
 def bare(answer: Any, key: str) -> str:
     """An answer as text, without tags."""
-    text = str(answer) if isinstance(answer, int | float) and not isinstance(answer, bool) else answer
+    is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
+    text = str(answer) if is_number else answer
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{key}: expected text or a number, got {kind_of(answer)}")
     return text.replace("<answer>", "").replace("</answer>", "").strip()

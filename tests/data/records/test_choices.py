@@ -309,6 +309,11 @@ def test_options_in_the_question_make_it_multiple_choice(question, answer, lette
     assert "the letter of the right option" in record.messages[-1].text
 
 
+def test_an_answer_is_a_finite_number():
+    with pytest.raises(RecordError, match="answer: expected text or a number, got number Infinity"):
+        parsed({"question": "How many?", "video": "a.mp4", "answer": float("inf")})
+
+
 def test_a_letter_that_the_options_in_the_question_lack_is_refused():
     with pytest.raises(RecordError, match="'C' is none of the options"):
         parsed(COLUMNS | {"question": "Where?\nA. left\nB. right", "answer": "C"})
