@@ -125,8 +125,8 @@ def _named_options(given: Mapping[Any, Any], key: str) -> Options:
     if not by_number:
         return Options(texts)
     numbers = tuple(map(int, ends))
-    if numbers != tuple(range(numbers[0], numbers[0] + len(numbers))):
-        raise ValueError(f"{key}: expected options by numbers that follow each other, got {', '.join(ends)}")
+    if numbers[0] > 1 or numbers != tuple(range(numbers[0], numbers[0] + len(numbers))):
+        raise ValueError(f"{key}: expected options by every number from 0 or 1 on, got {', '.join(ends)}")
     return Options(dict(zip(LETTERS, texts.values(), strict=False)), numbers)
 
 
@@ -303,13 +303,15 @@ def chosen(answer: Any, options: Options, key: str = "answer", first_number: int
         return _numbered(number, options, key, first_number)
     same = _same_text(text, texts)
     if len(same) == 1:
-        all_letters = all(_LETTER_ALONE.fullmatch(each) for each in texts.values())
-        if all_letters and text.strip("().").upper() in texts.keys() - set(same):
+        if text.strip("().").upper() in texts.keys() - set(same):
             raise ValueError(
                 f"{key}: {text!r} is the letter of an option and the text of option {same[0]}: write the letter as "
                 f'"Option {same[0]}"'
             )
         return same[0]
+    named = _LETTERED.match(text)
+    if named and named[1].upper() in _same_text(text[named.end() :], texts):
+        return named[1].upper()
     several = _letters_in(text)
     if len(several) > 1 and set(several) <= texts.keys():
         return ", ".join(several)

@@ -236,9 +236,10 @@ def test_columns_with_gaps_are_no_options_and_empty_ones_are_refused():
     [
         ({"A": "lid", "B": "", "C": "screw"}, "option B is empty"),
         ({"A": None, "B": "fan"}, "option A is empty"),
-        ({"1": "lid", "3": "screw", "4": "cable"}, "numbers that follow each other, got 1, 3, 4"),
+        ({"1": "lid", "3": "screw", "4": "cable"}, "every number from 0 or 1 on, got 1, 3, 4"),
         ({"option_a": "lid", "option_b": None, "option_c": "screw"}, "option B is empty"),
-        ([{"id": 1, "text": "lid"}, {"id": 4, "text": "fan"}], "numbers that follow each other, got 1, 4"),
+        ([{"id": 1, "text": "lid"}, {"id": 4, "text": "fan"}], "every number from 0 or 1 on, got 1, 4"),
+        ({"2": "lid", "3": "fan"}, "every number from 0 or 1 on, got 2, 3"),
         ({"A": "lid", "a": "fan"}, "has option A twice"),
         ({"A": "lid", "1": "fan"}, "expected options by letter or number"),
         ({"AB": "lid", "C": "fan"}, "expected options by letter or number"),

@@ -197,14 +197,17 @@ def test_letters_before_options_are_taken_off_only_where_they_are_in_order():
     assert options_of(["(A) x", "(B) y"]).texts == {"A": "x", "B": "y"}
     assert options_of(["A. x", "C. y"]).texts == {"A": "A. x", "B": "C. y"}
     options = options_of(["3", "1", "B"])
-    assert [chosen(answer, options) for answer in ("3", 1, "B", "A", "(A) 3", "A, C")] == [
+    assert [chosen(answer, options) for answer in ("3", 1, "Option B", "A", "(A) 3", "C. B", "A, C")] == [
         "A",
         "B",
+        "B",
+        "A",
+        "A",
         "C",
-        "A",
-        "A",
         "A, C",
     ]
+    with pytest.raises(ValueError, match="'B' is the letter of an option and the text of option C"):
+        chosen("B", options)
 
 
 def test_a_prompt_that_says_how_to_answer_gets_no_second_request(files, tmp_path):
