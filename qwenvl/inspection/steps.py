@@ -16,6 +16,8 @@ _NUMBERED = re.compile(r"(?:step\s*)?\(?\s*([0-9]{1,4})\s*(?:[).:\s]+(.*))?", re
 _NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
 _NUMBER_WITH_SIGN = re.compile(r"\(?\s*([0-9]{1,4})\s*[).:]+(?![0-9])\s*(.*)")
 _BARE_NUMBER = re.compile(r"([0-9]{1,4})\s+(\S.*)")
+# "(2); insert the fan" may be step 2 and then the fan.
+_NUMBER_APART = re.compile(r"\(\s*[0-9]{1,9}\s*\)\s*[;,|][\s;,|]*[^\s;,|]")
 _BRACKETED = re.compile(r"(?=\(\s*[0-9]{1,9}\s*\))")
 
 Steps = Sequence[str]
@@ -48,7 +50,26 @@ def read_steps(path: Path) -> Steps:
         first = plain.index(plain[i])
         if first < i:
             raise RecordError(f"{path}: steps {first + 1} and {i + 1} have the same name, {name!r}")
+        problem = _misread(name, i + 1, plain)
+        if problem is not None:
+            raise RecordError(f"{path}: step {i + 1}, {name!r}: answers that name it would mean {problem}; rename it")
     return lines
+
+
+def _misread(name: str, own_number: int, plain: Sequence[str]) -> str | None:
+    """The other steps that an answer with a step's name would mean. None: it means this one.
+
+    Args:
+        plain: the names of all steps as they are compared.
+    """
+    as_number = _NUMBERED.fullmatch(name)
+    if as_number and not as_number[2] and int(as_number[1]) != own_number:
+        return f"step {as_number[1]}"
+    for sign in ";,":
+        parts = [_plain(part) for part in name.split(sign)]
+        if len(parts) > 1 and set(parts) <= set(plain):
+            return "steps " + " and ".join(str(plain.index(part) + 1) for part in parts)
+    return None
 
 
 def _numbering(lines: Sequence[str]) -> list[re.Match[str] | None]:
@@ -87,6 +108,8 @@ def answer_in(steps: Steps, text: str) -> str:
             raise ValueError(
                 f"{text!r}: expected (2) in front of the name of step 2; behind it, a number may mean something else"
             )
+        if any(_NUMBER_APART.match(item) for item in items):
+            raise ValueError(f"{text!r}: expected '(2) name', or numbers alone: a sign stands between number and name")
     elif _NUMBERS.fullmatch(text):
         items = re.findall("[0-9]+", text)
     else:

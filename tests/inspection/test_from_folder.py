@@ -285,12 +285,28 @@ def test_answers_come_out_in_one_form(written, numbers):
         ("1 0", "'0' is no step"),
         ("(2) take the lid", r"'\(2\) take the lid' is no step: .* or both that agree"),
         ("tak the lid", "did you mean take the lid"),
+        *((text, "a sign stands between") for text in ("(1); take the lid", "(2), (1) , | pick-up", "(4);pick-up")),
         *((text, r"expected \(2\) in front of the name") for text in ("pick-up (1)", "take the lid (2), pick-up (1)")),
     ],
 )
 def test_an_answer_that_names_no_step_is_refused(written, message):
     with pytest.raises(ValueError, match=message):
         answer_in(STEPS, written)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("turn, hold", "turn", "hold"), "step 1, 'turn, hold': answers that name it would mean steps 2 and 3; rename"),
+        (("take", "lid", "Take;  lid"), "step 3, 'Take; lid': answers that name it would mean steps 1 and 2; rename"),
+        (("take", "1"), "step 2, '1': answers that name it would mean step 1; rename it"),
+        (("take", "lid", "step 2"), "step 3, 'step 2': answers that name it would mean step 2; rename it"),
+    ],
+)
+def test_a_step_that_answers_could_not_name_is_refused(names, message, tmp_path):
+    (tmp_path / "steps.txt").write_text("\n".join(names))
+    with pytest.raises(RecordError, match=message):
+        read_steps(tmp_path / "steps.txt")
 
 
 def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
