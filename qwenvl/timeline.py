@@ -35,17 +35,19 @@ _OTHER_UNIT = (
 _DASH = r"(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~\u301c]|\.{2,3})"
 _RANGE = re.compile(
     # Not in a word, behind a sign, or the second half of a number such as 1.5 or 1,5.
-    r"(?<![\w.:-])(?<![0-9],)(?:from\s{1,4})?"
+    r"(?<![\w.:+-])(?<![0-9],)(?:from\s{1,4})?"
     rf"(?:{_BRACKETED_TIME}\s{{0,4}}(?:{_DASH}|to\b|until\b|till\b)\s{{0,4}}{_BRACKETED_TIME}"
     rf"|\[\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}},\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}}\])"
     # Not the first half of a longer number, and not followed by a third time: 2-3-7 has two readings.
-    rf"(?!\w|[:.,][0-9]|\s{{0,4}}{_DASH}\s{{0,4}}[0-9]|{_OTHER_UNIT})",
+    rf"(?!\w|[:.,][0-9]|['\u2032]\s{{0,4}}[0-9]|\s{{0,4}}{_DASH}\s{{0,4}}[0-9]|{_OTHER_UNIT})",
     re.IGNORECASE,
 )
 _RANGE_IN_OTHER_UNITS = re.compile(
     rf"[0-9](?:{_UNIT}|{_OTHER_UNIT})\s{{0,4}}(?:{_DASH}|to\b|until\b|till\b)\s{{0,4}}[<\[]?[0-9][0-9:.]{{0,12}}{_OTHER_UNIT}",
     re.IGNORECASE,
 )
+# In front of a range: the minutes of "3 min 52 s - 335 s".
+_MINUTES_BEFORE = re.compile(rf"[0-9](?:{_OTHER_UNIT}|\s{{0,4}}[mh])[\s,]{{0,4}}(?:and\s{{1,4}})?\Z", re.IGNORECASE)
 _THIRD_TIME = re.compile(rf"[0-9]\s{{0,4}}{_DASH}\s{{0,4}}\Z")
 _NUMBER = re.compile(r"\(\s{0,4}([0-9]{1,9})\s{0,4}\)")
 # "2", "step 2", "#2", "2: insert the fan" and "2 insert the fan", but not "2.5 mm screw".
@@ -218,9 +220,12 @@ def _entries(text: str) -> Iterator[str]:
 def _from_entry(entry: str, listed: Mapping[str, int]) -> TimedStep | None:
     """The span of an entry that has exactly one range of times."""
     ranges = list(_RANGE.finditer(entry))
-    if len(ranges) != 1 or _THIRD_TIME.search(entry, max(0, ranges[0].start() - 10), ranges[0].start()):
+    if len(ranges) != 1:
         return None
     found = ranges[0]
+    before = entry[max(0, found.start() - 30) : found.start()]
+    if _THIRD_TIME.search(before[-10:]) or _MINUTES_BEFORE.search(before):
+        return None
     # Three groups for each of the two times, in either of the two forms of a range.
     times = found.groups()[:6] if found[3] is not None else found.groups()[6:]
     # Of "(0.0-3.5) insert the fan" the brackets are left.

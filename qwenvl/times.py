@@ -11,7 +11,8 @@ _MINUTES = r"(?:minutes?|mins?|m|分钟|分鐘|分)(?![a-z])"
 _SECONDS = r"(?:seconds?|secs?|s|秒)(?![a-z])"
 _MILLISECONDS = r"(?:milliseconds?|msecs?|ms|毫秒)(?![a-z])"
 _AND = r"\s{0,2}(?:,|and\b)?\s{0,2}"
-_BEGINS = r"(?<![a-z0-9_.:,])"  # not in a word or a longer number
+# Not in a word or a longer number. Two dots or three stand between times, and a comma behind a unit does.
+_BEGINS = r"(?<![a-z0-9_:])(?<!(?<!\.)\.)(?<![0-9],)"
 _TO = r"\s{0,4}(?:-{1,2}>?|[\u2010-\u2015\u2192~]|to\b|until\b|till\b|and\b|到|至)\s{0,4}"
 
 _SHARED_UNIT = re.compile(
@@ -27,16 +28,15 @@ _IN_PRIMES = re.compile(rf"{_BEGINS}{_NUMBER}\s?['\u2032]\s?{_NUMBER}(?:\"|\u203
 _IN_MILLISECONDS = re.compile(rf"{_BEGINS}{_NUMBER}\s{{0,2}}{_MILLISECONDS}", re.IGNORECASE)
 _COMMA_OF_SUBTITLES = re.compile(r"(?<=:[0-9]{2}),(?=[0-9]{3}(?![0-9:.]))")  # 00:01:20,500
 _UNCLEAR = re.compile(
-    # Decimal commas or separating ones: 3,5 to 8,0, and 3,5, 8,0, and 0:12,5, and 1.234,5-1.250,0.
-    rf"[0-9],[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?(?:{_TO}|,\s{{1,4}})[0-9.]{{1,12}},[0-9]"
-    r"|:[0-9]{2},[0-9]{1,2}(?![0-9:.])"
-    # Separators of thousands: 1,234.5,1,250 and 1 234.5 - 1 250, and 1'234.
-    rf"|[0-9][\s,][0-9]{{3}}(?:[.,][0-9]{{1,9}})?(?:{_TO}|,\s{{0,4}})[0-9]{{1,3}}[\s,][0-9]{{3}}(?![0-9])"
-    r"|[0-9]\s?['\u2032\u2019]\s?[0-9]"
+    # Decimal commas behind minutes, and of numbers with separators of thousands: 0:12,5 and 1.234,5.
+    r":[0-9]{2},[0-9]{1,2}(?![0-9:.])|[0-9]\.[0-9]{3},[0-9]"
+    # Other separators of thousands: 1 234.5 - 1 250, and 1'234 and 1_234.
+    rf"|[0-9]\s[0-9]{{3}}(?:\.[0-9]{{1,9}})?{_TO}[0-9]{{1,3}}\s[0-9]{{3}}(?![0-9])"
+    r"|[0-9]\s?['\u2032\u2019]\s?[0-9]|[0-9]_[0-9]"
     # Hours and minutes: 1:20 h.
     rf"|:[0-9]{{2}}\s{{0,2}}{_HOURS}"
     # Numbers of something else: 10 %, frame 12, 12 frames, 3rd, 5k. A bare "to" may touch its numbers: 3to8.
-    r"|[0-9]\s{0,2}%|\bframes?\s{0,2}[0-9]|[0-9]\s{0,2}frames?\b"
+    r"|[0-9]\s{0,2}%|(?<![a-z])frames?\s{0,2}[0-9]|[0-9]\s{0,2}frames?(?![a-z])"
     r"|[0-9](?!(?:s|secs?|seconds?|to)(?![a-z])|e[-+]?[0-9])[a-z]",
     re.IGNORECASE,
 )
@@ -59,7 +59,19 @@ def in_plain_seconds(text: str) -> str | None:
     text = _IN_UNITS.sub(_seconds_of_units, text)
     text = _IN_PRIMES.sub(_seconds_of_primes, text)
     text = _IN_MILLISECONDS.sub(_seconds_of_milliseconds, text)
-    return None if _UNCLEAR.search(text) else text
+    return None if _UNCLEAR.search(text) or _has_unclear_commas(text) else text
+
+
+# In 3,5 a comma may separate numbers, or begin decimals, or thousands. In 3.5,8 and in [3,5] it separates.
+_UNCLEAR_COMMA = re.compile(r"(?<![0-9.])[0-9]{1,7},[0-9]")
+_BRACKETED_PAIR = re.compile(rf"[\[(]\s{{0,4}}{_NUMBER},{_NUMBER}\s{{0,4}}[\])]")
+_ANY_NUMBER = re.compile(r"[0-9]+(?::[0-9]+)*(?:\.[0-9]+)?")
+
+
+def _has_unclear_commas(text: str) -> bool:
+    """Whether commas of a text may be something else than separators: it has more numbers than 3,5 alone."""
+    outside = _BRACKETED_PAIR.sub(" ", text)
+    return _UNCLEAR_COMMA.search(outside) is not None and len(_ANY_NUMBER.findall(outside)) != 2
 
 
 def _seconds_of_units(found: re.Match[str]) -> str:
@@ -84,11 +96,18 @@ def _written(seconds: Decimal) -> str:
 def seconds_of_clock(hours: str | None, minutes: str | None, seconds: str) -> float | None:
     """The seconds of a time such as 1:02:03.5, of which hours and minutes may be missing.
 
-    None where minutes or seconds overflow: 0:01:500 counts frames or milliseconds, and is not 8 minutes.
+    None where minutes or seconds behind a colon have three digits or reach 60: 0:01:500 counts frames or milliseconds,
+    and is not 8 minutes.
 
     Example:
         >>> seconds_of_clock(None, "1", "02.5"), seconds_of_clock("0", "01", "500")
         (62.5, None)
     """
-    overflows = (minutes and float(seconds) >= 60) or (hours and int(minutes or 0) >= 60)
-    return None if overflows else 3600 * int(hours or 0) + 60 * int(minutes or 0) + float(seconds)
+    behind_colons = [seconds] if minutes else []
+    if hours:
+        behind_colons.append(minutes or "0")
+    for part in behind_colons:
+        whole = part.partition(".")[0]
+        if len(whole) > 2 or int(whole) >= 60:
+            return None
+    return 3600 * int(hours or 0) + 60 * int(minutes or 0) + float(seconds)

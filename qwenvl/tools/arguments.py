@@ -44,7 +44,7 @@ def typed_arguments(tool: str, parameters: Schema, arguments: Mapping[str, Any])
 def _typed(name: str, value: Any, schema: Schema) -> Any:
     try:
         return _converted(value, schema)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ToolError(f"{name} must be {_expected(schema)}, got {quoted(value)}") from None
 
 
@@ -64,7 +64,7 @@ def _converted(value: Any, schema: Schema) -> Any:
     """A value of JSON, or a text, in the type of a schema.
 
     Raises:
-        TypeError, ValueError: it is of another type, or none of those that the schema lists.
+        TypeError, ValueError, OverflowError: it is of another type, or none of those that the schema lists.
     """
     made = _of_kind(value, schema)
     allowed = schema.get("enum")
@@ -117,7 +117,7 @@ def _first_of(value: Any, schemas: Sequence[Schema]) -> Any:
     for schema in sorted(schemas, key=is_exact, reverse=True):  # exact ones first
         try:
             return _converted(value, schema)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             continue
     raise ValueError
 

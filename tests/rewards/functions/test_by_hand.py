@@ -235,6 +235,14 @@ READINGS = [
     # Separators of thousands are no separators of numbers.
     *((spans_in, text, []) for text in ("1,234.5-1,250.0", "[1,234.5,1,250.0]", "1,234 to 1250.5", "1.234,5-1.250,0")),
     *((spans_in, text, []) for text in ("1 234.5 - 1 250", "1\u202f234 to 1\u202f250", "1'234.5-1'250", "1\u2019234")),
+    # Decimal commas, whatever stands between the numbers.
+    *((spans_in, text, []) for text in ("9,3 bis 130,7", "3,5 | 8,0", "36,2; 80,1", "20,5,30,7", "3,0...5,0", "3,5/8")),
+    (spans_in, "[0,100],[200,300]", [(0.0, 100.0), (200.0, 300.0)]),
+    (spans_in, "3.5,8.0,9.5,12.0", [(3.5, 8.0), (9.5, 12.0)]),
+    *((spans_in, text, [(3.0, 7.5)]) for text in ("3...7.5", "3..7.5", "3 through 7.5", "0:03,0:07.5")),
+    *((spans_in, text, [(90.0, 120.0)]) for text in ("1.5 min,2 min", "1 min 30 s...2 min", "1分30秒,2分")),
+    *((spans_in, text, []) for text in ("0:26:000 - 0:30:000", "0:008 to 0:012", ".5 to 1.5", "1_234 - 1_250")),
+    *((spans_in, text, []) for text in ("12 frames\u523020 frames", "frame 12\u5230frame 20")),
     *((spans_in, text, [(100.0, 250.0)]) for text in ("[100,250]", "[100, 250]", "100 250", "100 to 250")),
     *((spans_in, text, [(3.0, 5.0)]) for text in ("(3,5)", "[3,5]", "3to5", "3s-5s")),
     (numbers_in, "there are 3 cubes.", [Decimal("3")]),
