@@ -49,7 +49,8 @@ def test_entries_are_read_in_many_forms(text, spans):
         *("-3-5 (1)", "3 - -5 (1)", "1e5-2e5 (1)", "NaN-3 (1)", "0-inf (1)", "12345678-12345679 (1)"),
         *("3,5-7 (1)", "3-7,5 (1)", "00:00:03,005 --> 00:00:07,000 (1)"),  # decimal commas
         *("500-1500 ms (1)", "0-3 min (1)", "1 min - 2 min (1)", "0-3 m (1)", "0-3 h", "0-9 frames (1)", "0-9% (1)"),
-        *("3 min 52 s - 335 s (1)", "1 h, 2 s to 3700 s (1)", "1.2e+02 to 313 (1)", "3.5 - 4'20 (1)"),  # a range of a part of the times
+        # A range of parts of the times.
+        *("3 min 52 s - 335 s (1)", "1 h, 2 s to 3700 s (1)", "1.2e+02 to 313 (1)", "3.5 - 4'20 (1)"),
         *("2-3-7", "2 - 3 - 7"),  # which of the three is the step?
         *("0-3 (1) (2)", "3 and 7 (1)"),
         *('{"step": 2, "start": 3, "end": NaN}', '{"step": 2, "start": -3, "end": 5}', '{"start": 3, "end": 5}'),
