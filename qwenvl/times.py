@@ -40,6 +40,10 @@ _UNCLEAR = re.compile(
     r"|[0-9](?!(?:s|secs?|seconds?|to)(?![a-z])|e[-+]?[0-9])[a-z]",
     re.IGNORECASE,
 )
+# In 3,5 a comma may separate numbers, or begin decimals, or thousands. In 3.5,8 and in [3,5] it separates.
+_UNCLEAR_COMMA = re.compile(r"(?<![0-9.])[0-9]{1,7},[0-9]")
+_BRACKETED_PAIR = re.compile(rf"[\[(]\s{{0,4}}{_NUMBER},{_NUMBER}\s{{0,4}}[\])]")
+_ANY_NUMBER = re.compile(r"[0-9]+(?::[0-9]+)*(?:\.[0-9]+)?")
 
 
 def in_plain_seconds(text: str) -> str | None:
@@ -60,12 +64,6 @@ def in_plain_seconds(text: str) -> str | None:
     text = _IN_PRIMES.sub(_seconds_of_primes, text)
     text = _IN_MILLISECONDS.sub(_seconds_of_milliseconds, text)
     return None if _UNCLEAR.search(text) or _has_unclear_commas(text) else text
-
-
-# In 3,5 a comma may separate numbers, or begin decimals, or thousands. In 3.5,8 and in [3,5] it separates.
-_UNCLEAR_COMMA = re.compile(r"(?<![0-9.])[0-9]{1,7},[0-9]")
-_BRACKETED_PAIR = re.compile(rf"[\[(]\s{{0,4}}{_NUMBER},{_NUMBER}\s{{0,4}}[\])]")
-_ANY_NUMBER = re.compile(r"[0-9]+(?::[0-9]+)*(?:\.[0-9]+)?")
 
 
 def _has_unclear_commas(text: str) -> bool:
