@@ -62,3 +62,7 @@ def version() -> str:
         return metadata.version("qwenvl")
     except metadata.PackageNotFoundError:
         return "of a source folder that is not installed"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -31,6 +31,12 @@ def test_the_help_of_every_command_is_printed_without_torch():
     assert shown.stdout.count("usage: ") == len(COMMANDS) - 2 and shown.stderr == ""
 
 
+@pytest.mark.parametrize("module", ["qwenvl", "qwenvl.cli"])
+def test_both_modules_are_the_command(module):
+    ended = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0 and ended.stdout.startswith("qwenvl ")
+
+
 def test_help_that_nobody_reads_to_its_end_ends_quietly():
     """``| head`` closes the pipe, here before the first line."""
     reader, writer = os.pipe()
