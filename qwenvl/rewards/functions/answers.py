@@ -40,6 +40,7 @@ _MARKUP = str.maketrans("", "", "*`")  # of Markdown: **B**
 _AROUND_CHOICE = "()[].:\u3002\u3001"
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
 _NEITHER = re.compile(r"^(?:yes|no)\s?(?:/|\bor\b)\s?(?:yes|no)\b|\bnot (?:yes|no)\b")
+_BOTH = re.compile(r"(?:yes|no)\W{0,4}(?:(?:or|and|but)\b\W{0,4}(?:also\s)?)?(?:yes|no)\W*")  # and nothing else
 _WORD = re.compile(rf"[{CJK}]|[^\W_{CJK}]+")
 
 
@@ -140,7 +141,9 @@ def affirms(text: str) -> bool | None:
     """Whether a text says yes (True), no (False), or neither or both (None)."""
     plain = normalized(text)
     said = _YES_NO.findall(plain)
-    if not said or _NEITHER.search(plain) or (len(set(said)) > 1 and not plain.startswith(said[0])):
+    if not said or _NEITHER.search(plain):
+        return None
+    if len(set(said)) > 1 and (_BOTH.fullmatch(plain) or not plain.startswith(said[0])):
         return None
     return said[0] == "yes"
 
