@@ -22,7 +22,7 @@ _COMMENT = "textarea"
 
 
 @dataclass(frozen=True)
-class Annotated:
+class TaskAnswer:
     """What an annotation says: labels in the order of their times, a number, or text."""
 
     kind: Literal["labels", "number", "text"]
@@ -42,7 +42,7 @@ def counting_annotations(task: Values) -> list[Values]:
     return [each for each in finished if each.get("ground_truth")] or finished
 
 
-def answer_of(task: Values) -> tuple[Annotated, bool]:
+def answer_of(task: Values) -> tuple[TaskAnswer, bool]:
     """The answer of a task, and whether a comment stands beside its labels, which is not part of it.
 
     Raises:
@@ -65,9 +65,9 @@ def answer_of(task: Values) -> tuple[Annotated, bool]:
     return answer, any(has_comment for _, has_comment in answers)
 
 
-def _answer_in(result: Any) -> tuple[Annotated | None, bool]:
+def _answer_in(result: Any) -> tuple[TaskAnswer | None, bool]:
     """The answer in the regions of an annotation, and whether a comment stands beside it."""
-    regions = [each for each in result or () if isinstance(each, dict)] if isinstance(result, list) else []
+    regions = [each for each in result if isinstance(each, dict)] if isinstance(result, list) else []
     answering = [each for each in regions if each.get("type") in (*_LABELLING, *_NUMBERS, _COMMENT)]
     labelling = [each for each in answering if each["type"] != _COMMENT]
     has_comment = bool(labelling) and len(labelling) < len(answering)
@@ -84,7 +84,7 @@ def _answer_in(result: Any) -> tuple[Annotated | None, bool]:
     return _answer_to_one(regions_of_one), has_comment
 
 
-def _answer_to_one(regions: Sequence[Values]) -> Annotated | None:
+def _answer_to_one(regions: Sequence[Values]) -> TaskAnswer | None:
     """The answer in the regions of one control of the page, in the order of their times."""
     ordered = sorted(regions, key=_start_of)  # the order stays where there are no times
     kind = ordered[0]["type"]
@@ -92,12 +92,12 @@ def _answer_to_one(regions: Sequence[Values]) -> Annotated | None:
         numbers = {str(each["value"][kind]) for each in ordered if _value_of(each).get(kind) is not None}
         if len(numbers) > 1:
             raise ValueError(f"annotations: expected one {kind}, got {', '.join(sorted(numbers))}")
-        return Annotated("number", *numbers) if numbers else None
+        return TaskAnswer("number", *numbers) if numbers else None
     if kind == _COMMENT:
         text = " ".join(part for each in ordered for part in _texts(_value_of(each).get("text")))
-        return Annotated("text", text) if text else None
+        return TaskAnswer("text", text) if text else None
     labels = [label for each in ordered for label in _labels_of(each)]
-    return Annotated("labels", ", ".join(labels)) if labels else None
+    return TaskAnswer("labels", ", ".join(labels)) if labels else None
 
 
 def _value_of(region: Values) -> Values:

@@ -504,7 +504,7 @@ def _span_row(row: Values, first_number: int | None = None) -> Made:
 
 # Label Studio
 
-_ANNOTATED = {"labels": LABELS, "number": NUMBER, "text": WORDS}
+_ANSWER_KINDS = {"labels": LABELS, "number": NUMBER, "text": WORDS}
 
 
 def _label_studio(row: Values, first_number: int | None = None) -> Made:
@@ -518,7 +518,7 @@ def _label_studio(row: Values, first_number: int | None = None) -> Made:
     question = question if isinstance(question, str) else "What does the video show?"
     used = ("data", "annotations", "predictions", "drafts")
     asked = row | {"question": question, "answer": answer.text}
-    made = _question_row(asked, kind=_ANNOTATED[answer.kind], media={key: [path]}, read=used)
+    made = _question_row(asked, kind=_ANSWER_KINDS[answer.kind], media={key: [path]}, read=used)
     if has_comment:
         made.hints.append(Hint("comment", "text stands beside the labels of the annotation: the labels are the answer"))
     return made

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.label_studio import Annotated, answer_of, medium_of
+from qwenvl.data.records.label_studio import TaskAnswer, answer_of, medium_of
 from qwenvl.data.records.parse import ReadOptions, Row, parse_row
 from qwenvl.data.records.presets import PRESETS
 
@@ -32,19 +32,19 @@ def test_annotations_that_differ_are_refused_unless_one_is_the_truth():
     with pytest.raises(ValueError, match="has 2 with different answers"):
         answer_of(task([ONE], []))
     both["annotations"][1]["ground_truth"] = True
-    assert answer_of(both)[0] == Annotated("labels", "close lid")
+    assert answer_of(both)[0] == TaskAnswer("labels", "close lid")
     both["annotations"][1] = {"result": [OTHER], "was_cancelled": True, "ground_truth": True}
-    assert answer_of(both)[0] == Annotated("labels", "insert fan")
-    assert answer_of(task([ONE], [ONE]))[0] == Annotated("labels", "insert fan")
+    assert answer_of(both)[0] == TaskAnswer("labels", "insert fan")
+    assert answer_of(task([ONE], [ONE]))[0] == TaskAnswer("labels", "insert fan")
 
 
 @pytest.mark.parametrize("result", [[COMMENT, ONE], [ONE, COMMENT]])
 def test_labels_are_the_answer_and_not_the_comment_beside_them(result):
     row = task(result)
-    assert answer_of(row) == (Annotated("labels", "insert fan"), True)
+    assert answer_of(row) == (TaskAnswer("labels", "insert fan"), True)
     made = PRESETS["label-studio"].row(row, None)
     assert [hint.kind for hint in made.hints] == ["comment"]
-    assert answer_of(task([COMMENT])) == (Annotated("text", "The hand hides it."), False)
+    assert answer_of(task([COMMENT])) == (TaskAnswer("text", "The hand hides it."), False)
 
 
 def test_the_answer_to_one_question_is_in_the_order_of_its_times():
@@ -55,9 +55,9 @@ def test_the_answer_to_one_question_is_in_the_order_of_its_times():
     frames = [region("timelinelabels", ranges=[{"start": at}], timelinelabels=[name]) for at, name in spans]
     assert answer_of(task(frames))[0].text == "a, b"
     said = [region("textarea", text=text, start=start) for text, start in ((["of it."], 3), ("The end", 1))]
-    assert answer_of(task(said))[0] == Annotated("text", "The end of it.")
+    assert answer_of(task(said))[0] == TaskAnswer("text", "The end of it.")
     assert answer_of(task([region("taxonomy", taxonomy=[["station", "fan"], ["lid"]])]))[0].text == "fan, lid"
-    assert answer_of(task([region("rating", rating=3)]))[0] == Annotated("number", "3")
+    assert answer_of(task([region("rating", rating=3)]))[0] == TaskAnswer("number", "3")
 
 
 @pytest.mark.parametrize(
