@@ -102,6 +102,18 @@ def clip_at_path(path: str, named: dict[str, list[str]]) -> str:
     return clip_of_cell(name, named)
 
 
+def folder_of_export(path: str, clip: str) -> str:
+    """The name of the folder in which the machine that labels come from had a clip of ours. Empty where it is not said.
+
+    Example:
+        >>> folder_of_export("d/station-1/cam/a.mp4", "cam/a.mp4"), folder_of_export("a.mp4", "a.mp4")
+        ('station-1', '')
+    """
+    if not path.endswith(f"/{clip}"):
+        return ""
+    return path.removesuffix(f"/{clip}").rpartition("/")[2]
+
+
 def is_read_again(clip: str, named: dict[str, list[str]]) -> bool:
     """Whether a cell with the name of a clip is read as this clip."""
     try:

@@ -12,6 +12,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,14 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.failure import beginning, counted, visible
 from qwenvl.files import is_utf8, plain_file, written_whole
 from qwenvl.inspection import span_exports, spans
-from qwenvl.inspection.clips import clip_at_path, clip_of_cell, clips_by_name, find_clips, is_read_again
+from qwenvl.inspection.clips import (
+    clip_at_path,
+    clip_of_cell,
+    clips_by_name,
+    find_clips,
+    folder_of_export,
+    is_read_again,
+)
 from qwenvl.inspection.convert import OWN_KEYS, write_records
 from qwenvl.inspection.label_columns import column_names, named_cells
 from qwenvl.inspection.steps import Steps, answer_in, number_of, numbered, read_steps
@@ -69,6 +77,7 @@ class Labels:
         left_out: labels that are no steps, with their numbers.
         counts_frames: spans are given in frames, and the clips' own rates say at what seconds.
         late, overlapping: see ``SpanReader``.
+        other_folder: the folder of the clips where they were labelled, if it has another name here.
         unused: label files that fit no clip.
         whole_minutes: see ``are_whole_minutes``.
     """
@@ -81,6 +90,7 @@ class Labels:
     counts_frames: bool = False
     late: Mapping[str, float] = field(default_factory=dict)
     overlapping: Mapping[str, str] = field(default_factory=dict)
+    other_folder: str = ""
     unused: Sequence[str] = ()
     whole_minutes: bool = False
 
@@ -229,6 +239,47 @@ def _print_indented(title: str, text: str) -> None:
         show(f"  {line}")
 
 
+def _name_of(root: Path) -> str:
+    """The name of the folder of clips as names of other machines are compared with it."""
+    return root.resolve().name.casefold()
+
+
+@dataclass(frozen=True)
+class _OneFolder:
+    """The clips of labels whose paths are of another machine, all below one folder there.
+
+    Clips of several folders may have the same names. Of these, one folder is that of the clips.
+
+    Attributes:
+        folder: its name there, in lower case. Empty where the paths do not say it.
+        named: see ``clips_by_name``.
+    """
+
+    folder: str
+    named: dict[str, list[str]]
+
+    @classmethod
+    def of(cls, root: Path, labelled: Iterable[Any], named: dict[str, list[str]]) -> _OneFolder:
+        """The folder of the same name as ``root`` if there are labels of it, else that of the first label."""
+        folders = []
+        for path in {each.clip: None for each in labelled if isinstance(each, spans.LabelledSpan)}:
+            with suppress(ValueError):
+                folders.append(folder_of_export(path, clip_at_path(path, named)).casefold())
+        own = _name_of(root)
+        return cls(own if own in folders else next(filter(None, folders), ""), named)
+
+    def clip(self, path: str) -> str:
+        """The clip at a path. ValueError: there is none, or it is one of another folder."""
+        clip = clip_at_path(path, self.named)
+        folder = folder_of_export(path, clip)
+        if folder.casefold() not in ("", self.folder):
+            raise ValueError(
+                f"{path!r} is a clip of {folder!r}, and other labels are of clips of {self.folder!r}, which may have "
+                "the same names: take the folder above both, or the labels of one"
+            )
+        return clip
+
+
 def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: Steps | None) -> Labels:
     """The labels of the table or folder that ``--answers`` names."""
     path = Path(args.answers)
@@ -247,7 +298,6 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     background = spans.BACKGROUND if args.background is None else args.background.split(",")
     if columns and (is_export or path.is_dir()):
         raise ValueError(f"--columns has no effect: {path} is no table; leave it out")
-    clip_of = clip_at_path if is_export or path.is_dir() else clip_of_cell
     if is_export:
         labelled = list(span_exports.exported_spans(path))
     elif path.is_dir():
@@ -260,12 +310,14 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     if not labelled:
         expected = f"; expected files such as {Path(clips[0]).stem}.txt" if path.is_dir() else ""
         raise RecordError(f"{path}: no label of a clip in it{expected}")
+    from_elsewhere = is_export or path.is_dir()
+    of_one_folder = _OneFolder.of(root, labelled, named)
     listed = spans.steps_in(labelled, background) if steps is None else steps
     spans.check_names(listed, str(path) if steps is None else str(args.steps))
     reader = spans.SpanReader(
         root=root,
         number_of=lambda label: number_of(listed, label),
-        clip_of=lambda name: clip_of(name, named),
+        clip_of=of_one_folder.clip if from_elsewhere else lambda name: clip_of_cell(name, named),
         names=listed,
         background=frozenset(label.strip().casefold() for label in background),
         label_fps=args.label_fps,
@@ -291,6 +343,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         counts_frames=counts_frames,
         late=reader.late,
         overlapping=reader.overlapping,
+        other_folder=of_one_folder.folder if from_elsewhere and of_one_folder.folder != _name_of(root) else "",
         unused=spans.files_without_clip(path, clips) if path.is_dir() else (),
         whole_minutes=spans.are_whole_minutes(labelled),
     )
@@ -381,6 +434,8 @@ def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
             f"  spans of one step overlap in {counted(len(found.overlapping), 'clip')} ({visible(step)!r} in "
             f"{visible(clip)}), as where two people have labelled it: each is kept"
         )
+    if found.other_folder:
+        lines.append(f"  labels of the clips of {visible(found.other_folder)!r} are taken for those of this folder")
     if found.whole_minutes:
         lines.append("  all times are whole minutes; of 0:07 a spreadsheet makes 00:07:00: format its cells as text")
     if found.unused:

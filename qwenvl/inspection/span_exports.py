@@ -68,7 +68,9 @@ def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | 
     for number, region in regions.items():
         place = f"{where}.result[{number}]"
         value = region["value"]
-        if region["type"] == "timelinelabels":
+        if not value.get(region["type"]):
+            yield RecordError(f"{place}: expected the name of a step, got a region without a label")
+        elif region["type"] == "timelinelabels":
             for span in value["ranges"]:
                 # Frames are counted from 1, and the last one is included.
                 start = int(span["start"]) - 1

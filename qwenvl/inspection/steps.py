@@ -14,7 +14,10 @@ from qwenvl.rewards.functions.text import normalized
 
 _NUMBERED = re.compile(r"(?:step\s*)?\(?\s*([0-9]{1,4})\s*(?:[).:\s]+(.*))?", re.DOTALL | re.IGNORECASE)
 _NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
-_NUMBER_WITH_SIGN = re.compile(r"\(?\s*([0-9]{1,4})\s*[).:]+(?![0-9])\s*(.*)")
+# "1. take", "(1) take", "1 - take" and "1,take", but not "4-pin" and "2.5 mm".
+_NUMBER_WITH_SIGN = re.compile(r"\(?\s*([0-9]{1,4})\s*(?:[).:,;]+(?![0-9])|[\u2013-](?=\s))\s*(.*)")
+_NUMBER_WITH_WORD = re.compile(r"(?:step|#)\s*([0-9]{1,4})(?![0-9])\s*[).:,;\u2013-]*\s*(.*)", re.IGNORECASE)
+_NUMBER_WITH_TAB = re.compile(r"\s*([0-9]{1,4})\t")
 _BARE_NUMBER = re.compile(r"([0-9]{1,4})\s+(\S.*)")
 # "(2); insert the fan" may be step 2 and then the fan.
 _NUMBER_APART = re.compile(r"\(\s*[0-9]{1,9}\s*\)\s*[;,|][\s;,|]*[^\s;,|]")
@@ -30,14 +33,15 @@ def read_steps(path: Path) -> Steps:
     Raises:
         RecordError: another numbering, a step that two lines name, or none.
     """
-    lines = [" ".join(line.split()) for line in whole_text(path).splitlines()]
-    lines = [line for line in lines if line]
+    lines = [_NUMBER_WITH_TAB.sub(r"\1. ", line, count=1) for line in whole_text(path).splitlines()]
+    lines = [" ".join(line.split()) for line in lines if line.strip()]
     found = _numbering(lines)
     if any(found):
         names = []
         for number, (line, match) in enumerate(zip(lines, found, strict=True), start=1):
             if match is None or int(match[1]) != number:
-                raise RecordError(f"{path}: expected step {number}, got {line!r}; number all steps from 1, or none")
+                advice = "number all steps from 1, as in '(1) 2 screws', or none"
+                raise RecordError(f"{path}: expected step {number}, got {line!r}; {advice}")
             names.append(match[2])
         lines = names
     if not lines:
@@ -74,13 +78,13 @@ def _misread(name: str, own_number: int, plain: Sequence[str]) -> str | None:
 
 def _numbering(lines: Sequence[str]) -> list[re.Match[str] | None]:
     """The number and the name of each line. None for lines, or all of them, without a number."""
+    marked = [_NUMBER_WITH_WORD.fullmatch(line) or _NUMBER_WITH_SIGN.fullmatch(line) for line in lines]
     bare = [_BARE_NUMBER.fullmatch(line) for line in lines]
-    numbers = sorted(int(match[1]) for match in bare if match is not None)
-    count = len(lines)
-    # "1 take_cup" and "2 insert_fan" are numbered, also from 0, and "2 screws" and "4 screws" are names.
-    if count > 1 and numbers in (list(range(count)), list(range(1, count + 1))):
+    numbers = [int(match[1]) for match in bare if match is not None]
+    # "1 take_cup" and "2 insert_fan" are numbered. "2 screws" is a name where other names have no such number.
+    if not all(marked) and 1 < len(lines) == len(set(numbers)):
         return bare
-    return [_NUMBER_WITH_SIGN.fullmatch(line) for line in lines]
+    return marked
 
 
 def numbered(steps: Steps) -> str:

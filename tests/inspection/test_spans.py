@@ -299,6 +299,34 @@ def test_several_annotations_of_a_task_have_the_same_labels_or_one_is_the_truth(
         assert solutions() == ["0.0-1.0 (1) insert fan"]
 
 
+def test_labels_of_another_folder_are_not_those_of_clips_of_the_same_name(folder, capsys):
+    def export(*paths):
+        tasks = []
+        for path in paths:
+            result = [region("insert fan", 0, 1)]
+            tasks.append({"data": {"video": f"/data/local-files/?d={path}"}, "annotations": [{"result": result}]})
+        Path("export.json").write_text(json.dumps(tasks))
+
+    argv = ("--answers", "export.json", "--steps", "steps.txt", "--overwrite")
+    export("clips/a.mp4", "station-2/b.mp4")
+    said = refused(capsys, *argv)
+    assert "'station-2/b.mp4' is a clip of 'station-2', and other labels are of clips of 'clips'" in said
+    export("station-1/a.mp4", "station-2/b.mp4")
+    assert "of 'station-2', and other labels are of clips of 'station-1'" in refused(capsys, *argv)
+    export("Clips/a.mp4", "b.mp4")
+    assert "are taken for" not in run(capsys, *argv)
+    export("station-2/a.mp4", "station-2/b.mp4")
+    assert "labels of the clips of 'station-2' are taken for those of this folder" in run(capsys, *argv)
+    assert len(solutions()) == 2
+
+
+def test_a_region_without_a_label_is_refused(folder, capsys):
+    empty = {"type": "timelinelabels", "value": {"ranges": [{"start": 6, "end": 15}], "timelinelabels": []}}
+    exported({"video": "a.mp4"}, {"result": [region("insert fan", 0, 1), empty]})
+    said = refused(capsys, "--answers", "export.json", "--steps", "steps.txt")
+    assert "export.json[0].result[1]: expected the name of a step, got a region without a label" in said
+
+
 def test_spans_of_one_step_that_overlap_are_named(folder, capsys):
     argv = ("--answers", "spans.csv", "--steps", "steps.txt", "--overwrite")
     Path("spans.csv").write_text("clip,step,start,end\na,1,0,1.5\na,2,0.5,1\na,1,1.5,2\n")

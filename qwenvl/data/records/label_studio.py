@@ -86,7 +86,7 @@ def _answer_in(result: Any) -> tuple[TaskAnswer | None, bool]:
 
 def _answer_to_one(regions: Sequence[Values]) -> TaskAnswer | None:
     """The answer in the regions of one control of the page, in the order of their times."""
-    ordered = sorted(regions, key=_start_of)  # the order stays where there are no times
+    ordered = sorted(regions, key=lambda region: _starts_of(region)[0])  # the order stays where there are no times
     kind = ordered[0]["type"]
     if kind in _NUMBERS:
         numbers = {str(each["value"][kind]) for each in ordered if _value_of(each).get(kind) is not None}
@@ -96,8 +96,14 @@ def _answer_to_one(regions: Sequence[Values]) -> TaskAnswer | None:
     if kind == _COMMENT:
         text = " ".join(part for each in ordered for part in _texts(_value_of(each).get("text")))
         return TaskAnswer("text", text) if text else None
-    labels = [label for each in ordered for label in _labels_of(each)]
-    return TaskAnswer("labels", ", ".join(labels)) if labels else None
+    labels = []
+    for region in ordered:
+        named = _labels_of(region)
+        if not named and len(ordered) > 1:
+            raise ValueError("annotations: a region has no label; label it or delete it")
+        labels += [(start, label) for start in _starts_of(region) for label in named]
+    labels.sort(key=lambda each: each[0])
+    return TaskAnswer("labels", ", ".join(label for _, label in labels)) if labels else None
 
 
 def _value_of(region: Values) -> Values:
@@ -105,17 +111,17 @@ def _value_of(region: Values) -> Values:
     return value if isinstance(value, dict) else {}
 
 
-def _start_of(region: Values) -> float:
-    """The time or frame at which a region starts, 0 for one of the whole task."""
+def _starts_of(region: Values) -> list[float]:
+    """The times or frames at which the spans of a region start, 0 for one of the whole task."""
     value = _value_of(region)
     ranges = value.get("ranges") or [{"start": value.get("start") or 0}]
-    return float(ranges[0].get("start") or 0)
+    return [float(each.get("start") or 0) for each in ranges]
 
 
 def _labels_of(region: Values) -> list[str]:
     named = _value_of(region).get(region["type"]) or ()
     if region["type"] == "taxonomy":
-        named = [path[-1] for path in named if path]
+        named = [" / ".join(map(str, path)) for path in named if path]
     return [str(label) for label in named]
 
 

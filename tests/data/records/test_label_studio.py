@@ -56,7 +56,10 @@ def test_the_answer_to_one_question_is_in_the_order_of_its_times():
     assert answer_of(task(frames))[0].text == "a, b"
     said = [region("textarea", text=text, start=start) for text, start in ((["of it."], 3), ("The end", 1))]
     assert answer_of(task(said))[0] == TaskAnswer("text", "The end of it.")
-    assert answer_of(task([region("taxonomy", taxonomy=[["station", "fan"], ["lid"]])]))[0].text == "fan, lid"
+    assert answer_of(task([region("taxonomy", taxonomy=[["station", "fan"], ["lid"]])]))[0].text == "station / fan, lid"
+    twice = region("timelinelabels", ranges=[{"start": 1}, {"start": 50}], timelinelabels=["a"])
+    once = region("timelinelabels", ranges=[{"start": 10}], timelinelabels=["b"])
+    assert answer_of(task([twice, once]))[0].text == "a, b, a"
     assert answer_of(task([region("rating", rating=3)]))[0] == TaskAnswer("number", "3")
 
 
@@ -69,6 +72,7 @@ def test_the_answer_to_one_question_is_in_the_order_of_its_times():
         ([region("number", number=1), region("number", number=2)], "expected one number, got 1, 2"),
         ([], "expected one that is not cancelled"),
         ([region("choices", choices=[])], "expected one that is not cancelled"),
+        ([ONE, region("choices", choices=[])], "a region has no label; label it or delete it"),
         ("insert fan", "expected one that is not cancelled"),
         ([region("labels", labels=["a"], ranges=[3])], "expected them as Label Studio exports them"),
         ([region("choices", choices=3)], "expected them as Label Studio exports them"),
