@@ -17,6 +17,7 @@ _NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
 # "1. take", "(1) take", "1 - take" and "1,take", but not "4-pin" and "2.5 mm".
 _NUMBER_WITH_SIGN = re.compile(r"\(?\s*([0-9]{1,4})\s*(?:[).:,;]+(?![0-9])|[\u2013-](?=\s))\s*(.*)")
 _NUMBER_WITH_WORD = re.compile(r"(?:step|#)\s*([0-9]{1,4})(?![0-9])\s*[).:,;\u2013-]*\s*(.*)", re.IGNORECASE)
+_BULLET = re.compile(r"[-*\u2022]\s+(?=\S)")
 _NUMBER_WITH_TAB = re.compile(r"\s*([0-9]{1,4})\t")
 _BARE_NUMBER = re.compile(r"([0-9]{1,4})\s+(\S.*)")
 # "(2); insert the fan" may be step 2 and then the fan.
@@ -35,6 +36,10 @@ def read_steps(path: Path) -> Steps:
     """
     lines = [_NUMBER_WITH_TAB.sub(r"\1. ", line, count=1) for line in whole_text(path).splitlines()]
     lines = [" ".join(line.split()) for line in lines if line.strip()]
+    if lines and lines[0][0] in "[{":
+        raise RecordError(f"{path}: expected a step a line, as plain text, got {lines[0]!r}")
+    if all(_BULLET.match(line) for line in lines):
+        lines = [_BULLET.sub("", line) for line in lines]
     found = _numbering(lines)
     if any(found):
         names = []

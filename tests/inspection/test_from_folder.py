@@ -317,6 +317,8 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
         "take the lid\n\n  insert  the fan \n",
         "(1) take the lid\n2. insert the fan",
         "\ufeff1: take the lid\n(2)insert the fan",
+        "- take the lid\n- insert the fan",
+        "* 1. take the lid\n* 2. insert the fan",
     ):
         path.write_text(text, encoding="utf-8")
         assert numbered(read_steps(path)) == "(1) take the lid\n(2) insert the fan"
@@ -343,6 +345,7 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
         *((line.format(0, "a") + "\n" + line.format(1, "b"), "expected step 1, got") for line in NUMBERED),
         ("id,name\n1,take the lid\n2,insert the fan", "expected step 1, got 'id,name'"),
         ("take\nstep 2", "expected step 1, got 'take'"),
+        ('["take", "lid"]', "expected a step a line, as plain text"),
         ("2 b\n1 a\n", "expected step 1, got '2 b'"),
         ("a\nA.", "steps 1 and 2 have the same name"),
         ("a\nscrew (4) in", r"step 2, 'screw \(4\) in': \(number\) and <"),
