@@ -71,10 +71,10 @@ class ModelEngine:
             self.fake.fail(fault)
         self.local.vision_ids, self.local.end_ids = request.banned_ids, request.end_ids
         with _ONE_DRAWS:
-            drawn = [
-                self.local.draw(self.model, self.inputs(prompt), request.group_size, request.params, prompt.seed)
-                for prompt in request.prompts
-            ]
+            drawn = []
+            for prompt in request.prompts:
+                params = replace(request.params, max_new_tokens=request.room_of(prompt))
+                drawn.append(self.local.draw(self.model, self.inputs(prompt), request.group_size, params, prompt.seed))
         rows = [
             (ids[mask].tolist(), logprobs[mask].tolist(), reason)
             for each in drawn

@@ -123,8 +123,8 @@ class LocalEngine:
     ) -> tuple[RolloutBatch, Resume]:
         """The first turn of each completion, and what samples further ones: each computes all tokens before it."""
 
-        def resume(rows: list[int], completions: list[GrowingCompletion], most: int) -> RolloutBatch:
-            return self._turn(model, behind_prompts(prompts, group_size, rows, completions), params, most)
+        def resume(rows: list[int], completions: list[GrowingCompletion], room: list[int]) -> RolloutBatch:
+            return self._turn(model, behind_prompts(prompts, group_size, rows, completions), params, max(room))
 
         return self._turn(model, prompts.repeat(group_size), params, params.max_new_tokens), resume
 
@@ -358,8 +358,8 @@ class SharedPrefixEngine(LocalEngine):
             no_token=0 if stops is None else stops.no_token,
         )
 
-        def resume(rows: list[int], completions: list[GrowingCompletion], most: int) -> RolloutBatch:
+        def resume(rows: list[int], completions: list[GrowingCompletion], room: list[int]) -> RolloutBatch:
             fresh = PromptInputs.join([each.unseen for each in completions])
-            return self._finish(*sampler.resume(rows, fresh, most), stops)
+            return self._finish(*sampler.resume(rows, fresh, max(room)), stops)
 
         return self._finish(*sampler.first(), stops), resume

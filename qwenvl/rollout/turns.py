@@ -78,8 +78,11 @@ class GrowingCompletion:
         return torch.cat(of_pieces)
 
 
-Resume = Callable[[list[int], list[GrowingCompletion], int], RolloutBatch]
-"""Samples one more turn, of at most so many tokens, of the completions with these numbers."""
+Resume = Callable[[list[int], list[GrowingCompletion], list[int]], RolloutBatch]
+"""Samples one more turn of the completions with these numbers, each of which has room for so many tokens.
+
+Tokens beyond the room of a completion are left out here: an engine may give all of them the most room of one.
+"""
 
 
 def sample_turns(
@@ -117,8 +120,7 @@ def sample_turns(
             completions[row].ended_by = ""
         rows = [row for row in answers if room[row] > 0]
         if rows:
-            most = max(room[row] for row in rows)
-            turn = resume(rows, [completions[row] for row in rows], most)
+            turn = resume(rows, [completions[row] for row in rows], [room[row] for row in rows])
             boots |= turn.boots
     whole = PromptInputs.join([each.whole() for each in completions], left=False)
     mask = pad_sequence([each.sampled() for each in completions], batch_first=True)

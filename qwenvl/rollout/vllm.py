@@ -206,11 +206,12 @@ class VllmEngine:
             [rollout] = self._sampled(message, [completions], give)
             return on_device(rollout, inputs.input_ids.device)
 
-        def resume(rows: list[int], completions: list[GrowingCompletion], most: int) -> RolloutBatch:
+        def resume(rows: list[int], completions: list[GrowingCompletion], room: list[int]) -> RolloutBatch:
             behind = behind_prompts(inputs, request.group_size, rows, completions)
             again = prompts_for_server(model, behind, request.seed + next(turns))
-            settings = replace(request.params, max_new_tokens=most)
-            return turn(replace(message, group_size=1, params=settings, prompts=again))
+            # Each its own: a long completion with the room of a short one would exceed the server's --max_model_len.
+            bounded = [replace(prompt, room=own) for prompt, own in zip(again, room, strict=True)]
+            return turn(replace(message, group_size=1, prompts=bounded))
 
         tokenizer = self._local.tokenizer
         rollout = sample_turns(turn(message), inputs, request.params, conversations, resume, tokenizer)

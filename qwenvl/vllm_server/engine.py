@@ -109,7 +109,7 @@ class Engine:
             },
         )
         for prompt in request.prompts:
-            self.llm._add_request(engine_input(prompt, salt), sampling_params(request, prompt.seed))
+            self.llm._add_request(engine_input(prompt, salt), sampling_params(request, prompt))
         done = self.llm._run_engine(RequestOutput, use_tqdm=False)
         rows = []  # in the order of the prompts, and of the completions of each
         for output in done:
@@ -185,8 +185,8 @@ def speculative_config(speculation: Speculation | None) -> dict[str, Any] | None
     }
 
 
-def sampling_params(request: SampleRequest, seed: int) -> SamplingParams:
-    """The settings of one prompt's completions. Completion k of the group has the seed ``seed + k``.
+def sampling_params(request: SampleRequest, prompt: Prompt) -> SamplingParams:
+    """The settings of one prompt's completions. Completion k of the group has the prompt's ``seed + k``.
 
     Temperature, min-p and banned tokens are not among them: the worker has them, see ``WorkerExtension.set_sampling``.
     So log-probs are those of softmax(logits / T), a temperature above 2 is possible, and top-k, top-p and the penalty
@@ -197,10 +197,10 @@ def sampling_params(request: SampleRequest, seed: int) -> SamplingParams:
     truncation = {} if greedy else {"top_k": params.top_k, "top_p": params.top_p}
     return SamplingParams(
         n=request.group_size,
-        seed=seed,
+        seed=prompt.seed,
         temperature=0.0 if greedy else 1.0,
         repetition_penalty=params.repetition_penalty,
-        max_tokens=params.max_new_tokens,
+        max_tokens=request.room_of(prompt),
         stop=list(params.stop_strings),
         include_stop_str_in_output=True,
         stop_token_ids=list(request.end_ids),

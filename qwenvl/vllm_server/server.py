@@ -124,9 +124,9 @@ class SamplingServer:
             has = "a part of a version" if self.version is None else f"version {self.version}"
             raise Refusal(f"the request is for weights of version {request.version}, the server has {has}", AGAIN)
         engine = self._awake()
-        new = request.params.max_new_tokens
         most = engine.max_model_len
         for number, prompt in enumerate(request.prompts):  # vLLM would truncate one that is too long
+            new = request.room_of(prompt)
             require(
                 0 < len(prompt.ids) <= most - new,
                 f"prompts[{number}]: {len(prompt.ids)} tokens and {new} new ones exceed the server's --max_model_len "

@@ -29,7 +29,7 @@ from torch import Tensor
 from qwenvl.files import cache_root
 from qwenvl.types import SamplingParams
 
-PROTOCOL = 7  # in each message: both sides must have the same
+PROTOCOL = 8  # in each message: both sides must have the same
 TOKEN = "QWENVL_VLLM_TOKEN"  # the environment variable: a command line can be read by everybody on the machine
 HEAD = "head"  # the tensor that holds the JSON
 AGAIN = 503  # the HTTP status where another try, or another server, may have an answer
@@ -185,12 +185,14 @@ class Prompt:
         positions: 3 x tokens (time, height, width), int64, by the trainer's rule.
         seed: of its first completion. Completion k of its group has ``seed + k``.
         media: in the order of their offsets.
+        room: the most tokens of its completions. None: those of the request's ``params``.
     """
 
     ids: Tensor
     positions: Tensor
     seed: int
     media: Sequence[Medium] = ()
+    room: int | None = None
 
     def __post_init__(self) -> None:
         self.media = [Medium(**each) if isinstance(each, dict) else each for each in self.media]
@@ -219,6 +221,10 @@ class SampleRequest:
         if isinstance(self.params, dict):
             self.params = SamplingParams(**self.params | {"stop_strings": tuple(self.params["stop_strings"])})
         self.prompts = [Prompt(**each) if isinstance(each, dict) else each for each in self.prompts]
+
+    def room_of(self, prompt: Prompt) -> int:
+        """The most tokens that completions of a prompt may have."""
+        return self.params.max_new_tokens if prompt.room is None else prompt.room
 
 
 @dataclass

@@ -51,6 +51,7 @@ def sample(random_prompts, fake):
             engine._stops = {("any",): ShortTurns()}
             return model, prompts, engine.draw(model, prompts, 3, params, seed=4, conversations=script)
         server = fake(family, initializer_range=0.1)
+        run.server = server
         server._engine.local._stops = {("any",): ShortTurns()}
         engine = engine_of(model, processor, [server])
         engine.sync(model, 0)
@@ -105,6 +106,25 @@ def vars_of(model, row):
     media = row.image_grid_thw, row.video_grid_thw, seconds
     positions = prompt_positions(position_rule(model.config), ids, torch.ones_like(ids), *media)
     return {"input_ids": ids, "position_ids": positions, **row.vision()}
+
+
+def test_a_server_is_asked_for_as_many_tokens_as_each_completion_may_still_have(sample):
+    """Its --max_model_len has room for one completion, and what is appended. It refuses more, which ends the run."""
+    most = 9
+    _, prompts, rollout = sample("qwen3_vl", VllmEngine, temperature=0.8, most=most)
+    rows = []
+    for row, (ids, mask) in enumerate(zip(rollout.whole.input_ids, rollout.whole.attention_mask.bool(), strict=True)):
+        prompt = prompts.select([row // 3])
+        rows.append((*prompt.input_ids[prompt.attention_mask.bool()].tolist(), *ids[mask].tolist()))
+    rooms = []
+    for request in sample.server.asked[1:]:
+        for prompt in request.prompts:
+            behind = tuple(prompt.ids.tolist())
+            [row] = [row for row, ids in enumerate(rows) if ids[: len(behind)] == behind]
+            sampled = rollout.completion_mask[row, : len(behind) - int(prompts.attention_mask[row // 3].sum())].sum()
+            rooms.append(request.room_of(prompt))
+            assert rooms[-1] == most - sampled
+    assert len(set(rooms)) > 2
 
 
 @pytest.mark.parametrize("engine", ENGINES)
