@@ -134,6 +134,10 @@ class Page:
         buttons = 0 if kind == "mouseReleased" else 1
         self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=buttons, clickCount=1)
 
+    def wheel(self, x: float, y: float, pixels: int) -> None:
+        """Turn the wheel of the mouse at a place of the window, downwards where ``pixels`` is above 0."""
+        self.send("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=pixels)
+
     def picture(self, path: Path, whole: bool = False) -> None:
         """A screenshot as PNG."""
         data = self.send("Page.captureScreenshot", captureBeyondViewport=whole)["data"]

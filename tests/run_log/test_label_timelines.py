@@ -180,6 +180,19 @@ def typed(page, row: int, field: int, text: str) -> None:
     )
 
 
+def test_a_wheel_that_scrolls_the_page_changes_no_number(timelines):
+    """A browser steps a field that has the focus, and tells nobody."""
+    page = timelines("one")
+    field = "document.querySelectorAll('.span-rows li')[0].querySelectorAll('input')[0]"
+    page.run(f"{field}.scrollIntoView({{ block: 'center' }}), {field}.focus()")
+    before = page.run(f"{field}.value")
+    x, y = page.run(f"(box => [box.x + 5, box.y + 5])({field}.getBoundingClientRect())")
+    page.wheel(x, y, 300)
+    page.wait(f"document.activeElement !== {field}")
+    page.wheel(x, y, 300)
+    assert page.run(f"{field}.value") == before
+
+
 def test_a_span_of_less_than_a_millisecond_is_none(timelines, browser, tmp_path):
     """Training would refuse the file for it."""
     page = timelines("one")

@@ -150,6 +150,8 @@ class SpanEditor {
         max: this.length,
         "aria-label": `${part} in seconds`,
         onchange: (event) => this.typed(span, part, event.target),
+        // A wheel that scrolls the page would step a number that has the focus, without a change event.
+        onwheel: (event) => event.currentTarget.blur(),
       });
     const fields = { step: this.stepField(span), start: time("start"), end: time("end") };
     const remove = h(
