@@ -46,13 +46,22 @@ def timeline_times(record: Record, clips: Sequence[FrameInfo]) -> TimelineTimes 
     return TimelineTimes(min(span.seconds for span in spans), clips[0].seconds_per_frame)
 
 
-def beyond_the_clip(record: Record, clips: Sequence[FrameInfo]) -> list[Hint]:
-    """Hints where a span of a record's timeline, or of its ``evidence``, ends after its only clip."""
+def span_problems(record: Record, clips: Sequence[FrameInfo]) -> list[Hint]:
+    """Hints where a span of a record's timeline or ``evidence`` ends after its only clip, and about names and numbers."""
     if len(clips) != 1:
         return []
     longest = clips[0].duration + OVERHANG
     hints = []
-    if any(span.end > longest for span in record_timeline(record)):
+    spans = record_timeline(record)
+    if len({span.number is None for span in spans}) > 1:
+        hints.append(
+            Hint(
+                "steps by number and by name",
+                "the timeline names some steps by number and others by name, and the prompt has no list, a step a line "
+                "as in (1) insert the fan, that says which are the same: no answer in one form is right",
+            )
+        )
+    if any(span.end > longest for span in spans):
         hints.append(Hint("timeline and clip disagree", "the timeline has a span that ends after the clip"))
     if any(end > longest for _, end in readable_evidence(record.fields)):
         hints.append(Hint("evidence and clip disagree", "`evidence` has a span that ends after the clip"))

@@ -26,7 +26,7 @@ from qwenvl.data.records.clip_settings import settings_read
 from qwenvl.data.records.parse import ReadOptions, RecordCheck, media_hints, unread_keys_of, unread_text
 from qwenvl.data.records.presets import how_counted, how_read, span_hints
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.data.timeline_hints import TimelineTimes, beyond_the_clip, fineness, short_spans, timeline_times
+from qwenvl.data.timeline_hints import TimelineTimes, span_problems, fineness, short_spans, timeline_times
 from qwenvl.failure import beginning, counted, visible
 from qwenvl.files import check_new
 from qwenvl.inspection.convert import write_records
@@ -373,7 +373,7 @@ def _check_one(
         hints += look_for(record, MediaSizes.of(sample))
         hints += picture_hints(sample.videos)
     hints += span_hints(record, infos)
-    hints += beyond_the_clip(record, infos)
+    hints += span_problems(record, infos)
     settings: list[str] = []
     for meta in (*record.clip_meta, *record.image_sizes):
         settings += settings_read(meta)

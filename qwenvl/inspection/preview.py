@@ -26,7 +26,7 @@ from qwenvl.data.records.clip_settings import in_words, settings_read
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.data.timeline_hints import (
     TimelineTimes,
-    beyond_the_clip,
+    span_problems,
     fineness,
     record_timeline,
     short_spans,
@@ -83,7 +83,7 @@ def page_of(args: argparse.Namespace) -> str:
         hints = []
         if isinstance(sample, Sample):
             infos = [clip.info for clip in sample.videos]
-            hints = [*look_for(row, MediaSizes.of(sample)), *beyond_the_clip(row, infos)]
+            hints = [*look_for(row, MediaSizes.of(sample)), *span_problems(row, infos)]
             lengths += clip_lengths(infos, row.clip_meta)
             times = timeline_times(row, infos)
             if times is not None:

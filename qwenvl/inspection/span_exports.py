@@ -158,6 +158,8 @@ def _time_origin(media: Sequence[ElementTree.Element], clip: str, where: str) ->
 
 def _clip_path(address: str) -> str:
     """The path of a clip in an address: of a path, local storage or a URL. Of an upload the file name alone."""
+    if address.lower().startswith("file:"):  # ELAN writes names as they are, with # and ?
+        return unquote(address[len("file:") :]).replace("\\", "/").strip("/")
     parts = urlsplit(address)
     local = parse_qs(parts.query).get("d")
     path = (local[0] if local else unquote(parts.path)).replace("\\", "/")

@@ -35,6 +35,7 @@ _FRAME_LINE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})[\s,]+(\S.*)")
 _SECOND = r"([0-9]{1,9}(?:\.[0-9]+)?)"
 _TIME_LINE = re.compile(rf"{_SECOND}\s+{_SECOND}\s+(\S.*)")
 _COMMA_TIME_LINE = re.compile(rf"{_SECOND}\s*,\s*{_SECOND}\s*,\s*(?![0-9]+\s*,)(\S.*)")
+_NUMBERED_LINE = re.compile(r"([0-9]{1,9})(?:\s|[,;:])\s*\S")
 _TWO_NUMBERS = re.compile(r"[0-9][0-9.]*[\s,]+[0-9]")
 
 
@@ -196,6 +197,12 @@ def _file_spans(path: Path, clip: str, lines: Sequence[str]) -> Iterator[Labelle
         if form.fullmatch(first):
             yield from _line_spans(path, clip, lines, form)
             return
+    numbers = [_NUMBERED_LINE.match(line) for line in lines]
+    if len(lines) > 1 and all(numbers):
+        counted_lines = [int(found[1]) for found in numbers if found]
+        if counted_lines == [*range(counted_lines[0], counted_lines[0] + len(lines))]:
+            yield RecordError(f"{path}:1: expected a label alone on each line, got a number in front of it, {first!r}")
+            return
     if _TWO_NUMBERS.match(first):  # such as "0,1 2,9 take"
         yield RecordError(f"{path}:1: expected start, end and label, with decimal points, got {first!r}")
         return
@@ -326,6 +333,12 @@ class SpanReader:
         if missing is not None:
             problems.append(f"{labelled[0].where.rpartition(':')[0]}: {missing}")
             return None
+        if times.has_head(labelled):
+            problems.append(
+                f"{labelled[0].where}: {labelled[0].step!r} seems to be the name of a column: the file has one line "
+                "more than the clip has frames; leave it out"
+            )
+            return None
         if delay > NOTICED_DELAY and not all(each.in_frames for each in labelled):
             self.late[clip] = delay
         spans: list[TimedStep] = []
@@ -396,6 +409,15 @@ class FrameTimes:
             f"frame {frame:,} is beyond the clip, which has {len(self.times):,} in {time_text(self.duration)} s; "
             "--label_fps says how many frames of the labels are a second"
         )
+
+    def has_head(self, spans: Sequence[LabelledSpan]) -> bool:
+        """Whether the first label of a file with a label for each frame is the name of a column.
+
+        The file then has one label more than the clip has frames, and no other of its labels is the first one.
+        """
+        first = spans[0]
+        is_alone = first.end == 1 and all(each.step != first.step for each in spans[1:])
+        return self.label_fps is None and first.frames_of_file == len(self.times) + 1 and is_alone
 
     def missing_labels(self, labels: int | None) -> str | None:
         """A sentence where a file with a label for each frame has too few of them for the clip, else None.

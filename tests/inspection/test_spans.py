@@ -320,6 +320,31 @@ def test_labels_of_another_folder_are_not_those_of_clips_of_the_same_name(folder
     assert len(solutions()) == 2
 
 
+def test_a_file_with_a_label_for_each_frame_has_labels_alone(folder, capsys):
+    """The clip has 30 frames. A head would make all labels one frame late, and numbers a step of each frame."""
+    Path("labels").mkdir()
+    argv = ("--answers", "labels", "--overwrite")
+    labels = ["background"] * 5 + ["insert"] * 25
+    for lines, message in (
+        (["action", *labels], "labels/a.txt:1: 'action' seems to be the name of a column"),
+        ([f"{n},{label}" for n, label in enumerate(labels)], "labels/a.txt:1: expected a label alone on each line"),
+        ([f"{n} {label}" for n, label in enumerate(labels, start=1)], "expected a label alone on each line"),
+    ):
+        Path("labels/a.txt").write_text("\n".join(lines))
+        assert message in refused(capsys, *argv)
+    for more in ([], ["insert"]):
+        Path("labels/a.txt").write_text("\n".join([*labels, *more]))
+        run(capsys, *argv)
+        assert solutions()[0].startswith("0.5-3.0 (1) insert")
+
+
+def test_a_name_with_signs_of_addresses_is_found(folder, capsys):
+    shutil.copy("clips/a.mp4", "clips/a#2?.mp4")
+    Path("a.eaf").write_text(EAF.replace("file:///home/me/a.mp4", "file:///C:/rec/clips/a#2?.mp4"))
+    run(capsys, "--answers", "a.eaf", "--overwrite")
+    assert [record["id"] for record in json.loads(Path("clips/records.json").read_text())] == ["a#2?.mp4"]
+
+
 def test_a_region_without_a_label_is_refused(folder, capsys):
     empty = {"type": "timelinelabels", "value": {"ranges": [{"start": 6, "end": 15}], "timelinelabels": []}}
     exported({"video": "a.mp4"}, {"result": [region("insert fan", 0, 1), empty]})
