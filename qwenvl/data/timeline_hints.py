@@ -47,7 +47,7 @@ def timeline_times(record: Record, clips: Sequence[FrameInfo]) -> TimelineTimes 
 
 
 def span_problems(record: Record, clips: Sequence[FrameInfo]) -> list[Hint]:
-    """Hints where a span of a record's timeline or ``evidence`` ends after its only clip, and about names and numbers."""
+    """Hints where a span of a timeline or of ``evidence`` ends after the record's only clip, and about names."""
     if len(clips) != 1:
         return []
     longest = clips[0].duration + OVERHANG

@@ -26,7 +26,7 @@ from qwenvl.data.records.clip_settings import settings_read
 from qwenvl.data.records.parse import ReadOptions, RecordCheck, media_hints, unread_keys_of, unread_text
 from qwenvl.data.records.presets import how_counted, how_read, span_hints
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.data.timeline_hints import TimelineTimes, span_problems, fineness, short_spans, timeline_times
+from qwenvl.data.timeline_hints import TimelineTimes, fineness, short_spans, span_problems, timeline_times
 from qwenvl.failure import beginning, counted, visible
 from qwenvl.files import check_new
 from qwenvl.inspection.convert import write_records

@@ -26,10 +26,10 @@ from qwenvl.data.records.clip_settings import in_words, settings_read
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.data.timeline_hints import (
     TimelineTimes,
-    span_problems,
     fineness,
     record_timeline,
     short_spans,
+    span_problems,
     timeline_times,
 )
 from qwenvl.data.tool_options import ToolOptions

@@ -1,7 +1,7 @@
 """The fineness that the times of a timeline can have with the frames that are shown."""
 
 from qwenvl.data.records.parse import Row, parse_row
-from qwenvl.data.timeline_hints import TimelineTimes, span_problems, fineness, short_spans, timeline_times
+from qwenvl.data.timeline_hints import TimelineTimes, fineness, short_spans, span_problems, timeline_times
 from qwenvl.types import FrameInfo
 
 CLIP = FrameInfo("a.mp4", (0, 10, 20, 30), (0.0, 1.0, 2.0, 3.0), seconds_per_frame=1.0, duration=3.1)
