@@ -188,9 +188,24 @@ def test_a_wheel_that_scrolls_the_page_changes_no_number(timelines):
     before = page.run(f"{field}.value")
     x, y = page.run(f"(box => [box.x + 5, box.y + 5])({field}.getBoundingClientRect())")
     page.wheel(x, y, 300)
-    page.wait(f"document.activeElement !== {field}")
     page.wheel(x, y, 300)
     assert page.run(f"{field}.value") == before
+
+
+def test_seconds_are_typed_as_in_tables(timelines):
+    """A field for numbers drops the comma of 4,5 and the colon of 0:02 while one types."""
+    page = timelines("one")
+    field = "document.querySelectorAll('.span-rows li')[0].querySelectorAll('input')[1]"
+    for text, end in (("2.5", 2.5), ("0:02", 2.0), ("0:01.25", 1.25), ("00:00:03", 3.0), ("2.", 2.0)):
+        page.run(f"{field}.focus(), {field}.select()")
+        for letter in text:
+            page.press(letter)
+        page.press("Enter")
+        assert page.run(f"{field}.value") and page.run("report.list.editor.spans[0].end") == end, text
+    for text in ("2,5", "0:01:500", "0:75", "1e0", "-1", "soon", ""):
+        typed(page, 0, 1, text)
+        assert page.run(f"{field}.validationMessage").startswith("expected seconds from 0 to"), text
+        assert page.run("report.list.editor.spans[0].end") == 2.0, text
 
 
 def test_a_span_of_less_than_a_millisecond_is_none(timelines, browser, tmp_path):

@@ -19,8 +19,18 @@ function spansWithin(spans, length) {
   return within.filter((span) => span.start < span.end); // of less than a millisecond nothing is left
 }
 
-// The seconds that are typed in a field, as exact as spans are saved.
-const typedSeconds = (field) => Number(Number(field.value).toFixed(3));
+// Seconds, mm:ss or hh:mm:ss with a decimal point, as in tables of labels.
+const TIME = /^(?:(?:(\d{1,3}):)?(\d{1,3}):)?(\d{1,7}(?:\.\d{0,9})?)$/;
+
+// The seconds that are typed in a field, as exact as spans are saved. NaN: it holds something else, such as 4,5.
+function typedSeconds(field) {
+  const found = TIME.exec(field.value.trim());
+  if (!found) return NaN;
+  const [, hours, minutes, last] = found;
+  const behindColons = [hours && minutes, minutes && last].filter(Boolean);
+  if (behindColons.some((part) => part.split(".")[0].length > 2 || Number(part) >= 60)) return NaN;
+  return Number((3600 * Number(hours ?? 0) + 60 * Number(minutes ?? 0) + Number(last)).toFixed(3));
+}
 
 // A number in brackets, alone, or with a sign behind it, and the name. "2nd screw" and "2.5 mm" are names.
 const NUMBERED_STEP = /^(?:\(\s*(\d{1,9})\s*\)\s*(.*)|(\d{1,9})(?:\s*[.):,-](?!\d)\s*(.*))?)$/;
@@ -144,14 +154,13 @@ class SpanEditor {
     );
     const time = (part) =>
       h("input", {
-        type: "number",
-        step: this.grain,
-        min: 0,
-        max: this.length,
+        // Not of type number: browsers drop the comma of 4,5 and the colon of 1:05, and a wheel changes the number.
+        type: "text",
+        inputmode: "decimal",
+        class: "seconds",
         "aria-label": `${part} in seconds`,
         onchange: (event) => this.typed(span, part, event.target),
-        // A wheel that scrolls the page would step a number that has the focus, without a change event.
-        onwheel: (event) => event.currentTarget.blur(),
+        onkeydown: (event) => this.stepTyped(span, part, event),
       });
     const fields = { step: this.stepField(span), start: time("start"), end: time("end") };
     const remove = h(
@@ -384,15 +393,27 @@ class SpanEditor {
       const other = this.views.get(span).fields[otherPart];
       if (refused(other) && this.accepts(span, otherPart, other)) this.typed(span, otherPart, other);
     } else {
-      field.setCustomValidity(`expected seconds from 0 to ${seconds(this.length)}, the start before the end`);
+      field.setCustomValidity(
+        `expected seconds from 0 to ${seconds(this.length)}, such as 7.5 or 0:07.5, the start before the end`,
+      );
       field.reportValidity();
     }
+  }
+
+  // The arrow keys step the seconds of a field.
+  stepTyped(span, part, event) {
+    const sign = { ArrowUp: 1, ArrowDown: -1 }[event.key];
+    const value = typedSeconds(event.target) + sign * this.grain;
+    if (!sign || Number.isNaN(value)) return;
+    event.preventDefault();
+    event.target.value = seconds(Math.min(this.length, Math.max(0, value)));
+    this.typed(span, part, event.target);
   }
 
   // Whether a field has seconds that a span can begin or end at.
   accepts(span, part, field) {
     const value = typedSeconds(field);
-    if (field.value === "" || value < 0 || value > this.length) return false;
+    if (Number.isNaN(value) || value > this.length) return false;
     return part === "start" ? value < span.end : value > span.start;
   }
 
