@@ -20,6 +20,7 @@ class Pending:
 
     Attributes:
         events: (choice, token) of each token where the request streams, and at the end the completions or an error.
+        alone: it is sampled without others, since a server has refused it together with them.
     """
 
     batch: PromptBatch
@@ -27,6 +28,7 @@ class Pending:
     params: SamplingParams
     patience: Patience
     events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+    alone: bool = False
 
 
 class StopWatch:

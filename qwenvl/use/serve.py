@@ -33,6 +33,7 @@ from qwenvl.model.inputs import media_bytes
 from qwenvl.rewards import build_rubric
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.rollout.local import SharedPrefixEngine
+from qwenvl.rollout.servers import ServerRefusedError
 from qwenvl.step.answer import in_budget
 from qwenvl.tools.errors import ToolError
 from qwenvl.tools.toolbox import Toolbox
@@ -184,6 +185,15 @@ class ChatServer:
                 found: Sequence[Any] = await loop.run_in_executor(self._sampler, self._sampled, together, loop)
             except Abandoned:
                 continue
+            except ServerRefusedError as error:  # before anything was sampled, and perhaps for one of them
+                if len(together) > 1:
+                    for each in together:
+                        each.alone = True
+                    self._waiting = [*together, *self._waiting]
+                    continue
+                refused = str(error).partition("/sample: HTTP 400: ")[2]  # what a server says of the request
+                traceback.print_exception(error)
+                found = [ApiError(400 if refused else 500, f"the sampling server refuses: {refused or 'see the log'}")]
             except Exception as error:
                 traceback.print_exc()
                 found = [ApiError(500, f"sampling failed: {type(error).__name__}: {error}")] * len(together)
@@ -191,13 +201,13 @@ class ChatServer:
                 each.events.put_nowait(event)
 
     def _together(self) -> list[Pending]:
-        """The oldest request and those of the same settings, as many as fit. One with a seed is sampled alone."""
+        """The oldest request and those of the same settings, as many as fit. One with a seed or a refusal is alone."""
         first, *others = self._waiting
         n = first.options.n
         together = [first]
-        if first.options.seed is None:
+        if first.options.seed is None and not first.alone:
             for each in others:
-                if each.options.seed is None and each.options.n == n and each.params == first.params:
+                if each.options.seed is None and not each.alone and each.options.n == n and each.params == first.params:
                     together.append(each)
         batches = [each.batch for each in together]
         new_tokens = n * first.params.max_new_tokens

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from qwenvl.data.records.framing import Framing
 from qwenvl.data.records.presets import CHOICE, WORDS
 from qwenvl.demo.clips import encode
 from qwenvl.evaluate.settings import try_request
+from qwenvl.rollout.servers import ServerRefusedError
 from qwenvl.use.answers import MOST_UNSENT, _Choice
 from qwenvl.use.chat_request import ApiError, Patience, parse_body
 from qwenvl.use.serve import ChatServer, _patiently
@@ -173,6 +175,44 @@ def test_what_was_made_for_a_request_that_has_ended_is_no_answer():
     patience.end(ApiError(503, "the looks of this request take long"))
     with pytest.raises(ApiError, match="take long"):
         asyncio.run(_patiently(made(), patience, is_gone))
+
+
+def test_a_request_that_a_sampling_server_refuses_fails_alone(running, monkeypatch):
+    """Servers of vLLM take shorter prompts than the model, and refuse all that are sent together."""
+    server, sampled = running.server, running.server._sampled
+    rounds, begun, free, refused, answers = [], threading.Event(), threading.Event(), [], []
+
+    def refusing(together, loop):
+        begun.set()
+        assert free.wait(60)
+        lengths = [each.batch.input_ids.shape[1] for each in together]
+        rounds.append(len(lengths))
+        if max(lengths) > 200:
+            raise ServerRefusedError("10.0.0.1:8202: /sample: HTTP 400: prompts[0]: too many tokens")
+        return sampled(together, loop)
+
+    def ask_long():
+        try:
+            running.ask("Which? " * 100, max_tokens=2)
+        except openai.BadRequestError as error:
+            refused.append(error.body["message"])
+
+    monkeypatch.setattr(server, "_sampled", refusing)
+    asking = [lambda: running.ask("Hi", seed=1, max_tokens=1), ask_long]
+    asking += [lambda: answers.append(running.ask("Hi", max_tokens=2))] * 2
+    threads = [threading.Thread(target=each) for each in asking]
+    threads[0].start()
+    assert begun.wait(60)
+    for thread in threads[1:]:
+        thread.start()
+    until = time.monotonic() + 60
+    while len(server._waiting) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    free.set()
+    for thread in threads:
+        thread.join(60)
+    assert refused == ["the sampling server refuses: prompts[0]: too many tokens"]
+    assert len(answers) == 2 and rounds == [1, 3, 1, 1, 1] and running.is_idle()
 
 
 def test_a_body_that_is_no_request_is_refused(running):
