@@ -35,6 +35,7 @@ SECONDS_BETWEEN_LOOKS = 10.0  # at whether a connection moves
 KEEP_ALIVE_SECONDS = 5  # between two requests
 END_SECONDS = 3  # for requests that are being answered when the server ends
 LEAST_BYTES = 100_000  # of a body that must have come between two looks
+PIECE_BYTES = 4096  # that are parsed at once
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -61,10 +62,15 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An application of ASGI."""
         problem = self._problem(scope) if scope["type"] == "http" else None
-        app = self._app if problem is None else JSONResponse(problem.body, problem.status)
+        app = self._app
+        if problem is not None:
+            headers = {"Connection": "close"} if _is_in_chunks(scope) else None  # the rest of which is not read
+            app = JSONResponse(problem.body, problem.status, headers)
         await app(scope, receive, send)
 
     def _problem(self, scope: Scope) -> ApiError | None:
+        if _is_in_chunks(scope):
+            return ApiError(411, "expected a body with Content-Length, and not in chunks")
         headers: dict[bytes, bytes] = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
         if not self._is_ours(host):
@@ -90,6 +96,11 @@ class Gate:
         return name in self._names or _is_address(name)
 
 
+def _is_in_chunks(scope: Scope) -> bool:
+    """Whether the body of a request has a Transfer-Encoding, of which HTTP/1.1 has chunks alone."""
+    return any(name == b"transfer-encoding" for name, _ in scope["headers"])
+
+
 def _is_address(name: str) -> bool:
     try:
         ip_address(name)
@@ -106,7 +117,11 @@ class ConnectionInTime(H11Protocol):
 
     uvicorn bounds the pause between two requests alone: a client that sends no whole head, or that does not read its
     answer, would hold a connection for ever. Where there are too many connections, the oldest that waits for a head is
-    closed for a new one. h11 also bounds the size of a head.
+    closed for a new one.
+
+    h11 bounds a head that is not complete, so that heads are given to it in pieces, and a client may not send much of
+    its next request before it has its answer. A body in chunks is not parsed at all: in chunks of a byte it would keep
+    this process busy for minutes. ``Gate`` refuses such a request.
     """
 
     seconds = SECONDS_BETWEEN_LOOKS
@@ -115,6 +130,7 @@ class ConnectionInTime(H11Protocol):
         """Called by asyncio."""
         self._began = time.monotonic()
         self._strikes = 0
+        self._ahead = 0  # bytes that came since the request that is being answered was complete
         self._state: tuple[Any, int] = (self, 0)
         self._make_room()
         super().connection_made(transport)
@@ -134,6 +150,18 @@ class ConnectionInTime(H11Protocol):
         """Called by asyncio."""
         self._next_look.cancel()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        for start in range(0, len(data), PIECE_BYTES):
+            is_answered = self.cycle is None or self.cycle.response_complete
+            if self.transport.is_closing() or (self.cycle is not None and _is_in_chunks(self.cycle.scope)):
+                return
+            self._ahead = 0 if is_answered or self.cycle.more_body else self._ahead + PIECE_BYTES
+            if self._ahead > PIECE_BYTES:
+                self.transport.abort()
+                return
+            super().data_received(data[start : start + PIECE_BYTES])
 
     def waits_for_a_head(self) -> bool:
         """Whether no request is being received or answered."""
@@ -166,9 +194,8 @@ async def body_of(request: Request, most_mb: float, count: Callable[[int], None]
         ApiError: it is too large, comes too slowly, or the request does not say how long it is.
     """
     length = request.headers.get("content-length")
-    # In chunks of a byte, a body of any size would keep this process busy for minutes.
-    if length is None or not length.isdecimal() or "transfer-encoding" in request.headers:
-        raise ApiError(411, "expected a body with Content-Length, and not in chunks")
+    if length is None or not length.isdecimal():
+        raise ApiError(411, "expected a body with Content-Length")
     if int(length[:20]) > most_mb * 1e6:
         raise ApiError(413, f"the request is above {most_mb:g} MB (--max_body_mb)")
     body = bytearray()

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from types import SimpleNamespace
 
+import h11
 import openai
 import pytest
 
@@ -177,6 +178,44 @@ def test_bodies_have_a_length_and_a_bound(running, monkeypatch):
     monkeypatch.setattr("qwenvl.use.serve.MOST_BODIES", 100)
     assert raw(running, "POST", CHAT, ask("x" * 100))[0] == 429
     assert running.is_idle() and not running.server._arrivals
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """The pieces that h11 is given."""
+    pieces = []
+    receive = h11.Connection.receive_data
+    monkeypatch.setattr(h11.Connection, "receive_data", lambda self, data: pieces.append(data) or receive(self, data))
+    return pieces
+
+
+@pytest.mark.parametrize("address", [CHAT, "/health", "/none"])
+def test_bodies_in_chunks_are_refused_before_they_are_parsed(running, parsed, address):
+    beginning = head(None, **{"Transfer-Encoding": "chunked"}).replace(CHAT.encode(), address.encode())
+    with connected(running) as client:
+        client.sendall(beginning + b"1\r\n \r\n")
+        assert status_of(client) == 411
+    with connected(running) as client, suppress(ConnectionError):  # the server closes while the rest is sent
+        client.sendall(beginning + b"1\r\n \r\n" * 200_000)
+        status_of(client)
+    assert raw(running, "GET", "/health")[0] == 200
+    assert sum(map(len, parsed)) < 3 * web.PIECE_BYTES and running.is_idle()
+
+
+def test_heads_have_a_bound_even_if_they_come_at_once(running, parsed):
+    line = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    long = line + b"a:\r\n" * 100_000 + b"\r\n"
+    for before in (b"", head(len(ASK)) + ASK):  # nor that of the next request while the first one is answered
+        with connected(running) as client, suppress(ConnectionError):
+            client.sendall(before + long)
+            status_of(client)
+    with connected(running) as client:  # a short one may wait
+        client.sendall(head(len(ASK)) + ASK + line + b"\r\n")
+        assert status_of(client) == 200
+    assert raw(running, "GET", "/health")[0] == 200
+    assert sum(map(len, parsed)) < 4 * h11._connection.DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
+    while not running.is_idle():
+        time.sleep(0.01)
 
 
 def test_a_connection_without_a_head_is_closed(running, monkeypatch):
