@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from ipaddress import ip_address
@@ -96,7 +96,7 @@ class Gate:
         return name in self._names or _is_address(name)
 
 
-def _is_in_chunks(scope: Scope) -> bool:
+def _is_in_chunks(scope: Mapping[str, Any]) -> bool:
     """Whether the body of a request has a Transfer-Encoding, of which HTTP/1.1 has chunks alone."""
     return any(name == b"transfer-encoding" for name, _ in scope["headers"])
 

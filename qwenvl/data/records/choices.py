@@ -26,8 +26,9 @@ _OPTION_COLUMN = re.compile(r"(?:option|choice|candidate|opt|answer|ans)[ _-]?(\
 _NAMES_OPTIONS = ("option", "choice", "candidate", "opt")  # which nothing else begins with
 # Keys of an object that is one option, in the order in which they are looked for.
 _OPTION_TEXTS = ("choice", "option", "text", "content", "value")
-# and keys of the letter or number by which it is called.
-_OPTION_NAMES = ("label", "letter", "key", "id", "choice_id", "option_id", "index", "idx")
+# Keys of the letter or number by which it is called. The text of an option may be a letter too, where it has no other.
+_OPTION_NAMES = ("label", "letter", "key", "id", "choice_id", "option_id", "index", "idx", "choice", "option", "value")
+_OPTION_NAME = re.compile(r"\s*[(\[]?([A-Za-z]|\d{1,2})[)\].:]?\s*")
 # Lettered options in a text, on lines of their own or one after another.
 _IN_TEXT = re.compile(r"(?:^|(?<=\s))[(\[*]{0,3}([A-Za-z])[)\].:*]{1,3}\s+(?=\S)", re.MULTILINE)
 
@@ -75,24 +76,37 @@ def options_of(given: Any, key: str = "options") -> Options:
 
 
 def _by_name(given: list[Any]) -> dict[str, Any]:
-    """The options of a list of objects by their letters or numbers. Empty where some have none, or the same."""
+    """The options of a list of objects by their letters or numbers. Empty where some have none, or the same.
+
+    Raises:
+        ValueError: the numbers may be flags that say which option is right.
+    """
     by_name: dict[str, Any] = {}
+    flags = 0
     for each in given:
-        name = _name_of(each)
-        if not re.fullmatch(r"[A-Za-z]|\d{1,2}", name) or name in by_name:
+        key, name = _name_of(each)
+        if not name or name in by_name:
             return {}
         by_name[name] = each
+        flags += key == "label" and name in ("0", "1")
+    names = list(by_name)
+    if flags == len(names) == 2 and names != ["0", "1"]:
+        raise ValueError(
+            "options: `label` 1 and 0 may number the options or say which is right; write their texts alone, in order"
+        )
     return by_name
 
 
-def _name_of(option: Any) -> str:
-    """The letter or number that an object of one option names itself by. Empty where it has none."""
+def _name_of(option: Any) -> tuple[str, str]:
+    """The letter or number that an object of one option names itself by, and its key. Empty where it has none."""
     if not isinstance(option, Mapping):
-        return ""
+        return "", ""
     for key in _OPTION_NAMES:
-        if key in option:
-            return str(option[key]) if isinstance(option[key], int | str) else ""
-    return ""
+        value = option.get(key)
+        found = _OPTION_NAME.fullmatch(str(value)) if isinstance(value, int | str) else None
+        if found and not isinstance(value, bool) and any(other in option for other in _OPTION_TEXTS if other != key):
+            return key, found[1]
+    return "", ""
 
 
 def _named_options(given: Mapping[Any, Any], key: str) -> Options:
@@ -155,9 +169,11 @@ def _behind(texts: Iterable[str], found: Iterable[re.Match[str] | None]) -> list
 
 
 def _option_text(given: Any) -> str | None:
-    """The text of an option, empty where it has none. None: it is no option."""
+    """The text of an option, empty where it has none. None: it is no option, or has two texts."""
     if isinstance(given, Mapping):
-        given = next((given[key] for key in _OPTION_TEXTS if isinstance(given.get(key), str)), given)
+        name_key, _ = _name_of(given)
+        texts = {given[key] for key in _OPTION_TEXTS if isinstance(given.get(key), str) and key != name_key}
+        given = texts.pop() if len(texts) == 1 else given
     if given is None:
         return ""
     if isinstance(given, int | float) and not isinstance(given, bool):
@@ -177,13 +193,14 @@ def list_in(text: str, key: str) -> Any:
         (['a', 'b'], ['a', 'b'])
     """
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        pass
-    try:
-        value = ast.literal_eval(_with_commas(text))
-    except (ValueError, SyntaxError, tokenize.TokenError):
-        value = None
+        try:
+            value = ast.literal_eval(_with_commas(text))
+        except (ValueError, SyntaxError, tokenize.TokenError):
+            value = None
+    if isinstance(value, str):  # encoded twice
+        return list_in(value, key)
     if not isinstance(value, list | tuple | dict):
         raise ValueError(f"{key}: expected a list of options, such as [\"left\", \"right\"], got {kind_of(text)}")
     return value

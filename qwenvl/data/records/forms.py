@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from qwenvl.data.errors import RecordError, kind_of
-from qwenvl.data.records.choices import OPTION_KEYS
+from qwenvl.data.records.choices import OPTION_KEYS, list_in
 from qwenvl.data.records.frame_settings import (
     ROW_KEYS,
     ClipSettings,
@@ -43,6 +43,7 @@ from qwenvl.data.records.keys import (
     found_medium,
     is_empty,
     is_named_like_a_medium,
+    media_key,
     medium_in,
     unread_keys,
 )
@@ -67,6 +68,8 @@ _ROLES |= {"assistant": "assistant", "bot": "assistant", "model": "assistant"}
 # Columns that may hold lists or objects; in files without types these are written as JSON.
 _NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
 _NESTED_COLUMNS |= {"options", "choices", "candidates", "timeline"}
+# The beginning of turns that a cell holds as text, as JSON or as Python prints them: [{"role": "user", ...
+_WRITTEN_TURNS = re.compile(r"[\"\s]*\[\s*\{\s*\\?[\"'](?:role|from|content|value)\\?[\"']\s*:")
 _NUMBER_COLUMNS = ROW_KEYS - {"frame_cnts", "frame_times", "dynamic_sample"}
 
 
@@ -117,6 +120,8 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
     else:
         turns = row[key]
     place = f"{where}.{key}"
+    if isinstance(turns, str) and _WRITTEN_TURNS.match(turns):
+        turns = _read_turns(turns, place)
     # A prompt, or a message list, may be one text: the user's turn.
     if isinstance(turns, str) and key != "conversations":
         turns = [{"role": "user", "content": turns}]
@@ -144,6 +149,14 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
         draft.notes += row_notes(row)
     draft.unread = unread_keys(row, read | keys_read(clips=bool(draft.videos), images=bool(draft.images)))
     return draft
+
+
+def _read_turns(text: str, place: str) -> Any:
+    """The turns that a text holds, as cells of tables do. RecordError: it is neither JSON nor as Python prints them."""
+    try:
+        return list_in(text, place)
+    except ValueError:
+        raise RecordError(f"{place}: expected turns as JSON, got {kind_of(text)}") from None
 
 
 def _settings_of(draft: Draft, row: dict[str, Any], kind: str, count: int, where: str) -> list[ClipSettings]:
@@ -378,6 +391,12 @@ def _solution(row: dict[str, Any], where: str, messages: list[Message], place: s
         value = row.get("answer")
     if value is None:
         return ""
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        if len(value) > 1:
+            raise RecordError(
+                f"{where}.solution: expected one text, got {kind_of(value)}; join them as an answer should have them"
+            )
+        value = value[0]
     if not isinstance(value, str):
         try:
             value = json.dumps(value, ensure_ascii=False)
@@ -450,10 +469,11 @@ def _place_tags(draft: Draft, where: str, in_front: bool) -> None:
 
 def _media(row: dict[str, Any], key: Literal["video", "image"], where: str, draft: Draft) -> list[tuple[str, Any]]:
     """Each medium that a row names under a key or its plural, with its place."""
-    name = key if row.get(f"{key}s") is None else f"{key}s"
-    if row.get(name) is None:
-        return []
-    return _listed(row[name], name, where, key, draft)
+    try:
+        name = media_key(row, key)
+    except ValueError as error:
+        raise RecordError(f"{where}: {error}") from None
+    return [] if name is None else _listed(row[name], name, where, key, draft)
 
 
 def _listed(value: Any, key: str, where: str, medium: Medium, draft: Draft) -> list[tuple[str, Any]]:

@@ -87,6 +87,23 @@ def is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str | bytes | list | tuple | dict) and not value)
 
 
+def media_key(row: Mapping[str, Any], one: Medium) -> str | None:
+    """The key that holds the media of a row of a kind: its name or the plural. None: neither holds any.
+
+    Raises:
+        ValueError: both do, and not the same ones.
+    """
+    several = f"{one}s"
+    filled = [key for key in (several, one) if not is_empty(row.get(key))]
+    if len(filled) > 1 and _as_list(row[one]) != _as_list(row[several]):
+        raise ValueError(f"`{one}` and `{several}` hold different media; keep one of the two")
+    return filled[0] if filled else None
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
 def _overruled(row: Mapping[str, Any]) -> set[str]:
     """Known keys of a row that another of its keys stands in for, in the order of ``forms``."""
     turns = [key for key in TURN_KEYS if key in row]

@@ -27,7 +27,7 @@ from qwenvl.data.records.choices import (
 )
 from qwenvl.data.records.forms import draft_of
 from qwenvl.data.records.frame_settings import META_KEYS
-from qwenvl.data.records.keys import FRAME_KEYS, READ_KEYS, SYSTEM_KEYS, TURN_KEYS, is_empty
+from qwenvl.data.records.keys import FRAME_KEYS, READ_KEYS, SYSTEM_KEYS, TURN_KEYS, Medium, is_empty, media_key
 from qwenvl.data.records.spans import check_times, is_cut_of_a_film, seconds_of, spans_text, times_in
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.grounding import spans_in
@@ -79,6 +79,10 @@ _NUMBER = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)*%?")
 _ANSWER_KEYS = {"answer": None, "answer_index": 0, "answer_number": 1}
 # Keys by which a format is guessed, and others that stand for them.
 _INSTEAD = {"answer": {"answer_index", "answer_number"}, "video_id": {"video", "videos"}}
+# Questions for times, and those with a word that may also mean something else: "the score at half time".
+_ASKS_FOR_SECONDS = re.compile(r"\bseconds?\b|\btime ?(?:stamps?|spans?|intervals?)\b", re.IGNORECASE)
+_MAY_ASK_FOR_TIMES = re.compile(r"\bwhen\b|\btimes?\b|\bmoments?\b", re.IGNORECASE)
+_MARKS_SECONDS = re.compile(r"[:.\[]|\d\s*s", re.IGNORECASE)
 _TIME = r"\[?\s*(?:\d+:)?(?:\d+:)?\d+(?:\.\d+)?\s*(?:s|sec|seconds)?"
 _SPAN = re.compile(rf"(?:from\s+)?({_TIME})\s*(?:-|\u2013|to|,|~)\s*({_TIME})\s*\]?", re.IGNORECASE)
 
@@ -249,15 +253,16 @@ def _media(row: Values) -> tuple[Values, set[str]]:
     """The media columns of a row that are not empty, as ``videos`` and ``images``, and their keys."""
     columns: Values = {}
     read: set[str] = set()
-    for one, several in (("video", "videos"), ("image", "images")):
-        key = one if is_empty(row.get(several)) else several
-        medium = row.get(key)
-        if is_empty(medium):
+    kinds: tuple[Medium, ...] = ("video", "image")
+    for kind in kinds:
+        key = media_key(row, kind)
+        if key is None:
             continue
+        medium = row[key]
         if isinstance(medium, int) and not isinstance(medium, bool):  # the id of a clip, in a table with types
             medium = str(medium)
-        columns[several] = medium if isinstance(medium, list) else [medium]
-        read.add(key)
+        columns[f"{kind}s"] = medium if isinstance(medium, list) else [medium]
+        read.update((kind, f"{kind}s"))
     return columns, read
 
 
@@ -279,8 +284,7 @@ def _kind_of_answer(answer: Any, question: str) -> str:
     """The kind of an answer to a question without options."""
     if isinstance(answer, bool):
         return YES_NO
-    asks_for_times = re.search(r"\bwhen\b|\btimes?\b|seconds|timestamp|moment", question, re.IGNORECASE)
-    if isinstance(answer, list) and times_in(answer) and asks_for_times:
+    if isinstance(answer, list) and times_in(answer) and _asks_for_times(question, says_seconds=True):
         return SPAN
     text = str(answer).strip()
     if _NUMBER.fullmatch(text):
@@ -288,9 +292,20 @@ def _kind_of_answer(answer: Any, question: str) -> str:
     if text.casefold().strip(".") in ("yes", "no"):
         return YES_NO
     # Two times are a span where the question asks for times: "3-5" may be a score or a range as well.
-    if isinstance(answer, str) and _SPAN.fullmatch(text) and asks_for_times:
-        return SPAN
-    return WORDS
+    says_seconds = _MARKS_SECONDS.search(text) is not None
+    is_span = isinstance(answer, str) and _SPAN.fullmatch(text) and _asks_for_times(question, says_seconds=says_seconds)
+    return SPAN if is_span else WORDS
+
+
+def _asks_for_times(question: str, *, says_seconds: bool) -> bool:
+    """Whether a question asks for two times.
+
+    Args:
+        says_seconds: the answer has seconds, and cannot be a score or years.
+    """
+    if says_seconds and _MAY_ASK_FOR_TIMES.search(question):
+        return True
+    return _ASKS_FOR_SECONDS.search(question) is not None
 
 
 def _kind_of(row: Values, answer: Any, question: str, options: Options | None) -> tuple[str, str]:

@@ -19,7 +19,14 @@ from PIL.Image import Image
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import HUB_PREFIX
-from qwenvl.data.records.keys import ASKING_KEYS, SOLUTION_KEYS, TURN_KEYS
+from qwenvl.data.records.keys import (
+    ASKING_KEYS,
+    MEDIA_KEYS,
+    SOLUTION_KEYS,
+    TURN_KEYS,
+    is_named_like_a_medium,
+    medium_in,
+)
 from qwenvl.data.records.parse import Row, Rows
 from qwenvl.data.records.text import BOM, lower_suffixes, text_rows, whole_text
 from qwenvl.files import cache_root, require
@@ -99,6 +106,7 @@ def _object_rows(path: Path) -> Rows | None:
         return _listed(path, [("1", content)]) if opens else None
     if len(keys_of_lists) == 1:
         key = keys_of_lists[0]
+        _check_no_medium_beside(content, key, path)
         return _listed(path, [(f" {key}[{i}]", row) for i, row in enumerate(content[key])])
     try:
         return _listed(path, [(f" {place}", row) for place, row in activitynet_rows(content)])
@@ -135,6 +143,17 @@ def _is_record(content: dict[str, Any], keys_of_lists: list[str]) -> bool:
     asking = (*TURN_KEYS, *ASKING_KEYS)
     asks = any(isinstance(content.get(name), str) for name in asking)
     return asks and not any(name in content[key][0] for key in keys_of_lists for name in asking)
+
+
+def _check_no_medium_beside(content: dict[str, Any], list_key: str, path: Path) -> None:
+    """Raise RecordError where a clip or a picture stands beside the list of records, which would lack it."""
+    for key, value in content.items():
+        if key != list_key and (key in MEDIA_KEYS or (is_named_like_a_medium(key) and medium_in(value))):
+            raise RecordError(
+                f"{path}: one object with `{key}` beside the list `{list_key}`; write the medium into each record of "
+                "the list",
+                "JSON",
+            )
 
 
 def _is_list_of_objects(value: Any) -> bool:

@@ -14,6 +14,7 @@ from qwenvl.data.records.record_file import RecordFile
 from qwenvl.data.records.sources import open_rows
 
 WAYS = ["left", "right", "up"]
+UP_LEFT_RIGHT = {"A": "up", "B": "left", "C": "right"}
 COLUMNS = {"question": "Where?", "video": "a.mp4"}
 
 
@@ -44,7 +45,14 @@ def gold(row, **options):
         ({"0": "left", "1": "right"}, {"A": "left", "B": "right"}),
         ({"option_a": "left", "option_b": "right", "option_c": None}, {"A": "left", "B": "right"}),
         ([{"choice_id": 0, "choice": "left"}, {"choice_id": 1, "choice": "right"}], {"A": "left", "B": "right"}),
+        ([{"option": "A", "text": "left"}, {"option": "B", "text": "right"}], {"A": "left", "B": "right"}),
+        ([{"choice": "(b)", "value": "right"}, {"choice": "(a)", "value": "left"}], {"A": "left", "B": "right"}),
+        ([{"value": "A", "text": "left"}, {"value": "B", "text": "right"}], {"A": "left", "B": "right"}),
+        ([{"option": "5"}, {"option": "7"}], {"A": "5", "B": "7"}),
+        ([{"text": "left", "label": True}, {"text": "right", "label": False}], {"A": "left", "B": "right"}),
+        ([{"text": "up", "label": 0}, {"text": "left", "label": 1}, {"text": "right", "label": 0}], UP_LEFT_RIGHT),
         ('["left", "right"]', {"A": "left", "B": "right"}),
+        (json.dumps('["left", "right"]'), {"A": "left", "B": "right"}),
         ("['left', 'right']", {"A": "left", "B": "right"}),
         ("['left' 'right']", {"A": "left", "B": "right"}),
         ("['left'\n \"it's right\"]", {"A": "left", "B": "it's right"}),
@@ -65,6 +73,10 @@ def test_options_are_read_in_every_notation_of_files(given, texts):
         ({"first": "left", "second": "right"}, "expected options by letter or number"),
         ({"²": "left", "³": "right"}, "expected options by letter or number"),
         (3, "list of options or options by letter"),
+        ('"left"', "expected a list of options"),
+        ("3", "expected a list of options"),
+        ([{"text": "left", "label": 1}, {"text": "right", "label": 0}], "options: `label` 1 and 0 may number"),
+        ([{"text": "left", "content": "right"}], "expected 1 to 26 options"),
         (["B. left", "A. right"], "options: have the letters B, A in this order"),
     ],
 )

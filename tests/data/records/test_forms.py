@@ -1,5 +1,6 @@
 """The forms of rows and of ``meta``: what a record takes from them, and what is wrong with a row."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -117,11 +118,35 @@ class TestPrompt:
             "data_source": "geo",
             "prompt": [{"role": "user", "content": "<image>Area?"}],
             "images": [{"bytes": b"x", "path": None}],
-            "reward_model": {"style": "rule", "ground_truth": ["4", "four"]},
+            "reward_model": {"style": "rule", "ground_truth": ["4"]},
         }
         draft = draft_of(row, "d")
-        assert draft.solution == '["4", "four"]'
+        assert draft.solution == "4"
         assert draft.images == [("d.images[0]", {"bytes": b"x", "path": None})]
+
+    def test_several_texts_are_no_solution_that_an_answer_could_equal(self):
+        two = ["4", "four"]
+        for row in ({"solution": two}, {"answer": two}, {"reward_model": {"ground_truth": two}}):
+            with pytest.raises(RecordError, match=r"d.solution: expected one text, got list .* join them"):
+                draft_of({"prompt": "Which?"} | row, "d")
+        assert draft_of({"prompt": "Where?", "solution": [[1, 2], [3, 4]]}, "d").solution == "[[1, 2], [3, 4]]"
+
+    def test_turns_that_a_cell_holds_as_text_are_turns(self):
+        turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "It's <video>. Which?"}]
+        for text in (json.dumps(turns), json.dumps(json.dumps(turns)), str(turns), json.dumps(turns, indent=1)):
+            draft = draft_of({"prompt": text, "video": "a.mp4", "solution": "x"}, "d")
+            assert draft.messages == [Message("system", "Be brief."), Message("user", "It's <video>. Which?")]
+        with pytest.raises(RecordError, match=r"d\.prompt: expected turns as JSON"):
+            draft_of({"prompt": str(turns)[:-1], "video": "a.mp4", "solution": "x"}, "d")
+        assert draft_of({"prompt": "[{x}] is what?", "solution": "x"}, "d").messages[0].text == "[{x}] is what?"
+
+    def test_an_empty_list_of_clips_hides_no_clip(self):
+        for row in ({"video": "a.mp4", "videos": []}, {"video": "", "videos": ["a.mp4"]}, {"videos": "a.mp4"}):
+            assert [clip for _, clip in draft_of({"prompt": "?", "solution": "x"} | row, "d").videos] == ["a.mp4"]
+        row = {"prompt": "?", "solution": "x", "image": "b.png", "images": ["b.png"]}
+        assert len(draft_of(row, "d").images) == 1
+        with pytest.raises(RecordError, match="d: `image` and `images` hold different media; keep one"):
+            draft_of(row | {"images": ["b.png", "c.png"]}, "d")
 
     def test_a_plain_question_gets_its_media_in_front(self):
         draft = draft_of({"prompt": "Which?", "video": "a.mp4", "image": "b.png", "solution": "x"}, "d")

@@ -10,7 +10,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.choices import chosen, options_of
 from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.records.presets import guessed
+from qwenvl.data.records.presets import guessed, our_row
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.rewards import build_rubric
 from tests.foreign_files import CHOICE, FILES, VIDEO_MME, write_all
@@ -114,6 +114,26 @@ def test_a_solution_with_half_an_answer_block_or_two_is_refused(solution, tmp_pa
     (tmp_path / "rows.json").write_text(json.dumps([{"prompt": "Which?", "solution": solution}]))
     with pytest.raises(RecordError, match=r"rows.json\[0\]: the solution has . <answer> and . </answer>; expected one"):
         records_of(tmp_path / "rows.json")
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "kind"),
+    [
+        ("What was the score at half time?", "2-1", "free-form"),
+        ("When was it built?", "1990-1995", "free-form"),
+        ("How many at the moment?", "3 to 5", "free-form"),
+        ("When does it fall?", "3.5 to 8", "temporal grounding"),
+        ("When does it fall?", "0:03 - 0:08", "temporal grounding"),
+        ("At what time does it fall?", "3 s to 8 s", "temporal grounding"),
+        ("When does it fall?", "[3, 8]", "temporal grounding"),
+        ("When does it fall?", [3, 8], "temporal grounding"),
+        ("In which seconds does it fall?", "3-8", "temporal grounding"),
+    ],
+)
+def test_two_numbers_are_a_span_where_nothing_else_is_asked_for(question, answer, kind):
+    made = our_row("question-answer", {"question": question, "answer": answer, "video": "a.mp4"}, "d")
+    assert made.row["problem_type"] == kind
+    assert [hint.kind for hint in made.hints] == (["a span as words"] if kind == "free-form" else [])
 
 
 def test_a_clip_without_its_ending_is_the_one_file_of_that_name(tmp_path):

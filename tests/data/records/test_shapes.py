@@ -289,6 +289,16 @@ def test_a_file_of_one_record_with_a_list_is_not_taken_apart(record, indent, nam
     assert rows_of(tmp_path / name) == [record]
 
 
+def test_a_clip_beside_the_list_of_an_object_is_not_lost(tmp_path):
+    asked = [{"question": "Which?", "answer": "a"}, {"question": "When?", "answer": "b"}]
+    for key in ("video", "video_path"):
+        (tmp_path / "a.json").write_text(json.dumps({key: "a.mp4", "qas": asked}))
+        with pytest.raises(RecordError, match=f"a.json: one object with `{key}` beside the list `qas`"):
+            open_rows(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text(json.dumps({"path": "v1.json", "qas": asked}))
+    assert open_rows(tmp_path / "a.json").length == 2
+
+
 def test_records_in_an_object_may_have_a_text_beside_them(tmp_path):
     records = [{"prompt": "a", "solution": "b"}]
     for content in ({"text": "about this file", "data": records}, {"conversations": records}):
