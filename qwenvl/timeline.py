@@ -22,7 +22,7 @@ from qwenvl.times import seconds_of_clock
 LONGEST_TIME = 1e7
 """Seconds that a time must stay below, a hundred days. Larger numbers are no times."""
 
-_SECONDS = r"(?:(?:([0-9]{1,3}):)?([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,9})?)"
+_SECONDS = r"(?:(?:([0-9]{1,3}):)?([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,30})?)"
 _UNIT = r"(?:\s{0,4}(?:s|secs?|seconds?)\b)?"
 _TIME = re.compile(_SECONDS + _UNIT, re.IGNORECASE)
 # Times may stand in angle or square brackets, as Qwen3-VL shows them in its prompts: <3.5 seconds>.
@@ -120,6 +120,21 @@ def entry_in_other_units(text: str) -> str | None:
     """
     for entry in _entries(text):
         if _RANGE_IN_OTHER_UNITS.search(entry) and _from_entry(entry, {}) is None:
+            return entry.strip()
+    return None
+
+
+def entry_without_span(text: str) -> str | None:
+    """The first entry of a text that has a digit and is no span, or None. Entries without a digit may be headings.
+
+    Example:
+        >>> entry_without_span("0-3 (1); 3-soon (2)"), entry_without_span("Steps: 0-3 (1)")
+        ('3-soon (2)', None)
+    """
+    objects = _FLAT_OBJECT.findall(text)
+    for entry in objects or _entries(text):
+        span = _from_object(entry, {}) if objects else _from_entry(entry, {})
+        if span is None and re.search("[0-9]", entry):
             return entry.strip()
     return None
 

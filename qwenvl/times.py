@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-_NUMBER = r"([0-9]{1,7}(?:\.[0-9]{1,9})?)"
+_NUMBER = r"([0-9]{1,7}(?:\.[0-9]{1,30})?)"
 _HOURS = r"(?:hours?|hrs?|h|小时|小時|時間)(?![a-z])"
 _MINUTES = r"(?:minutes?|mins?|m|分钟|分鐘|分)(?![a-z])"
 _SECONDS = r"(?:seconds?|secs?|s|秒)(?![a-z])"
@@ -18,6 +18,13 @@ _TO = r"\s{0,4}(?:-{1,2}>?|[\u2010-\u2015\u2192~]|to\b|until\b|till\b|and\b|到|
 _SHARED_UNIT = re.compile(
     rf"{_BEGINS}{_NUMBER}(?={_TO}{_NUMBER}\s{{0,2}}({_HOURS}|{_MINUTES}|{_MILLISECONDS}))", re.IGNORECASE
 )
+# A number behind a unit that has none of its own, and no word behind it: 1 min 30, 1 h 30.
+_WITHOUT_UNIT = (
+    r"\s{1,2}([0-9]{1,2}(?:\.[0-9]{1,30})?)"
+    r"(?=\s{0,4}(?:\Z|[\n,;)\]>~\u2010-\u2015\u2192-]|(?:to|until|till|and)\b|[到至]))"
+)
+_BARE_SECONDS = re.compile(rf"{_BEGINS}({_NUMBER}\s{{0,2}}{_MINUTES}){_WITHOUT_UNIT}", re.IGNORECASE)
+_BARE_MINUTES = re.compile(rf"[0-9]\s{{0,2}}{_HOURS}{_WITHOUT_UNIT}", re.IGNORECASE)
 # 1 h 2 min 3 s, without hours or without minutes. Seconds alone are plain already. In 1m20 they have no unit.
 _IN_UNITS = re.compile(
     rf"{_BEGINS}(?:{_NUMBER}\s{{0,2}}{_HOURS}(?:{_AND}{_NUMBER}\s{{0,2}}{_MINUTES})?|{_NUMBER}\s{{0,2}}{_MINUTES})"
@@ -31,7 +38,7 @@ _UNCLEAR = re.compile(
     # Decimal commas behind minutes, and of numbers with separators of thousands: 0:12,5 and 1.234,5.
     r":[0-9]{2},[0-9]{1,2}(?![0-9:.])|[0-9]\.[0-9]{3},[0-9]"
     # Other separators of thousands: 1 234.5 - 1 250, and 1'234 and 1_234.
-    rf"|[0-9]\s[0-9]{{3}}(?:\.[0-9]{{1,9}})?{_TO}[0-9]{{1,3}}\s[0-9]{{3}}(?![0-9])"
+    rf"|[0-9]\s[0-9]{{3}}(?:\.[0-9]{{1,30}})?{_TO}[0-9]{{1,3}}\s[0-9]{{3}}(?![0-9])"
     r"|[0-9]\s?['\u2032\u2019]\s?[0-9]|[0-9]_[0-9]"
     # Hours and minutes: 1:20 h.
     rf"|:[0-9]{{2}}\s{{0,2}}{_HOURS}"
@@ -50,7 +57,7 @@ def in_plain_seconds(text: str) -> str | None:
     """A text with its hours, minutes and milliseconds as seconds, or None where it may mean other times than it says.
 
     Unclear are numbers with decimal commas beside others with commas, with separators of thousands, numbers of frames,
-    and per cent.
+    per cent, and minutes without a unit behind hours.
 
     Example:
         >>> in_plain_seconds("1m20s to 1 min 40 s"), in_plain_seconds("1:02 to 70.5 s"), in_plain_seconds("500 ms")
@@ -59,6 +66,9 @@ def in_plain_seconds(text: str) -> str | None:
         (None, None, '[3.5,8]')
     """
     text = _COMMA_OF_SUBTITLES.sub(".", text)
+    if _BARE_MINUTES.search(text):
+        return None
+    text = _BARE_SECONDS.sub(r"\1 \3 s", text)
     text = _SHARED_UNIT.sub(r"\1 \3", text)  # 1-2 min is from 1 min
     text = _IN_UNITS.sub(_seconds_of_units, text)
     text = _IN_PRIMES.sub(_seconds_of_primes, text)

@@ -205,8 +205,10 @@ def reading(name: str | None, answer: str, prompt: Any = None, problem_type: Any
     name = KINDS.get(_plain(problem_type)) if name == "by_problem_type" else name
     found: Any = READERS.get(name or "", normalized)(answer)
     if name == "accuracy":
-        found = actions.named_actions(answer, actions.list_of(prompt))
-        found = found if found[0] else frozenset(actions.action_phrases(answer))
+        listed = actions.list_of(prompt)
+        found = actions.named_actions(answer, listed)
+        if not found[0] or not actions.by_numbers(answer, answer, listed):
+            found = frozenset(actions.action_phrases(answer))
     if name in TIMELINES:
         spans = timelines.merged(timelines.timeline_in(answer, actions.list_of(prompt)))
         found = [(span.step, span.start, span.end) for span in spans]

@@ -19,6 +19,7 @@ from qwenvl.data.records.forms import MAIN_KEYS, MEDIA_TAG, NEARLY_A_TAG, Draft,
 from qwenvl.data.records.frame_settings import META_KEYS, advice_on_meta, meta_settings, unknown_meta_keys
 from qwenvl.data.records.keys import ADVICE, CLIP_ENDINGS, FIELDS_OF_A_RUN, READ_KEYS, is_empty
 from qwenvl.data.records.presets import OURS, answer_and_options, check_name, guessed, has_options, our_row
+from qwenvl.data.records.solution_hints import solution_hints
 from qwenvl.data.records.timelines import with_timeline
 from qwenvl.failure import beginning, visible
 from qwenvl.files import plain_file
@@ -364,8 +365,9 @@ def media_hints(records: int, without: int) -> Iterator[Hint]:
 
 
 def record_hints(record: Record) -> Iterator[Hint]:
-    """Hints about a record: changes that reading made, and parts of it that have no effect."""
+    """Hints about a record: changes that reading made, parts of it that have no effect, and a doubtful solution."""
     yield from record.hints
+    yield from solution_hints(record)
     if not MEDIA_TAG.sub("", record.messages[-1].text).strip():
         yield Hint("no question", "the last user turn has no text beside its media: the model is asked nothing")
     named: set[str] = set()

@@ -8,10 +8,13 @@ from functools import lru_cache, partial
 from typing import Any
 
 from qwenvl.files import require
-from qwenvl.rewards.functions.text import normalized, pairs, unified, unreadable
+from qwenvl.rewards.functions.text import normalized, pairs, solution_of, unified, unreadable
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
+_LETTER = re.compile(r"[^\W\d_]")
+_WORD_OF_A_NUMBER = re.compile(r"\s*(?:step|action)\s*", re.IGNORECASE)
+_ONE_OR_TWO = re.compile(r"[0-9]+,[0-9]+")
 _LINE = re.compile(r"[ \t]*\(\s*([0-9]{1,9})\s*\)(.*)")
 _WORD_ENDS = r"(?:(?<![^\W_])|(?![^\W_]))"  # not between two letters or digits
 _BETWEEN = r"(?:[\s.:,;&\"'*\-=>\u2022\u2192]|[0-9]{1,3}[.)](?=\s)|\b(?:and|then|first|next|finally)\b)+"
@@ -46,7 +49,8 @@ def accuracy(
 
     It compares the set of ``(k)`` numbers in the first answer block with that of the solution. A solution without
     numbers is compared as a set of phrases: the text between commas, semicolons and new lines. The same set scores 1.
-    Without an answer block, or with no action in it, the score is 0.
+    So is one with a number behind a name, ``bolt (2)``, where the prompt has no list, unless the answer has numbers
+    alone. Without an answer block, or with no action in it, the score is 0.
 
     An answer without any number is read by the names of the prompt's list. The list is the lines of the last user
     turn that begin with ``(k)``. It must be unambiguous: no number and no name occurs twice. A name counts only to
@@ -63,11 +67,13 @@ def accuracy(
     scores = []
     rows = zip(pairs(completions, solution), prompts or [None] * len(completions), strict=True)
     for (answer, truth), prompt in rows:
-        expected: frozenset[Any] = frozenset(action_numbers(truth) or action_phrases(truth))
-        named: Any = set(action_phrases(answer or ""))
+        listed = list_of(prompt)
+        expected: frozenset[Any] = frozenset(action_phrases(truth))
+        named: frozenset[Any] = frozenset(action_phrases(answer or ""))
         unknown = 0
-        if action_numbers(truth):
-            named, unknown = named_actions(answer or "", list_of(prompt))
+        if by_numbers(truth, answer or "", listed):
+            expected = frozenset(action_numbers(truth))
+            named, unknown = named_actions(answer or "", listed)
         scores.append(len(named & expected) / (len(named | expected) + unknown) if named and expected else 0.0)
     return scores
 
@@ -84,7 +90,38 @@ def action_order(completions: list[str], solution: list[str], **columns: Any) ->
 
 
 check_action_numbers = partial(unreadable, action_numbers, 'names no action: expected "(1) ... (2) ..." numbers')
-check_actions = partial(unreadable, action_phrases, 'names no action: expected "(1) ..." numbers or phrases')
+
+
+def check_actions(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
+    """The reason why a record cannot be scored by its actions: it names none, or 3,5 may be one or two. Else None."""
+    if _ONE_OR_TWO.fullmatch(solution_of(solution)):
+        return f"the solution {solution[:80]!r} may be one number or two: write 3.5, or 3, 5 with a blank"
+    return unreadable(action_phrases, 'names no action: expected "(1) ..." numbers or phrases', solution)
+
+
+def by_numbers(truth: str, answer: str, listed: Mapping[str, int]) -> bool:
+    """Whether an answer is compared with a solution by ``(k)`` numbers, and not by phrases.
+
+    Without a list a number behind a name is a part of it: "bolt (2)" and "nut (2)" are two labels.
+
+    Example:
+        >>> by_numbers("bolt (2)", "nut (2)", {}), by_numbers("bolt (2)", "(2)", {}), by_numbers("(2) nut", "nut", {})
+        (False, True, True)
+    """
+    if not action_numbers(truth):
+        return False
+    has_numbers_alone = bool(action_numbers(answer)) and not _LETTER.search(answer)
+    return bool(listed) or has_numbers_alone or not has_number_behind(truth)
+
+
+def has_number_behind(text: str) -> bool:
+    """Whether a phrase of a text has its first ``(k)`` number behind a name, and not behind "step" or "action"."""
+    for phrase in _SEPARATOR.split(text):
+        number = _NUMBER.search(phrase)
+        before = phrase[: number.start()] if number else ""
+        if _LETTER.search(before) and not _WORD_OF_A_NUMBER.fullmatch(before):
+            return True
+    return False
 
 
 def list_of(prompt: Sequence[Mapping[str, Any]] | None) -> dict[str, int]:

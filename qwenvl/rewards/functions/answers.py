@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
@@ -41,7 +42,12 @@ _AROUND_CHOICE = "()[].:\u3002\u3001"
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
 _NEITHER = re.compile(r"^(?:yes|no)\s?(?:/|\bor\b)\s?(?:yes|no)\b|\bnot (?:yes|no)\b")
 _BOTH = re.compile(r"(?:yes|no)\W{0,4}(?:(?:or|and|but)\b\W{0,4}(?:also\s)?)?(?:yes|no)\W*")  # and nothing else
-_WORD = re.compile(rf"[{CJK}]|[^\W_{CJK}]+")
+# Vowel signs and accents of many scripts are marks, which belong to the letters in front of them.
+_BLOCKS_WITH_MARKS = (range(0x300, 0x1E00), range(0x20D0, 0x2100), range(0xA600, 0xAC00), range(0x10A00, 0x12000))
+_MARKS = "".join(
+    chr(code) for block in _BLOCKS_WITH_MARKS for code in block if unicodedata.category(chr(code)).startswith("M")
+)
+_WORD = re.compile(rf"[{CJK}]|[^\W_{CJK}](?:[^\W_{CJK}]|[{_MARKS}])*")
 
 
 def exact_match(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -178,6 +184,13 @@ _NUMBER = re.compile(
     r"(?:[eE][-+]?[0-9]{1,2})?(?!\.?[0-9]|[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e])"
 )
 
+_DASH = r"[-\u2010-\u2015\u2212]"
+# A dash in front of a number is a minus sign, however it is typed. In 3\u20135 it stands between numbers.
+_MINUS = re.compile(rf"(?<![\w.)]){_DASH}(?=[0-9])")
+# One apart from its number may be a minus sign, begin an item of a list, or stand between a word and the number.
+_UNCLEAR_MINUS = re.compile(rf"(?<![0-9)])(?<![0-9)]\s){_DASH}\s{{1,20}}(?=[0-9])")
+_NO_NUMBER = "."  # in front of digits, which then are none
+
 _CHARACTERS = frozenset("0123456789+-*/()= \t\n.")
 _LONGEST = 200
 _MOST_NODES = 64
@@ -191,13 +204,14 @@ _OPERATIONS = {
 
 
 def numbers_in(text: str) -> list[Decimal]:
-    """The numbers of a text: ``-3``, also with the minus sign of typography, ``0.5``, ``1,000``, ``2e-3``.
+    """The numbers of a text: ``-3``, with a dash as minus sign too, ``0.5``, ``1,000``, ``2e-3``. Not that of ``- 3``.
 
     Example:
         >>> numbers_in("1,250 of 3.0 or -2")
         [Decimal('1250'), Decimal('3.0'), Decimal('-2')]
     """
-    return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))]
+    text = _UNCLEAR_MINUS.sub(_NO_NUMBER, _MINUS.sub("-", text))
+    return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(text)]
 
 
 def only_number(text: str | None) -> Decimal | None:

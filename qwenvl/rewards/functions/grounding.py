@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 from qwenvl.files import require
@@ -26,13 +27,28 @@ Units = Annotated[
 ]
 Boundary = Annotated[bool, Argument("Multiply by how near start and end are; needs the field duration, in seconds.")]
 
-_N = r"\s{0,4}(-?[0-9]{1,7}(?:\.[0-9]{1,9})?)\s{0,4}"
+_N = r"\s{0,4}(-?[0-9]{1,7}(?:\.[0-9]{1,30})?)\s{0,4}"
 _BOX = re.compile(rf"\[{_N},{_N},{_N},{_N}\]|\({_N},{_N}\)\s{{0,4}},?\s{{0,4}}\({_N},{_N}\)")
 _TIME = re.compile(
     # Two dots or three may stand before a time, and one begins decimals.
-    r"(?<![0-9:])(?<!(?<!\.)\.)(?<![0-9][eE])(?<![0-9][eE][+-])(?:([0-9]{1,3}):)?(?:([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,9})?)"
+    r"(?<![0-9:])(?<!(?<!\.)\.)(?<![0-9][eE])(?<![0-9][eE][+-])(?:([0-9]{1,3}):)?(?:([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,30})?)"
     r"(?![0-9:]|\.[0-9]|[eE][+-]?[0-9])"
 )
+_UNIT = r"[ \t]{0,2}(?:s|secs?|seconds?|秒)?"
+_DASH_OR_TO = r"-{1,2}>?|[\u2010-\u2015\u2192\u2212~]|\.{2,3}|to\b|until\b|till\b|到|至"
+_NAMED_END = (
+    r"[\s,;]{0,4}(?:and\s{1,2})?(?:it\s{1,2})?"
+    r"[\"']?(?:ends?|stops?|ending)(?:[ _-]?(?:time|s))?[\"']?(?:\s{0,2}[:=]|\s{1,2}at\b)?"
+)
+# Between start and end: "3 s to 8", "3.0 - 8.0", "<3> - <8>", "start: 3, end: 8", "starts at 3 and ends at 8".
+_FROM_TO = re.compile(
+    rf"{_UNIT}[\])>]?[ \t]{{0,4}}(?:{_DASH_OR_TO}|{_NAMED_END})[ \t]{{0,4}}[\[(<\"']?\s{{0,2}}", re.IGNORECASE
+)
+_COMMA_BETWEEN = re.compile(rf"{_UNIT}\s{{0,4}},\s{{0,4}}", re.IGNORECASE)
+_CLOSES = re.compile(rf"{_UNIT}\s{{0,4}}[\])]", re.IGNORECASE)
+LONGEST_BETWEEN = 60
+_LIST_NUMBER = re.compile(r"^\s{0,8}\(?([0-9]{1,3})[.)]\s{1,4}(?=\S)")
+_BRACKETED_NUMBER = re.compile(r"\([0-9]{1,3}\)\s{0,2}\S")  # (1) 3, 8
 
 
 def box_iou(completions: list[str], solution: list[str], *, units: Units = "same", **columns: Any) -> list[float]:
@@ -168,7 +184,10 @@ def check_spans(solution: str, fields: Mapping[str, Any], boundary: bool = False
             f"commas, as frames or in per cent, got {solution[:80]!r}"
         )
     if not any(end > start for start, end in spans_in(text)):
-        return f'the solution must name a span like "3.5 to 8" or "0:12 - 0:20", got {solution[:80]!r}'
+        return (
+            'the solution must name a span like "3.5 to 8" or "0:12 - 0:20", and no other numbers, '
+            f"got {solution[:80]!r}"
+        )
     if not boundary:
         return None
     duration = fields.get("duration")
@@ -184,19 +203,57 @@ def check_spans(solution: str, fields: Mapping[str, Any], boundary: bool = False
 def spans_in(text: str) -> list[Span]:
     """The times of a text in pairs, in seconds, or no pair where their number is odd or what they mean is unclear.
 
+    Where some numbers are marked as start and end (``3 to 8``, ``3-8``, ``[3, 8]``, ``start 3, end 8``), all have to
+    be: the 2 of "the 2 men jump from 3 to 8" is no time. Numbers of a list, 1 to n in front of its lines, are left out.
+
     Example:
-        >>> spans_in("from 1:02 to 70.5 s"), spans_in("1-2 min")
-        ([(62.0, 70.5)], [(60.0, 120.0)])
+        >>> spans_in("from 1:02 to 70.5 s"), spans_in("1-2 min"), spans_in("1. 3 to 8\\n2. 9 to 12")
+        ([(62.0, 70.5)], [(60.0, 120.0)], [(3.0, 8.0), (9.0, 12.0)])
+        >>> spans_in("(1) 3 to 8, (2) 9 to 12")
+        []
     """
-    times = []
-    for first, second, seconds in _TIME.findall(in_plain_seconds(text) or ""):
-        # hh:mm:ss has two numbers before the seconds, mm:ss has one.
-        hours, minutes = (first, second) if second else ("", first)
-        time = seconds_of_clock(hours, minutes, seconds)
-        if time is None:
-            return []
-        times.append(time)
-    return [] if len(times) % 2 else list(zip(times[::2], times[1::2], strict=True))
+    text = _without_list_numbers(in_plain_seconds(text) or "")
+    found = list(_TIME.finditer(text))
+    times = [_seconds_of_match(match) for match in found]
+    starts: list[int] = []  # of marked pairs, the places of their first times
+    for i, (first, second) in enumerate(pairwise(found)):
+        follows_another = bool(starts) and starts[-1] == i - 1
+        if not follows_another and _is_marked_pair(text, first, second):
+            starts.append(i)
+    is_unclear = 0 < 2 * len(starts) < len(found) or (not starts and _BRACKETED_NUMBER.search(text))
+    if is_unclear or len(found) % 2 or None in times:
+        return []
+    seconds = [time for time in times if time is not None]
+    return list(zip(seconds[::2], seconds[1::2], strict=True))
+
+
+def _without_list_numbers(text: str) -> str:
+    """A text without the numbers of a list, if they are 1, 2, 3 ... in front of all lines with numbers."""
+    lines = text.split("\n")
+    marks = [_LIST_NUMBER.match(line) for line in lines if re.search("[0-9]", line)]
+    numbers = [int(mark[1]) for mark in marks if mark is not None]
+    if numbers != list(range(1, len(marks) + 1)):
+        return text
+    return "\n".join(_LIST_NUMBER.sub("", line) for line in lines)
+
+
+def _seconds_of_match(match: re.Match[str]) -> float | None:
+    first, second, seconds = match.groups()
+    # hh:mm:ss has two numbers before the seconds, mm:ss has one.
+    hours, minutes = (first, second) if second else ("", first)
+    return seconds_of_clock(hours, minutes, seconds)
+
+
+def _is_marked_pair(text: str, first: re.Match[str], second: re.Match[str]) -> bool:
+    """Whether two neighbouring times are start and end by the words, the dash or the brackets around them."""
+    between = text[first.end() : second.start()]
+    if len(between) > LONGEST_BETWEEN:
+        return False
+    if _FROM_TO.fullmatch(between):
+        return True
+    before = text[max(0, first.start() - 4) : first.start()].rstrip()
+    after = text[second.end() : second.end() + 12]
+    return before.endswith(("[", "(")) and bool(_COMMA_BETWEEN.fullmatch(between) and _CLOSES.match(after))
 
 
 def united(spans: list[Span]) -> list[Span]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from qwenvl.rewards.function import Argument
 from qwenvl.rewards.functions.actions import list_of
 from qwenvl.rewards.functions.text import pairs, solution_of, unreadable
-from qwenvl.timeline import TimedStep, entry_in_other_units, merged, timeline_in
+from qwenvl.timeline import TimedStep, entry_in_other_units, entry_without_span, merged, timeline_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,11 +31,16 @@ ExtraShare = Annotated[
 
 
 def check_timeline(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
-    """The reason why a record cannot be scored by its timeline: it has none, or times in other units. Else None."""
+    """The reason why a record cannot be scored by its timeline: it has none, or an entry is no span. Else None."""
     entry = entry_in_other_units(solution_of(solution))
     if entry is not None:
         return f"the solution's times must be seconds or mm:ss, got {entry[:80]!r}"
-    return unreadable(timeline_in, 'must be a timeline, a span a line such as "0.0-3.5 (2) insert the fan"', solution)
+    expected = 'must be a timeline, a span a line such as "0.0-3.5 (2) insert the fan"'
+    problem = unreadable(timeline_in, expected, solution)
+    entry = entry_without_span(solution_of(solution))
+    if problem is None and entry is not None:
+        problem = f"the solution {expected}; no span is {entry[:80]!r}"
+    return problem
 
 
 def check_frames(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:

@@ -17,6 +17,8 @@ from qwenvl.rewards.table import check_problem_type
 TWO = "[0, 0, 10, 10] [20, 20, 30, 30]"
 ROUGE = (2 / 3 + 1 / 2 + 2 / 3) / 3  # unigrams 2 of 3, bigrams 1 of 2, longest common subsequence 2 of 3
 
+TWO_SPANS = [(3.0, 8.0), (9.0, 12.0)]
+
 BY_HAND = {  # answer, solution, value
     "accuracy": [
         ("(1) a (2) b", "<answer>(1) a (2) b</answer>", 1),
@@ -31,6 +33,8 @@ BY_HAND = {  # answer, solution, value
         ("insert fan\nturn", "<answer>insert fan, fasten screw</answer>", 1 / 3),
         ("（1）（２）", "(1) (2)", 1),  # full-width forms, as Chinese keyboards give them
         ("装风扇；拧螺丝", "装风扇，拧螺丝", 1),
+        *(("dent (2)", "scratch (2)", 0), ("Scratch (2).", "scratch (2)", 1), ("(2)", "scratch (2)", 1)),
+        *(("x (2)", "x (2), y", 0.5), ("y, x (2)", "x (2), y", 1), ("(2) lid", "step (2)", 1)),
     ],
     "action_order": [
         ("(1)(3)(2)", "(1)(2)(3)", 1 / 3),  # two substitutions of three
@@ -56,11 +60,13 @@ BY_HAND = {  # answer, solution, value
     ],
     "rouge": [
         *(("the cat sat", "The cat ran!", ROUGE), ("三只猫", "三只狗", ROUGE), ("...", "the cat", 0)),
+        *(("कीताब", "किताब", 0), ("किताब", "किताब", 1)),  # vowel signs belong to their letters
         *(("red", "red", 1), ("a red", "red", 2 / 3), ("blue", "red", 0)),  # one word has no pair of words
     ],
     "count": [
         *(("3", "3", 1), ("There are 3 cubes.", "<answer> 3 </answer>", 1), ("3.0", "3", 1), ("4", "3", 0)),
         *(("\N{MINUS SIGN}3", "3", 0), ("\N{MINUS SIGN}3", "-3", 1)),
+        *(("\N{EN DASH}3", "-3", 1), ("\N{EN DASH}3", "3", 0), ("- 3", "3", 0), ("- 3", "-3", 0)),
         *(("2 or 3", "3", 0), ("three", "3", 0), ("", "3", 0)),
     ],
     "numeric": [("0.3000001", "0.3", 1), ("0.30001", "0.3", 0)],
@@ -228,6 +234,16 @@ READINGS = [
     (spans_in, "from 1 minute and 20 seconds to 1 minute 40 seconds", [(80.0, 100.0)]),
     (spans_in, "1分20秒到1分40秒", [(80.0, 100.0)]),
     *((spans_in, text, [(90.0, 120.0)]) for text in ("1.5 min - 2 min", "1.5-2 minutes")),
+    *((spans_in, text, [(90.0, 125.0)]) for text in ("1 min 30 to 2 min 5", "1 min 30 - 2 min 5", "1m30 to 2m5")),
+    (spans_in, "1 h 30 to 2 h", []),  # of what?
+    (spans_in, "0.1234567890123456 to 1.5", [(0.1234567890123456, 1.5)]),
+    *((spans_in, text, TWO_SPANS) for text in ("1. 3 to 8\n2. 9 to 12", "1) [3, 8]\n2) [9, 12]", "(1) 3-8\n(2) 9-12")),
+    *((spans_in, text, TWO_SPANS) for text in ("[[3, 8], [9, 12]]", "3, 8, 9, 12", "- 3, 8\n- 9, 12")),
+    (spans_in, "3 to 8 and 9 to 12", TWO_SPANS),
+    (spans_in, '{"start": 3, "end": 8}, {"start": 9, "end": 12}', TWO_SPANS),
+    (spans_in, '{"event": 1, "start": 3, "end": 8}, {"event": 2, "start": 9, "end": 12}', []),
+    *((spans_in, text, []) for text in ("the 2 men jump from 3 to 8, 1", "(1) 3, 8 (2) 9, 12", "2 men: 3 to 8, 9")),
+    (spans_in, "starts at 3 s and ends at 8 s", [(3.0, 8.0)]),
     (spans_in, "1 h to 1 h 2 min", [(3600.0, 3720.0)]),
     *((spans_in, text, [(0.5, 1.5)]) for text in ("500 ms to 1500 ms", "500-1500 ms")),
     (spans_in, "00:01:20,500 --> 00:01:40,000", [(80.5, 100.0)]),

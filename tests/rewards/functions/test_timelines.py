@@ -142,6 +142,10 @@ def test_a_solution_that_is_no_timeline_is_refused():
     assert check(TWO, {}) is None
     for solution in ("(1) (2)", "3 to 8", "<answer></answer>", "8-3 (1)"):
         assert "timeline" in check(solution, {})
+    entry = check("0-3 (1) lid\n3-soon (2) fan; Then 8-9 (3)", {})
+    assert entry is not None and entry.endswith("no span is '3-soon (2) fan'")
+    assert check("Steps:\n0-3 (1) lid\n\n3-5 (2)", {}) is None
+    assert "no span is" in check('[{"start": 0, "end": 3, "step": 1}, {"start": 3, "step": 2}]', {})
 
 
 def test_answers_with_the_same_spans_read_the_same():

@@ -20,7 +20,7 @@ function spansWithin(spans, length) {
 }
 
 // Seconds, mm:ss or hh:mm:ss with a decimal point, as in tables of labels.
-const TIME = /^(?:(?:(\d{1,3}):)?(\d{1,3}):)?(\d{1,7}(?:\.\d{0,9})?)$/;
+const TIME = /^(?:(?:(\d{1,3}):)?(\d{1,3}):)?(\d{1,7}(?:\.\d{0,30})?)$/;
 
 // The seconds that are typed in a field, as exact as spans are saved. NaN: it holds something else, such as 4,5.
 function typedSeconds(field) {

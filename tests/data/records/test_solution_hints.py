@@ -1,0 +1,49 @@
+"""Solutions by the numbers of the prompt's list of steps: those that do not agree with the list are worth a look."""
+
+import pytest
+
+from qwenvl.data.records.solution_hints import solution_hints
+from qwenvl.types import Message, Record
+
+LISTED = "Which?\n(1) take the lid\n(2) hold it, and turn\n"
+
+
+def hints(solution, asked=LISTED):
+    record = Record("0", (Message("user", asked),), solution, (), (), (), {}, "d[0]")
+    return [hint.message for hint in solution_hints(record)]
+
+
+@pytest.mark.parametrize(
+    "solution",
+    [
+        "(1)",
+        "<answer>(1) take the lid (2) hold it, and turn</answer>",
+        "(2) Hold it; (1): Take the lid.",
+        "0.0-3.5 (1) take the lid\n3.5-7.0 (2)",
+        "yes",
+        "3",
+    ],
+)
+def test_a_solution_of_the_list_has_no_hint(solution):
+    assert hints(solution) == []
+
+
+@pytest.mark.parametrize(
+    ("solution", "message"),
+    [
+        ("(4) fly", "the solution has a number that is not in the prompt's list"),
+        ("(2) take the lid", "the solution gives a number another name than the prompt's list"),
+        ("0.0-3.5 (1) turn\n3.5-7.0 (2)", "the solution gives a number another name"),
+    ],
+)
+def test_a_solution_that_the_list_contradicts_is_named(solution, message):
+    assert [each[: len(message)] for each in hints(solution)] == [message]
+    assert hints(solution, "Which step?") == []
+
+
+def test_a_prompt_that_shows_another_form_is_named():
+    asks = LISTED + "Answer as <answer>{}</answer>."
+    [message] = hints("(1)", asks.format("actions"))
+    assert message.startswith("the prompt shows the answer as <answer>actions</answer>, and the solution has")
+    for shown in ("(1) ... (2) ...", "...", "", "the numbers", "(number) name"):
+        assert hints("(1)", asks.format(shown)) == []
