@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
 from qwenvl.data.errors import RecordError, kind_of
-from qwenvl.data.records.label_studio import counting_annotations
+from qwenvl.data.records.label_studio import counting_annotations, local_file
 from qwenvl.files import plain_file
 from qwenvl.inspection.clips import VIDEO_SUFFIXES
 from qwenvl.inspection.spans import LabelledSpan, of_source
@@ -77,7 +77,9 @@ def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | 
                 end = int(span["end"])
                 for label in value["timelinelabels"]:
                     yield LabelledSpan(place, clip=clip, step=str(label), start=start, end=end, in_frames=True)
-        elif region["type"] == "labels" and {"start", "end"} <= value.keys():
+        elif not {"start", "end"} <= value.keys():
+            yield RecordError(f"{place}: expected a label with start and end, got one of {kind_of(value)}")
+        else:
             for label in value["labels"]:
                 yield LabelledSpan(place, clip=clip, step=str(label), start=value["start"], end=value["end"])
 
@@ -160,9 +162,10 @@ def _clip_path(address: str) -> str:
     """The path of a clip in an address: of a path, local storage or a URL. Of an upload the file name alone."""
     if address.lower().startswith("file:"):  # ELAN writes names as they are, with # and ?
         return unquote(address[len("file:") :]).replace("\\", "/").strip("/")
-    parts = urlsplit(address)
-    local = parse_qs(parts.query).get("d")
-    path = (local[0] if local else unquote(parts.path)).replace("\\", "/")
+    local = local_file(address)
+    if local is not None:
+        return local.replace("\\", "/").strip("/")
+    path = unquote(urlsplit(address).path).replace("\\", "/")
     if "/upload/" not in address:
         return path.strip("/")
     return _UPLOADED.sub("", Path(path).name, count=1)

@@ -15,8 +15,9 @@ from qwenvl.rewards.functions.text import normalized
 _NUMBERED = re.compile(r"(?:step\s*)?\(?\s*([0-9]{1,4})\s*(?:[).:\s]+(.*))?", re.DOTALL | re.IGNORECASE)
 _NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
 # "1. take", "(1) take", "1 - take" and "1,take", but not "4-pin" and "2.5 mm".
-_NUMBER_WITH_SIGN = re.compile(r"\(?\s*([0-9]{1,4})\s*(?:[).:,;]+(?![0-9])|[\u2013-](?=\s))\s*(.*)")
-_NUMBER_WITH_WORD = re.compile(r"(?:step|#)\s*([0-9]{1,4})(?![0-9])\s*[).:,;\u2013-]*\s*(.*)", re.IGNORECASE)
+_NUMBER_WITH_SIGN = re.compile(r"\(?\s*([0-9]{1,4})\s*(?:[).:,;=]+(?![0-9])|[\u2013-](?=\s))\s*(.*)")
+_NUMBER_WITH_WORD = re.compile(r"(?:step|#)\s*([0-9]{1,4})(?![0-9])\s*[).:,;=\u2013-]*\s*(.*)", re.IGNORECASE)
+_FIRST_NUMBER = re.compile(r"[\W_]*(?:step|s)?[\W_]*([0-9]{1,4})(?![0-9]|[.,][0-9])", re.IGNORECASE)
 _BULLET = re.compile(r"[-*\u2022]\s+(?=\S)")
 _NUMBER_WITH_TAB = re.compile(r"\s*([0-9]{1,4})\t")
 _BARE_NUMBER = re.compile(r"([0-9]{1,4})\s+(\S.*)")
@@ -36,7 +37,7 @@ def read_steps(path: Path) -> Steps:
     """
     lines = [_NUMBER_WITH_TAB.sub(r"\1. ", line, count=1) for line in whole_text(path).splitlines()]
     lines = [" ".join(line.split()) for line in lines if line.strip()]
-    if lines and lines[0][0] in "[{":
+    if lines and re.match(r"[{]|\[(?!\s*[0-9]+\s*\])", lines[0]):  # JSON, and not [1] take
         raise RecordError(f"{path}: expected a step a line, as plain text, got {lines[0]!r}")
     if all(_BULLET.match(line) for line in lines):
         lines = [_BULLET.sub("", line) for line in lines]
@@ -49,6 +50,8 @@ def read_steps(path: Path) -> Steps:
                 raise RecordError(f"{path}: expected step {number}, got {line!r}; {advice}")
             names.append(match[2])
         lines = names
+    elif _counts(lines):
+        raise RecordError(f"{path}: the lines seem to be numbered, as in {lines[0]!r}; write '(1) name', or no numbers")
     if not lines:
         raise RecordError(f"{path}: expected at least one step")
     plain = list(map(_plain, lines))
@@ -63,6 +66,13 @@ def read_steps(path: Path) -> Steps:
         if problem is not None:
             raise RecordError(f"{path}: step {i + 1}, {name!r}: answers that name it would mean {problem}; rename it")
     return lines
+
+
+def _counts(lines: Sequence[str]) -> bool:
+    """Whether all lines begin with the numbers from 0 or 1 on, in a notation that is not read: ``1_take``."""
+    found = [_FIRST_NUMBER.match(line) for line in lines]
+    numbers = [int(match[1]) for match in found if match is not None]
+    return len(lines) > 1 and numbers in (list(range(len(lines))), list(range(1, len(lines) + 1)))
 
 
 def _misread(name: str, own_number: int, plain: Sequence[str]) -> str | None:

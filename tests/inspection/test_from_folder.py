@@ -308,7 +308,9 @@ def test_a_step_that_answers_could_not_name_is_refused(names, message, tmp_path)
         read_steps(tmp_path / "steps.txt")
 
 
-NUMBERED = ("Step {}: {}", "step {} {}", "{} - {}", "{},{}", "{}; {}", "#{} {}", "{}\t{}", "({}) {}", "{} {}")
+NUMBERED = ("Step {}: {}", "step {} {}", "{} - {}", "{},{}", "{}; {}", "#{} {}", "{}\t{}", "({}) {}", "{} {}", "{}={}")
+
+COUNTED = ("[{}] ", "{}_", "{}| ", "S{} ", "Step_{}: ", "{}> ", "0{}_")
 
 
 def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
@@ -330,6 +332,8 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
         assert numbered(read_steps(path)) == "(1) take the lid\n(2) insert the fan", line
     path.write_text("2 bolts\nnuts\n4-pin plug\n")
     assert numbered(read_steps(path)) == "(1) 2 bolts\n(2) nuts\n(3) 4-pin plug"
+    path.write_text("station 1\nstation 2\n")
+    assert numbered(read_steps(path)) == "(1) station 1\n(2) station 2"
     path.write_text("1.5 mm bolt\n2.0 mm nut\n")  # not the numbers of steps
     assert numbered(read_steps(path)) == "(1) 1.5 mm bolt\n(2) 2.0 mm nut"
 
@@ -344,6 +348,8 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
         *((line.format(1, "a") + "\n" + line.format(3, "b"), "expected step 2, got") for line in NUMBERED),
         *((line.format(0, "a") + "\n" + line.format(1, "b"), "expected step 1, got") for line in NUMBERED),
         ("id,name\n1,take the lid\n2,insert the fan", "expected step 1, got 'id,name'"),
+        *((f"{line.format(0)}a\n{line.format(1)}b", "the lines seem to be numbered, as in") for line in COUNTED),
+        *((f"{line.format(1)}a\n{line.format(2)}b", "the lines seem to be numbered, as in") for line in COUNTED),
         ("take\nstep 2", "expected step 1, got 'take'"),
         ('["take", "lid"]', "expected a step a line, as plain text"),
         ("2 b\n1 a\n", "expected step 1, got '2 b'"),

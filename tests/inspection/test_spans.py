@@ -350,6 +350,10 @@ def test_a_region_without_a_label_is_refused(folder, capsys):
     exported({"video": "a.mp4"}, {"result": [region("insert fan", 0, 1), empty]})
     said = refused(capsys, "--answers", "export.json", "--steps", "steps.txt")
     assert "export.json[0].result[1]: expected the name of a step, got a region without a label" in said
+    box = {"type": "labels", "value": {"sequence": [{"frame": 1, "x": 2}], "labels": ["insert fan"]}}
+    exported({"video": "a.mp4"}, {"result": [region("insert fan", 0, 1), box]})
+    said = refused(capsys, "--answers", "export.json", "--steps", "steps.txt")
+    assert "export.json[0].result[1]: expected a label with start and end, got one of" in said
 
 
 def test_spans_of_one_step_that_overlap_are_named(folder, capsys):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import unquote
 
 from qwenvl.data.errors import kind_of
 from qwenvl.data.records.keys import CLIP_ENDINGS, PICTURE_ENDINGS
@@ -19,6 +19,7 @@ _MEDIA_ENDINGS = {*CLIP_ENDINGS, *_PICTURES}
 _LABELLING = ("choices", "timelinelabels", "labels", "taxonomy")
 _NUMBERS = ("number", "rating")
 _COMMENT = "textarea"
+_NO_LABELS = {"relation", "None"}  # arrows between regions, and regions that are damaged
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def counting_annotations(task: Values) -> list[Values]:
 
 
 def answer_of(task: Values) -> tuple[TaskAnswer, bool]:
-    """The answer of a task, and whether a comment stands beside its labels, which is not part of it.
+    """The answer of a task, and whether more stands beside its labels, such as a comment or a box.
 
     Raises:
         ValueError: for no answer, for annotations that differ in it, and for answers of several controls.
@@ -62,18 +63,24 @@ def answer_of(task: Values) -> tuple[TaskAnswer, bool]:
         )
     [answer] = said
     assert answer is not None
-    return answer, any(has_comment for _, has_comment in answers)
+    return answer, any(has_more for _, has_more in answers)
 
 
 def _answer_in(result: Any) -> tuple[TaskAnswer | None, bool]:
-    """The answer in the regions of an annotation, and whether a comment stands beside it."""
+    """The answer in the regions of an annotation, and whether other regions stand beside its labels."""
     regions = [each for each in result if isinstance(each, dict)] if isinstance(result, list) else []
     answering = [each for each in regions if each.get("type") in (*_LABELLING, *_NUMBERS, _COMMENT)]
     labelling = [each for each in answering if each["type"] != _COMMENT]
-    has_comment = bool(labelling) and len(labelling) < len(answering)
+    others = sorted({str(each.get("type")) for each in regions if each not in answering} - _NO_LABELS)
+    has_more = bool(labelling) and (len(labelling) < len(answering) or bool(others))
     of_control: dict[str, list[Values]] = {}
     for region in labelling or answering:
         of_control.setdefault(str(region.get("from_name") or region["type"]), []).append(region)
+    if others and not labelling:
+        raise ValueError(
+            f"annotations: has regions of a kind that is not read ({', '.join(others)}); expected choices, labels, "
+            "text or a number"
+        )
     if len(of_control) > 1:
         raise ValueError(
             f"annotations: has answers to several questions ({', '.join(of_control)}); expected a task for each"
@@ -81,7 +88,7 @@ def _answer_in(result: Any) -> tuple[TaskAnswer | None, bool]:
     if not of_control:
         return None, False
     [regions_of_one] = of_control.values()
-    return _answer_to_one(regions_of_one), has_comment
+    return _answer_to_one(regions_of_one), has_more
 
 
 def _answer_to_one(regions: Sequence[Values]) -> TaskAnswer | None:
@@ -154,8 +161,20 @@ def _ending(path: str) -> str:
 
 def _stored_path(address: str) -> str:
     """The path of an upload (``/data/upload/1/clip.mp4``) or of local storage (``/data/local-files/?d=clip.mp4``)."""
-    parts = urlsplit(address)
-    local = parse_qs(parts.query).get("d")
-    if local and parts.path.rstrip("/").endswith("/local-files"):
-        return local[0].lstrip("/")
+    local = local_file(address)
+    if local is not None:
+        return local.lstrip("/")
     return address.removeprefix("/data/") if address.startswith("/data/upload/") else address
+
+
+def local_file(address: str) -> str | None:
+    """The path in an address of local storage, ``/data/local-files/?d=station/clip.mp4``. None for other addresses.
+
+    Names may hold ``#``, ``&`` and ``+``, which Label Studio writes as they are or quoted.
+
+    Example:
+        >>> local_file("http://box/data/local-files/?d=a%20b/c+%231#2.mp4")
+        'a b/c+#1#2.mp4'
+    """
+    _, is_local, path = address.partition("/local-files/?d=")
+    return unquote(path) if is_local else None

@@ -527,15 +527,16 @@ def _label_studio(row: Values, first_number: int | None = None) -> Made:
     data = row.get("data")
     if not isinstance(data, dict):
         raise ValueError(f"data: expected an object with the clip of the task, got {kind_of(data)}")
-    answer, has_comment = label_studio.answer_of(row)
+    answer, has_more = label_studio.answer_of(row)
     key, path = label_studio.medium_of(data)
     question = data.get("question") or data.get("text")
     question = question if isinstance(question, str) else "What does the video show?"
     used = ("data", "annotations", "predictions", "drafts")
     asked = row | {"question": question, "answer": answer.text}
     made = _question_row(asked, kind=_ANSWER_KINDS[answer.kind], media={key: [path]}, read=used)
-    if has_comment:
-        made.hints.append(Hint("comment", "text stands beside the labels of the annotation: the labels are the answer"))
+    if has_more:
+        message = "text, boxes or the like stand beside the labels of the annotation: the labels alone are the answer"
+        made.hints.append(Hint("more than labels", message))
     return made
 
 

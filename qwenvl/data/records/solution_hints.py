@@ -42,8 +42,8 @@ def solution_hints(record: Record) -> Iterator[Hint]:
     if shown and not any(map(_SHOWS_A_NUMBER.search, shown)):
         yield Hint(
             "form not asked for",
-            f"the prompt shows the answer as <answer>{shown[-1].strip()[:60]}</answer>, and the solution has numbers of "
-            "steps: names count to the letter at best; better ask for <answer>(1) ... (2) ...</answer>",
+            f"the prompt shows the answer as <answer>{shown[-1].strip()[:60]}</answer>, and the solution has "
+            "numbers of steps: names count to the letter at best; better ask for <answer>(1) ... (2) ...</answer>",
         )
 
 

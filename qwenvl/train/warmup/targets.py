@@ -98,7 +98,7 @@ class SolutionTargets:
 
     def _text(self, record: Record) -> str:
         """The whole target, think block included."""
-        solution = record.solution
+        solution = _solution(record)
         thinking = _thinking(record)
         answer = first_block(solution, "answer")
         own = first_block(solution, "think")
@@ -116,9 +116,16 @@ class SolutionTargets:
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
+def _solution(record: Record) -> str:
+    """The solution of a record. A think block that its prompt has opened begins with the tag."""
+    text = record.solution
+    is_opened_before = "</think>" in text and "<think>" not in text
+    return f"<think>{text}" if is_opened_before else text
+
+
 def _thinking(record: Record) -> str:
     """The content of the think block of a record's solution, else of its field ``thinking``. Empty without both."""
-    own = first_block(record.solution, "think")
+    own = first_block(_solution(record), "think")
     if own is not None:
         thinking = own.inner
     else:

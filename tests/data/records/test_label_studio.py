@@ -22,6 +22,7 @@ def task(*annotations, **more):
 
 ONE = region("choices", choices=["insert fan"])
 OTHER = region("choices", choices=["close lid"])
+BOX = region("rectanglelabels", "box", x=1, y=2, width=3, height=4, rectanglelabels=["dent"])
 COMMENT = region("textarea", "comment", text=["The hand hides it."])
 
 
@@ -43,7 +44,9 @@ def test_labels_are_the_answer_and_not_the_comment_beside_them(result):
     row = task(result)
     assert answer_of(row) == (TaskAnswer("labels", "insert fan"), True)
     made = PRESETS["label-studio"].row(row, None)
-    assert [hint.kind for hint in made.hints] == ["comment"]
+    assert [hint.kind for hint in made.hints] == ["more than labels"]
+    assert answer_of(task([ONE, BOX])) == (TaskAnswer("labels", "insert fan"), True)
+    assert answer_of(task([ONE, {"type": "relation", "from_id": "a"}])) == (TaskAnswer("labels", "insert fan"), False)
     assert answer_of(task([COMMENT])) == (TaskAnswer("text", "The hand hides it."), False)
 
 
@@ -70,6 +73,8 @@ def test_the_answer_to_one_question_is_in_the_order_of_its_times():
         ([ONE, region("rating", "quality", rating=3)], r"several questions \(step, quality\)"),
         ([COMMENT, region("textarea", "title", text="Fan")], r"several questions \(comment, title\)"),
         ([region("number", number=1), region("number", number=2)], "expected one number, got 1, 2"),
+        ([COMMENT, BOX], r"regions of a kind that is not read \(rectanglelabels\)"),
+        ([BOX], r"regions of a kind that is not read \(rectanglelabels\)"),
         ([], "expected one that is not cancelled"),
         ([region("choices", choices=[])], "expected one that is not cancelled"),
         ([ONE, region("choices", choices=[])], "a region has no label; label it or delete it"),
@@ -88,6 +93,8 @@ def test_an_annotation_without_one_answer_is_refused(result, message):
     [
         ({"video": "/data/upload/1/0a1b-clip.mp4"}, ("videos", "upload/1/0a1b-clip.mp4")),
         ({"clip": "/data/local-files/?d=station/b.mp4"}, ("videos", "station/b.mp4")),
+        ({"clip": "/data/local-files/?d=a+b/c #1&2.mp4"}, ("videos", "a+b/c #1&2.mp4")),
+        ({"clip": "http://box/data/local-files/?d=a%2Bb/c%20%231.mp4"}, ("videos", "a+b/c #1.mp4")),
         ({"station": "7", "film": "b.mp4"}, ("videos", "b.mp4")),
         ({"image": "b.png", "question": "Which?"}, ("images", "b.png")),
         ({"film": "c"}, ("videos", "c")),

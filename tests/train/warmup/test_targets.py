@@ -26,6 +26,8 @@ def record(solution: str, **fields) -> Record:
         (None, "<answer>7</answer>", "3 + 4", "<think>3 + 4</think><answer>7</answer>"),
         (None, "<think>so</think> <answer>7</answer>", "3 + 4", "<think>so</think> <answer>7</answer>"),
         (None, "<think>so</think> 7", None, "<think>so</think><answer>7</answer>"),
+        (None, "so</think> 7", None, "<think>so</think><answer>7</answer>"),
+        (None, "so</think><answer>7</answer>", "3 + 4", "<think>so</think><answer>7</answer>"),
         (None, "7", "  ", "<answer>7</answer>"),
         (None, "7", "<think>\n3 + 4</think>\n", "<think>\n3 + 4</think><answer>7</answer>"),
         (TEMPLATE, "7", "3 + 4", "<think>3 + 4</think> <answer>7</answer>"),
@@ -73,6 +75,7 @@ def test_tags_that_rewards_would_take_for_those_of_the_target_are_refused(soluti
 def test_where_the_prompt_opens_the_think_block_the_target_goes_on_in_it():
     inside = {"opened_think": True}
     assert SolutionTargets().of(record("7", thinking="3 + 4"), **inside) == [("3 + 4</think><answer>7</answer>",)]
+    assert SolutionTargets().of(record("so</think>7"), **inside) == [("so</think><answer>7</answer>",)]
     closing = SolutionTargets("</think><answer>{solution}</answer>")
     assert closing.of(record("7"), **inside) == [("</think><answer>7</answer>",)]
     with pytest.raises(RecordError, match=r"data.json\[3\]: the prompt ends inside a think block, and the target has"):
