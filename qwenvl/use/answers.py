@@ -183,6 +183,7 @@ async def streamed(
                 answers = answers_of(pending, event, decode)
                 usage = usage_of(pending, answers)
                 for number, answer in enumerate(answers):
+                    pending.patience.check()  # a client may read slowly, and holds its place
                     rest = answer.text[len(choices[number].sent) :]
                     yield piece(number, rest, answer.finish_reason, usage=usage)
     except ApiError as error:

@@ -9,7 +9,7 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
@@ -56,6 +56,7 @@ LONGEST_MESSAGE = 2000  # characters of an error: it may quote what the client s
 MOST_VALUES = 200_000  # in the JSON of a request: each takes some 100 bytes of memory
 MOST_PARTS = 2_000  # turns, and parts in them
 LONGEST_URL = 8_192  # characters of a path or an address; links in a path of millions of folders take hours to resolve
+LONGEST_ROLE = 20  # characters
 CHARACTERS_PER_TOKEN = 8  # no text that means something has more, and counting its tokens would take long
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, as JSON escapes it
 
@@ -123,38 +124,38 @@ class Parsed:
     """A request as its body says it.
 
     Attributes:
-        messages: a list of objects with role and content.
+        messages: a list of objects with role and content. Empty once a record is made of them, so that a request that
+            waits holds no media.
+        characters: the length of all texts.
+        has_media: whether reading it decodes anything.
+        has_addresses: whether reading it waits for other machines.
     """
 
-    messages: list[dict[str, Any]]
+    messages: Sequence[Mapping[str, Any]]
     options: ChatOptions
+    characters: int
+    has_media: bool
+    has_addresses: bool
 
-    @property
-    def parts(self) -> list[Any]:
-        """The typed parts of all turns."""
-        parts: list[Any] = []
-        for message in self.messages:
-            content = message.get("content")
-            if isinstance(content, list):
-                parts += content
-        return parts
+    @classmethod
+    def of(cls, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> Parsed:
+        """The request of some messages."""
+        parts = [part for message in messages for part in _parts(message)]
+        texts = [message.get("content") for message in messages]
+        texts += [part.get("text") for part in parts if isinstance(part, dict)]
+        return cls(
+            messages=messages,
+            options=options,
+            characters=sum(len(text) for text in texts if isinstance(text, str)),
+            has_media=any(_kind(part) in MEDIA for part in parts),
+            has_addresses=any(is_address(str(_url(part))) for part in parts),
+        )
 
-    @property
-    def characters(self) -> int:
-        """The length of all texts."""
-        texts = [each.get("content") for each in self.messages]
-        texts += [part.get("text") for part in self.parts if isinstance(part, dict)]
-        return sum(len(text) for text in texts if isinstance(text, str))
 
-    @property
-    def has_media(self) -> bool:
-        """Whether reading it decodes anything."""
-        return any(_kind(part) in MEDIA for part in self.parts)
-
-    @property
-    def has_addresses(self) -> bool:
-        """Whether reading it waits for other machines."""
-        return any(is_address(str(_url(part))) for part in self.parts)
+def _parts(message: Mapping[str, Any]) -> list[Any]:
+    """The typed parts of a turn. A turn of text has none."""
+    content = message.get("content")
+    return content if isinstance(content, list) else []
 
 
 def _kind(part: Any) -> str | None:
@@ -207,21 +208,34 @@ def parse_body(body: bytes, model: str, trained: SamplingParams) -> Parsed:
         raise ApiError(404, f"model: {shown!r} is not served; there is {model!r}", "model_not_found")
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
         raise ApiError(400, "messages: expected a list of objects with role and content")
-    parsed = Parsed(messages, options)
-    if len(messages) + len(parsed.parts) > MOST_PARTS:
+    if len(messages) + sum(len(_parts(each)) for each in messages) > MOST_PARTS:
         raise ApiError(400, f"messages: expected at most {MOST_PARTS:,} turns and parts")
     for number, message in enumerate(messages):
         _check_turn(message, f"messages[{number}]")
-    return parsed
+    return Parsed.of(list(map(_needed, messages)), options)
+
+
+def _needed(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A turn without what is not read of it: a request waits, and what it holds may be large."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = [_needed_part(part) for part in content]
+    return {"role": message.get("role"), "content": content}
+
+
+def _needed_part(part: Any) -> Any:
+    kind = _kind(part)
+    if kind is None or kind not in part:
+        return part  # is refused when it is read
+    return {"type": kind, kind: part[kind]}
 
 
 def _check_turn(message: Mapping[str, Any], place: str) -> None:
     """Raise ApiError for a setting of a turn, or of a part of it, that the answer would not follow."""
     _check_keys(message, OF_A_TURN, place, TURN_SETTINGS)
-    parts = message.get("content")
-    if not isinstance(parts, list):
-        return
-    for number, part in enumerate(parts):
+    if not isinstance(message.get("role"), str | None) or len(message.get("role") or "") > LONGEST_ROLE:
+        raise ApiError(400, f"{place}.role: expected system, user or assistant")
+    for number, part in enumerate(_parts(message)):
         kind = _kind(part)
         if kind != "text" and kind not in MEDIA:
             continue  # is refused when it is read
@@ -274,6 +288,13 @@ class RequestReader:
         self._framing = asking.framing
         self._root = None if limits.media_root is None else os.path.realpath(limits.media_root)
 
+    def check_length(self, parsed: Parsed) -> None:
+        """Raise ApiError for texts that have more tokens than the model has positions."""
+        most = CHARACTERS_PER_TOKEN * self.positions
+        if parsed.characters > most:
+            message = f"messages: {parsed.characters:,} characters; expected at most {most:,}, as the model has "
+            raise ApiError(400, f"{message}{self.positions:,} positions")
+
     def record(
         self, parsed: Parsed, folder: Path, patience: Patience, on_bytes: OnBytes = lambda count: None
     ) -> Record:
@@ -286,10 +307,6 @@ class RequestReader:
         Raises:
             ApiError: it cannot be answered.
         """
-        most = CHARACTERS_PER_TOKEN * self.positions
-        if parsed.characters > most:
-            message = f"messages: {parsed.characters:,} characters; expected at most {most:,}, as the model has "
-            raise ApiError(400, f"{message}{self.positions:,} positions")
         media = _Media(folder, patience, room=int(self.limits.max_body_mb * 1e6), on_bytes=on_bytes)
         turns = []
         for turn in parsed.messages:

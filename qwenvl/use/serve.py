@@ -335,8 +335,9 @@ class ChatServer:
         self._requests.add(patience)
         folder = self._folder / uuid.uuid4().hex
         try:
-            parsed = await self._received(receive, patience, is_gone)
-            pending = await self._read(parsed, folder, patience, is_gone)
+            folder.mkdir()
+            parsed, record = await self._received(receive, folder, patience, is_gone)
+            pending = await self._read(parsed, record, folder, patience, is_gone)
             yield pending
             self._waiting.append(pending)
             self._arrived.set()
@@ -353,15 +354,33 @@ class ChatServer:
             shutil.rmtree(folder, ignore_errors=True)
 
     async def _received(
-        self, receive: Read, patience: Patience, is_gone: Callable[[], Awaitable[bool]]
-    ) -> Parsed:
-        """The body of a request, parsed. Afterwards it takes no memory, but for the media that messages hold."""
+        self, receive: Read, folder: Path, patience: Patience, is_gone: Callable[[], Awaitable[bool]]
+    ) -> tuple[Parsed, Record]:
+        """A request and its record, made of its body. Afterwards its media are on the disk, and take no memory."""
         with self._arriving(patience) as arrival:
             receiving = receive(partial(self._count, arrival))
             body = await _patiently(receiving, patience, _is_there)  # receiving itself notices who leaves
             arrival.complete = True
-            making = self._run(self._parsers, parse_body, body, self.name, self.respondent.sample.params)
-            return await _patiently(making, patience, is_gone)
+            making = self._run(self._parsers, self._parsed, body, folder, patience)
+            del body
+            parsed, record = await _patiently(making, patience, is_gone)
+            if record is None:
+                with self._arriving(patience) as fetching:
+                    count = partial(self._count, fetching)
+                    writing = self._run(self._fetchers, self.reader.record, parsed, folder, patience, count)
+                    record = await _patiently(writing, patience, is_gone)
+            return replace(parsed, messages=()), record
+
+    def _parsed(self, body: bytes, folder: Path, patience: Patience) -> tuple[Parsed, Record | None]:
+        """A request and its record, in the one thread that parses. None: the record waits for other machines.
+
+        Both in one piece: between the two a request may take several times the memory of its body.
+        """
+        parsed = parse_body(body, self.name, self.respondent.sample.params)
+        self.reader.check_length(parsed)
+        if parsed.has_addresses:
+            return parsed, None
+        return replace(parsed, messages=()), self.reader.record(parsed, folder, patience)
 
     @contextmanager
     def _arriving(self, patience: Patience) -> Iterator[Arrival]:
@@ -399,19 +418,14 @@ class ChatServer:
         return True
 
     async def _read(
-        self, parsed: Parsed, folder: Path, patience: Patience, is_gone: Callable[[], Awaitable[bool]]
+        self,
+        parsed: Parsed,
+        record: Record,
+        folder: Path,
+        patience: Patience,
+        is_gone: Callable[[], Awaitable[bool]],
     ) -> Pending:
         """A request with its prompt."""
-        folder.mkdir()
-        if parsed.has_addresses:
-            with self._arriving(patience) as arrival:
-                count = partial(self._count, arrival)
-                writing = self._run(self._fetchers, self.reader.record, parsed, folder, patience, count)
-                record = await _patiently(writing, patience, is_gone)
-        else:
-            # Media are written by the thread that parses: what waits for a reader is then on the disk.
-            writing = self._run(self._parsers, self.reader.record, parsed, folder, patience)
-            record = await _patiently(writing, patience, is_gone)
         while sum(media_bytes(each.batch) for each in self._waiting) > MOST_PIXELS:
             await _patiently(asyncio.sleep(SECONDS_BETWEEN_TRIES), patience, is_gone)
         if parsed.characters > LONG_TEXT or not parsed.has_media:

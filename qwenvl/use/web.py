@@ -34,7 +34,7 @@ IDLE_CONNECTIONS = 100  # besides those of requests
 SECONDS_BETWEEN_LOOKS = 10.0  # at whether a connection moves
 KEEP_ALIVE_SECONDS = 5  # between two requests
 END_SECONDS = 3  # for requests that are being answered when the server ends
-LEAST_BYTES = 100_000  # of a body that must have come between two looks
+LEAST_BYTES = 100_000  # of a body, or of an answer, that must have come or gone between two looks
 PIECE_BYTES = 4096  # that are parsed at once
 
 Scope = MutableMapping[str, Any]
@@ -112,6 +112,26 @@ def _is_address(name: str) -> bool:
 # ---- how long a client may take
 
 
+class CountingTransport:
+    """A transport that counts the bytes that are written to it.
+
+    Attributes:
+        written: these bytes, of which some may still have to be sent.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.written = 0
+
+    def write(self, data: bytes) -> None:
+        """As of any transport."""
+        self.written += len(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class ConnectionInTime(H11Protocol):
     """HTTP/1.1 that ends connections whose clients neither send nor read.
 
@@ -128,12 +148,13 @@ class ConnectionInTime(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Called by asyncio."""
+        self._counted = CountingTransport(transport)
         self._began = time.monotonic()
         self._strikes = 0
         self._ahead = 0  # bytes that came since the request that is being answered was complete
         self._state: tuple[Any, int] = (self, 0)
         self._make_room()
-        super().connection_made(transport)
+        super().connection_made(self._counted)  # type: ignore[arg-type]
         self._next_look = self.loop.call_later(self.seconds, self._look)
 
     def _make_room(self) -> None:
@@ -170,14 +191,14 @@ class ConnectionInTime(H11Protocol):
     def _look(self) -> None:
         """Ends the connection after two looks at which nothing has moved: at what must be read, or at a head."""
         unsent = self.transport.get_write_buffer_size()
-        state = (self.cycle, unsent)
-        cycle_before, _ = self._state
+        sent = self._counted.written - unsent
+        cycle_before, sent_before = self._state
         if unsent:
-            moves = state != self._state
+            moves = sent - sent_before >= LEAST_BYTES
         else:
             moves = not self.waits_for_a_head() or self.cycle is not cycle_before
+        self._state = (self.cycle, sent)
         self._strikes = 0 if moves else self._strikes + 1
-        self._state = state
         if self._strikes > 1:
             self.transport.abort()
         else:

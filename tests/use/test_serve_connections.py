@@ -1,5 +1,6 @@
 """``qwenvl serve`` and hostile clients: pages of other sites, slow connections, the end of the server."""
 
+import asyncio
 import http.client
 import os
 import socket
@@ -13,7 +14,11 @@ import openai
 import pytest
 
 from qwenvl.commands.serve import _run
+from qwenvl.types import RolloutBatch
 from qwenvl.use import web
+from qwenvl.use.answers import Answer, Pending, streamed
+from qwenvl.use.chat_request import Patience
+from qwenvl.use.options import ChatOptions
 from tests.use.running import (
     ASK,
     CHAT,
@@ -265,6 +270,42 @@ def test_a_client_that_does_not_read_the_answer_is_disconnected(locked, monkeypa
             while locked.connections():
                 time.sleep(0.01)
     assert locked.is_idle()
+
+
+def test_a_client_that_reads_a_little_now_and_then_is_disconnected(locked, monkeypatch):
+    monkeypatch.setattr(web.ConnectionInTime, "seconds", 0.1)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", locked.port))
+        body = ask(QUESTION, n=64, temperature=1, logprobs=True)
+        client.sendall(head(len(body), Authorization="Bearer open-sesame") + body)
+        while not locked.server.active:
+            time.sleep(0.01)
+        while locked.connections():
+            with suppress(ConnectionError):
+                client.recv(500)
+            time.sleep(0.05)
+    assert locked.is_idle()
+
+
+def test_a_stream_that_is_read_slowly_ends_with_the_time_of_its_request(monkeypatch):
+    pieces = [Answer(text, "stop", [1], None) for text in ("left", "right")]
+    monkeypatch.setattr("qwenvl.use.answers.answers_of", lambda *_: pieces)
+    monkeypatch.setattr("qwenvl.use.answers.usage_of", lambda *_: {})
+    pending = Pending(None, ChatOptions(n=2, stream=True), None, Patience(60))
+
+    async def events():
+        yield RolloutBatch
+
+    async def read():
+        found = []
+        async for line in streamed(pending, events(), {}, str):
+            found.append(line)
+            pending.patience._until = 0.0  # the client has taken all the time
+        return found
+
+    first, error, done = asyncio.run(read())
+    assert "left" in first and "--max_seconds" in error and done == "data: [DONE]\n\n"
 
 
 def test_the_server_ends_within_seconds_whatever_clients_do(made_media):

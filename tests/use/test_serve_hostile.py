@@ -400,6 +400,32 @@ def test_a_waiting_request_keeps_no_unpacked_image(running, monkeypatch):
     assert kept == [len(data.getvalue())]
 
 
+def test_a_waiting_request_holds_nothing_that_is_not_read(running, monkeypatch):
+    data = base64.b64encode(io.BytesIO(b"GIF89a" + b"x" * 10**5).getvalue()).decode()
+    kept = []
+    made = running.server._made
+
+    def noted(record, parsed, folder, *given):
+        kept.append(len(repr((parsed, record))))
+        return made(record, parsed, folder, *given)
+
+    monkeypatch.setattr(running.server, "_made", noted)
+    large = "\N{GRINNING FACE}" * 8000
+    parts = [
+        {"type": "text", "text": "Which?", "uuid": large, "cache_control": {large: large}},
+        image(f"data:image/gif;base64,{data}") | {"uuid": large},
+    ]
+    turn = {"role": "user", "name": large, "content": parts}
+    body = {"messages": [turn], "max_tokens": 1, "metadata": {"note": large}, "user": large}
+    assert raw(running, "POST", CHAT, json.dumps(body).encode())[0] == 400  # the picture is none
+    assert kept[0] < 5000
+    for role in (large, {"a": large}, [large]):
+        body = {"messages": [turn | {"role": role}]}
+        status, answer = raw(running, "POST", CHAT, json.dumps(body).encode())
+        assert status == 400 and len(json.dumps(answer)) < 2000
+    assert len(kept) == 1
+
+
 def slow_gif() -> bytes:
     """A picture behind a comment in pieces of a byte, which Pillow puts together with a copy for each."""
     data = io.BytesIO()
