@@ -168,6 +168,8 @@ class FrameInfo:
         seconds_per_frame: mean distance of neighbouring frames before any repeat (1 / effective frame rate).
         rescaled: the segments of ``meta`` did not sum to the clip's frames and were rescaled.
         duration: seconds of the whole clip. 0 where they are not known, as in rows of earlier versions.
+        looked_at: of a look, start and end in seconds of the span that it took the frames from, within the clip and
+            its bounds. None for the clip of a prompt, and in rows of earlier versions.
     """
 
     path: str
@@ -177,6 +179,7 @@ class FrameInfo:
     seconds_per_frame: float = 0.0
     rescaled: bool = False
     duration: float = 0.0
+    looked_at: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> FrameInfo:

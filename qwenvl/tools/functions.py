@@ -24,6 +24,7 @@ from qwenvl.data.frames import FramePlan, Timeline, evenly_spaced, made_even
 from qwenvl.data.media.resize import MAX_ASPECT_RATIO, resize
 from qwenvl.data.tool_options import BUILT_IN, ToolOptions
 from qwenvl.rewards.resolve import load_file
+from qwenvl.timeline import time_text
 from qwenvl.tools.arguments import typed_arguments
 from qwenvl.tools.errors import ToolError
 from qwenvl.types import ClipMeta, Record, VideoClip
@@ -106,8 +107,11 @@ class Video:
             BadMediaError: the clip can't be read.
         """
 
+        looked_at: list[tuple[float, float]] = []
+
         def plan(timeline: Timeline) -> FramePlan:
-            first, stop = self._span(timeline, start, end)
+            first, stop, seconds = self._span(timeline, start, end)
+            looked_at.append(seconds)
             most = self.options.look_frames
             wanted = most
             if self.options.look_fps is not None:
@@ -116,7 +120,8 @@ class Video:
             indices = [first + index for index in evenly_spaced(timeline.times[first:stop], wanted)]
             return FramePlan(tuple(made_even(indices)))
 
-        return self.dataset.load_clip(self.record, 0, plan)
+        clip = self.dataset.load_clip(self.record, 0, plan)
+        return replace(clip, info=replace(clip.info, looked_at=looked_at[-1]))
 
     def frame(self, time: float) -> Still:
         """The picture that is shown at a time, as it is in the file.
@@ -126,13 +131,13 @@ class Video:
             BadMediaError: the clip can't be read.
         """
         with self.dataset.open(self.record, 0) as clip:
-            first, _ = self._span(Timeline(clip.frame_times, clip.duration), time, time)
+            first, _, _ = self._span(Timeline(clip.frame_times, clip.duration), time, time)
             pixels = clip.read([first])[0]
         assert self.dataset.ruler is not None  # which sizes the clips of prompts
         return Still(pixels, self.dataset.ruler.resample)
 
-    def _span(self, timeline: Timeline, start: float, end: float) -> tuple[int, int]:
-        """The first frame shown in a span, and the one behind the last."""
+    def _span(self, timeline: Timeline, start: float, end: float) -> tuple[int, int, tuple[float, float]]:
+        """The first frame shown in a span, the one behind the last, and the span within the bounds of the clip."""
         meta = self.record.clip_meta[0] or ClipMeta()
         times = timeline.times
         earliest = meta.video_start or 0.0
@@ -140,16 +145,21 @@ class Video:
         if not start <= end:
             raise ToolError(f"start {start:g} is after end {end:g}")
         if end < earliest or start > latest:
-            raise ToolError(f"{start:g} to {end:g} is not in the video, which goes from {earliest:g} to {latest:.3g}")
-        whole = latest - earliest
-        if self.elsewhere and whole > 0:  # half of the clip away
-            length = min(end - start, whole)
-            moved = earliest + (start - earliest + whole / 2) % whole
-            start = min(moved, latest - length)
-            end = start + length
-        stop = bisect_right(times, min(end, latest))
-        first = min(bisect_left(times, max(start, earliest)), max(stop - 1, 0))
-        return first, max(stop, first + 1)
+            whole = f"from {earliest:g} to {time_text(latest).removesuffix('.0')}"
+            raise ToolError(f"{start:g} to {end:g} is not in the video, which goes {whole}")
+        length = latest - earliest
+        if self.elsewhere and length > 0:  # half of the clip away
+            own = min(end - start, length)
+            moved = earliest + (start - earliest + length / 2) % length
+            start = min(moved, latest - own)
+            end = start + own
+        start = max(start, earliest)
+        end = min(end, latest)
+        stop = bisect_right(times, end)
+        first = min(bisect_left(times, start), max(stop - 1, 0))
+        # The picture that is shown at the start of the bounds may have begun before them.
+        first = max(first, min(bisect_left(times, earliest), len(times) - 1))
+        return first, max(stop, first + 1), (start, end)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ def completion(*calls, answer="<answer>1</answer>") -> tuple[Turn, ...]:
     return Turn("look", calls), Turn(answer)
 
 
-def look(start, end, error=None) -> ToolCall:
-    clip = FrameInfo("a.mp4", (0, 1), (start, end), None, 1.0)
+def look(start, end, error=None, within=None) -> ToolCall:
+    """A look. Rows of earlier versions lack the span ``within`` the clip."""
+    clip = FrameInfo("a.mp4", (0, 1), (start, end), None, 1.0, looked_at=within)
     return ToolCall("look", {"start": start, "end": end}, () if error else (clip,), error=error)
 
 
@@ -25,7 +26,7 @@ def look(start, end, error=None) -> ToolCall:
         ([look(0.0, 1.0), look(3.0, 5.0)], [[3, 5]], 2 / 3),
         ([look(3.0, 4.0), look(3.5, 5.0)], [[3, 4], [4, 5]], 1.0),
         ([look(3.0, 5.0, error="no")], [[3, 5]], 0.0),
-        ([look(-1e308, 1e308)], [[3, 5]], 0.0),
+        ([look(-1e308, 1e308, within=(0.0, 8.0))], [[3, 5]], 0.25),
         ([replace(look(3.0, 4.0), arguments={"start": "00:03", "end": "00:04"})], [[3, 5]], 0.5),
         ([], [[3, 5]], 0.0),
         ([look(3.0, 5.0)], None, None),

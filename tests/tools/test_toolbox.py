@@ -23,6 +23,7 @@ from qwenvl.tools.calls import calls_in
 from qwenvl.tools.errors import ToolError
 from qwenvl.tools.functions import Video, resolve_tools, schemas_of
 from qwenvl.tools.toolbox import MOST_CALLS, Conversations, Toolbox
+from qwenvl.types import ClipMeta
 
 END = "<|im_end|>"
 JSON_CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
@@ -238,6 +239,22 @@ def test_a_look_shows_the_frames_of_a_span_at_their_times(world, family):
     if family != "qwen2_5_vl":
         assert "<2.2 seconds>" in got[0] and "<2.8 seconds>" in got[0], "the times are those of the file"
     assert got["inputs"].videos_per_prompt == [1, 1] and len(got["inputs"].video_grid_thw) == 2
+
+
+def test_what_was_looked_at_lies_within_the_clip_and_its_bounds(world):
+    made = world()
+    video = Video(made.toolbox.dataset, made.record, made.toolbox.options)
+    assert video.frames(2.0, 3.0).info.looked_at == (2.0, 3.0)
+    assert video.frames(-1e308, 1e308).info.looked_at == (0.0, 6.0)
+    bounded = replace(video, record=replace(made.record, clip_meta=(ClipMeta(video_start=2.55, video_end=4.0),)))
+    seen = bounded.frames(1.0, 5.0).info
+    assert seen.looked_at == (2.55, 4.0) and min(seen.times) >= 2.55 and max(seen.times) <= 4.0
+    # The picture of this moment is one from before the bounds.
+    assert bounded.frames(2.55, 2.56).info.times == (2.625, 2.625)
+    with pytest.raises(ToolError, match=r"7 to 8 is not in the video, which goes from 2.55 to 4"):
+        bounded.frames(7, 8)
+    elsewhere = replace(video, elsewhere=True).frames(1.0, 2.0).info
+    assert elsewhere.looked_at == (4.0, 5.0) and elsewhere.times[0] == 4.0
 
 
 def test_a_zoom_shows_a_part_of_a_picture_enlarged(world):

@@ -9,7 +9,7 @@ from qwenvl.rewards.function import Argument
 from qwenvl.rewards.functions.grounding import Span, span_iou, united
 from qwenvl.rewards.functions.shaping import ACCURACY, Correctness, by_correctness
 from qwenvl.timeline import seconds_of
-from qwenvl.types import ToolCall, Turn
+from qwenvl.types import FrameInfo, ToolCall, Turn
 
 
 def answered_calls(turns: Sequence[Turn]) -> list[ToolCall]:
@@ -53,7 +53,7 @@ def readable_evidence(fields: Mapping[str, Any]) -> list[Span]:
 
 def looks_iou(turns: Sequence[Turn], evidence: Sequence[Span]) -> float:
     """Intersection over union, in seconds, of all that a completion looked at and of the evidence."""
-    looked_at = [_span_of(call) for call in answered_calls(turns) if call.clips]
+    looked_at = [_span_of(clip) for call in answered_calls(turns) for clip in call.clips]
     return span_iou(united(looked_at), united(list(evidence)))
 
 
@@ -74,8 +74,8 @@ def evidence_iou(
 ) -> list[float | None]:
     """Intersection over union of the seconds that a completion looked at and those of the record's ``evidence``.
 
-    ``evidence`` is a list of spans, [[start, end], ...] in seconds. The spans of all answered looks are united. A
-    completion without a look scores 0. None for a record without evidence.
+    ``evidence`` is a list of spans, [[start, end], ...] in seconds. The spans of all answered looks are united, without
+    what lies outside of the clip. A completion without a look scores 0. None for a record without evidence.
     """
     scores: list[float | None] = []
     none: list[Any] = [()] * len(completions)
@@ -85,14 +85,9 @@ def evidence_iou(
     return scores
 
 
-def _span_of(call: ToolCall) -> Span:
-    """The span that a call asked for in seconds, else that of the frames it was shown."""
-    start = call.arguments.get("start")
-    end = call.arguments.get("end")
-    # A tool of the user may have texts of these names, such as "00:12".
-    if isinstance(start, int | float) and isinstance(end, int | float):
-        return float(start), float(end)
-    return call.clips[0].times[0], call.clips[-1].times[-1]
+def _span_of(clip: FrameInfo) -> Span:
+    """The span that a look took its frames from, as far as the clip has it, else that of the frames it was shown."""
+    return clip.looked_at or (clip.times[0], clip.times[-1])
 
 
 def looked_and_right(
