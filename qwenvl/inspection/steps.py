@@ -18,6 +18,7 @@ _NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
 _NUMBER_WITH_SIGN = re.compile(r"\(?\s*([0-9]{1,4})\s*(?:[).:,;=]+(?![0-9])|[\u2013-](?=\s))\s*(.*)")
 _NUMBER_WITH_WORD = re.compile(r"(?:step|#)\s*([0-9]{1,4})(?![0-9])\s*[).:,;=\u2013-]*\s*(.*)", re.IGNORECASE)
 _FIRST_NUMBER = re.compile(r"[\W_]*(?:step|s)?[\W_]*([0-9]{1,4})(?![0-9]|[.,][0-9])", re.IGNORECASE)
+_HEADING = re.compile(r"(?:#+\s*(?![\s0-9])|//).*|.*:")
 _BULLET = re.compile(r"[-*\u2022]\s+(?=\S)")
 _NUMBER_WITH_TAB = re.compile(r"\s*([0-9]{1,4})\t")
 _BARE_NUMBER = re.compile(r"([0-9]{1,4})\s+(\S.*)")
@@ -41,6 +42,9 @@ def read_steps(path: Path) -> Steps:
         raise RecordError(f"{path}: expected a step a line, as plain text, got {lines[0]!r}")
     if all(_BULLET.match(line) for line in lines):
         lines = [_BULLET.sub("", line) for line in lines]
+    for line in lines:
+        if _HEADING.fullmatch(line) and not all(_HEADING.fullmatch(each) for each in lines):
+            raise RecordError(f"{path}: {line!r} seems to be a heading or a comment; leave it out")
     found = _numbering(lines)
     if any(found):
         names = []

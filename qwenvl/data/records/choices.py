@@ -250,6 +250,8 @@ def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | 
             end = (found[1] or found[2]).lower()
             families.setdefault(column[: -len(end)].lower(), {})[end] = column
     for stem, columns in families.items():
+        if stem.startswith("ans") and _is_text_of_its_own(row.get("answer")):
+            continue  # answer1 and answer2 are then those of several people
         ends = sorted(columns, key=lambda end: (len(end), end))  # 10 stands behind 9
         texts = [_option_text(row[columns[end]]) for end in ends]
         if len(ends) < 2 or not any(text != "" for text in texts):
@@ -267,6 +269,11 @@ def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | 
             options = Options(options.texts, tuple(range(first, first + len(options.texts))))
         return options, tuple(names)
     return None
+
+
+def _is_text_of_its_own(answer: Any) -> bool:
+    """Whether an answer is neither a letter nor a whole number, which name one of some options."""
+    return isinstance(answer, str) and bool(answer.strip()) and not is_letter(answer) and whole_number(answer) is None
 
 
 def options_in(question: str) -> Options | None:

@@ -26,6 +26,7 @@ from qwenvl.files import plain_file
 from qwenvl.rewards.functions.text import tag_problem
 from qwenvl.types import ClipMeta, Hint, Message, Record
 
+_MISSING = ("nan", "NaN", "<NA>", "#N/A", "NULL")  # as programs write them into cells
 RecordCheck = Callable[[Record], "str | None"]
 """Returns a sentence that says why the rewards can't score a record, or None if they can."""
 
@@ -298,12 +299,18 @@ def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
         if name in value and name not in options.columns:
             raise RecordError(f"{row.where}: --columns {column}={name} would hide the row's own {name!r}")
     # Tables have NaN in the place of missing values.
-    value = {options.columns.get(name, name): None if _is_nan(one) else one for name, one in value.items()}
-    return with_types(value) if row.untyped else value
+    named: dict[str, Any] = {}
+    for key, one in value.items():
+        name = options.columns[key] if key in options.columns else key
+        named[name] = None if _is_missing(one, row.untyped) else one
+    if row.untyped:
+        return with_types({name: one for name, one in named.items() if one is not None})
+    return named
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and value != value
+def _is_missing(value: Any, untyped: bool) -> bool:
+    """Whether a value stands for a missing one in a table."""
+    return (isinstance(value, float) and value != value) or (untyped and value in _MISSING)
 
 
 def _with_ending(clip: Any, place: str, media_root: Path) -> Any:

@@ -74,7 +74,7 @@ _KINDS = {
 _KIND_KEYS = ("problem_type", "question_type", "task_type", "task", "type", "answer_type")
 # Keys of our own forms that mean the same in a row of a preset: its system turn, and which frames are taken.
 _PASSED = (*SYSTEM_KEYS, *FRAME_KEYS)
-_NUMBER = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)*%?")
+_NUMBER = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)*(?:e[-+]?[0-9]{1,2})?%?", re.IGNORECASE)
 # The keys of an answer: as it is, and as the number of an option that counts from 0 or from 1.
 _ANSWER_KEYS = {"answer": None, "answer_index": 0, "answer_number": 1}
 # Keys by which a format is guessed, and others that stand for them.
@@ -83,8 +83,12 @@ _INSTEAD = {"answer": {"answer_index", "answer_number"}, "video_id": {"video", "
 _ASKS_FOR_SECONDS = re.compile(r"\bseconds?\b|\btime ?(?:stamps?|spans?|intervals?)\b", re.IGNORECASE)
 _MAY_ASK_FOR_TIMES = re.compile(r"\bwhen\b|\btimes?\b|\bmoments?\b", re.IGNORECASE)
 _MARKS_SECONDS = re.compile(r"[:.\[]|\d\s*s", re.IGNORECASE)
-_TIME = r"\[?\s*(?:\d+:)?(?:\d+:)?\d+(?:\.\d+)?\s*(?:s|sec|seconds)?"
-_SPAN = re.compile(rf"(?:from\s+)?({_TIME})\s*(?:-|\u2013|to|,|~)\s*({_TIME})\s*\]?", re.IGNORECASE)
+# Times and nothing else: "3.5 to 8", "[[3, 8], [9, 12]]", "from 1 min 20 s to 2 min and from 3 min to 4 min".
+_TIMES_ALONE = re.compile(
+    r"(?:[\d\s.,:;()\[\]<>~\u2010-\u2015-]|\b(?:from|to|until|and|between|s|secs?|seconds?|m|mins?|minutes?)\b"
+    r"|(?<=\d)(?:s|secs?|m|mins?)(?![a-z]))+",
+    re.IGNORECASE,
+)
 
 
 @dataclass
@@ -293,8 +297,13 @@ def _kind_of_answer(answer: Any, question: str) -> str:
         return YES_NO
     # Two times are a span where the question asks for times: "3-5" may be a score or a range as well.
     says_seconds = _MARKS_SECONDS.search(text) is not None
-    is_span = isinstance(answer, str) and _SPAN.fullmatch(text) and _asks_for_times(question, says_seconds=says_seconds)
-    return SPAN if is_span else WORDS
+    is_span = isinstance(answer, str) and _has_times_alone(text)
+    return SPAN if is_span and _asks_for_times(question, says_seconds=says_seconds) else WORDS
+
+
+def _has_times_alone(text: str) -> bool:
+    """Whether a text is spans of time, or two numbers that may be one."""
+    return _TIMES_ALONE.fullmatch(text) is not None and bool(spans_in(text))
 
 
 def _asks_for_times(question: str, *, says_seconds: bool) -> bool:
@@ -428,7 +437,7 @@ def _hints_about(solution: str, kind: str) -> Iterator[Hint]:
             "the answer is a letter, and the row has no options: it is scored as words; write the options into "
             "`options` or into the question",
         )
-    if kind == WORDS and _SPAN.fullmatch(solution):
+    if kind == WORDS and _has_times_alone(solution):
         yield Hint(
             "a span as words",
             'the answer looks like start and end in seconds, and is scored as words; "temporal grounding" in '

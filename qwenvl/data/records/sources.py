@@ -28,7 +28,7 @@ from qwenvl.data.records.keys import (
     medium_in,
 )
 from qwenvl.data.records.parse import Row, Rows
-from qwenvl.data.records.text import BOM, lower_suffixes, text_rows, whole_text
+from qwenvl.data.records.text import BOM, decode_json, lower_suffixes, text_rows, whole_text
 from qwenvl.files import cache_root, require
 
 EXPECTED = "expected what --dataset_use takes, rows (a list of dicts or a data set of dicts) or a GRPODataset"
@@ -96,9 +96,9 @@ def _object_rows(path: Path) -> Rows | None:
                 return None
         text = (first + more + file.read(MAX_OBJECT_BYTES)).removeprefix(BOM)
     try:
-        content = json.loads(text)
+        content = decode_json(text.decode())
     except (ValueError, RecursionError) as error:
-        if opens:
+        if opens or not isinstance(error, json.JSONDecodeError):  # the latter: a key that stands twice
             raise _no_object(path, error) from None
         return None  # JSON lines with damage, which ``text_rows`` reports
     keys_of_lists = [key for key, value in content.items() if _is_list_of_objects(value)]

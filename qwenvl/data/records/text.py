@@ -238,7 +238,7 @@ def _value(text: bytes, where: str, is_csv: bool) -> Any:
     """
     decoded = _utf8(text, where)
     try:
-        value = _decode(decoded)
+        value = decode_json(decoded)
         if "\\ud" in decoded or "\\uD" in decoded:  # perhaps half of a pair, which no text can hold
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -275,7 +275,8 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-_decode = json.JSONDecoder(object_pairs_hook=_without_repeats).decode
+decode_json = json.JSONDecoder(object_pairs_hook=_without_repeats).decode
+"""The value of a JSON text. ValueError: it is none, or an object has a key twice."""
 
 
 def whole_text(path: Path) -> str:

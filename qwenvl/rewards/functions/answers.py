@@ -178,10 +178,12 @@ def _words(text: str) -> list[str]:
 Tolerance = Annotated[float, Argument("Error that is accepted, times the solution where that is above 1.", least=0)]
 
 # A number with a superscript or a fraction behind it, 2² or 3½, is another one than its digits, and is not read.
+# Nor is 2.5k, or 1.5 million.
 # Thousands may be set apart by commas; lengths are bounded so that a number is always one that can be computed with.
 _NUMBER = re.compile(
     r"(?<![0-9.])[-+]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
     r"(?:[eE][-+]?[0-9]{1,2})?(?!\.?[0-9]|[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e])"
+    r"(?![kKMB]\b|\s?(?:hundred|thousand|million|billion)s?\b)"
 )
 
 _DASH = r"[-\u2010-\u2015\u2212]"

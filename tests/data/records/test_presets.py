@@ -9,9 +9,10 @@ import pytest
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.choices import chosen, options_of
-from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.records.parse import ReadOptions, parse_row
 from qwenvl.data.records.presets import guessed, our_row
 from qwenvl.data.records.record_file import RecordFile
+from qwenvl.data.records.sources import open_rows
 from qwenvl.rewards import build_rubric
 from tests.foreign_files import CHOICE, FILES, VIDEO_MME, write_all
 
@@ -237,3 +238,39 @@ def test_a_prompt_that_says_how_to_answer_gets_no_second_request(files, tmp_path
     assert record.messages[1].text == "<video>What moves?\nA. Apples.\nB. Squares."
     (tmp_path / "rows.json").write_text(json.dumps([{"question": "In <answer>?", "answer": 3, "A": "1", "B": "3"}]))
     assert records_of(tmp_path / "rows.json")[0].messages[0].text == "In <answer>?\nA. 1\nB. 3"
+
+
+@pytest.mark.parametrize(
+    "answer", ["[[3.5, 8], [9, 12]]", "(3.5, 8)", "3.5 and 8", "1m20s to 1m40s", "from 3 s to 8 s and from 9 s to 12 s"]
+)
+def test_an_answer_of_times_alone_is_a_span_in_every_notation(answer):
+    row = {"question": "When does it fall?", "answer": answer, "video": "a.mp4"}
+    assert our_row("question-answer", row, "d").row["problem_type"] == "temporal grounding"
+
+
+def test_small_numbers_are_numbers():
+    row = {"question": "How much?", "answer": 1e-07, "video": "a.mp4"}
+    assert our_row("question-answer", row, "d").row["problem_type"] == "numerical"
+    assert our_row("question-answer", row | {"answer": "2.5E+3"}, "d").row["problem_type"] == "numerical"
+
+
+def test_answers_of_several_people_are_no_options():
+    row = {"question": "What?", "answer": "a cat", "answer1": "a cat", "answer2": "a dog", "video": "a.mp4"}
+    assert our_row("question-answer", row, "d").row["problem_type"] == "free-form"
+    assert our_row("question-answer", row | {"answer": "2"}, "d").row["solution"] == "<answer>B</answer>"
+
+
+def test_a_key_that_stands_twice_in_a_file_of_one_object_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"data": [\n{"question": "a", "answer": "b",\n "answer": "c", "video": "a.mp4"}]}')
+    with pytest.raises(RecordError, match="the key"):
+        open_rows(path)
+
+
+def test_cells_that_programs_write_for_missing_values_are_empty(tmp_path):
+    (tmp_path / "a.csv").write_text("question,answer,video\nWhat?,nan,a.mp4\nWhat?,#N/A,a.mp4\nWhat?,none,a.mp4\n")
+    rows = open_rows(tmp_path / "a.csv")
+    for number in (0, 1):
+        with pytest.raises(RecordError, match="answer: expected text or a number"):
+            parse_row(rows.row(number), tmp_path, ReadOptions(format="question-answer"))
+    assert "none" in parse_row(rows.row(2), tmp_path, ReadOptions(format="question-answer")).solution
