@@ -301,7 +301,7 @@ def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
     # Tables have NaN in the place of missing values.
     named: dict[str, Any] = {}
     for key, one in value.items():
-        name = options.columns[key] if key in options.columns else key
+        name = options.columns.get(key, key)
         named[name] = None if _is_missing(one, row.untyped) else one
     if row.untyped:
         return with_types({name: one for name, one in named.items() if one is not None})
