@@ -290,7 +290,7 @@ def first_number_of(rows: Rows, numbers: Iterable[int], options: ReadOptions) ->
 
 def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
     """The content of a row, under the names of ``options.columns`` and with types."""
-    value = row.content
+    value: dict[str, Any] = row.content
     if not isinstance(value, dict):
         raise RecordError(f"{row.where}: expected an object with {MAIN_KEYS}, got {kind_of(value)}")
     for column, name in options.columns.items():
