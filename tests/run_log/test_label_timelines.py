@@ -87,6 +87,21 @@ def test_spans_are_edited_by_keyboard(timelines):
     assert page.run("document.activeElement.classList.contains('chosen')")
 
 
+def test_edges_of_a_span_that_is_shorter_than_a_key_moves_them_stay_apart(timelines):
+    page = timelines("one")
+    for start, end in ((0, 0.04), (9.97, 10)):
+        for field, value in (("end", 10), ("start", 0), ("end", end), ("start", start)):
+            typed(page, 0, ["start", "end"].index(field), str(value))
+        for key in ("ArrowLeft", "ArrowRight"):
+            for edge in ("start", "end"):
+                page.run(f"document.querySelector('.editable .edge.{edge}').focus()")
+                page.press(key)
+                now = page.run("[report.list.editor.spans[0].start, report.list.editor.spans[0].end]")
+                assert 0 <= now[0] < now[1] <= 10, (key, edge)
+                typed(page, 0, 0, str(start))
+                typed(page, 0, 1, str(end))
+
+
 def test_spans_are_edited_by_dragging(timelines):
     page = timelines("one")
     x, y = middle(page, ".editable .edge.end")

@@ -288,10 +288,11 @@ class SpanEditor {
     const exact = (value) => Number(value.toFixed(3));
     const within = (value, low, high) => exact(Math.min(high, Math.max(low, snap(this.rounded(value)))));
     if (part === "start") {
-      const start = within(from.start + by, least, span.end - this.grain);
+      // A span may be shorter than the grain already.
+      const start = within(from.start + by, least, Math.max(from.start, span.end - this.grain));
       this.change(span, { start }, start);
     } else if (part === "end") {
-      const end = within(from.end + by, span.start + this.grain, most);
+      const end = within(from.end + by, Math.min(from.end, span.start + this.grain), most);
       this.change(span, { end }, end);
     } else {
       const long = from.end - from.start;
