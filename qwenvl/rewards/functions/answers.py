@@ -26,7 +26,9 @@ _MARKED = re.compile(
 # A small letter must end what is said: "the answer is a man" chooses nothing.
 _SAID = re.compile(
     r"(?:\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?|答案[是为為]?):? ?"
-    r"[(\[]?(?:([A-Z])\b|([a-z])(?=[)\]]?\s{0,4}[.,;]?\s{0,4}(?:$|\n)))"
+    # "Answer: A man" chooses nothing either, and "the answer is A because" does.
+    r"[(\[]?(?:([A-Z])\b(?!(?<=A) (?!(?:as|and|because|but|for|if|is|or|since|which|with)\b)[a-z])"
+    r"|([a-z])(?=[)\]]?\s{0,4}[.,;]?\s{0,4}(?:$|\n)))"
 )
 # "the answer is A or B": several letters, and not the first one.
 _SAID_SEVERAL = re.compile(
