@@ -45,6 +45,7 @@ _FROM_TO = re.compile(
     rf"{_UNIT}[\])>]?[ \t]{{0,4}}(?:{_DASH_OR_TO}|{_NAMED_END})[ \t]{{0,4}}[\[(<\"']?\s{{0,2}}", re.IGNORECASE
 )
 _COMMA_BETWEEN = re.compile(rf"{_UNIT}\s{{0,4}},\s{{0,4}}", re.IGNORECASE)
+_AND = re.compile(rf"{_UNIT}\s{{1,4}}and\s{{1,4}}", re.IGNORECASE)
 _CLOSES = re.compile(rf"{_UNIT}\s{{0,4}}[\])]", re.IGNORECASE)
 LONGEST_BETWEEN = 60
 _LIST_NUMBER = re.compile(r"^\s{0,8}\(?([0-9]{1,3})[.)]\s{1,4}(?=\S)")
@@ -251,7 +252,9 @@ def _is_marked_pair(text: str, first: re.Match[str], second: re.Match[str]) -> b
         return False
     if _FROM_TO.fullmatch(between):
         return True
-    before = text[max(0, first.start() - 4) : first.start()].rstrip()
+    before = text[max(0, first.start() - 12) : first.start()].rstrip()
+    if before.casefold().endswith("between") and _AND.fullmatch(between):
+        return True
     after = text[second.end() : second.end() + 12]
     return before.endswith(("[", "(")) and bool(_COMMA_BETWEEN.fullmatch(between) and _CLOSES.match(after))
 
