@@ -77,8 +77,8 @@ def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | 
                 end = int(span["end"])
                 for label in value["timelinelabels"]:
                     yield LabelledSpan(place, clip=clip, step=str(label), start=start, end=end, in_frames=True)
-        elif not {"start", "end"} <= value.keys():
-            yield RecordError(f"{place}: expected a label with start and end, got one of {kind_of(value)}")
+        elif not {"start", "end"} <= value.keys() or "text" in value:  # of the letters of a text
+            yield RecordError(f"{place}: expected a label of the clip with start and end, got {kind_of(value)}")
         else:
             for label in value["labels"]:
                 yield LabelledSpan(place, clip=clip, step=str(label), start=value["start"], end=value["end"])

@@ -124,7 +124,7 @@ def answer_in(steps: Steps, text: str) -> str:
         >>> answer_in(("take the lid", "insert the fan"), "2; take the lid")
         '(2) insert the fan (1) take the lid'
     """
-    text = text.replace("<answer>", "").replace("</answer>", "").strip()
+    text = text.replace("<answer>", "").replace("</answer>", "").strip(" \t\r\n,;|")
     if action_numbers(text):
         items: Sequence[str] = [item for item in _BRACKETED.split(text) if item.strip(" ,;|")]
         if not _BRACKETED.match(items[0].lstrip(" ,;|")):

@@ -21,6 +21,7 @@ class Pending:
     Attributes:
         events: (choice, token) of each token where the request streams, and at the end the completions or an error.
         alone: it is sampled without others, since a server has refused it together with them.
+        client: the address that it comes from.
     """
 
     batch: PromptBatch
@@ -29,6 +30,7 @@ class Pending:
     patience: Patience
     events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     alone: bool = False
+    client: str = ""
 
 
 class StopWatch:

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import traceback
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -125,7 +126,8 @@ class ChatServer:
         self._folder = Path(tempfile.mkdtemp(prefix="qwenvl-serve-"))
         self._arrivals: list[Arrival] = []
         self._unread: set[Patience] = set()  # of requests that wait for one of the readers
-        self._requests: set[Patience] = set()
+        self._requests: dict[Patience, str] = {}  # and their clients, in the order in which they came
+        self._turns: dict[str, int] = {}  # of clients: when a request of theirs was last chosen to be sampled
         self._waiting: list[Pending] = []
         self._sampling: Sequence[Pending] = ()
         self._looks = LookTimes()
@@ -201,8 +203,12 @@ class ChatServer:
                 each.events.put_nowait(event)
 
     def _together(self) -> list[Pending]:
-        """The oldest request and those of the same settings, as many as fit. One with a seed or a refusal is alone."""
-        first, *others = self._waiting
+        """The request whose turn it is and those of the same settings, as many as fit, the oldest first.
+
+        One with a seed or a refusal is alone.
+        """
+        first = self._next()
+        others = [each for each in self._waiting if each is not first]
         n = first.options.n
         together = [first]
         if first.options.seed is None and not first.alone:
@@ -213,6 +219,14 @@ class ChatServer:
         new_tokens = n * first.params.max_new_tokens
         fitting = next(in_budget(batches, new_tokens=new_tokens, budget=self._budget))
         return together[: len(fitting)]
+
+    def _next(self) -> Pending:
+        """The oldest request of the client whose last turn is the longest ago: one with many keeps no others out."""
+        chosen = min(self._waiting, key=lambda each: self._turns.get(each.client, -1))
+        waiting = {each.client for each in self._waiting}
+        self._turns = {client: turn for client, turn in self._turns.items() if client in waiting}
+        self._turns[chosen.client] = 1 + max(self._turns.values(), default=0)
+        return chosen
 
     def _sampled(self, together: Sequence[Pending], loop: asyncio.AbstractEventLoop) -> list[RolloutBatch]:
         """The completions of each request, in the sampling thread."""
@@ -317,27 +331,31 @@ class ChatServer:
 
     # ---- one request
 
-    async def answered(self, receive: Read, is_gone: Callable[[], Awaitable[bool]]) -> AsyncGenerator[Any, None]:
+    async def answered(
+        self, receive: Read, is_gone: Callable[[], Awaitable[bool]], client: str = ""
+    ) -> AsyncGenerator[Any, None]:
         """First the ``Pending`` of a request, then its events. Its place is free when the iterator ends.
 
         Args:
             receive: its body.
             is_gone: says whether the client has left. It is asked once the body is there.
+            client: the address that it comes from. Clients take turns.
 
         Raises:
             ApiError: the request cannot be answered.
         """
         taken = sum(not each.gone for each in self._requests)
-        if taken >= self.limits.max_waiting and not self._make_room():
+        if taken >= self.limits.max_waiting and not (self._make_room() or self._make_place_for(client)):
             raise ApiError(429, f"{taken} requests wait already (--max_waiting); try again later")
         patience = Patience(self.limits.max_seconds)
         self.active += 1
-        self._requests.add(patience)
+        self._requests[patience] = client
         folder = self._folder / uuid.uuid4().hex
         try:
             folder.mkdir()
             parsed, record = await self._received(receive, folder, patience, is_gone)
             pending = await self._read(parsed, record, folder, patience, is_gone)
+            pending.client = client
             yield pending
             self._waiting.append(pending)
             self._arrived.set()
@@ -350,7 +368,7 @@ class ChatServer:
         finally:
             patience.end(ApiError(499, "the client is gone"))
             self.active -= 1
-            self._requests.discard(patience)
+            del self._requests[patience]
             shutil.rmtree(folder, ignore_errors=True)
 
     async def _received(
@@ -415,6 +433,18 @@ class ChatServer:
             return False
         reason = "this request takes long to come or to read, and others wait; try again later"
         oldest.patience.end(ApiError(429, reason))
+        return True
+
+    def _make_place_for(self, client: str) -> bool:
+        """End the newest request of the client that has the most, if it has two more than this one, and say whether."""
+        places = Counter(each for patience, each in self._requests.items() if not patience.gone)
+        [(other, count)] = places.most_common(1)
+        sampled = {each.patience for each in self._sampling}
+        waiting = [each for each, owner in self._requests.items() if owner == other and each not in sampled]
+        waiting = [each for each in waiting if not each.gone]
+        if count < places[client] + 2 or not waiting:
+            return False
+        waiting[-1].end(ApiError(429, "other clients wait, and this one has the most requests; try again later"))
         return True
 
     async def _read(

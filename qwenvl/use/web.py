@@ -277,7 +277,9 @@ def build_app(server: ChatServer) -> Any:
         # A page may send text/plain to any address without asking the browser's user, but not JSON.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError(415, "expected Content-Type: application/json")
-        events = server.answered(partial(body_of, request, server.limits.max_body_mb), request.is_disconnected)
+        receive = partial(body_of, request, server.limits.max_body_mb)
+        client = request.client.host if request.client else ""
+        events = server.answered(receive, request.is_disconnected, client)
         pending = await anext(events)
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": server.name}
         if pending.options.stream:

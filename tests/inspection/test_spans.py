@@ -353,7 +353,7 @@ def test_a_region_without_a_label_is_refused(folder, capsys):
     box = {"type": "labels", "value": {"sequence": [{"frame": 1, "x": 2}], "labels": ["insert fan"]}}
     exported({"video": "a.mp4"}, {"result": [region("insert fan", 0, 1), box]})
     said = refused(capsys, "--answers", "export.json", "--steps", "steps.txt")
-    assert "export.json[0].result[1]: expected a label with start and end, got one of" in said
+    assert "export.json[0].result[1]: expected a label of the clip with start and end, got" in said
 
 
 def test_spans_of_one_step_that_overlap_are_named(folder, capsys):

@@ -88,8 +88,8 @@ def ask(content, **more) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": content}], **more}).encode()
 
 
-def connected(running) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", running.port), timeout=30)
+def connected(running, client: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", running.port), timeout=30, source_address=(client, 0))
 
 
 def head(length: int | None, **more: str) -> bytes:

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 
 import h11
@@ -221,6 +221,65 @@ def test_heads_have_a_bound_even_if_they_come_at_once(running, parsed):
     assert sum(map(len, parsed)) < 4 * h11._connection.DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
     while not running.is_idle():
         time.sleep(0.01)
+
+
+ONE, OTHER = "127.0.0.2", "127.0.0.3"
+
+
+@pytest.fixture
+def held(running, monkeypatch):
+    """The clients whose requests were sampled, in order, and the event that lets the first of these go on."""
+    clients = []
+    free = threading.Event()
+    sampled = running.server._sampled
+
+    def noted(together, loop):
+        clients.extend(each.client for each in together)
+        assert free.wait(60)
+        return sampled(together, loop)
+
+    monkeypatch.setattr(running.server, "_sampled", noted)
+    yield SimpleNamespace(clients=clients, free=free)
+    free.set()
+    assert running.is_idle()
+
+
+def sent(running, client: str, waiting: int) -> socket.socket:
+    """The connection of a request that is sampled alone, and that waits or is sampled now."""
+    body = ask("Hi", max_tokens=2, seed=1)
+    connection = connected(running, client)
+    connection.sendall(head(len(body)) + body)
+    while len(running.server._waiting) < waiting:
+        time.sleep(0.01)
+    return connection
+
+
+def test_a_client_with_many_requests_keeps_no_other_client_waiting(running, held):
+    with ExitStack() as connections:
+        first = connections.enter_context(sent(running, ONE, 0))
+        while not held.clients:
+            time.sleep(0.01)
+        order = (ONE, ONE, ONE, OTHER, OTHER)
+        others = [connections.enter_context(sent(running, client, n)) for n, client in enumerate(order, start=1)]
+        held.free.set()
+        assert [status_of(each) for each in (first, *others)] == [200] * 6
+    assert held.clients == [ONE, OTHER, ONE, OTHER, ONE, ONE]
+
+
+def test_a_client_with_all_places_gives_one_to_another_client(running, held, monkeypatch):
+    monkeypatch.setattr(running.server.limits, "max_waiting", 3)
+    with ExitStack() as connections:
+        first = connections.enter_context(sent(running, ONE, 0))
+        while not held.clients:
+            time.sleep(0.01)
+        second = connections.enter_context(sent(running, ONE, 1))
+        third = connections.enter_context(sent(running, ONE, 2))
+        assert status_of(connections.enter_context(sent(running, ONE, 2))) == 429  # it has all places
+        other = connections.enter_context(sent(running, OTHER, 2))
+        assert status_of(third) == 429
+        assert status_of(connections.enter_context(sent(running, OTHER, 1))) == 429  # it would have more than the first
+        held.free.set()
+        assert [status_of(each) for each in (first, second, other)] == [200] * 3
 
 
 def test_a_connection_without_a_head_is_closed(running, monkeypatch):
