@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,6 +61,16 @@ def clips_by_name(clips: Sequence[str]) -> dict[str, list[str]]:
     return named
 
 
+def is_absolute(path: str) -> bool:
+    """Whether a path begins at the root of a machine, here or elsewhere: ``/v/a.mp4``, ``C:/v/a.mp4``."""
+    return re.match(r"/|[A-Za-z]:/", path) is not None
+
+
+def composed(name: str) -> str:
+    """A name with each letter and its accents as one character, if there is one."""
+    return unicodedata.normalize("NFC", name)
+
+
 def clip_of_cell(cell: str, named: dict[str, list[str]]) -> str:
     """The clip that a cell names by its path from the folder, or by its file name or stem if no other clip has it.
 
@@ -73,6 +84,8 @@ def clip_of_cell(cell: str, named: dict[str, list[str]]) -> str:
     found = named.get(name, [])
     if name in found:
         return name
+    if not found:  # a Mac writes ü in names of files as two characters
+        found = [clip for key in named if composed(key) == composed(name) for clip in named[key]]
     if len(found) == 1:
         return found[0]
     if found:

@@ -32,6 +32,7 @@ from qwenvl.inspection.clips import (
     clips_by_name,
     find_clips,
     folder_of_export,
+    is_absolute,
     is_read_again,
 )
 from qwenvl.inspection.convert import OWN_KEYS, write_records
@@ -80,6 +81,7 @@ class Labels:
         other_folder: the folder of the clips where they were labelled, if it has another name here.
         unused: label files that fit no clip.
         whole_minutes: see ``are_whole_minutes``.
+        differing: see ``SpanReader``.
     """
 
     by_clip: dict[str, Label]
@@ -93,6 +95,7 @@ class Labels:
     other_folder: str = ""
     unused: Sequence[str] = ()
     whole_minutes: bool = False
+    differing: Collection[str] = ()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -310,7 +313,8 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     if not labelled:
         expected = f"; expected files such as {Path(clips[0]).stem}.txt" if path.is_dir() else ""
         raise RecordError(f"{path}: no label of a clip in it{expected}")
-    from_elsewhere = is_export or path.is_dir()
+    rows = [each for each in labelled if isinstance(each, spans.LabelledSpan)]
+    from_elsewhere = is_export or path.is_dir() or any(is_absolute(each.clip) for each in rows)
     of_one_folder = _OneFolder.of(root, labelled, named)
     listed = spans.steps_in(labelled, background) if steps is None else steps
     spans.check_names(listed, str(path) if steps is None else str(args.steps))
@@ -331,9 +335,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
             raise RecordError(f"{path}: the column {reserved!r} has another meaning in records; rename it")
     # In the order of the folder, whatever that of the labels is.
     by_clip = {clip: (timelines[clip].answer, timelines[clip].fields()) for clip in clips if clip in timelines}
-    counts_frames = args.label_fps is None and any(
-        each.in_frames for each in labelled if isinstance(each, spans.LabelledSpan)
-    )
+    counts_frames = args.label_fps is None and any(each.in_frames for each in rows)
     return Labels(
         by_clip=by_clip,
         steps=listed,
@@ -346,6 +348,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         other_folder=of_one_folder.folder if from_elsewhere and of_one_folder.folder != _name_of(root) else "",
         unused=spans.files_without_clip(path, clips) if path.is_dir() else (),
         whole_minutes=spans.are_whole_minutes(labelled),
+        differing=reader.differing,
     )
 
 
@@ -437,7 +440,10 @@ def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
     if found.other_folder:
         lines.append(f"  labels of the clips of {visible(found.other_folder)!r} are taken for those of this folder")
     if found.whole_minutes:
-        lines.append("  all times are whole minutes; of 0:07 a spreadsheet makes 00:07:00: format its cells as text")
+        lines.append("  times are whole minutes; of 0:07 a spreadsheet makes 00:07:00: format its cells as text")
+    if found.differing:
+        names = beginning(visible(", ".join(sorted(found.differing))), LONGEST_ANSWER)
+        lines.append(f"  columns that differ between the spans of a clip, left out: {names}")
     if found.unused:
         names = beginning(visible(", ".join(found.unused)), LONGEST_ANSWER)
         lines.append(f"  {counted(len(found.unused), 'label file')} of no clip, left out: {names}")

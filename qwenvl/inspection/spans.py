@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -77,6 +77,10 @@ class ClipTimeline:
         """The answer of the record, without tags."""
         return written_timeline(self.spans)
 
+    def without(self, columns: Collection[str]) -> ClipTimeline:
+        """The same without some of the other columns."""
+        return replace(self, more={name: cell for name, cell in self.more.items() if name not in columns})
+
     def fields(self) -> dict[str, Any]:
         """The fields of the record: timeline, seconds of the clip, and the other columns."""
         rows = [{"step": span.number, "start": span.start, "end": span.end} for span in self.spans]
@@ -131,7 +135,7 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
                 end = _whole(cells[edges[1]], edges[1], row.where) + 1  # the last frame is included
             yield LabelledSpan(
                 where=row.where,
-                clip=cells["clip"],
+                clip=cells["clip"].replace("\\", "/"),
                 step=cells["step"],
                 start=start,
                 end=end,
@@ -268,6 +272,7 @@ class SpanReader:
         left_out: the number of spans of each background label.
         late: the clips with spans in seconds whose pictures begin after their sound, and by how many seconds.
         overlapping: the clips with spans of one step that overlap, and such a step.
+        differing: columns that differ between the spans of a clip. Its record has one value at most.
     """
 
     root: Path
@@ -279,6 +284,7 @@ class SpanReader:
     left_out: Counter[str] = field(default_factory=Counter)
     late: dict[str, float] = field(default_factory=dict)
     overlapping: dict[str, str] = field(default_factory=dict)
+    differing: set[str] = field(default_factory=set)
 
     def timelines(self, labelled: Iterator[LabelledSpan | RecordError]) -> dict[str, ClipTimeline]:
         """The timelines by clip.
@@ -315,7 +321,7 @@ class SpanReader:
             more = len(problems) - MOST_PROBLEMS
             ending = f"\n  ... and {more:,} more" if more > 0 else ""
             raise RecordError(f"{counted(len(problems), 'span')} can't be used:{lines}{ending}", "solution")
-        return found
+        return {clip: each.without(self.differing) for clip, each in found.items()}
 
     def _timeline(self, clip: str, labelled: Sequence[LabelledSpan], problems: list[str]) -> ClipTimeline | None:
         """The timeline of one clip. None where it has no step. Problems are added to the list."""
@@ -352,7 +358,7 @@ class SpanReader:
                 start = times.at(each.start) if each.in_frames else each.start
                 end = times.at(each.end) if each.in_frames else each.end
                 start, end = span_between(start, end, times.duration)
-                _add_columns(more, each.more)
+                self.differing.update(name for name, cell in each.more.items() if more.setdefault(name, cell) != cell)
                 span = TimedStep(start, end, number, self.names[number - 1])
                 if span in spans:
                     raise ValueError(f"{clip} has {span.name!r} at {time_text(start)} s twice; leave one out")
@@ -455,12 +461,12 @@ _WHOLE_MINUTES = re.compile(r"[0-9]{1,3}:[0-9]{2}:00(?:\.0*)?")
 
 
 def are_whole_minutes(labelled: Sequence[LabelledSpan | RecordError]) -> bool:
-    """Whether all times of spans have hours, and no seconds."""
-    times: list[str] = []
+    """Whether all times of spans that have hours have no seconds, and are not all 0."""
+    times: set[str] = set()
     for each in labelled:
         if isinstance(each, LabelledSpan) and not each.in_frames:
-            times += (str(each.start), str(each.end))
-    return bool(times) and all(map(_WHOLE_MINUTES.fullmatch, times))
+            times.update(time for time in (str(each.start), str(each.end)) if time.count(":") == 2)
+    return any(re.search("[1-9]", time) for time in times) and all(map(_WHOLE_MINUTES.fullmatch, times))
 
 
 def steps_in(labelled: Sequence[LabelledSpan | RecordError], background: Sequence[str]) -> list[str]:
@@ -510,17 +516,3 @@ def _whole(text: str, name: str, where: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise RecordError(f"{where}: {name}: expected the number of a frame, from 0, got {text!r}")
     return int(text)
-
-
-def _add_columns(found: dict[str, str], more: Mapping[str, str]) -> None:
-    """Add the other columns of a row to those of its clip.
-
-    Raises:
-        ValueError: they differ between the rows of the clip, which has one record.
-    """
-    for name, cell in more.items():
-        if found.setdefault(name, cell) != cell:
-            raise ValueError(
-                f"the column {name!r} is {cell!r} here and {found[name]!r} on an earlier line of the clip, which "
-                "becomes one record; remove the column"
-            )
