@@ -22,6 +22,7 @@ class Pending:
         events: (choice, token) of each token where the request streams, and at the end the completions or an error.
         alone: it is sampled without others, since a server has refused it together with them.
         client: the address that it comes from.
+        turn: those with the lowest one are sampled first.
     """
 
     batch: PromptBatch
@@ -31,6 +32,7 @@ class Pending:
     events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     alone: bool = False
     client: str = ""
+    turn: int = 0
 
 
 class StopWatch:

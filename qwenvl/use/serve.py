@@ -44,6 +44,7 @@ from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, p
 from qwenvl.use.in_time import DatasetInTime, LookTimes, Reading
 from qwenvl.use.options import UseRequest
 from qwenvl.use.pictures import PictureReader
+from qwenvl.use.turns import Turns, gives_a_place
 
 READERS = 8  # threads that decode media
 SLOW_READERS = 4  # that decode those which took long while others waited
@@ -127,7 +128,7 @@ class ChatServer:
         self._arrivals: list[Arrival] = []
         self._unread: set[Patience] = set()  # of requests that wait for one of the readers
         self._requests: dict[Patience, str] = {}  # and their clients, in the order in which they came
-        self._turns: dict[str, int] = {}  # of clients: when a request of theirs was last chosen to be sampled
+        self._turns = Turns()
         self._waiting: list[Pending] = []
         self._sampling: Sequence[Pending] = ()
         self._looks = LookTimes()
@@ -207,7 +208,7 @@ class ChatServer:
 
         One with a seed or a refusal is alone.
         """
-        first = self._next()
+        first = self._turns.chosen(self._waiting)
         others = [each for each in self._waiting if each is not first]
         n = first.options.n
         together = [first]
@@ -219,14 +220,6 @@ class ChatServer:
         new_tokens = n * first.params.max_new_tokens
         fitting = next(in_budget(batches, new_tokens=new_tokens, budget=self._budget))
         return together[: len(fitting)]
-
-    def _next(self) -> Pending:
-        """The oldest request of the client whose last turn is the longest ago: one with many keeps no others out."""
-        chosen = min(self._waiting, key=lambda each: self._turns.get(each.client, -1))
-        waiting = {each.client for each in self._waiting}
-        self._turns = {client: turn for client, turn in self._turns.items() if client in waiting}
-        self._turns[chosen.client] = 1 + max(self._turns.values(), default=0)
-        return chosen
 
     def _sampled(self, together: Sequence[Pending], loop: asyncio.AbstractEventLoop) -> list[RolloutBatch]:
         """The completions of each request, in the sampling thread."""
@@ -356,6 +349,7 @@ class ChatServer:
             parsed, record = await self._received(receive, folder, patience, is_gone)
             pending = await self._read(parsed, record, folder, patience, is_gone)
             pending.client = client
+            pending.turn = self._turns.of_next(client, set(self._requests.values()))
             yield pending
             self._waiting.append(pending)
             self._arrived.set()
@@ -436,15 +430,14 @@ class ChatServer:
         return True
 
     def _make_place_for(self, client: str) -> bool:
-        """End the newest request of the client that has the most, if it has two more than this one, and say whether."""
-        places = Counter(each for patience, each in self._requests.items() if not patience.gone)
-        [(other, count)] = places.most_common(1)
+        """End the newest request of another client, if that has most of the places, and say whether."""
+        owners = {patience: owner for patience, owner in self._requests.items() if not patience.gone}
+        other = gives_a_place(client, Counter(owners.values()))
         sampled = {each.patience for each in self._sampling}
-        waiting = [each for each, owner in self._requests.items() if owner == other and each not in sampled]
-        waiting = [each for each in waiting if not each.gone]
-        if count < places[client] + 2 or not waiting:
+        waiting = [each for each, owner in owners.items() if owner == other and each not in sampled]
+        if not waiting:
             return False
-        waiting[-1].end(ApiError(429, "other clients wait, and this one has the most requests; try again later"))
+        waiting[-1].end(ApiError(429, "other clients wait, and this one has most of the requests; try again later"))
         return True
 
     async def _read(

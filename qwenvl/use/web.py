@@ -349,6 +349,7 @@ class WebServer(uvicorn.Server):
             ws="none",
             log_level="error",
             lifespan="on",
+            proxy_headers=False,  # a client could call itself another one
             limit_concurrency=server.limits.max_waiting + IDLE_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=END_SECONDS + 1,

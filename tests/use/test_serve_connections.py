@@ -266,6 +266,27 @@ def test_a_client_with_many_requests_keeps_no_other_client_waiting(running, held
     assert held.clients == [ONE, OTHER, ONE, OTHER, ONE, ONE]
 
 
+def test_clients_with_new_addresses_keep_no_other_waiting(running, held):
+    with ExitStack() as connections:
+        first = connections.enter_context(sent(running, ONE, 0))
+        while not held.clients:
+            time.sleep(0.01)
+        order = (ONE, ONE, *(f"127.0.1.{n}" for n in range(1, 7)))
+        others = [connections.enter_context(sent(running, client, n)) for n, client in enumerate(order, start=1)]
+        held.free.set()
+        assert [status_of(each) for each in (first, *others)] == [200] * 9
+    assert held.clients[:5] == [ONE, "127.0.1.1", ONE, "127.0.1.2", ONE]
+
+
+def test_a_client_cannot_call_itself_another_one(running, held):
+    body = ask("Hi", max_tokens=2)
+    with connected(running, ONE) as connection:
+        connection.sendall(head(len(body), **{"X-Forwarded-For": OTHER}) + body)
+        held.free.set()
+        assert status_of(connection) == 200
+    assert held.clients == [ONE]
+
+
 def test_a_client_with_all_places_gives_one_to_another_client(running, held, monkeypatch):
     monkeypatch.setattr(running.server.limits, "max_waiting", 3)
     with ExitStack() as connections:
