@@ -85,7 +85,10 @@ def write_records(records: Iterable[Record], path: Path) -> str:
             first = places.setdefault(record.id, record.where)
             if first != record.where:
                 raise RecordError(f"{record.where}: has the id {record.id!r}, as {first} has; give one of them another")
-            row = _json(_row_with_completion(record, media.path_of))
+            try:
+                row = _json(_row_with_completion(record, media.path_of))
+            except ValueError:
+                raise RecordError(f"{record.where}: has an infinite number or NaN, which JSON cannot hold") from None
             if not is_utf8(row):
                 raise RecordError(f"{record.where}: the name of a file is not UTF-8; rename the file", "media path")
             if kind == ".jsonl":
@@ -220,7 +223,7 @@ def _media_cell(key: str, paths: Sequence[str], settings: Sequence[_Row], media:
 
 def _json(value: Any) -> str:
     """JSON, with bytes as base64 and dates and the like as text."""
-    return json.dumps(value, ensure_ascii=False, default=_as_text)
+    return json.dumps(value, ensure_ascii=False, default=_as_text, allow_nan=False)
 
 
 def _as_text(value: Any) -> str:

@@ -194,6 +194,14 @@ def test_values_that_json_lacks_become_text(tmp_path):
     assert (written["made"], written["key"]) == ("2026-01-31", "AAE=")
 
 
+def test_numbers_that_json_lacks_are_refused(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    row = {"prompt": "a", "solution": "b", "scores": [1.0, float("inf")]}
+    datasets.Dataset.from_list([row]).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(RecordError, match=r"a.parquet\[0\]: has an infinite number or NaN, which JSON cannot hold"):
+        write_records(read(tmp_path / "a.parquet"), tmp_path / "b.jsonl")
+
+
 def test_records_with_one_id_are_refused(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

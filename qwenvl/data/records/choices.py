@@ -326,6 +326,8 @@ def chosen(answer: Any, options: Options, key: str = "answer", first_number: int
     if number is not None:
         return _numbered(number, options, key, first_number)
     same = _same_text(text, texts)
+    if len(same) > 1:
+        raise ValueError(f"{key}: {text!r} is the text of the options {' and '.join(same)}; write a letter")
     if len(same) == 1:
         if text.strip("().").upper() in texts.keys() - set(same):
             raise ValueError(

@@ -111,7 +111,7 @@ def _answer_to_one(regions: Sequence[Values]) -> TaskAnswer | None:
             raise ValueError("annotations: a region has no label; label it or delete it")
         labels += [(start, label) for start in _starts_of(region) for label in named]
     labels.sort(key=lambda each: each[0])
-    if len(labels) > 1 and any(re.search(r"[,;\n]", label) for _, label in labels):
+    if any(re.search(r"[,;\n]", label) for _, label in labels):
         raise ValueError("annotations: a label has a comma or a semicolon, which stand between labels; rename it")
     return TaskAnswer("labels", ", ".join(label for _, label in labels)) if labels else None
 

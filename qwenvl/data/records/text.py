@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -275,8 +276,24 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-decode_json = json.JSONDecoder(object_pairs_hook=_without_repeats).decode
-"""The value of a JSON text. ValueError: it is none, or an object has a key twice."""
+def _finite(text: str) -> float:
+    """A number of JSON with a point or an exponent. ValueError: it is too large for a float."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return number
+
+
+def _constant(name: str) -> float:
+    """What Python's JSON has besides that of others: NaN, as tables write missing values. ValueError: an infinity."""
+    if name != "NaN":
+        raise ValueError(f"{name} is no number that can be computed with")
+    return math.nan
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats, parse_float=_finite, parse_constant=_constant)
+decode_json = _DECODER.decode
+"""The value of a JSON text. ValueError: it is none, an object has a key twice, or a number is infinite."""
 
 
 def whole_text(path: Path) -> str:

@@ -85,6 +85,11 @@ def test_values_that_are_no_options_are_refused(given, message):
         options_of(given)
 
 
+def test_an_answer_that_is_the_text_of_two_options_is_refused():
+    with pytest.raises(ValueError, match="answer: 'x' is the text of the options A and C; write a letter"):
+        chosen("x", options_of(["x", "y", "X."]))
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -267,6 +267,16 @@ def test_a_key_that_stands_twice_in_a_file_of_one_object_is_refused(tmp_path):
         open_rows(path)
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "Infinity", "-Infinity"])
+def test_a_number_that_no_float_holds_is_refused(number, tmp_path):
+    for name, text in (("a.jsonl", '{{"prompt": "a", "x": {}}}'), ("a.json", '[{{"prompt": "a", "x": {}}}]')):
+        (tmp_path / name).write_text(text.format(number))
+        with pytest.raises(RecordError, match="not valid JSON: "):
+            open_rows(tmp_path / name).row(0)
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "solution": NaN}')
+    assert parse_row(open_rows(tmp_path / "a.jsonl").row(0), tmp_path).solution == ""
+
+
 def test_cells_that_programs_write_for_missing_values_are_empty(tmp_path):
     (tmp_path / "a.csv").write_text("question,answer,video\nWhat?,nan,a.mp4\nWhat?,#N/A,a.mp4\nWhat?,none,a.mp4\n")
     rows = open_rows(tmp_path / "a.csv")
