@@ -37,7 +37,7 @@ def read_steps(path: Path) -> Steps:
         RecordError: another numbering, a step that two lines name, or none.
     """
     lines = [_NUMBER_WITH_TAB.sub(r"\1. ", line, count=1) for line in whole_text(path).splitlines()]
-    lines = [" ".join(line.split()) for line in lines if line.strip()]
+    lines = [" ".join(line.split()).rstrip(" ,;") for line in lines if line.strip(" \t,;")]
     if lines and re.match(r"[{]|\[(?!\s*[0-9]+\s*\])", lines[0]):  # JSON, and not [1] take
         raise RecordError(f"{path}: expected a step a line, as plain text, got {lines[0]!r}")
     if all(_BULLET.match(line) for line in lines):

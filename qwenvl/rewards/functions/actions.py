@@ -162,7 +162,8 @@ def names_in(text: str) -> dict[int, str]:
         match = _LINE.match(line)
         if match is not None:
             found.append(match)
-    names = {int(match[1]): " ".join(match[2].split()) for match in found}
+    # Lists that people write have a comma or a semicolon behind each item.
+    names = {int(match[1]): " ".join(match[2].split()).rstrip(" ,;") for match in found}
     different = {normalized(name) for name in names.values()}
     whole = all(different) and len(different) == len(names) == len(found) > 1
     return names if whole and not any(_NUMBER.search(match[2]) for match in found) else {}

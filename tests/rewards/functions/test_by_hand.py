@@ -144,6 +144,15 @@ Which steps?
 (4) non of these"""
 
 
+@pytest.mark.parametrize("sign", [";", ",", " ;", "."])
+def test_signs_behind_the_items_of_a_list_are_no_part_of_their_names(sign):
+    prompt = [{"role": "user", "content": f"Which?\n(1) take the lid{sign}\n(2) put the fan{sign}"}]
+    solution = f"(1) take the lid{sign} (2) put the fan{sign}"
+    for answer in ("take the lid, put the fan", "take the lid; put the fan;", "(1)(2)", solution):
+        columns = {"solution": [solution], "prompts": [prompt]}
+        assert call_plain(resolve("accuracy"), [f"<answer>{answer}</answer>"], columns) == [1.0], answer
+
+
 @pytest.mark.parametrize(
     ("answer", "solution", "score"),
     [
