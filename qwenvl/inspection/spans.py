@@ -350,6 +350,9 @@ class SpanReader:
         spans: list[TimedStep] = []
         more: dict[str, str] = {}
         for each in labelled:
+            if each.in_frames and each.start < 0:  # of background too: all other spans would be a frame early
+                problems.append(f"{each.where}: a span begins before the first frame of the clip, which is number 1")
+                continue
             if each.step.casefold() in self.background:
                 self.left_out[each.step] += 1
                 continue
@@ -400,10 +403,8 @@ class FrameTimes:
         """The seconds at which a frame begins. The one after the last begins at the end of the clip.
 
         Raises:
-            ValueError: the clip has fewer frames, or the frame is before the first.
+            ValueError: the clip has fewer frames.
         """
-        if frame < 0:
-            raise ValueError("a span begins before the first frame of the clip")
         if self.label_fps is not None:
             return frame / self.label_fps
         if frame < len(self.times):

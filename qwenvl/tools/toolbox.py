@@ -34,6 +34,7 @@ from qwenvl.types import PromptBatch, Record, Sample, ToolCall, VideoClip
 Part: TypeAlias = str | VideoClip | Tensor
 """One part of an answer: text, frames, or a picture (3 x H x W, uint8)."""
 
+LONGEST_TOKEN = 256  # characters; no token of Qwen's vocabulary has more
 MOST_CALLS = 16
 """Calls of a turn that are executed. A turn with more of them has lost its form, and none of them is."""
 LOOKING = 4
@@ -420,6 +421,10 @@ class Conversations:
             answer = self._execute(name, arguments, conversation)
             if self.toolbox.on_answer is not None:
                 self.toolbox.on_answer()
+            characters = sum(len(part) for part in answer.parts if isinstance(part, str))
+            if characters > LONGEST_TOKEN * left:  # finding their tokens would take long
+                error = f"this has {characters:,} characters, and {left - tokens_before} tokens are left: answer now"
+                return made, calls[place:], error
             tokens = self._tokens(conversation, [each.parts for each in (*made, answer)])
             if tokens > left:
                 takes = tokens - tokens_before

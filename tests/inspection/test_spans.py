@@ -494,6 +494,7 @@ def test_times_of_synchronized_media_in_elan_are_those_of_the_clip(folder, capsy
         ({"s.csv/a.txt": "lid\n\nlid\n"}, [], "a.txt:2: expected a label for each frame"),
         ({"s.csv/a.txt": "1-5 lid\nlid\n"}, [], "a.txt:2: expected a span like that of line 1"),
         ({"s.csv/a.txt": "0-5 lid\n"}, [], "a.txt:1: a span begins before the first frame"),
+        ({"s.csv/a.txt": "0-5 SIL\n6-9 lid\n"}, [], "a.txt:1: a span begins before the first frame"),
         ({"s.csv/a.txt": "lid\n" * 40}, [], "a.txt:1: frame 40 is beyond the clip"),
     ],
 )

@@ -51,6 +51,11 @@ def told(video: Video):
     return f"the field is {video.record.fields['start']}"
 
 @tool
+def essay():
+    """Tell a lot."""
+    return "a" * 10**7
+
+@tool
 def raises():
     """Fail."""
     return 1 / 0
@@ -319,6 +324,21 @@ def test_the_last_turn_has_to_answer_and_a_cut_turn_is_not_answered(world):
     assert made.answer(look(2, 3)) == {}
     assert made.conversations.each[0].calls[1][0].error == "the last turn has to answer"
     assert made.conversations.each[1].calls == []
+
+
+def test_a_text_of_millions_of_characters_is_refused_before_its_tokens_are_found(world, monkeypatch):
+    made = world(tools=("own.py:essay",), look_tokens=300)
+    asked = []
+    tokens = Toolbox.tokens
+
+    def noted(toolbox, record, parts):
+        asked.append(parts)
+        return tokens(toolbox, record, parts)
+
+    monkeypatch.setattr(Toolbox, "tokens", noted)
+    refused = made.answer(JSON_CALL.format("essay", "{}") + END)
+    assert "this has 10,000,000 characters, and 300 tokens are left: answer now" in refused[0]
+    assert max(len(part) for parts in asked for answer in parts for part in answer if isinstance(part, str)) < 1000
 
 
 def test_a_look_is_given_whole_or_refused(world):

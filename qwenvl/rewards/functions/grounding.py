@@ -49,7 +49,10 @@ _AND = re.compile(rf"{_UNIT}\s{{1,4}}and\s{{1,4}}", re.IGNORECASE)
 _CLOSES = re.compile(rf"{_UNIT}\s{{0,4}}[\])]", re.IGNORECASE)
 LONGEST_BETWEEN = 60
 _LIST_NUMBER = re.compile(r"^\s{0,8}\(?([0-9]{1,3})[.)]\s{1,4}(?=\S)")
-_BRACKETED_NUMBER = re.compile(r"\([0-9]{1,3}\)\s{0,2}\S")  # (1) 3, 8
+# "(1) 3, 8", and "start 3 s, duration 5 s".
+_MAY_BE_NO_TIME = re.compile(
+    r"\([0-9]{1,3}\)\s{0,2}\S|\b(?:duration|length|lasts?|lasting|long|for)\b", re.IGNORECASE
+)
 
 
 def box_iou(completions: list[str], solution: list[str], *, units: Units = "same", **columns: Any) -> list[float]:
@@ -221,7 +224,7 @@ def spans_in(text: str) -> list[Span]:
         follows_another = bool(starts) and starts[-1] == i - 1
         if not follows_another and _is_marked_pair(text, first, second):
             starts.append(i)
-    is_unclear = 0 < 2 * len(starts) < len(found) or (not starts and _BRACKETED_NUMBER.search(text))
+    is_unclear = 0 < 2 * len(starts) < len(found) or (not starts and _MAY_BE_NO_TIME.search(text))
     if is_unclear or len(found) % 2 or None in times:
         return []
     seconds = [time for time in times if time is not None]
