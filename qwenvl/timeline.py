@@ -246,6 +246,8 @@ def _from_entry(entry: str, listed: Mapping[str, int]) -> TimedStep | None:
     # Of "(0.0-3.5) insert the fan" the brackets are left.
     without_range = _EMPTY_BRACKETS.sub(" ", entry[: found.start()] + " " + entry[found.end() :])
     number, name = named_step(without_range, listed)
+    if name in listed and not _NUMBER.search(without_range):
+        number = listed[name]  # "1." may be the number of a line, "(1)" is that of a step
     return _span(seconds_of_clock(*times[:3]), seconds_of_clock(*times[3:]), number, name)
 
 

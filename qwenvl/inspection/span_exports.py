@@ -167,5 +167,5 @@ def _clip_path(address: str) -> str:
         return local.replace("\\", "/").strip("/")
     path = unquote(urlsplit(address).path).replace("\\", "/")
     if "/upload/" not in address:
-        return path.strip("/")
+        return path.strip("/").removeprefix("./")
     return _UPLOADED.sub("", Path(path).name, count=1)

@@ -18,7 +18,10 @@ _NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
 _NUMBER_WITH_SIGN = re.compile(r"\(?\s*([0-9]{1,4})\s*(?:[).:,;=]+(?![0-9])|[\u2013-](?=\s))\s*(.*)")
 _NUMBER_WITH_WORD = re.compile(r"(?:step|#)\s*([0-9]{1,4})(?![0-9])\s*[).:,;=\u2013-]*\s*(.*)", re.IGNORECASE)
 _FIRST_NUMBER = re.compile(r"[\W_]*(?:step|s)?[\W_]*([0-9]{1,4})(?![0-9]|[.,][0-9])", re.IGNORECASE)
-_HEADING = re.compile(r"(?:#+\s*(?![\s0-9])|//).*|.*:")
+# "# Steps", "// all", "Steps:", "-----" and "List of steps".
+_HEADING = re.compile(
+    r"(?:#+\s*(?![\s0-9])|//).*|.*:|[\W_]*|(?:the )?(?:list of )?(?:steps|actions|procedure)", re.IGNORECASE
+)
 _BULLET = re.compile(r"[-*\u2022]\s+(?=\S)")
 _NUMBER_WITH_TAB = re.compile(r"\s*([0-9]{1,4})\t")
 _BARE_NUMBER = re.compile(r"([0-9]{1,4})\s+(\S.*)")

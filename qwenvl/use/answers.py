@@ -21,7 +21,6 @@ class Pending:
     Attributes:
         events: (choice, token) of each token where the request streams, and at the end the completions or an error.
         alone: it is sampled without others, since a server has refused it together with them.
-        client: the address that it comes from.
         turn: those with the lowest one are sampled first.
     """
 
@@ -31,7 +30,6 @@ class Pending:
     patience: Patience
     events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     alone: bool = False
-    client: str = ""
     turn: int = 0
 
 

@@ -77,9 +77,11 @@ class Patience:
 
     Args:
         seconds: in all, from the first byte of its body to the end of its answer.
+        client: the address that it comes from. Clients take turns.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, client: str = "") -> None:
+        self.client = client
         self._seconds = seconds
         self._until = time.monotonic() + seconds
         self._ended: ApiError | None = None

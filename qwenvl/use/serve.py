@@ -44,7 +44,7 @@ from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, p
 from qwenvl.use.in_time import DatasetInTime, LookTimes, Reading
 from qwenvl.use.options import UseRequest
 from qwenvl.use.pictures import PictureReader
-from qwenvl.use.turns import Turns, gives_a_place
+from qwenvl.use.turns import FairPool, Turns, gives_a_place
 
 READERS = 8  # threads that decode media
 SLOW_READERS = 4  # that decode those which took long while others waited
@@ -118,16 +118,16 @@ class ChatServer:
         self._collating = threading.Lock()  # tokenizers are not thread-safe
         # Bodies and prompts of text wait for no clip and for no long text. Downloads keep no other request from being
         # read: each has a thread, as there are no more of them than requests.
-        self._parsers = ThreadPoolExecutor(1, "parse")
-        self._readers = ThreadPoolExecutor(READERS, "read")
-        self._slow_readers = ThreadPoolExecutor(SLOW_READERS, "read-slow")
-        self._long_readers = ThreadPoolExecutor(1, "read-long")
+        self._parsers = FairPool(1, "parse")
+        self._readers = FairPool(READERS, "read")
+        self._slow_readers = FairPool(SLOW_READERS, "read-slow")
+        self._long_readers = FairPool(1, "read-long")
         self._fetchers = ThreadPoolExecutor(self.limits.max_waiting, "fetch")
         self._sampler = ThreadPoolExecutor(1, "sample")
         self._folder = Path(tempfile.mkdtemp(prefix="qwenvl-serve-"))
         self._arrivals: list[Arrival] = []
         self._unread: set[Patience] = set()  # of requests that wait for one of the readers
-        self._requests: dict[Patience, str] = {}  # and their clients, in the order in which they came
+        self._requests: list[Patience] = []  # in the order in which they came
         self._turns = Turns()
         self._waiting: list[Pending] = []
         self._sampling: Sequence[Pending] = ()
@@ -160,8 +160,9 @@ class ChatServer:
     def close(self) -> None:
         """Ends all work, and deletes the media of requests."""
         self.end_requests()
-        readers = (self._readers, self._slow_readers, self._long_readers)
-        for pool in (self._parsers, *readers, self._fetchers, self._sampler):
+        for readers in (self._parsers, self._readers, self._slow_readers, self._long_readers):
+            readers.shutdown()
+        for pool in (self._fetchers, self._sampler):
             pool.shutdown(wait=False, cancel_futures=True)
         self._pictures.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -340,16 +341,15 @@ class ChatServer:
         taken = sum(not each.gone for each in self._requests)
         if taken >= self.limits.max_waiting and not (self._make_room() or self._make_place_for(client)):
             raise ApiError(429, f"{taken} requests wait already (--max_waiting); try again later")
-        patience = Patience(self.limits.max_seconds)
+        patience = Patience(self.limits.max_seconds, client)
         self.active += 1
-        self._requests[patience] = client
+        self._requests.append(patience)
         folder = self._folder / uuid.uuid4().hex
         try:
             folder.mkdir()
             parsed, record = await self._received(receive, folder, patience, is_gone)
             pending = await self._read(parsed, record, folder, patience, is_gone)
-            pending.client = client
-            pending.turn = self._turns.of_next(client, set(self._requests.values()))
+            pending.turn = self._turns.of_next(client, {each.client for each in self._requests})
             yield pending
             self._waiting.append(pending)
             self._arrived.set()
@@ -362,7 +362,7 @@ class ChatServer:
         finally:
             patience.end(ApiError(499, "the client is gone"))
             self.active -= 1
-            del self._requests[patience]
+            self._requests.remove(patience)
             shutil.rmtree(folder, ignore_errors=True)
 
     async def _received(
@@ -373,13 +373,16 @@ class ChatServer:
             receiving = receive(partial(self._count, arrival))
             body = await _patiently(receiving, patience, _is_there)  # receiving itself notices who leaves
             arrival.complete = True
-            making = self._run(self._parsers, self._parsed, body, folder, patience)
+            making = self._parsers.run(patience.client, self._parsed, body, folder, patience)
             del body
             parsed, record = await _patiently(making, patience, is_gone)
             if record is None:
                 with self._arriving(patience) as fetching:
                     count = partial(self._count, fetching)
-                    writing = self._run(self._fetchers, self.reader.record, parsed, folder, patience, count)
+                    loop = asyncio.get_running_loop()
+                    writing = loop.run_in_executor(
+                        self._fetchers, self.reader.record, parsed, folder, patience, count
+                    )
                     record = await _patiently(writing, patience, is_gone)
             return replace(parsed, messages=()), record
 
@@ -431,10 +434,10 @@ class ChatServer:
 
     def _make_place_for(self, client: str) -> bool:
         """End the newest request of another client, if that has most of the places, and say whether."""
-        owners = {patience: owner for patience, owner in self._requests.items() if not patience.gone}
-        other = gives_a_place(client, Counter(owners.values()))
+        there = [each for each in self._requests if not each.gone]
+        other = gives_a_place(client, Counter(each.client for each in there))
         sampled = {each.patience for each in self._sampling}
-        waiting = [each for each, owner in owners.items() if owner == other and each not in sampled]
+        waiting = [each for each in there if each.client == other and each not in sampled]
         if not waiting:
             return False
         waiting[-1].end(ApiError(429, "other clients wait, and this one has most of the requests; try again later"))
@@ -453,15 +456,15 @@ class ChatServer:
             await _patiently(asyncio.sleep(SECONDS_BETWEEN_TRIES), patience, is_gone)
         if parsed.characters > LONG_TEXT or not parsed.has_media:
             readers = self._long_readers if parsed.characters > LONG_TEXT else self._parsers
-            making = self._run(readers, self._made, record, parsed, folder, patience)
+            making = readers.run(patience.client, self._made, record, parsed, folder, patience)
             return await _patiently(making, patience, is_gone)
         try:
             self._unread.add(patience)
-            making = self._run(self._readers, self._made_quickly, record, parsed, folder, patience)
+            making = self._readers.run(patience.client, self._made_quickly, record, parsed, folder, patience)
             return await _patiently(making, patience, is_gone)
         except GaveWay:
             with self._arriving(patience):
-                making = self._run(self._slow_readers, self._made, record, parsed, folder, patience)
+                making = self._slow_readers.run(patience.client, self._made, record, parsed, folder, patience)
                 return await _patiently(making, patience, is_gone)
         finally:
             self._unread.discard(patience)
@@ -477,9 +480,6 @@ class ChatServer:
     def _others_wait(self) -> bool:
         """Whether requests wait for a reader."""
         return bool(self._unread)
-
-    def _run(self, pool: ThreadPoolExecutor, work: Callable[..., Some], *arguments: Any) -> Awaitable[Some]:
-        return asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
 
     def _made(
         self,

@@ -310,6 +310,7 @@ def test_a_step_that_answers_could_not_name_is_refused(names, message, tmp_path)
 
 NUMBERED = ("Step {}: {}", "step {} {}", "{} - {}", "{},{}", "{}; {}", "#{} {}", "{}\t{}", "({}) {}", "{} {}", "{}={}")
 
+HEADINGS = ("# Steps", "Steps:", "// all", "=====", "Steps", "List of steps")
 COUNTED = ("[{}] ", "{}_", "{}| ", "S{} ", "Step_{}: ", "{}> ", "0{}_")
 
 
@@ -352,7 +353,8 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
         ("id,name\n1,take the lid\n2,insert the fan", "expected step 1, got 'id,name'"),
         *((f"{line.format(0)}a\n{line.format(1)}b", "the lines seem to be numbered, as in") for line in COUNTED),
         *((f"{line.format(1)}a\n{line.format(2)}b", "the lines seem to be numbered, as in") for line in COUNTED),
-        *((f"{line}\ntake\nlid", "seems to be a heading or a comment") for line in ("# Steps", "Steps:", "// all")),
+        *((f"{line}\ntake\nlid", "seems to be a heading or a comment") for line in HEADINGS),
+        ("take\n-----\nlid", "'-----' seems to be a heading or a comment"),
         ("take\nstep 2", "expected step 1, got 'take'"),
         ('["take", "lid"]', "expected a step a line, as plain text"),
         ("2 b\n1 a\n", "expected step 1, got '2 b'"),

@@ -234,7 +234,7 @@ def held(running, monkeypatch):
     sampled = running.server._sampled
 
     def noted(together, loop):
-        clients.extend(each.client for each in together)
+        clients.extend(each.patience.client for each in together)
         assert free.wait(60)
         return sampled(together, loop)
 

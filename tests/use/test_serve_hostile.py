@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from qwenvl.use.answers import StopWatch
 from qwenvl.use.fetch import fetch, is_public
 from qwenvl.use.in_time import DatasetInTime
 from qwenvl.use.pictures import PictureReader
+from qwenvl.use.turns import FairPool
 from tests.use.running import (
     CHAT,
     QUESTION,
@@ -462,7 +462,7 @@ def test_media_that_take_long_to_read_give_way_to_those_of_others(running, monke
 
     monkeypatch.setattr(DatasetInTime, "load", slowly)
     monkeypatch.setattr("qwenvl.use.in_time.LONG_READING_SECONDS", 0.0)
-    monkeypatch.setattr(running.server, "_readers", ThreadPoolExecutor(1))
+    monkeypatch.setattr(running.server, "_readers", FairPool(1, "read"))
     found = []
     slow = threading.Thread(target=lambda: found.append(running.ask(video("two.mp4"), QUESTION, max_tokens=2)))
     slow.start()

@@ -49,9 +49,11 @@ _AND = re.compile(rf"{_UNIT}\s{{1,4}}and\s{{1,4}}", re.IGNORECASE)
 _CLOSES = re.compile(rf"{_UNIT}\s{{0,4}}[\])]", re.IGNORECASE)
 LONGEST_BETWEEN = 60
 _LIST_NUMBER = re.compile(r"^\s{0,8}\(?([0-9]{1,3})[.)]\s{1,4}(?=\S)")
-# "(1) 3, 8", and "start 3 s, duration 5 s".
+# "(1) 3, 8", "start 3 s, duration 5 s", "3 s (5 s)" and "3 +5".
 _MAY_BE_NO_TIME = re.compile(
-    r"\([0-9]{1,3}\)\s{0,2}\S|\b(?:duration|length|lasts?|lasting|long|for)\b", re.IGNORECASE
+    r"\([0-9]{1,3}\)\s{0,2}\S|\b(?:duration|length|lasts?|lasting|long|for)\b|(?<![0-9eE])\+[0-9]"
+    rf"|[0-9]{_UNIT}[ \t]{{1,2}}\([0-9.]{{1,12}}{_UNIT}\)",
+    re.IGNORECASE,
 )
 
 

@@ -256,6 +256,7 @@ READINGS = [
     *((spans_in, text, []) for text in ("the 2 men jump from 3 to 8, 1", "(1) 3, 8 (2) 9, 12", "2 men: 3 to 8, 9")),
     (spans_in, "starts at 3 s and ends at 8 s", [(3.0, 8.0)]),
     *((spans_in, text, []) for text in ("starts at 3 and lasts 5 s", '{"start": 3, "duration": 5}', "at 3 s for 5 s")),
+    *((spans_in, text, []) for text in ("3 s (5 s)", "3 (5)", "3 +5")),
     (spans_in, "for the man: from 3 to 8", [(3.0, 8.0)]),
     (spans_in, "1 h to 1 h 2 min", [(3600.0, 3720.0)]),
     *((spans_in, text, [(0.5, 1.5)]) for text in ("500 ms to 1500 ms", "500-1500 ms")),

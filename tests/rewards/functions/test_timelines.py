@@ -132,6 +132,15 @@ def test_answers_in_names_are_read_by_the_list_of_the_prompt():
     assert value_of("segment_f1", "0-4 (1) fasten the screw", "0-4 (1)", prompts=PROMPT) == 1, "the number counts"
 
 
+def test_numbers_of_lines_are_not_those_of_steps_with_names_of_the_list():
+    prompt = [{"role": "user", "content": "Which?\n(1) take the lid\n(2) insert the fan\n(3) plug"}]
+    right = reading("segment_f1", "0-3 (2); 3-5 (3)", prompt)
+    for lines in ("1. 0-3 insert the fan\n2. 3-5 plug", "Step 1: insert the fan 0-3\nStep 2: plug 3-5"):
+        assert reading("segment_f1", lines, prompt) == right
+    assert reading("segment_f1", "2. 0-3\n3: 3-5", prompt) == right  # without names they are
+    assert reading("segment_f1", "0-3 (1) insert the fan", prompt) == reading("segment_f1", "0-3 (1)", prompt)
+
+
 def test_a_solution_without_numbers_is_compared_by_names():
     assert value_of("segment_f1", "0-4 (3) Insert the fan; 4-8 screw", "0-4 insert the fan; 4-8 screw") == 1
     assert value_of("edit_score", "0-4 a", "0-4 (97)") == 0
