@@ -85,7 +85,9 @@ def clip_of_cell(cell: str, named: dict[str, list[str]]) -> str:
     if name in found:
         return name
     if not found:  # a Mac writes ü in names of files as two characters
-        found = [clip for key in named if composed(key) == composed(name) for clip in named[key]]
+        for key, clips in named.items():
+            if composed(key) == composed(name):
+                found = [*found, *clips]
     if len(found) == 1:
         return found[0]
     if found:

@@ -361,7 +361,9 @@ class SpanReader:
                 start = times.at(each.start) if each.in_frames else each.start
                 end = times.at(each.end) if each.in_frames else each.end
                 start, end = span_between(start, end, times.duration)
-                self.differing.update(name for name, cell in each.more.items() if more.setdefault(name, cell) != cell)
+                for name, cell in each.more.items():
+                    if more.setdefault(name, cell) != cell:
+                        self.differing.add(name)
                 span = TimedStep(start, end, number, self.names[number - 1])
                 if span in spans:
                     raise ValueError(f"{clip} has {span.name!r} at {time_text(start)} s twice; leave one out")

@@ -45,9 +45,9 @@ def read_steps(path: Path) -> Steps:
         raise RecordError(f"{path}: expected a step a line, as plain text, got {lines[0]!r}")
     if all(_BULLET.match(line) for line in lines):
         lines = [_BULLET.sub("", line) for line in lines]
-    for line in lines:
-        if _HEADING.fullmatch(line) and not all(_HEADING.fullmatch(each) for each in lines):
-            raise RecordError(f"{path}: {line!r} seems to be a heading or a comment; leave it out")
+    headings = [line for line in lines if _HEADING.fullmatch(line)]
+    if 0 < len(headings) < len(lines):  # where all lines end with a colon, none is one
+        raise RecordError(f"{path}: {headings[0]!r} seems to be a heading or a comment; leave it out")
     found = _numbering(lines)
     if any(found):
         names = []

@@ -207,7 +207,8 @@ def reading(name: str | None, answer: str, prompt: Any = None, problem_type: Any
     if name == "accuracy":
         listed = actions.list_of(prompt)
         found = actions.named_actions(answer, listed)
-        if not found[0] or not (listed or actions.by_numbers(answer, answer, listed)):
+        named, _ = found
+        if not named or (not listed and actions.has_number_behind(answer)):
             found = frozenset(actions.action_phrases(answer))
     if name in TIMELINES:
         spans = timelines.merged(timelines.timeline_in(answer, actions.list_of(prompt)))

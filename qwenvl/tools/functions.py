@@ -107,7 +107,7 @@ class Video:
             BadMediaError: the clip can't be read.
         """
 
-        looked_at: list[tuple[float, float]] = []
+        looked_at: list[tuple[float, float]] = []  # the span, which is known once the clip is open
 
         def plan(timeline: Timeline) -> FramePlan:
             first, stop, seconds = self._span(timeline, start, end)

@@ -11,7 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -56,7 +56,7 @@ LONGEST_MESSAGE = 2000  # characters of an error: it may quote what the client s
 MOST_VALUES = 200_000  # in the JSON of a request: each takes some 100 bytes of memory
 MOST_PARTS = 2_000  # turns, and parts in them
 LONGEST_URL = 8_192  # characters of a path or an address; links in a path of millions of folders take hours to resolve
-LONGEST_ROLE = 20  # characters
+LONGEST_ROLE = 20  # characters; it is kept while a request waits
 CHARACTERS_PER_TOKEN = 8  # no text that means something has more, and counting its tokens would take long
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, as JSON escapes it
 
@@ -142,7 +142,7 @@ class Parsed:
     @classmethod
     def of(cls, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> Parsed:
         """The request of some messages."""
-        parts = [part for message in messages for part in _parts(message)]
+        parts = list(chain.from_iterable(map(_parts, messages)))
         texts = [message.get("content") for message in messages]
         texts += [part.get("text") for part in parts if isinstance(part, dict)]
         return cls(
@@ -235,7 +235,8 @@ def _needed_part(part: Any) -> Any:
 def _check_turn(message: Mapping[str, Any], place: str) -> None:
     """Raise ApiError for a setting of a turn, or of a part of it, that the answer would not follow."""
     _check_keys(message, OF_A_TURN, place, TURN_SETTINGS)
-    if not isinstance(message.get("role"), str | None) or len(message.get("role") or "") > LONGEST_ROLE:
+    role = message.get("role")
+    if role is not None and (not isinstance(role, str) or len(role) > LONGEST_ROLE):
         raise ApiError(400, f"{place}.role: expected system, user or assistant")
     for number, part in enumerate(_parts(message)):
         kind = _kind(part)

@@ -85,7 +85,7 @@ class FairPool:
 
     async def run(self, client: str, work: Callable[..., Some], *arguments: Any) -> Some:
         """The result of work that one of the threads does. What a thread has begun it ends, also where nobody waits."""
-        asking = {each.client for each in self._waiting} | (+self._running).keys()
+        asking = {each.client for each in self._waiting} | self._running.keys()
         own = _Work(client, self._turns.of_next(client, asking))
         self._waiting.append(own)
         self._begin()
@@ -94,11 +94,12 @@ class FairPool:
         except asyncio.CancelledError:
             if own in self._waiting:
                 self._waiting.remove(own)
-            else:
+            else:  # it was given a thread in the same moment
                 self._end(client)
             raise
         loop = asyncio.get_running_loop()
         running = self._pool.submit(work, *arguments)
+        # When the thread is free, and not when nobody waits for it any more: it cannot be interrupted.
         running.add_done_callback(lambda _: _call_in(loop, partial(self._end, client)))
         return await asyncio.wrap_future(running)
 
@@ -117,7 +118,7 @@ class FairPool:
     def _end(self, client: str) -> None:
         self._free += 1
         self._running[client] -= 1
-        self._running = +self._running
+        self._running = +self._running  # without clients that have none left
         self._begin()
 
 

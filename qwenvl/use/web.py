@@ -175,10 +175,11 @@ class ConnectionInTime(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Called by asyncio."""
         for start in range(0, len(data), PIECE_BYTES):
-            is_answered = self.cycle is None or self.cycle.response_complete
             if self.transport.is_closing() or (self.cycle is not None and _is_in_chunks(self.cycle.scope)):
                 return
-            self._ahead = 0 if is_answered or self.cycle.more_body else self._ahead + PIECE_BYTES
+            # h11 keeps what comes before the answer, and would parse all of it in one piece.
+            is_ahead = not self.waits_for_a_head() and not self.cycle.more_body
+            self._ahead = self._ahead + PIECE_BYTES if is_ahead else 0
             if self._ahead > PIECE_BYTES:
                 self.transport.abort()
                 return
@@ -194,6 +195,7 @@ class ConnectionInTime(H11Protocol):
         sent = self._counted.written - unsent
         cycle_before, sent_before = self._state
         if unsent:
+            # A client that takes a few bytes now and then would hold its connection for hours.
             moves = sent - sent_before >= LEAST_BYTES
         else:
             moves = not self.waits_for_a_head() or self.cycle is not cycle_before

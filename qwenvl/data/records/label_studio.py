@@ -74,14 +74,14 @@ def _answer_in(result: Any) -> tuple[TaskAnswer | None, bool]:
     labelling = [each for each in answering if each["type"] != _COMMENT]
     others = sorted({str(each.get("type")) for each in regions if each not in answering} - _NO_LABELS)
     has_more = bool(labelling) and (len(labelling) < len(answering) or bool(others))
-    of_control: dict[str, list[Values]] = {}
-    for region in labelling or answering:
-        of_control.setdefault(str(region.get("from_name") or region["type"]), []).append(region)
-    if others and not labelling:
+    if others and not labelling:  # a comment on them is not the answer
         raise ValueError(
             f"annotations: has regions of a kind that is not read ({', '.join(others)}); expected choices, labels, "
             "text or a number"
         )
+    of_control: dict[str, list[Values]] = {}
+    for region in labelling or answering:
+        of_control.setdefault(str(region.get("from_name") or region["type"]), []).append(region)
     if len(of_control) > 1:
         raise ValueError(
             f"annotations: has answers to several questions ({', '.join(of_control)}); expected a task for each"

@@ -61,7 +61,11 @@ def _has_another_name(solution: str, listed: Mapping[int, str]) -> bool:
 def _answers_in(record: Record) -> Iterator[str]:
     """The content of the answer blocks that a prompt shows."""
     for message in record.messages:
-        text = message.text if message.role != "assistant" else ""
-        while (block := first_block(text, "answer")) is not None:
+        if message.role == "assistant":
+            continue
+        text = message.text
+        block = first_block(text, "answer")
+        while block is not None:
             yield block.inner
             text = text[block.end :]
+            block = first_block(text, "answer")

@@ -222,11 +222,13 @@ def spans_in(text: str) -> list[Span]:
     found = list(_TIME.finditer(text))
     times = [_seconds_of_match(match) for match in found]
     starts: list[int] = []  # of marked pairs, the places of their first times
+    # A time belongs to one pair: in "3 to 8 - 12" the 8 ends the first one, and begins none.
     for i, (first, second) in enumerate(pairwise(found)):
         follows_another = bool(starts) and starts[-1] == i - 1
         if not follows_another and _is_marked_pair(text, first, second):
             starts.append(i)
-    is_unclear = 0 < 2 * len(starts) < len(found) or (not starts and _MAY_BE_NO_TIME.search(text))
+    has_others = 0 < 2 * len(starts) < len(found)  # beside marked pairs, numbers that may be anything
+    is_unclear = has_others or (not starts and _MAY_BE_NO_TIME.search(text))
     if is_unclear or len(found) % 2 or None in times:
         return []
     seconds = [time for time in times if time is not None]

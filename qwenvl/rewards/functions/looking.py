@@ -53,7 +53,9 @@ def readable_evidence(fields: Mapping[str, Any]) -> list[Span]:
 
 def looks_iou(turns: Sequence[Turn], evidence: Sequence[Span]) -> float:
     """Intersection over union, in seconds, of all that a completion looked at and of the evidence."""
-    looked_at = [_span_of(clip) for call in answered_calls(turns) for clip in call.clips]
+    looked_at: list[Span] = []
+    for call in answered_calls(turns):
+        looked_at += map(_span_of, call.clips)
     return span_iou(united(looked_at), united(list(evidence)))
 
 

@@ -32,15 +32,17 @@ ExtraShare = Annotated[
 
 def check_timeline(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
     """The reason why a record cannot be scored by its timeline: it has none, or an entry is no span. Else None."""
-    entry = entry_in_other_units(solution_of(solution))
+    text = solution_of(solution)
+    entry = entry_in_other_units(text)
     if entry is not None:
         return f"the solution's times must be seconds or mm:ss, got {entry[:80]!r}"
     expected = 'must be a timeline, a span a line such as "0.0-3.5 (2) insert the fan"'
     problem = unreadable(timeline_in, expected, solution)
-    entry = entry_without_span(solution_of(solution))
-    if problem is None and entry is not None:
-        problem = f"the solution {expected}; no span is {entry[:80]!r}"
-    return problem
+    if problem is not None:
+        return problem
+    # The spans that are read would be all of the solution, and the others would be lost without a word.
+    entry = entry_without_span(text)
+    return None if entry is None else f"the solution {expected}; no span is {entry[:80]!r}"
 
 
 def check_frames(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
