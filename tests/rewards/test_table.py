@@ -115,21 +115,24 @@ def test_values_are_in_range_and_the_same_alone_and_in_company(functions, name, 
     assert values == [score(functions, name, text)[0] for text in texts]
 
 
+# Seconds of the processor. Each text takes less than 0.05 on a slow machine. A function whose time grows with the
+# square of a megabyte would take minutes, and so would one that grows with the cube of an answer (of which no more
+# than 10,000 characters are read): the bound is far from both, so that no machine decides.
+LONGEST_CALL = 0.5
+
+
 @pytest.mark.parametrize("name", LOCAL)
-def test_large_and_hostile_texts_take_less_than_50_ms(functions, name):
+def test_large_and_hostile_texts_are_scored_in_a_moment(functions, name):
     score(functions, name, "<answer>1</answer>")  # imports
     slow = {}
     for label, text in LARGE.items():
-        columns, best = columns_of(name, text), math.inf
-        for _ in range(3):
-            begin = time.thread_time()  # not of the clock on the wall: other processes share the machine
-            (value,) = call_plain(functions[name], [text], columns)
-            best = min(best, time.thread_time() - begin)
-            if best < 0.05:
-                break
+        columns = columns_of(name, text)
+        begin = time.thread_time()  # not of the clock on the wall: other processes share the machine
+        (value,) = call_plain(functions[name], [text], columns)
+        seconds = time.thread_time() - begin
         assert TABLE[name].low <= value <= TABLE[name].high
-        if best >= 0.05:
-            slow[label] = round(best, 3)
+        if seconds >= LONGEST_CALL:
+            slow[label] = round(seconds, 3)
     assert not slow
 
 

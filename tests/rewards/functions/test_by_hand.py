@@ -363,7 +363,7 @@ def test_countdown_accepts_only_arithmetic_with_the_given_numbers_that_reaches_t
     begin = time.thread_time()
     assert solves(answer, nums, target) is right
     assert value_of("countdown", answer, "", nums=nums, target=target) == float(right)
-    assert time.thread_time() - begin < 0.1
+    assert time.thread_time() - begin < 0.5  # towers of powers would take for ever; the others a millisecond
 
 
 def test_countdown_reads_the_answer_block_in_full_width_forms_and_not_the_thinking():
