@@ -82,6 +82,7 @@ class Labels:
         unused: label files that fit no clip.
         whole_minutes: see ``are_whole_minutes``.
         differing: see ``SpanReader``.
+        other_kinds: what exports have beside spans, with their numbers.
     """
 
     by_clip: dict[str, Label]
@@ -96,6 +97,7 @@ class Labels:
     unused: Sequence[str] = ()
     whole_minutes: bool = False
     differing: Collection[str] = ()
+    other_kinds: Mapping[str, int] = field(default_factory=dict)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -301,15 +303,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     background = spans.BACKGROUND if args.background is None else args.background.split(",")
     if columns and (is_export or path.is_dir()):
         raise ValueError(f"--columns has no effect: {path} is no table; leave it out")
-    if is_export:
-        labelled = list(span_exports.exported_spans(path))
-    elif path.is_dir():
-        labelled = list(spans.folder_spans(path, clips))
-        for file in sorted(path.rglob("*")):
-            if file.suffix.lower() == ".eaf":
-                labelled += span_exports.elan_spans(file)
-    else:
-        labelled = list(spans.table_spans(path, columns))
+    labelled, exports = _labelled_spans(path, clips, columns)
     if not labelled:
         expected = f"; expected files such as {Path(clips[0]).stem}.txt" if path.is_dir() else ""
         raise RecordError(f"{path}: no label of a clip in it{expected}")
@@ -327,6 +321,9 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         label_fps=args.label_fps,
     )
     timelines = reader.timelines(iter(labelled))
+    other_kinds: Counter[str] = Counter()
+    for file in exports:  # whose form is known to be right by now
+        other_kinds += span_exports.kinds_left_out(file)
     counts: Counter[str] = Counter()
     for timeline in timelines.values():
         counts.update(f"({span.number}) {span.name}" for span in timeline.spans)
@@ -349,7 +346,23 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         unused=spans.files_without_clip(path, clips) if path.is_dir() else (),
         whole_minutes=spans.are_whole_minutes(labelled),
         differing=reader.differing,
+        other_kinds=other_kinds,
     )
+
+
+def _labelled_spans(
+    path: Path, clips: Sequence[str], columns: Mapping[str, str]
+) -> tuple[list[spans.LabelledSpan | RecordError], list[Path]]:
+    """The spans of an export, of a folder of label files or of a table, and the exports that they come from."""
+    if path.suffix.lower() in span_exports.SUFFIXES:
+        return list(span_exports.exported_spans(path)), [path]
+    if not path.is_dir():
+        return list(spans.table_spans(path, columns)), []
+    labelled = list(spans.folder_spans(path, clips))
+    exports = [file for file in sorted(path.rglob("*")) if file.suffix.lower() == ".eaf"]
+    for file in exports:
+        labelled += span_exports.elan_spans(file)
+    return labelled, exports
 
 
 def _reserved(columns: Mapping[str, Any], more: Collection[str] = ()) -> str | None:
@@ -447,6 +460,9 @@ def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
     if found.unused:
         names = beginning(visible(", ".join(found.unused)), LONGEST_ANSWER)
         lines.append(f"  {counted(len(found.unused), 'label file')} of no clip, left out: {names}")
+    if found.other_kinds:
+        kinds = ", ".join(f"{visible(kind)} ({count:,})" for kind, count in found.other_kinds.items())
+        lines.append(f"  annotations of other kinds than spans, left out: {beginning(kinds, LONGEST_ANSWER)}")
     if found.left_out:
         labels = ", ".join(f"{visible(label)} ({count:,})" for label, count in found.left_out.items())
         lines.append(f"  spans that are no step (--background): {labels}")

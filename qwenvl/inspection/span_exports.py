@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,21 @@ _UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")
 def exported_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
     """The spans of an exported file, by its ending."""
     return label_studio_spans(path) if path.suffix.lower() == ".json" else elan_spans(path)
+
+
+def kinds_left_out(path: Path) -> Counter[str]:
+    """What an exported file has beside spans, by its kind, such as boxes, choices, and notes of tiers without times."""
+    if path.suffix.lower() == ".json":
+        tasks = json.loads(plain_file(path).read_text("utf-8-sig"))
+        annotations = [annotation for task in tasks for annotation in counting_annotations(task)]
+        kinds = [region["type"] for annotation in annotations for region in annotation["result"]]
+        return Counter(kind for kind in kinds if kind not in SPAN_TYPES)
+    kinds_of_tiers: Counter[str] = Counter()
+    for tier in ElementTree.fromstring(plain_file(path).read_bytes()).iterfind("TIER"):
+        without_times = len(tier.findall("ANNOTATION/REF_ANNOTATION"))
+        if without_times:
+            kinds_of_tiers[f"without times, of the tier {tier.get('TIER_ID', '')}"] += without_times
+    return kinds_of_tiers
 
 
 def label_studio_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
