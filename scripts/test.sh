@@ -9,6 +9,9 @@
 #   bash scripts/test.sh --oldest       # in an environment of its own, with the lower bounds of setup.py
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
+# The tests start hundreds of processes. Where nothing that Python compiles is kept, as images of Docker often have it,
+# each of them would compile PyTorch's and transformers' modules again, 20 seconds of a processor.
+unset PYTHONDONTWRITEBYTECODE
 
 checks_style=true
 case "${1-}" in
