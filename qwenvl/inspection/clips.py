@@ -16,6 +16,8 @@ VIDEO_SUFFIXES = (
     ".3gp", ".ogv", ".vob",
 )
 # fmt: on
+# "/v/a.mp4;/v/b.mp4" and "/v/a.mp4|/v/b.mp4", as BORIS writes the media of an observation that has several.
+_SEVERAL_CLIPS = re.compile(rf"(?:{'|'.join(map(re.escape, VIDEO_SUFFIXES))})\s*[;|,]\s*\S", re.IGNORECASE)
 
 
 def find_clips(root: Path) -> list[str]:
@@ -104,6 +106,8 @@ def clip_at_path(path: str, named: dict[str, list[str]]) -> str:
     Raises:
         ValueError: there is none, or there are several, or the clip of this name is in another folder.
     """
+    if _SEVERAL_CLIPS.search(path):
+        raise ValueError(f"{path!r} names several clips; expected one in each row")
     name = path.rpartition("/")[2]
     same_name = [clip for clip in named.get(name, []) if clip.rpartition("/")[2] == name]
     below = [clip for clip in same_name if f"/{path}".endswith(f"/{clip}")]

@@ -134,7 +134,7 @@ def _annotations(path: Path) -> Iterator[LabelledSpan | RecordError]:
     if units != "milliseconds":
         raise RecordError(f"{path}: expected TIME_UNITS in milliseconds, got {kind_of(units)}; save it anew with ELAN")
     media = root.findall("HEADER/MEDIA_DESCRIPTOR")
-    address = media[0].get("MEDIA_URL", "") if media else ""
+    address = _address_of(media[0]) if media else ""
     clip = _clip_path(address) if address else path.stem
     origin = _time_origin(media, clip, str(path))
     slots = {slot.get("TIME_SLOT_ID"): slot.get("TIME_VALUE") for slot in root.iterfind("TIME_ORDER/TIME_SLOT")}
@@ -151,6 +151,11 @@ def _annotations(path: Path) -> Iterator[LabelledSpan | RecordError]:
             yield LabelledSpan(where, clip=clip, step=label, start=start, end=end)
 
 
+def _address_of(medium: ElementTree.Element) -> str:
+    """The address of a medium of an ELAN file, which may have that from the file's own folder alone."""
+    return medium.get("MEDIA_URL") or medium.get("RELATIVE_MEDIA_URL") or ""
+
+
 def _time_origin(media: Sequence[ElementTree.Element], clip: str, where: str) -> int:
     """The milliseconds of a clip at which the times of an ELAN file begin.
 
@@ -160,7 +165,7 @@ def _time_origin(media: Sequence[ElementTree.Element], clip: str, where: str) ->
     name = Path(clip).name
     origins: list[str] = []
     for medium in media:
-        address = medium.get("MEDIA_URL", "")
+        address = _address_of(medium)
         if not address or Path(_clip_path(address)).name == name:
             origins.append(medium.get("TIME_ORIGIN") or "0")
     if len(set(origins)) > 1:

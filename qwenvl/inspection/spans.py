@@ -121,6 +121,7 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
             cells = named_cells(row.content, names)
             if not cells:
                 continue
+            _check_observation(cells, row.where)
             edges = SECONDS if cells.keys() & set(SECONDS) else FRAMES
             if edges == SECONDS and cells.keys() & set(FRAMES):
                 raise RecordError(f"{row.where}: has a span in seconds and one in frames; leave the columns of one out")
@@ -144,6 +145,29 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
             )
         except RecordError as error:
             yield error
+
+
+def _check_observation(cells: Mapping[str, str], where: str) -> None:
+    """Check that the times of a row of BORIS are those of its clip.
+
+    BORIS counts from the start of the observation: its media one after the other, and an offset before the first.
+
+    Raises:
+        RecordError: the observation has several media in a row, or an offset.
+    """
+    durations = cells.get("Media duration (s)", "")
+    source = cells.get("Source", "")
+    if ";" in durations or (source.startswith("player #") and ";" in source):
+        raise RecordError(
+            f"{where}: is of an observation of several media, whose times count from the start of the first one; make "
+            "an observation of each clip"
+        )
+    offset = cells.get("Time offset (s)", "0")
+    if re.search("[1-9]", offset):
+        raise RecordError(
+            f"{where}: is of an observation with a time offset of {offset} s, which its times have too; export it "
+            "without"
+        )
 
 
 def folder_spans(folder: Path, clips: Sequence[str]) -> Iterator[LabelledSpan | RecordError]:

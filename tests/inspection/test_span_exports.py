@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inspection.from_folder import EAF, refused, run, solutions
+from tests.inspection.from_folder import EAF, records, refused, run, solutions
 
 
 def test_exports_of_label_studio_become_timelines(folder, capsys):
@@ -159,6 +159,14 @@ def test_files_of_elan_become_timelines(folder, capsys):
     assert "x.eaf: not valid XML" in refused(capsys, "--answers", "x.eaf", "--steps", "steps.txt")
     Path("x.eaf").write_text(EAF.replace('REF2="t2"', 'REF2="t3"'))
     assert "x.eaf[a1]: expected two time slots" in refused(capsys, "--answers", "x.eaf", "--steps", "steps.txt")
+
+
+def test_a_clip_that_elan_names_from_the_file_alone_is_found(folder, capsys):
+    absolute = 'MEDIA_URL="file:///home/me/a.mp4"'
+    Path("b.eaf").write_text(EAF.replace(absolute, 'MEDIA_URL="" RELATIVE_MEDIA_URL="./a.mp4"'))
+    run(capsys, "--answers", "b.eaf", "--steps", "steps.txt")
+    [record] = records()
+    assert record.id == "a.mp4"
 
 
 def test_times_of_synchronized_media_in_elan_are_those_of_the_clip(folder, capsys):

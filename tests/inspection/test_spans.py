@@ -228,6 +228,29 @@ def test_a_table_of_boris_is_read_as_it_is(folder, capsys):
     assert "'C:/rec/other/b.mp4' is a clip of 'other'" in refused(capsys, *argv)
 
 
+@pytest.mark.parametrize(
+    ("clip", "more", "message"),
+    [
+        ("/v/clips/a.mp4;/v/clips/b.mp4", {}, "'/v/clips/a.mp4;/v/clips/b.mp4' names several clips"),
+        ("C:\\clips\\a.mp4 | C:\\clips\\b.mp4", {}, "'C:/clips/a.mp4 | C:/clips/b.mp4' names several clips"),
+        ("/v/clips/b.mp4", {"Media duration (s)": "3.0;3.0"}, "is of an observation of several media"),
+        ("/v/clips/b.mp4", {"Source": "player #1:/v/a.mp4;/v/b.mp4"}, "is of an observation of several media"),
+        ("/v/clips/b.mp4", {"Time offset (s)": "0.500"}, "is of an observation with a time offset of 0.500 s"),
+        ("/v/clips/b.mp4", {"Time offset (s)": "0.000", "Source": "x;y", "Media duration (s)": "3.0"}, None),
+    ],
+)
+def test_times_of_boris_are_those_of_one_clip(folder, capsys, clip, more, message):
+    """BORIS counts from the start of the observation, whatever clips it has."""
+    head = ["clip", "step", "start", "end", *more]
+    cells = [clip, "insert fan", "0.5", "1", *more.values()]
+    Path("spans.tsv").write_text("\t".join(head) + "\n" + "\t".join(cells) + "\n")
+    argv = ("--answers", "spans.tsv", "--steps", "steps.txt")
+    if message is None:
+        run(capsys, *argv)
+    else:
+        assert f"spans.tsv:2: {message}" in refused(capsys, *argv)
+
+
 def test_a_name_in_other_characters_of_the_same_letters_is_found(folder, capsys):
     shutil.copy("clips/a.mp4", "clips/Pru\N{COMBINING DIAERESIS}fung.mp4")
     Path("spans.csv").write_text("clip,step,start,end\nPr\N{LATIN SMALL LETTER U WITH DIAERESIS}fung.mp4,1,0,1\n")

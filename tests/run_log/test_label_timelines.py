@@ -444,6 +444,18 @@ def test_the_clip_plays_and_gives_its_second_to_an_edge(timelines):
     page.wait("document.querySelector('.player').textContent.includes('/there/cam/none.mp4')")
 
 
+def test_an_edge_that_passes_the_other_one_takes_it_along(timelines):
+    page = timelines("one")
+    page.wait("document.querySelector('video').readyState > 0")
+    spans = "report.list.editor.spans.map((span) => [span.start, span.end])"
+    page.press("e")
+    for second, key, expected in ((6.5, "[", [6.5, 10.0]), (9.9, "[", [9.9, 10.0]), (0.3, "]", [0.2, 0.3])):
+        page.run(f"Object.defineProperty(report.list.editor, 'player', {{value: {{currentTime: {second}}}}})")
+        page.press(key)
+        assert expected in page.run(spans)
+    assert len(page.run(spans)) == 2 and all(start < end for start, end in page.run(spans))
+
+
 def test_the_editor_fits_a_phone(timelines):
     page = timelines("one", 390)
     page.wait("document.documentElement.scrollWidth === 390")

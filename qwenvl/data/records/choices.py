@@ -234,15 +234,20 @@ def is_option_column(name: str) -> bool:
 def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | None:
     """Options in columns of their own, A, B, ... or numbered ones, and the names of the columns. None: there are none.
 
+    Columns a, b, ... are options where the answer is a letter: they may be numbers of a sum, and "a" the answer itself.
+
     Raises:
         ValueError: a column between others is empty.
     """
-    texts = [_option_text(row.get(letter)) for letter in LETTERS[:8]]
+    lettered = LETTERS[:8]
+    if {"a", "b"} <= row.keys() and re.fullmatch("[A-Ha-h]", str(row.get("answer")).strip()):
+        lettered = lettered.lower()
+    texts = [_option_text(row.get(letter)) for letter in lettered]
     while texts and texts[-1] == "":
         texts.pop()
     if texts:
-        letters = LETTERS[: len(texts)]
-        return options_of({letter: row.get(letter) for letter in letters}, "/".join(letters)), tuple(letters)
+        letters = lettered[: len(texts)]
+        return options_of({letter.upper(): row.get(letter) for letter in letters}, "/".join(letters)), tuple(letters)
     families: dict[str, dict[str, str]] = {}  # columns by their ends, by what stands before the end
     for column in row:
         found = _OPTION_COLUMN.fullmatch(column)

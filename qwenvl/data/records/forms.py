@@ -47,6 +47,7 @@ from qwenvl.data.records.keys import (
     medium_in,
     unread_keys,
 )
+from qwenvl.rewards.functions.text import solution_of
 from qwenvl.types import Hint, Message, Role
 
 MAIN_KEYS = "`conversations`, `messages` or `prompt`"
@@ -386,6 +387,13 @@ def _solution(row: dict[str, Any], where: str, messages: list[Message], place: s
         value = row["reward_model"].get("ground_truth")
     if last is not None and (value is None or "conversations" in row):
         where = f"{place}[{len(messages)}]"
+        own = row.get("solution")
+        if isinstance(own, str) and solution_of(own) != solution_of(last):
+            raise RecordError(
+                f"{where}: the last turn is another solution than `solution`, {kind_of(last)} and {kind_of(own)}; "
+                "keep one of the two",
+                "solution",
+            )
         value = last
     if value is None:
         value = row.get("answer")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from qwenvl.rewards.functions.actions import action_numbers, names_in
+from qwenvl.rewards.functions.actions import action_numbers, named_actions, names_in, steps_of_list
 from qwenvl.rewards.functions.text import first_block, normalized, solution_of
+from qwenvl.timeline import timeline_in
 from qwenvl.types import Hint, Record
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
@@ -15,7 +16,7 @@ _SHOWS_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|[a-z]|number|index|step)\s*\)|numb
 
 
 def solution_hints(record: Record) -> Iterator[Hint]:
-    """Hints about a record whose prompt lists steps, and whose solution has their numbers.
+    """Hints about a record whose prompt lists steps, and whose solution has their numbers or names.
 
     Example:
         >>> from qwenvl.types import Message
@@ -26,7 +27,15 @@ def solution_hints(record: Record) -> Iterator[Hint]:
     listed = names_in(record.messages[-1].text)
     solution = solution_of(record.solution)
     numbers = action_numbers(solution)
-    if not listed or not numbers:
+    if not listed:
+        return
+    if not numbers:
+        if _names_steps_and_more(solution, {normalized(name): number for number, name in listed.items()}):
+            yield Hint(
+                "solution not in the list",
+                "the solution names a step of the prompt's list, and more that is none: an answer by numbers, "
+                "(2) insert the fan, is wrong; write it so, or the names of the list alone",
+            )
         return
     if not set(numbers) <= listed.keys():
         yield Hint(
@@ -45,6 +54,12 @@ def solution_hints(record: Record) -> Iterator[Hint]:
             f"the prompt shows the answer as <answer>{shown[-1].strip()[:60]}</answer>, and the solution has "
             "numbers of steps: names count to the letter at best; better ask for <answer>(1) ... (2) ...</answer>",
         )
+
+
+def _names_steps_and_more(solution: str, listed: Mapping[str, int]) -> bool:
+    """Whether a solution without numbers names a step of the list beside other text, and is no timeline."""
+    named, _ = named_actions(solution, listed)
+    return bool(named) and not steps_of_list(solution, listed) and not timeline_in(solution)
 
 
 def _has_another_name(solution: str, listed: Mapping[int, str]) -> bool:

@@ -15,6 +15,9 @@ _SEPARATOR = re.compile(r"[,;\n]")
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD_OF_A_NUMBER = re.compile(r"\s*(?:step|action)\s*", re.IGNORECASE)
 _ONE_OR_TWO = re.compile(r"[0-9]+,[0-9]+")
+_BETWEEN_NUMBERS = re.compile(r"[\s,;|&+/]+")
+_BARE_NUMBER = re.compile(r"[0-9]{1,9}")
+_WORDS_BESIDE_NUMBERS = frozenset(("", "and", "step", "steps", "action", "actions"))
 _LINE = re.compile(r"[ \t]*\(\s*([0-9]{1,9})\s*\)(.*)")
 _WORD_ENDS = r"(?:(?<![^\W_])|(?![^\W_]))"  # not between two letters or digits
 _BETWEEN = r"(?:[\s.:,;&\"'*\-=>\u2022\u2192]|[0-9]{1,3}[.)](?=\s)|\b(?:and|then|first|next|finally)\b)+"
@@ -50,7 +53,8 @@ def accuracy(
     It compares the set of ``(k)`` numbers in the first answer block with that of the solution. A solution without
     numbers is compared as a set of phrases: the text between commas, semicolons and new lines. The same set scores 1.
     So is one with a number behind a name, ``bolt (2)``, where the prompt has no list, unless the answer has numbers
-    alone. Without an answer block, or with no action in it, the score is 0.
+    alone. A solution that has bare numbers or names of the prompt's list and nothing else, ``2, 3``, means these
+    numbers to an answer with ``(k)`` numbers. Without an answer block, or with no action in it, the score is 0.
 
     An answer without any number is read by the names of the prompt's list. The list is the lines of the last user
     turn that begin with ``(k)``. It must be unambiguous: no number and no name occurs twice. A name counts only to
@@ -72,7 +76,7 @@ def accuracy(
         named: frozenset[Any] = frozenset(action_phrases(answer or ""))
         unknown = 0
         if by_numbers(truth, answer or "", listed):
-            expected = frozenset(action_numbers(truth))
+            expected = frozenset(action_numbers(truth)) or steps_of_list(truth, listed)
             named, unknown = named_actions(answer or "", listed)
         scores.append(len(named & expected) / (len(named | expected) + unknown) if named and expected else 0.0)
     return scores
@@ -102,16 +106,36 @@ def check_actions(solution: str, fields: Mapping[str, Any] | None = None) -> str
 def by_numbers(truth: str, answer: str, listed: Mapping[str, int]) -> bool:
     """Whether an answer is compared with a solution by ``(k)`` numbers, and not by phrases.
 
-    Without a list a number behind a name is a part of it: "bolt (2)" and "nut (2)" are two labels.
+    Without a list a number behind a name is a part of it: "bolt (2)" and "nut (2)" are two labels. With one a solution
+    may name its steps otherwise, see ``steps_of_list``, than the answer does.
 
     Example:
         >>> by_numbers("bolt (2)", "nut (2)", {}), by_numbers("bolt (2)", "(2)", {}), by_numbers("(2) nut", "nut", {})
         (False, True, True)
     """
     if not action_numbers(truth):
-        return False
+        return bool(action_numbers(answer)) and bool(steps_of_list(truth, listed))
     has_numbers_alone = bool(action_numbers(answer)) and not _LETTER.search(answer)
     return bool(listed) or has_numbers_alone or not has_number_behind(truth)
+
+
+def steps_of_list(text: str, listed: Mapping[str, int]) -> frozenset[int]:
+    """The numbers of the steps that a solution without ``(k)`` numbers names: by names of the list, or by bare numbers.
+
+    Empty where anything else stands in it.
+
+    Example:
+        >>> steps = {"insert the fan": 1, "fasten the screw": 2}
+        >>> sorted(steps_of_list("steps 1 and 2", steps)), sorted(steps_of_list("fasten the screw", steps))
+        ([1, 2], [2])
+    """
+    words = [word.rstrip(".)") for word in _BETWEEN_NUMBERS.split(text.casefold())]
+    words = [word for word in words if word not in _WORDS_BESIDE_NUMBERS]
+    if words and all(map(_BARE_NUMBER.fullmatch, words)):
+        numbers = frozenset(map(int, words))
+        return numbers if numbers <= set(listed.values()) else frozenset()
+    named, unknown = named_actions(text, listed)
+    return frozenset() if unknown else named
 
 
 def has_number_behind(text: str) -> bool:

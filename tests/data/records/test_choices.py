@@ -238,6 +238,14 @@ def test_options_are_read_from_numbered_and_lettered_columns(columns, answer, le
     assert record.unread == ()
 
 
+def test_columns_of_small_letters_are_options_where_the_answer_is_a_letter():
+    row = {"a": "red", "b": "green", "c": ""}
+    for answer in ("B", "b "):
+        assert option_columns(row | {"answer": answer}) == (options_of({"A": "red", "B": "green"}), ("a", "b"))
+    assert option_columns(row | {"answer": "7"}) is None  # the sum of a and b
+    assert option_columns({"a": "red", "answer": "a"}) is None
+
+
 def test_columns_with_gaps_are_no_options_and_empty_ones_are_refused():
     assert option_columns({"a1": "x", "a3": "y", "option": "z", "answer": "q"}) is None
     assert option_columns({"option1": "", "option2": None, "answer": "q"}) is None

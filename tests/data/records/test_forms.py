@@ -111,6 +111,13 @@ class TestMessages:
         draft = draft_of({"messages": turns, "solution": 2}, "d")
         assert (draft.messages, draft.solution) == ([Message("user", "1 + 1?")], "2")
 
+    def test_the_last_turn_of_conversations_and_a_solution_say_the_same(self):
+        turns = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "<think>x</think><answer>2</answer>"}]
+        draft = draft_of({"conversations": turns, "solution": " 2"}, "d")
+        assert draft.solution == "<think>x</think><answer>2</answer>"
+        with pytest.raises(RecordError, match=r"d.conversations\[1\]: the last turn is another solution than"):
+            draft_of({"conversations": turns, "solution": "3"}, "d")
+
 
 class TestPrompt:
     def test_the_ground_truth_of_a_reward_model_is_the_solution(self):

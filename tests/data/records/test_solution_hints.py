@@ -20,6 +20,9 @@ def hints(solution, asked=LISTED):
         "<answer>(1) take the lid (2) hold it, and turn</answer>",
         "(2) Hold it; (1): Take the lid.",
         "0.0-3.5 (1) take the lid\n3.5-7.0 (2)",
+        "0.0-3.5 take the lid",
+        "take the lid, hold it, and turn",
+        "1, 2",
         "yes",
         "3",
     ],
@@ -33,6 +36,7 @@ def test_a_solution_of_the_list_has_no_hint(solution):
     [
         ("(4) fly", "the solution has a number that is not in the prompt's list"),
         ("(2) take the lid", "the solution gives a number another name than the prompt's list"),
+        ("take the lid because it fits", "the solution names a step of the prompt's list, and more that is none"),
         ("0.0-3.5 (1) turn\n3.5-7.0 (2)", "the solution gives a number another name"),
     ],
 )

@@ -183,6 +183,27 @@ def test_an_answer_without_numbers_is_read_by_the_names_of_the_list(answer, solu
         assert value_of("accuracy", answer, solution) == 0.0, "no prompt, no list"
 
 
+@pytest.mark.parametrize(
+    ("answer", "solution", "score"),
+    [
+        ("(1) insert the fan (3) hold the lid", "1, 3", 1.0),
+        ("(1)", "1 and 3", 1 / 2),
+        ("(1) (3)", "Steps 1; 3.", 1.0),
+        ("(1) (2)", "insert the fan, insert the fan cable", 1.0),
+        ("(3) hold the lid, and turn it", "Hold the lid, and turn it", 1.0),
+        ("(2)", "1", 0.0),
+        ("1, 3", "1, 3", 1.0),  # as phrases
+        ("insert the fan", "insert the fan, wait", 1 / 2),
+        ("(1)", "insert the fan, wait", 0.0),  # and this solution has a hint
+        ("(1)", "1.5", 0.0),
+        ("(5)", "5", 0.0),  # no number of the list: a count, for all that is known
+    ],
+)
+def test_a_solution_by_bare_numbers_or_names_of_the_list_is_that_of_answers_by_number(answer, solution, score):
+    prompt = [{"role": "user", "content": LISTED}]
+    assert value_of("accuracy", answer, solution, prompts=prompt) == pytest.approx(score)
+
+
 def test_an_ambiguous_list_of_steps_names_no_step():
     for prompt in ("(1) a\n(1) b", "(1) a\n(2) A.", "(1) a\n(2)", "(1) a (2) b\n(3) c", "(1) a", "which?"):
         assert list_of([{"role": "user", "content": prompt}]) == {}

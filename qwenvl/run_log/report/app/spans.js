@@ -531,7 +531,19 @@ class SpanEditor {
   // Give an edge of the chosen span the second at which the clip stands.
   edgeHere(part) {
     if (!this.player || !this.chosen) return;
-    this.moveBy(this.chosen, part, { ...this.chosen, [part]: this.player.currentTime }, 0);
+    const span = this.chosen;
+    const long = span.end - span.start;
+    let { start, end } = span;
+    if (part === "start") {
+      start = Math.min(this.rounded(this.player.currentTime), this.length - this.grain);
+      // An edge that passes the other one takes it along.
+      if (start >= end) end = Math.min(this.length, start + Math.max(long, this.grain));
+    } else {
+      end = Math.min(this.length, Math.max(this.rounded(this.player.currentTime), this.grain));
+      if (end <= start) start = Math.max(0, end - Math.max(long, this.grain));
+    }
+    const exact = (value) => Number(value.toFixed(3));
+    this.change(span, { start: exact(start), end: exact(end) }, exact(part === "start" ? start : end));
   }
 
   seek(time) {
