@@ -106,7 +106,7 @@ class Page:
         return found
 
     def press(self, key: str, modifiers: int = 0, repeats: int = 0) -> None:
-        """Type one character or named key. Modifiers, added up: 2 Ctrl, 8 Shift.
+        """Type one character or named key. Modifiers, added up: 1 Alt, 2 Ctrl, 8 Shift.
 
         Args:
             repeats: of the key while it is held, 0.03 seconds apart.

@@ -308,6 +308,8 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         expected = f"; expected files such as {Path(clips[0]).stem}.txt" if path.is_dir() else ""
         raise RecordError(f"{path}: no label of a clip in it{expected}")
     rows = [each for each in labelled if isinstance(each, spans.LabelledSpan)]
+    if args.label_fps is not None and rows and not any(each.in_frames for each in rows):
+        raise ValueError(f"--label_fps has no effect: the spans of {path} are in seconds; leave it out")
     from_elsewhere = is_export or path.is_dir() or any(is_absolute(each.clip) for each in rows)
     of_one_folder = _OneFolder.of(root, labelled, named)
     listed = spans.steps_in(labelled, background) if steps is None else steps

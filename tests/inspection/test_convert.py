@@ -85,7 +85,7 @@ ROWS_FOR_REWARDS = [
     {"prompt": "text alone", "solution": "1", "meta": {"station": "A"}},
     {"prompt": "text alone", "completion": [{"role": "assistant", "content": "said"}]},
     {"messages": [{"role": "user", "content": "q"}], "prompt": "left over", "solution": "1", "completion": "c"},
-    {"conversations": [{"from": "human", "value": "q"}], "completion": "c", "solution": "overruled"},
+    {"conversations": [{"from": "human", "value": "q"}], "completion": "c", "solution": "c"},
     {"prompt": "q", "system": [{"type": "text", "text": "Be brief."}], "solution": "1", "system_prompt": ""},
     {"prompt": "q", "system": "Be brief.", "reward_model": {"ground_truth": "1", "style": "rule"}},
     {**CLIP, "frame_cnts": [14, 11], "dynamic_sample": True, "min_frames": 2, "max_frames": 4},

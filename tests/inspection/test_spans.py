@@ -302,6 +302,11 @@ def test_spans_of_one_step_that_overlap_are_named(folder, capsys):
         ({"s.csv": "clip,step,start,end\na,turn 2-3 times,0,1\n"}, [], "s.csv: step 1, 'turn 2-3 times'"),
         ({"s.csv": "clip,step,start,end,id\na,lid,0,1,3\n"}, [], "the column 'id' has another meaning"),
         ({"s.csv": "clip,answer\na,1\n"}, ["--steps", "steps.txt", "--label_fps", "5"], "--label_fps has no effect"),
+        (
+            {"s.csv": "clip,step,start,end\na,lid,0,1\n"},
+            ["--label_fps", "5"],
+            "--label_fps has no effect: the spans of s.csv are in seconds",
+        ),
         ({"s.csv": "clip,step,start,end\na,lid,0,1\n"}, ["--label_fps", "0"], "--label_fps must be above 0"),
         ({"s.csv/x.txt": "lid\n"}, [], "no label of a clip in it; expected files such as a.txt"),
         ({"s.csv/a.txt": "lid\n\nlid\n"}, [], "a.txt:2: expected a label for each frame"),

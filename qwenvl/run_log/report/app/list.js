@@ -298,7 +298,9 @@ class List {
       if (event.key === "Escape") event.target.blur();
       return;
     }
-    if (event.ctrlKey || event.metaKey || event.altKey || !this.index) return;
+    // On German keyboards [ and ] are typed with AltGr or Option, which browsers call Alt, with or without Ctrl.
+    const isBracket = event.altKey && ["[", "]"].includes(event.key);
+    if (event.metaKey || ((event.ctrlKey || event.altKey) && !isBracket) || !this.index) return;
     if (event.repeat && event.key === "Enter" && event.target.closest("button")) {
       event.preventDefault(); // Enter that is held would press the button again and again
       return;
