@@ -165,8 +165,8 @@ def _check_observation(cells: Mapping[str, str], where: str) -> None:
     offset = cells.get("Time offset (s)", "0")
     if re.search("[1-9]", offset):
         raise RecordError(
-            f"{where}: is of an observation with a time offset of {offset} s, which its times have too; export it "
-            "without"
+            f"{where}: is of an observation with a time offset of {offset} s, which is part of its times; set it to 0 "
+            "in BORIS and export the table again"
         )
 
 
