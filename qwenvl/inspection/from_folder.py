@@ -313,13 +313,15 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     from_elsewhere = is_export or path.is_dir() or any(is_absolute(each.clip) for each in rows)
     of_one_folder = _OneFolder.of(root, labelled, named)
     listed = spans.steps_in(labelled, background) if steps is None else steps
+    no_steps = frozenset(label.strip().casefold() for label in background)
+    _check_no_background(listed, no_steps, str(args.steps))
     spans.check_names(listed, str(path) if steps is None else str(args.steps))
     reader = spans.SpanReader(
         root=root,
         number_of=lambda label: number_of(listed, label),
         clip_of=of_one_folder.clip if from_elsewhere else lambda name: clip_of_cell(name, named),
         names=listed,
-        background=frozenset(label.strip().casefold() for label in background),
+        background=no_steps,
         label_fps=args.label_fps,
     )
     timelines = reader.timelines(iter(labelled))
@@ -350,6 +352,16 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         differing=reader.differing,
         other_kinds=other_kinds,
     )
+
+
+def _check_no_background(steps: Steps, background: Collection[str], where: str) -> None:
+    """Check that no step is left out as background. ValueError: one is."""
+    for name in steps:
+        if name.casefold() in background:
+            raise ValueError(
+                f"{where}: {name!r} is a step, and spans of this name are background; leave it out of the steps, or "
+                "give --background other names"
+            )
 
 
 def _labelled_spans(

@@ -108,10 +108,10 @@ def _span_regions(annotation: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]
 
 def _clips_of(data: Mapping[str, Any]) -> set[str]:
     """The clips of a task by their paths."""
-    if isinstance(data.get("video"), str):
-        return {_clip_path(data["video"])}
     paths = [_clip_path(value) for value in data.values() if isinstance(value, str) and "." in value]
     clips = {path for path in paths if Path(path).suffix.lower() in VIDEO_SUFFIXES}
+    if isinstance(data.get("video"), str):
+        clips.add(_clip_path(data["video"]))  # whatever its ending
     return clips or set(paths[:1])
 
 

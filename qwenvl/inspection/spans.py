@@ -16,6 +16,7 @@ from qwenvl.data.records.text import text_rows, whole_text
 from qwenvl.data.records.timelines import span_between
 from qwenvl.failure import counted
 from qwenvl.files import plain_file
+from qwenvl.inspection.clips import composed
 from qwenvl.inspection.label_columns import column_names, named_cells
 from qwenvl.timeline import TimedStep, plain_name, time_text, timeline_in, written_timeline
 
@@ -35,6 +36,8 @@ _FRAME_LINE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})[\s,]+(\S.*)")
 _SECOND = r"([0-9]{1,9}(?:\.[0-9]+)?)"
 _TIME_LINE = re.compile(rf"{_SECOND}\s+{_SECOND}\s+(\S.*)")
 _COMMA_TIME_LINE = re.compile(rf"{_SECOND}\s*,\s*{_SECOND}\s*,\s*(?![0-9]+\s*,)(\S.*)")
+# Of "0,0.5,1.5,take" the first number is an index. "2 screws" is a label.
+_THIRD_NUMBER = re.compile(r"[0-9]+\.[0-9]+[\s,]|[0-9]+\s*,")
 _NUMBERED_LINE = re.compile(r"([0-9]{1,9})(?:\s|[,;:])\s*\S")
 _TWO_NUMBERS = re.compile(r"[0-9][0-9.]*[\s,]+[0-9]")
 
@@ -114,6 +117,7 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
         columns: maps names of the file to these names.
     """
     names = column_names(path, columns, _KNOWN)
+    has_seconds = not set(SECONDS).isdisjoint(names.values())
     rows = text_rows(plain_file(path))
     for number in range(rows.length):
         try:
@@ -122,8 +126,8 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
             if not cells:
                 continue
             _check_observation(cells, row.where)
-            edges = SECONDS if cells.keys() & set(SECONDS) else FRAMES
-            if edges == SECONDS and cells.keys() & set(FRAMES):
+            edges = FRAMES if cells.keys() & set(FRAMES) or not has_seconds else SECONDS
+            if cells.keys() & set(SECONDS) and cells.keys() & set(FRAMES):
                 raise RecordError(f"{row.where}: has a span in seconds and one in frames; leave the columns of one out")
             missing = [name for name in ("clip", "step", *edges) if name not in cells]
             if missing:
@@ -245,6 +249,8 @@ def _line_spans(
         found = form.fullmatch(line)
         if found is None:
             yield RecordError(f"{path}:{number}: expected a span like that of line 1, {lines[0]!r}, got {line!r}")
+        elif form is not _FRAME_LINE and _THIRD_NUMBER.match(found[3]):
+            yield RecordError(f"{path}:{number}: expected start, end and label, got three numbers in front, {line!r}")
         elif form is _FRAME_LINE:
             yield LabelledSpan(
                 where=f"{path}:{number}",
@@ -378,6 +384,9 @@ class SpanReader:
                 problems.append(f"{each.where}: a span begins before the first frame of the clip, which is number 1")
                 continue
             if each.step.casefold() in self.background:
+                if each.in_frames and times.is_far_beyond(each.end):
+                    problems.append(f"{each.where}: {times.beyond(each.end)}")
+                    continue
                 self.left_out[each.step] += 1
                 continue
             try:
@@ -438,8 +447,21 @@ class FrameTimes:
         # Labels of public sets are often a frame or two longer than what decoders show.
         if frame <= len(self.times) + SPARE_FRAMES:
             return self.duration
-        raise ValueError(
-            f"frame {frame:,} is beyond the clip, which has {len(self.times):,} in {time_text(self.duration)} s; "
+        raise ValueError(self.beyond(frame))
+
+    @property
+    def frames(self) -> int:
+        """The frames that labels can count."""
+        return len(self.times) if self.label_fps is None else int(self.duration * self.label_fps)
+
+    def is_far_beyond(self, frame: int) -> bool:
+        """Whether a frame lies so far beyond the clip that labels must have another rate, background too."""
+        return frame - self.frames > max(SPARE_FRAMES, MISSING_SHARE * self.frames)
+
+    def beyond(self, frame: int) -> str:
+        """A sentence about a frame beyond the clip."""
+        return (
+            f"frame {frame:,} is beyond the clip, which has {self.frames:,} in {time_text(self.duration)} s; "
             "--label_fps says how many frames of the labels are a second"
         )
 
@@ -462,11 +484,8 @@ class FrameTimes:
         """
         if labels is None:
             return None
-        frames = len(self.times)
-        counted_at = ""
-        if self.label_fps is not None:
-            frames = int(self.duration * self.label_fps)
-            counted_at = f" at --label_fps {self.label_fps:g}"
+        frames = self.frames
+        counted_at = "" if self.label_fps is None else f" at --label_fps {self.label_fps:g}"
         if frames - labels <= MISSING_SHARE * frames:
             return None
         rate = labels / self.duration
@@ -507,7 +526,7 @@ def steps_in(labelled: Sequence[LabelledSpan | RecordError], background: Sequenc
     for each in labelled:
         if isinstance(each, RecordError) or each.step.casefold() in without:
             continue
-        name = " ".join(each.step.replace("_", " ").split())
+        name = composed(" ".join(each.step.replace("_", " ").split()))
         if re.fullmatch(r"\(?[0-9]+(?:[.,][0-9]+)?\)?", name):
             raise RecordError(f"{each.where}: {each.step!r} is a number; give the names of the steps by --steps FILE")
         if re.search(r"[<;]|\(\s*[0-9]+\s*\)", name):

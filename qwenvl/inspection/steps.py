@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.records.text import whole_text
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.actions import action_numbers
-from qwenvl.rewards.functions.text import normalized
+from qwenvl.rewards.functions.text import normalized, unified
 
 _NUMBERED = re.compile(r"(?:step\s*)?\(?\s*([0-9]{1,4})\s*(?:[).:\s]+(.*))?", re.DOTALL | re.IGNORECASE)
 _NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
@@ -39,7 +40,7 @@ def read_steps(path: Path) -> Steps:
     Raises:
         RecordError: another numbering, a step that two lines name, or none.
     """
-    lines = [_NUMBER_WITH_TAB.sub(r"\1. ", line, count=1) for line in whole_text(path).splitlines()]
+    lines = [_NUMBER_WITH_TAB.sub(r"\1. ", line, count=1) for line in re.split("\r\n?|\n", whole_text(path))]
     lines = [" ".join(line.split()).rstrip(" ,;") for line in lines if line.strip(" \t,;")]
     if lines and re.match(r"[{]|\[(?!\s*[0-9]+\s*\])", lines[0]):  # JSON, and not [1] take
         raise RecordError(f"{path}: expected a step a line, as plain text, got {lines[0]!r}")
@@ -49,6 +50,7 @@ def read_steps(path: Path) -> Steps:
     if 0 < len(headings) < len(lines):  # where all lines end with a colon, none is one
         raise RecordError(f"{path}: {headings[0]!r} seems to be a heading or a comment; leave it out")
     found = _numbering(lines)
+    numbered_line = _numbered_line(lines)
     if any(found):
         names = []
         for number, (line, match) in enumerate(zip(lines, found, strict=True), start=1):
@@ -57,8 +59,9 @@ def read_steps(path: Path) -> Steps:
                 raise RecordError(f"{path}: expected step {number}, got {line!r}; {advice}")
             names.append(match[2])
         lines = names
-    elif _counts(lines):
-        raise RecordError(f"{path}: the lines seem to be numbered, as in {lines[0]!r}; write '(1) name', or no numbers")
+    elif numbered_line is not None:
+        advice = "write '(1) name', or no numbers"
+        raise RecordError(f"{path}: lines seem to be numbered, as in {numbered_line!r}; {advice}")
     if not lines:
         raise RecordError(f"{path}: expected at least one step")
     plain = list(map(_plain, lines))
@@ -75,11 +78,25 @@ def read_steps(path: Path) -> Steps:
     return lines
 
 
-def _counts(lines: Sequence[str]) -> bool:
-    """Whether all lines begin with the numbers from 0 or 1 on, in a notation that is not read: ``1_take``."""
-    found = [_FIRST_NUMBER.match(line) for line in lines]
-    numbers = [int(match[1]) for match in found if match is not None]
-    return len(lines) > 1 and numbers in (list(range(len(lines))), list(range(1, len(lines) + 1)))
+def _numbered_line(lines: Sequence[str]) -> str | None:
+    """The first line with a number, where lines begin with numbers that seem to count them. None: they do not.
+
+    Numbers in a notation that is not read, ``1_take``, or with a title, a note or a number that is typed twice between
+    them.
+    """
+    numbers: dict[int, int] = {}  # by the place of their lines, from 1
+    for place, line in enumerate(lines, start=1):
+        found = _FIRST_NUMBER.match(unicodedata.normalize("NFKC", line))  # which writes a 1 in a circle as 1
+        if found is not None:
+            numbers[place] = int(found[1])
+    in_order = list(numbers.values())
+    if len(set(in_order)) < 2:
+        return None
+    from_one = in_order[0] <= 1 and in_order == sorted(in_order)
+    at_their_place = sum(place == number for place, number in numbers.items())
+    if from_one or at_their_place >= max(2, len(lines) / 2):
+        return lines[min(numbers) - 1]
+    return None
 
 
 def _misread(name: str, own_number: int, plain: Sequence[str]) -> str | None:
@@ -147,6 +164,10 @@ def answer_in(steps: Steps, text: str) -> str:
                 items = split
                 break
     numbers = [number_of(steps, item) for item in items]
+    for i in range(1, len(items)):
+        are_bare = {_NUMBERS.fullmatch(item.strip(" ,;|")) is not None for item in items[i - 1 : i + 1]}
+        if numbers[i - 1] == numbers[i] and len(are_bare) > 1:
+            raise ValueError(f"{text!r}: a number beside its own name is one step or two: write '(2) name' for one")
     return " ".join(f"({number}) {steps[number - 1]}" for number in numbers)
 
 
@@ -168,7 +189,7 @@ def _number(steps: Steps, item: str) -> int | None:
 
 def _plain(name: str) -> str:
     """A name by which steps are compared: ``Insert_the-fan`` is ``insert the fan``."""
-    return normalized(re.sub(r"[\s_-]+", " ", name).strip(" ,;|"))
+    return normalized(unified(re.sub(r"[\s_-]+", " ", name).strip(" ,;|")))
 
 
 def number_of(steps: Steps, label: str) -> int:

@@ -285,6 +285,9 @@ def test_answers_come_out_in_one_form(written, numbers):
         ("1 0", "'0' is no step"),
         ("(2) take the lid", r"'\(2\) take the lid' is no step: .* or both that agree"),
         ("tak the lid", "did you mean take the lid"),
+        ("1, take the lid", "a number beside its own name"),
+        ("take the lid; 1", "a number beside its own name"),
+        ("2, 1, take the lid", "a number beside its own name"),
         *((text, "a sign stands between") for text in ("(1); take the lid", "(2), (1) , | pick-up", "(4);pick-up")),
         *((text, r"expected \(2\) in front of the name") for text in ("pick-up (1)", "take the lid (2), pick-up (1)")),
     ],
@@ -335,6 +338,8 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
         assert numbered(read_steps(path)) == "(1) take the lid\n(2) insert the fan", line
     path.write_text("2 bolts\nnuts\n4-pin plug\n")
     assert numbered(read_steps(path)) == "(1) 2 bolts\n(2) nuts\n(3) 4-pin plug"
+    path.write_text("take\x0bthe lid\r\nput\u2028it down")  # breaks within a line, as slides have them
+    assert numbered(read_steps(path)) == "(1) take the lid\n(2) put it down"
     path.write_text("station 1\nstation 2\n")
     assert numbered(read_steps(path)) == "(1) station 1\n(2) station 2"
     path.write_text("1.5 mm bolt\n2.0 mm nut\n")  # not the numbers of steps
@@ -351,8 +356,14 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
         *((line.format(1, "a") + "\n" + line.format(3, "b"), "expected step 2, got") for line in NUMBERED),
         *((line.format(0, "a") + "\n" + line.format(1, "b"), "expected step 1, got") for line in NUMBERED),
         ("id,name\n1,take the lid\n2,insert the fan", "expected step 1, got 'id,name'"),
-        *((f"{line.format(0)}a\n{line.format(1)}b", "the lines seem to be numbered, as in") for line in COUNTED),
-        *((f"{line.format(1)}a\n{line.format(2)}b", "the lines seem to be numbered, as in") for line in COUNTED),
+        *((f"{line.format(0)}a\n{line.format(1)}b", "lines seem to be numbered, as in") for line in COUNTED),
+        *((f"{line.format(1)}a\n{line.format(2)}b", "lines seem to be numbered, as in") for line in COUNTED),
+        ("Pump assembly\n1 take\n2 put\n3 turn", "lines seem to be numbered, as in '1 take'"),
+        ("1 take\n1.1 hold\n2 put\n3 turn", "lines seem to be numbered, as in '1 take'"),
+        ("1 take\n2 put\n2 turn", "lines seem to be numbered, as in '1 take'"),
+        ("The lid\n1_take\n2_put", "lines seem to be numbered, as in '1_take'"),
+        ("take\n2 put\n3 turn", "lines seem to be numbered, as in '2 put'"),
+        ("List\n\u2460 take\n\u2461 put", "lines seem to be numbered, as in '\u2460 take'"),
         *((f"{line}\ntake\nlid", "seems to be a heading or a comment") for line in HEADINGS),
         ("take\n-----\nlid", "'-----' seems to be a heading or a comment"),
         ("take\nstep 2", "expected step 1, got 'take'"),

@@ -127,6 +127,8 @@ def test_a_task_has_one_clip(folder, capsys):
     assert "export.json[0]: has labels of several media; make tasks of one clip each" in refused(capsys, *argv)
     exported({"left": "a.mp4", "right": "b.mp4"}, {"result": result[:1]})
     assert "several media" in refused(capsys, *argv)
+    exported({"video": "a.mp4", "video2": "b.mp4"}, {"result": result[:1]})
+    assert "several media" in refused(capsys, *argv)
     exported({"text": "1.5 mm", "clip": "a.mp4", "poster": "a.jpg"}, {"result": result[:1]})
     run(capsys, *argv)
     assert solutions() == ["0.0-1.0 (1) insert fan"]

@@ -108,6 +108,18 @@ def test_a_label_file_at_another_rate_than_its_clip_is_refused(folder, capsys):
     assert solutions() == ["0.0-2.9 (1) insert fan"]
 
 
+@pytest.mark.parametrize("text", ["insert_fan\n" * 20 + "SIL\n" * 40, "1-20 insert_fan\n21-60 SIL\n"])
+def test_background_far_beyond_the_clip_is_of_another_rate(folder, capsys, text):
+    """The clip has 30 frames: read at its rate, all spans would be at wrong times."""
+    Path("labels").mkdir()
+    Path("labels/a.txt").write_text(text)
+    argv = ("--answers", "labels", "--steps", "steps.txt")
+    assert "frame 60 is beyond the clip, which has 30 in 3.0 s; --label_fps says" in refused(capsys, *argv)
+    assert "frame 60 is beyond the clip, which has 45" in refused(capsys, *argv, "--label_fps", "15")
+    run(capsys, *argv, "--label_fps", "20")
+    assert solutions() == ["0.0-1.0 (1) insert fan"]
+
+
 def test_labels_at_a_rate_of_their_own_cover_their_clip(folder, capsys):
     Path("labels").mkdir()
     Path("labels/a.txt").write_text("insert_fan\n" * 10)
@@ -121,6 +133,26 @@ def test_times_that_a_spreadsheet_may_have_made_minutes_are_named(folder, make_c
         Path("spans.csv").write_text(f"clip,step,start,end\na,take,00:01:00,{end}\n")
         out = run(capsys, "--answers", "spans.csv", "--overwrite")
         assert ("of 0:07 a spreadsheet makes 00:07:00" in out) is named
+
+
+def test_a_step_in_both_notations_of_its_letters_is_one(folder, capsys):
+    names = ["pr\u00fcfen", "pru\u0308fen"]
+    rows = [f"a,{name},{n},{n}.5\n" for n, name in enumerate(names)]
+    Path("spans.csv").write_text("clip,step,start,end\n" + "".join(rows))
+    run(capsys, "--answers", "spans.csv")
+    assert solutions() == ["0.0-0.5 (1) pr\u00fcfen\n1.0-1.5 (1) pr\u00fcfen"]
+    Path("steps.txt").write_text(names[1])
+    run(capsys, "--answers", "spans.csv", "--steps", "steps.txt", "--overwrite")
+    assert solutions()[0].count("(1)") == 2
+
+
+def test_a_step_that_is_background_is_refused(folder, capsys):
+    Path("steps.txt").write_text("SIL\ntake")
+    Path("spans.csv").write_text("clip,step,start,end\na,1,0,1\na,SIL,1,2\n")
+    argv = ("--answers", "spans.csv", "--steps", "steps.txt")
+    assert "steps.txt: 'SIL' is a step, and spans of this name are background" in refused(capsys, *argv)
+    run(capsys, *argv, "--background", "pause")
+    assert solutions() == ["0.0-1.0 (1) SIL\n1.0-2.0 (1) SIL"]
 
 
 def test_names_that_differ_in_signs_are_not_one_step(folder, capsys):
@@ -340,6 +372,13 @@ def test_label_files_with_decimal_commas_are_refused(folder, capsys, lines):
     Path("labels/a.txt").write_text(lines)
     problem = "labels/a.txt:1: expected start, end and label, with decimal points"
     assert problem in refused(capsys, "--answers", "labels")
+
+
+@pytest.mark.parametrize("line", ["0 0.5 1.5 take", "0,0.5,1.5,take", "0\t1\t2, take"])
+def test_an_index_in_front_of_spans_is_refused(folder, capsys, line):
+    Path("labels").mkdir()
+    Path("labels/a.txt").write_text(line)
+    assert "labels/a.txt:1: expected start, end and label, got three numbers" in refused(capsys, "--answers", "labels")
 
 
 @pytest.mark.parametrize("line", ["0.5 2 take", "0.5\t2.0\ttake", "0.5,2,take", "0.5, 2, take"])

@@ -257,8 +257,9 @@ def test_a_step_that_is_typed_is_a_number_or_a_name(timelines, browser, tmp_path
     for text in counts[:2]:
         with pytest.raises(RecordError, match="has a number that rewards would take"):
             read_timeline([{"step": text, "start": 0, "end": 1}], {}, "labels.json")
-    others = ("glue; press", "a <b>", "screws 1-4", "3 to 4", "from 2\u21923", "{x}", "frame 3", "Min", "分")
-    for text in (*others, *counts):
+    signs = ("glue; press", "a <b>", "screws 1-4", "3 to 4", "from 2\u21923", "{x}", "-")
+    units = ("frame 3", "Min", "分", "S-hook")
+    for text in (*signs, *units, *counts):
         typed(browser, 0, 0, text)
         assert browser.run("document.querySelector('.span-rows input:invalid') !== null"), text
         assert browser.run("report.list.editor.spans[0].number") == 7, text

@@ -137,6 +137,9 @@ def _named_options(given: Mapping[Any, Any], key: str) -> Options:
         empty = next(end for end in ends if not texts[end])
         raise ValueError(f"{key}: option {empty} is empty; leave it out and mend the answer")
     if not by_number:
+        lettered = [_LETTERED.match(text) for text in texts.values()]
+        if all(found and found[1].upper() == letter for found, letter in zip(lettered, texts, strict=True)):
+            return Options(dict(zip(texts, _behind(list(texts.values()), lettered), strict=True)))
         return Options(texts)
     numbers = tuple(map(int, ends))
     if numbers[0] > 1 or numbers != tuple(range(numbers[0], numbers[0] + len(numbers))):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from qwenvl.data.errors import kind_of
 from qwenvl.rewards.functions.actions import action_numbers, named_actions, names_in, steps_of_list
 from qwenvl.rewards.functions.text import first_block, normalized, solution_of
 from qwenvl.timeline import timeline_in
@@ -12,6 +13,7 @@ from qwenvl.types import Hint, Record
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _ENDS_A_NAME = re.compile(r"[,;\n(]")
+_ASKS_FOR_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|number|index|step)\s*\)", re.IGNORECASE)
 _SHOWS_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|[a-z]|number|index|step)\s*\)|number", re.IGNORECASE)
 
 
@@ -25,30 +27,14 @@ def solution_hints(record: Record) -> Iterator[Hint]:
         ["the solution has a number that is not in the prompt's list: no answer from the list is right"]
     """
     listed = names_in(record.messages[-1].text)
-    solution = solution_of(record.solution)
-    numbers = action_numbers(solution)
     if not listed:
         return
-    if not numbers:
-        if _names_steps_and_more(solution, {normalized(name): number for number, name in listed.items()}):
-            yield Hint(
-                "solution not in the list",
-                "the solution names a step of the prompt's list, and more that is none: an answer by numbers, "
-                "(2) insert the fan, is wrong; write it so, or the names of the list alone",
-            )
-        return
-    if not set(numbers) <= listed.keys():
-        yield Hint(
-            "solution not in the list",
-            "the solution has a number that is not in the prompt's list: no answer from the list is right",
-        )
-    elif _has_another_name(solution, listed):
-        yield Hint(
-            "solution not in the list",
-            "the solution gives a number another name than the prompt's list has for it: rewards compare the numbers",
-        )
+    solution = solution_of(record.solution)
     shown = [block for block in _answers_in(record) if block.strip(" .\u2026\n")]
-    if shown and not any(map(_SHOWS_A_NUMBER.search, shown)):
+    problem = _disagreement(solution, listed, asks_for_numbers=any(map(_ASKS_FOR_A_NUMBER.search, shown)))
+    if problem is not None:
+        yield Hint("solution not in the list", problem)
+    if action_numbers(solution) and shown and not any(map(_SHOWS_A_NUMBER.search, shown)):
         yield Hint(
             "form not asked for",
             f"the prompt shows the answer as <answer>{shown[-1].strip()[:60]}</answer>, and the solution has "
@@ -56,17 +42,43 @@ def solution_hints(record: Record) -> Iterator[Hint]:
         )
 
 
-def _names_steps_and_more(solution: str, listed: Mapping[str, int]) -> bool:
-    """Whether a solution without numbers names a step of the list beside other text, and is no timeline."""
-    named, _ = named_actions(solution, listed)
-    return bool(named) and not steps_of_list(solution, listed) and not timeline_in(solution)
+def _disagreement(solution: str, listed: Mapping[int, str], *, asks_for_numbers: bool) -> str | None:
+    """A sentence where a solution does not agree with the list of steps, else None.
+
+    Args:
+        asks_for_numbers: the prompt shows an answer such as ``(number) step``.
+    """
+    numbers = action_numbers(solution)
+    if not set(numbers) <= listed.keys():
+        return "the solution has a number that is not in the prompt's list: no answer from the list is right"
+    spans = timeline_in(solution, {name: number for number, name in listed.items()})
+    unlisted = [span.name for span in spans if span.number is None]
+    if unlisted:
+        return (
+            f"the solution names a step that is not in the prompt's list, {kind_of(unlisted[0])}: no answer from the "
+            "list is right there"
+        )
+    if numbers and _has_another_name(solution, listed):
+        return "the solution gives a number another name than the prompt's list has for it: rewards compare the numbers"
+    by_name = {normalized(name): number for number, name in listed.items()}
+    if numbers or spans or steps_of_list(solution, by_name):
+        return None
+    named, _ = named_actions(solution, by_name)
+    if named:
+        return (
+            "the solution names a step of the prompt's list, and more that is none: an answer by numbers, (2) insert "
+            "the fan, is wrong; write it so, or the names of the list alone"
+        )
+    if asks_for_numbers:
+        return "the prompt asks for numbers of its list, and the solution names no step of it: no such answer is right"
+    return None
 
 
 def _has_another_name(solution: str, listed: Mapping[int, str]) -> bool:
     """Whether text behind a number is not how the list calls it. A name may hold commas, and may be cut short."""
     for found in _NUMBER.finditer(solution):
         behind = normalized(solution[found.end() :])
-        part = normalized(_ENDS_A_NAME.split(solution[found.end() :].lstrip(), maxsplit=1)[0])
+        part = normalized(_ENDS_A_NAME.split(solution[found.end() :], maxsplit=1)[0])
         own = normalized(listed[int(found[1])])
         if not behind.startswith(own) and not own.startswith(part.strip(" :.-")):
             return True

@@ -238,6 +238,12 @@ def test_options_are_read_from_numbered_and_lettered_columns(columns, answer, le
     assert record.unread == ()
 
 
+def test_letters_in_front_of_lettered_options_are_taken_off():
+    for given in ({"A": "A. left", "B": "(b) right"}, {"A": "left", "B": "right"}):
+        assert options_of(given).texts == option_columns(given)[0].texts == {"A": "left", "B": "right"}
+    assert options_of({"A": "A. Smith", "B": "C. Jones"}).texts == {"A": "A. Smith", "B": "C. Jones"}
+
+
 def test_columns_of_small_letters_are_options_where_the_answer_is_a_letter():
     row = {"a": "red", "b": "green", "c": ""}
     for answer in ("B", "b "):

@@ -21,6 +21,7 @@ def hints(solution, asked=LISTED):
         "(2) Hold it; (1): Take the lid.",
         "0.0-3.5 (1) take the lid\n3.5-7.0 (2)",
         "0.0-3.5 take the lid",
+        "0-2 (1)\n2-3 (2)",
         "take the lid, hold it, and turn",
         "1, 2",
         "yes",
@@ -37,6 +38,8 @@ def test_a_solution_of_the_list_has_no_hint(solution):
         ("(4) fly", "the solution has a number that is not in the prompt's list"),
         ("(2) take the lid", "the solution gives a number another name than the prompt's list"),
         ("take the lid because it fits", "the solution names a step of the prompt's list, and more that is none"),
+        ("0-2 take lid\n2-3 hold it", "the solution names a step that is not in the prompt's list, string"),
+        ("0-2 (1); 2-3 hold", "the solution names a step that is not in the prompt's list, string"),
         ("0.0-3.5 (1) turn\n3.5-7.0 (2)", "the solution gives a number another name"),
     ],
 )
@@ -51,3 +54,12 @@ def test_a_prompt_that_shows_another_form_is_named():
     assert message.startswith("the prompt shows the answer as <answer>actions</answer>, and the solution has")
     for shown in ("(1) ... (2) ...", "...", "", "the numbers", "(number) name"):
         assert hints("(1)", asks.format(shown)) == []
+
+
+def test_a_prompt_that_asks_for_numbers_has_a_solution_with_steps_of_its_list():
+    asks = LISTED + "Answer as <answer>(number) step (number) step</answer>."
+    for solution in ("both", "take lid", "3"):
+        [message] = hints(solution, asks)
+        assert message.startswith("the prompt asks for numbers of its list, and the solution names no step of it")
+    for solution in ("1 2", "take the lid", "(2)"):
+        assert hints(solution, asks) == []

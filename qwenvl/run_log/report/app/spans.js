@@ -48,11 +48,11 @@ function typedStep(text) {
 const RANGE_IN_NAME = /\d\s*(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~\u301c]|\.{2,3}|(?:to|until|till)\b)\s*\d/i;
 // Behind the times of a span these are their units: "0.0-1.0 frame 3".
 const UNIT_FIRST =
-  /^(?:%|(?:ms|msecs?|milliseconds?|mins?|minutes?|hrs?|hours?|frames?)\b|[mh](?:$|[(:])|分|毫秒|小时|小時|時間)/i;
+  /^(?:%|(?:s|secs?|seconds?|ms|msecs?|milliseconds?|mins?|minutes?|hrs?|hours?|frames?)\b|[mh](?:$|[(:])|分|毫秒|小时|小時|時間)/i;
 
 // Why training would not read the name of a step, or nothing.
 function stepProblem(text) {
-  if (!text) return "expected the number or the name of a step";
+  if (!/[\p{L}\p{N}]/u.test(text)) return "expected the number or the name of a step";
   if (/[;<{}]/.test(text) || RANGE_IN_NAME.test(text)) return "a step can't hold ; < { } or a range such as 2-3";
   if (UNIT_FIRST.test(text)) return "a step can't begin with a unit of time: what is it that happens?";
   if (NUMBER_IN_NAME.test(text))
