@@ -42,6 +42,8 @@ _RANGE = re.compile(
     rf"(?!\w|[:.,][0-9]|['\u2032]\s{{0,4}}[0-9]|\s{{0,4}}{_DASH}\s{{0,4}}[0-9]|{_OTHER_UNIT})",
     re.IGNORECASE,
 )
+# How a name begins that would be taken for the unit of the time before it: "1.0-2.0 second screw".
+_LIKE_A_UNIT = re.compile(rf"(?:secs?|seconds?|s)\b|{_OTHER_UNIT}", re.IGNORECASE)
 _RANGE_IN_OTHER_UNITS = re.compile(
     rf"[0-9](?:{_UNIT}|{_OTHER_UNIT})\s{{0,4}}(?:{_DASH}|to\b|until\b|till\b)\s{{0,4}}[<\[]?[0-9][0-9:.]{{0,12}}{_OTHER_UNIT}",
     re.IGNORECASE,
@@ -105,7 +107,7 @@ def timeline_in(text: str, listed: Mapping[str, int] | None = None) -> list[Time
     if objects:
         found = [_from_object(each, listed) for each in objects]
     else:
-        found = [_from_entry(each, listed) for each in _entries(text)]
+        found = [_from_entry(each, listed) for each in _entries(_with_numbers(text, listed))]
     spans = [span for span in found if span is not None]
     # By start and then by end, and otherwise in the order of the text.
     return sorted(spans, key=lambda span: (span.start, span.end))
@@ -230,6 +232,16 @@ def _entries(text: str) -> Iterator[str]:
     for entry in re.split(r"[;\n]", text):
         several = len(_RANGE.findall(entry)) > 1
         yield from entry.split(",") if several else [entry]
+
+
+def _with_numbers(text: str, listed: Mapping[str, int]) -> str:
+    """A text in which listed names that are like units have their number in front where they follow a time."""
+    names = sorted(filter(_LIKE_A_UNIT.match, listed), key=len, reverse=True)
+    if not names:
+        return text
+    any_name = "|".join(re.escape(name).replace(r"\ ", r"\s{1,4}") for name in names)
+    behind_a_time = re.compile(rf"(?<=[0-9>\]])\s{{0,4}}({any_name})(?=\s{{0,4}}(?:[;,.\n]|\Z))", re.IGNORECASE)
+    return behind_a_time.sub(lambda found: f" ({listed[plain_name(found[1])]}) {found[1]}", text)
 
 
 def _from_entry(entry: str, listed: Mapping[str, int]) -> TimedStep | None:

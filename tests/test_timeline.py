@@ -69,6 +69,21 @@ def test_names_of_the_list_are_read_as_its_numbers():
     assert named_step("10 mm screw", {}) == (10, "mm screw"), "without a list it is a number and a name"
 
 
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("0.0-1.0 screw\n1.0-2.0 second screw", [1, 2]),
+        ("0-1 Frame  mounting, 1-2 screw; 2-3 s S-hook", [3, 1, 4]),
+        ("<1.0> to <2.0> second screw.", [2]),
+        ("1-2 seconds screw; 2-3 s second screw", [1, 2]),
+        ("1-2 (1) second screw; 3-4 second screws", [1, "screws"]),
+    ],
+)
+def test_a_name_of_the_list_that_begins_as_a_unit_is_read_whole(text, steps):
+    listed = {"screw": 1, "Second screw": 2, "frame mounting": 3, "s-hook": 4}
+    assert [span.step for span in timeline_in(text, listed)] == steps
+
+
 def test_spans_are_written_in_one_form_which_is_read_again():
     spans = [TimedStep(3.5, 7.25, 3), TimedStep(0, 3.5, 2, "insert the fan"), TimedStep(8, 9.0625, None, "lid")]
     text = written_timeline(spans)

@@ -57,7 +57,7 @@ MOST_VALUES = 200_000  # in the JSON of a request: each takes some 100 bytes of 
 MOST_PARTS = 2_000  # turns, and parts in them
 LONGEST_URL = 8_192  # characters of a path or an address; links in a path of millions of folders take hours to resolve
 LONGEST_ROLE = 20  # characters; it is kept while a request waits
-CHARACTERS_PER_TOKEN = 8  # no text that means something has more, and counting its tokens would take long
+BYTES_PER_TOKEN = 8  # no text that means something has more, and counting its tokens would take long
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, as JSON escapes it
 
 
@@ -128,14 +128,14 @@ class Parsed:
     Attributes:
         messages: a list of objects with role and content. Empty once a record is made of them, so that a request that
             waits holds no media.
-        characters: the length of all texts.
+        text_bytes: of all texts, in UTF-8. A smiley has four, and often as many tokens.
         has_media: whether reading it decodes anything.
         has_addresses: whether reading it waits for other machines.
     """
 
     messages: Sequence[Mapping[str, Any]]
     options: ChatOptions
-    characters: int
+    text_bytes: int
     has_media: bool
     has_addresses: bool
 
@@ -148,7 +148,7 @@ class Parsed:
         return cls(
             messages=messages,
             options=options,
-            characters=sum(len(text) for text in texts if isinstance(text, str)),
+            text_bytes=sum(len(text.encode()) for text in texts if isinstance(text, str)),
             has_media=any(_kind(part) in MEDIA for part in parts),
             has_addresses=any(is_address(str(_url(part))) for part in parts),
         )
@@ -293,9 +293,9 @@ class RequestReader:
 
     def check_length(self, parsed: Parsed) -> None:
         """Raise ApiError for texts that have more tokens than the model has positions."""
-        most = CHARACTERS_PER_TOKEN * self.positions
-        if parsed.characters > most:
-            message = f"messages: {parsed.characters:,} characters; expected at most {most:,}, as the model has "
+        most = BYTES_PER_TOKEN * self.positions
+        if parsed.text_bytes > most:
+            message = f"messages: {parsed.text_bytes:,} bytes of text; expected at most {most:,}, as the model has "
             raise ApiError(400, f"{message}{self.positions:,} positions")
 
     def record(

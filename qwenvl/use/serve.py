@@ -56,7 +56,7 @@ SHORTEST_LOOK = 0.01  # seconds: 0 would let the decoder take its time
 MOST_BODIES = 2 * 2**30  # bytes of the bodies that are being received or parsed
 LONG_ARRIVAL_SECONDS = 2.0  # a request that is received or fetched for longer gives way where others find no room
 MOST_PIXELS = 4 * 2**30  # bytes of the prompts that wait: more are not decoded before some of these are sampled
-LONG_TEXT = 50_000  # characters, whose tokens take a tenth of a second or more to find
+LONG_TEXT = 50_000  # bytes, whose tokens take a tenth of a second or more to find
 LONG_FORWARD = 4096  # tokens or patches: a layer takes so long that a GPU is waited for before the next one
 Some = TypeVar("Some")
 Read = Callable[[Callable[[int], None]], Awaitable[bytes]]
@@ -454,8 +454,8 @@ class ChatServer:
         """A request with its prompt."""
         while sum(media_bytes(each.batch) for each in self._waiting) > MOST_PIXELS:
             await _patiently(asyncio.sleep(SECONDS_BETWEEN_TRIES), patience, is_gone)
-        if parsed.characters > LONG_TEXT or not parsed.has_media:
-            readers = self._long_readers if parsed.characters > LONG_TEXT else self._parsers
+        if parsed.text_bytes > LONG_TEXT or not parsed.has_media:
+            readers = self._long_readers if parsed.text_bytes > LONG_TEXT else self._parsers
             making = readers.run(patience.client, self._made, record, parsed, folder, patience)
             return await _patiently(making, patience, is_gone)
         try:
@@ -503,7 +503,7 @@ class ChatServer:
         try:
             sample = self._loaded(record, folder, reading)
             patience.check()
-            if parsed.characters > LONG_TEXT:
+            if parsed.text_bytes > LONG_TEXT:
                 batch = self._long_collator([sample])["prompts"]
             else:
                 with self._collating:

@@ -165,8 +165,9 @@ def test_a_prompt_has_to_fit_the_positions_of_the_model(running, monkeypatch):
         running.ask(QUESTION, max_tokens=5)
     assert raised.value.code == "context_length_exceeded"
     monkeypatch.setattr(running.server.collator, "process", lambda *_: pytest.fail("it was tokenized"))
-    with pytest.raises(openai.BadRequestError, match="characters"):
-        running.ask("x" * (8 * (tokens + 4) + 1))
+    for text in ("x" * (8 * (tokens + 4) + 1), "🙂" * (2 * (tokens + 4) + 1)):
+        with pytest.raises(openai.BadRequestError, match="bytes of text"):
+            running.ask(text)
 
 
 def test_stop_strings_end_an_answer_without_a_look_at_the_vocabulary(running, monkeypatch):

@@ -20,7 +20,8 @@ _BARE_NUMBER = re.compile(r"[0-9]{1,9}")
 _WORDS_BESIDE_NUMBERS = frozenset(("", "and", "step", "steps", "action", "actions"))
 _LINE = re.compile(r"[ \t]*\(\s*([0-9]{1,9})\s*\)(.*)")
 _WORD_ENDS = r"(?:(?<![^\W_])|(?![^\W_]))"  # not between two letters or digits
-_BETWEEN = r"(?:[\s.:,;&\"'*\-=>\u2022\u2192]|[0-9]{1,3}[.)](?=\s)|\b(?:and|then|first|next|finally)\b)+"
+# One at a time: a name may begin as a separator does, "first screw".
+_BETWEEN = r"[\s.:,;&\"'*\-=>\u2022\u2192]|[0-9]{1,3}[.)](?=\s)|\b(?:and|then|first|next|finally)\b"
 _ENDS_A_PHRASE = frozenset(",;>\u2192")
 
 

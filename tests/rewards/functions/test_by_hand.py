@@ -184,6 +184,21 @@ def test_an_answer_without_numbers_is_read_by_the_names_of_the_list(answer, solu
 
 
 @pytest.mark.parametrize(
+    "answer",
+    [
+        "screw, first screw; and gate",
+        "First screw, 1. screw then and gate",
+        "1. first screw\n2. screw and and gate",
+    ],
+)
+def test_a_name_may_begin_as_what_stands_between_names_does(answer):
+    prompt = [{"role": "user", "content": "Which?\n(1) screw\n(2) first screw\n(3) and gate\n(4) 1. stage"}]
+    assert value_of("accuracy", answer, "(1) (2) (3)", prompts=prompt) == 1.0
+    assert value_of("accuracy", answer, "(1)", prompts=prompt) == pytest.approx(1 / 3)
+    assert value_of("accuracy", "1. 1. stage", "(4)", prompts=prompt) == 1.0
+
+
+@pytest.mark.parametrize(
     ("answer", "solution", "score"),
     [
         ("(1) insert the fan (3) hold the lid", "1, 3", 1.0),
