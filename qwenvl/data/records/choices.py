@@ -237,13 +237,14 @@ def is_option_column(name: str) -> bool:
 def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | None:
     """Options in columns of their own, A, B, ... or numbered ones, and the names of the columns. None: there are none.
 
-    Columns a, b, ... are options where the answer is a letter: they may be numbers of a sum, and "a" the answer itself.
+    Columns a, b, ... are options where the answer is a letter or one of their texts, and no number: they may be numbers
+    of a sum, and "a" the answer itself.
 
     Raises:
         ValueError: a column between others is empty.
     """
     lettered = LETTERS[:8]
-    if {"a", "b"} <= row.keys() and re.fullmatch("[A-Ha-h]", str(row.get("answer")).strip()):
+    if {"a", "b"} <= row.keys() and _names_an_option(row, lettered.lower()):
         lettered = lettered.lower()
     texts = [_option_text(row.get(letter)) for letter in lettered]
     while texts and texts[-1] == "":
@@ -277,6 +278,13 @@ def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | 
             options = Options(options.texts, tuple(range(first, first + len(options.texts))))
         return options, tuple(names)
     return None
+
+
+def _names_an_option(row: Mapping[str, Any], columns: str) -> bool:
+    """Whether the answer of a row is a letter, or the text of one of some columns and no number."""
+    answer = str(row.get("answer")).strip()
+    texts = [str(row.get(column)).strip() for column in columns]
+    return re.fullmatch("[A-Ha-h]", answer) is not None or (answer in texts and not re.match("[-+.]*[0-9]", answer))
 
 
 def _is_text_of_its_own(answer: Any) -> bool:

@@ -244,12 +244,14 @@ def test_letters_in_front_of_lettered_options_are_taken_off():
     assert options_of({"A": "A. Smith", "B": "C. Jones"}).texts == {"A": "A. Smith", "B": "C. Jones"}
 
 
-def test_columns_of_small_letters_are_options_where_the_answer_is_a_letter():
+def test_columns_of_small_letters_are_options_where_the_answer_is_one_of_them():
     row = {"a": "red", "b": "green", "c": ""}
-    for answer in ("B", "b "):
+    for answer in ("B", "b ", "green"):
         assert option_columns(row | {"answer": answer}) == (options_of({"A": "red", "B": "green"}), ("a", "b"))
-    assert option_columns(row | {"answer": "7"}) is None  # the sum of a and b
+    assert option_columns(row | {"answer": "blue"}) is None
+    assert option_columns({"a": "3", "b": "4", "answer": "4"}) is None  # the larger one of two numbers
     assert option_columns({"a": "red", "answer": "a"}) is None
+    assert option_columns({"a": None, "b": None, "answer": None}) is None
 
 
 def test_columns_with_gaps_are_no_options_and_empty_ones_are_refused():
