@@ -66,6 +66,8 @@ def read_steps(path: Path) -> Steps:
         raise RecordError(f"{path}: expected at least one step")
     plain = list(map(_plain, lines))
     for i, name in enumerate(lines):
+        if not plain[i]:
+            raise RecordError(f"{path}: step {i + 1} has no name")
         if action_numbers(name) or "<" in name:  # rewards would read the number as that of a step
             what = "(number) and < have a meaning in answers; leave them out"
             raise RecordError(f"{path}: step {i + 1}, {name!r}: {what}")

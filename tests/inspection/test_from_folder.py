@@ -369,6 +369,8 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
         ("take\nstep 2", "expected step 1, got 'take'"),
         ('["take", "lid"]', "expected a step a line, as plain text"),
         ("2 b\n1 a\n", "expected step 1, got '2 b'"),
+        ("1. take\n2.\n3. put", "steps.txt: step 2 has no name"),
+        ("step 1\nstep 2", "steps.txt: step 1 has no name"),
         ("a\nA.", "steps 1 and 2 have the same name"),
         ("a\nscrew (4) in", r"step 2, 'screw \(4\) in': \(number\) and <"),
         ("\n", "at least one step"),
