@@ -16,8 +16,8 @@ from qwenvl.rewards.functions.text import normalized, unified
 _NUMBERED = re.compile(r"(?:step\s*)?\(?\s*([0-9]{1,4})\s*(?:[).:\s]+(.*))?", re.DOTALL | re.IGNORECASE)
 _NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
 # "1. take", "(1) take", "1 - take" and "1,take", but not "4-pin" and "2.5 mm".
-_NUMBER_WITH_SIGN = re.compile(r"\(?\s*([0-9]{1,4})\s*(?:[).:,;=]+(?![0-9])|[\u2013-](?=\s))\s*(.*)")
-_NUMBER_WITH_WORD = re.compile(r"(?:step|#)\s*([0-9]{1,4})(?![0-9])\s*[).:,;=\u2013-]*\s*(.*)", re.IGNORECASE)
+_NUMBER_WITH_SIGN = re.compile(r"\(?\s*([0-9]{1,4})\s*(?:[).:,;=]+(?![0-9])|[\u2013\u2014-](?=\s))\s*(.*)")
+_NUMBER_WITH_WORD = re.compile(r"(?:step|#)\s*([0-9]{1,4})(?![0-9])\s*[).:,;=\u2013\u2014-]*\s*(.*)", re.IGNORECASE)
 _FIRST_NUMBER = re.compile(r"[\W_]*(?:step|s)?[\W_]*([0-9]{1,4})(?![0-9]|[.,][0-9])", re.IGNORECASE)
 # "# Steps", "// all", "Steps:", "-----" and "List of steps".
 _HEADING = re.compile(

@@ -311,7 +311,10 @@ def test_a_step_that_answers_could_not_name_is_refused(names, message, tmp_path)
         read_steps(tmp_path / "steps.txt")
 
 
-NUMBERED = ("Step {}: {}", "step {} {}", "{} - {}", "{},{}", "{}; {}", "#{} {}", "{}\t{}", "({}) {}", "{} {}", "{}={}")
+NUMBERED = (
+    *("Step {}: {}", "step {} {}", "{} - {}", "{} \u2014 {}", "{},{}", "{}; {}"),
+    *("#{} {}", "{}\t{}", "({}) {}", "{} {}", "{}={}"),
+)
 
 HEADINGS = ("# Steps", "Steps:", "// all", "=====", "Steps", "List of steps")
 COUNTED = ("[{}] ", "{}_", "{}| ", "S{} ", "Step_{}: ", "{}> ", "0{}_")
