@@ -51,6 +51,8 @@ _RANGE_IN_OTHER_UNITS = re.compile(
 # In front of a range: the minutes of "3 min 52 s - 335 s".
 _MINUTES_BEFORE = re.compile(rf"[0-9](?:{_OTHER_UNIT}|\s{{0,4}}[mh])[\s,]{{0,4}}(?:and\s{{1,4}})?\Z", re.IGNORECASE)
 _THIRD_TIME = re.compile(rf"[0-9]\s{{0,4}}{_DASH}\s{{0,4}}\Z")
+# What stands between commas, those within [0, 3.5] aside.
+_AT_COMMAS = re.compile(r"(?:\[[^\[\]]{0,60}\]|[^,])+")
 _NUMBER = re.compile(r"\(\s{0,4}([0-9]{1,9})\s{0,4}\)")
 # "2", "step 2", "#2", "2: insert the fan" and "2 insert the fan", but not "2.5 mm screw".
 _BARE_NUMBER = re.compile(
@@ -231,7 +233,7 @@ def named_step(text: str, listed: Mapping[str, int]) -> tuple[int | None, str]:
 def _entries(text: str) -> Iterator[str]:
     for entry in re.split(r"[;\n]", text):
         several = len(_RANGE.findall(entry)) > 1
-        yield from entry.split(",") if several else [entry]
+        yield from _AT_COMMAS.findall(entry) if several else [entry]
 
 
 def _with_numbers(text: str, listed: Mapping[str, int]) -> str:

@@ -77,6 +77,8 @@ def test_names_of_the_list_are_read_as_its_numbers():
         ("<1.0> to <2.0> second screw.", [2]),
         ("1-2 seconds screw; 2-3 s second screw", [1, 2]),
         ("1-2 (1) second screw; 3-4 second screws", [1, "screws"]),
+        ("[0, 3.5] second screw, [3.5, 7] (3)", [2, 3]),
+        ("(2) [0, 3.5], (3) [3.5, 7]", [2, 3]),
     ],
 )
 def test_a_name_of_the_list_that_begins_as_a_unit_is_read_whole(text, steps):

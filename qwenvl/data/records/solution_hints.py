@@ -1,4 +1,4 @@
-"""Hints about a solution by numbers of the prompt's list of steps, ``(1) take the lid``: do list and solution agree?"""
+"""Hints about a solution: does it agree with the prompt's list of steps, ``(1) take the lid``? Is a number plain?"""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from qwenvl.types import Hint, Record
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _ENDS_A_NAME = re.compile(r"[,;\n(]")
+# 2,375 may be a number of thousands, or have a decimal comma.
+_WITH_A_COMMA = re.compile(r"[-+]?[1-9][0-9]{0,2},[0-9]{3}")
 _ASKS_FOR_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|number|index|step)\s*\)", re.IGNORECASE)
 _SHOWS_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|[a-z]|number|index|step)\s*\)|number", re.IGNORECASE)
 
 
 def solution_hints(record: Record) -> Iterator[Hint]:
-    """Hints about a record whose prompt lists steps, and whose solution has their numbers or names.
+    """Hints about a solution that is a number with a comma, or does not agree with the prompt's list of steps.
 
     Example:
         >>> from qwenvl.types import Message
@@ -26,10 +28,16 @@ def solution_hints(record: Record) -> Iterator[Hint]:
         >>> [hint.message for hint in solution_hints(Record("0", (asked,), "(3)", (), (), (), {}, "d[0]"))]
         ["the solution has a number that is not in the prompt's list: no answer from the list is right"]
     """
+    solution = solution_of(record.solution)
+    if _WITH_A_COMMA.fullmatch(solution):
+        without = solution.replace(",", "")
+        yield Hint(
+            "comma in a number",
+            f"rewards for numbers read the solution {solution} as {without}; write it so, or with a decimal point",
+        )
     listed = names_in(record.messages[-1].text)
     if not listed:
         return
-    solution = solution_of(record.solution)
     shown = [block for block in _answers_in(record) if block.strip(" .\u2026\n")]
     problem = _disagreement(solution, listed, asks_for_numbers=any(map(_ASKS_FOR_A_NUMBER.search, shown)))
     if problem is not None:

@@ -183,11 +183,12 @@ Tolerance = Annotated[float, Argument("Error that is accepted, times the solutio
 # Nor is 2.5k, or 1.5 million.
 # Thousands may be set apart by commas; lengths are bounded so that a number is always one that can be computed with.
 _NUMBER = re.compile(
-    r"(?<![0-9.])[-+]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
+    r"(?<![0-9.])[-+]?(?:[1-9][0-9]{0,2}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
     r"(?:[eE][-+]?[0-9]{1,2})?(?!\.?[0-9]|[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e])"
     r"(?![kKMB]\b|\s?(?:hundred|thousand|million|billion)s?\b)"
 )
 
+_WITHOUT_A_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")  # .5
 _DASH = r"[-\u2010-\u2015\u2212]"
 # A dash in front of a number is a minus sign, however it is typed. In 3\u20135 it stands between numbers.
 _MINUS = re.compile(rf"(?<![\w.)]){_DASH}(?=[0-9])")
@@ -208,12 +209,15 @@ _OPERATIONS = {
 
 
 def numbers_in(text: str) -> list[Decimal]:
-    """The numbers of a text: ``-3``, with a dash as minus sign too, ``0.5``, ``1,000``, ``2e-3``. Not that of ``- 3``.
+    """The numbers of a text: ``-3``, with a dash as minus sign too, ``0.5``, ``.5``, ``1,000``, ``2e-3``.
+
+    Not that of ``- 3``, and two of ``0,125``.
 
     Example:
         >>> numbers_in("1,250 of 3.0 or -2")
         [Decimal('1250'), Decimal('3.0'), Decimal('-2')]
     """
+    text = _WITHOUT_A_ZERO.sub("0.", text)
     text = _UNCLEAR_MINUS.sub(_NO_NUMBER, _MINUS.sub("-", text))
     return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(text)]
 

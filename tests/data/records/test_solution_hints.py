@@ -63,3 +63,9 @@ def test_a_prompt_that_asks_for_numbers_has_a_solution_with_steps_of_its_list():
         assert message.startswith("the prompt asks for numbers of its list, and the solution names no step of it")
     for solution in ("1 2", "take the lid", "(2)"):
         assert hints(solution, asks) == []
+
+
+def test_a_number_that_may_have_a_decimal_comma_is_named():
+    [message] = hints("2,375", "How many metres?")
+    assert message.startswith("rewards for numbers read the solution 2,375 as 2375")
+    assert hints("2.375", "How many metres?") == hints("1,250,000", "How many?") == []
