@@ -153,17 +153,25 @@ def _without_names(texts: list[str]) -> Options:
     if all(found and found[1].upper() == letter for found, letter in zip(lettered, LETTERS, strict=False)):
         return Options(dict(zip(LETTERS, _behind(texts, lettered), strict=False)))
     letters = [found[1].upper() for found in lettered if found]
-    if sorted(letters) == list(LETTERS[: len(texts)]):
-        # Answers may mean the letters or the places, and the initials of names look the same.
+    # Answers may mean the letters or the places, where options were shuffled or one was taken out. Initials of names
+    # look the same, but few lists have only such that are near to A.
+    if len(letters) == len(texts) > 1 and max(letters) <= LETTERS[min(len(texts) - 1 + TAKEN_OUT, len(LETTERS) - 1)]:
         raise ValueError(
-            f"options: have the letters {', '.join(letters)} in this order; write them in the order of the letters, or "
-            'as an object such as {"A": "left", "B": "right"}'
+            f"options: have the letters {', '.join(letters)} in this order; write them in the order of the letters, "
+            'none left out, or as an object such as {"A": "left", "B": "right"}'
         )
     numbered = [_NUMBERED.match(text) for text in texts]
     numbers = [int(found[1]) for found in numbered if found]
     if numbers in (list(range(len(texts))), list(range(1, len(texts) + 1))):
         return Options(dict(zip(LETTERS, _behind(texts, numbered), strict=False)), tuple(numbers))
+    if len(numbers) == len(texts) and len(set(numbers)) > 1 and max(numbers) <= len(texts) + TAKEN_OUT:
+        raise ValueError(
+            f"options: have the numbers {', '.join(map(str, numbers))} in this order; number all of them from 0 or 1 on"
+        )
     return Options(dict(zip(LETTERS, texts, strict=False)))
+
+
+TAKEN_OUT = 2  # options of a list that may have lost some, so that its letters or numbers have gaps
 
 
 def _behind(texts: Iterable[str], found: Iterable[re.Match[str] | None]) -> list[str]:

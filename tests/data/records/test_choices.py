@@ -238,6 +238,26 @@ def test_options_are_read_from_numbered_and_lettered_columns(columns, answer, le
     assert record.unread == ()
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["A. fan", "C. lid", "D. bolt"],
+        ["B. fan", "C. lid", "D. bolt"],
+        ["A. fan", "B. lid", "B. bolt"],
+        ["1. fan", "3. lid", "4. bolt"],
+        ["(2) fan", "(1) lid"],
+    ],
+)
+def test_options_whose_letters_or_numbers_have_gaps_are_refused(texts):
+    with pytest.raises(ValueError, match=r"options: have the (letters|numbers) .* in this order"):
+        options_of(texts)
+
+
+def test_initials_of_names_and_places_are_texts():
+    for texts in (["J. Smith", "M. Jones"], ["1. FC K", "1. FC N"], ["3. May", "17. May"]):
+        assert list(options_of(texts).texts.values()) == texts
+
+
 def test_letters_in_front_of_lettered_options_are_taken_off():
     for given in ({"A": "A. left", "B": "(b) right"}, {"A": "left", "B": "right"}):
         assert options_of(given).texts == option_columns(given)[0].texts == {"A": "left", "B": "right"}
