@@ -21,8 +21,13 @@ _WORDS_BESIDE_NUMBERS = frozenset(("", "and", "step", "steps", "action", "action
 _LINE = re.compile(r"[ \t]*\(\s*([0-9]{1,9})\s*\)(.*)")
 _WORD_ENDS = r"(?:(?<![^\W_])|(?![^\W_]))"  # not between two letters or digits
 # One at a time: a name may begin as a separator does, "first screw".
-_BETWEEN = r"[\s.:,;&\"'*\-=>\u2022\u2192]|[0-9]{1,3}[.)](?=\s)|\b(?:and|then|first|next|finally)\b"
-_ENDS_A_PHRASE = frozenset(",;>\u2192")
+# Signs are listed: marks on letters, such as the vowel signs of Devanagari, are none.
+_SIGNS = (
+    r"[\s!-/:-@\[-^`{-~\u00a1\u00ab\u00b7\u00bb\u00bf"  # those of ASCII, but for _, and of Latin languages
+    r"\u2010-\u2027\u2030-\u205e\u2190-\u22ff\u2500-\u27bf\u3001-\u301f]"  # dashes, arrows, symbols, Chinese ones
+)
+_BETWEEN = rf"{_SIGNS}|[0-9]{{1,3}}[.)](?=\s)|\b(?:and|then|first|next|finally)\b"
+_ENDS_A_PHRASE = frozenset(",;>\u2192\u21d2|\u3001\u3002")
 
 
 def action_numbers(text: str) -> list[int]:
@@ -208,7 +213,7 @@ def named_actions(answer: str, listed: Mapping[str, int]) -> tuple[frozenset[int
     if numbers or not listed:
         return frozenset(numbers), 0
     names = "|".join(map(re.escape, sorted(listed, key=len, reverse=True)))
-    part = re.compile(rf"({names}){_WORD_ENDS}|({_BETWEEN})|\S[^\s,;]*")
+    part = re.compile(rf"({names}){_WORD_ENDS}|({_BETWEEN})|\S[^\s,;|\u3001\u3002]*")
     for line in answer.splitlines():
         in_unknown = False
         for name, between in part.findall(" ".join(line.casefold().split())):

@@ -165,6 +165,10 @@ def test_signs_behind_the_items_of_a_list_are_no_part_of_their_names(sign):
         ("1) insert the fan 2) insert the fan cable", "(1)(2)", 1.0),
         ("insert the fan -> insert the fan cable", "(1)(2)", 1.0),
         ("First insert the fan → finally insert the fan cable", "(1)(2)", 1.0),
+        *((f"insert the fan{sign}insert the fan cable", "(1)(2)", 1.0) for sign in (" \u2013 ", "/", "|", "\u3001")),
+        ('["insert the fan", "insert the fan cable"]', "(1)(2)", 1.0),
+        ("wait\u3001insert the fan", "(1)", 0.5),
+        ("insert the fan\u093e", "(1)", 1 / 2),  # a vowel sign is no sign between names
         ("1. wait\n2. insert the fan", "(1)", 0.5),
         ("wait → wait more → insert the fan", "(1)", 1 / 3),
         ("insert the fan cable", "(1)", 0.0),  # the longest name
