@@ -69,6 +69,10 @@ def _disagreement(solution: str, listed: Mapping[int, str], *, asks_for_numbers:
     if numbers and _has_another_name(solution, listed):
         return "the solution gives a number another name than the prompt's list has for it: rewards compare the numbers"
     by_name = {normalized(name): number for number, name in listed.items()}
+    if numbers and not spans:
+        named, _ = named_actions(_NUMBER.sub(";", solution), by_name)
+        if not named <= set(numbers):
+            return "the solution names a step of the prompt's list without its number: numbers alone count"
     if numbers or spans or steps_of_list(solution, by_name):
         return None
     named, _ = named_actions(solution, by_name)

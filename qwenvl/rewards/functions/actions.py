@@ -15,9 +15,9 @@ _SEPARATOR = re.compile(r"[,;\n]")
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD_OF_A_NUMBER = re.compile(r"\s*(?:step|action)\s*", re.IGNORECASE)
 _ONE_OR_TWO = re.compile(r"[0-9]+,[0-9]+")
-_BETWEEN_NUMBERS = re.compile(r"[\s,;|&+/]+")
+_BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>\[\]\u2192\u21d2\u3001]|[-=]>)+")
 _BARE_NUMBER = re.compile(r"[0-9]{1,9}")
-_WORDS_BESIDE_NUMBERS = frozenset(("", "and", "step", "steps", "action", "actions"))
+_WORDS_BESIDE_NUMBERS = frozenset(("", "and", "then", "step", "steps", "action", "actions"))
 _LINE = re.compile(r"[ \t]*\(\s*([0-9]{1,9})\s*\)(.*)")
 _WORD_ENDS = r"(?:(?<![^\W_])|(?![^\W_]))"  # not between two letters or digits
 # One at a time: a name may begin as a separator does, "first screw".

@@ -211,6 +211,9 @@ def test_a_name_may_begin_as_what_stands_between_names_does(answer):
         ("(1) insert the fan (3) hold the lid", "1, 3", 1.0),
         ("(1)", "1 and 3", 1 / 2),
         ("(1) (3)", "Steps 1; 3.", 1.0),
+        ("(1) (3)", "1 -> 3", 1.0),
+        ("(1) (3)", "[1, 3]", 1.0),
+        ("(1) (3)", "1-3", 0.0),  # 1 to 3, for all that is known
         ("(1) (2)", "insert the fan, insert the fan cable", 1.0),
         ("(3) hold the lid, and turn it", "Hold the lid, and turn it", 1.0),
         ("(2)", "1", 0.0),
