@@ -131,6 +131,7 @@ def test_the_demo_with_looks_runs_from_end_to_end(tmp_path):
     assert evaluation["controls"] == ["none", "no_look", "other_span", "evidence"] and evaluation["ended"]
 
 
+@pytest.mark.timeout(500)  # it warms a model up: a minute on quiet cores
 def test_the_demo_of_timelines_runs_from_end_to_end(tmp_path, monkeypatch):
     out = call(tmp_path / "out", "--timeline", "--steps", "1")
     assert "Best without looking: timeline_iou 0.185" in out and "F1@50" in out
