@@ -23,7 +23,8 @@ LONGEST_TIME = 1e7
 """Seconds that a time must stay below, a hundred days. Larger numbers are no times."""
 
 _SECONDS = r"(?:(?:([0-9]{1,3}):)?([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,30})?)"
-_UNIT = r"(?:\s{0,4}(?:s|secs?|seconds?)\b)?"
+_OF_SECONDS = r"\s{0,4}(?:s|secs?|seconds?)\b"
+_UNIT = rf"(?:{_OF_SECONDS})?"
 _TIME = re.compile(_SECONDS + _UNIT, re.IGNORECASE)
 # Times may stand in angle or square brackets, as Qwen3-VL shows them in its prompts: <3.5 seconds>.
 _BRACKETED_TIME = rf"[<\[]?\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}}[>\]]?"
@@ -43,7 +44,7 @@ _RANGE = re.compile(
     re.IGNORECASE,
 )
 # How a name begins that would be taken for the unit of the time before it: "1.0-2.0 second screw".
-_LIKE_A_UNIT = re.compile(rf"(?:secs?|seconds?|s)\b|{_OTHER_UNIT}", re.IGNORECASE)
+_LIKE_A_UNIT = re.compile(rf"{_OF_SECONDS}|{_OTHER_UNIT}", re.IGNORECASE)
 _RANGE_IN_OTHER_UNITS = re.compile(
     rf"[0-9](?:{_UNIT}|{_OTHER_UNIT})\s{{0,4}}(?:{_DASH}|to\b|until\b|till\b)\s{{0,4}}[<\[]?[0-9][0-9:.]{{0,12}}{_OTHER_UNIT}",
     re.IGNORECASE,
@@ -241,9 +242,15 @@ def _with_numbers(text: str, listed: Mapping[str, int]) -> str:
     names = sorted(filter(_LIKE_A_UNIT.match, listed), key=len, reverse=True)
     if not names:
         return text
+    # Names of single spaces and small letters, which the text may write otherwise. The longest comes first.
     any_name = "|".join(re.escape(name).replace(r"\ ", r"\s{1,4}") for name in names)
     behind_a_time = re.compile(rf"(?<=[0-9>\]])\s{{0,4}}({any_name})(?=\s{{0,4}}(?:[;,.\n]|\Z))", re.IGNORECASE)
-    return behind_a_time.sub(lambda found: f" ({listed[plain_name(found[1])]}) {found[1]}", text)
+
+    def with_number(found: re.Match[str]) -> str:
+        number = listed[plain_name(found[1])]
+        return f" ({number}) {found[1]}"
+
+    return behind_a_time.sub(with_number, text)
 
 
 def _from_entry(entry: str, listed: Mapping[str, int]) -> TimedStep | None:

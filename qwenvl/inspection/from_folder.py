@@ -303,7 +303,8 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     background = spans.BACKGROUND if args.background is None else args.background.split(",")
     if columns and (is_export or path.is_dir()):
         raise ValueError(f"--columns has no effect: {path} is no table; leave it out")
-    labelled, exports = _labelled_spans(path, clips, columns)
+    given = _given_labels(path, clips, columns)
+    labelled = given.labelled
     if not labelled:
         expected = f"; expected files such as {Path(clips[0]).stem}.txt" if path.is_dir() else ""
         raise RecordError(f"{path}: no label of a clip in it{expected}")
@@ -325,9 +326,6 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         label_fps=args.label_fps,
     )
     timelines = reader.timelines(iter(labelled))
-    other_kinds: Counter[str] = Counter()
-    for file in exports:  # whose form is known to be right by now
-        other_kinds += span_exports.kinds_left_out(file)
     counts: Counter[str] = Counter()
     for timeline in timelines.values():
         counts.update(f"({span.number}) {span.name}" for span in timeline.spans)
@@ -350,7 +348,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         unused=spans.files_without_clip(path, clips) if path.is_dir() else (),
         whole_minutes=spans.are_whole_minutes(labelled),
         differing=reader.differing,
-        other_kinds=other_kinds,
+        other_kinds=given.other_kinds,
     )
 
 
@@ -364,19 +362,19 @@ def _check_no_background(steps: Steps, background: Collection[str], where: str) 
             )
 
 
-def _labelled_spans(
-    path: Path, clips: Sequence[str], columns: Mapping[str, str]
-) -> tuple[list[spans.LabelledSpan | RecordError], list[Path]]:
-    """The spans of an export, of a folder of label files or of a table, and the exports that they come from."""
+def _given_labels(path: Path, clips: Sequence[str], columns: Mapping[str, str]) -> span_exports.Export:
+    """The labels with times of an export, of a folder of label files and exports of ELAN, or of a table."""
     if path.suffix.lower() in span_exports.SUFFIXES:
-        return list(span_exports.exported_spans(path)), [path]
+        return span_exports.read_export(path)
     if not path.is_dir():
-        return list(spans.table_spans(path, columns)), []
-    labelled = list(spans.folder_spans(path, clips))
-    exports = [file for file in sorted(path.rglob("*")) if file.suffix.lower() == ".eaf"]
-    for file in exports:
-        labelled += span_exports.elan_spans(file)
-    return labelled, exports
+        return span_exports.Export(list(spans.table_spans(path, columns)))
+    found = span_exports.Export(list(spans.folder_spans(path, clips)))
+    for file in sorted(path.rglob("*")):
+        if file.suffix.lower() == ".eaf":
+            export = span_exports.read_export(file)
+            found.labelled.extend(export.labelled)
+            found.other_kinds.update(export.other_kinds)
+    return found
 
 
 def _reserved(columns: Mapping[str, Any], more: Collection[str] = ()) -> str | None:

@@ -36,7 +36,7 @@ from qwenvl.data.tool_options import ToolOptions
 from qwenvl.failure import counted
 from qwenvl.inspection.flags import hints_by, make_collator, record_files
 from qwenvl.rewards.function import reward_columns
-from qwenvl.rewards.functions.actions import action_numbers, action_phrases, by_numbers, list_in
+from qwenvl.rewards.functions.actions import action_numbers, action_phrases, list_in, numbers_to_compare
 from qwenvl.rewards.functions.looking import readable_evidence
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.resolve import build_rubric
@@ -217,7 +217,7 @@ def own_scores(record: Record, rubric: Rubric) -> str:
         lines = written_timeline(spans).splitlines()
         return f"read as a timeline of {counted(len(spans), 'span')}: {'; '.join(lines)}"
     listed = list_in(record.messages[-1].text)
-    is_by_numbers = by_numbers(truth, truth, listed)
+    is_by_numbers = numbers_to_compare(truth, truth, listed)
     read = f"actions {action_numbers(truth)}" if is_by_numbers else f"phrases {action_phrases(truth)}"
     scored = rubric.score([record.solution], reward_columns([record], 1))
     # Without a thinking block a solution is no whole completion, and rewards of the form say nothing about it.

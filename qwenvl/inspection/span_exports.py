@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -23,28 +24,30 @@ SPAN_TYPES = ("timelinelabels", "labels")  # of regions in Label Studio
 _UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")
 
 
-def exported_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
-    """The spans of an exported file, by its ending."""
-    return label_studio_spans(path) if path.suffix.lower() == ".json" else elan_spans(path)
+@dataclass(frozen=True)
+class Export:
+    """What labels with times have, in one exported file or in several.
+
+    Attributes:
+        labelled: the spans, and the errors in the place of those that are wrong.
+        other_kinds: how many annotations there are beside spans, by their kind: boxes, choices, tiers without times.
+    """
+
+    labelled: list[LabelledSpan | RecordError] = field(default_factory=list)
+    other_kinds: Counter[str] = field(default_factory=Counter)
 
 
-def kinds_left_out(path: Path) -> Counter[str]:
-    """What an exported file has beside spans, by its kind, such as boxes, choices, and notes of tiers without times."""
-    if path.suffix.lower() == ".json":
-        tasks = json.loads(plain_file(path).read_text("utf-8-sig"))
-        annotations = [annotation for task in tasks for annotation in counting_annotations(task)]
-        kinds = [region["type"] for annotation in annotations for region in annotation["result"]]
-        return Counter(kind for kind in kinds if kind not in SPAN_TYPES)
-    kinds_of_tiers: Counter[str] = Counter()
-    for tier in ElementTree.fromstring(plain_file(path).read_bytes()).iterfind("TIER"):
-        without_times = len(tier.findall("ANNOTATION/REF_ANNOTATION"))
-        if without_times:
-            kinds_of_tiers[f"without times, of the tier {tier.get('TIER_ID', '')}"] += without_times
-    return kinds_of_tiers
+def read_export(path: Path) -> Export:
+    """What an exported file has, by its ending.
+
+    Raises:
+        RecordError: the file is not of its format.
+    """
+    return _label_studio(path) if path.suffix.lower() == ".json" else _elan(path)
 
 
-def label_studio_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
-    """The spans of Label Studio's JSON export: timeline labels, in frames from 1, and labels with start and end.
+def _label_studio(path: Path) -> Export:
+    """A JSON export of Label Studio. Its spans are timeline labels, in frames from 1, and labels with start and end.
 
     Of several annotations of a task that are not cancelled the one counts that is marked as ground truth.
     """
@@ -56,13 +59,18 @@ def label_studio_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
         raise RecordError(f"{path}: not valid JSON: {error}", "JSON") from None
     if not isinstance(tasks, list):
         raise RecordError(f"{path}: expected the list of tasks that Label Studio exports as JSON, got {kind_of(tasks)}")
+    export = Export()
     for number, task in enumerate(tasks):
         where = f"{path}[{number}]"
         try:
-            yield from of_source(where, _task_spans(task, where))
+            export.labelled.extend(of_source(where, _task_spans(task, where)))
+            for annotation in counting_annotations(task):
+                kinds = [region["type"] for region in annotation["result"]]
+                export.other_kinds.update(kind for kind in kinds if kind not in SPAN_TYPES)
         except (AttributeError, KeyError, TypeError, ValueError, IndexError):
             message = "expected a task with data and annotations as Label Studio exports it"
-            yield RecordError(f"{where}: {message}, got {kind_of(task)}")
+            export.labelled.append(RecordError(f"{where}: {message}, got {kind_of(task)}"))
+    return export
 
 
 def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | RecordError]:
@@ -111,24 +119,31 @@ def _clips_of(data: Mapping[str, Any]) -> set[str]:
     paths = [_clip_path(value) for value in data.values() if isinstance(value, str) and "." in value]
     clips = {path for path in paths if Path(path).suffix.lower() in VIDEO_SUFFIXES}
     if isinstance(data.get("video"), str):
-        clips.add(_clip_path(data["video"]))  # whatever its ending
+        clips.add(_clip_path(data["video"]))  # addresses of uploads may end without .mp4
     return clips or set(paths[:1])
 
 
-def elan_spans(path: Path) -> Iterator[LabelledSpan | RecordError]:
-    """The spans of an ELAN file: the annotations of all tiers that have times of their own, in milliseconds.
-
-    The clip is the first medium that the file names, or that of the file's own name. Where media were synchronized, a
-    time of the file is that of the clip less the clip's ``TIME_ORIGIN``.
-    """
-    return of_source(str(path), _annotations(path))
-
-
-def _annotations(path: Path) -> Iterator[LabelledSpan | RecordError]:
+def _elan(path: Path) -> Export:
+    """An ELAN file. Its spans are the annotations of all tiers that have times of their own."""
     try:
         root = ElementTree.fromstring(plain_file(path).read_bytes())
     except (ElementTree.ParseError, LookupError, ValueError) as error:  # the last two: of an unknown encoding
         raise RecordError(f"{path}: not valid XML: {error}") from None
+    other_kinds: Counter[str] = Counter()
+    for tier in root.iterfind("TIER"):
+        # Notes on the annotations of another tier, whose times they share.
+        without_times = len(tier.findall("ANNOTATION/REF_ANNOTATION"))
+        if without_times:
+            other_kinds[f"without times, of the tier {tier.get('TIER_ID', '')}"] += without_times
+    return Export(list(of_source(str(path), _annotations(root, path))), other_kinds)
+
+
+def _annotations(root: ElementTree.Element, path: Path) -> Iterator[LabelledSpan | RecordError]:
+    """The annotations of an ELAN file with times, in milliseconds.
+
+    The clip is the first medium that the file names, or that of the file's own name. Where media were synchronized, a
+    time of the file is that of the clip less the clip's ``TIME_ORIGIN``.
+    """
     header = root.find("HEADER")
     units = "milliseconds" if header is None else header.get("TIME_UNITS", "milliseconds")
     if units != "milliseconds":

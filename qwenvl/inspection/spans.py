@@ -126,9 +126,11 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
             if not cells:
                 continue
             _check_observation(cells, row.where)
-            edges = FRAMES if cells.keys() & set(FRAMES) or not has_seconds else SECONDS
-            if cells.keys() & set(SECONDS) and cells.keys() & set(FRAMES):
+            has_frames = not cells.keys().isdisjoint(FRAMES)
+            if has_frames and not cells.keys().isdisjoint(SECONDS):
                 raise RecordError(f"{row.where}: has a span in seconds and one in frames; leave the columns of one out")
+            # A row without times lacks those of its table.
+            edges = FRAMES if has_frames or not has_seconds else SECONDS
             missing = [name for name in ("clip", "step", *edges) if name not in cells]
             if missing:
                 raise RecordError(f"{row.where}: expected clip, step, start and end, got none for {missing[0]}")
@@ -384,6 +386,7 @@ class SpanReader:
                 problems.append(f"{each.where}: a span begins before the first frame of the clip, which is number 1")
                 continue
             if each.step.casefold() in self.background:
+                # Labels at another rate than the clip's would be at wrong times, the steps among them too.
                 if each.in_frames and times.is_far_beyond(each.end):
                     problems.append(f"{each.where}: {times.beyond(each.end)}")
                     continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from qwenvl.data.errors import RecordError
@@ -50,7 +51,7 @@ def read_steps(path: Path) -> Steps:
     if 0 < len(headings) < len(lines):  # where all lines end with a colon, none is one
         raise RecordError(f"{path}: {headings[0]!r} seems to be a heading or a comment; leave it out")
     found = _numbering(lines)
-    numbered_line = _numbered_line(lines)
+    numbered_line = None if any(found) else _numbered_line(lines)
     if any(found):
         names = []
         for number, (line, match) in enumerate(zip(lines, found, strict=True), start=1):
@@ -91,6 +92,7 @@ def _numbered_line(lines: Sequence[str]) -> str | None:
         found = _FIRST_NUMBER.match(unicodedata.normalize("NFKC", line))  # which writes a 1 in a circle as 1
         if found is not None:
             numbers[place] = int(found[1])
+    # Numbers of things, "2 bolts" and "4-pin plug", neither go on from 1 nor stand at the places of their lines.
     in_order = list(numbers.values())
     if len(set(in_order)) < 2:
         return None
@@ -166,9 +168,10 @@ def answer_in(steps: Steps, text: str) -> str:
                 items = split
                 break
     numbers = [number_of(steps, item) for item in items]
-    for i in range(1, len(items)):
-        are_bare = {_NUMBERS.fullmatch(item.strip(" ,;|")) is not None for item in items[i - 1 : i + 1]}
-        if numbers[i - 1] == numbers[i] and len(are_bare) > 1:
+    are_bare = [_NUMBERS.fullmatch(item.strip(" ,;|")) is not None for item in items]
+    # "2, insert the fan" may be one step with its number apart, or that step twice.
+    for one, other in pairwise(zip(numbers, are_bare, strict=True)):
+        if one[0] == other[0] and one[1] != other[1]:
             raise ValueError(f"{text!r}: a number beside its own name is one step or two: write '(2) name' for one")
     return " ".join(f"({number}) {steps[number - 1]}" for number in numbers)
 

@@ -16,6 +16,7 @@ from qwenvl.data.errors import kind_of
 
 OPTION_KEYS = ("options", "choices", "candidates", "option")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+TAKEN_OUT = 2  # options of a list that may have lost some, so that its letters or numbers have gaps
 
 _LETTERED = re.compile(r"\s*[(\[]?([A-Za-z])\s*[)\].:]\s*")
 _NUMBERED = re.compile(r"\s*[(\[]?(\d{1,2})\s*[)\].:](?!\d)\s*")
@@ -137,10 +138,7 @@ def _named_options(given: Mapping[Any, Any], key: str) -> Options:
         empty = next(end for end in ends if not texts[end])
         raise ValueError(f"{key}: option {empty} is empty; leave it out and mend the answer")
     if not by_number:
-        lettered = [_LETTERED.match(text) for text in texts.values()]
-        if all(found and found[1].upper() == letter for found, letter in zip(lettered, texts, strict=True)):
-            return Options(dict(zip(texts, _behind(list(texts.values()), lettered), strict=True)))
-        return Options(texts)
+        return Options(_without_own_letters(texts) or texts)
     numbers = tuple(map(int, ends))
     if numbers[0] > 1 or numbers != tuple(range(numbers[0], numbers[0] + len(numbers))):
         raise ValueError(f"{key}: expected options by every number from 0 or 1 on, got {', '.join(ends)}")
@@ -149,13 +147,15 @@ def _named_options(given: Mapping[Any, Any], key: str) -> Options:
 
 def _without_names(texts: list[str]) -> Options:
     """Options by letter. Letters or numbers in front of all texts, in order, are taken off."""
-    lettered = [_LETTERED.match(text) for text in texts]
-    if all(found and found[1].upper() == letter for found, letter in zip(lettered, LETTERS, strict=False)):
-        return Options(dict(zip(LETTERS, _behind(texts, lettered), strict=False)))
-    letters = [found[1].upper() for found in lettered if found]
+    by_place = dict(zip(LETTERS, texts, strict=False))
+    without_letters = _without_own_letters(by_place)
+    if without_letters:
+        return Options(without_letters)
+    letters = [found[1].upper() for found in map(_LETTERED.match, texts) if found]
     # Answers may mean the letters or the places, where options were shuffled or one was taken out. Initials of names
     # look the same, but few lists have only such that are near to A.
-    if len(letters) == len(texts) > 1 and max(letters) <= LETTERS[min(len(texts) - 1 + TAKEN_OUT, len(LETTERS) - 1)]:
+    near_to_a = LETTERS[: len(texts) + TAKEN_OUT]
+    if len(letters) == len(texts) > 1 and set(letters) <= set(near_to_a):
         raise ValueError(
             f"options: have the letters {', '.join(letters)} in this order; write them in the order of the letters, "
             'none left out, or as an object such as {"A": "left", "B": "right"}'
@@ -168,10 +168,15 @@ def _without_names(texts: list[str]) -> Options:
         raise ValueError(
             f"options: have the numbers {', '.join(map(str, numbers))} in this order; number all of them from 0 or 1 on"
         )
-    return Options(dict(zip(LETTERS, texts, strict=False)))
+    return Options(by_place)
 
 
-TAKEN_OUT = 2  # options of a list that may have lost some, so that its letters or numbers have gaps
+def _without_own_letters(texts: Mapping[str, str]) -> dict[str, str]:
+    """Options by letter without the letters that stand in front of their texts. Empty where one has not its own."""
+    found = list(map(_LETTERED.match, texts.values()))
+    if not all(match and match[1].upper() == letter for match, letter in zip(found, texts, strict=True)):
+        return {}
+    return dict(zip(texts, _behind(texts.values(), found), strict=True))
 
 
 def _behind(texts: Iterable[str], found: Iterable[re.Match[str] | None]) -> list[str]:

@@ -387,7 +387,7 @@ def _solution(row: dict[str, Any], where: str, messages: list[Message], place: s
         value = row["reward_model"].get("ground_truth")
     if last is not None and (value is None or "conversations" in row):
         where = f"{place}[{len(messages)}]"
-        own = row.get("solution")
+        own = row.get("solution")  # of two that differ, one would be lost without a word
         if isinstance(own, str) and solution_of(own) != solution_of(last):
             raise RecordError(
                 f"{where}: the last turn is another solution than `solution`, {kind_of(last)} and {kind_of(own)}; "

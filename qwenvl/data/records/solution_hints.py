@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from qwenvl.data.errors import kind_of
-from qwenvl.rewards.functions.actions import action_numbers, named_actions, names_in, steps_of_list
+from qwenvl.rewards.functions.actions import action_numbers, list_in, named_actions, names_in, steps_of_list
 from qwenvl.rewards.functions.text import first_block, normalized, solution_of
 from qwenvl.timeline import timeline_in
 from qwenvl.types import Hint, Record
@@ -35,11 +35,11 @@ def solution_hints(record: Record) -> Iterator[Hint]:
             "comma in a number",
             f"rewards for numbers read the solution {solution} as {without}; write it so, or with a decimal point",
         )
-    listed = names_in(record.messages[-1].text)
-    if not listed:
+    asked = record.messages[-1].text
+    if not names_in(asked):
         return
     shown = [block for block in _answers_in(record) if block.strip(" .\u2026\n")]
-    problem = _disagreement(solution, listed, asks_for_numbers=any(map(_ASKS_FOR_A_NUMBER.search, shown)))
+    problem = _disagreement(solution, asked, asks_for_numbers=any(map(_ASKS_FOR_A_NUMBER.search, shown)))
     if problem is not None:
         yield Hint("solution not in the list", problem)
     if action_numbers(solution) and shown and not any(map(_SHOWS_A_NUMBER.search, shown)):
@@ -50,16 +50,19 @@ def solution_hints(record: Record) -> Iterator[Hint]:
         )
 
 
-def _disagreement(solution: str, listed: Mapping[int, str], *, asks_for_numbers: bool) -> str | None:
+def _disagreement(solution: str, asked: str, *, asks_for_numbers: bool) -> str | None:
     """A sentence where a solution does not agree with the list of steps, else None.
 
     Args:
+        asked: the user turn with the list.
         asks_for_numbers: the prompt shows an answer such as ``(number) step``.
     """
+    listed = names_in(asked)
+    by_name = list_in(asked)
     numbers = action_numbers(solution)
     if not set(numbers) <= listed.keys():
         return "the solution has a number that is not in the prompt's list: no answer from the list is right"
-    spans = timeline_in(solution, {name: number for number, name in listed.items()})
+    spans = timeline_in(solution, by_name)
     unlisted = [span.name for span in spans if span.number is None]
     if unlisted:
         return (
@@ -68,8 +71,8 @@ def _disagreement(solution: str, listed: Mapping[int, str], *, asks_for_numbers:
         )
     if numbers and _has_another_name(solution, listed):
         return "the solution gives a number another name than the prompt's list has for it: rewards compare the numbers"
-    by_name = {normalized(name): number for number, name in listed.items()}
     if numbers and not spans:
+        # Without its numbers the solution is read by its names: "(2) insert the fan, fasten the screw" has two.
         named, _ = named_actions(_NUMBER.sub(";", solution), by_name)
         if not named <= set(numbers):
             return "the solution names a step of the prompt's list without its number: numbers alone count"

@@ -15,6 +15,7 @@ _SEPARATOR = re.compile(r"[,;\n]")
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD_OF_A_NUMBER = re.compile(r"\s*(?:step|action)\s*", re.IGNORECASE)
 _ONE_OR_TWO = re.compile(r"[0-9]+,[0-9]+")
+# No dash and no dot: 2-5 may be four steps, and 2.5 is none.
 _BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>\[\]\u2192\u21d2\u3001]|[-=]>)+")
 _BARE_NUMBER = re.compile(r"[0-9]{1,9}")
 _WORDS_BESIDE_NUMBERS = frozenset(("", "and", "then", "step", "steps", "action", "actions"))
@@ -81,8 +82,9 @@ def accuracy(
         expected: frozenset[Any] = frozenset(action_phrases(truth))
         named: frozenset[Any] = frozenset(action_phrases(answer or ""))
         unknown = 0
-        if by_numbers(truth, answer or "", listed):
-            expected = frozenset(action_numbers(truth)) or steps_of_list(truth, listed)
+        numbers = numbers_to_compare(truth, answer or "", listed)
+        if numbers:
+            expected = numbers
             named, unknown = named_actions(answer or "", listed)
         scores.append(len(named & expected) / (len(named | expected) + unknown) if named and expected else 0.0)
     return scores
@@ -109,26 +111,30 @@ def check_actions(solution: str, fields: Mapping[str, Any] | None = None) -> str
     return unreadable(action_phrases, 'names no action: expected "(1) ..." numbers or phrases', solution)
 
 
-def by_numbers(truth: str, answer: str, listed: Mapping[str, int]) -> bool:
-    """Whether an answer is compared with a solution by ``(k)`` numbers, and not by phrases.
+def numbers_to_compare(truth: str, answer: str, listed: Mapping[str, int]) -> frozenset[int]:
+    """The numbers of a solution that an answer is compared with. Empty where both are compared by phrases.
 
     Without a list a number behind a name is a part of it: "bolt (2)" and "nut (2)" are two labels. With one a solution
     may name its steps otherwise, see ``steps_of_list``, than the answer does.
 
     Example:
-        >>> by_numbers("bolt (2)", "nut (2)", {}), by_numbers("bolt (2)", "(2)", {}), by_numbers("(2) nut", "nut", {})
-        (False, True, True)
+        >>> [sorted(numbers_to_compare("bolt (2)", answer, {})) for answer in ("nut (2)", "(2)")]
+        [[], [2]]
     """
-    if not action_numbers(truth):
-        return bool(action_numbers(answer)) and bool(steps_of_list(truth, listed))
-    has_numbers_alone = bool(action_numbers(answer)) and not _LETTER.search(answer)
-    return bool(listed) or has_numbers_alone or not has_number_behind(truth)
+    numbers = frozenset(action_numbers(truth))
+    has_numbers = bool(action_numbers(answer))
+    if not numbers:
+        return steps_of_list(truth, listed) if has_numbers else numbers
+    has_numbers_alone = has_numbers and not _LETTER.search(answer)
+    if listed or has_numbers_alone or not has_number_behind(truth):
+        return numbers
+    return frozenset()
 
 
 def steps_of_list(text: str, listed: Mapping[str, int]) -> frozenset[int]:
     """The numbers of the steps that a solution without ``(k)`` numbers names: by names of the list, or by bare numbers.
 
-    Empty where anything else stands in it.
+    Empty for a text with more than these.
 
     Example:
         >>> steps = {"insert the fan": 1, "fasten the screw": 2}

@@ -181,14 +181,16 @@ Tolerance = Annotated[float, Argument("Error that is accepted, times the solutio
 
 # A number with a superscript or a fraction behind it, 2² or 3½, is another one than its digits, and is not read.
 # Nor is 2.5k, or 1.5 million.
-# Thousands may be set apart by commas; lengths are bounded so that a number is always one that can be computed with.
+# Thousands may be set apart by commas, and 0,125 has none.
+# Lengths are bounded so that a number is always one that can be computed with.
 _NUMBER = re.compile(
     r"(?<![0-9.])[-+]?(?:[1-9][0-9]{0,2}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
     r"(?:[eE][-+]?[0-9]{1,2})?(?!\.?[0-9]|[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e])"
     r"(?![kKMB]\b|\s?(?:hundred|thousand|million|billion)s?\b)"
 )
 
-_WITHOUT_A_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")  # .5
+# ".5" is written "0.5": a dot alone in front of digits is what takes them for no number.
+_WITHOUT_A_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")
 _DASH = r"[-\u2010-\u2015\u2212]"
 # A dash in front of a number is a minus sign, however it is typed. In 3\u20135 it stands between numbers.
 _MINUS = re.compile(rf"(?<![\w.)]){_DASH}(?=[0-9])")

@@ -6,9 +6,11 @@ const grainOf = (length) => (length < 5 ? 0.02 : 0.1);
 const FAR = 10;
 const SNAP = 6; // pixels: an edge that is dragged so near to another one takes its time
 
+// Seconds as exact as spans are saved.
+const exact = (value) => Number(value.toFixed(3));
+
 // Spans inside of a clip of `length` seconds: a model may name seconds that the clip does not have.
 function spansWithin(spans, length) {
-  const exact = (value) => Number(value.toFixed(3));
   const latest = Math.max(0, length - grainOf(length)); // start, so that something is left of the span
   const within = spans.map(({ start, end, number, name }) => ({
     start: exact(start < length ? start : latest),
@@ -29,7 +31,7 @@ function typedSeconds(field) {
   const [, hours, minutes, last] = found;
   const behindColons = [hours && minutes, minutes && last].filter(Boolean);
   if (behindColons.some((part) => part.split(".")[0].length > 2 || Number(part) >= 60)) return NaN;
-  return Number((3600 * Number(hours ?? 0) + 60 * Number(minutes ?? 0) + Number(last)).toFixed(3));
+  return exact(3600 * Number(hours ?? 0) + 60 * Number(minutes ?? 0) + Number(last));
 }
 
 // A number in brackets, alone, or with a sign behind it, and the name. "2nd screw" and "2.5 mm" are names.
@@ -46,7 +48,7 @@ function typedStep(text) {
 }
 
 const RANGE_IN_NAME = /\d\s*(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~\u301c]|\.{2,3}|(?:to|until|till)\b)\s*\d/i;
-// Behind the times of a span these are their units: "0.0-1.0 frame 3".
+// Behind the times of a span these are their units, "0.0-1.0 frame 3": those that timeline.py knows.
 const UNIT_FIRST =
   /^(?:%|(?:s|secs?|seconds?|ms|msecs?|milliseconds?|mins?|minutes?|hrs?|hours?|frames?)\b|[mh](?:$|[(:])|分|毫秒|小时|小時|時間)/i;
 
@@ -291,7 +293,6 @@ class SpanEditor {
   // Move an edge or the whole span by some seconds from where it was.
   moveBy(span, part, from, by, snap = (time) => time) {
     const [least, most] = [0, this.length];
-    const exact = (value) => Number(value.toFixed(3));
     const within = (value, low, high) => exact(Math.min(high, Math.max(low, snap(this.rounded(value)))));
     if (part === "start") {
       // A span may be shorter than the grain already.
@@ -349,7 +350,7 @@ class SpanEditor {
       const end = Math.max(began, other);
       if (end - start < this.grain) return;
       if (!span) span = this.insert({ start, end });
-      this.change(span, { start: Number(start.toFixed(3)), end: Number(end.toFixed(3)) }, other);
+      this.change(span, { start: exact(start), end: exact(end) }, other);
     };
     this.followPointer(this.lanes, event, move, () => {
       if (span) this.views.get(span).body.focus({ preventScroll: true });
@@ -469,14 +470,12 @@ class SpanEditor {
 
   // A new span where the clip stands, else in the first gap, else at the end.
   add(number = this.nextStep()) {
-    const start = Number(this.rounded(this.freeSecond()).toFixed(3));
+    const start = exact(this.rounded(this.freeSecond()));
     const next = Math.min(...this.spans.map((span) => span.start).filter((each) => each > start), this.length);
     const span = this.insert(
       {
         start,
-        end: Number(
-          Math.max(start + this.grain, Math.min(next, start + Math.max(FAR * this.grain, this.length / 10))).toFixed(3),
-        ),
+        end: exact(Math.max(start + this.grain, Math.min(next, start + Math.max(FAR * this.grain, this.length / 10)))),
       },
       number,
     );
@@ -529,21 +528,20 @@ class SpanEditor {
   }
 
   // Give an edge of the chosen span the second at which the clip stands.
+  // An edge that passes the other one takes it along: two keys that are pressed while the clip plays make a span.
   edgeHere(part) {
     if (!this.player || !this.chosen) return;
-    const span = this.chosen;
-    const long = span.end - span.start;
-    let { start, end } = span;
+    const now = this.rounded(this.player.currentTime);
+    let { start, end } = this.chosen;
+    const long = Math.max(end - start, this.grain);
     if (part === "start") {
-      start = Math.min(this.rounded(this.player.currentTime), this.length - this.grain);
-      // An edge that passes the other one takes it along.
-      if (start >= end) end = Math.min(this.length, start + Math.max(long, this.grain));
+      start = Math.min(now, this.length - this.grain);
+      if (start >= end) end = Math.min(this.length, start + long);
     } else {
-      end = Math.min(this.length, Math.max(this.rounded(this.player.currentTime), this.grain));
-      if (end <= start) start = Math.max(0, end - Math.max(long, this.grain));
+      end = Math.min(this.length, Math.max(now, this.grain));
+      if (end <= start) start = Math.max(0, end - long);
     }
-    const exact = (value) => Number(value.toFixed(3));
-    this.change(span, { start: exact(start), end: exact(end) }, exact(part === "start" ? start : end));
+    this.change(this.chosen, { start: exact(start), end: exact(end) }, exact(part === "start" ? start : end));
   }
 
   seek(time) {
