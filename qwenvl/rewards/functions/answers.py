@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from qwenvl.files import require
 from qwenvl.rewards.function import Argument
-from qwenvl.rewards.functions.text import CJK, answer_of, normalized, pairs, unreadable
+from qwenvl.rewards.functions.text import CJK, answer_of, normalized, pairs, solution_of, unreadable
 
 _SPLIT = re.compile(r"[\s,;/&\u3001]+")
 _RUN = re.compile(r"[A-H]{2,8}")
@@ -37,6 +37,8 @@ _SAID_SEVERAL = re.compile(
     # "I" before a word is no choice: "the answer is B, I am sure".
     r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
 )
+# A solution that accepts several letters, and not all of them together: "B or C".
+_OR_ANOTHER = re.compile(r"(?<!\w)[A-Z][)\]]?,? or [(\[]?[A-Z](?!\w)")
 # A wrapper of LaTeX without another one in it: what \boxed{\text{B}} says is found from the inside out.
 _BOXED = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox)\s{0,4}\{([^{}]*)\}")
 _MOST_BOXES = 3
@@ -166,8 +168,14 @@ def _alike(read: Callable[[str], Any], completions: list[str], solution: list[st
     return scores
 
 
+def check_letters(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
+    """The reason why a solution chooses no letters, or leaves open which. None: it chooses some."""
+    if _OR_ANOTHER.search(solution_of(solution)):
+        return f"the solution must choose letters, and all of them are compared: which is right, {solution[:80]!r}?"
+    return unreadable(letters, 'must choose letters like "B" or "A, C"', solution)
+
+
 check_text = partial(unreadable, _WORD.search, "holds no word")
-check_letters = partial(unreadable, letters, 'must choose letters like "B" or "A, C"')
 check_yes_no = partial(unreadable, affirms, "must say yes or no")
 
 
@@ -180,13 +188,13 @@ def _words(text: str) -> list[str]:
 Tolerance = Annotated[float, Argument("Error that is accepted, times the solution where that is above 1.", least=0)]
 
 # A number with a superscript or a fraction behind it, 2² or 3½, is another one than its digits, and is not read.
-# Nor is 2.5k, or 1.5 million.
+# Nor is 2.5k, 2.5 k, or 1.5 million.
 # Thousands may be set apart by commas, and 0,125 has none.
 # Lengths are bounded so that a number is always one that can be computed with.
 _NUMBER = re.compile(
     r"(?<![0-9.])[-+]?(?:[1-9][0-9]{0,2}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
     r"(?:[eE][-+]?[0-9]{1,2})?(?!\.?[0-9]|[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e])"
-    r"(?![kKMB]\b|\s?(?:hundred|thousand|million|billion)s?\b)"
+    r"(?![kKMB]\b|\s?(?:k|hundred|thousand|million|billion)s?\b)"
 )
 
 # ".5" is written "0.5": a dot alone in front of digits is what takes them for no number.

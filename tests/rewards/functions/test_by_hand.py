@@ -67,7 +67,7 @@ BY_HAND = {  # answer, solution, value
         *(("3", "3", 1), ("There are 3 cubes.", "<answer> 3 </answer>", 1), ("3.0", "3", 1), ("4", "3", 0)),
         *(("\N{MINUS SIGN}3", "3", 0), ("\N{MINUS SIGN}3", "-3", 1)),
         *(("\N{EN DASH}3", "-3", 1), ("\N{EN DASH}3", "3", 0), ("- 3", "3", 0), ("- 3", "-3", 0)),
-        *(("3k", "3", 0), ("3 million", "3", 0), ("3 km", "3", 1), ("3kg", "3", 1)),
+        *(("3k", "3", 0), ("3 k", "3", 0), ("3 million", "3", 0), ("3 km", "3", 1), ("3kg", "3", 1)),
         *(("2 or 3", "3", 0), ("three", "3", 0), ("", "3", 0)),
     ],
     "numeric": [
@@ -351,7 +351,8 @@ CHECKS = [  # function, solutions and fields that it can compare with, those tha
      [("", {}), ("<answer> </answer>", {}), ("<answer>,;.</answer>", {})], "names no action"),
     ("action_order", [("<answer>(1)</answer>", {})], [("insert the fan", {})], "names no action"),
     ("exact_match", [("a", {})], [("<answer>...</answer>", {})], "no word"),
-    ("multiple_choice", [("(B)", {})], [("a red fan", {})], "letters"),
+    ("multiple_choice", [("(B)", {}), ("A, C", {}), ("B. left or right", {})],
+     [("a red fan", {}), ("B or C", {}), ("<answer>(A), or (B)</answer>", {})], "must choose letters"),
     ("yes_no", [("No", {})], [("perhaps", {})], "yes or no"),
     ("count", [("<answer>3</answer>", {})], [("", {}), ("three", {}), ("2 3", {})], "exactly one number"),
     ("box_iou", [("[0, 0, 9, 9]", {})], [("none", {}), ("[0, 0, 0, 9]", {}), ("[0, 0, 9]", {})], "must hold boxes"),
