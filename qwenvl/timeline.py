@@ -49,6 +49,10 @@ _RANGE_IN_OTHER_UNITS = re.compile(
     rf"[0-9](?:{_UNIT}|{_OTHER_UNIT})\s{{0,4}}(?:{_DASH}|to\b|until\b|till\b)\s{{0,4}}[<\[]?[0-9][0-9:.]{{0,12}}{_OTHER_UNIT}",
     re.IGNORECASE,
 )
+# An entry that begins with the unit of its times: "frames 0-35".
+_OTHER_UNIT_IN_FRONT = re.compile(
+    r"\s{0,4}(?:frames?|minutes?|mins?|milliseconds?|ms)\b[\s:]{0,4}(?=[0-9])", re.IGNORECASE
+)
 # In front of a range: the minutes of "3 min 52 s - 335 s".
 _MINUTES_BEFORE = re.compile(rf"[0-9](?:{_OTHER_UNIT}|\s{{0,4}}[mh])[\s,]{{0,4}}(?:and\s{{1,4}})?\Z", re.IGNORECASE)
 _THIRD_TIME = re.compile(rf"[0-9]\s{{0,4}}{_DASH}\s{{0,4}}\Z")
@@ -124,7 +128,8 @@ def entry_in_other_units(text: str) -> str | None:
         ('1-2 min (2)', None)
     """
     for entry in _entries(text):
-        if _RANGE_IN_OTHER_UNITS.search(entry) and _from_entry(entry, {}) is None:
+        has_other_unit = _RANGE_IN_OTHER_UNITS.search(entry) or _OTHER_UNIT_IN_FRONT.match(entry)
+        if has_other_unit and _from_entry(entry, {}) is None:
             return entry.strip()
     return None
 
@@ -261,6 +266,9 @@ def _from_entry(entry: str, listed: Mapping[str, int]) -> TimedStep | None:
     found = ranges[0]
     before = entry[max(0, found.start() - 30) : found.start()]
     if _THIRD_TIME.search(before[-10:]) or _MINUTES_BEFORE.search(before):
+        return None
+    in_front = _OTHER_UNIT_IN_FRONT.match(entry)
+    if in_front is not None and in_front.end() == found.start():
         return None
     # Three groups for each of the two times, in either of the two forms of a range.
     times = found.groups()[:6] if found[3] is not None else found.groups()[6:]

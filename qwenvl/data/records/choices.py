@@ -137,6 +137,12 @@ def _named_options(given: Mapping[Any, Any], key: str) -> Options:
     if "" in texts.values():
         empty = next(end for end in ends if not texts[end])
         raise ValueError(f"{key}: option {empty} is empty; leave it out and mend the answer")
+    given_ends = [end for end in by_end if end in texts]
+    if given_ends != ends:  # answers may mean the letters and numbers of options, or their places in the list
+        raise ValueError(
+            f"{key}: have the {'numbers' if by_number else 'letters'} {', '.join(given_ends)} in this order; write "
+            f"them in the order of these"
+        )
     if not by_number:
         return Options(_without_own_letters(texts) or texts)
     numbers = tuple(map(int, ends))
@@ -185,11 +191,14 @@ def _behind(texts: Iterable[str], found: Iterable[re.Match[str] | None]) -> list
 
 
 def _option_text(given: Any) -> str | None:
-    """The text of an option, empty where it has none. None: it is no option, or has two texts."""
+    """The text of an option, empty where it has none. None: it is no option, or its text may be one of several."""
     if isinstance(given, Mapping):
         name_key, _ = _name_of(given)
-        texts = {given[key] for key in _OPTION_TEXTS if isinstance(given.get(key), str) and key != name_key}
-        given = texts.pop() if len(texts) == 1 else given
+        others = {key: value for key, value in given.items() if key != name_key}
+        texts = {others[key] for key in _OPTION_TEXTS if isinstance(others.get(key), str)}
+        # Numbers, flags and further names beside the text are left out, and no other text.
+        strings = {value for value in others.values() if isinstance(value, str) and not _OPTION_NAME.fullmatch(value)}
+        given = texts.pop() if len(texts) == 1 and strings <= texts else given
     if given is None:
         return ""
     if isinstance(given, int | float) and not isinstance(given, bool):

@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 
 from qwenvl.data.errors import kind_of
+from qwenvl.data.records.presets import ASKED_FOR, LABELS
 from qwenvl.rewards.functions.actions import action_numbers, list_in, named_actions, names_in, steps_of_list
+from qwenvl.rewards.functions.answers import affirms, letters
+from qwenvl.rewards.functions.grounding import boxes_in, spans_in
 from qwenvl.rewards.functions.text import first_block, normalized, solution_of
 from qwenvl.timeline import timeline_in
 from qwenvl.types import Hint, Record
@@ -16,6 +19,8 @@ _ENDS_A_NAME = re.compile(r"[,;\n(]")
 # 2,375 may be a number of thousands, or have a decimal comma.
 _WITH_A_COMMA = re.compile(r"[-+]?[1-9][0-9]{0,2},[0-9]{3}")
 _ASKS_FOR_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|number|index|step)\s*\)", re.IGNORECASE)
+_ASKS_FOR_TIMES = re.compile(r"\b(?:when|seconds?|times?)\b", re.IGNORECASE)
+_NUMBER_ALONE = re.compile(r"[-+]?[0-9]{1,9}(?:\.[0-9]{1,9})?\s?%?")
 _SHOWS_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|[a-z]|number|index|step)\s*\)|number", re.IGNORECASE)
 
 
@@ -39,7 +44,12 @@ def solution_hints(record: Record) -> Iterator[Hint]:
     if not names_in(asked):
         return
     shown = [block for block in _answers_in(record) if block.strip(" .\u2026\n")]
-    problem = _disagreement(solution, asked, asks_for_numbers=any(map(_ASKS_FOR_A_NUMBER.search, shown)))
+    problem = _disagreement(
+        solution,
+        asked,
+        asks_for_numbers=any(map(_ASKS_FOR_A_NUMBER.search, shown)),
+        is_of_another_kind=_is_of_another_kind(record, solution),
+    )
     if problem is not None:
         yield Hint("solution not in the list", problem)
     if action_numbers(solution) and shown and not any(map(_SHOWS_A_NUMBER.search, shown)):
@@ -50,12 +60,24 @@ def solution_hints(record: Record) -> Iterator[Hint]:
         )
 
 
-def _disagreement(solution: str, asked: str, *, asks_for_numbers: bool) -> str | None:
+def _is_of_another_kind(record: Record, solution: str) -> bool:
+    """Whether a solution is no list of steps: a number, yes or no, the letter of an option, a span or a box."""
+    kind = record.fields.get("problem_type")
+    if kind in ASKED_FOR:
+        return kind != LABELS
+    if _NUMBER_ALONE.fullmatch(solution) or affirms(solution) is not None or letters(solution):
+        return True
+    asks_for_times = _ASKS_FOR_TIMES.search(record.messages[-1].text) is not None
+    return (asks_for_times and bool(spans_in(solution))) or len(boxes_in(solution)) > 0
+
+
+def _disagreement(solution: str, asked: str, *, asks_for_numbers: bool, is_of_another_kind: bool) -> str | None:
     """A sentence where a solution does not agree with the list of steps, else None.
 
     Args:
         asked: the user turn with the list.
         asks_for_numbers: the prompt shows an answer such as ``(number) step``.
+        is_of_another_kind: the solution may be no list of steps, as a number is not.
     """
     listed = names_in(asked)
     by_name = list_in(asked)
@@ -76,6 +98,8 @@ def _disagreement(solution: str, asked: str, *, asks_for_numbers: bool) -> str |
         named, _ = named_actions(_NUMBER.sub(";", solution), by_name)
         if not named <= set(numbers):
             return "the solution names a step of the prompt's list without its number: numbers alone count"
+        if _has_bare_number(solution, by_name):
+            return "the solution has numbers with and without brackets: those in brackets alone count"
     if numbers or spans or steps_of_list(solution, by_name):
         return None
     named, _ = named_actions(solution, by_name)
@@ -86,7 +110,17 @@ def _disagreement(solution: str, asked: str, *, asks_for_numbers: bool) -> str |
         )
     if asks_for_numbers:
         return "the prompt asks for numbers of its list, and the solution names no step of it: no such answer is right"
+    if not is_of_another_kind:
+        return "the prompt has a list of steps, and the solution names no step of it: no answer from the list is right"
     return None
+
+
+def _has_bare_number(solution: str, by_name: Mapping[str, int]) -> bool:
+    """Whether a solution has numbers beside those in brackets and those in names of the list."""
+    rest = normalized(_NUMBER.sub(" ", solution))
+    for name in sorted(by_name, key=len, reverse=True):
+        rest = rest.replace(name, " ")
+    return re.search("[0-9]", rest) is not None
 
 
 def _has_another_name(solution: str, listed: Mapping[int, str]) -> bool:

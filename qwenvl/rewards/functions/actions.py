@@ -16,7 +16,7 @@ _LETTER = re.compile(r"[^\W\d_]")
 _WORD_OF_A_NUMBER = re.compile(r"\s*(?:step|action)\s*", re.IGNORECASE)
 _ONE_OR_TWO = re.compile(r"[0-9]+,[0-9]+")
 # No dash and no dot: 2-5 may be four steps, and 2.5 is none.
-_BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>\[\]\u2192\u21d2\u3001]|[-=]>)+")
+_BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>(){}\[\]\u2192\u21d2\u3001]|[-=]>)+")
 _BARE_NUMBER = re.compile(r"[0-9]{1,9}")
 _WORDS_BESIDE_NUMBERS = frozenset(("", "and", "then", "step", "steps", "action", "actions"))
 _LINE = re.compile(r"[ \t]*\(\s*([0-9]{1,9})\s*\)(.*)")
@@ -141,7 +141,7 @@ def steps_of_list(text: str, listed: Mapping[str, int]) -> frozenset[int]:
         >>> sorted(steps_of_list("steps 1 and 2", steps)), sorted(steps_of_list("fasten the screw", steps))
         ([1, 2], [2])
     """
-    words = [word.rstrip(".)") for word in _BETWEEN_NUMBERS.split(text.casefold())]
+    words = [word.rstrip(".:") for word in _BETWEEN_NUMBERS.split(text.casefold())]
     words = [word for word in words if word not in _WORDS_BESIDE_NUMBERS]
     if words and all(map(_BARE_NUMBER.fullmatch, words)):
         numbers = frozenset(map(int, words))

@@ -1,5 +1,7 @@
 """Solutions by the numbers of the prompt's list of steps: those that do not agree with the list are worth a look."""
 
+from dataclasses import replace
+
 import pytest
 
 from qwenvl.data.records.solution_hints import solution_hints
@@ -27,8 +29,12 @@ def hints(solution, asked=LISTED):
         "[1, 2]",
         "1 \u2192 2",
         "1 -> 2",
+        "(1, 2)",
+        "Steps: 1, 2",
         "yes",
         "3",
+        "B",
+        "[10, 20, 30, 40]",
     ],
 )
 def test_a_solution_of_the_list_has_no_hint(solution):
@@ -42,6 +48,12 @@ def test_a_solution_of_the_list_has_no_hint(solution):
         ("(2) take the lid", "the solution gives a number another name than the prompt's list"),
         ("take the lid because it fits", "the solution names a step of the prompt's list, and more that is none"),
         ("(1) take the lid, hold it, and turn", "the solution names a step of the prompt's list without its number"),
+        ("(1) take the lid, 2", "the solution has numbers with and without brackets"),
+        ("1, (2)", "the solution has numbers with and without brackets"),
+        ("1-2", "the prompt has a list of steps, and the solution names no step of it"),
+        ("S1, S2", "the prompt has a list of steps, and the solution names no step of it"),
+        ("1.0, 2.0", "the prompt has a list of steps, and the solution names no step of it"),
+        ("1.take the lid 2.hold it", "the prompt has a list of steps, and the solution names no step of it"),
         ("0-2 take lid\n2-3 hold it", "the solution names a step that is not in the prompt's list, string"),
         ("0-2 (1); 2-3 hold", "the solution names a step that is not in the prompt's list, string"),
         ("0.0-3.5 (1) turn\n3.5-7.0 (2)", "the solution gives a number another name"),
@@ -67,6 +79,18 @@ def test_a_prompt_that_asks_for_numbers_has_a_solution_with_steps_of_its_list():
         assert message.startswith("the prompt asks for numbers of its list, and the solution names no step of it")
     for solution in ("1 2", "take the lid", "(2)"):
         assert hints(solution, asks) == []
+
+
+def test_a_span_is_of_another_kind_where_the_prompt_asks_for_times():
+    assert hints("1.5 to 3.5", "When is the second step shown?\n(1) take the lid\n(2) hold it\n") == []
+    [message] = hints("1.5 to 3.5")
+    assert message.startswith("the prompt has a list of steps, and the solution names no step")
+
+
+def test_a_kind_of_answer_that_is_no_list_of_steps_has_no_hint():
+    record = Record("0", (Message("user", LISTED),), "a red lid", (), (), (), {"problem_type": "free-form"}, "d[0]")
+    assert list(solution_hints(record)) == []
+    [_] = solution_hints(replace(record, fields={"problem_type": "labels"}))
 
 
 def test_a_number_that_may_have_a_decimal_comma_is_named():
