@@ -217,8 +217,10 @@ def own_scores(record: Record, rubric: Rubric) -> str:
         lines = written_timeline(spans).splitlines()
         return f"read as a timeline of {counted(len(spans), 'span')}: {'; '.join(lines)}"
     listed = list_in(record.messages[-1].text)
-    is_by_numbers = numbers_to_compare(truth, truth, listed)
-    read = f"actions {action_numbers(truth)}" if is_by_numbers else f"phrases {action_phrases(truth)}"
+    numbers = numbers_to_compare(truth, truth, listed)
+    read = f"phrases {action_phrases(truth)}"
+    if numbers:
+        read = f"actions {action_numbers(truth) or sorted(numbers)}"
     scored = rubric.score([record.solution], reward_columns([record], 1))
     # Without a thinking block a solution is no whole completion, and rewards of the form say nothing about it.
     is_whole = "<think>" in record.solution

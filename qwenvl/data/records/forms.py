@@ -405,6 +405,8 @@ def _solution(row: dict[str, Any], where: str, messages: list[Message], place: s
                 f"{where}.solution: expected one text, got {kind_of(value)}; join them as an answer should have them"
             )
         value = value[0]
+    if isinstance(value, float) and value.is_integer():  # of whole numbers in a column with gaps
+        value = int(value)
     if not isinstance(value, str):
         try:
             value = json.dumps(value, ensure_ascii=False)

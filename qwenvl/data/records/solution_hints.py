@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping
 
 from qwenvl.data.errors import kind_of
 from qwenvl.data.records.presets import ASKED_FOR, LABELS
-from qwenvl.rewards.functions.actions import action_numbers, list_in, named_actions, names_in, steps_of_list
+from qwenvl.rewards.functions.actions import (
+    action_numbers,
+    has_ambiguous_list,
+    list_in,
+    named_actions,
+    names_in,
+    steps_of_list,
+)
 from qwenvl.rewards.functions.answers import affirms, letters
 from qwenvl.rewards.functions.grounding import boxes_in, spans_in
 from qwenvl.rewards.functions.text import first_block, normalized, solution_of
@@ -18,6 +25,7 @@ _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _ENDS_A_NAME = re.compile(r"[,;\n(]")
 # 2,375 may be a number of thousands, or have a decimal comma.
 _WITH_A_COMMA = re.compile(r"[-+]?[1-9][0-9]{0,2},[0-9]{3}")
+_WITH_A_ZERO = re.compile(r"[0-9]{1,9}\.0")
 _ASKS_FOR_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|number|index|step)\s*\)", re.IGNORECASE)
 _ASKS_FOR_TIMES = re.compile(r"\b(?:when|seconds?|times?)\b", re.IGNORECASE)
 _NUMBER_ALONE = re.compile(r"[-+]?[0-9]{1,9}(?:\.[0-9]{1,9})?\s?%?")
@@ -40,7 +48,19 @@ def solution_hints(record: Record) -> Iterator[Hint]:
             "comma in a number",
             f"rewards for numbers read the solution {solution} as {without}; write it so, or with a decimal point",
         )
+    if _WITH_A_ZERO.fullmatch(solution):
+        yield Hint(
+            "2.0 as text",
+            f"tables write {solution} for {solution.removesuffix('.0')} in a column with gaps; rewards that compare "
+            "text take them for different",
+        )
     asked = record.messages[-1].text
+    if has_ambiguous_list(asked):
+        yield Hint(
+            "list of steps not read",
+            "a number or a name of the prompt's list occurs twice, a number has no name, or a line has a second number "
+            "in brackets, such as (4), which counts as a step (write 4 x): answers by names score 0",
+        )
     if not names_in(asked):
         return
     shown = [block for block in _answers_in(record) if block.strip(" .\u2026\n")]
@@ -65,7 +85,8 @@ def _is_of_another_kind(record: Record, solution: str) -> bool:
     kind = record.fields.get("problem_type")
     if kind in ASKED_FOR:
         return kind != LABELS
-    if _NUMBER_ALONE.fullmatch(solution) or affirms(solution) is not None or letters(solution):
+    says_yes_or_no = affirms(solution) is not None and not re.search("[0-9]", solution)  # and not "No. 2"
+    if _NUMBER_ALONE.fullmatch(solution) or says_yes_or_no or letters(solution):
         return True
     asks_for_times = _ASKS_FOR_TIMES.search(record.messages[-1].text) is not None
     return (asks_for_times and bool(spans_in(solution))) or len(boxes_in(solution)) > 0
@@ -93,13 +114,13 @@ def _disagreement(solution: str, asked: str, *, asks_for_numbers: bool, is_of_an
         )
     if numbers and _has_another_name(solution, listed):
         return "the solution gives a number another name than the prompt's list has for it: rewards compare the numbers"
+    if numbers and not spans and _has_bare_number(solution, by_name):
+        return "the solution has numbers with and without brackets: those in brackets alone count"
     if numbers and not spans:
         # Without its numbers the solution is read by its names: "(2) insert the fan, fasten the screw" has two.
         named, _ = named_actions(_NUMBER.sub(";", solution), by_name)
         if not named <= set(numbers):
             return "the solution names a step of the prompt's list without its number: numbers alone count"
-        if _has_bare_number(solution, by_name):
-            return "the solution has numbers with and without brackets: those in brackets alone count"
     if numbers or spans or steps_of_list(solution, by_name):
         return None
     named, _ = named_actions(solution, by_name)

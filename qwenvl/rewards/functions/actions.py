@@ -13,13 +13,17 @@ from qwenvl.rewards.functions.text import normalized, pairs, solution_of, unifie
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
 _LETTER = re.compile(r"[^\W\d_]")
-_WORD_OF_A_NUMBER = re.compile(r"\s*(?:step|action)\s*", re.IGNORECASE)
+_WORD = re.compile(r"[^\W\d_]+")
 _ONE_OR_TWO = re.compile(r"[0-9]+,[0-9]+")
+_FROM_TO = re.compile(r"\)\s*(?:[-\u2010-\u2015~]|\.{2,3}|\u2026|to\b)\s*\(\s*[0-9]")
 # No dash and no dot: 2-5 may be four steps, and 2.5 is none.
-_BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>(){}\[\]\u2192\u21d2\u3001]|[-=]>)+")
-_BARE_NUMBER = re.compile(r"[0-9]{1,9}")
-_WORDS_BESIDE_NUMBERS = frozenset(("", "and", "then", "step", "steps", "action", "actions"))
-_LINE = re.compile(r"[ \t]*\(\s*([0-9]{1,9})\s*\)(.*)")
+_BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>(){}\[\]\u2022\u2192\u21d2\u3001]|[-=]>)+")
+_BARE_NUMBER = re.compile(r"([0-9]{1,9})(?:\.0)?")  # of a column with gaps tables write 2.0
+_WORDS_BESIDE_NUMBERS = frozenset(
+    ("", "and", "then", "first", "next", "finally", "step", "steps", "action", "actions")
+)
+# A list may begin where its clip stands.
+_LINE = re.compile(r"[ \t]*(?:<(?:video|image)>[ \t]*)*\(\s*([0-9]{1,9})\s*\)(.*)")
 _WORD_ENDS = r"(?:(?<![^\W_])|(?![^\W_]))"  # not between two letters or digits
 # One at a time: a name may begin as a separator does, "first screw".
 # Signs are listed: marks on letters, such as the vowel signs of Devanagari, are none.
@@ -57,18 +61,19 @@ def accuracy(
 ) -> list[float]:
     """Overlap (intersection over union) of the actions that the answer names with the solution's.
 
-    It compares the set of ``(k)`` numbers in the first answer block with that of the solution. A solution without
-    numbers is compared as a set of phrases: the text between commas, semicolons and new lines. The same set scores 1.
-    So is one with a number behind a name, ``bolt (2)``, where the prompt has no list, unless the answer has numbers
-    alone. A solution that has bare numbers or names of the prompt's list and nothing else, ``2, 3``, means these
-    numbers to an answer with ``(k)`` numbers. Without an answer block, or with no action in it, the score is 0.
+    It compares the set of ``(k)`` numbers in the first answer block with that of the solution. Where the prompt has a
+    list of steps, bare numbers alone, ``2, 3``, and names of the list mean these numbers too, in both. Without an
+    answer block, or with no action in it, the score is 0.
 
-    An answer without any number is read by the names of the prompt's list. The list is the lines of the last user
-    turn that begin with ``(k)``. It must be unambiguous: no number and no name occurs twice. A name counts only to
-    the letter, upper and lower case, spaces and final dots aside. Signs, arrows, numbers of a list ("1.", "1)"), "and",
-    "then", "first", "next" and "finally" may separate names. Any other words, up to the next comma, semicolon, arrow,
-    line or name, count as one wrong action. With the list
-    ``(1) insert the fan``, ``(2) fasten the screw`` and the solution ``(1) (2)``:
+    A solution without numbers that has more than names of the list, or whose prompt has none, is compared as a set of
+    phrases: the text between commas, semicolons and new lines. So is one with a number behind a name, ``bolt (2)``,
+    where the prompt has no list, unless the answer has numbers alone. The same set scores 1.
+
+    The list is the lines of the last user turn that begin with ``(k)``. It must be unambiguous: no number and no name
+    occurs twice, and none has a second number. A name counts only to the letter, upper and lower case, spaces and final
+    dots aside. Signs, arrows, numbers of a list ("1.", "1)"), "and", "then", "first", "next" and "finally" may separate
+    names. Any other words, up to the next comma, semicolon, arrow, line or name, count as one wrong action. With the
+    list ``(1) insert the fan``, ``(2) fasten the screw`` and the solution ``(1) (2)``:
 
     - ``Insert the fan, then fasten the screw.`` scores 1, as ``(1) (2)`` does
     - ``insert the fan`` scores 1/2, and ``insert the fan, take the lid`` 1/3: one of two, and one that is wrong
@@ -105,9 +110,14 @@ check_action_numbers = partial(unreadable, action_numbers, 'names no action: exp
 
 
 def check_actions(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
-    """The reason why a record cannot be scored by its actions: it names none, or 3,5 may be one or two. Else None."""
+    """The reason why a record cannot be scored by its actions, else None.
+
+    It names none, 3,5 may be one or two, or (1)-(3) two or three.
+    """
     if _ONE_OR_TWO.fullmatch(solution_of(solution)):
         return f"the solution {solution[:80]!r} may be one number or two: write 3.5, or 3, 5 with a blank"
+    if _FROM_TO.search(solution_of(solution)):
+        return f"the solution {solution[:80]!r} may be two steps or all between them: write each of them"
     return unreadable(action_phrases, 'names no action: expected "(1) ..." numbers or phrases', solution)
 
 
@@ -115,24 +125,23 @@ def numbers_to_compare(truth: str, answer: str, listed: Mapping[str, int]) -> fr
     """The numbers of a solution that an answer is compared with. Empty where both are compared by phrases.
 
     Without a list a number behind a name is a part of it: "bolt (2)" and "nut (2)" are two labels. With one a solution
-    may name its steps otherwise, see ``steps_of_list``, than the answer does.
+    may name its steps otherwise, see ``steps_of_list``.
 
     Example:
         >>> [sorted(numbers_to_compare("bolt (2)", answer, {})) for answer in ("nut (2)", "(2)")]
         [[], [2]]
     """
     numbers = frozenset(action_numbers(truth))
-    has_numbers = bool(action_numbers(answer))
     if not numbers:
-        return steps_of_list(truth, listed) if has_numbers else numbers
-    has_numbers_alone = has_numbers and not _LETTER.search(answer)
+        return steps_of_list(truth, listed)
+    has_numbers_alone = bool(action_numbers(answer)) and not _LETTER.search(answer)
     if listed or has_numbers_alone or not has_number_behind(truth):
         return numbers
     return frozenset()
 
 
 def steps_of_list(text: str, listed: Mapping[str, int]) -> frozenset[int]:
-    """The numbers of the steps that a solution without ``(k)`` numbers names: by names of the list, or by bare numbers.
+    """The numbers of the steps that a text without ``(k)`` numbers names: by names of the list, or by bare numbers.
 
     Empty for a text with more than these.
 
@@ -141,23 +150,28 @@ def steps_of_list(text: str, listed: Mapping[str, int]) -> frozenset[int]:
         >>> sorted(steps_of_list("steps 1 and 2", steps)), sorted(steps_of_list("fasten the screw", steps))
         ([1, 2], [2])
     """
-    words = [word.rstrip(".:") for word in _BETWEEN_NUMBERS.split(text.casefold())]
-    words = [word for word in words if word not in _WORDS_BESIDE_NUMBERS]
-    if words and all(map(_BARE_NUMBER.fullmatch, words)):
-        numbers = frozenset(map(int, words))
-        return numbers if numbers <= set(listed.values()) else frozenset()
     named, unknown = named_actions(text, listed)
     return frozenset() if unknown else named
 
 
 def has_number_behind(text: str) -> bool:
-    """Whether a phrase of a text has its first ``(k)`` number behind a name, and not behind "step" or "action"."""
+    """Whether a phrase of a text has its first ``(k)`` number behind a name, and not behind "step" or "and"."""
     for phrase in _SEPARATOR.split(text):
         number = _NUMBER.search(phrase)
         before = phrase[: number.start()] if number else ""
-        if _LETTER.search(before) and not _WORD_OF_A_NUMBER.fullmatch(before):
+        if not _WORDS_BESIDE_NUMBERS.issuperset(_WORD.findall(before.casefold())):
             return True
     return False
+
+
+def bare_numbers(text: str) -> frozenset[int]:
+    """The numbers of a text that has nothing else: ``2, 3``, ``steps 2 and 3``, ``[2, 3]``. Empty where it has more.
+
+    Not those of ``2-3``, which may mean more steps.
+    """
+    words = [word.rstrip(".:") for word in _BETWEEN_NUMBERS.split(text.casefold())]
+    numbers = [_BARE_NUMBER.fullmatch(word) for word in words if word not in _WORDS_BESIDE_NUMBERS]
+    return frozenset(int(number[1]) for number in numbers if number) if all(numbers) else frozenset()
 
 
 def list_of(prompt: Sequence[Mapping[str, Any]] | None) -> dict[str, int]:
@@ -193,11 +207,7 @@ def list_in(text: str) -> dict[str, int]:
 @lru_cache(maxsize=256)
 def names_in(text: str) -> dict[int, str]:
     """The names of the actions as a user turn lists them, by number. Empty where the list is ambiguous."""
-    found = []
-    for line in unified(text).splitlines():
-        match = _LINE.match(line)
-        if match is not None:
-            found.append(match)
+    found = _lines_of_list(text)
     # Lists that people write have a comma or a semicolon behind each item.
     names = {int(match[1]): " ".join(match[2].split()).rstrip(" ,;") for match in found}
     different = {normalized(name) for name in names.values()}
@@ -205,19 +215,35 @@ def names_in(text: str) -> dict[int, str]:
     return names if whole and not any(_NUMBER.search(match[2]) for match in found) else {}
 
 
+def has_ambiguous_list(text: str) -> bool:
+    """Whether a user turn has lines that begin with ``(k)`` and are no list that is read."""
+    return len(_lines_of_list(text)) > 1 and not names_in(text)
+
+
+def _lines_of_list(text: str) -> list[re.Match[str]]:
+    """The lines of a user turn that begin with ``(k)``."""
+    matches = map(_LINE.match, unified(text).splitlines())
+    return [match for match in matches if match is not None]
+
+
 def named_actions(answer: str, listed: Mapping[str, int]) -> tuple[frozenset[int], int]:
     """The numbers of the actions that an answer names, and how many of its phrases name no listed action.
 
-    An answer without ``(k)`` numbers is read by the names of the list, from left to right, the longest name first.
+    An answer without ``(k)`` numbers is read by its bare numbers if it has nothing else, and otherwise by the names of
+    the list, from left to right, the longest name first.
 
     Example:
         >>> named_actions("Insert the fan, then fasten the screw; wait", {"insert the fan": 1, "fasten the screw": 2})
         (frozenset({1, 2}), 1)
     """
     numbers = set(action_numbers(answer))
-    unknown = 0
     if numbers or not listed:
         return frozenset(numbers), 0
+    bare = bare_numbers(answer)
+    if bare and not any(map(_BARE_NUMBER.fullmatch, listed)):  # a name may be a number itself
+        known = bare & set(listed.values())
+        return known, len(bare - known)
+    unknown = 0
     names = "|".join(map(re.escape, sorted(listed, key=len, reverse=True)))
     part = re.compile(rf"({names}){_WORD_ENDS}|({_BETWEEN})|\S[^\s,;|\u3001\u3002]*")
     for line in answer.splitlines():

@@ -99,9 +99,16 @@ def answer_of(completion: str) -> str | None:
 
 
 def solution_of(solution: str) -> str:
-    """The text of a solution as ``unified`` writes it: its first answer block, or all of it where it has none."""
+    """The text of a solution as ``unified`` writes it: its first answer block, or what follows its thinking.
+
+    Example:
+        >>> solution_of("<think>not (1)</think> (2)"), solution_of("(2)")
+        ('(2)', '(2)')
+    """
     block = first_block(solution, "answer")
-    return unified(solution if block is None else block.inner).strip()
+    if block is None:
+        return unified(solution.rpartition("</think>")[2]).strip()
+    return unified(block.inner).strip()
 
 
 def pairs(completions: Sequence[str], solutions: Sequence[str]) -> list[tuple[str | None, str]]:

@@ -108,8 +108,10 @@ class TestMessages:
 
     def test_a_solution_of_its_own_replaces_the_trailing_turn(self):
         turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "Two."}]
-        draft = draft_of({"messages": turns, "solution": 2}, "d")
-        assert (draft.messages, draft.solution) == ([Message("user", "1 + 1?")], "2")
+        for solution in (2, 2.0):  # whole numbers of a column with gaps are floats
+            draft = draft_of({"messages": turns, "solution": solution}, "d")
+            assert (draft.messages, draft.solution) == ([Message("user", "1 + 1?")], "2")
+        assert draft_of({"messages": turns, "solution": 2.5}, "d").solution == "2.5"
 
     def test_the_last_turn_of_conversations_and_a_solution_say_the_same(self):
         turns = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "<think>x</think><answer>2</answer>"}]

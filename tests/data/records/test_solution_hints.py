@@ -31,6 +31,7 @@ def hints(solution, asked=LISTED):
         "1 -> 2",
         "(1, 2)",
         "Steps: 1, 2",
+        "1.0, 2.0",
         "yes",
         "3",
         "B",
@@ -52,7 +53,7 @@ def test_a_solution_of_the_list_has_no_hint(solution):
         ("1, (2)", "the solution has numbers with and without brackets"),
         ("1-2", "the prompt has a list of steps, and the solution names no step of it"),
         ("S1, S2", "the prompt has a list of steps, and the solution names no step of it"),
-        ("1.0, 2.0", "the prompt has a list of steps, and the solution names no step of it"),
+        ("No. 2", "the prompt has a list of steps, and the solution names no step of it"),
         ("1.take the lid 2.hold it", "the prompt has a list of steps, and the solution names no step of it"),
         ("0-2 take lid\n2-3 hold it", "the solution names a step that is not in the prompt's list, string"),
         ("0-2 (1); 2-3 hold", "the solution names a step that is not in the prompt's list, string"),
@@ -91,6 +92,19 @@ def test_a_kind_of_answer_that_is_no_list_of_steps_has_no_hint():
     record = Record("0", (Message("user", LISTED),), "a red lid", (), (), (), {"problem_type": "free-form"}, "d[0]")
     assert list(solution_hints(record)) == []
     [_] = solution_hints(replace(record, fields={"problem_type": "labels"}))
+
+
+def test_a_list_that_is_not_read_is_named():
+    for asked in ("(1) fasten the screws (4)\n(2) close it", "(1) take it\n(1) put it", "(1) take it\n(2)"):
+        [message] = hints("(2)", asked)
+        assert message.startswith("a number or a name of the prompt's list occurs twice")
+    assert hints("(2)", "(1) take it") == []
+
+
+def test_a_whole_number_as_tables_write_it_is_named():
+    [message] = hints("2.0", "How many?")
+    assert message.startswith("tables write 2.0 for 2 in a column with gaps")
+    assert hints("2.5", "How many?") == []
 
 
 def test_a_number_that_may_have_a_decimal_comma_is_named():

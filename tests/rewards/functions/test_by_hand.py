@@ -217,7 +217,14 @@ def test_a_name_may_begin_as_what_stands_between_names_does(answer):
         ("(1) (2)", "insert the fan, insert the fan cable", 1.0),
         ("(3) hold the lid, and turn it", "Hold the lid, and turn it", 1.0),
         ("(2)", "1", 0.0),
-        ("1, 3", "1, 3", 1.0),  # as phrases
+        ("1, 3", "1, 3", 1.0),
+        ("1, 3", "1 and 3", 1.0),
+        ("1, 3", "(1) (3)", 1.0),
+        ("1, 3, 9", "(1) (3)", 2 / 3),
+        ("1-3", "(1) (3)", 0.0),
+        ("(1) (3)", "1.0, 3.0", 1.0),
+        ("insert the fan, then insert the fan cable", "insert the fan -> insert the fan cable", 1.0),
+        ("insert the fan, wait", "Insert the fan. Insert the fan cable.", 1 / 3),
         ("insert the fan", "insert the fan, wait", 1 / 2),
         ("(1)", "insert the fan, wait", 0.0),  # and this solution has a hint
         ("(1)", "1.5", 0.0),
@@ -227,6 +234,22 @@ def test_a_name_may_begin_as_what_stands_between_names_does(answer):
 def test_a_solution_by_bare_numbers_or_names_of_the_list_is_that_of_answers_by_number(answer, solution, score):
     prompt = [{"role": "user", "content": LISTED}]
     assert value_of("accuracy", answer, solution, prompts=prompt) == pytest.approx(score)
+
+
+def test_words_between_numbers_are_no_names_with_a_number_behind():
+    solutions = ("(1) pick it, and (3) screw it", "First (1), then (3)", "Steps: (1) pick it; finally (3) screw it")
+    for solution in solutions:
+        assert value_of("accuracy", "(1) pick it (3) screw it", solution) == 1.0, solution
+
+
+def test_the_thinking_of_a_solution_is_no_part_of_it():
+    assert value_of("accuracy", "(2)", "<think>Not (1).</think>\n(2) insert the fan") == 1.0
+    assert value_of("count", "3", "<think>2 and 1</think>3") == 1.0
+
+
+def test_a_list_may_begin_where_its_clip_stands():
+    listed = {"take the lid": 1, "insert the fan": 2}
+    assert list_of([{"role": "user", "content": "<video>(1) take the lid\n(2) insert the fan\nWhich?"}]) == listed
 
 
 def test_an_ambiguous_list_of_steps_names_no_step():
@@ -349,6 +372,7 @@ CHOICE, PIXELS = {"problem_type": "multiple choice"}, {"width": 640, "height": 4
 CHECKS = [  # function, solutions and fields that it can compare with, those that it cannot, and why
     ("accuracy", [("<answer>(1)</answer>", {}), ("insert the fan", {})],
      [("", {}), ("<answer> </answer>", {}), ("<answer>,;.</answer>", {})], "names no action"),
+    ("accuracy", [], [(f"(1){to}(3)", {}) for to in ("-", " - ", "...", " to ")], "two steps or all between them"),
     ("action_order", [("<answer>(1)</answer>", {})], [("insert the fan", {})], "names no action"),
     ("exact_match", [("a", {})], [("<answer>...</answer>", {})], "no word"),
     ("multiple_choice", [("(B)", {}), ("A, C", {}), ("B. left or right", {})],
