@@ -23,13 +23,17 @@ _NUMBERED = re.compile(r"\s*[(\[]?(\d{1,2})\s*[)\].:](?!\d)\s*")
 _LETTER_ALONE = re.compile(r"(?:(?:option|choice|answer)[\s:]*)?[(\[]?([A-Za-z])[)\].:]*", re.IGNORECASE)
 _WHOLE_NUMBER = re.compile(r"\d{1,3}(?:\.0)?")
 # Columns that hold an option each: option1, option_b, "option 0", a0, choice2, answer3.
-_OPTION_COLUMN = re.compile(r"(?:option|choice|candidate|opt|answer|ans)[ _-]?(\d{1,2}|[a-h])|a(\d{1,2})", re.I)
+_OPTION_COLUMN = re.compile(r"(?:option|choice|candidate|opt|answer|ans)[ _-]?(\d{1,2}|[a-j])|a(\d{1,2})", re.I)
+_COLUMN_LETTERS = LETTERS[:10]
+# Letters and numbers in front of options in notations that are not taken off: "Option B: right", "2 - up".
+_ANY_NAME = re.compile(r"\W*(?:option\W+)?(?:([A-Z])\W|([0-9]{1,2})\s*[-\u2010-\u2015\uff1a]\s)", re.IGNORECASE)
 _NAMES_OPTIONS = ("option", "choice", "candidate", "opt")  # which nothing else begins with
 # Keys of an object that is one option, in the order in which they are looked for.
 _OPTION_TEXTS = ("choice", "option", "text", "content", "value")
 # Keys of the letter or number by which it is called. The text of an option may be a letter too, where it has no other.
 _OPTION_NAMES = ("label", "letter", "key", "id", "choice_id", "option_id", "index", "idx", "choice", "option", "value")
 _OPTION_NAME = re.compile(r"\s*[(\[]?([A-Za-z]|\d{1,2})[)\].:]?\s*")
+_BETWEEN_OPTIONS = re.compile(r"\s*(?:[,;|&/\n]|\band\b)\s*")  # where several are right: "A. left, C. up"
 # Lettered options in a text, on lines of their own or one after another.
 _IN_TEXT = re.compile(r"(?:^|(?<=\s))[(\[*]{0,3}([A-Za-z])[)\].:*]{1,3}\s+(?=\S)", re.MULTILINE)
 
@@ -166,6 +170,12 @@ def _without_names(texts: list[str]) -> Options:
             f"options: have the letters {', '.join(letters)} in this order; write them in the order of the letters, "
             'none left out, or as an object such as {"A": "left", "B": "right"}'
         )
+    named = [_ANY_NAME.match(text) for text in texts]
+    in_front = [(found[1] or found[2]).upper() for found in named if found]
+    if len(in_front) == len(texts) and in_front != sorted(in_front) and _are_names(in_front):
+        raise ValueError(
+            f"options: seem to have the names {', '.join(in_front)} in this order; write their texts alone, in order"
+        )
     numbered = [_NUMBERED.match(text) for text in texts]
     numbers = [int(found[1]) for found in numbered if found]
     if numbers in (list(range(len(texts))), list(range(1, len(texts) + 1))):
@@ -175,6 +185,14 @@ def _without_names(texts: list[str]) -> Options:
             f"options: have the numbers {', '.join(map(str, numbers))} in this order; number all of them from 0 or 1 on"
         )
     return Options(by_place)
+
+
+def _are_names(in_front: Sequence[str]) -> bool:
+    """Whether letters or numbers are those of all options, in some order."""
+    count = len(in_front)
+    if in_front[0].isdecimal():
+        return sorted(in_front) in ([str(n) for n in range(count)], [str(n) for n in range(1, count + 1)])
+    return set(in_front) == set(LETTERS[:count])
 
 
 def _without_own_letters(texts: Mapping[str, str]) -> dict[str, str]:
@@ -265,7 +283,7 @@ def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | 
     Raises:
         ValueError: a column between others is empty.
     """
-    lettered = LETTERS[:8]
+    lettered = _COLUMN_LETTERS
     if {"a", "b"} <= row.keys() and _names_an_option(row, lettered.lower()):
         lettered = lettered.lower()
     texts = [_option_text(row.get(letter)) for letter in lettered]
@@ -289,7 +307,7 @@ def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | 
             continue
         first = 1 if ends[0] == "1" else 0
         numbers = [str(first + i) for i in range(len(ends))]
-        if ends not in (numbers, list("abcdefgh"[: len(ends)])):
+        if ends not in (numbers, list(_COLUMN_LETTERS.lower()[: len(ends)])):
             if stem.startswith(_NAMES_OPTIONS):
                 listed = "/".join(columns[end] for end in ends)
                 raise ValueError(f"{listed}: expected columns of options from 1, 0 or a on, with none left out")
@@ -303,10 +321,13 @@ def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | 
 
 
 def _names_an_option(row: Mapping[str, Any], columns: str) -> bool:
-    """Whether the answer of a row is a letter, or the text of one of some columns and no number."""
+    """Whether the answer of a row begins with letters, or is the text of one of some columns and no number."""
     answer = str(row.get("answer")).strip()
-    texts = [str(row.get(column)).strip() for column in columns]
-    return re.fullmatch("[A-Ha-h]", answer) is not None or (answer in texts and not re.match("[-+.]*[0-9]", answer))
+    texts = [str(row[column]) for column in columns if row.get(column) is not None]
+    letters_alone = all(re.fullmatch("[A-Ja-j]", letter) for letter in _letters_in(answer))
+    if letters_alone or _LETTERED.match(answer):
+        return True
+    return _plain(answer) in map(_plain, texts) and not re.match("[-+.]*[0-9]", answer)
 
 
 def _is_text_of_its_own(answer: Any) -> bool:
@@ -330,7 +351,8 @@ def options_in(question: str) -> Options | None:
     if len(found) < 2 or len({match[1].isupper() for match in found}) > 1:
         return None
     ends = [*(match.start() for match in found[1:]), len(question)]
-    texts = [question[match.end() : end].strip().split("\n")[0] for match, end in zip(found, ends, strict=True)]
+    lines = [question[match.end() : end].strip().split("\n")[0] for match, end in zip(found, ends, strict=True)]
+    texts = [line.rstrip(" ,;") for line in lines]
     return Options(dict(zip(LETTERS, texts, strict=False)))
 
 
@@ -357,6 +379,8 @@ def chosen(answer: Any, options: Options, key: str = "answer", first_number: int
         ('B', 'B', 'A', 'B')
     """
     if isinstance(answer, list | tuple) and answer:
+        if first_number is None and {0, len(options.texts)} <= {whole_number(each) for each in answer}:
+            raise ValueError(f"{key}: {list(answer)} has numbers from 0 and from 1; write letters")
         return ", ".join(dict.fromkeys(chosen(each, options, key, first_number) for each in answer))
     text = bare(answer, key)
     texts = options.texts
@@ -373,21 +397,31 @@ def chosen(answer: Any, options: Options, key: str = "answer", first_number: int
                 f'"Option {same[0]}"'
             )
         return same[0]
-    named = _LETTERED.match(text)
-    if named and named[1].upper() in _same_text(text[named.end() :], texts):
-        return named[1].upper()
+    letter = _letter_of(text, texts)
+    if letter is not None:
+        return letter
     several = _letters_in(text)
     if len(several) > 1 and set(several) <= texts.keys():
         return ", ".join(several)
-    found = _LETTER_ALONE.fullmatch(text) or _LETTERED.match(text)
-    letter = found[1].upper() if found else ""
-    if not found or letter not in texts:
+    with_texts = [_letter_of(part, texts) for part in _BETWEEN_OPTIONS.split(text) if part]
+    if len(with_texts) > 1 and all(with_texts):
+        return ", ".join(each for each in with_texts if each)
+    named = _LETTERED.match(text)
+    if named is None or named[1].upper() not in texts:
         raise ValueError(f"{key}: {text!r} is none of the options {_shown(options)}")
-    behind = text[found.end() :]
-    others = _same_text(behind, texts) if behind else []
-    if others and letter not in others:
-        raise ValueError(f"{key}: {text!r} names option {letter}, and has the text of option {others[0]}")
-    return letter
+    others = _same_text(text[named.end() :], texts)
+    behind = f"the text of option {others[0]}" if others else "another text than that"
+    raise ValueError(f"{key}: {text!r} names option {named[1].upper()}, and has {behind}")
+
+
+def _letter_of(text: str, texts: Mapping[str, str]) -> str | None:
+    """The option that a text names by its letter, alone or with the text of the option behind it. None: none."""
+    alone = _LETTER_ALONE.fullmatch(text)
+    named = alone or _LETTERED.match(text)
+    letter = named[1].upper() if named else ""
+    if named is None or letter not in texts:
+        return None
+    return letter if alone or letter in _same_text(text[named.end() :], texts) else None
 
 
 def _letters_in(text: str) -> list[str]:
@@ -420,6 +454,12 @@ def _numbered(number: int, options: Options, key: str, first_number: int | None)
         )
     if by_name:
         return by_name[0]
+    within = _numbers_within(options, number)
+    if within:
+        raise ValueError(
+            f"{key}: {number} may be the number of an option, and stands in the text of option {within[0]}: write a "
+            "letter"
+        )
     # Only counting from 0 has 0, and only counting from 1 has the number of options.
     if number == 0:
         return letters[0]
@@ -431,6 +471,11 @@ def _numbered(number: int, options: Options, key: str, first_number: int | None)
         f"{key}: {number} may count the options from 0 or from 1, and no row tells which; --columns "
         f"{key}=answer_index counts them from 0, --columns {key}=answer_number from 1"
     )
+
+
+def _numbers_within(options: Options, number: int) -> list[str]:
+    """The letters of the options whose text has a number among other words: 3 of "3 screws"."""
+    return [letter for letter, text in options.texts.items() if str(number) in re.findall("[0-9]+", text)]
 
 
 def counted_from(rows: Iterable[tuple[Any, Options]]) -> int | None:
@@ -459,7 +504,7 @@ def counted_from(rows: Iterable[tuple[Any, Options]]) -> int | None:
         elif number in options.numbers:
             telling += 1
             starts.add(options.numbers[0])
-        elif number in (0, len(options.texts)):
+        elif number in (0, len(options.texts)) and not _numbers_within(options, number):
             telling += 1
             starts.add(0 if number == 0 else 1)
     if len(starts) > 1:
@@ -502,6 +547,11 @@ def bare(answer: Any, key: str) -> str:
     return text.replace("<answer>", "").replace("</answer>", "").strip()
 
 
+def has_text(options: Options, text: str) -> bool:
+    """Whether one of the options has this text."""
+    return bool(_same_text(text, options.texts))
+
+
 def _same_text(text: str, texts: Mapping[str, str]) -> list[str]:
     """The letters of the options that have a text, whatever its case, its spaces and the stop at its end."""
     wanted = _plain(text)
@@ -510,7 +560,7 @@ def _same_text(text: str, texts: Mapping[str, str]) -> list[str]:
 
 def _plain(text: str) -> str:
     """A text in small letters with single spaces, without a stop at its end. Whole numbers lose their ``.0``."""
-    plain = " ".join(text.casefold().split()).rstrip(".")
+    plain = re.sub(r"\s*,\s*", ", ", " ".join(text.casefold().split()).rstrip("."))
     return str(int(float(plain))) if _WHOLE_NUMBER.fullmatch(plain) else plain
 
 

@@ -19,6 +19,7 @@ from qwenvl.data.records.choices import (
     Options,
     bare,
     chosen,
+    has_text,
     is_letter,
     option_columns,
     options_in,
@@ -74,15 +75,26 @@ _KINDS = {
 _KIND_KEYS = ("problem_type", "question_type", "task_type", "task", "type", "answer_type")
 # Keys of our own forms that mean the same in a row of a preset: its system turn, and which frames are taken.
 _PASSED = (*SYSTEM_KEYS, *FRAME_KEYS)
-_NUMBER = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)*(?:e[-+]?[0-9]{1,2})?%?", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?:[-+\u2010-\u2015\u2212]\s?)?(?:[0-9]+(?:[.,][0-9]+)*|\.[0-9]+)\.?(?:e[-+]?[0-9]{1,2})?%?", re.IGNORECASE
+)
 # The keys of an answer: as it is, and as the number of an option that counts from 0 or from 1.
 _ANSWER_KEYS = {"answer": None, "answer_index": 0, "answer_number": 1}
 # Keys by which a format is guessed, and others that stand for them.
 _INSTEAD = {"answer": {"answer_index", "answer_number"}, "video_id": {"video", "videos"}}
-# Questions for times, and those with a word that may also mean something else: "the score at half time".
-_ASKS_FOR_SECONDS = re.compile(r"\bseconds?\b|\btime ?(?:stamps?|spans?|intervals?)\b", re.IGNORECASE)
-_MAY_ASK_FOR_TIMES = re.compile(r"\bwhen\b|\btimes?\b|\bmoments?\b", re.IGNORECASE)
+# Questions for times, and not "which step is shown when the lid is open" or "the score at half time".
+_ASKS_WHEN = re.compile(
+    r"^\W*when\b|\bwhen (?:do|does|did|is|are|was|were|can|will|has|have)\b"
+    r"|\b(?:what|which) (?:times?|moments?|intervals?|segments?)\b",
+    re.IGNORECASE,
+)
+_ASKS_FOR_SECONDS = re.compile(
+    r"\b(?:in|what|which|start|end) seconds?\b|\btime ?(?:stamps?|spans?|intervals?)\b|\bfrom when\b", re.IGNORECASE
+)
+_ASKS_HOW_MUCH = re.compile(r"\bhow (?:many|much|long|often)\b", re.IGNORECASE)
 _MARKS_SECONDS = re.compile(r"[:.\[]|\d\s*s", re.IGNORECASE)
+# Answers of tables, and those of Python: True.
+_YES_AND_NO = {"yes": "yes", "no": "no", "true": "yes", "false": "no", "y": "yes", "n": "no"}
 # Times and nothing else: "3.5 to 8", "[[3, 8], [9, 12]]", "from 1 min 20 s to 2 min and from 3 min to 4 min".
 _TIMES_ALONE = re.compile(
     r"(?:[\d\s.,:;()\[\]<>~\u2010-\u2015-]|\b(?:from|to|until|and|between|s|secs?|seconds?|m|mins?|minutes?)\b"
@@ -293,7 +305,7 @@ def _kind_of_answer(answer: Any, question: str) -> str:
     text = str(answer).strip()
     if _NUMBER.fullmatch(text):
         return NUMBER
-    if text.casefold().strip(".") in ("yes", "no"):
+    if text.casefold().strip(".") in _YES_AND_NO:
         return YES_NO
     # Two times are a span where the question asks for times: "3-5" may be a score or a range as well.
     says_seconds = _MARKS_SECONDS.search(text) is not None
@@ -312,13 +324,17 @@ def _asks_for_times(question: str, *, says_seconds: bool) -> bool:
     Args:
         says_seconds: the answer has seconds, and cannot be a score or years.
     """
-    if says_seconds and _MAY_ASK_FOR_TIMES.search(question):
+    if _ASKS_HOW_MUCH.search(question):
+        return False
+    if says_seconds and _ASKS_WHEN.search(question):
         return True
     return _ASKS_FOR_SECONDS.search(question) is not None
 
 
 def _kind_of(row: Values, answer: Any, question: str, options: Options | None) -> tuple[str, str]:
     """The kind of an answer, and the column that names it, empty where none does."""
+    if not isinstance(row.get("problem_type"), str | None):
+        raise ValueError(f"problem_type: expected text, got {kind_of(row['problem_type'])}")
     said, key = _kind_said(row, answer)
     if said and (key == "problem_type" or not options):
         return said, key
@@ -370,7 +386,7 @@ def _question_row(
     if isinstance(given, list | tuple) and len(given) == 1:
         given = given[0]
     found = _given_options(row) if kind is None else None
-    options, option_keys = found or (_options_in(prompt, given), ())
+    options, option_keys = found or (_options_in(prompt, given, first_number), ())
     if options and isinstance(given, str) and given in option_keys and len(option_keys) > 1:  # the name of a column
         given = list(options.texts)[option_keys.index(given)]
     said_by = ""
@@ -395,12 +411,14 @@ def _question_row(
     times = times_in(given) if kind == SPAN else []
     if options and kind == CHOICE:
         solution = chosen(given, options, answer, first_number)
+        if "," in solution:
+            made.asked = "the letters of all right options, with commas between them,"
     elif times:
         solution, made.hints = spans_text(times, row.get("duration"))
         if len(times) > 1:
             made.asked = "start and end in seconds of every time that it happens, with the word to between them,"
-    elif isinstance(given, bool):
-        solution = "yes" if given else "no"
+    elif kind == YES_NO and str(given).strip().casefold() in _YES_AND_NO:
+        solution = _YES_AND_NO[str(given).strip().casefold()]
     else:
         solution = bare(given, answer)
         made.hints += _hints_about(solution, kind)
@@ -408,17 +426,32 @@ def _question_row(
     return made
 
 
-def _options_in(question: str, answer: Any) -> Options | None:
-    """The options that a question's own text holds, where its answer is one of them."""
+def _options_in(question: str, answer: Any, first_number: int | None) -> Options | None:
+    """The options that a question's own text holds, where its answer is one of them.
+
+    Args:
+        first_number: see ``chosen``.
+
+    Raises:
+        ValueError: the answer is a number, which may be that of an option or a count.
+    """
     options = options_in(question)
     if options is None:
         return None
-    with suppress(ValueError):
-        chosen(answer, options)
-        return options
+    number = whole_number(answer)
     # Lines of options leave no other answer than one of them. "Part A. or part B." within a sentence may be none.
     on_lines = all(re.search(rf"(?mi)^\W*{letter}\W", question) for letter in options.texts)
-    return options if on_lines and (whole_number(answer) is not None or is_letter(answer)) else None
+    if number is not None and first_number is None and not has_text(options, str(number)):
+        if on_lines:
+            raise ValueError(
+                f"answer: {number} may be the number of an option in the question, or a count; write a letter, or "
+                "--columns answer=answer_index or answer=answer_number"
+            )
+        return None
+    with suppress(ValueError):
+        chosen(answer, options, first_number=first_number)
+        return options
+    return options if on_lines and (number is not None or is_letter(answer)) else None
 
 
 def _shows(prompt: str, options: Options) -> bool:

@@ -22,8 +22,11 @@ _SPLIT = re.compile(r"[\s,;/&\u3001]+")
 _RUN = re.compile(r"[A-H]{2,8}")
 # "B. a cat", "b) a cat" and, with Chinese signs and no space, "B、..."
 _MARKED = re.compile(
-    rf"(?:^|[\n,;])[ \t]{{0,8}}(?:[(\[]?([A-Z])(?:[).:\]](?=\s|$|[{CJK}])|[\u3001\u3002])|[(\[]?([a-z])[).:\]](?=\s))"
+    r"(?:^|[\n,;/&|]|\b(?:and|or)\b)[ \t]{0,8}"
+    rf"(?:[(\[]?([A-Z])(?:[).:\]](?=\s|$|[{CJK}])|[\u3001\u3002])|[(\[]?([a-z])[).:\]](?=\s))"
 )
+# "(A) left (C) up". Behind another notation, "B. screw (A)", brackets belong to a text.
+_IN_BRACKETS = re.compile(r"(?:(?<=\s)|^)[(\[]([A-Z])[)\]](?=\s|$)")
 # A small letter must end what is said: "the answer is a man" chooses nothing.
 _SAID = re.compile(
     r"(?:\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?|答案[是为為]?):? ?"
@@ -37,6 +40,10 @@ _SAID_SEVERAL = re.compile(
     # "I" before a word is no choice: "the answer is B, I am sure".
     r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
 )
+# "D. A and B": a letter with the text of its option, and no list.
+_WITH_A_TEXT = re.compile(r"[(\[]?([A-Za-z])[).:\]][ \t]{1,8}(?!(?:and|or)\b)\w")
+# A letter that may be another choice: "A. left C. up".
+_LONE_MARK = re.compile(r"(?<![\w(\[])([A-H])[).:\]](?=\s|$)")
 # A solution that accepts several letters, and not all of them together: "B or C".
 _OR_ANOTHER = re.compile(r"(?<!\w)[A-Z][)\]]?,? or [(\[]?[A-Z](?!\w)")
 # A wrapper of LaTeX without another one in it: what \boxed{\text{B}} says is found from the inside out.
@@ -129,9 +136,12 @@ def letters(text: str) -> set[str]:
     text = text.translate(_MARKUP).strip().strip("$\"'\u201c\u201d\u300c\u300d")
     parts = [part for part in _SPLIT.split(text) if part]
     words = [part.strip(_AROUND_CHOICE) for part in parts if part not in ("and", "or")]
+    are_marked = {part[-1] in ").:]" for part in parts}
     is_list = len(words) < len(parts) or any(mark in text for mark in ",;/&")
+    if _WITH_A_TEXT.match(text) and are_marked == {True, False}:
+        is_list = False
     # "B. x" is the choice B with its text, "B x" and "(B) (X)" are two choices.
-    if is_list or len({part[-1] in ").:]" for part in parts}) == 1:
+    if is_list or len(are_marked) == 1:
         if all(len(word) == 1 and word.isascii() and word.isalpha() for word in words):
             return {word.upper() for word in words}
         if len(words) == 1 and _RUN.fullmatch(words[0]) and list(words[0]) == sorted(set(words[0])):
@@ -139,7 +149,8 @@ def letters(text: str) -> set[str]:
     several = _SAID_SEVERAL.search(text)
     if several is not None:
         return set(re.findall("[A-Z]", several[1]))
-    return _found(_MARKED, text) or _found(_SAID, text)
+    in_brackets = set(_IN_BRACKETS.findall(text)) if _IN_BRACKETS.match(text) else set()
+    return _found(_MARKED, text) | in_brackets or _found(_SAID, text)
 
 
 def _found(choice: re.Pattern[str], text: str) -> set[str]:
@@ -172,6 +183,10 @@ def check_letters(solution: str, fields: Mapping[str, Any] | None = None) -> str
     """The reason why a solution chooses no letters, or leaves open which. None: it chooses some."""
     if _OR_ANOTHER.search(solution_of(solution)):
         return f"the solution must choose letters, and all of them are compared: which is right, {solution[:80]!r}?"
+    chosen = letters(solution_of(solution))
+    others = set(_LONE_MARK.findall(solution_of(solution))) - chosen
+    if chosen and others:
+        return f"the solution must choose letters, and {solution[:80]!r} may choose {others.pop()} too: write A, C"
     return unreadable(letters, 'must choose letters like "B" or "A, C"', solution)
 
 
@@ -194,7 +209,7 @@ Tolerance = Annotated[float, Argument("Error that is accepted, times the solutio
 _NUMBER = re.compile(
     r"(?<![0-9.])[-+]?(?:[1-9][0-9]{0,2}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
     r"(?:[eE][-+]?[0-9]{1,2})?(?!\.?[0-9]|[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e])"
-    r"(?![kKMB]\b|\s?(?:k|hundred|thousand|million|billion)s?\b)"
+    r"(?!B\b|\s?(?:[kKM]|(?i:hundred|thousand|million|billion|bn|mn)s?)\b|\s?[\u4e07\u5343\u4ebf])"
 )
 
 # ".5" is written "0.5": a dot alone in front of digits is what takes them for no number.
@@ -202,6 +217,7 @@ _WITHOUT_A_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")
 _DASH = r"[-\u2010-\u2015\u2212]"
 # A dash in front of a number is a minus sign, however it is typed. In 3\u20135 it stands between numbers.
 _MINUS = re.compile(rf"(?<![\w.)]){_DASH}(?=[0-9])")
+_HYPHEN = re.compile(r"(?<=[^\W\d_])(?<![0-9][eE])-(?=[0-9])")  # of "step-3", and not of 2e-3
 # One apart from its number may be a minus sign, begin an item of a list, or stand between a word and the number.
 _UNCLEAR_MINUS = re.compile(rf"(?<![0-9)])(?<![0-9)]\s){_DASH}\s{{1,20}}(?=[0-9])")
 _NO_NUMBER = "."  # in front of digits, which then are none
@@ -228,7 +244,7 @@ def numbers_in(text: str) -> list[Decimal]:
         [Decimal('1250'), Decimal('3.0'), Decimal('-2')]
     """
     text = _WITHOUT_A_ZERO.sub("0.", text)
-    text = _UNCLEAR_MINUS.sub(_NO_NUMBER, _MINUS.sub("-", text))
+    text = _UNCLEAR_MINUS.sub(_NO_NUMBER, _MINUS.sub("-", _HYPHEN.sub(" ", text)))
     return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(text)]
 
 

@@ -17,6 +17,7 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 ANSWER_LIMIT = 10_000  # characters; no answer is that long, and reading one of a megabyte takes time
 CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese and Japanese characters, for a regex's []
 LONGEST_RUN_OF_MARKS = 30
+_AROUND_TEXTS = " .\"'\u2018\u2019\u201c\u201d\u3002"  # dots and quotes, typographic ones too
 GRAPHEME_JOINER = "\u034f"  # an invisible character that marks on both sides of it are not ordered across
 
 
@@ -157,10 +158,13 @@ def normalized(text: str) -> str:
     """A text of ``answer_of`` or ``solution_of`` in lower case, with single spaces, without outer dots and quotes.
 
     Example:
-        >>> normalized(" The  Fan. ")
-        'the fan'
+        >>> normalized(" The  Fan. "), normalized(".5")
+        ('the fan', '.5')
     """
-    return " ".join(text.casefold().split()).strip(" .\"'")
+    plain = " ".join(text.casefold().split()).rstrip(_AROUND_TEXTS)
+    stripped = plain.lstrip(_AROUND_TEXTS)
+    is_fraction = stripped[:1].isdecimal() and plain.removesuffix(stripped).endswith(".")
+    return f".{stripped}" if is_fraction else stripped
 
 
 @lru_cache(maxsize=4096)

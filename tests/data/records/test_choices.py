@@ -111,7 +111,10 @@ def test_an_answer_names_its_option_by_letter_or_text(answer):
     assert chosen(answer, options_of(WAYS)) == "B"
 
 
-@pytest.mark.parametrize("answer", ["A, C", "AC", ["a", "c"], "a and c", "A/C", "(A) (C)"], ids=str)
+SEVERAL = ["A, C", "AC", ["a", "c"], "a and c", "A/C", "(A) (C)", "A. left, C. up", "(A) left and (C) up", "A. left; C"]
+
+
+@pytest.mark.parametrize("answer", SEVERAL, ids=str)
 def test_several_right_options_are_read_in_every_notation(answer):
     assert chosen(answer, options_of(WAYS)) == "A, C"
 
@@ -130,6 +133,29 @@ def test_several_right_options_are_read_in_every_notation(answer):
 def test_an_answer_that_names_no_option_is_refused(answer, message):
     with pytest.raises(ValueError, match=message):
         chosen(answer, options_of(WAYS))
+
+
+@pytest.mark.parametrize("answer", ["A. left C. up", "(A)(C)", "A.C", "(A) or (C)", "A. leftwards"])
+def test_a_letter_with_another_text_than_that_of_its_option_is_refused(answer):
+    with pytest.raises(ValueError, match="names option A, and has another text than that"):
+        chosen(answer, options_of(WAYS))
+
+
+def test_numbers_that_count_from_0_and_from_1_are_refused():
+    with pytest.raises(ValueError, match="numbers from 0 and from 1"):
+        chosen([0, 3], options_of(WAYS))
+
+
+def test_a_number_within_the_text_of_an_option_is_refused():
+    screws = options_of(["2 screws", "3 screws", "4 screws"])
+    with pytest.raises(ValueError, match="3 may be the number of an option, and stands in the text of option B"):
+        chosen(3, screws)
+    assert counted_from([(3, screws)]) is None
+    assert chosen(3, screws, first_number=1) == "C"
+
+
+def test_blanks_beside_commas_of_an_option_do_not_matter():
+    assert chosen("B,A,C", options_of(["A, B, C", "B, A, C"])) == "B"
 
 
 def test_a_letter_that_is_the_text_of_another_option_is_refused():
@@ -261,6 +287,22 @@ def test_options_whose_letters_or_numbers_have_gaps_are_refused(texts):
         options_of(texts)
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["Option B: right", "Option A: left"],
+        ["B - right", "A - left"],
+        ["**B.** right", "**A.** left"],
+        ["2 - right", "1 - left", "0 - up"],
+    ],
+    ids=str,
+)
+def test_options_that_seem_to_be_shuffled_are_refused(texts):
+    with pytest.raises(ValueError, match="options: seem to have the names"):
+        options_of(texts)
+    assert list(options_of(texts[::-1]).texts.values()) == texts[::-1]
+
+
 def test_initials_of_names_and_places_are_texts():
     for texts in (["J. Smith", "M. Jones"], ["1. FC K", "1. FC N"], ["3. May", "17. May"]):
         assert list(options_of(texts).texts.values()) == texts
@@ -274,7 +316,7 @@ def test_letters_in_front_of_lettered_options_are_taken_off():
 
 def test_columns_of_small_letters_are_options_where_the_answer_is_one_of_them():
     row = {"a": "red", "b": "green", "c": ""}
-    for answer in ("B", "b ", "green"):
+    for answer in ("B", "b ", "green", "Green.", "(b)", "b. green"):
         assert option_columns(row | {"answer": answer}) == (options_of({"A": "red", "B": "green"}), ("a", "b"))
     assert option_columns(row | {"answer": "blue"}) is None
     assert option_columns({"a": "3", "b": "4", "answer": "4"}) is None  # the larger one of two numbers
@@ -380,6 +422,26 @@ def test_a_letter_that_the_options_in_the_question_lack_is_refused():
         parsed(COLUMNS | {"question": "Where?\nA. left\nB. right", "answer": "C"})
 
 
+def test_a_number_beside_lettered_lines_is_refused_unless_its_column_says_what_it_counts():
+    for question in ("How many?\nA. 2 screws\nB. 3 screws\nC. 4 screws", "A. lid\nB. fan\nC. cup\nHow many screws?"):
+        with pytest.raises(RecordError, match="3 may be the number of an option in the question, or a count"):
+            parsed(COLUMNS | {"question": question, "answer": 3})
+    in_line = COLUMNS | {"question": "Which way? (A) left, (B) right, (C) up"}
+    assert gold(in_line | {"answer_index": 1}) == gold(in_line | {"answer_number": 2}) == "B"
+    assert gold(in_line | {"answer": "right"}) == "B"
+    assert gold(COLUMNS | {"question": "How many?\nA. 2\nB. 3", "answer": 3}) == "B"
+
+
+def test_the_prompt_of_several_right_options_asks_for_all():
+    record = parsed(COLUMNS | {"options": WAYS, "answer": "A, C"})
+    assert "the letters of all right options, with commas between them" in record.messages[-1].text
+
+
+def test_columns_have_up_to_ten_options():
+    row = {letter: f"text {letter}" for letter in "ABCDEFGHIJ"}
+    assert list(option_columns(row)[0].texts.values()) == list(row.values())
+
+
 def test_letters_within_a_sentence_are_no_options_of_another_answer():
     question = "Between part A. and part B. of the clip, how many screws are fastened?"
     assert gold(COLUMNS | {"question": question, "answer": 7}) == "7"
@@ -414,6 +476,9 @@ def test_another_kind_beside_options_is_kept_as_the_source_kind():
     ("row", "kind", "text"),
     [
         ({"answer": True}, "yes or no", "yes"),
+        ({"answer": "False"}, "yes or no", "no"),  # of a table
+        ({"answer": "\N{MINUS SIGN}3"}, "numerical", "\N{MINUS SIGN}3"),
+        ({"answer": ".5"}, "numerical", ".5"),
         ({"answer": ["red"]}, "free-form", "red"),
         ({"answer": 3}, "numerical", "3"),
         ({"answer": "3.4-5.1", "question_type": "video temporal grounding"}, "temporal grounding", "3.4 to 5.1"),

@@ -44,12 +44,16 @@ BY_HAND = {  # answer, solution, value
     ],
     "multiple_choice": [
         *(("B", "(B)", 1), ("B. x", "B", 1), ("A, C", "C,A", 1), ("A", "A, C", 0), ("cat", "A", 0)),
+        *((f"A. left{sign}C. up", "A, C", 1) for sign in (" and ", " / ", " & ", "; ")),
+        *(("(A) left (C) up", "A, C", 1), ("(A) left (C) up", "A", 0), ("B. screw (A) fits", "B", 1)),
+        *((f"D{sign} A and B", "D", 1) for sign in (".", ":", ")")),
+        *(("(D) A, B", "D", 1), ("B. B, A, C", "B", 1), ("A. C", "A", 1)),
         *(("Ｂ", "B", 1), ("（Ａ），Ｃ", "A, C", 1), (r"\boxed{B}", "B", 1), ("Ａ", "Ｂ", 0)),
     ],
     "yes_no": [("Yes.", "yes", 1), ("no", "yes", 0), ("perhaps", "no", 0), ("NO", "<answer>no</answer>", 1)],
     "exact_match": [
         *((" The  Fan.", "the fan", 1), ("the fans", "the fan", 0), ("Ａ１", "a1", 1), ("", "x", 0)),
-        *(("5 m²", "5 m2", 0), ("5 ㎡", "5 m²", 1)),
+        *(("5 m²", "5 m2", 0), ("5 ㎡", "5 m²", 1), ("5", ".5", 0), (".5", ".5", 1), ("\u201cfan\u201d", "fan", 1)),
     ],
     "ocr": [
         ("turn left at once", "turn left at once", 1),
@@ -67,7 +71,8 @@ BY_HAND = {  # answer, solution, value
         *(("3", "3", 1), ("There are 3 cubes.", "<answer> 3 </answer>", 1), ("3.0", "3", 1), ("4", "3", 0)),
         *(("\N{MINUS SIGN}3", "3", 0), ("\N{MINUS SIGN}3", "-3", 1)),
         *(("\N{EN DASH}3", "-3", 1), ("\N{EN DASH}3", "3", 0), ("- 3", "3", 0), ("- 3", "-3", 0)),
-        *(("3k", "3", 0), ("3 k", "3", 0), ("3 million", "3", 0), ("3 km", "3", 1), ("3kg", "3", 1)),
+        *(("3k", "3", 0), ("3 k", "3", 0), ("3 Million", "3", 0), ("3 km", "3", 1), ("3kg", "3", 1)),
+        *(("3 M", "3", 0), ("3\u4e07", "3", 0), ("3 million", "3", 0), ("step-3", "3", 1), ("step-3", "-3", 0)),
         *(("2 or 3", "3", 0), ("three", "3", 0), ("", "3", 0)),
     ],
     "numeric": [
@@ -376,7 +381,8 @@ CHECKS = [  # function, solutions and fields that it can compare with, those tha
     ("action_order", [("<answer>(1)</answer>", {})], [("insert the fan", {})], "names no action"),
     ("exact_match", [("a", {})], [("<answer>...</answer>", {})], "no word"),
     ("multiple_choice", [("(B)", {}), ("A, C", {}), ("B. left or right", {})],
-     [("a red fan", {}), ("B or C", {}), ("<answer>(A), or (B)</answer>", {})], "must choose letters"),
+     [(bad, {}) for bad in ("a red fan", "A. left C. up", "B or C", "<answer>(A), or (B)</answer>")],
+     "must choose letters"),
     ("yes_no", [("No", {})], [("perhaps", {})], "yes or no"),
     ("count", [("<answer>3</answer>", {})], [("", {}), ("three", {}), ("2 3", {})], "exactly one number"),
     ("box_iou", [("[0, 0, 9, 9]", {})], [("none", {}), ("[0, 0, 0, 9]", {}), ("[0, 0, 9]", {})], "must hold boxes"),
