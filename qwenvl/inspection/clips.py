@@ -52,14 +52,15 @@ def _natural_order(path: str) -> list[list[tuple[int, int, str]]]:
 def clips_by_name(clips: Sequence[str]) -> dict[str, list[str]]:
     """The clips by their path from the folder, with and without its ending, by file name and by stem.
 
-    Cells lose blanks at their ends, and their backslashes are slashes: such a name is found in that form too.
+    Names are those of ``composed``. Cells lose blanks at their ends, and their backslashes are slashes: such a name is
+    found in that form too.
     """
     named: dict[str, list[str]] = {}
     for clip in clips:
         path = Path(clip)
         as_read = clip.strip().replace("\\", "/")
         for name in {clip, as_read, str(path.with_suffix("")), path.name, path.stem}:
-            named.setdefault(name, []).append(clip)
+            named.setdefault(composed(name), []).append(clip)
     return named
 
 
@@ -69,7 +70,7 @@ def is_absolute(path: str) -> bool:
 
 
 def composed(name: str) -> str:
-    """A name with each letter and its accents as one character, if there is one."""
+    """A name with each letter and its accents as one character, if there is one. A Mac writes two in names of files."""
     return unicodedata.normalize("NFC", name)
 
 
@@ -83,13 +84,9 @@ def clip_of_cell(cell: str, named: dict[str, list[str]]) -> str:
         ValueError: there is none, or there are several.
     """
     name = cell.replace("\\", "/").removeprefix("./")
-    found = named.get(name, [])
+    found = named.get(composed(name), [])
     if name in found:
         return name
-    if not found:  # a Mac writes ü in names of files as two characters
-        for key, clips in named.items():
-            if composed(key) == composed(name):
-                found = [*found, *clips]
     if len(found) == 1:
         return found[0]
     if found:
@@ -108,12 +105,16 @@ def clip_at_path(path: str, named: dict[str, list[str]]) -> str:
     """
     if _SEVERAL_CLIPS.search(path):
         raise ValueError(f"{path!r} names several clips; expected one in each row")
-    name = path.rpartition("/")[2]
-    same_name = [clip for clip in named.get(name, []) if clip.rpartition("/")[2] == name]
-    below = [clip for clip in same_name if f"/{path}".endswith(f"/{clip}")]
+    name = composed(path.rpartition("/")[2])
+    same_name = [clip for clip in named.get(name, []) if name in map(composed, (Path(clip).name, Path(clip).stem))]
+    below = [clip for clip in same_name if _folder_in_front(path, clip) is not None]
     if below:
-        return max(below, key=len)
-    above = [clip for clip in same_name if clip.endswith(f"/{path}")]
+        depth = max(clip.count("/") for clip in below)
+        deepest = [clip for clip in below if clip.count("/") == depth]
+        if len(deepest) > 1:
+            raise ValueError(f"{path!r} may be {' or '.join(deepest[:3])}; write its ending")
+        return deepest[0]
+    above = [clip for clip in same_name if _folder_in_front(clip, path) is not None]
     if len(above) == 1:
         return above[0]
     if same_name and not above:
@@ -122,15 +123,24 @@ def clip_at_path(path: str, named: dict[str, list[str]]) -> str:
 
 
 def folder_of_export(path: str, clip: str) -> str:
-    """The name of the folder in which the machine that labels come from had a clip of ours. Empty where it is not said.
+    """The folder in which the machine that labels come from had a clip of ours. Empty where it is not said.
 
     Example:
         >>> folder_of_export("d/station-1/cam/a.mp4", "cam/a.mp4"), folder_of_export("a.mp4", "a.mp4")
-        ('station-1', '')
+        ('d/station-1', '')
     """
-    if not path.endswith(f"/{clip}"):
-        return ""
-    return path.removesuffix(f"/{clip}").rpartition("/")[2]
+    return _folder_in_front(path, clip) or ""
+
+
+def _folder_in_front(path: str, clip: str) -> str | None:
+    """What stands in front of a clip in a path that ends with it, with its ending or without. None: it does not."""
+    path = composed(path)
+    for name in (composed(clip), composed(str(Path(clip).with_suffix("")))):
+        if path == name:
+            return ""
+        if path.endswith(f"/{name}"):
+            return path.removesuffix(f"/{name}")
+    return None
 
 
 def is_read_again(clip: str, named: dict[str, list[str]]) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from qwenvl.console import show
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.frame_settings import ROW_KEYS
-from qwenvl.data.records.parse import parse_columns, text_or_file
+from qwenvl.data.records.parse import MISSING, parse_columns, text_or_file
 from qwenvl.data.records.text import text_rows
 from qwenvl.data.seeds import stable_random
 from qwenvl.failure import beginning, counted, visible
@@ -30,6 +30,7 @@ from qwenvl.inspection.clips import (
     clip_at_path,
     clip_of_cell,
     clips_by_name,
+    composed,
     find_clips,
     folder_of_export,
     is_absolute,
@@ -60,6 +61,8 @@ TIMELINE_FORM = (
 SHOWN = 10  # lines of a list
 LONGEST_ANSWER = 200  # characters of an answer in a list
 _MODEL = "Qwen/Qwen3.5-4B"
+# Columns with the frames per second of labels, in small letters. --label_fps says them.
+_RATES = ("fps", "frame_rate", "frame rate", "framerate", "label_fps")
 
 
 Label = tuple[str, dict[str, Any]]
@@ -244,11 +247,6 @@ def _print_indented(title: str, text: str) -> None:
         show(f"  {line}")
 
 
-def _name_of(root: Path) -> str:
-    """The name of the folder of clips as names of other machines are compared with it."""
-    return root.resolve().name.casefold()
-
-
 @dataclass(frozen=True)
 class _OneFolder:
     """The clips of labels whose paths are of another machine, all below one folder there.
@@ -256,7 +254,7 @@ class _OneFolder:
     Clips of several folders may have the same names. Of these, one folder is that of the clips.
 
     Attributes:
-        folder: its name there, in lower case. Empty where the paths do not say it.
+        folder: its path there. Empty where the labels do not say it.
         named: see ``clips_by_name``.
     """
 
@@ -269,20 +267,28 @@ class _OneFolder:
         folders = []
         for path in {each.clip: None for each in labelled if isinstance(each, spans.LabelledSpan)}:
             with suppress(ValueError):
-                folders.append(folder_of_export(path, clip_at_path(path, named)).casefold())
-        own = _name_of(root)
-        return cls(own if own in folders else next(filter(None, folders), ""), named)
+                folders.append(folder_of_export(path, clip_at_path(path, named)))
+        known = list(filter(None, folders))
+        name = composed(root.resolve().name).casefold()
+        of_this_name = [folder for folder in known if folder.rpartition("/")[2].casefold() == name]
+        return cls(next(iter([*of_this_name, *known]), ""), named)
 
     def clip(self, path: str) -> str:
         """The clip at a path. ValueError: there is none, or it is one of another folder."""
         clip = clip_at_path(path, self.named)
         folder = folder_of_export(path, clip)
-        if folder.casefold() not in ("", self.folder):
+        if folder.casefold() not in ("", self.folder.casefold()):
             raise ValueError(
                 f"{path!r} is a clip of {folder!r}, and other labels are of clips of {self.folder!r}, which may have "
                 "the same names: take the folder above both, or the labels of one"
             )
         return clip
+
+    def other_than(self, root: Path) -> str:
+        """The folder there, if it is none of this machine that holds the clips. Empty where it is."""
+        own = composed(root.resolve().as_posix()).casefold()
+        is_own = own == self.folder.casefold() or own.endswith(f"/{self.folder.casefold()}")
+        return "" if is_own else self.folder
 
 
 def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: Steps | None) -> Labels:
@@ -344,7 +350,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         counts_frames=counts_frames,
         late=reader.late,
         overlapping=reader.overlapping,
-        other_folder=of_one_folder.folder if from_elsewhere and of_one_folder.folder != _name_of(root) else "",
+        other_folder=of_one_folder.other_than(root) if from_elsewhere else "",
         unused=spans.files_without_clip(path, clips) if path.is_dir() else (),
         whole_minutes=spans.are_whole_minutes(labelled),
         differing=reader.differing,
@@ -383,8 +389,8 @@ def _reserved(columns: Mapping[str, Any], more: Collection[str] = ()) -> str | N
     Args:
         more: further names that do.
     """
-    reserved = {*OWN_KEYS, *ROW_KEYS, "question", "reward_model", *more}
-    return min(reserved.intersection(columns), default=None)
+    reserved = {*OWN_KEYS, *ROW_KEYS, *_RATES, "question", "reward_model", *more}
+    return min((column for column in columns if column in reserved or column.casefold() in _RATES), default=None)
 
 
 def _prompt(question: str | None, steps: Steps | None, *, timelines: bool, adds_form: bool) -> str:
@@ -399,7 +405,13 @@ def _prompt(question: str | None, steps: Steps | None, *, timelines: bool, adds_
     default = TIMELINE_QUESTION if timelines else QUESTION
     text = (default if question is None else question).strip()
     if steps is not None and STEPS in text:
-        text = text.replace(STEPS, numbered(steps))
+        # A list of steps is lines of its own.
+        pieces = [piece.strip(" \t") for piece in text.split(STEPS)]
+        text = pieces[0]
+        for piece in pieces[1:]:
+            before = "" if text.endswith("\n") or not text else "\n"
+            behind = "" if piece.startswith("\n") or not piece else "\n"
+            text += before + numbered(steps) + behind + piece
     elif steps is not None:
         text = f"{text}\n{numbered(steps)}"
     if "<answer>" in text and not adds_form:
@@ -559,7 +571,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
     for number in range(rows.length):
         try:
             row = rows.row(number)
-            cells = named_cells(row.content, names)
+            cells = named_cells(row.content, names, row.where)
             if not cells:
                 continue
             if "clip" not in cells:
@@ -571,7 +583,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
             if line_of.setdefault(clip, row.where) != row.where:
                 raise ValueError(f"{clip} is at {line_of[clip]} too; a clip has one answer")
             answer = cells.pop("answer", "")
-            if answer:
+            if answer and answer not in MISSING:
                 untagged = answer.removeprefix("<answer>").removesuffix("</answer>").strip()
                 found[clip] = (answer_in(steps, answer) if steps else untagged, cells)
         except RecordError as error:

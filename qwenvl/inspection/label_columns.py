@@ -54,7 +54,14 @@ def _read_as(name: str, columns: Mapping[str, str], known: Collection[str]) -> s
     return plain if plain in known else renamed
 
 
-def named_cells(content: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """The cells of a row that are not empty, by the names of ``column_names``."""
+def named_cells(content: Mapping[str, str], names: Mapping[str, str], where: str) -> dict[str, str]:
+    """The cells of a row that are not empty, by the names of ``column_names``.
+
+    Raises:
+        RecordError: a quote behind a blank, which holds no commas together: the cell ends at its first one.
+    """
+    for cell in content.values():
+        if isinstance(cell, str) and cell.startswith(" ") and cell.lstrip().startswith('"'):
+            raise RecordError(f"{where}: the cell {cell.strip()} has a blank before its quote; leave the blank out")
     cells = {names[name]: cell.strip() for name, cell in content.items() if name in names}
     return {name: cell for name, cell in cells.items() if cell}

@@ -122,7 +122,7 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
     for number in range(rows.length):
         try:
             row = rows.row(number)
-            cells = named_cells(row.content, names)
+            cells = named_cells(row.content, names, row.where)
             if not cells:
                 continue
             _check_observation(cells, row.where)
@@ -326,7 +326,7 @@ class SpanReader:
         """
         problems: list[str] = []
         by_clip: dict[str, list[LabelledSpan]] = {}
-        refused: set[str] = set()  # sources
+        refused: set[str] = set()  # sources, and names of clips
         for each in labelled:
             if isinstance(each, RecordError):
                 problems.append(str(each))
@@ -339,10 +339,13 @@ class SpanReader:
             of_clip = by_clip.setdefault(clip, [])
             of_clip.append(each)
             # Rows of a table have no source: there a clip has many.
-            first = of_clip[0].source
-            if each.source not in (first, *refused):
+            first = of_clip[0]
+            if each.source not in (first.source, *refused):
                 refused.add(each.source)
-                problems.append(f"{each.source}: has labels of {clip}, and so has {first}; keep one of the two")
+                problems.append(f"{each.source}: has labels of {clip}, and so has {first.source}; keep one of the two")
+            elif not _name_one_file(each.clip, first.clip) and each.clip not in refused:
+                refused.add(each.clip)
+                problems.append(f"{each.where}: {each.clip!r} would be {clip}, and so would {first.clip!r}; keep one")
         found = {}
         for clip, spans in by_clip.items():
             timeline = self._timeline(clip, spans, problems)
@@ -412,6 +415,12 @@ class SpanReader:
             if any(other.number == span.number and other.end > span.start for other in spans[:number]):
                 self.overlapping.setdefault(clip, span.name)
         return ClipTimeline(spans, round(times.duration, 3), more) if spans else None
+
+
+def _name_one_file(one: str, other: str) -> bool:
+    """Whether two names of a clip may be those of one file: the same path, or the end of it, with its ending or not."""
+    short, long = sorted((composed(one), composed(other)), key=len)
+    return any(f"/{path}".endswith(f"/{short}") for path in (long, str(Path(long).with_suffix(""))))
 
 
 MOST_PROBLEMS = 10  # lines of an error
@@ -524,7 +533,7 @@ def steps_in(labelled: Sequence[LabelledSpan | RecordError], background: Sequenc
     Raises:
         RecordError: a label is a number, or holds signs that have a meaning in answers.
     """
-    without = {label.casefold() for label in background}
+    without = {label.strip().casefold() for label in background}
     names: dict[str, str] = {}
     for each in labelled:
         if isinstance(each, RecordError) or each.step.casefold() in without:

@@ -11,7 +11,7 @@ from pathlib import Path
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.text import whole_text
 from qwenvl.option import did_you_mean
-from qwenvl.rewards.functions.actions import action_numbers
+from qwenvl.rewards.functions.actions import action_numbers, is_range
 from qwenvl.rewards.functions.text import normalized, unified
 
 _NUMBERED = re.compile(r"(?:step\s*)?\(?\s*([0-9]{1,4})\s*(?:[).:\s]+(.*))?", re.DOTALL | re.IGNORECASE)
@@ -20,10 +20,15 @@ _NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
 _NUMBER_WITH_SIGN = re.compile(r"\(?\s*([0-9]{1,4})\s*(?:[).:,;=]+(?![0-9])|[\u2013\u2014-](?=\s))\s*(.*)")
 _NUMBER_WITH_WORD = re.compile(r"(?:step|#)\s*([0-9]{1,4})(?![0-9])\s*[).:,;=\u2013\u2014-]*\s*(.*)", re.IGNORECASE)
 _FIRST_NUMBER = re.compile(r"[\W_]*(?:step|s)?[\W_]*([0-9]{1,4})(?![0-9]|[.,][0-9])", re.IGNORECASE)
-# "# Steps", "// all", "Steps:", "-----" and "List of steps".
+# "# Steps", "// all", "Steps:", "-----", "List of steps", and the name of a column.
 _HEADING = re.compile(
-    r"(?:#+\s*(?![\s0-9])|//).*|.*:|[\W_]*|(?:the )?(?:list of )?(?:steps|actions|procedure)", re.IGNORECASE
+    r"(?:#+\s*(?![\s0-9])|//).*|.*:|[\W_]*|(?:the )?(?:list of )?(?:steps?|actions?|procedure|tasks?|operations?"
+    r"|activit(?:y|ies)|names?|labels?|class(?:es)?|descriptions?|behaviou?rs?|schritte?)",
+    re.IGNORECASE,
 )
+# Numbers of their own: "Action 0: take", "T0 take", "No. 0 take" and, behind the name, "take,0".
+_OWN_NUMBER_IN_FRONT = re.compile(r"\W*([^\W\d_]{1,12})[\W_]*([0-9]{1,4})(?![0-9]|[.,][0-9])")
+_OWN_NUMBER_BEHIND = re.compile(r".*[\s,;:=_(]([0-9]{1,4})\)?")
 _BULLET = re.compile(r"[-*\u2022]\s+(?=\S)")
 _NUMBER_WITH_TAB = re.compile(r"\s*([0-9]{1,4})\t")
 _BARE_NUMBER = re.compile(r"([0-9]{1,4})\s+(\S.*)")
@@ -51,7 +56,7 @@ def read_steps(path: Path) -> Steps:
     if 0 < len(headings) < len(lines):  # where all lines end with a colon, none is one
         raise RecordError(f"{path}: {headings[0]!r} seems to be a heading or a comment; leave it out")
     found = _numbering(lines)
-    numbered_line = None if any(found) else _numbered_line(lines)
+    numbered_line = None if any(found) else _numbered_line(lines) or _line_with_own_number(lines)
     if any(found):
         names = []
         for number, (line, match) in enumerate(zip(lines, found, strict=True), start=1):
@@ -100,6 +105,22 @@ def _numbered_line(lines: Sequence[str]) -> str | None:
     at_their_place = sum(place == number for place, number in numbers.items())
     if from_one or at_their_place >= max(2, len(lines) / 2):
         return lines[min(numbers) - 1]
+    return None
+
+
+def _line_with_own_number(lines: Sequence[str]) -> str | None:
+    """The first line, where each has another number that is not that of its place. None: they have not.
+
+    Labels may mean these numbers.
+    """
+    in_front = [_OWN_NUMBER_IN_FRONT.match(line) for line in lines]
+    words = {match[1].casefold() for match in in_front if match}
+    behind = [_OWN_NUMBER_BEHIND.fullmatch(line) for line in lines]
+    for matches, is_one_word in ((in_front, len(words) == 1), (behind, True)):
+        numbers = [int(match[match.re.groups]) for match in matches if match]
+        differ = len(set(numbers)) == len(lines) > 1
+        if differ and is_one_word and numbers != list(range(1, len(lines) + 1)):
+            return lines[0]
     return None
 
 
@@ -155,6 +176,8 @@ def answer_in(steps: Steps, text: str) -> str:
             raise ValueError(
                 f"{text!r}: expected (2) in front of the name of step 2; behind it, a number may mean something else"
             )
+        if is_range(text):
+            raise ValueError(f"{text!r}: may be two steps or all between them: write each of them")
         if any(_NUMBER_APART.match(item) for item in items):
             raise ValueError(f"{text!r}: expected '(2) name', or numbers alone: a sign stands between number and name")
     elif _NUMBERS.fullmatch(text):

@@ -70,7 +70,7 @@ def test_a_table_is_written_filled_in_and_read(folder, capsys):
     both = "<answer>(1) insert fan (2) close lid</answer>"
     assert [record.solution for record in found] == [both, both, "<answer>(2) close lid</answer>"]
     assert found[0].fields["Station"] == "A7"
-    assert found[0].messages[0].text.startswith("<video>\nWhich of (1) insert fan\n(2) close lid\nhere?\n")
+    assert found[0].messages[0].text.startswith("<video>\nWhich of\n(1) insert fan\n(2) close lid\nhere?\n")
 
 
 def test_odd_names_in_a_written_table_are_read_back_or_refused(folder, capsys):
@@ -239,6 +239,10 @@ def test_the_next_commands_are_understood(folder, capsys):
         (["clips", "--answers", "labels.csv"], "give --steps"),
         (["clips", "--answers", "labels.csv", "--question", "{steps}?"], "give --steps"),
         (["clips", "--answers", "bad.csv"], "bad.csv:2: expected the columns clip and answer, and a clip"),
+        (["clips", "--answers", "blank.csv"], 'blank.csv:2: the cell "insert fan has a blank before its quote'),
+        (["clips", "--answers", "rate.csv"], "rate.csv:2: the column 'FPS' has another meaning"),
+        (["clips", "--answers", "labels.csv", "--question", "ask.txt"], "ask.txt: there is no such file"),
+        (["clips", "--answers", "labels.csv", "--question", "?", "--columns", "a=clip,b=clip"], "names 'clip' twice"),
         (["clips", "--answers", "taken.csv"], "taken.csv:2: the column 'video' has another meaning"),
         (["clips", "--answers", "empty.csv", "--question", "?"], "no clip has an answer"),
         (["clips", "--answers", "labels.csv", "--question", "?", "--split", "1"], "--split must be above 0"),
@@ -254,7 +258,9 @@ def test_wrong_arguments_and_tables_of_answers_are_refused(argv, message, folder
     Path("labels.csv").write_text("clip,answer\nc1,1\n")
     Path("bad.csv").write_text("file,label\nc1,1\n")
     Path("taken.csv").write_text("clip,answer,video\nc1,1,2\n")
-    Path("empty.csv").write_text("clip,answer\nc1,\n")
+    Path("empty.csv").write_text("clip,answer\nc1,\nc2,#N/A\n")
+    Path("blank.csv").write_text('clip, answer, note\nc1, "insert fan, close lid"\n')
+    Path("rate.csv").write_text("clip,answer,FPS\nc1,1,15\n")
     assert message in refused(capsys, *argv)
 
 
@@ -288,6 +294,7 @@ def test_answers_come_out_in_one_form(written, numbers):
         ("1, take the lid", "a number beside its own name"),
         ("take the lid; 1", "a number beside its own name"),
         ("2, 1, take the lid", "a number beside its own name"),
+        *((f"(2){to}(4)", "may be two steps or all between") for to in ("-", " - ", " -- ", "...", " to ")),
         *((text, "a sign stands between") for text in ("(1); take the lid", "(2), (1) , | pick-up", "(4);pick-up")),
         *((text, r"expected \(2\) in front of the name") for text in ("pick-up (1)", "take the lid (2), pick-up (1)")),
     ],
@@ -345,6 +352,10 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
     assert numbered(read_steps(path)) == "(1) take the lid\n(2) put it down"
     path.write_text("station 1\nstation 2\n")
     assert numbered(read_steps(path)) == "(1) station 1\n(2) station 2"
+    path.write_text("1. insert screw 3\n2. insert screw 1\n")
+    assert numbered(read_steps(path)) == "(1) insert screw 3\n(2) insert screw 1"
+    path.write_text("Task 1 take\nTask 2 put\n")  # their own numbers are those of the lines
+    assert numbered(read_steps(path)) == "(1) Task 1 take\n(2) Task 2 put"
     path.write_text("1.5 mm bolt\n2.0 mm nut\n")  # not the numbers of steps
     assert numbered(read_steps(path)) == "(1) 1.5 mm bolt\n(2) 2.0 mm nut"
 
@@ -368,6 +379,11 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
         ("take\n2 put\n3 turn", "lines seem to be numbered, as in '2 put'"),
         ("List\n\u2460 take\n\u2461 put", "lines seem to be numbered, as in '\u2460 take'"),
         *((f"{line}\ntake\nlid", "seems to be a heading or a comment") for line in HEADINGS),
+        *((f"{line} 0: a\n{line} 1: b", f"numbered, as in '{line} 0: a'") for line in ("Action", "No.", "Schritt")),
+        *((f"{one} a\n{two} b", f"numbered, as in '{one} a'") for one, two in (("T0", "T1"), ("class_0", "class_1"))),
+        ("Task 1 a\nTask 3 b\nTask 4 c", "numbered, as in 'Task 1 a'"),
+        *((f"a{sign}0\nb{sign}1", "lines seem to be numbered, as in") for sign in (",", "\t", ": ", "=")),
+        *((f"{head}\ntake\nlid", "seems to be a heading") for head in ("step", "Action", "name", "Label", "Schritt")),
         ("take\n-----\nlid", "'-----' seems to be a heading or a comment"),
         ("take\nstep 2", "expected step 1, got 'take'"),
         ('["take", "lid"]', "expected a step a line, as plain text"),

@@ -63,6 +63,33 @@ def test_without_steps_the_names_of_the_table_are_the_list(folder, capsys):
     assert solutions() == ["0.0-1.0 (1) take lid\n1.0-2.0 (2) insert fan", "0.0-2.0 (1) take lid"]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("D:/rec/monday/clips/a.mp4", "D:/rec/tuesday/clips/a.mp4"),  # folders of one name
+        ("C:/rec/clips/a.mp4", "D:/rec/clips/a.mp4"),
+        ("D:/rec/station-1/a", "D:/rec/station-2/a"),  # names without their ending
+        ("/v/station-1/f\u00fcr.mp4", "/v/station-2/f\u00fcr.mp4"),  # the file has ü as two characters
+    ],
+)
+def test_labels_of_clips_of_one_name_in_two_folders_are_refused(one, other, folder, capsys):
+    (folder / "clips" / "b.mp4").rename(folder / "clips" / "fu\u0308r.mp4")
+    Path("spans.csv").write_text(f"clip,step,start,end\n{one},1,0,1\n{other},2,1,2\n", encoding="utf-8")
+    said = refused(capsys, "--answers", "spans.csv", "--steps", "steps.txt")
+    assert f"spans.csv:3: {other!r} is a clip of {other.rpartition('/')[0]!r}, and other labels are of clips of" in said
+    Path("spans.csv").write_text(f"clip,step,start,end\n{other},1,0,1\n{other},2,1,2\n", encoding="utf-8")
+    told = run(capsys, "--answers", "spans.csv", "--steps", "steps.txt")
+    assert f"labels of the clips of {other.rpartition('/')[0]!r} are taken for those of this folder" in told
+
+
+def test_a_name_without_its_ending_is_not_that_of_a_clip_in_another_folder(folder, capsys):
+    (folder / "clips" / "cam1").mkdir()
+    (folder / "clips" / "a.mp4").rename(folder / "clips" / "cam1" / "a.mp4")
+    Path("spans.csv").write_text("clip,step,start,end\nD:/rec/cam2/a,1,0,1\n")
+    said = refused(capsys, "--answers", "spans.csv", "--steps", "steps.txt")
+    assert "there is no clip 'D:/rec/cam2/a', only cam1/a.mp4 in another folder" in said
+
+
 def test_columns_of_other_tools_are_renamed(folder, capsys):
     Path("boris.csv").write_text("Media file name,Behavior,Start (s),Stop (s)\na.mp4,close lid,0.5,1\n")
     columns = "Media file name=clip,Behavior=step,Start (s)=start,Stop (s)=end"
@@ -257,7 +284,7 @@ def test_a_table_of_boris_is_read_as_it_is(folder, capsys):
     assert (first["Observation id"], second["Observation id"]) == ("o", "p") and "Duration (s)" not in second
     Path("spans.csv").write_text(Path("spans.csv").read_text().replace("C:\\rec\\clips\\b", "C:\\rec\\other\\b"))
     argv = ("--answers", "spans.csv", "--steps", "steps.txt", "--columns", columns, "--overwrite")
-    assert "'C:/rec/other/b.mp4' is a clip of 'other'" in refused(capsys, *argv)
+    assert "'C:/rec/other/b.mp4' is a clip of 'C:/rec/other'" in refused(capsys, *argv)
 
 
 @pytest.mark.parametrize(

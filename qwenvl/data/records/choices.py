@@ -178,8 +178,9 @@ def _without_names(texts: list[str]) -> Options:
         )
     numbered = [_NUMBERED.match(text) for text in texts]
     numbers = [int(found[1]) for found in numbered if found]
-    if numbers in (list(range(len(texts))), list(range(1, len(texts) + 1))):
-        return Options(dict(zip(LETTERS, _behind(texts, numbered), strict=False)), tuple(numbers))
+    behind = _behind(texts, numbered)
+    if numbers in (list(range(len(texts))), list(range(1, len(texts) + 1))) and _differ(behind):
+        return Options(dict(zip(LETTERS, behind, strict=False)), tuple(numbers))
     if len(numbers) == len(texts) and len(set(numbers)) > 1 and max(numbers) <= len(texts) + TAKEN_OUT:
         raise ValueError(
             f"options: have the numbers {', '.join(map(str, numbers))} in this order; number all of them from 0 or 1 on"
@@ -200,7 +201,13 @@ def _without_own_letters(texts: Mapping[str, str]) -> dict[str, str]:
     found = list(map(_LETTERED.match, texts.values()))
     if not all(match and match[1].upper() == letter for match, letter in zip(found, texts, strict=True)):
         return {}
-    return dict(zip(texts, _behind(texts.values(), found), strict=True))
+    behind = _behind(texts.values(), found)
+    return dict(zip(texts, behind, strict=True)) if _differ(behind) else {}
+
+
+def _differ(texts: Sequence[str]) -> bool:
+    """Whether no two texts are alike: of "1. gear" and "2. gear" the numbers are a part."""
+    return len(set(map(_plain, texts))) == len(texts)
 
 
 def _behind(texts: Iterable[str], found: Iterable[re.Match[str] | None]) -> list[str]:
@@ -237,10 +244,10 @@ def list_in(text: str, key: str) -> Any:
     """
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             value = ast.literal_eval(_with_commas(text))
-        except (ValueError, SyntaxError, tokenize.TokenError):
+        except (ValueError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError):
             value = None
     if isinstance(value, str):  # encoded twice
         return list_in(value, key)
@@ -258,14 +265,18 @@ def _with_commas(text: str) -> str:
     line_ends = (tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
     pieces: list[str] = []
     before_is_text = False
+    before_ends = (0, 0)
     for token in tokenize.generate_tokens(io.StringIO(text.strip()).readline):
         if token.type in line_ends:
             continue
         is_text = token.type == tokenize.STRING
         if before_is_text and is_text:
+            if token.start == before_ends:
+                raise ValueError("a quote in a text is written twice, 'don''t', as in YAML")
             pieces.append(",")
         pieces.append(token.string)
         before_is_text = is_text
+        before_ends = token.end
     return " ".join(pieces)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -25,8 +26,11 @@ from qwenvl.failure import beginning, visible
 from qwenvl.files import plain_file
 from qwenvl.rewards.functions.text import tag_problem
 from qwenvl.types import ClipMeta, Hint, Message, Record
+from qwenvl.yaml_text import first_repeated
 
-_MISSING = ("nan", "NaN", "<NA>", "#N/A", "NULL")  # as programs write them into cells
+MISSING = ("nan", "NaN", "<NA>", "#N/A", "NULL")
+"""Missing values as programs write them into cells."""
+_NAME_OF_A_TEXT = re.compile(r"[^\n?]{1,200}\.(?:txt|md)", re.IGNORECASE)
 RecordCheck = Callable[[Record], "str | None"]
 """Returns a sentence that says why the rewards can't score a record, or None if they can."""
 
@@ -117,6 +121,12 @@ def parse_columns(text: str) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in text.split(",") if pair]
     if not all(name and known for name, _, known in pairs):
         raise ValueError(f"--columns: expected name=known,name=known, got {text!r}")
+    names = [name for name, _, _ in pairs]
+    read_as = [known for _, _, known in pairs]
+    for each in (names, read_as):
+        twice = first_repeated(each)
+        if twice is not None:
+            raise ValueError(f"--columns: names {twice!r} twice; a column is read under one name, and a name once")
     return {name: known for name, _, known in pairs}
 
 
@@ -124,12 +134,16 @@ def text_or_file(text: str | None) -> str | None:
     """The content of the file of that name if there is one, and otherwise the text itself.
 
     Raises:
-        OSError: it names a pipe, a socket or a device.
+        OSError: it names a pipe, a socket or a device, or looks like the name of a file that is not there.
     """
     # `os.path` and not pathlib, whose questions raise errors for a text that no file can be called.
-    if text is None or "\n" in text or not os.path.exists(text) or os.path.isdir(text):
+    if text is None or "\n" in text or os.path.isdir(text):
         return text
-    return plain_file(text).read_text("utf-8").strip()
+    if not os.path.exists(text):
+        if _NAME_OF_A_TEXT.fullmatch(text):
+            raise FileNotFoundError(f"{text}: there is no such file")
+        return text
+    return plain_file(text).read_text("utf-8-sig").strip()
 
 
 def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) -> Record:
@@ -310,7 +324,7 @@ def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
 
 def _is_missing(value: Any, untyped: bool) -> bool:
     """Whether a value stands for a missing one in a table."""
-    return (isinstance(value, float) and value != value) or (untyped and value in _MISSING)
+    return (isinstance(value, float) and value != value) or (untyped and value in MISSING)
 
 
 def _with_ending(clip: Any, place: str, media_root: Path) -> Any:

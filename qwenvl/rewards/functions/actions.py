@@ -15,7 +15,7 @@ _SEPARATOR = re.compile(r"[,;\n]")
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
 _ONE_OR_TWO = re.compile(r"[0-9]+,[0-9]+")
-_FROM_TO = re.compile(r"\)\s*(?:[-\u2010-\u2015~]|\.{2,3}|\u2026|to\b)\s*\(\s*[0-9]")
+_FROM_TO = re.compile(r"\)\s*(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|to\b)\s*\(\s*[0-9]")
 # No dash and no dot: 2-5 may be four steps, and 2.5 is none.
 _BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>(){}\[\]\u2022\u2192\u21d2\u3001]|[-=]>)+")
 _BARE_NUMBER = re.compile(r"([0-9]{1,9})(?:\.0)?")  # of a column with gaps tables write 2.0
@@ -116,9 +116,14 @@ def check_actions(solution: str, fields: Mapping[str, Any] | None = None) -> str
     """
     if _ONE_OR_TWO.fullmatch(solution_of(solution)):
         return f"the solution {solution[:80]!r} may be one number or two: write 3.5, or 3, 5 with a blank"
-    if _FROM_TO.search(solution_of(solution)):
+    if is_range(solution_of(solution)):
         return f"the solution {solution[:80]!r} may be two steps or all between them: write each of them"
     return unreadable(action_phrases, 'names no action: expected "(1) ..." numbers or phrases', solution)
+
+
+def is_range(text: str) -> bool:
+    """Whether a text has two ``(k)`` numbers with a dash, dots or "to" between them."""
+    return _FROM_TO.search(text) is not None
 
 
 def numbers_to_compare(truth: str, answer: str, listed: Mapping[str, int]) -> frozenset[int]:
