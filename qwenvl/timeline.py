@@ -30,38 +30,45 @@ _TIME = re.compile(_SECONDS + _UNIT, re.IGNORECASE)
 _BRACKETED_TIME = rf"[<\[]?\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}}[>\]]?"
 # Times in other units are none, rather than seconds. A lone m or h ends the entry or precedes a bracket: M8 is a screw.
 _OTHER_UNIT = (
-    r"\s{0,4}(?:%|(?:ms|msecs?|milliseconds?|mins?|minutes?|hrs?|hours?|frames?)\b|[mh]\s{0,4}(?:\Z|[(:])"
-    r"|分|毫秒|小时|小時|時間)"
+    r"\s{0,4}(?:%|(?:percent|per\scent|pct|ms|msecs?|milliseconds?|mins?|minutes?|hrs?|hours?|frames?)\b|[mh]\s{0,4}(?:\Z|[(:])"
+    r"|[(\[]\s?(?:ms|milliseconds?|min|minutes?|frames?|percent|%)\s?[)\]]|分|毫秒|小时|小時|時間|帧|幀)"
 )
 _DASH = r"(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~\u301c]|\.{2,3})"
+_BETWEEN_TIMES = rf"(?:{_DASH}|to\b|until\b|till\b)"
 _RANGE = re.compile(
     # Not in a word, behind a sign, or the second half of a number such as 1.5 or 1,5.
     r"(?<![\w.:+-])(?<![0-9],)(?:from\s{1,4})?"
-    rf"(?:{_BRACKETED_TIME}\s{{0,4}}(?:{_DASH}|to\b|until\b|till\b)\s{{0,4}}{_BRACKETED_TIME}"
+    rf"(?:{_BRACKETED_TIME}\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}{_BRACKETED_TIME}"
     rf"|\[\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}},\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}}\])"
     # Not the first half of a longer number, and not followed by a third time: 2-3-7 has two readings.
-    rf"(?!\w|[:.,][0-9]|['\u2032]\s{{0,4}}[0-9]|\s{{0,4}}{_DASH}\s{{0,4}}[0-9]|{_OTHER_UNIT})",
+    rf"(?!\w|[:.,][0-9]|['\u2032]\s{{0,4}}[0-9]|\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}[0-9]|{_OTHER_UNIT})",
     re.IGNORECASE,
 )
 # How a name begins that would be taken for the unit of the time before it: "1.0-2.0 second screw".
 _LIKE_A_UNIT = re.compile(rf"{_OF_SECONDS}|{_OTHER_UNIT}", re.IGNORECASE)
 _RANGE_IN_OTHER_UNITS = re.compile(
-    rf"[0-9](?:{_UNIT}|{_OTHER_UNIT})\s{{0,4}}(?:{_DASH}|to\b|until\b|till\b)\s{{0,4}}[<\[]?[0-9][0-9:.]{{0,12}}{_OTHER_UNIT}",
+    rf"[0-9](?:{_UNIT}|{_OTHER_UNIT})\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}[<\[]?[0-9][0-9:.]{{0,12}}{_OTHER_UNIT}",
     re.IGNORECASE,
 )
-# An entry that begins with the unit of its times: "frames 0-35".
+# In front of a range: the unit of its times, "frames 0-35" or "insert the fan: minutes 1-2".
 _OTHER_UNIT_IN_FRONT = re.compile(
-    r"\s{0,4}(?:frames?|minutes?|mins?|milliseconds?|ms)\b[\s:]{0,4}(?=[0-9])", re.IGNORECASE
+    r"(?<![\w-])(?:frames?|minutes?|mins?|milliseconds?|ms|percent)(?:\s(?:numbers?|no\.?))?[\s:#=]{0,4}[\[<(]?\s{0,4}\Z",
+    re.IGNORECASE,
 )
 # In front of a range: the minutes of "3 min 52 s - 335 s".
 _MINUTES_BEFORE = re.compile(rf"[0-9](?:{_OTHER_UNIT}|\s{{0,4}}[mh])[\s,]{{0,4}}(?:and\s{{1,4}})?\Z", re.IGNORECASE)
-_THIRD_TIME = re.compile(rf"[0-9]\s{{0,4}}{_DASH}\s{{0,4}}\Z")
+_THIRD_TIME = re.compile(rf"[0-9]\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}\Z", re.IGNORECASE)
 # What stands between commas, those within [0, 3.5] aside.
 _AT_COMMAS = re.compile(r"(?:\[[^\[\]]{0,60}\]|[^,])+")
 _NUMBER = re.compile(r"\(\s{0,4}([0-9]{1,9})\s{0,4}\)")
 # "2", "step 2", "#2", "2: insert the fan" and "2 insert the fan", but not "2.5 mm screw".
 _BARE_NUMBER = re.compile(
     r"(?:step\s{0,4})?#?\s{0,4}([0-9]{1,9})(?![0-9])(?:\s{0,4}[.):,-](?![0-9])(.*)|\s(.*))?", re.IGNORECASE
+)
+# Behind a bare number: "step 2" and "#2" say that the number before is that of a line, and "2." may say so.
+_STEP_BEHIND = re.compile(r"(?:step\s{0,4}|#\s{0,4})([0-9]{1,9})(?![0-9])\W{0,4}(.*)", re.IGNORECASE)
+_NUMBER_BEHIND = re.compile(
+    r"(?:(?:and\b|[&,+/|])\s{0,4}){1,3}(?:step\s{0,4}|#)?[0-9]|[0-9]{1,9}\s{0,4}(?:[.):,|]|\Z)", re.IGNORECASE
 )
 _FLAT_OBJECT = re.compile(r"\{[^{}]*\}")
 _EMPTY_BRACKETS = re.compile(r"\(\s{0,4}\)|\[\s{0,4}\]|<\s{0,4}>")
@@ -128,7 +135,7 @@ def entry_in_other_units(text: str) -> str | None:
         ('1-2 min (2)', None)
     """
     for entry in _entries(text):
-        has_other_unit = _RANGE_IN_OTHER_UNITS.search(entry) or _OTHER_UNIT_IN_FRONT.match(entry)
+        has_other_unit = _RANGE_IN_OTHER_UNITS.search(entry) or _has_unit_in_front(entry)
         if has_other_unit and _from_entry(entry, {}) is None:
             return entry.strip()
     return None
@@ -233,7 +240,12 @@ def named_step(text: str, listed: Mapping[str, int]) -> tuple[int | None, str]:
     bare = _BARE_NUMBER.fullmatch(name)
     if bare is None:
         return None, name
-    return int(bare[1]), plain_name(bare[2] or bare[3] or "")
+    behind = plain_name(bare[2] or bare[3] or "")
+    step = _STEP_BEHIND.fullmatch(behind)
+    if step is not None:
+        return int(step[1]), plain_name(step[2])
+    # "2, 3" and "1. 2. insert" are two numbers, of which one is a step.
+    return (None, "") if _NUMBER_BEHIND.match(behind) else (int(bare[1]), behind)
 
 
 def _entries(text: str) -> Iterator[str]:
@@ -249,11 +261,13 @@ def _with_numbers(text: str, listed: Mapping[str, int]) -> str:
         return text
     # Names of single spaces and small letters, which the text may write otherwise. The longest comes first.
     any_name = "|".join(re.escape(name).replace(r"\ ", r"\s{1,4}") for name in names)
-    behind_a_time = re.compile(rf"(?<=[0-9>\]])\s{{0,4}}({any_name})(?=\s{{0,4}}(?:[;,.\n]|\Z))", re.IGNORECASE)
+    behind_a_time = re.compile(
+        rf"(?<=[0-9>\]])({_UNIT})\s{{0,4}}({any_name})(?=\s{{0,4}}(?:[;,.\n(]|\Z))", re.IGNORECASE
+    )
 
     def with_number(found: re.Match[str]) -> str:
-        number = listed[plain_name(found[1])]
-        return f" ({number}) {found[1]}"
+        number = listed[plain_name(found[2])]
+        return f"{found[1]} ({number}) {found[2]}"
 
     return behind_a_time.sub(with_number, text)
 
@@ -267,17 +281,22 @@ def _from_entry(entry: str, listed: Mapping[str, int]) -> TimedStep | None:
     before = entry[max(0, found.start() - 30) : found.start()]
     if _THIRD_TIME.search(before[-10:]) or _MINUTES_BEFORE.search(before):
         return None
-    in_front = _OTHER_UNIT_IN_FRONT.match(entry)
-    if in_front is not None and in_front.end() == found.start():
-        return None
     # Three groups for each of the two times, in either of the two forms of a range.
     times = found.groups()[:6] if found[3] is not None else found.groups()[6:]
     # Of "(0.0-3.5) insert the fan" the brackets are left.
     without_range = _EMPTY_BRACKETS.sub(" ", entry[: found.start()] + " " + entry[found.end() :])
     number, name = named_step(without_range, listed)
+    if _has_unit_in_front(entry) and name not in listed:  # a listed name may end so: "mount the frame"
+        return None
     if name in listed and not _NUMBER.search(without_range):
         number = listed[name]  # "1." may be the number of a line, "(1)" is that of a step
     return _span(seconds_of_clock(*times[:3]), seconds_of_clock(*times[3:]), number, name)
+
+
+def _has_unit_in_front(entry: str) -> bool:
+    """Whether the unit of its times, which are no seconds, stands in front of an entry's first range."""
+    found = _RANGE.search(entry)
+    return found is not None and _OTHER_UNIT_IN_FRONT.search(entry[: found.start()][-60:]) is not None
 
 
 def _from_object(text: str, listed: Mapping[str, int]) -> TimedStep | None:

@@ -13,7 +13,10 @@ _MILLISECONDS = r"(?:milliseconds?|msecs?|ms|毫秒)(?![a-z])"
 _AND = r"\s{0,2}(?:,|and\b)?\s{0,2}"
 # Not in a word or a longer number. Two dots or three stand between times, and a comma behind a unit does.
 _BEGINS = r"(?<![a-z0-9_:])(?<!(?<!\.)\.)(?<![0-9],)"
-_TO = r"\s{0,4}(?:-{1,2}>?|[\u2010-\u2015\u2192~]|to\b|until\b|till\b|and\b|到|至)\s{0,4}"
+_TO = (
+    r"\s{0,4}(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~]|\.{2,3}|(?:to|until|till|through|and)\b|到|至)\s{0,4}"
+    r"(?:(?:about|around|approximately)\s{1,4})?"
+)
 
 _SHARED_UNIT = re.compile(
     rf"{_BEGINS}{_NUMBER}(?={_TO}{_NUMBER}\s{{0,2}}({_HOURS}|{_MINUTES}|{_MILLISECONDS}))", re.IGNORECASE
@@ -34,6 +37,14 @@ _IN_UNITS = re.compile(
 _IN_PRIMES = re.compile(rf"{_BEGINS}{_NUMBER}\s?['\u2032]\s?{_NUMBER}(?:\"|\u2033|'')?")  # 1'20"
 _IN_MILLISECONDS = re.compile(rf"{_BEGINS}{_NUMBER}\s{{0,2}}{_MILLISECONDS}", re.IGNORECASE)
 _COMMA_OF_SUBTITLES = re.compile(r"(?<=:[0-9]{2}),(?=[0-9]{3}(?![0-9:.]))")  # 00:01:20,500
+_ABBREVIATED = re.compile(r"(?<=[0-9 ])((?:min|sec|hr|hour|minute|second)s?)\.(?=\s)", re.IGNORECASE)  # 2 min. 5 sec.
+# Units that are left when the others are seconds: "frames: 12-30", "minute 1 to minute 2", "[1, 2] min".
+_OTHER_UNIT = rf"(?:frames?|percent|per\scent|pct|{_HOURS}|{_MINUTES}|{_MILLISECONDS})"
+_LEFT_UNIT = re.compile(
+    rf"(?<![a-z]){_OTHER_UNIT}(?:[\s_-]{{0,2}}(?:numbers?|nos?\.?|nr\.?|index))?[\s:#=_]{{0,4}}[\[(<]?[0-9]"
+    rf"|[0-9][\])>]?\s{{0,4}}(?:{_OTHER_UNIT}(?![a-z])|[帧幀])|第\s?[0-9]+\s?[帧幀]",
+    re.IGNORECASE,
+)
 _UNCLEAR = re.compile(
     # Decimal commas behind minutes, and of numbers with separators of thousands: 0:12,5 and 1.234,5.
     r":[0-9]{2},[0-9]{1,2}(?![0-9:.])|[0-9]\.[0-9]{3},[0-9]"
@@ -42,8 +53,8 @@ _UNCLEAR = re.compile(
     r"|[0-9]\s?['\u2032\u2019]\s?[0-9]|[0-9]_[0-9]"
     # Hours and minutes: 1:20 h.
     rf"|:[0-9]{{2}}\s{{0,2}}{_HOURS}"
-    # Numbers of something else: 10 %, frame 12, 12 frames, 3rd, 5k. A bare "to" may touch its numbers: 3to8.
-    r"|[0-9]\s{0,2}%|(?<![a-z])frames?\s{0,2}[0-9]|[0-9]\s{0,2}frames?(?![a-z])"
+    # Numbers of something else: 10 %, 1½, 3rd, 5k. A bare "to" may touch its numbers: 3to8.
+    r"|[0-9]\s{0,2}%|[\u00bc-\u00be\u2150-\u215e]"
     r"|[0-9](?!(?:s|secs?|seconds?|to)(?![a-z])|e[-+]?[0-9])[a-z]",
     re.IGNORECASE,
 )
@@ -66,6 +77,7 @@ def in_plain_seconds(text: str) -> str | None:
         (None, None, '[3.5,8]')
     """
     text = _COMMA_OF_SUBTITLES.sub(".", text)
+    text = _ABBREVIATED.sub(r"\1", text)
     if _BARE_MINUTES.search(text):
         return None
     text = _BARE_SECONDS.sub(r"\1 \3 s", text)
@@ -73,7 +85,8 @@ def in_plain_seconds(text: str) -> str | None:
     text = _IN_UNITS.sub(_seconds_of_units, text)
     text = _IN_PRIMES.sub(_seconds_of_primes, text)
     text = _IN_MILLISECONDS.sub(_seconds_of_milliseconds, text)
-    return None if _UNCLEAR.search(text) or _has_unclear_commas(text) else text
+    is_unclear = _UNCLEAR.search(text) or _LEFT_UNIT.search(text) or _has_unclear_commas(text)
+    return None if is_unclear else text
 
 
 def _has_unclear_commas(text: str) -> bool:

@@ -15,6 +15,9 @@ READ = [
     ("[0, 3.5] (2) insert the fan", FAN),
     ("* step 2: insert the fan (0.0\N{EN DASH}3.5)", FAN),
     ("2. 0.0-3.5 insert the fan", FAN),
+    *((f"1. {entry}", [(5.0, 8.0, 2, "")]) for entry in ("5-8: step 2", "Step 2 (5-8)", "5-8 #2")),  # on line 1
+    ("1. step 2, insert the fan: 0-3.5", FAN),
+    ("frame mounting 0-3", [(0.0, 3.0, None, "frame mounting")]),
     ("(0.0-3.5) (2) insert the fan", FAN),
     ("- 0.0 s to 3.5 s | 2 | insert the fan", FAN),
     ("0-3.5 2", [(0.0, 3.5, 2, "")]),
@@ -51,6 +54,9 @@ def test_entries_are_read_in_many_forms(text, spans):
         *("500-1500 ms (1)", "0-3 min (1)", "1 min - 2 min (1)", "0-3 m (1)", "0-3 h", "0-9 frames (1)", "0-9% (1)"),
         # A range of parts of the times.
         *("3 min 52 s - 335 s (1)", "1 h, 2 s to 3700 s (1)", "1.2e+02 to 313 (1)", "3.5 - 4'20 (1)"),
+        *("2, 3: 5-8", "2 and 3: 5-8", "5-8 2, 3", "step 2 and step 3: 5-8", "| 1 | 5-8 | 2 |", "1. 5-8: 2. screw"),
+        *("(2) insert the fan: frames 0-35", "frames [0, 35] (2)", "500-900 (ms) (2)", "25-40 percent (2)"),
+        *("2 - 5 to 8", "Step 2 - 5.0 to 8.0", "close valve 3 - 5 until 8"),
         *("2-3-7", "2 - 3 - 7"),  # which of the three is the step?
         *("0-3 (1) (2)", "3 and 7 (1)"),
         *('{"step": 2, "start": 3, "end": NaN}', '{"step": 2, "start": -3, "end": 5}', '{"start": 3, "end": 5}'),
@@ -75,6 +81,7 @@ def test_names_of_the_list_are_read_as_its_numbers():
         ("0.0-1.0 screw\n1.0-2.0 second screw", [1, 2]),
         ("0-1 Frame  mounting, 1-2 screw; 2-3 s S-hook", [3, 1, 4]),
         ("<1.0> to <2.0> second screw.", [2]),
+        ("5 s - 8 s frame mounting; 8-9 frame mounting (3)", [3, 3]),
         ("1-2 seconds screw; 2-3 s second screw", [1, 2]),
         ("1-2 (1) second screw; 3-4 second screws", [1, "screws"]),
         ("[0, 3.5] second screw, [3.5, 7] (3)", [2, 3]),

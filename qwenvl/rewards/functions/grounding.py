@@ -27,27 +27,28 @@ Units = Annotated[
 ]
 Boundary = Annotated[bool, Argument("Multiply by how near start and end are; needs the field duration, in seconds.")]
 
-_N = r"\s{0,4}(-?[0-9]{1,7}(?:\.[0-9]{1,30})?)\s{0,4}"
+_N = r"\s{0,40}(-?[0-9]{1,7}(?:\.[0-9]{1,30})?)\s{0,40}"  # JSON may have each number on a line
 _BOX = re.compile(rf"\[{_N},{_N},{_N},{_N}\]|\({_N},{_N}\)\s{{0,4}},?\s{{0,4}}\({_N},{_N}\)")
 _TIME = re.compile(
-    # Two dots or three may stand before a time, and one begins decimals.
-    r"(?<![0-9:])(?<!(?<!\.)\.)(?<![0-9][eE])(?<![0-9][eE][+-])(?:([0-9]{1,3}):)?(?:([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,30})?)"
+    # Two dots or three may stand before a time, and one begins decimals. The 1 of t1 is none, and the 8 of 3to8 is.
+    r"(?:(?<![0-9:A-Za-z_])|(?<=[0-9]to)|(?<=[0-9]s))(?<!(?<!\.)\.)(?<![0-9][eE])(?<![0-9][eE][+-])(?:([0-9]{1,3}):)?(?:([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,30})?)"
     r"(?![0-9:]|\.[0-9]|[eE][+-]?[0-9])"
 )
 _UNIT = r"[ \t]{0,2}(?:s|secs?|seconds?|秒)?"
 _DASH_OR_TO = r"-{1,2}>?|[\u2010-\u2015\u2192\u2212~]|\.{2,3}|to\b|until\b|till\b|到|至"
 _NAMED_END = (
-    r"[\s,;]{0,4}(?:and\s{1,2})?(?:it\s{1,2})?"
+    r"[\s,;]{0,40}(?:and\s{1,2})?(?:it\s{1,2})?"
     r"[\"']?(?:ends?|stops?|ending)(?:[ _-]?(?:time|s))?[\"']?(?:\s{0,2}[:=]|\s{1,2}at\b)?"
 )
 # Between start and end: "3 s to 8", "3.0 - 8.0", "<3> - <8>", "start: 3, end: 8", "starts at 3 and ends at 8".
 _FROM_TO = re.compile(
-    rf"{_UNIT}[\])>]?[ \t]{{0,4}}(?:{_DASH_OR_TO}|{_NAMED_END})[ \t]{{0,4}}[\[(<\"']?\s{{0,2}}", re.IGNORECASE
+    rf"{_UNIT}[\])>\"']?[ \t]{{0,4}}(?:{_DASH_OR_TO}|{_NAMED_END})[ \t]{{0,4}}[\[(<\"']?\s{{0,2}}", re.IGNORECASE
 )
 _COMMA_BETWEEN = re.compile(rf"{_UNIT}\s{{0,4}},\s{{0,4}}", re.IGNORECASE)
 _AND = re.compile(rf"{_UNIT}\s{{1,4}}and\s{{1,4}}", re.IGNORECASE)
 _CLOSES = re.compile(rf"{_UNIT}\s{{0,4}}[\])]", re.IGNORECASE)
 LONGEST_BETWEEN = 60
+_FLAT_LIST = re.compile(r"[0-9.:]{1,40}(?:\s{0,4},\s{0,4}[0-9.:]{1,40})*")  # 3, 8, 9, 12
 _LIST_NUMBER = re.compile(r"^\s{0,8}\(?([0-9]{1,3})[.)]\s{1,4}(?=\S)")
 # "(1) 3, 8", "start 3 s, duration 5 s", "3 s (5 s)" and "3 +5".
 _MAY_BE_NO_TIME = re.compile(
@@ -78,8 +79,8 @@ def box_giou(completions: list[str], solution: list[str], *, units: Units = "sam
 
 def check_boxes(solution: str, fields: Mapping[str, Any], units: BoxUnits = "same") -> str | None:
     """The reason why a record cannot be scored by boxes: it has none, or lacks the size of its image. Else None."""
-    boxes = boxes_in(solution_of(solution))
-    if not len(boxes) or not (boxes[:, :2] < boxes[:, 2:]).all():
+    corners = _corners_in(solution_of(solution))
+    if not len(corners) or not (corners[:, 0] < corners[:, 1]).all():
         return f"the solution must hold boxes [x1, y1, x2, y2] with x1 < x2 and y1 < y2, got {solution[:80]!r}"
     size = [fields.get("width"), fields.get("height")]
     if units == "thousandths" and not all(type(side) in (int, float) and side > 0 for side in size):
@@ -125,9 +126,16 @@ def boxes_in(text: str) -> np.ndarray:
     """
     import numpy as np
 
+    corners = _corners_in(text)
+    return np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
+
+
+def _corners_in(text: str) -> np.ndarray:
+    """The two corners of each box of a text as it gives them, n x 2 x 2."""
+    import numpy as np
+
     found = [[float(side) for side in sides if side] for sides in _BOX.findall(text)]
-    boxes = np.array(found, dtype=float).reshape(-1, 2, 2)
-    return np.concatenate([boxes.min(axis=1), boxes.max(axis=1)], axis=1)
+    return np.array(found, dtype=float).reshape(-1, 2, 2)
 
 
 def geometry(measure: str, named: np.ndarray, true: np.ndarray) -> np.ndarray:
@@ -228,6 +236,10 @@ def spans_in(text: str) -> list[Span]:
         if not follows_another and _is_marked_pair(text, first, second):
             starts.append(i)
     has_others = 0 < 2 * len(starts) < len(found)  # beside marked pairs, numbers that may be anything
+    # A pair in each line, or between semicolons: a table has more columns.
+    if not starts and len(found) > 2 and not _FLAT_LIST.fullmatch(text.strip("[]() \n")):
+        parts = re.split(r"[;\n]", text)
+        has_others = any(len(_TIME.findall(part)) not in (0, 2) for part in parts)
     is_unclear = has_others or (not starts and _MAY_BE_NO_TIME.search(text))
     if is_unclear or len(found) % 2 or None in times:
         return []

@@ -42,7 +42,17 @@ def check_timeline(solution: str, fields: Mapping[str, Any] | None = None) -> st
         return problem
     # The spans that are read would be all of the solution, and the others would be lost without a word.
     entry = entry_without_span(text)
-    return None if entry is None else f"the solution {expected}; no span is {entry[:80]!r}"
+    if entry is not None:
+        return f"the solution {expected}; no span is {entry[:80]!r}"
+    # "2 bolts" and "2 nuts" would both be step 2.
+    names: dict[int, str] = {}
+    for span in timeline_in(text):
+        if span.number is None or not span.name:
+            continue
+        first = names.setdefault(span.number, span.name)
+        if span.name != first:
+            return f"the solution calls step {span.number} {first!r} and {span.name!r}; write (number) name"
+    return None
 
 
 def check_frames(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:

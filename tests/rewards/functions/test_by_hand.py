@@ -1,5 +1,6 @@
 """Functions that compare an answer with a solution: values by hand, and what they refuse of a record."""
 
+import json
 import time
 from decimal import Decimal
 
@@ -350,6 +351,16 @@ READINGS = [
     *((spans_in, text, []) for text in ("12 frames\u523020 frames", "frame 12\u5230frame 20")),
     *((spans_in, text, [(100.0, 250.0)]) for text in ("[100,250]", "[100, 250]", "100 250", "100 to 250")),
     *((spans_in, text, [(3.0, 5.0)]) for text in ("(3,5)", "[3,5]", "3to5", "3s-5s")),
+    (spans_in, "0 min. 12 sec. to 0 min. 20 sec.", [(12.0, 20.0)]),
+    *((spans_in, text, []) for text in ("frames: 12-20", "frame number 12 to frame number 20", "frame #1-frame #2")),
+    *((spans_in, text, []) for text in ("frame_12 to frame_20", "12\u5e27-20\u5e27", "12 percent to 20 percent")),
+    *((spans_in, text, []) for text in ("[1, 2] min", "minutes: 1-2", "minute 1 to minute 2", "[5, 9] ms", "1½-2 min")),
+    *((spans_in, text, [(60.0, 120.0)]) for text in ("1 ... 2 min", "1 through 2 minutes", "1 to about 2 minutes")),
+    *((spans_in, text, []) for text in ("| 1 | 3 | 8 |\n| 2 | 9 | 12 |", "1\t3\t8\n2\t9\t12", "[1] 3, 8")),
+    *((spans_in, text, TWO_SPANS) for text in ("3, 8; 9, 12", "3 8\n9 12")),
+    *((spans_in, text, [(3.0, 8.0)]) for text in ("t1 = 3, t2 = 8", "in the frame from 3 to 8")),
+    (spans_in, '{"start":"0:03","end":"0:08"}', [(3.0, 8.0)]),
+    (spans_in, json.dumps({"start": 3, "end": 8}, indent=4), [(3.0, 8.0)]),
     (numbers_in, "there are 3 cubes.", [Decimal("3")]),
     (numbers_in, "-2.50 and +4", [Decimal("-2.50"), Decimal("4")]),
     (numbers_in, "2², 3½ and 12", [Decimal("12")]),
@@ -371,6 +382,7 @@ def test_answers_are_read_as_the_table_of_readings_says():
     boxes = 'x [1, 2, 3, 4], {"bbox_2d": [ 5.5,6,7,8 ]} <|box_start|>(30,40),(10,20)<|box_end|> [1, 2] [1, 2, 3, 4, 5]'
     assert boxes_in(boxes).tolist() == [[1, 2, 3, 4], [5.5, 6, 7, 8], [10, 20, 30, 40]]
     assert boxes_in("none").shape == (0, 4)
+    assert boxes_in(json.dumps([{"bbox_2d": [1, 2, 3, 4]}], indent=4)).tolist() == [[1, 2, 3, 4]]
 
 
 CHOICE, PIXELS = {"problem_type": "multiple choice"}, {"width": 640, "height": 480}
@@ -385,7 +397,7 @@ CHECKS = [  # function, solutions and fields that it can compare with, those tha
      "must choose letters"),
     ("yes_no", [("No", {})], [("perhaps", {})], "yes or no"),
     ("count", [("<answer>3</answer>", {})], [("", {}), ("three", {}), ("2 3", {})], "exactly one number"),
-    ("box_iou", [("[0, 0, 9, 9]", {})], [("none", {}), ("[0, 0, 0, 9]", {}), ("[0, 0, 9]", {})], "must hold boxes"),
+    ("box_iou", [("[0, 0, 9, 9]", {})], [("none", {}), ("[9, 5, 3, 8]", {}), ("[0, 0, 0, 9]", {}), ("[0, 0, 9]", {})], "must hold boxes"),
     ("box_iou(units=thousandths)", [("[0, 0, 9, 9]", PIXELS)], [("[0, 0, 9, 9]", {})], "'width' and 'height'"),
     ("temporal_iou", [("3 to 8", {})], [(bad, {}) for bad in ("never", "8 to 3", "5 to 5", "3")], "name a span"),
     ("temporal_iou", [("1-2 min", {})],
@@ -393,8 +405,9 @@ CHECKS = [  # function, solutions and fields that it can compare with, those tha
     ("temporal_iou(boundary=True)", [("3 to 8", {"duration": 12.5}), ("3 to 8", {"duration": "12.5"})],
      [("3 to 8", fields) for fields in ({}, {"duration": 0}, {"duration": "soon"}, {"duration": ""})], "'duration'"),
     ("segment_f1", [("0-3 (1)", {}), ("0-3 (1) 5 min break", {})],
-     [(bad, {}) for bad in ("0-3 (1); 1-2 min (2)", "frames 0-35 (1)", "500-900 ms (1)", "3-5 frames (1)")],
+     [(bad, {}) for bad in ("0-3 (1); 1-2 min (2)", "fan: frames 0-35", "500-900 (ms) (1)", "3-5 frames (1)")],
      "seconds or mm:ss"),
+    ("segment_f1", [("0-3 (2) bolts\n3-7 (2) bolts", {})], [("0-3 2 bolts\n3-7 2 nuts", {})], "calls step 2 'bolts'"),
     ("by_problem_type", [("<answer>B</answer>", CHOICE)], [("?", CHOICE)], "'multiple choice': the solution must"),
     ("by_problem_type", [], [("B", {})], "needs the field 'problem_type', one of multiple choice, numerical"),
     ("countdown", [("", {"nums": [1, 2], "target": 3})],
