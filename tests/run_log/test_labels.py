@@ -125,6 +125,23 @@ def test_an_answer_with_tags_is_not_saved(browser, tmp_path):
         assert browser.run("document.querySelector('#correct').disabled") == is_refused, text
 
 
+def test_a_name_in_front_of_the_first_number_is_not_saved(browser, tmp_path):
+    """Of "take the lid (2) fan" only step 2 would count, and a click on the button of a step writes it so."""
+    rows = [label("one", "take the lid", 1.0, steps=[[1, "take the lid"], [2, "insert the fan"]])]
+    written = write_labels(tmp_path, "run", rows, "qwenvl train")
+    browser.open(f"{written.page.as_uri()}#id=cam/one.mp4")
+    browser.wait("document.querySelector('#group article') !== null")
+    browser.run("localStorage.clear()")
+    browser.run("document.querySelector('[data-step=\"2\"]').click()")
+    assert browser.run("document.querySelector('#answer').value") == "take the lid (2) insert the fan"
+    assert browser.run("document.querySelector('#correct').disabled")
+    assert browser.run("document.querySelector('#correct').title").startswith("only numbers in brackets would count")
+    typed = "(box => { box.value = '%s'; box.dispatchEvent(new Event('input')); })(document.querySelector('#answer'))"
+    for text, is_refused in (("1, 2 (2) insert the fan", True), ("(1) take the lid (2)", False), ("1, 2", False)):
+        browser.run(typed % text)
+        assert browser.run("document.querySelector('#correct').disabled") == is_refused, text
+
+
 def test_the_keys_of_spans_are_not_named_where_there_are_none(opened):
     assert opened().run(KEYS) == "j k y e p /"
 

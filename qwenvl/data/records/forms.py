@@ -69,6 +69,7 @@ _ROLES |= {"assistant": "assistant", "bot": "assistant", "model": "assistant"}
 # Columns that may hold lists or objects; in files without types these are written as JSON.
 _NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
 _NESTED_COLUMNS |= {"options", "choices", "candidates", "timeline"}
+_KEYS_OF_MEDIA = ("video", "videos", "video_url", "image", "images", "image_url")
 # The beginning of turns that a cell holds as text, as JSON or as Python prints them: [{"role": "user", ...
 _WRITTEN_TURNS = re.compile(r"[\"\s]*\[\s*\{\s*\\?[\"'](?:role|from|content|value)\\?[\"']\s*:")
 _NUMBER_COLUMNS = ROW_KEYS - {"frame_cnts", "frame_times", "dynamic_sample"}
@@ -225,6 +226,8 @@ def _columns(renamed: dict[str, str]) -> str:
 def _completion(row: dict[str, Any], where: str) -> list[Any]:
     """The turns of ``completion``, which continue the prompt."""
     completion = row.get("completion")
+    if isinstance(completion, str) and _WRITTEN_TURNS.match(completion):
+        completion = _read_turns(completion, f"{where}.completion")
     if isinstance(completion, str) and completion:
         return [{"role": "assistant", "content": completion}]
     if not isinstance(completion, list | str | None):
@@ -312,6 +315,12 @@ def _message(turn: Any, place: str, draft: Draft) -> Message:
     content = turn.get(text_key)
     if not isinstance(speaker, str) or speaker not in _ROLES:
         raise RecordError(f"{place}.{speaker_key}: expected one of {', '.join(_ROLES)}, got {kind_of(speaker)}")
+    medium = next((key for key in _KEYS_OF_MEDIA if not is_empty(turn.get(key))), None)
+    if medium is not None:
+        raise RecordError(
+            f"{place}.{medium}: media beside the content of a turn are not read; write them as parts of the content, "
+            f'such as {{"type": "video", "video": "a.mp4"}}, or beside the turns'
+        )
     if _ROLES[speaker] == "assistant" and _is_data(content):
         content = json.dumps(content)  # boxes and numbers, as a `solution` of numbers is
     if isinstance(content, str):
@@ -337,6 +346,7 @@ def _part(part: Any, place: str, draft: Draft) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind is None and isinstance(part, dict):  # the older form of Qwen's own tools names no type
         kind = next((key for key in ("text", "video", "image") if part.get(key) is not None), None)
+    _check_one_content(part, kind, place)
     if kind in ("text", "input_text"):
         text = checked_text(part.get("text"), f"{place}.text")
         if MEDIA_TAG.search(text):
@@ -354,6 +364,15 @@ def _part(part: Any, place: str, draft: Draft) -> str:
         draft.tag_settings[medium].append(_holder_settings(part, medium, place, draft.notes))
         return f"<{medium}>"
     raise RecordError(f"{place}: expected a part of type text, image or video, got {kind_of(part)}")
+
+
+def _check_one_content(part: Any, kind: Any, place: str) -> None:
+    """Check that a part is a text or a medium. RecordError: it has both, of which one would be lost."""
+    if not isinstance(part, dict) or kind is None:
+        return
+    media = [key for key in _KEYS_OF_MEDIA if not is_empty(part.get(key))]
+    if media and not is_empty(part.get("text")):
+        raise RecordError(f"{place}: has a text and {media[0]}; write a part for each of them")
 
 
 def _check_no_other_medium(part: dict[str, Any], medium: Medium, place: str) -> None:
@@ -383,12 +402,15 @@ def _solution(row: dict[str, Any], where: str, messages: list[Message], place: s
     """
     last = messages.pop().text if messages[-1].role == "assistant" else None
     value = row.get("solution")
-    if value is None and isinstance(row.get("reward_model"), dict):
+    if value in (None, []) and isinstance(row.get("reward_model"), dict):
         value = row["reward_model"].get("ground_truth")
+    if value == []:  # nothing, as columns of lists have it
+        value = None
     if last is not None and (value is None or "conversations" in row):
         where = f"{place}[{len(messages)}]"
         own = row.get("solution")  # of two that differ, one would be lost without a word
-        if isinstance(own, str) and solution_of(own) != solution_of(last):
+        written = json.dumps(own) if _is_number(own) else own
+        if isinstance(written, str) and solution_of(written) != solution_of(last):
             raise RecordError(
                 f"{where}: the last turn is another solution than `solution`, {kind_of(last)} and {kind_of(own)}; "
                 "keep one of the two",
@@ -530,8 +552,9 @@ def _holder_settings(holder: Any, medium: Medium, place: str, notes: list[Hint])
     if not isinstance(holder, dict):
         return {}
     settings = part_settings(holder, medium, place, notes)
-    inner = holder.get(medium)
-    return _holder_settings(inner, medium, f"{place}.{medium}", notes) | settings
+    # The medium may be an object itself: {"type": "video_url", "video_url": {"url": "a.mp4", "fps": 2}}.
+    key = next((key for key in _medium_keys(medium) if holder.get(key) is not None), medium)
+    return _holder_settings(holder.get(key), medium, f"{place}.{key}", notes) | settings
 
 
 def _metas(row: dict[str, Any], n_videos: int, where: str) -> list[Any]:

@@ -92,6 +92,10 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
             raise ValueError("prompt_template: expected a text that contains {prompt}")
+        for name, text in (("prompt_template", self.prompt_template), ("system", self.system)):
+            tag = MEDIA_TAG.search(text or "")
+            if tag is not None:
+                raise ValueError(f"{name}: holds {tag[0]}; the place of its media is said by each record, leave it out")
         if self.format is not None:
             check_name(self.format)
 

@@ -9,6 +9,7 @@ from qwenvl.data.errors import kind_of
 from qwenvl.data.records.presets import ASKED_FOR, LABELS
 from qwenvl.rewards.functions.actions import (
     action_numbers,
+    bare_numbers,
     has_ambiguous_list,
     list_in,
     named_actions,
@@ -26,6 +27,7 @@ _ENDS_A_NAME = re.compile(r"[,;\n(]")
 # 2,375 may be a number of thousands, or have a decimal comma.
 _WITH_A_COMMA = re.compile(r"[-+]?[1-9][0-9]{0,2},[0-9]{3}")
 _WITH_A_ZERO = re.compile(r"[0-9]{1,9}\.0")
+_OTHER_NUMBERS = re.compile(r"^[ \t]*(?:[-*\u2022][ \t]+)?\W{0,3}[0-9]{1,3}(?:[.):]\W{0,3})[ \t]+\S", re.MULTILINE)
 _ASKS_FOR_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|number|index|step)\s*\)", re.IGNORECASE)
 _ASKS_FOR_TIMES = re.compile(r"\b(?:when|seconds?|times?)\b", re.IGNORECASE)
 _NUMBER_ALONE = re.compile(r"[-+]?[0-9]{1,9}(?:\.[0-9]{1,9})?\s?%?")
@@ -61,6 +63,8 @@ def solution_hints(record: Record) -> Iterator[Hint]:
             "a number or a name of the prompt's list occurs twice, a number has no name, or a line has a second number "
             "in brackets, such as (4), which counts as a step (write 4 x): answers by names score 0",
         )
+    elif not names_in(asked):
+        yield from _list_elsewhere(record, solution)
     if not names_in(asked):
         return
     shown = [block for block in _answers_in(record) if block.strip(" .\u2026\n")]
@@ -77,6 +81,23 @@ def solution_hints(record: Record) -> Iterator[Hint]:
             "form not asked for",
             f"the prompt shows the answer as <answer>{shown[-1].strip()[:60]}</answer>, and the solution has "
             "numbers of steps: names count to the letter at best; better ask for <answer>(1) ... (2) ...</answer>",
+        )
+
+
+def _list_elsewhere(record: Record, solution: str) -> Iterator[Hint]:
+    """A hint about a solution with numbers of steps where the last user turn has no list of them that is read."""
+    if not action_numbers(solution) and len(bare_numbers(solution)) < 2:
+        return
+    if any(names_in(message.text) for message in record.messages[:-1]):
+        yield Hint(
+            "list of steps not read",
+            "rewards read the list of steps of the last user turn, and it stands in another one: answers by names or "
+            "bare numbers score 0",
+        )
+    elif len(_OTHER_NUMBERS.findall(record.messages[-1].text)) > 1:
+        yield Hint(
+            "list of steps not read",
+            "the lines of the prompt's list do not begin with (1), (2), ...: answers by names or bare numbers score 0",
         )
 
 

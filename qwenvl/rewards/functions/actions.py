@@ -24,6 +24,9 @@ _WORDS_BESIDE_NUMBERS = frozenset(
 )
 # A list may begin where its clip stands.
 _LINE = re.compile(r"[ \t]*(?:<(?:video|image)>[ \t]*)*\(\s*([0-9]{1,9})\s*\)(.*)")
+# Around a name on its line: "(1): take the lid", "(1) - take the lid", "(2) insert the fan; and", a clip behind it.
+_BEFORE_A_NAME = re.compile(r"\A\s{0,4}[:.\u2013\u2014-]\s")
+_BEHIND_A_NAME = re.compile(r"(?:\s?[,;](?:\s?(?:and|or))?|\s?<(?:video|image)>){1,9}\Z")
 _WORD_ENDS = r"(?:(?<![^\W_])|(?![^\W_]))"  # not between two letters or digits
 # One at a time: a name may begin as a separator does, "first screw".
 # Signs are listed: marks on letters, such as the vowel signs of Devanagari, are none.
@@ -213,11 +216,16 @@ def list_in(text: str) -> dict[str, int]:
 def names_in(text: str) -> dict[int, str]:
     """The names of the actions as a user turn lists them, by number. Empty where the list is ambiguous."""
     found = _lines_of_list(text)
-    # Lists that people write have a comma or a semicolon behind each item.
-    names = {int(match[1]): " ".join(match[2].split()).rstrip(" ,;") for match in found}
+    names = {int(match[1]): _name_on_line(match[2]) for match in found}
     different = {normalized(name) for name in names.values()}
     whole = all(different) and len(different) == len(names) == len(found) > 1
     return names if whole and not any(_NUMBER.search(match[2]) for match in found) else {}
+
+
+def _name_on_line(text: str) -> str:
+    """The name behind its number on a line of a list. Lists have commas or semicolons behind their items."""
+    name = " ".join(_BEFORE_A_NAME.sub("", text).split())
+    return _BEHIND_A_NAME.sub("", name)
 
 
 def has_ambiguous_list(text: str) -> bool:

@@ -119,6 +119,27 @@ class TestMessages:
         assert draft.solution == "<think>x</think><answer>2</answer>"
         with pytest.raises(RecordError, match=r"d.conversations\[1\]: the last turn is another solution than"):
             draft_of({"conversations": turns, "solution": "3"}, "d")
+        with pytest.raises(RecordError, match=r"d.conversations\[1\]: the last turn is another solution than"):
+            draft_of({"conversations": turns, "solution": 3}, "d")
+
+    def test_media_beside_the_content_of_a_turn_are_refused(self):
+        for key, value in (("video", "a.mp4"), ("images", ["a.png"])):
+            turns = [{"role": "user", "content": "Which?", key: value}]
+            with pytest.raises(RecordError, match=rf"d.messages\[0\].{key}: media beside the content of a turn"):
+                draft_of({"messages": turns, "solution": "x"}, "d")
+        turns = [{"role": "user", "content": "Which?", "images": []}]
+        assert draft_of({"messages": turns, "solution": "x"}, "d").messages == [Message("user", "Which?")]
+
+    @pytest.mark.parametrize("part", [{"text": "?"}, {"type": "video", "text": "?"}, {"type": "text", "text": "?"}])
+    def test_a_part_with_a_text_and_a_medium_is_refused(self, part):
+        turns = [{"role": "user", "content": [part | {"video": "a.mp4"}]}]
+        with pytest.raises(RecordError, match="has a text and video; write a part for each of them"):
+            draft_of({"messages": turns, "solution": "x"}, "d")
+
+    def test_settings_in_the_object_of_an_address_are_read(self):
+        part = {"type": "video_url", "video_url": {"url": "a.mp4", "fps": 1, "max_frames": 16}}
+        record = parsed({"messages": [{"role": "user", "content": [part]}], "solution": "x"})
+        assert (record.clip_meta[0].count.fps, record.clip_meta[0].count.max_frames) == (1, 16)
 
 
 class TestPrompt:
@@ -131,6 +152,9 @@ class TestPrompt:
         }
         draft = draft_of(row, "d")
         assert draft.solution == "4"
+        assert draft_of(row | {"reward_model": {"ground_truth": 0}}, "d").solution == "0"
+        empty = {"reward_model": {"ground_truth": []}, "solution": [], "answer": "5"}
+        assert draft_of(row | empty, "d").solution == "5"
         assert draft.images == [("d.images[0]", {"bytes": b"x", "path": None})]
 
     def test_several_texts_are_no_solution_that_an_answer_could_equal(self):
@@ -139,6 +163,10 @@ class TestPrompt:
             with pytest.raises(RecordError, match=r"d.solution: expected one text, got list .* join them"):
                 draft_of({"prompt": "Which?"} | row, "d")
         assert draft_of({"prompt": "Where?", "solution": [[1, 2], [3, 4]]}, "d").solution == "[[1, 2], [3, 4]]"
+
+    def test_a_completion_that_a_cell_holds_as_text_is_its_turns(self):
+        text = json.dumps([{"role": "assistant", "content": "insert the fan"}])
+        assert draft_of({"prompt": "Which?", "completion": text}, "d").solution == "insert the fan"
 
     def test_turns_that_a_cell_holds_as_text_are_turns(self):
         turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "It's <video>. Which?"}]

@@ -101,6 +101,21 @@ def test_a_list_that_is_not_read_is_named():
     assert hints("(2)", "(1) take it") == []
 
 
+@pytest.mark.parametrize("line", ["{}. {}", "- ({}) {}", "**({})** {}", "{}) {}"])
+def test_a_list_in_another_notation_is_named_where_the_solution_has_numbers(line):
+    asked = "Which?\n" + "\n".join(line.format(n, name) for n, name in ((1, "take it"), (2, "put it")))
+    for solution in ("(1) take it", "1, 2"):
+        [message] = hints(solution, asked)
+        assert message.startswith("the lines of the prompt's list do not begin with (1), (2), ...")
+    assert hints("take it", asked) == hints("2", asked) == []
+
+
+def test_a_list_in_another_turn_is_named():
+    turns = (Message("system", LISTED), Message("user", "Which?"))
+    [hint] = solution_hints(Record("0", turns, "(1)", (), (), (), {}, "d[0]"))
+    assert "the list of steps of the last user turn, and it stands in another one" in hint.message
+
+
 def test_a_whole_number_as_tables_write_it_is_named():
     [message] = hints("2.0", "How many?")
     assert message.startswith("tables write 2.0 for 2 in a column with gaps")

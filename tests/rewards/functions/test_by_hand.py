@@ -258,6 +258,13 @@ def test_a_list_may_begin_where_its_clip_stands():
     assert list_of([{"role": "user", "content": "<video>(1) take the lid\n(2) insert the fan\nWhich?"}]) == listed
 
 
+@pytest.mark.parametrize(
+    "lines", ["(1): take it;\n(2): put it", "(1) - take it,\n(2) - put it", "(1) take it; and\n(2) put it<video>"]
+)
+def test_signs_around_the_names_of_a_list_are_no_part_of_them(lines):
+    assert list_of([{"role": "user", "content": lines}]) == {"take it": 1, "put it": 2}
+
+
 def test_an_ambiguous_list_of_steps_names_no_step():
     for prompt in ("(1) a\n(1) b", "(1) a\n(2) A.", "(1) a\n(2)", "(1) a (2) b\n(3) c", "(1) a", "which?"):
         assert list_of([{"role": "user", "content": prompt}]) == {}
@@ -397,7 +404,8 @@ CHECKS = [  # function, solutions and fields that it can compare with, those tha
      "must choose letters"),
     ("yes_no", [("No", {})], [("perhaps", {})], "yes or no"),
     ("count", [("<answer>3</answer>", {})], [("", {}), ("three", {}), ("2 3", {})], "exactly one number"),
-    ("box_iou", [("[0, 0, 9, 9]", {})], [("none", {}), ("[9, 5, 3, 8]", {}), ("[0, 0, 0, 9]", {}), ("[0, 0, 9]", {})], "must hold boxes"),
+    ("box_iou", [("[0, 0, 9, 9]", {})],
+     [(bad, {}) for bad in ("none", "[9, 5, 3, 8]", "[0, 0, 0, 9]", "[0, 0, 9]")], "must hold boxes"),
     ("box_iou(units=thousandths)", [("[0, 0, 9, 9]", PIXELS)], [("[0, 0, 9, 9]", {})], "'width' and 'height'"),
     ("temporal_iou", [("3 to 8", {})], [(bad, {}) for bad in ("never", "8 to 3", "5 to 5", "3")], "name a span"),
     ("temporal_iou", [("1-2 min", {})],

@@ -51,8 +51,11 @@ function recordOf(label, done) {
 }
 
 // Why training would not read an answer, or nothing.
-function answerProblem(text) {
+function answerProblem(text, steps) {
   if (!text.trim()) return "there is no answer";
+  const first = steps.length ? text.search(/\(\s*[0-9]{1,9}\s*\)/) : -1;
+  if (/[\p{L}\p{N}]/u.test(text.slice(0, Math.max(first, 0))))
+    return "only numbers in brackets would count: write (2) in front of the name of step 2, for each step";
   return /<\/?answer>|<\|\w+\|>/.test(text) ? "an answer can't hold tags such as <answer> and <|im_end|>" : "";
 }
 

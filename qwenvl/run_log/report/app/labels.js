@@ -263,7 +263,7 @@ class Labels extends List {
     const draft = this.drafts.get(n);
     box.value = Array.isArray(draft) ? spansLine(draft) : (draft ?? before);
     const shown = () => ({ answer: box.value === plain ? before : box.value });
-    const buttons = this.buttons(n, label, { shown, problem: () => answerProblem(box.value) });
+    const buttons = this.buttons(n, label, { shown, problem: () => answerProblem(box.value, label.steps) });
     const changed = () => {
       this.draft(n, shown().answer, before);
       press();
