@@ -465,8 +465,8 @@ def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
     if found.late:
         clip, delay = next(iter(found.late.items()))
         lines.append(
-            f"  seconds count from the first picture. That of {counted(len(found.late), 'clip')} comes after the sound "
-            f"begins ({delay:.2f} s in {visible(clip)}): spans that were read off a player's clock are late by that"
+            f"  seconds count from the first picture. That of {counted(len(found.late), 'clip')} comes later than the "
+            f"clock of players begins ({delay:.2f} s in {visible(clip)}): spans that were read off it are late by that"
         )
     if found.overlapping:
         clip, step = next(iter(found.overlapping.items()))

@@ -24,11 +24,19 @@ def test_clips_whose_pictures_begin_after_their_sound_are_named(folder, capsys):
             assert clip.delay == pytest.approx(2.0, abs=0.01) and clip.frame_times[0] == 0.0
     Path("spans.csv").write_text("clip,step,start,end\na,1,0,1\nb,2,1,3\n")
     out = run(capsys, "--answers", "spans.csv", "--steps", "steps.txt")
-    assert "That of 1 clip comes after the sound begins (2.00 s in b.mp4)" in out
+    assert "That of 1 clip comes later than the clock of players begins (2.00 s in b.mp4)" in out
     Path("labels").mkdir()
     for name in "ab":
         Path(f"labels/{name}.txt").write_text("1-10 close_lid\n")
-    assert "sound" not in run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite"), "labels in frames"
+    assert "clock" not in run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite"), "labels in frames"
+
+
+def test_a_silent_clip_whose_first_picture_has_a_later_time_is_named(folder, capsys):
+    """A browser shows nothing for two seconds, and our clock begins with the first picture."""
+    write_clip(folder / "clips" / "b.mkv", 30, times=[2 + n / 10 for n in range(30)])
+    Path("spans.csv").write_text("clip,step,start,end\na,1,0,1\nb.mkv,2,1,3\n")
+    out = run(capsys, "--answers", "spans.csv", "--steps", "steps.txt")
+    assert "That of 1 clip comes later than the clock of players begins (2.00 s in b.mkv)" in out
 
 
 def test_a_table_of_spans_becomes_timelines(folder, capsys):

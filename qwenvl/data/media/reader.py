@@ -39,6 +39,8 @@ from qwenvl.data.media.index import index_clip
 if TYPE_CHECKING:
     from torch import Tensor
 
+_IN_BROWSERS = ("mov", "mp4", "matroska", "webm")  # containers that browsers play, as `open_video` names them
+
 PART_BYTES = 8 * 2**20  # of the frames that are in memory at full size at a time
 SKIPPING_CODECS = ("h264", "hevc")  # their decoders can leave out the very frames that no other is predicted from
 
@@ -51,8 +53,9 @@ class Clip(AbstractContextManager, ABC):
         frame_times: seconds of every frame after the first one, strictly rising.
         duration: seconds from the first frame to the end of the last, which is taken to last as long as the mean one.
         size: height and width of a frame as the header says them, in square pixels. Decoding may turn the frame.
-        delay: seconds from the beginning of the file to the first frame. Above 0 where the sound begins before the
-            pictures, as in many clips that were cut without re-encoding: the clocks of players begin with the file.
+        delay: seconds from where the clock of players begins to the first frame. Above 0 where the sound begins before
+            the pictures, and where the first picture has a later time than 0 in files that browsers play, as in many
+            clips that were cut without re-encoding.
     """
 
     path: str
@@ -132,6 +135,8 @@ class ClipReader(Clip):
         self.duration = self._index.duration
         self.size = frame_size(self._stream)
         began = (self._container.start_time or 0) / AV_TIME_BASE
+        if self._container.format.name.startswith(_IN_BROWSERS):  # they count from the zero of the file
+            began = min(0.0, began)
         self.delay = max(0.0, float(self._index.pts[0] * self._index.time_base) - began)
 
     def close(self) -> None:
