@@ -64,7 +64,10 @@ class MathReward:
             compare_as_text(solution_of(truth), answer_of(text))
             for text, truth in zip(completions, solution, strict=True)
         ]
-        return [self._verify(*each) if isinstance(each, tuple) else float(each) for each in verdicts]
+        # Equal completions are verified once: one that takes all its time would take it again for each of a group.
+        pairs = dict.fromkeys(each for each in verdicts if isinstance(each, tuple))
+        verified = {pair: self._verify(*pair) for pair in pairs}
+        return [verified[each] if isinstance(each, tuple) else float(each) for each in verdicts]
 
     def check(self, solution: str, fields: Mapping[str, Any]) -> str | None:
         """The reason why a record cannot be scored: its solution is empty or cannot be parsed. None: it can."""

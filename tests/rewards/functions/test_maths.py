@@ -135,6 +135,14 @@ def test_an_interrupted_pair_ends_the_process(monkeypatch):
     assert not child.alive and reward._child is None
 
 
+def test_equal_completions_are_verified_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(MathReward, "_verify", lambda reward, *pair: asked.append(pair) or 1.0)
+    texts = [answer(text) for text in ("0.5", r"\frac{2}{4}", r"\frac{2}{4}", r"\frac{2}{4}")]
+    assert MathReward()(texts, solution=[r"\frac{1}{2}"] * 4) == [1.0] * 4
+    assert asked == [(r"\frac{1}{2}", "0.5"), (r"\frac{1}{2}", r"\frac{2}{4}")]
+
+
 def test_a_pair_that_takes_too_long_has_no_value_and_harms_nobody(reward, caplog, monkeypatch):
     monkeypatch.setattr(maths, "CPU_SECONDS", 1.0)
     texts = [answer(text) for text in (BOMB, r"\frac{1}{2}", "2/3^2")]
