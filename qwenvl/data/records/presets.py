@@ -94,7 +94,7 @@ _ASKS_FOR_SECONDS = re.compile(
 _ASKS_HOW_MUCH = re.compile(r"\bhow (?:many|much|long|often)\b", re.IGNORECASE)
 _MARKS_SECONDS = re.compile(r"[:.\[]|\d\s*s", re.IGNORECASE)
 # Answers of tables, and those of Python: True.
-_YES_AND_NO = {"yes": "yes", "no": "no", "true": "yes", "false": "no", "y": "yes", "n": "no"}
+_YES_AND_NO = {"yes": "yes", "no": "no", "true": "yes", "false": "no"}
 # Times and nothing else: "3.5 to 8", "[[3, 8], [9, 12]]", "from 1 min 20 s to 2 min and from 3 min to 4 min".
 _TIMES_ALONE = re.compile(
     r"(?:[\d\s.,:;()\[\]<>~\u2010-\u2015-]|\b(?:from|to|until|and|between|s|secs?|seconds?|m|mins?|minutes?)\b"
