@@ -396,7 +396,8 @@ CHOICE, PIXELS = {"problem_type": "multiple choice"}, {"width": 640, "height": 4
 CHECKS = [  # function, solutions and fields that it can compare with, those that it cannot, and why
     ("accuracy", [("<answer>(1)</answer>", {}), ("insert the fan", {})],
      [("", {}), ("<answer> </answer>", {}), ("<answer>,;.</answer>", {})], "names no action"),
-    ("accuracy", [], [(f"(1){to}(3)", {}) for to in ("-", " - ", "...", " to ")], "two steps or all between them"),
+    ("accuracy", [("- (1)\n- (3)", {}), ("(1) - take it (3) - put it", {})],
+     [(f"(1){to}(3)", {}) for to in ("-", " - ", "...", " to ")], "two steps or all between them"),
     ("action_order", [("<answer>(1)</answer>", {})], [("insert the fan", {})], "names no action"),
     ("exact_match", [("a", {})], [("<answer>...</answer>", {})], "no word"),
     ("multiple_choice", [("(B)", {}), ("A, C", {}), ("B. left or right", {})],
