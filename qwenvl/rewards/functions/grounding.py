@@ -30,8 +30,11 @@ Boundary = Annotated[bool, Argument("Multiply by how near start and end are; nee
 _N = r"\s{0,40}(-?[0-9]{1,7}(?:\.[0-9]{1,30})?)\s{0,40}"  # JSON may have each number on a line
 _BOX = re.compile(rf"\[{_N},{_N},{_N},{_N}\]|\({_N},{_N}\)\s{{0,4}},?\s{{0,4}}\({_N},{_N}\)")
 _TIME = re.compile(
-    # Two dots or three may stand before a time, and one begins decimals. The 1 of t1 is none, and the 8 of 3to8 is.
-    r"(?:(?<![0-9:A-Za-z_])|(?<=[0-9]to)|(?<=[0-9]s))(?<!(?<!\.)\.)(?<![0-9][eE])(?<![0-9][eE][+-])(?:([0-9]{1,3}):)?(?:([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,30})?)"
+    # The 1 of t1 is no time, and the 8 of 3to8 is one.
+    r"(?:(?<![0-9:A-Za-z_])|(?<=[0-9]to)|(?<=[0-9]s))"
+    # Two dots or three may stand before a time, and one begins decimals.
+    r"(?<!(?<!\.)\.)(?<![0-9][eE])(?<![0-9][eE][+-])"
+    r"(?:([0-9]{1,3}):)?(?:([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,30})?)"
     r"(?![0-9:]|\.[0-9]|[eE][+-]?[0-9])"
 )
 _UNIT = r"[ \t]{0,2}(?:s|secs?|seconds?|秒)?"
