@@ -11,9 +11,9 @@ import csv
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from qwenvl.data.records.frame_settings import ROW_KEYS
 from qwenvl.data.records.parse import MISSING, parse_columns, text_or_file
 from qwenvl.data.records.text import text_rows
 from qwenvl.data.seeds import stable_random
-from qwenvl.failure import beginning, counted, visible
+from qwenvl.failure import counted
 from qwenvl.files import is_utf8, plain_file, written_whole
 from qwenvl.inspection import span_exports, spans
 from qwenvl.inspection.clips import (
@@ -37,6 +37,7 @@ from qwenvl.inspection.clips import (
     is_read_again,
 )
 from qwenvl.inspection.convert import OWN_KEYS, write_records
+from qwenvl.inspection.folder_summary import Label, Labels, first_lines, not_taken, summary
 from qwenvl.inspection.label_columns import column_names, named_cells
 from qwenvl.inspection.steps import Steps, answer_in, number_of, numbered, read_steps
 from qwenvl.types import Message, Record
@@ -58,49 +59,9 @@ TIMELINE_FORM = (
     "for each time that a step is performed, with its start and end in seconds: "
     "<answer>start-end (number) step</answer>."
 )
-SHOWN = 10  # lines of a list
-LONGEST_ANSWER = 200  # characters of an answer in a list
 _MODEL = "Qwen/Qwen3.5-4B"
 # Columns with the frames per second of labels, in small letters. --label_fps says them.
 _RATES = ("fps", "frame_rate", "frame rate", "framerate", "label_fps")
-
-
-Label = tuple[str, dict[str, Any]]
-"""The answer of a clip, without tags, and the other columns of the table."""
-
-
-@dataclass(frozen=True)
-class Labels:
-    """The labels of a folder of clips.
-
-    Attributes:
-        by_clip: the label of each clip that has one.
-        steps: those of the procedure, None without a list.
-        timelines: whether the answers are timelines.
-        counted: the answers or steps that the summary counts, with their numbers.
-        left_out: labels that are no steps, with their numbers.
-        counts_frames: spans are given in frames, and the clips' own rates say at what seconds.
-        late, overlapping: see ``SpanReader``.
-        other_folder: the folder of the clips where they were labelled, if it has another name here.
-        unused: label files that fit no clip.
-        whole_minutes: see ``are_whole_minutes``.
-        differing: see ``SpanReader``.
-        other_kinds: what exports have beside spans, with their numbers.
-    """
-
-    by_clip: dict[str, Label]
-    steps: Steps | None
-    timelines: bool
-    counted: Mapping[str, int]
-    left_out: Mapping[str, int]
-    counts_frames: bool = False
-    late: Mapping[str, float] = field(default_factory=dict)
-    overlapping: Mapping[str, str] = field(default_factory=dict)
-    other_folder: str = ""
-    unused: Sequence[str] = ()
-    whole_minutes: bool = False
-    differing: Collection[str] = ()
-    other_kinds: Mapping[str, int] = field(default_factory=dict)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     clips = find_clips(root)
     if args.write_labels is not None:
         _write_labels(args, clips)
-        for line in _not_taken(root, clips, ours=[args.write_labels]):
+        for line in not_taken(root, clips, ours=[args.write_labels]):
             show(line)
         return 0
     steps = read_steps(Path(args.steps)) if args.steps is not None else None
@@ -161,8 +122,8 @@ def run(args: argparse.Namespace) -> int:
     question = _prompt(text_or_file(args.question), found.steps, timelines=found.timelines, adds_form=not args.no_form)
     out, held_out = _targets(args)
     held = _held_out(root, labels, args.split) if held_out else set()
-    show(_summary(root, clips, found))
-    for line in _not_taken(root, clips, ours=[out, held_out, args.answers, args.steps, args.question]):
+    show(summary(root, clips, found))
+    for line in not_taken(root, clips, ours=[out, held_out, args.answers, args.steps, args.question]):
         show(line)
     records = [_record_of(root, clip, question, label) for clip, label in labels.items()]
     kept = [record for record in records if record.id not in held]
@@ -350,6 +311,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         counts_frames=counts_frames,
         late=reader.late,
         overlapping=reader.overlapping,
+        shorter=reader.shorter,
         other_folder=of_one_folder.other_than(root) if from_elsewhere else "",
         unused=spans.files_without_clip(path, clips) if path.is_dir() else (),
         whole_minutes=spans.are_whole_minutes(labelled),
@@ -450,87 +412,6 @@ def _targets(args: argparse.Namespace) -> tuple[Path, Path | None]:
     return out, held_out if args.split is not None else None
 
 
-def _summary(root: Path, clips: Sequence[str], found: Labels) -> str:
-    """The clips and answers that were found."""
-    lines = [f"{root}: {counted(len(clips), 'clip')}"]
-    missing = [clip for clip in clips if clip not in found.by_clip]
-    if missing:
-        lines += [f"  {len(missing):,} without an answer, left out:", *_beginning(list(map(visible, missing)), "    ")]
-    counts = Counter(found.counted).most_common()
-    title = "  the spans:" if found.timelines else "  the answers:"
-    answers = [f"{count:>6,}  {beginning(visible(answer), LONGEST_ANSWER)}" for answer, count in counts]
-    lines += [title, *_beginning(answers, "    ")]
-    if found.counts_frames:
-        lines.append("  frame numbers count the frames of each clip; of labels at a rate of their own: --label_fps 25")
-    if found.late:
-        clip, delay = next(iter(found.late.items()))
-        lines.append(
-            f"  seconds count from the first picture. That of {counted(len(found.late), 'clip')} comes later than the "
-            f"clock of players begins ({delay:.2f} s in {visible(clip)}): spans that were read off it are late by that"
-        )
-    if found.overlapping:
-        clip, step = next(iter(found.overlapping.items()))
-        lines.append(
-            f"  spans of one step overlap in {counted(len(found.overlapping), 'clip')} ({visible(step)!r} in "
-            f"{visible(clip)}), as where two people have labelled it: each is kept"
-        )
-    if found.other_folder:
-        lines.append(f"  labels of the clips of {visible(found.other_folder)!r} are taken for those of this folder")
-    if found.whole_minutes:
-        lines.append("  times are whole minutes; of 0:07 a spreadsheet makes 00:07:00: format its cells as text")
-    if found.differing:
-        names = beginning(visible(", ".join(sorted(found.differing))), LONGEST_ANSWER)
-        lines.append(f"  columns that differ between the spans of a clip, left out: {names}")
-    if found.unused:
-        names = beginning(visible(", ".join(found.unused)), LONGEST_ANSWER)
-        lines.append(f"  {counted(len(found.unused), 'label file')} of no clip, left out: {names}")
-    if found.other_kinds:
-        kinds = ", ".join(f"{visible(kind)} ({count:,})" for kind, count in found.other_kinds.items())
-        lines.append(f"  annotations of other kinds than spans, left out: {beginning(kinds, LONGEST_ANSWER)}")
-    if found.left_out:
-        labels = ", ".join(f"{visible(label)} ({count:,})" for label, count in found.left_out.items())
-        lines.append(f"  spans that are no step (--background): {labels}")
-    return "\n".join(lines)
-
-
-def _not_taken(root: Path, clips: Sequence[str], ours: Iterable[Any]) -> Iterator[str]:
-    """The files of the folder that are no clips, counted by their endings, the hidden ones, and links to folders.
-
-    Args:
-        ours: files that the command reads or writes itself, and the folder of label files.
-    """
-    known = {Path(str(path)).resolve() for path in ours if path is not None}
-    known |= {(root / clip).resolve() for clip in clips}
-    others = []
-    linked = []  # folders, whose clips are not found
-    for path in root.rglob("*"):
-        full = path.resolve()
-        if path.is_symlink() and path.is_dir():
-            linked.append(path.relative_to(root).as_posix())
-        if path.is_file() and known.isdisjoint([full, *full.parents]):
-            others.append(path)
-    names = [path.relative_to(root).as_posix() for path in others]
-    hidden = [name for name in names if "/." in f"/{name}"]
-    endings = Counter(Path(name).suffix.lower() or "without an ending" for name in names if name not in hidden)
-    if endings:
-        ordered = sorted(endings.items(), key=lambda each: (-each[1], each[0]))
-        shown = ", ".join(f"{count:,} {beginning(visible(ending), 20)}" for ending, count in ordered[:SHOWN])
-        yield f"  {counted(endings.total(), 'file')} that are no clips by their endings, left out: {shown}"
-    if hidden:
-        yield f"  {counted(len(hidden), 'hidden file')}, left out"
-    if linked:
-        shown = beginning(visible(", ".join(linked)), LONGEST_ANSWER)
-        yield f"  {counted(len(linked), 'link')} to a folder, not followed: {shown}"
-
-
-def _beginning(lines: Sequence[str], indent: str = "  ") -> list[str]:
-    """The first lines, indented, and a line with the number of the other ones."""
-    shown = list(lines[:SHOWN])
-    if len(lines) > SHOWN:
-        shown.append(f"... and {len(lines) - SHOWN:,} more")
-    return [indent + line for line in shown]
-
-
 def _held_out(root: Path, clips: Collection[str], share: float) -> set[str]:
     """A share of ``clips``, at least one of them and not all.
 
@@ -592,5 +473,5 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
             problems.append(f"{row.where}: {error}")
     if problems:
         what = f"{counted(len(problems), 'line')} of the table can't be used:"
-        raise RecordError("\n".join([what, *_beginning(problems)]), "solution")
+        raise RecordError("\n".join([what, *first_lines(problems)]), "solution")
     return {clip: found[clip] for clip in clips if clip in found}

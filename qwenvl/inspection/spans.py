@@ -304,6 +304,7 @@ class SpanReader:
         left_out: the number of spans of each background label.
         late: the clips with spans in seconds whose pictures begin after their sound, and by how many seconds.
         overlapping: the clips with spans of one step that overlap, and such a step.
+        shorter: the clips with more frames than their file has labels, by more than a few, and both numbers.
         differing: columns that differ between the spans of a clip. Its record has one value at most.
     """
 
@@ -316,6 +317,7 @@ class SpanReader:
     left_out: Counter[str] = field(default_factory=Counter)
     late: dict[str, float] = field(default_factory=dict)
     overlapping: dict[str, str] = field(default_factory=dict)
+    shorter: dict[str, tuple[int, int]] = field(default_factory=dict)
     differing: set[str] = field(default_factory=set)
 
     def timelines(self, labelled: Iterator[LabelledSpan | RecordError]) -> dict[str, ClipTimeline]:
@@ -380,6 +382,9 @@ class SpanReader:
                 "more than the clip has frames; leave it out"
             )
             return None
+        labels_of_file = labelled[0].frames_of_file
+        if labels_of_file is not None and labels_of_file < times.frames - SPARE_FRAMES:
+            self.shorter[clip] = (labels_of_file, times.frames)
         if delay > NOTICED_DELAY and not all(each.in_frames for each in labelled):
             self.late[clip] = delay
         spans: list[TimedStep] = []

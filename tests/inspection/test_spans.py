@@ -208,6 +208,16 @@ def test_a_list_of_steps_is_no_label_file_of_a_short_clip(folder, make_clip, cap
         assert "a line for each frame, and the clip has 9 frames" in refused(capsys, "--answers", "labels")
 
 
+def test_a_label_file_that_is_a_little_too_short_is_named(folder, make_clip, capsys):
+    """As of labels at 24 frames per second for a clip of 25."""
+    make_clip("made.mp4", 100, fps=25).rename(folder / "clips" / "a.mp4")
+    Path("labels").mkdir()
+    for labels, is_named in ((96, True), (98, False), (100, False)):
+        Path("labels/a.txt").write_text("insert_fan\n" * labels)
+        out = run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite")
+        assert ("1 label file of fewer labels than frames (96 of 100 for a.mp4)" in out) == is_named
+
+
 def test_a_label_file_that_two_clips_could_have_is_refused(folder, make_clip, capsys):
     for name in ("one", "two"):
         (folder / "clips" / name).mkdir()
