@@ -66,10 +66,10 @@ def summary(root: Path, clips: Sequence[str], found: Labels) -> str:
     if found.counts_frames:
         lines.append("  frame numbers count the frames of each clip; of labels at a rate of their own: --label_fps 25")
     if found.shorter:
-        clip, (labels, frames) = min(found.shorter.items(), key=lambda each: each[1][0] / each[1][1])
+        short, (count, frames) = min(found.shorter.items(), key=lambda each: each[1][0] / each[1][1])
         lines.append(
-            f"  {counted(len(found.shorter), 'label file')} of fewer labels than frames ({labels:,} of {frames:,} for "
-            f"{visible(clip)}): labels at a rate of their own are read at wrong times without --label_fps"
+            f"  {counted(len(found.shorter), 'label file')} of fewer labels than frames ({count:,} of {frames:,} for "
+            f"{visible(short)}): labels at a rate of their own are read at wrong times without --label_fps"
         )
     if found.late:
         clip, delay = next(iter(found.late.items()))

@@ -18,8 +18,8 @@ import pytest
 from qwenvl.cli import main as qwenvl
 from qwenvl.commands.serve import serve_request
 from qwenvl.data.prompt_settings import PromptSettings
+from qwenvl.data.records.answer_kinds import CHOICE, WORDS
 from qwenvl.data.records.framing import Framing
-from qwenvl.data.records.presets import CHOICE, WORDS
 from qwenvl.demo.clips import encode
 from qwenvl.evaluate.settings import try_request
 from qwenvl.rollout.servers import ServerRefusedError

@@ -14,6 +14,19 @@ from typing import Any
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records import label_studio
+from qwenvl.data.records.answer_kinds import (
+    ASKED_FOR,
+    CHOICE,
+    LABELS,
+    NUMBER,
+    SPAN,
+    WORDS,
+    YES_AND_NO,
+    YES_NO,
+    has_times_alone,
+    kind_called,
+    kind_in_row,
+)
 from qwenvl.data.records.choices import (
     OPTION_KEYS,
     Options,
@@ -40,67 +53,12 @@ Values = dict[str, Any]
 OURS = "qwenvl"
 """The name of our own forms, with which nothing is guessed."""
 
-CHOICE = "multiple choice"
-NUMBER = "numerical"
-REGRESSION = "regression"
-OCR = "OCR"
-WORDS = "free-form"
-YES_NO = "yes or no"
-SPAN = "temporal grounding"
-LABELS = "labels"
-ASKED_FOR = {
-    CHOICE: "the letter of the right option",
-    NUMBER: "a number",
-    REGRESSION: "a number",
-    OCR: "the text as it is written",
-    WORDS: "the answer in words",
-    YES_NO: "yes or no",
-    SPAN: "start and end in seconds, with the word to between them,",
-    LABELS: "the labels, with commas between them,",
-}
-"""The request of a prompt by kind of answer, which is the record's field ``problem_type``. Rewards may read it."""
-
-# Kinds of answers by the names that files give them, in small letters and without hyphens.
-_KINDS = {
-    **{name.casefold().replace("-", " "): name for name in ASKED_FOR},
-    **dict.fromkeys(("mc", "mcq", "multi choice", "multiplechoice", "multiple choice question", "choice"), CHOICE),
-    **dict.fromkeys(("number", "numeric", "count"), NUMBER),
-    **dict.fromkeys(("open", "oe", "freeform", "free text"), WORDS),
-    **dict.fromkeys(("yes no", "yesno", "binary"), YES_NO),
-    **dict.fromkeys(("tvg", "tg", "moment retrieval", "temporal localization", "temporal qa"), SPAN),
-    "video temporal grounding": SPAN,
-    "actions": LABELS,
-}
-# Columns that may say the kind of an answer, in the order in which they are asked.
-_KIND_KEYS = ("problem_type", "question_type", "task_type", "task", "type", "answer_type")
 # Keys of our own forms that mean the same in a row of a preset: its system turn, and which frames are taken.
 _PASSED = (*SYSTEM_KEYS, *FRAME_KEYS)
-_NUMBER = re.compile(
-    r"(?:[-+\u2010-\u2015\u2212]\s?)?(?:[0-9]+(?:[.,][0-9]+)*|\.[0-9]+)\.?(?:e[-+]?[0-9]{1,2})?%?", re.IGNORECASE
-)
 # The keys of an answer: as it is, and as the number of an option that counts from 0 or from 1.
 _ANSWER_KEYS = {"answer": None, "answer_index": 0, "answer_number": 1}
 # Keys by which a format is guessed, and others that stand for them.
 _INSTEAD = {"answer": {"answer_index", "answer_number"}, "video_id": {"video", "videos"}}
-# Questions for times, and not "which step is shown when the lid is open" or "the score at half time".
-_ASKS_WHEN = re.compile(
-    r"^\W*when\b|\bwhen (?:do|does|did|is|are|was|were|can|will|has|have)\b"
-    r"|\b(?:what|which) (?:times?|moments?|intervals?|segments?)\b",
-    re.IGNORECASE,
-)
-_ASKS_FOR_SECONDS = re.compile(
-    r"\b(?:in|what|which|start|end) seconds?\b|\btime ?(?:stamps?|spans?|intervals?)\b|\bfrom when\b", re.IGNORECASE
-)
-_ASKS_HOW_MUCH = re.compile(r"\bhow (?:many|much|long|often)\b", re.IGNORECASE)
-_MARKS_SECONDS = re.compile(r"[:.\[]|\d\s*s", re.IGNORECASE)
-# Answers of tables, and those of Python: True.
-_YES_AND_NO = {"yes": "yes", "no": "no", "true": "yes", "false": "no"}
-# Times and nothing else: "3.5 to 8", "[[3, 8], [9, 12]]", "from 1 min 20 s to 2 min and from 3 min to 4 min".
-_TIMES_ALONE = re.compile(
-    r"(?:[\d\s.,:;()\[\]<>~\u2010-\u2015-]|\b(?:from|to|until|and|between|s|secs?|seconds?|m|mins?|minutes?)\b"
-    r"|(?<=\d)(?:s|secs?|m|mins?)(?![a-z]))+",
-    re.IGNORECASE,
-)
 
 
 @dataclass
@@ -296,66 +254,6 @@ def _given_options(row: Values) -> tuple[Options, tuple[str, ...]] | None:
     return option_columns(row)
 
 
-def _kind_of_answer(answer: Any, question: str) -> str:
-    """The kind of an answer to a question without options."""
-    if isinstance(answer, bool):
-        return YES_NO
-    if isinstance(answer, list) and times_in(answer) and _asks_for_times(question, says_seconds=True):
-        return SPAN
-    text = str(answer).strip()
-    if _NUMBER.fullmatch(text):
-        return NUMBER
-    if text.casefold().strip(".") in _YES_AND_NO:
-        return YES_NO
-    # Two times are a span where the question asks for times: "3-5" may be a score or a range as well.
-    says_seconds = _MARKS_SECONDS.search(text) is not None
-    is_span = isinstance(answer, str) and _has_times_alone(text)
-    return SPAN if is_span and _asks_for_times(question, says_seconds=says_seconds) else WORDS
-
-
-def _has_times_alone(text: str) -> bool:
-    """Whether a text is spans of time, or two numbers that may be one."""
-    return _TIMES_ALONE.fullmatch(text) is not None and bool(spans_in(text))
-
-
-def _asks_for_times(question: str, *, says_seconds: bool) -> bool:
-    """Whether a question asks for two times.
-
-    Args:
-        says_seconds: the answer has seconds, and cannot be a score or years.
-    """
-    if _ASKS_HOW_MUCH.search(question):
-        return False
-    if says_seconds and _ASKS_WHEN.search(question):
-        return True
-    return _ASKS_FOR_SECONDS.search(question) is not None
-
-
-def _kind_of(row: Values, answer: Any, question: str, options: Options | None) -> tuple[str, str]:
-    """The kind of an answer, and the column that names it, empty where none does."""
-    if not isinstance(row.get("problem_type"), str | None):
-        raise ValueError(f"problem_type: expected text, got {kind_of(row['problem_type'])}")
-    said, key = _kind_said(row, answer)
-    if said and (key == "problem_type" or not options):
-        return said, key
-    if options:
-        return CHOICE, ""
-    return row.get("problem_type") or _kind_of_answer(answer, question), ""
-
-
-def _kind_said(row: Values, answer: Any) -> tuple[str | None, str]:
-    """The kind of answer that a column of a row names, where the answer is of that kind, and the column's key."""
-    for key in _KIND_KEYS:
-        words = re.split(r"[\s_-]+", str(row.get(key) or "").casefold())
-        kind = _KINDS.get(" ".join(words))
-        if kind is None or (kind == SPAN and not times_in(answer)) or (kind == CHOICE and key != "problem_type"):
-            continue
-        if kind == NUMBER and not _NUMBER.fullmatch(str(answer).strip()):
-            continue
-        return kind, key
-    return None, ""
-
-
 def _question_row(
     row: Values,
     first_number: int | None = None,
@@ -391,7 +289,7 @@ def _question_row(
         given = list(options.texts)[option_keys.index(given)]
     said_by = ""
     if kind is None:
-        kind, said_by = _kind_of(row, given, prompt, options)
+        kind, said_by = kind_in_row(row, given, prompt, has_options=options is not None)
     own_kind = row.get("problem_type")
     if own_kind and options and kind == CHOICE and said_by != "problem_type":
         more["source_problem_type"] = own_kind  # somebody's own name for a kind of question
@@ -417,8 +315,8 @@ def _question_row(
         solution, made.hints = spans_text(times, row.get("duration"))
         if len(times) > 1:
             made.asked = "start and end in seconds of every time that it happens, with the word to between them,"
-    elif kind == YES_NO and str(given).strip().casefold() in _YES_AND_NO:
-        solution = _YES_AND_NO[str(given).strip().casefold()]
+    elif kind == YES_NO and str(given).strip().casefold() in YES_AND_NO:
+        solution = YES_AND_NO[str(given).strip().casefold()]
     else:
         solution = bare(given, answer)
         made.hints += _hints_about(solution, kind)
@@ -470,7 +368,7 @@ def _hints_about(solution: str, kind: str) -> Iterator[Hint]:
             "the answer is a letter, and the row has no options: it is scored as words; write the options into "
             "`options` or into the question",
         )
-    if kind == WORDS and _has_times_alone(solution):
+    if kind == WORDS and has_times_alone(solution):
         yield Hint(
             "a span as words",
             'the answer looks like start and end in seconds, and is scored as words; "temporal grounding" in '
@@ -520,7 +418,7 @@ def _mvbench(row: Values, first_number: int | None = None) -> Made:
 
 def span_hints(record: Record, clips: Sequence[FrameInfo]) -> Iterator[Hint]:
     """Hints about a solution that no answer can equal: a span of it ends after the record's only clip."""
-    is_span = _KINDS.get(str(record.fields.get("problem_type")).casefold().replace("-", " ")) == SPAN
+    is_span = kind_called(str(record.fields.get("problem_type"))) == SPAN
     if len(clips) != 1 or not is_span:
         return
     spans = spans_in(solution_of(record.solution))

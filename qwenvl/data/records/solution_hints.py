@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from qwenvl.data.errors import kind_of
-from qwenvl.data.records.presets import ASKED_FOR, LABELS
+from qwenvl.data.records.answer_kinds import ASKED_FOR, LABELS
 from qwenvl.rewards.functions.actions import (
     action_numbers,
     bare_numbers,

@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from qwenvl.data.records.presets import ASKED_FOR
+from qwenvl.data.records.answer_kinds import ASKED_FOR
 from qwenvl.rewards.function import call_plain
 from qwenvl.rewards.functions.actions import list_of
 from qwenvl.rewards.functions.answers import affirms, letters, numbers_in, solves

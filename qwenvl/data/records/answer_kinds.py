@@ -1,0 +1,136 @@
+"""The kind of an answer, which is the record's field ``problem_type``: as its row says, or answer and question."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from qwenvl.data.errors import kind_of
+from qwenvl.data.records.spans import times_in
+from qwenvl.rewards.functions.grounding import spans_in
+
+CHOICE = "multiple choice"
+NUMBER = "numerical"
+REGRESSION = "regression"
+OCR = "OCR"
+WORDS = "free-form"
+YES_NO = "yes or no"
+SPAN = "temporal grounding"
+LABELS = "labels"
+ASKED_FOR = {
+    CHOICE: "the letter of the right option",
+    NUMBER: "a number",
+    REGRESSION: "a number",
+    OCR: "the text as it is written",
+    WORDS: "the answer in words",
+    YES_NO: "yes or no",
+    SPAN: "start and end in seconds, with the word to between them,",
+    LABELS: "the labels, with commas between them,",
+}
+"""The request of a prompt by kind of answer, which is the record's field ``problem_type``. Rewards may read it."""
+
+# Kinds of answers by the names that files give them, in small letters and without hyphens.
+_KINDS = {
+    **{name.casefold().replace("-", " "): name for name in ASKED_FOR},
+    **dict.fromkeys(("mc", "mcq", "multi choice", "multiplechoice", "multiple choice question", "choice"), CHOICE),
+    **dict.fromkeys(("number", "numeric", "count"), NUMBER),
+    **dict.fromkeys(("open", "oe", "freeform", "free text"), WORDS),
+    **dict.fromkeys(("yes no", "yesno", "binary"), YES_NO),
+    **dict.fromkeys(("tvg", "tg", "moment retrieval", "temporal localization", "temporal qa"), SPAN),
+    "video temporal grounding": SPAN,
+    "actions": LABELS,
+}
+# Columns that may say the kind of an answer, in the order in which they are asked.
+_KIND_KEYS = ("problem_type", "question_type", "task_type", "task", "type", "answer_type")
+_NUMBER = re.compile(
+    r"(?:[-+\u2010-\u2015\u2212]\s?)?(?:[0-9]+(?:[.,][0-9]+)*|\.[0-9]+)\.?(?:e[-+]?[0-9]{1,2})?%?", re.IGNORECASE
+)
+# Questions for times, and not "which step is shown when the lid is open" or "the score at half time".
+_ASKS_WHEN = re.compile(
+    r"^\W*when\b|\bwhen (?:do|does|did|is|are|was|were|can|will|has|have)\b"
+    r"|\b(?:what|which) (?:times?|moments?|intervals?|segments?)\b",
+    re.IGNORECASE,
+)
+_ASKS_FOR_SECONDS = re.compile(
+    r"\b(?:in|what|which|start|end) seconds?\b|\btime ?(?:stamps?|spans?|intervals?)\b|\bfrom when\b", re.IGNORECASE
+)
+_ASKS_HOW_MUCH = re.compile(r"\bhow (?:many|much|long|often)\b", re.IGNORECASE)
+_MARKS_SECONDS = re.compile(r"[:.\[]|\d\s*s", re.IGNORECASE)
+YES_AND_NO = {"yes": "yes", "no": "no", "true": "yes", "false": "no"}
+"""The answers yes and no by what tables and Python write for them."""
+# Times and nothing else: "3.5 to 8", "[[3, 8], [9, 12]]", "from 1 min 20 s to 2 min and from 3 min to 4 min".
+_TIMES_ALONE = re.compile(
+    r"(?:[\d\s.,:;()\[\]<>~\u2010-\u2015-]|\b(?:from|to|until|and|between|s|secs?|seconds?|m|mins?|minutes?)\b"
+    r"|(?<=\d)(?:s|secs?|m|mins?)(?![a-z]))+",
+    re.IGNORECASE,
+)
+
+
+def kind_called(name: str) -> str | None:
+    """The kind of answer that files call so. None: it is no such name.
+
+    Example:
+        >>> kind_called("Multiple-Choice"), kind_called("video_temporal_grounding"), kind_called("hard")
+        ('multiple choice', 'temporal grounding', None)
+    """
+    return _KINDS.get(" ".join(re.split(r"[\s_-]+", name.casefold())))
+
+
+def _kind_of_answer(answer: Any, question: str) -> str:
+    """The kind of an answer to a question without options."""
+    if isinstance(answer, bool):
+        return YES_NO
+    if isinstance(answer, list) and times_in(answer) and _asks_for_times(question, says_seconds=True):
+        return SPAN
+    text = str(answer).strip()
+    if _NUMBER.fullmatch(text):
+        return NUMBER
+    if text.casefold().strip(".") in YES_AND_NO:
+        return YES_NO
+    # Two times are a span where the question asks for times: "3-5" may be a score or a range as well.
+    says_seconds = _MARKS_SECONDS.search(text) is not None
+    is_span = isinstance(answer, str) and has_times_alone(text)
+    return SPAN if is_span and _asks_for_times(question, says_seconds=says_seconds) else WORDS
+
+
+def has_times_alone(text: str) -> bool:
+    """Whether a text is spans of time, or two numbers that may be one."""
+    return _TIMES_ALONE.fullmatch(text) is not None and bool(spans_in(text))
+
+
+def _asks_for_times(question: str, *, says_seconds: bool) -> bool:
+    """Whether a question asks for two times.
+
+    Args:
+        says_seconds: the answer has seconds, and cannot be a score or years.
+    """
+    if _ASKS_HOW_MUCH.search(question):
+        return False
+    if says_seconds and _ASKS_WHEN.search(question):
+        return True
+    return _ASKS_FOR_SECONDS.search(question) is not None
+
+
+def kind_in_row(row: Mapping[str, Any], answer: Any, question: str, *, has_options: bool) -> tuple[str, str]:
+    """The kind of an answer, and the column that names it, empty where none does."""
+    if not isinstance(row.get("problem_type"), str | None):
+        raise ValueError(f"problem_type: expected text, got {kind_of(row['problem_type'])}")
+    said, key = _kind_said(row, answer)
+    if said and (key == "problem_type" or not has_options):
+        return said, key
+    if has_options:
+        return CHOICE, ""
+    return row.get("problem_type") or _kind_of_answer(answer, question), ""
+
+
+def _kind_said(row: Mapping[str, Any], answer: Any) -> tuple[str | None, str]:
+    """The kind of answer that a column of a row names, where the answer is of that kind, and the column's key."""
+    for key in _KIND_KEYS:
+        kind = kind_called(str(row.get(key) or ""))
+        if kind is None or (kind == SPAN and not times_in(answer)) or (kind == CHOICE and key != "problem_type"):
+            continue
+        if kind == NUMBER and not _NUMBER.fullmatch(str(answer).strip()):
+            continue
+        return kind, key
+    return None, ""
