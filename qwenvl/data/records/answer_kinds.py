@@ -56,6 +56,10 @@ _ASKS_FOR_SECONDS = re.compile(
     r"\b(?:in|what|which|start|end) seconds?\b|\btime ?(?:stamps?|spans?|intervals?)\b|\bfrom when\b", re.IGNORECASE
 )
 _ASKS_HOW_MUCH = re.compile(r"\bhow (?:many|much|long|often)\b", re.IGNORECASE)
+# Only then is TRUE of a table a yes: a display may show "TRUE".
+_ASKS_WHETHER = re.compile(
+    r"^\W*(?:true or false|is|are|was|were|do|does|did|has|have|had|can|could|will|would|should)\b", re.IGNORECASE
+)
 _MARKS_SECONDS = re.compile(r"[:.\[]|\d\s*s", re.IGNORECASE)
 YES_AND_NO = {"yes": "yes", "no": "no", "true": "yes", "false": "no"}
 """The answers yes and no by what tables and Python write for them."""
@@ -86,7 +90,9 @@ def _kind_of_answer(answer: Any, question: str) -> str:
     text = str(answer).strip()
     if _NUMBER.fullmatch(text):
         return NUMBER
-    if text.casefold().strip(".") in YES_AND_NO:
+    if text.casefold().strip(".") in ("yes", "no"):
+        return YES_NO
+    if text.casefold() in YES_AND_NO and _ASKS_WHETHER.search(question):
         return YES_NO
     # Two times are a span where the question asks for times: "3-5" may be a score or a range as well.
     says_seconds = _MARKS_SECONDS.search(text) is not None

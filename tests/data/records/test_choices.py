@@ -476,7 +476,9 @@ def test_another_kind_beside_options_is_kept_as_the_source_kind():
     ("row", "kind", "text"),
     [
         ({"answer": True}, "yes or no", "yes"),
-        ({"answer": "False"}, "yes or no", "no"),  # of a table
+        ({"answer": "FALSE", "question": "Is the lid closed?"}, "yes or no", "no"),  # of a table
+        ({"answer": "FALSE", "question": "What does the display show?"}, "free-form", "FALSE"),
+        ({"answer": "y", "question": "Is it along x or y?"}, "free-form", "y"),
         ({"answer": "\N{MINUS SIGN}3"}, "numerical", "\N{MINUS SIGN}3"),
         ({"answer": ".5"}, "numerical", ".5"),
         ({"answer": ["red"]}, "free-form", "red"),
