@@ -57,6 +57,10 @@ OURS = "qwenvl"
 _PASSED = (*SYSTEM_KEYS, *FRAME_KEYS)
 # The keys of an answer: as it is, and as the number of an option that counts from 0 or from 1.
 _ANSWER_KEYS = {"answer": None, "answer_index": 0, "answer_number": 1}
+# A number with a unit: -5 °C, 12 mm, 3 km/h.
+_WITH_UNIT = re.compile(
+    r"[-+\u2010-\u2015\u2212]?\s?[0-9]{1,9}(?:[.,][0-9]{1,9})?\s?\u00b0?[^\W\d_]{1,6}(?:/[a-z]{1,3})?"
+)
 # Keys by which a format is guessed, and others that stand for them.
 _INSTEAD = {"answer": {"answer_index", "answer_number"}, "video_id": {"video", "videos"}}
 
@@ -367,6 +371,12 @@ def _hints_about(solution: str, kind: str) -> Iterator[Hint]:
             "a letter without options",
             "the answer is a letter, and the row has no options: it is scored as words; write the options into "
             "`options` or into the question",
+        )
+    if kind == WORDS and _WITH_UNIT.fullmatch(solution):
+        yield Hint(
+            "a number with a unit as words",
+            'the answer is a number with a unit, and is scored as words, without its sign; "numerical" in '
+            "`problem_type` compares the number",
         )
     if kind == WORDS and has_times_alone(solution):
         yield Hint(

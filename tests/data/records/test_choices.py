@@ -505,6 +505,13 @@ def test_words_that_look_like_a_span_are_hinted_at():
     assert hint.kind == "a span as words"
 
 
+@pytest.mark.parametrize("answer", ["-5 \u00b0C", "12 mm", "3 km/h", "5cats"])
+def test_a_number_with_a_unit_that_is_scored_as_words_is_hinted_at(answer):
+    [hint] = record_hints(parsed(COLUMNS | {"question": "How much?", "answer": answer}))
+    assert hint.kind == "a number with a unit as words"
+    assert list(record_hints(parsed(COLUMNS | {"question": "How much?", "answer": "a lot, 3 times"}))) == []
+
+
 # ---- spans of time
 
 SPAN = {"video_id": "c.mp4", "sentence": "the block starts"}
