@@ -10,24 +10,28 @@ _HOURS = r"(?:hours?|hrs?|h|小时|小時|時間)(?![a-z])"
 _MINUTES = r"(?:minutes?|mins?|m|分钟|分鐘|分)(?![a-z])"
 _SECONDS = r"(?:seconds?|secs?|s|秒)(?![a-z])"
 _MILLISECONDS = r"(?:milliseconds?|msecs?|ms|毫秒)(?![a-z])"
-_AND = r"\s{0,2}(?:,|and\b)?\s{0,2}"
+_AND = r"\s{0,2}(?:[,:]|and\b)?\s{0,2}"
 # Not in a word or a longer number. Two dots or three stand between times, and a comma behind a unit does.
 _BEGINS = r"(?<![a-z0-9_:])(?<!(?<!\.)\.)(?<![0-9],)"
 _TO = (
-    r"\s{0,4}(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~]|\.{2,3}|(?:to|until|till|through|and)\b|到|至)\s{0,4}"
+    r"\s{0,4}(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~]|\.{2,3}|(?:to|until|till|through)\b|到|至)\s{0,4}"
     r"(?:(?:about|around|approximately)\s{1,4})?"
 )
 
 _SHARED_UNIT = re.compile(
     rf"{_BEGINS}{_NUMBER}(?={_TO}{_NUMBER}\s{{0,2}}({_HOURS}|{_MINUTES}|{_MILLISECONDS}))", re.IGNORECASE
 )
+_BETWEEN = re.compile(
+    rf"(between\s{{1,4}}){_NUMBER}(?=\s{{1,4}}and\s{{1,4}}{_NUMBER}\s{{0,2}}({_HOURS}|{_MINUTES}|{_MILLISECONDS}))",
+    re.IGNORECASE,
+)
 # A number behind a unit that has none of its own, and no word behind it: 1 min 30, 1 h 30.
 _WITHOUT_UNIT = (
-    r"\s{1,2}([0-9]{1,2}(?:\.[0-9]{1,30})?)"
-    r"(?=\s{0,4}(?:\Z|[\n,;)\]>~\u2010-\u2015\u2192-]|(?:to|until|till|and)\b|[到至]))"
+    r"([0-9]{1,2}(?:\.[0-9]{1,30})?)"
+    r"(?=\s{0,4}(?:\Z|\.(?![0-9])|[\n,;)\]>~\u2010-\u2015\u2192-]|(?:to|until|till|and)\b|[到至]))"
 )
-_BARE_SECONDS = re.compile(rf"{_BEGINS}({_NUMBER}\s{{0,2}}{_MINUTES}){_WITHOUT_UNIT}", re.IGNORECASE)
-_BARE_MINUTES = re.compile(rf"[0-9]\s{{0,2}}{_HOURS}{_WITHOUT_UNIT}", re.IGNORECASE)
+_BARE_SECONDS = re.compile(rf"{_BEGINS}({_NUMBER}\s{{0,2}}{_MINUTES})\s{{1,2}}{_WITHOUT_UNIT}", re.IGNORECASE)
+_BARE_MINUTES = re.compile(rf"[0-9]\s{{0,2}}(?:hours?|hrs?|h|小时|小時|時間)\s{{0,2}}{_WITHOUT_UNIT}", re.IGNORECASE)
 # 1 h 2 min 3 s, without hours or without minutes. Seconds alone are plain already. In 1m20 they have no unit.
 _IN_UNITS = re.compile(
     rf"{_BEGINS}(?:{_NUMBER}\s{{0,2}}{_HOURS}(?:{_AND}{_NUMBER}\s{{0,2}}{_MINUTES})?|{_NUMBER}\s{{0,2}}{_MINUTES})"
@@ -38,11 +42,15 @@ _IN_PRIMES = re.compile(rf"{_BEGINS}{_NUMBER}\s?['\u2032]\s?{_NUMBER}(?:\"|\u203
 _IN_MILLISECONDS = re.compile(rf"{_BEGINS}{_NUMBER}\s{{0,2}}{_MILLISECONDS}", re.IGNORECASE)
 _COMMA_OF_SUBTITLES = re.compile(r"(?<=:[0-9]{2}),(?=[0-9]{3}(?![0-9:.]))")  # 00:01:20,500
 _ABBREVIATED = re.compile(r"(?<=[0-9 ])((?:min|sec|hr|hour|minute|second)s?)\.(?=\s)", re.IGNORECASE)  # 2 min. 5 sec.
-# Units that are left when the others are seconds: "frames: 12-30", "minute 1 to minute 2", "[1, 2] min".
-_OTHER_UNIT = rf"(?:frames?|percent|per\scent|pct|{_HOURS}|{_MINUTES}|{_MILLISECONDS})"
+# Units that are left when the others are seconds: "frames: 12-30", "minute 1 to minute 2", "[1, 2] min", and in JSON
+# {"start_frame": 12}.
+_OTHER_UNIT = rf"(?:frames?|percent(?:age)?|per\scent|pct|%|{_HOURS}|{_MINUTES}|{_MILLISECONDS})"
 _LEFT_UNIT = re.compile(
-    rf"(?<![a-z]){_OTHER_UNIT}(?:[\s_-]{{0,2}}(?:numbers?|nos?\.?|nr\.?|index))?[\s:#=_]{{0,4}}[\[(<]?[0-9]"
-    rf"|[0-9][\])>]?\s{{0,4}}(?:{_OTHER_UNIT}(?![a-z])|[帧幀])|第\s?[0-9]+\s?[帧幀]",
+    # In front of a number, with a word or signs between them.
+    rf"(?<![a-z]){_OTHER_UNIT}[)\]]?(?:[\s_-]{{0,2}}(?:numbers?|nos?\.?|nr\.?|index|range))?[\s:#=_\"']{{0,6}}[\[(<]?[0-9]"
+    # Behind a number. "In the frame from 3 to 8" has seconds, and "frames from 3 to 8" has none.
+    rf"|[0-9][\])>]?\s{{0,4}}(?:in\s|video\s)?[(\[]?(?:{_OTHER_UNIT}(?![a-z])|[帧幀])"
+    r"|(?<![a-z])frames\sfrom\s[0-9]|第\s?[0-9]+\s?[帧幀]",
     re.IGNORECASE,
 )
 _UNCLEAR = re.compile(
@@ -53,8 +61,10 @@ _UNCLEAR = re.compile(
     r"|[0-9]\s?['\u2032\u2019]\s?[0-9]|[0-9]_[0-9]"
     # Hours and minutes: 1:20 h.
     rf"|:[0-9]{{2}}\s{{0,2}}{_HOURS}"
-    # Numbers of something else: 10 %, 1½, 3rd, 5k. A bare "to" may touch its numbers: 3to8.
-    r"|[0-9]\s{0,2}%|[\u00bc-\u00be\u2150-\u215e]"
+    # Numbers of something else: 1½, 3rd, 5k. A bare "to" may touch its numbers: 3to8.
+    r"|[\u00bc-\u00be\u2150-\u215e]"
+    # A negative number: -5 to 8, and not 3 -8.
+    r"|(?:\A|[\[(<,;:\n])\s{0,2}-[0-9]"
     r"|[0-9](?!(?:s|secs?|seconds?|to)(?![a-z])|e[-+]?[0-9])[a-z]",
     re.IGNORECASE,
 )
@@ -82,6 +92,7 @@ def in_plain_seconds(text: str) -> str | None:
         return None
     text = _BARE_SECONDS.sub(r"\1 \3 s", text)
     text = _SHARED_UNIT.sub(r"\1 \3", text)  # 1-2 min is from 1 min
+    text = _BETWEEN.sub(r"\1\2 \4", text)
     text = _IN_UNITS.sub(_seconds_of_units, text)
     text = _IN_PRIMES.sub(_seconds_of_primes, text)
     text = _IN_MILLISECONDS.sub(_seconds_of_milliseconds, text)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwenvl.data.errors import kind_of
+from qwenvl.failure import counted
 
 OPTION_KEYS = ("options", "choices", "candidates", "option")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -499,8 +500,8 @@ def counted_from(rows: Iterable[tuple[Any, Options]]) -> int | None:
         rows: answer and options of each.
 
     Raises:
-        ValueError: one row has 0 and another one the number of its options, or more rows name another option by its
-            text than there are rows that tell.
+        ValueError: one row has 0 and another one the number of its options, or the number of a row is the text of
+            another option than that at its place.
     """
     starts = set()
     telling = 0
@@ -510,11 +511,11 @@ def counted_from(rows: Iterable[tuple[Any, Options]]) -> int | None:
         if number is None:
             continue
         same = _same_text(str(number), options.texts)
-        if same:
-            by_text.append((number, list(options.texts).index(same[0])))
-        elif number in options.numbers:
+        if number in options.numbers:
             telling += 1
             starts.add(options.numbers[0])
+        elif same:
+            by_text.append((number, list(options.texts).index(same[0])))
         elif number in (0, len(options.texts)) and not _numbers_within(options, number):
             telling += 1
             starts.add(0 if number == 0 else 1)
@@ -526,12 +527,12 @@ def counted_from(rows: Iterable[tuple[Any, Options]]) -> int | None:
     if not starts:
         return None
     start = starts.pop()
-    # A single bad row must not turn the texts of all others into places.
     others = sum(number - start != place for number, place in by_text)
-    if others > telling:
+    if others:
         raise ValueError(
-            f"answer: in {others} rows a number is the text of one option and, counted from {start} as in {telling} of "
-            "the rows, the place of another one; write the letters"
+            f"answer: in {counted(others, 'row')} a number is the text of one option and, counted from {start} as in "
+            f"{telling} of the rows, the place of another one; write the letters, or say that all are places: "
+            f"--columns answer={'answer_number' if start else 'answer_index'}"
         )
     return start
 

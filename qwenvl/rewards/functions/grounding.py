@@ -51,6 +51,7 @@ _COMMA_BETWEEN = re.compile(rf"{_UNIT}\s{{0,4}},\s{{0,4}}", re.IGNORECASE)
 _AND = re.compile(rf"{_UNIT}\s{{1,4}}and\s{{1,4}}", re.IGNORECASE)
 _CLOSES = re.compile(rf"{_UNIT}\s{{0,4}}[\])]", re.IGNORECASE)
 LONGEST_BETWEEN = 60
+_END_FIRST = re.compile(r"\bend[a-z_]{0,9}[\"']\s{0,4}:\s{0,4}[\"']?[0-9:.]{1,20}[\"']?\s{0,4},\s{0,40}[\"']start")
 _FLAT_LIST = re.compile(r"[0-9.:]{1,40}(?:\s{0,4},\s{0,4}[0-9.:]{1,40})*")  # 3, 8, 9, 12
 _LIST_NUMBER = re.compile(r"^\s{0,8}\(?([0-9]{1,3})[.)]\s{1,4}(?=\S)")
 # "(1) 3, 8", "start 3 s, duration 5 s", "3 s (5 s)" and "3 +5".
@@ -247,7 +248,9 @@ def spans_in(text: str) -> list[Span]:
     if is_unclear or len(found) % 2 or None in times:
         return []
     seconds = [time for time in times if time is not None]
-    return list(zip(seconds[::2], seconds[1::2], strict=True))
+    pairs = list(zip(seconds[::2], seconds[1::2], strict=True))
+    # JSON with its keys in the order of the alphabet: {"end": 8, "start": 3}.
+    return [(start, end) for end, start in pairs] if _END_FIRST.search(text) else pairs
 
 
 def _without_list_numbers(text: str) -> str:

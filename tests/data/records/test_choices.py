@@ -199,7 +199,7 @@ def test_the_text_of_one_option_and_the_number_of_another_is_refused():
         ([(1, WAYS), (0, WAYS)], 0),
         ([("1", WAYS), ("3", WAYS)], 1),
         ([(1, WAYS), (2, WAYS)], None),
-        ([(3, ["1", "2", "3"]), (0, WAYS)], 0),
+        ([(3, {"0": "3", "1": "4", "2": "5", "3": "6"}), (0, WAYS)], 0),  # these number their options themselves
         ([("left", WAYS), ("B", WAYS)], None),
         ([(2, {"1": "left", "2": "right", "3": "up"})], 1),
         ([(2, ["0. left", "1. right", "2. up"])], 0),
@@ -238,6 +238,16 @@ def test_one_bad_row_does_not_turn_texts_into_places(tmp_path):
     assert [record.solution for record in written(tmp_path, rows)] == [f"<answer>{each}</answer>" for each in "BCA"]
     rows.append(COLUMNS | {"question": "How many?", "options": numbers, "answer": "0"})
     with pytest.raises(RecordError, match="in 3 rows a number is the text of one option and, counted from 0"):
+        list(written(tmp_path, rows))
+
+
+def test_a_number_that_is_the_text_of_another_option_than_its_place_is_refused(tmp_path):
+    rows = [COLUMNS | {"options": WAYS, "answer": 0}] * 3
+    rows.append(COLUMNS | {"question": "How many turns?", "options": ["1", "2", "3", "4"], "answer": 2})
+    with pytest.raises(RecordError, match=r"in 1 row a number is the text of one option.*answer=answer_index"):
+        list(written(tmp_path, rows))
+    rows[3]["answer"] = 3  # as text and as place it would be beyond, or another
+    with pytest.raises(RecordError, match="in 1 row a number is the text of one option"):
         list(written(tmp_path, rows))
 
 
