@@ -60,7 +60,7 @@ _MINUTES_BEFORE = re.compile(rf"[0-9](?:{_OTHER_UNIT}|\s{{0,4}}[mh])[\s,]{{0,4}}
 _THIRD_TIME = re.compile(rf"[0-9]\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}\Z", re.IGNORECASE)
 # What stands between commas, those within [0, 3.5] aside.
 _AT_COMMAS = re.compile(r"(?:\[[^\[\]]{0,60}\]|[^,])+")
-_NUMBER = re.compile(r"\(\s{0,4}([0-9]{1,9})\s{0,4}\)")
+_NUMBER = re.compile(r"\(\s{0,4}(?:step\s{0,4}|#)?([0-9]{1,9})\s{0,4}\)", re.IGNORECASE)
 # "2", "step 2", "#2", "2: insert the fan" and "2 insert the fan", but not "2.5 mm screw".
 _BARE_NUMBER = re.compile(
     r"(?:step\s{0,4})?#?\s{0,4}([0-9]{1,9})(?![0-9])(?:\s{0,4}[.):,-](?![0-9])(.*)|\s(.*))?", re.IGNORECASE
@@ -116,7 +116,7 @@ def timeline_in(text: str, listed: Mapping[str, int] | None = None) -> list[Time
         >>> [(span.start, span.end, span.step) for span in timeline_in("(2) from 0:03 to 0:07.5; 8-9 s take the lid")]
         [(3.0, 7.5, 2), (8.0, 9.0, 'take the lid')]
     """
-    listed = {plain_name(name): number for name, number in (listed or {}).items()}
+    listed = _without_collisions(listed or {})
     objects = _FLAT_OBJECT.findall(text)
     if objects:
         found = [_from_object(each, listed) for each in objects]
@@ -153,7 +153,10 @@ def entry_without_span(text: str) -> str | None:
         span = _from_object(entry, {}) if objects else _from_entry(entry, {})
         if span is None and re.search("[0-9]", entry):
             return entry.strip()
-    return None
+    # What is left beside objects may be one with another in it, which is not read.
+    rest = _FLAT_OBJECT.sub(" ", text) if objects else ""
+    beside = re.search(r"\{[^{}]{0,200}[0-9][^{}]{0,200}", rest)
+    return None if beside is None else beside[0].strip()
 
 
 def written_timeline(spans: Iterable[TimedStep]) -> str:
@@ -327,5 +330,24 @@ def _span(start: float | None, end: float | None, number: int | None, name: str)
 
 
 def plain_name(name: str) -> str:
-    """A name as it is compared: lower case, single spaces, no signs around it."""
-    return " ".join(name.casefold().split()).strip(_AROUND_NAMES)
+    """A name as it is compared: lower case, single spaces, no signs around it but the minus of a number.
+
+    Example:
+        >>> plain_name(" Insert the  fan."), plain_name("-5 V"), plain_name("- 5 V")
+        ('insert the fan', '-5 v', '5 v')
+    """
+    words = " ".join(name.casefold().split())
+    plain = words.strip(_AROUND_NAMES)
+    has_minus = plain[:1].isdecimal() and re.search(rf"(?:\A|\s)-{re.escape(plain)}", words)
+    return f"-{plain}" if has_minus else plain
+
+
+def _without_collisions(listed: Mapping[str, int]) -> dict[str, int]:
+    """Numbers of steps by plain names, without those that several steps would have, "grade A" and "grade A-"."""
+    numbers: dict[str, int] = {}
+    of_several: set[str] = set()
+    for name, number in listed.items():
+        plain = plain_name(name)
+        if numbers.setdefault(plain, number) != number:
+            of_several.add(plain)
+    return {name: number for name, number in numbers.items() if name not in of_several}

@@ -35,7 +35,7 @@ _BARE_MINUTES = re.compile(rf"[0-9]\s{{0,2}}(?:hours?|hrs?|h|小时|小時|時�
 # 1 h 2 min 3 s, without hours or without minutes. Seconds alone are plain already. In 1m20 they have no unit.
 _IN_UNITS = re.compile(
     rf"{_BEGINS}(?:{_NUMBER}\s{{0,2}}{_HOURS}(?:{_AND}{_NUMBER}\s{{0,2}}{_MINUTES})?|{_NUMBER}\s{{0,2}}{_MINUTES})"
-    rf"(?:{_AND}{_NUMBER}\s{{0,2}}{_SECONDS}|([0-9]{{1,2}})(?![0-9.:a-z]))?",
+    rf"(?:{_AND}{_NUMBER}\s{{0,2}}{_SECONDS}|([0-9]{{1,2}}(?:\.[0-9]{{1,30}})?)(?![0-9a-z]|[.:][0-9]))?(?!:?[0-9])",
     re.IGNORECASE,
 )
 _IN_PRIMES = re.compile(rf"{_BEGINS}{_NUMBER}\s?['\u2032]\s?{_NUMBER}(?:\"|\u2033|'')?")  # 1'20"

@@ -21,6 +21,7 @@ READ = [
     ("(0.0-3.5) (2) insert the fan", FAN),
     ("- 0.0 s to 3.5 s | 2 | insert the fan", FAN),
     ("0-3.5 2", [(0.0, 3.5, 2, "")]),
+    *((f"0-3.5 {step} insert the fan", FAN) for step in ("(step 2)", "(#2)", "(Step 2)")),
     ("2: 0-3.5", [(0.0, 3.5, 2, "")]),
     ("1:02:03-1:02:04.25 #7", [(3723.0, 3724.25, 7, "")]),
     ("0:01:500-0:02:000 (1)", []),
@@ -66,6 +67,12 @@ def test_entries_are_read_in_many_forms(text, spans):
 )
 def test_a_text_that_cannot_be_read_has_no_span(text):
     assert timeline_in(text) == []
+
+
+def test_names_that_differ_in_a_sign_are_not_one_step():
+    listed = {"5 V": 1, "-5 V": 2, "grade A": 3, "grade A-": 4}
+    assert [span.step for span in timeline_in("0-1 5 V; -5 V: 1-2; - 5 V: 2-3", listed)] == [1, 2, 1]
+    assert [span.step for span in timeline_in("0-1 grade A; 1-2 (4) grade A-", listed)] == ["grade a", 4]
 
 
 def test_names_of_the_list_are_read_as_its_numbers():

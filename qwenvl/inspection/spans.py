@@ -389,6 +389,7 @@ class SpanReader:
             self.late[clip] = delay
         spans: list[TimedStep] = []
         more: dict[str, str] = {}
+        filled_in: Counter[str] = Counter()  # the number of spans by column
         for each in labelled:
             if each.in_frames and each.start < 0:  # of background too: all other spans would be a frame early
                 problems.append(f"{each.where}: a span begins before the first frame of the clip, which is number 1")
@@ -405,6 +406,7 @@ class SpanReader:
                 start = times.at(each.start) if each.in_frames else each.start
                 end = times.at(each.end) if each.in_frames else each.end
                 start, end = span_between(start, end, times.duration)
+                filled_in.update(each.more.keys())
                 for name, cell in each.more.items():
                     if more.setdefault(name, cell) != cell:
                         self.differing.add(name)
@@ -415,6 +417,8 @@ class SpanReader:
                 problems.append(f"{each.where}: {error}")
                 continue
             spans.append(span)
+        # A cell that is empty differs too.
+        self.differing.update(name for name, count in filled_in.items() if count < len(spans))
         spans.sort(key=lambda span: (span.start, span.end))
         for number, span in enumerate(spans):
             if any(other.number == span.number and other.end > span.start for other in spans[:number]):

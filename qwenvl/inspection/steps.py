@@ -217,7 +217,9 @@ def _number(steps: Steps, item: str) -> int | None:
 
 def _plain(name: str) -> str:
     """A name by which steps are compared: ``Insert_the-fan`` is ``insert the fan``."""
-    return normalized(unified(re.sub(r"[\s_-]+", " ", name).strip(" ,;|")))
+    # Not the sign of a number: "turn by -90" is not "turn by 90".
+    words = re.sub(r"[\s_]+|(?<=\w)-+|-+(?![0-9])", " ", name)
+    return normalized(unified(words.strip(" ,;|")))
 
 
 def number_of(steps: Steps, label: str) -> int:

@@ -284,6 +284,13 @@ def test_answers_come_out_in_one_form(written, numbers):
     assert answer_in(STEPS, written) == " ".join(f"({n}) {STEPS[n - 1]}" for n in numbers)
 
 
+def test_the_sign_of_a_number_is_a_part_of_a_name():
+    turns = ["turn by +90", "turn by -90"]
+    assert answer_in(turns, "turn by -90") == "(2) turn by -90"
+    with pytest.raises(ValueError, match="'turn by 90' is no step"):
+        answer_in(turns, "turn by 90")
+
+
 @pytest.mark.parametrize(
     ("written", "message"),
     [

@@ -65,8 +65,9 @@ YES_AND_NO = {"yes": "yes", "no": "no", "true": "yes", "false": "no"}
 """The answers yes and no by what tables and Python write for them."""
 # Times and nothing else: "3.5 to 8", "[[3, 8], [9, 12]]", "from 1 min 20 s to 2 min and from 3 min to 4 min".
 _TIMES_ALONE = re.compile(
-    r"(?:[\d\s.,:;()\[\]<>~\u2010-\u2015-]|\b(?:from|to|until|and|between|s|secs?|seconds?|m|mins?|minutes?)\b"
-    r"|(?<=\d)(?:s|secs?|m|mins?)(?![a-z]))+",
+    r"(?:[\d\s.,:;()\[\]<>~\uff5e\u2010-\u2015\u2192\u2212-]"
+    r"|\b(?:from|to|until|till|and|between|s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b"
+    r"|(?<=\d)(?:s|secs?|m|mins?|h)(?![a-z]))+",
     re.IGNORECASE,
 )
 
@@ -79,6 +80,12 @@ def kind_called(name: str) -> str | None:
         ('multiple choice', 'temporal grounding', None)
     """
     return _KINDS.get(" ".join(re.split(r"[\s_-]+", name.casefold())))
+
+
+def kind_named(row: Mapping[str, Any]) -> str | None:
+    """The first kind of answer that a column of a row names, whatever its answer is. None: none does."""
+    named = (kind_called(str(row.get(key) or "")) for key in _KIND_KEYS)
+    return next(filter(None, named), None)
 
 
 def _kind_of_answer(answer: Any, question: str) -> str:

@@ -148,6 +148,9 @@ def _named_options(given: Mapping[Any, Any], key: str) -> Options:
             f"{key}: have the {'numbers' if by_number else 'letters'} {', '.join(given_ends)} in this order; write "
             f"them in the order of these"
         )
+    own = [found[1].upper() for found in map(_LETTERED.match, texts.values()) if found]
+    if not by_number and own != ends and sorted(own) == ends:
+        raise ValueError(f"{key}: have the letters {', '.join(own)} in front of their texts, and are {', '.join(ends)}")
     if not by_number:
         return Options(_without_own_letters(texts) or texts)
     numbers = tuple(map(int, ends))

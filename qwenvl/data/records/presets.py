@@ -26,6 +26,7 @@ from qwenvl.data.records.answer_kinds import (
     has_times_alone,
     kind_called,
     kind_in_row,
+    kind_named,
 )
 from qwenvl.data.records.choices import (
     OPTION_KEYS,
@@ -45,7 +46,7 @@ from qwenvl.data.records.keys import FRAME_KEYS, READ_KEYS, SYSTEM_KEYS, TURN_KE
 from qwenvl.data.records.spans import check_times, is_cut_of_a_film, seconds_of, spans_text, times_in
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.grounding import spans_in
-from qwenvl.rewards.functions.text import solution_of
+from qwenvl.rewards.functions.text import first_block, solution_of, thinking_of
 from qwenvl.types import FrameInfo, Hint, Record
 
 Values = dict[str, Any]
@@ -57,6 +58,7 @@ OURS = "qwenvl"
 _PASSED = (*SYSTEM_KEYS, *FRAME_KEYS)
 # The keys of an answer: as it is, and as the number of an option that counts from 0 or from 1.
 _ANSWER_KEYS = {"answer": None, "answer_index": 0, "answer_number": 1}
+_ASKS_FOR_AN_ORDER = re.compile(r"\b(?:order|sequence)\b", re.IGNORECASE)
 # A number with a unit: -5 °C, 12 mm, 3 km/h.
 _WITH_UNIT = re.compile(
     r"[-+\u2010-\u2015\u2212]?\s?[0-9]{1,9}(?:[.,][0-9]{1,9})?\s?\u00b0?[^\W\d_]{1,6}(?:/[a-z]{1,3})?"
@@ -287,6 +289,11 @@ def _question_row(
     given = row.get(answer)
     if isinstance(given, list | tuple) and len(given) == 1:
         given = given[0]
+    if isinstance(given, str) and (first_block(given, "answer") or "</think>" in given):
+        thought = thinking_of(given, opened=False)
+        if thought is not None:
+            more.setdefault("thinking", thought[0].strip())
+        given = solution_of(given)
     found = _given_options(row) if kind is None else None
     options, option_keys = found or (_options_in(prompt, given, first_number), ())
     if options and isinstance(given, str) and given in option_keys and len(option_keys) > 1:  # the name of a column
@@ -315,6 +322,9 @@ def _question_row(
         solution = chosen(given, options, answer, first_number)
         if "," in solution:
             made.asked = "the letters of all right options, with commas between them,"
+            if _ASKS_FOR_AN_ORDER.search(prompt):
+                message = "letters are compared as a set, whatever their order; write the orders as options"
+                made.hints.append(Hint("an order of letters", message))
     elif times:
         solution, made.hints = spans_text(times, row.get("duration"))
         if len(times) > 1:
@@ -324,6 +334,10 @@ def _question_row(
     else:
         solution = bare(given, answer)
         made.hints += _hints_about(solution, kind)
+    named = kind_named(row)
+    if named is not None and not options and named != kind and not said_by:
+        message = f"a column says that the answer is {named}, and it is read as {kind}: is it written as it should be?"
+        made.hints.append(Hint("another kind of answer than its column says", message))
     made.row = media | {"prompt": prompt, "solution": f"<answer>{solution}</answer>", "problem_type": kind} | more
     return made
 
@@ -342,7 +356,7 @@ def _options_in(question: str, answer: Any, first_number: int | None) -> Options
         return None
     number = whole_number(answer)
     # Lines of options leave no other answer than one of them. "Part A. or part B." within a sentence may be none.
-    on_lines = all(re.search(rf"(?mi)^\W*{letter}\W", question) for letter in options.texts)
+    on_lines = all(re.search(rf"(?mi)^\W*(?:option\W+)?{letter}\W", question) for letter in options.texts)
     if number is not None and first_number is None and not has_text(options, str(number)):
         if on_lines:
             raise ValueError(

@@ -29,6 +29,10 @@ _WITH_A_COMMA = re.compile(r"[-+]?[1-9][0-9]{0,2},[0-9]{3}")
 _WITH_A_ZERO = re.compile(r"[0-9]{1,9}\.0")
 _OTHER_NUMBERS = re.compile(r"^[ \t]*(?:[-*\u2022][ \t]+)?\W{0,3}[0-9]{1,3}(?:[.):]\W{0,3})[ \t]+\S", re.MULTILINE)
 _ASKS_FOR_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|number|index|step)\s*\)", re.IGNORECASE)
+_BULLET = re.compile(r"\n[ \t]*[-*\u2022][ \t]*")
+_CONNECTIVES = re.compile(
+    r"[\s,;.:|&+/>\u2192\u21d2\u3001*\"'\[\]()]|\b(?:and|then|first|next|finally|steps?|actions?|answers?)\b"
+)
 _ASKS_FOR_TIMES = re.compile(r"\b(?:when|seconds?|times?)\b", re.IGNORECASE)
 _NUMBER_ALONE = re.compile(r"[-+]?[0-9]{1,9}(?:\.[0-9]{1,9})?\s?%?")
 _SHOWS_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|[a-z]|number|index|step)\s*\)|number", re.IGNORECASE)
@@ -133,15 +137,17 @@ def _disagreement(solution: str, asked: str, *, asks_for_numbers: bool, is_of_an
             f"the solution names a step that is not in the prompt's list, {kind_of(unlisted[0])}: no answer from the "
             "list is right there"
         )
-    if numbers and _has_another_name(solution, listed):
-        return "the solution gives a number another name than the prompt's list has for it: rewards compare the numbers"
     if numbers and not spans and _has_bare_number(solution, by_name):
         return "the solution has numbers with and without brackets: those in brackets alone count"
+    if numbers and _has_another_name(solution, listed):
+        return "the solution gives a number another name than the prompt's list has for it: rewards compare the numbers"
     if numbers and not spans:
         # Without its numbers the solution is read by its names: "(2) insert the fan, fasten the screw" has two.
         named, _ = named_actions(_NUMBER.sub(";", solution), by_name)
         if not named <= set(numbers):
             return "the solution names a step of the prompt's list without its number: numbers alone count"
+    if numbers and not spans and _has_more(solution, listed):
+        return "the solution has more than numbers and names of the prompt's list, and the numbers alone count"
     if numbers or spans or steps_of_list(solution, by_name):
         return None
     named, _ = named_actions(solution, by_name)
@@ -155,6 +161,24 @@ def _disagreement(solution: str, asked: str, *, asks_for_numbers: bool, is_of_an
     if not is_of_another_kind:
         return "the prompt has a list of steps, and the solution names no step of it: no answer from the list is right"
     return None
+
+
+def _has_more(solution: str, listed: Mapping[int, str]) -> bool:
+    """Whether words stand in front of the first number or behind a name: "all but (1)", "(1) take the lid: no"."""
+    pieces = _NUMBER.split(_BULLET.sub("\n", f"\n{solution}"))
+    if _without_connectives(pieces[0]):
+        return True
+    for number, behind in zip(pieces[1::2], pieces[2::2], strict=True):
+        own = normalized(listed[int(number)])
+        plain = normalized(behind).lstrip(" :.-")
+        if plain.startswith(own) and _without_connectives(plain[len(own) :]):
+            return True
+    return False
+
+
+def _without_connectives(text: str) -> str:
+    """A text without signs and words that may stand between the items of a list."""
+    return _CONNECTIVES.sub("", text.casefold())
 
 
 def _has_bare_number(solution: str, by_name: Mapping[str, int]) -> bool:

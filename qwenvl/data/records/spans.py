@@ -87,9 +87,7 @@ def seconds_of(value: Any) -> Any:
 
 def is_cut_of_a_film(row: Mapping[str, Any]) -> bool:
     """Whether a row's bounds are those at which its clip was cut from a film, as in Time-R1."""
-    start = row.get("video_start")
-    end = row.get("video_end")
-    duration = row.get("duration")
+    start, end, duration = (seconds_of(row.get(key)) for key in ("video_start", "video_end", "duration"))
     if not (is_time(start) and is_time(end) and is_time(duration)):
         return False
     # The span lies behind the end of the clip and is as long as the clip. Files round seconds.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from qwenvl.files import require
@@ -15,7 +15,7 @@ _SEPARATOR = re.compile(r"[,;\n]")
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
 _ONE_OR_TWO = re.compile(r"[0-9]+,[0-9]+")
-_FROM_TO = re.compile(r"\)[ \t]*(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|to\b)\s*\(\s*[0-9]")
+_FROM_TO = re.compile(r"\)[ \t]*(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|(?:to|through|until|till|bis)\b)\s*\(\s*[0-9]")
 # No dash and no dot: 2-5 may be four steps, and 2.5 is none.
 _BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>(){}\[\]\u2022\u2192\u21d2\u3001]|[-=]>)+")
 _BARE_NUMBER = re.compile(r"([0-9]{1,9})(?:\.0)?")  # of a column with gaps tables write 2.0
@@ -109,7 +109,10 @@ def action_order(completions: list[str], solution: list[str], **columns: Any) ->
     return [levenshtein.normalized_similarity(*each) if all(each) else 0.0 for each in numbers]
 
 
-check_action_numbers = partial(unreadable, action_numbers, 'names no action: expected "(1) ... (2) ..." numbers')
+def check_action_numbers(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
+    """The reason why a record cannot be scored by the order of its numbers: it has none, or a range. Else None."""
+    expected = 'names no action: expected "(1) ... (2) ..." numbers'
+    return unreadable(action_numbers, expected, solution) or _range_problem(solution)
 
 
 def check_actions(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
@@ -119,9 +122,15 @@ def check_actions(solution: str, fields: Mapping[str, Any] | None = None) -> str
     """
     if _ONE_OR_TWO.fullmatch(solution_of(solution)):
         return f"the solution {solution[:80]!r} may be one number or two: write 3.5, or 3, 5 with a blank"
-    if is_range(solution_of(solution)):
-        return f"the solution {solution[:80]!r} may be two steps or all between them: write each of them"
-    return unreadable(action_phrases, 'names no action: expected "(1) ..." numbers or phrases', solution)
+    expected = 'names no action: expected "(1) ..." numbers or phrases'
+    return unreadable(action_phrases, expected, solution) or _range_problem(solution)
+
+
+def _range_problem(solution: str) -> str | None:
+    """A sentence about a solution with a range of steps, else None."""
+    if not is_range(solution_of(solution)):
+        return None
+    return f"the solution {solution[:80]!r} may be two steps or all between them: write each of them"
 
 
 def is_range(text: str) -> bool:
@@ -163,13 +172,19 @@ def steps_of_list(text: str, listed: Mapping[str, int]) -> frozenset[int]:
 
 
 def has_number_behind(text: str) -> bool:
-    """Whether a phrase of a text has its first ``(k)`` number behind a name, and not behind "step" or "and"."""
+    """Whether all ``(k)`` numbers of a text stand behind names, as in "bolt (2), nut (1)".
+
+    Not those of "(2) insert", "step (2)" and "he performs (2) and (3)": there one has no name in front of it.
+    """
+    has_one = False
     for phrase in _SEPARATOR.split(text):
-        number = _NUMBER.search(phrase)
-        before = phrase[: number.start()] if number else ""
-        if not _WORDS_BESIDE_NUMBERS.issuperset(_WORD.findall(before.casefold())):
-            return True
-    return False
+        # The pieces in front of its numbers. With a group, split has the numbers between them.
+        *in_front, _ = _NUMBER.split(phrase)[::2]
+        for piece in in_front:
+            if _WORDS_BESIDE_NUMBERS.issuperset(_WORD.findall(piece.casefold())):
+                return False
+            has_one = True
+    return has_one
 
 
 def bare_numbers(text: str) -> frozenset[int]:

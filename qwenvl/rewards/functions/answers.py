@@ -22,9 +22,10 @@ _SPLIT = re.compile(r"[\s,;/&\u3001]+")
 _RUN = re.compile(r"[A-H]{2,8}")
 # "B. a cat", "b) a cat" and, with Chinese signs and no space, "B、..."
 _MARKED = re.compile(
-    r"(?:^|[\n,;/&|]|\b(?:and|or)\b)[ \t]{0,8}"
-    rf"(?:[(\[]?([A-Z])(?:[).:\]](?=\s|$|[{CJK}])|[\u3001\u3002])|[(\[]?([a-z])[).:\]](?=\s))"
+    r"(?P<before>^|[\n,;/&|]|\b(?:and|or)\b)[ \t]{0,8}(?P<bracket>[(\[]?)"
+    rf"(?:(?P<capital>[A-Z])(?:[).:\]](?=\s|$|[{CJK}])|[\u3001\u3002])|(?P<small>[a-z])[).:\]](?=\s))"
 )
+_LAST_OPTION = "H"  # letters behind it begin names: "B. Carl and J. Smith"
 # "(A) left (C) up". Behind another notation, "B. screw (A)", brackets belong to a text.
 _IN_BRACKETS = re.compile(r"(?:(?<=\s)|^)[(\[]([A-Z])[)\]](?=\s|$)")
 # A small letter must end what is said: "the answer is a man" chooses nothing.
@@ -43,7 +44,7 @@ _SAID_SEVERAL = re.compile(
 # "D. A and B": a letter with the text of its option, and no list.
 _WITH_A_TEXT = re.compile(r"[(\[]?([A-Za-z])[).:\]][ \t]{1,8}(?!(?:and|or)\b)\w")
 # A letter that may be another choice: "A. left C. up".
-_LONE_MARK = re.compile(r"(?<![\w(\[])([A-H])[).:\]](?=\s|$)")
+_LONE_MARK = re.compile(r"(?<![\w(\[])([A-H])[).:\]](?=\s{1,9}\S)|[,;]\s{0,4}([A-H])[).:\]]\s{0,4}\Z")
 # A solution that accepts several letters, and not all of them together: "B or C".
 _OR_ANOTHER = re.compile(r"(?<!\w)[A-Z][)\]]?,? or [(\[]?[A-Z](?!\w)")
 # A wrapper of LaTeX without another one in it: what \boxed{\text{B}} says is found from the inside out.
@@ -94,10 +95,12 @@ def ocr(completions: list[str], solution: list[str], **columns: Any) -> list[flo
     The word error rate is (substitutions + insertions + deletions) / words of the solution. Case and punctuation count.
     """
     word_error_rate = require("jiwer", "rewards").wer
-    return [
-        max(0.0, 1.0 - word_error_rate(truth, answer)) if answer else 0.0
-        for answer, truth in pairs(completions, solution)
-    ]
+    scores = []
+    for answer, truth in pairs(completions, solution):
+        read = " ".join((answer or "").split())  # words may stand on lines of their own
+        expected = " ".join(truth.split())
+        scores.append(max(0.0, 1.0 - word_error_rate(expected, read)) if read else 0.0)
+    return scores
 
 
 def rouge(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -147,15 +150,39 @@ def letters(text: str) -> set[str]:
         if len(words) == 1 and _RUN.fullmatch(words[0]) and list(words[0]) == sorted(set(words[0])):
             return set(words[0])
     several = _SAID_SEVERAL.search(text)
-    if several is not None:
+    said = _SAID.search(text)
+    # Not those of "D. Both options A and B" and of "The answer is D because options A and B are wrong".
+    is_first = several is not None and (said is None or several.start() <= said.start())
+    if several is not None and is_first and not _WITH_A_TEXT.match(text):
         return set(re.findall("[A-Z]", several[1]))
-    in_brackets = set(_IN_BRACKETS.findall(text)) if _IN_BRACKETS.match(text) else set()
-    return _found(_MARKED, text) | in_brackets or _found(_SAID, text)
+    if said is not None and not _MARKED.match(text):
+        choices = [(capital or small).upper() for capital, small in _SAID.findall(text)]
+        return set(choices[:1]) if several else set(choices)
+    if _IN_BRACKETS.match(text):
+        in_brackets = _IN_BRACKETS.findall(text)
+        return _marked(text) | {letter for letter in in_brackets if in_brackets[0] <= letter <= _LAST_OPTION}
+    return _marked(text)
 
 
-def _found(choice: re.Pattern[str], text: str) -> set[str]:
-    """The letters of a pattern that finds a capital or a small one."""
-    return {(capital or small).upper() for capital, small in choice.findall(text)}
+def _marked(text: str) -> set[str]:
+    """The letters with a sign behind them, of which the first one says how the others are written.
+
+    On a line with the first one only those count that follow it in the alphabet and have a text: in "D. Both A and B."
+    and "B. Carl and J. Smith" there is one choice.
+    """
+    chosen: list[str] = []
+    notation = None
+    for found in _MARKED.finditer(text):
+        letter = (found["capital"] or found["small"]).upper()
+        own = (bool(found["bracket"]), bool(found["capital"]))
+        if notation is None:
+            notation = own
+            chosen.append(letter)
+        on_its_line = found["before"] in ("", "\n")
+        follows = chosen[-1] < letter <= _LAST_OPTION and bool(text[found.end() :].strip())
+        if own == notation and (on_its_line or follows):
+            chosen.append(letter)
+    return set(chosen)
 
 
 def affirms(text: str) -> bool | None:
@@ -184,7 +211,8 @@ def check_letters(solution: str, fields: Mapping[str, Any] | None = None) -> str
     if _OR_ANOTHER.search(solution_of(solution)):
         return f"the solution must choose letters, and all of them are compared: which is right, {solution[:80]!r}?"
     chosen = letters(solution_of(solution))
-    others = set(_LONE_MARK.findall(solution_of(solution))) - chosen
+    marks = _LONE_MARK.findall(solution_of(solution))
+    others = {mark or last for mark, last in marks} - chosen
     if chosen and others:
         return f"the solution must choose letters, and {solution[:80]!r} may choose {others.pop()} too: write A, C"
     return unreadable(letters, 'must choose letters like "B" or "A, C"', solution)
@@ -217,6 +245,7 @@ _WITHOUT_A_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")
 _DASH = r"[-\u2010-\u2015\u2212]"
 # A dash in front of a number is a minus sign, however it is typed. In 3\u20135 it stands between numbers.
 _MINUS = re.compile(rf"(?<![\w.)]){_DASH}(?=[0-9])")
+_MINUS_IN_WORDS = re.compile(r"\b(?:minus|negative)\s(?=[0-9])", re.IGNORECASE)
 _HYPHEN = re.compile(r"(?<=[^\W\d_])(?<![0-9][eE])-(?=[0-9])")  # of "step-3", and not of 2e-3
 # One apart from its number may be a minus sign, begin an item of a list, or stand between a word and the number.
 _UNCLEAR_MINUS = re.compile(rf"(?<![0-9)])(?<![0-9)]\s){_DASH}\s{{1,20}}(?=[0-9])")
@@ -243,7 +272,7 @@ def numbers_in(text: str) -> list[Decimal]:
         >>> numbers_in("1,250 of 3.0 or -2")
         [Decimal('1250'), Decimal('3.0'), Decimal('-2')]
     """
-    text = _WITHOUT_A_ZERO.sub("0.", text)
+    text = _MINUS_IN_WORDS.sub("-", _WITHOUT_A_ZERO.sub("0.", text))
     text = _UNCLEAR_MINUS.sub(_NO_NUMBER, _MINUS.sub("-", _HYPHEN.sub(" ", text)))
     return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(text)]
 

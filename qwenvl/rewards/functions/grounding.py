@@ -29,13 +29,14 @@ Boundary = Annotated[bool, Argument("Multiply by how near start and end are; nee
 
 _N = r"\s{0,40}(-?[0-9]{1,7}(?:\.[0-9]{1,30})?)\s{0,40}"  # JSON may have each number on a line
 _BOX = re.compile(rf"\[{_N},{_N},{_N},{_N}\]|\({_N},{_N}\)\s{{0,4}},?\s{{0,4}}\({_N},{_N}\)")
+_OTHER_BOX = re.compile(r"[\[(][^\[\]()\"']{0,200}[0-9][^\[\]()\"']{0,200}[\])]")
 _TIME = re.compile(
     # The 1 of t1 is no time, and the 8 of 3to8 is one.
     r"(?:(?<![0-9:A-Za-z_])|(?<=[0-9]to)|(?<=[0-9]s))"
     # Two dots or three may stand before a time, and one begins decimals.
     r"(?<!(?<!\.)\.)(?<![0-9][eE])(?<![0-9][eE][+-])"
     r"(?:([0-9]{1,3}):)?(?:([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,30})?)"
-    r"(?![0-9:]|\.[0-9]|[eE][+-]?[0-9])"
+    r"(?![0-9]|[.:][0-9]|[eE][+-]?[0-9])"
 )
 _UNIT = r"[ \t]{0,2}(?:s|secs?|seconds?|秒)?"
 _DASH_OR_TO = r"-{1,2}>?|[\u2010-\u2015\u2192\u2212~]|\.{2,3}|to\b|until\b|till\b|到|至"
@@ -86,6 +87,10 @@ def check_boxes(solution: str, fields: Mapping[str, Any], units: BoxUnits = "sam
     corners = _corners_in(solution_of(solution))
     if not len(corners) or not (corners[:, 0] < corners[:, 1]).all():
         return f"the solution must hold boxes [x1, y1, x2, y2] with x1 < x2 and y1 < y2, got {solution[:80]!r}"
+    # The boxes that are read would be all of the solution, and the others would be lost without a word.
+    other = _OTHER_BOX.search(_BOX.sub(" ", solution_of(solution)))
+    if other is not None:
+        return f"the solution must hold boxes [x1, y1, x2, y2] alone, and has {other[0][:80]!r} too"
     size = [fields.get("width"), fields.get("height")]
     if units == "thousandths" and not all(type(side) in (int, float) and side > 0 for side in size):
         return f"units='thousandths' needs the fields 'width' and 'height' in pixels, got {size}"

@@ -39,7 +39,10 @@ _ROOT = re.compile(r"√ ?([0-9]+(?:\.[0-9]+)?|[^\W\d_]|\([^()]*\))")
 _DASH_AS_MINUS = re.compile(r"(?<![\w)}\]])[\u2012-\u2014](?=[0-9.])")  # – and — stand between numbers in a range
 _SYMBOLS = str.maketrans({"π": r"\pi ", "∞": r"\infty ", "°": r"^{\circ}", "\u2044": "/"})
 _AFTER_NUMBER = re.compile(r"[^0-9}\])°%]*$")
-_UNIT = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,})*")
+_SHORT_EXPONENT = re.compile(r"\^\{([0-9])\}")  # x^{2} is x^2
+_BOXED = re.compile(r"\\(?:boxed|text|textbf|mathrm)\s{0,4}\{([^{}]*)\}")
+_LETTER_OF_A_UNIT = re.compile("[msghdctVAKNJWLl]|min")
+_UNIT = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}|/[^\W\d_]+)*")  # cm, square metres, km/h
 
 
 class MathReward:
@@ -81,7 +84,7 @@ class MathReward:
         in_plain = plain(expression)
         if not is_mathematical(expression) or _PLAIN.fullmatch(in_plain):
             return None
-        if _BETWEEN_DIGITS.search(in_plain):
+        if _has_several_numbers(in_plain):
             return None  # several numbers, which compare as text
         value = self._verify(expression, expression)
         if isinstance(value, Unfinished):
@@ -119,8 +122,8 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     """Whether a pair is equal, where text can tell, else the two expressions to be compared as mathematics."""
     if answer is None or len(answer) > LONGEST:
         return False
-    gold = in_latex(gold)
-    answer = in_latex(answer)
+    gold = _unboxed(in_latex(gold))
+    answer = _unboxed(in_latex(answer))
     if plain(gold) == plain(answer):
         return True
     gold_part, gold_unit = split_unit(gold)
@@ -134,9 +137,23 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     if _PLAIN.fullmatch(gold_plain) and _PLAIN.fullmatch(answer_plain):
         number = _fraction(gold_plain)
         return number is not None and number == _fraction(answer_plain)
-    if _BETWEEN_DIGITS.search(gold_plain) or _BETWEEN_DIGITS.search(answer_plain):
+    if _has_several_numbers(gold_plain) or _has_several_numbers(answer_plain):
         return False  # several numbers: math-verify would read 1 2 as 12
     return gold_part, answer_part
+
+
+def _has_several_numbers(text: str) -> bool:
+    """Whether numbers stand beside each other, and are no arguments of LaTeX: ``\\log_2 8``."""
+    return _BETWEEN_DIGITS.search(text) is not None and "\\" not in text
+
+
+def _unboxed(text: str) -> str:
+    """What boxes of LaTeX around a whole text hold."""
+    found = _BOXED.fullmatch(text.strip().strip("$"))
+    if found is None:  # \boxed{\text{yes}}, from the inside out
+        inside = _BOXED.sub(r"\1", text, count=1)
+        found = _BOXED.fullmatch(inside.strip().strip("$"))
+    return found[1] if found else text
 
 
 def plain(text: str) -> str:
@@ -147,6 +164,7 @@ def plain(text: str) -> str:
         ['x+1', '0.5', '10000', '1 1/2', '1 2']
     """
     shown = normalized(_NO_ZERO.sub("0.", text.replace("$", "")))
+    shown = _SHORT_EXPONENT.sub(r"^\1", shown)
     joined = _THOUSANDS.sub(lambda found: found[0].replace(" ", ""), shown)
     return _OTHER_SPACE.sub("", joined)
 
@@ -213,6 +231,9 @@ def split_unit(text: str) -> tuple[str, str]:
     unwrapped = _WRAPPED.sub(r" \1 ", text.replace("$", " ")).strip()
     tail: Any = _AFTER_NUMBER.search(unwrapped)  # it always matches, at the end at the latest
     unit = normalized(tail[0])
+    # math-verify leaves such units out: 5 m would be 5 s, and 3 min, which is also a function, 3 h.
+    if _LETTER_OF_A_UNIT.fullmatch(tail[0].strip()) and _PLAIN.fullmatch(plain(unwrapped[: tail.start()])):
+        return unwrapped[: tail.start()], tail[0].strip()
     if tail.start() == 0 or not _UNIT.fullmatch(unit) or _FUNCTION.search(unit):
         return text, ""
     return unwrapped[: tail.start()], unit

@@ -133,9 +133,9 @@ def unreadable(
 def unified(text: str) -> str:
     """One way of writing what Unicode can write in several, in linear time: full-width forms become plain ones.
 
-    This is NFKC with two differences. Superscripts, subscripts and fractions stay as they are: x² is not x2. And runs
-    of combining marks are broken after 30, as the stream-safe text format of Unicode annex 15 breaks them, because
-    putting a run of n marks in order takes n² steps.
+    This is NFKC with three differences. Superscripts, subscripts and fractions stay as they are: x² is not x2. A sign
+    in a circle is one in brackets: ② is (2), and ②③ is not 23. And runs of combining marks are broken after 30, as the
+    stream-safe text format of Unicode annex 15 breaks them, because putting a run of n marks in order takes n² steps.
 
     Example:
         >>> unified("（１）　Ｂ"), unified("12㎡")
@@ -173,5 +173,7 @@ def _decomposed(character: str) -> str:
     kind, *codes = unicodedata.decomposition(character).split() or [""]
     if not kind or kind in ("<super>", "<sub>", "<fraction>"):
         return character
+    if kind == "<circle>":
+        return "(" + "".join(_decomposed(chr(int(code, 16))) for code in codes) + ")"
     codes = codes if kind.startswith("<") else [kind, *codes]
     return "".join(_decomposed(chr(int(code, 16))) for code in codes)

@@ -46,12 +46,15 @@ def check_timeline(solution: str, fields: Mapping[str, Any] | None = None) -> st
         return f"the solution {expected}; no span is {entry[:80]!r}"
     # "2 bolts" and "2 nuts" would both be step 2.
     names: dict[int, str] = {}
+    numbers: dict[str, int] = {}
     for span in timeline_in(text):
         if span.number is None or not span.name:
             continue
         first = names.setdefault(span.number, span.name)
         if span.name != first:
             return f"the solution calls step {span.number} {first!r} and {span.name!r}; write (number) name"
+        if numbers.setdefault(span.name, span.number) != span.number:  # "1. 0-3 tighten", numbers of lines
+            return f"the solution calls steps {numbers[span.name]} and {span.number} {span.name!r}; write (number) name"
     return None
 
 

@@ -354,6 +354,7 @@ def test_columns_with_gaps_are_no_options_and_empty_ones_are_refused():
         ([{"id": 1, "text": "lid"}, {"id": 4, "text": "fan"}], "every number from 0 or 1 on, got 1, 4"),
         ({"2": "lid", "3": "fan"}, "every number from 0 or 1 on, got 2, 3"),
         ({"A": "lid", "a": "fan"}, "has option A twice"),
+        ({"A": "A. lid", "B": "C. fan", "C": "B. cup"}, "have the letters A, C, B in front of their texts"),
         ({"A": "lid", "1": "fan"}, "expected options by letter or number"),
         ({"AB": "lid", "C": "fan"}, "expected options by letter or number"),
     ],
@@ -440,6 +441,21 @@ def test_a_number_beside_lettered_lines_is_refused_unless_its_column_says_what_i
     assert gold(in_line | {"answer_index": 1}) == gold(in_line | {"answer_number": 2}) == "B"
     assert gold(in_line | {"answer": "right"}) == "B"
     assert gold(COLUMNS | {"question": "How many?\nA. 2\nB. 3", "answer": 3}) == "B"
+
+
+def test_the_tags_and_the_thinking_of_an_answer_are_no_part_of_it():
+    for given, kind, text in (("<answer>-3</answer>", "numerical", "-3"), ("<answer>Yes</answer>", "yes or no", "yes")):
+        record = parsed(COLUMNS | {"answer": given})
+        assert (record.fields["problem_type"], record.solution) == (kind, f"<answer>{text}</answer>")
+    record = parsed(COLUMNS | {"answer": "<think>A red sign.</think>\n<answer>STOP</answer>"})
+    assert (record.solution, record.fields["thinking"]) == ("<answer>STOP</answer>", "A red sign.")
+
+
+def test_an_order_of_letters_and_a_kind_that_is_not_the_answers_are_worth_a_look():
+    row = COLUMNS | {"question": "In which order?\n(a) lid\n(b) fan\n(c) cup", "answer": "b, a, c"}
+    assert [hint.kind for hint in record_hints(parsed(row))] == ["an order of letters"]
+    row = COLUMNS | {"question": "How far?", "question_type": "numerical", "answer": "3,5 m and more"}
+    assert [hint.kind for hint in record_hints(parsed(row))] == ["another kind of answer than its column says"]
 
 
 def test_the_prompt_of_several_right_options_asks_for_all():

@@ -48,6 +48,9 @@ BY_HAND = {  # answer, solution, value
         *((f"A. left{sign}C. up", "A, C", 1) for sign in (" and ", " / ", " & ", "; ")),
         *(("(A) left (C) up", "A, C", 1), ("(A) left (C) up", "A", 0), ("B. screw (A) fits", "B", 1)),
         *((f"D{sign} A and B", "D", 1) for sign in (".", ":", ")")),
+        *((text, text[0], 1) for text in ("D. Both A and B.", "D. All of A, B and C.", "B. Type A, C.")),
+        *((text, text[0], 1) for text in ("B. Carl and J. Smith", "B. a part, e. g. a nut", "D. Dr. Lee, J. Smith")),
+        *((text, "D", 1) for text in ("D. Both (A) and (B)", "The answer is D (both A and B)", "The answer is D: A.")),
         *(("(D) A, B", "D", 1), ("B. B, A, C", "B", 1), ("A. C", "A", 1)),
         *(("Ｂ", "B", 1), ("（Ａ），Ｃ", "A, C", 1), (r"\boxed{B}", "B", 1), ("Ａ", "Ｂ", 0)),
     ],
@@ -61,7 +64,7 @@ BY_HAND = {  # answer, solution, value
         ("turn right at once", "turn left at once", 0.75),  # one of four words is wrong
         ("left", "turn left at once", 0.25),
         ("a b c d e f", "x y", 0),  # three times too long is clipped
-        *(("Exit", "exit", 0), ("", "exit", 0)),
+        *(("Exit", "exit", 0), ("", "exit", 0), ("No\nentry", "No entry", 1)),
     ],
     "rouge": [
         *(("the cat sat", "The cat ran!", ROUGE), ("三只猫", "三只狗", ROUGE), ("...", "the cat", 0)),
@@ -74,6 +77,7 @@ BY_HAND = {  # answer, solution, value
         *(("\N{EN DASH}3", "-3", 1), ("\N{EN DASH}3", "3", 0), ("- 3", "3", 0), ("- 3", "-3", 0)),
         *(("3k", "3", 0), ("3 k", "3", 0), ("3 Million", "3", 0), ("3 km", "3", 1), ("3kg", "3", 1)),
         *(("3 M", "3", 0), ("3\u4e07", "3", 0), ("3 million", "3", 0), ("step-3", "3", 1), ("step-3", "-3", 0)),
+        *(("minus 3", "-3", 1), ("negative 3 cubes", "3", 0)),
         *(("2 or 3", "3", 0), ("three", "3", 0), ("", "3", 0)),
     ],
     "numeric": [
@@ -243,7 +247,10 @@ def test_a_solution_by_bare_numbers_or_names_of_the_list_is_that_of_answers_by_n
 
 
 def test_words_between_numbers_are_no_names_with_a_number_behind():
-    solutions = ("(1) pick it, and (3) screw it", "First (1), then (3)", "Steps: (1) pick it; finally (3) screw it")
+    solutions = (
+        *("(1) pick it, and (3) screw it", "First (1), then (3)", "Steps: (1) pick it; finally (3) screw it"),
+        *("Answer: (1) (3)", "The operator performs (1) and (3).", "Steps performed: (1), (3)", "\u2460\u2462"),
+    )
     for solution in solutions:
         assert value_of("accuracy", "(1) pick it (3) screw it", solution) == 1.0, solution
 
@@ -304,6 +311,7 @@ READINGS = [
     *((letters, text, {"B"}) for text in ("B", "b", "(B)", "**B**", "B. the red fan", "The answer is B", r"\boxed{B}")),
     *((letters, text, {"B"}) for text in (r"$\boxed{\text{(B)}}$", r"The answer is \boxed{B}.")),
     *((letters, text, {"A", "C"}) for text in ("A, C", "AC", "A. fan\nC. screw", r"\boxed{A} and \boxed{C}")),
+    *((letters, text, {"D"}) for text in ("D. Both options A and B", "The answer is D because options A and B fail")),
     *((letters, text, set()) for text in (r"\boxed{a cat}", r"\boxed{B", "a cat", "A cat", "BED", "")),
     (letters, "answer: (D)", {"D"}),
     *((letters, text, {"B"}) for text in ("**B. the fan**", "`B`", '"B"', "b) the fan", "The answer is b.")),
@@ -359,9 +367,11 @@ READINGS = [
     *((spans_in, text, [(100.0, 250.0)]) for text in ("[100,250]", "[100, 250]", "100 250", "100 to 250")),
     *((spans_in, text, [(3.0, 5.0)]) for text in ("(3,5)", "[3,5]", "3to5", "3s-5s")),
     (spans_in, "0 min. 12 sec. to 0 min. 20 sec.", [(12.0, 20.0)]),
+    *((spans_in, text, [(80.0, 100.0)]) for text in ("From 1m20 to 1m40.", "1m20.0 to 1m40.0", "1m20-1m40: a man")),
+    *((spans_in, text, [(3.0, 8.0)]) for text in ("3-8: a man opens it", "0:03-0:08: a man")),
     *((spans_in, text, [(80.0, 100.0)]) for text in ("1m:20s to 1m:40s", "1 min:20 s - 1 min:40 s")),
     *((spans_in, text, []) for text in ("1h30 - 1h40", "-5 to 8", "[-1, 8]", "3-8 (min)", "start (min): 3, end: 8")),
-    *((spans_in, text, []) for text in ('{"start_frame": 12, "end_frame": 30}', '{"frames": [1,3]}', "frames from 3 to 8")),
+    *((spans_in, text, []) for text in ('{"start_frame": 1, "end_frame": 3}', '{"frames": [1,3]}', "frames from 3")),
     *((spans_in, text, []) for text in ("12-30 (frames)", "12-30 in frames", '{"start_ms":3,"end_ms":8}', "10-20 (%)")),
     *((spans_in, text, [(3.0, 8.0)]) for text in ("3 -8", "- 3 to 8", '{"end": 8, "start": 3}')),
     (spans_in, "10 to 20 and 1 min 30 s to 2 min", [(10.0, 20.0), (90.0, 120.0)]),
@@ -406,6 +416,7 @@ CHECKS = [  # function, solutions and fields that it can compare with, those tha
     ("accuracy", [("- (1)\n- (3)", {}), ("(1) - take it (3) - put it", {})],
      [(f"(1){to}(3)", {}) for to in ("-", " - ", "...", " to ")], "two steps or all between them"),
     ("action_order", [("<answer>(1)</answer>", {})], [("insert the fan", {})], "names no action"),
+    ("action_order", [], [("(2)-(5)", {}), ("(2) through (5)", {})], "two steps or all between them"),
     ("exact_match", [("a", {})], [("<answer>...</answer>", {})], "no word"),
     ("multiple_choice", [("(B)", {}), ("A, C", {}), ("B. left or right", {})],
      [(bad, {}) for bad in ("a red fan", "A. left C. up", "B or C", "<answer>(A), or (B)</answer>")],
@@ -414,6 +425,9 @@ CHECKS = [  # function, solutions and fields that it can compare with, those tha
     ("count", [("<answer>3</answer>", {})], [("", {}), ("three", {}), ("2 3", {})], "exactly one number"),
     ("box_iou", [("[0, 0, 9, 9]", {})],
      [(bad, {}) for bad in ("none", "[9, 5, 3, 8]", "[0, 0, 0, 9]", "[0, 0, 9]")], "must hold boxes"),
+    ("box_iou", [('[{"bbox_2d": [0, 0, 9, 9], "label": "screw 2"}]', {}), ("1. [0, 0, 9, 9]\n2. [1, 1, 2, 2]", {})],
+     [(f"[0, 0, 9, 9], {bad}", {}) for bad in ("[5, 6, 7, 8, 0.9]", "(5, 6, 7, 8)", "[5, 6, 7e-05, 8]")],
+     "alone, and has"),
     ("box_iou(units=thousandths)", [("[0, 0, 9, 9]", PIXELS)], [("[0, 0, 9, 9]", {})], "'width' and 'height'"),
     ("temporal_iou", [("3 to 8", {})], [(bad, {}) for bad in ("never", "8 to 3", "5 to 5", "3")], "name a span"),
     ("temporal_iou", [("1-2 min", {})],
@@ -423,6 +437,9 @@ CHECKS = [  # function, solutions and fields that it can compare with, those tha
     ("segment_f1", [("0-3 (1)", {}), ("0-3 (1) 5 min break", {})],
      [(bad, {}) for bad in ("0-3 (1); 1-2 min (2)", "fan: frames 0-35", "500-900 (ms) (1)", "3-5 frames (1)")],
      "seconds or mm:ss"),
+    ("segment_f1", [], [("1. 0-3 turn\n2. 4-5 put\n3. 6-7 turn", {})], "calls steps 1 and 3 'turn'"),
+    ("segment_f1", [],
+     [('[{"start":0,"end":3,"step":2},{"start":4,"end":5,"step":3,"by":{"hand":"left"}}]', {})], "no span is"),
     ("segment_f1", [("0-3 (2) bolts\n3-7 (2) bolts", {})], [("0-3 2 bolts\n3-7 2 nuts", {})], "calls step 2 'bolts'"),
     ("by_problem_type", [("<answer>B</answer>", CHOICE)], [("?", CHOICE)], "'multiple choice': the solution must"),
     ("by_problem_type", [], [("B", {})], "needs the field 'problem_type', one of multiple choice, numerical"),

@@ -77,6 +77,10 @@ def answer(text):
         ("1 2", "1 2", 1.0),
         ("10 000", "10000", 1.0),
         ("1 - 2", "-1", 1.0),
+        *(("5 s", "5 m", 0.0), ("5 m", "5 m", 1.0), ("5m", "5 m", 1.0), ("5", "5 m", 0.0), ("6 m", "5 m", 0.0)),
+        *(("5 cm²", "5 cm^2", 1.0), (r"\boxed{A}", "A", 1.0), (r"\boxed{B}", "A", 0.0)),
+        *(("3 h", "3 min", 0.0), ("3 min", "3 min", 1.0), ("24 km/h", "24.0 km/h", 1.0), (r"\log_2 8", "3", 1.0)),
+        *((r"\boxed{\text{yes}}", "yes", 1.0), (r"\boxed{3 cm}", "3 cm", 1.0)),
     ],
 )
 def test_math_accuracy_accepts_equivalent_answers_alone(reward, text, solution, score):

@@ -9,6 +9,7 @@ from qwenvl.rewards.functions.text import answer_of, first_block, pairs, solutio
 
 DECOMPOSED = [c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.decomposition(c)]
 KEPT = {c for c in DECOMPOSED if unicodedata.decomposition(c).startswith(("<super>", "<sub>", "<fraction>"))}
+CIRCLED = {c for c in DECOMPOSED if unicodedata.decomposition(c).startswith("<circle>")}
 
 
 def test_first_block_is_the_first_opening_to_the_next_closing():
@@ -36,11 +37,18 @@ def test_superscripts_subscripts_and_fractions_keep_their_meaning():
 def test_every_other_character_is_normalised_as_by_nfkc():
     made_of_kept = {c for c in DECOMPOSED if KEPT & set(unified(c))}
     assert made_of_kept > KEPT and len(made_of_kept) < len(KEPT) + 20  # besides them ㎡ and the like
-    wrong = [c for c in DECOMPOSED if c not in made_of_kept and unified(c) != unicodedata.normalize("NFKC", c)]
-    assert not wrong
+    others = set(DECOMPOSED) - made_of_kept - CIRCLED
+    assert not [c for c in others if unified(c) != unicodedata.normalize("NFKC", c)]
 
 
-@given(st.text(st.characters(exclude_characters="".join(KEPT)) | st.sampled_from("é̖́ﾞｶ한각각ﬁ"), max_size=25))
+def test_a_sign_in_a_circle_is_one_in_brackets():
+    assert unified("\u2461\u246b \u24b6") == "(2)(12) (A)"
+    assert len(CIRCLED) > 100
+    for circled in CIRCLED:
+        assert unified(circled) == f"({unicodedata.normalize('NFKC', circled)})"
+
+
+@given(st.text(st.characters(exclude_characters="".join(KEPT | CIRCLED)) | st.sampled_from("é̖́ﾞｶ한각각ﬁ"), max_size=25))
 def test_texts_are_normalised_as_by_nfkc(text):
     if not KEPT & set(unified(text)):
         assert unified(text) == unicodedata.normalize("NFKC", text)
