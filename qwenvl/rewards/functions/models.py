@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 from collections import defaultdict
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from qwenvl.files import check_installed, plain_file, require
-from qwenvl.rewards.function import Argument, RewardError, RewardFunction, call_plain
+from qwenvl.rewards.function import Argument, RewardError, RewardFunction, Unfinished, call_plain
 from qwenvl.rewards.functions.shaping import ACCURACY
 from qwenvl.rewards.functions.text import answer_of, solution_of
 from qwenvl.run_log.log import hash_of
@@ -326,7 +327,8 @@ class RewardModel:
     ``--reward_model PATH_OR_NAME`` names one or several. They come after the other functions, in order, each with its
     weight in ``--reward_weights``. The conversation is written in the model's own chat template. A model whose
     processor takes images and videos gets those of the record. For other models the tags are left out. The model runs
-    on the GPU if there is one, without gradient. Code from the hub is not run.
+    on the GPU if there is one, without gradient. Code from the hub is not run. A conversation that is longer than the
+    model's positions gets no value.
     """
 
     def __init__(self, path: str) -> None:
@@ -342,22 +344,42 @@ class RewardModel:
         image_paths: list[Sequence[str]] | None = None,
         video_paths: list[Sequence[str]] | None = None,
         **columns: Any,
-    ) -> list[float]:
-        import torch
-
+    ) -> list[float | Unfinished]:
         self._load()
         none: list[Sequence[str]] = [()] * len(completions)
         rows = list(zip(completions, prompts, image_paths or none, video_paths or none, strict=True))
-        scores: list[float] = []
+        scores: list[float | Unfinished] = []
         for start in range(0, len(rows), ROWS_AT_A_TIME):
-            chats = [self._conversation(*row) for row in rows[start : start + ROWS_AT_A_TIME]]
-            inputs = self._processor.apply_chat_template(
-                chats, tokenize=True, return_dict=True, return_tensors="pt", padding=True
-            )
-            with torch.no_grad():
-                logits = self._model(**inputs.to(self._model.device)).logits
-            scores += logits[:, 0].float().tolist()
+            scores += self._scores([self._conversation(*row) for row in rows[start : start + ROWS_AT_A_TIME]])
         return scores
+
+    def _scores(self, chats: list[list[dict[str, Any]]]) -> list[float | Unfinished]:
+        """The score of each conversation. One that is longer than the model's positions has none."""
+        import torch
+
+        inputs = self._tokens(chats)
+        most = getattr(self._model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+        lengths = inputs["attention_mask"].sum(dim=-1).tolist()
+        fitting = [chat for chat, length in zip(chats, lengths, strict=True) if length <= most]
+        if len(fitting) < len(chats):
+            inputs = self._tokens(fitting) if fitting else None
+        values = []
+        if inputs is not None:
+            with torch.no_grad():
+                values = self._model(**inputs.to(self._model.device)).logits[:, 0].float().tolist()
+        remaining = iter(values)
+        return [
+            next(remaining)
+            if length <= most
+            else Unfinished(f"the conversation has {length:,} tokens of {self._path}, which has {most:,} positions")
+            for length in lengths
+        ]
+
+    def _tokens(self, chats: list[list[dict[str, Any]]]) -> Any:
+        """The inputs of the model for some conversations."""
+        return self._processor.apply_chat_template(
+            chats, tokenize=True, return_dict=True, return_tensors="pt", padding=True
+        )
 
     def _conversation(
         self, completion: str, prompt: list[Mapping[str, str]], images: Sequence[str], videos: Sequence[str]

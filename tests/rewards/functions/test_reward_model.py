@@ -1,4 +1,6 @@
+import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -49,6 +51,19 @@ def test_scores_of_a_batch_equal_those_of_each_completion_alone(text_model):
             hidden = model.model(ids).last_hidden_state[0, -1]
         assert value == pytest.approx(model.score(hidden).item(), abs=1e-5)
     assert len(set(batch.components[0])) == 3
+
+
+def test_a_completion_that_is_longer_than_the_positions_of_the_model_has_no_value(text_model, tmp_path, caplog):
+    """It would end the run: a model with learned positions has none for it."""
+    folder = shutil.copytree(text_model(1), tmp_path / "short")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 100}))
+    batch = build_rubric(reward_models=[str(folder)]).score(["(1)", "(2) screw " * 100, "(1)"], columns(3))
+    [first, long, last] = batch.components[0]
+    assert long is None and first == pytest.approx(last, abs=1e-6)
+    assert "tokens of" in caplog.text and "which has 100 positions" in caplog.text
+    batch = build_rubric(reward_models=[str(folder)]).score(["(2) screw " * 100], columns(1))
+    assert batch.components == [[None]]
 
 
 def test_models_are_appended_last_with_weights_in_order(text_model):
