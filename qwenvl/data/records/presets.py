@@ -286,14 +286,9 @@ def _question_row(
     if answer == "answer" and row.get(answer) is None:
         answer = next((key for key in _ANSWER_KEYS if row.get(key) is not None), answer)
         first_number = _ANSWER_KEYS[answer]
-    given = row.get(answer)
-    if isinstance(given, list | tuple) and len(given) == 1:
-        given = given[0]
-    if isinstance(given, str) and (first_block(given, "answer") or "</think>" in given):
-        thought = thinking_of(given, opened=False)
-        if thought is not None:
-            more.setdefault("thinking", thought[0].strip())
-        given = solution_of(given)
+    given, thinking = _without_tags(row.get(answer))
+    if thinking:
+        more.setdefault("thinking", thinking)
     found = _given_options(row) if kind is None else None
     options, option_keys = found or (_options_in(prompt, given, first_number), ())
     if options and isinstance(given, str) and given in option_keys and len(option_keys) > 1:  # the name of a column
@@ -322,9 +317,7 @@ def _question_row(
         solution = chosen(given, options, answer, first_number)
         if "," in solution:
             made.asked = "the letters of all right options, with commas between them,"
-            if _ASKS_FOR_AN_ORDER.search(prompt):
-                message = "letters are compared as a set, whatever their order; write the orders as options"
-                made.hints.append(Hint("an order of letters", message))
+            made.hints += _hints_about_an_order(prompt)
     elif times:
         solution, made.hints = spans_text(times, row.get("duration"))
         if len(times) > 1:
@@ -334,12 +327,20 @@ def _question_row(
     else:
         solution = bare(given, answer)
         made.hints += _hints_about(solution, kind)
-    named = kind_named(row)
-    if named is not None and not options and named != kind and not said_by:
-        message = f"a column says that the answer is {named}, and it is read as {kind}: is it written as it should be?"
-        made.hints.append(Hint("another kind of answer than its column says", message))
+    if not options and not said_by:
+        made.hints += _hints_about_the_kind(row, kind)
     made.row = media | {"prompt": prompt, "solution": f"<answer>{solution}</answer>", "problem_type": kind} | more
     return made
+
+
+def _without_tags(answer: Any) -> tuple[Any, str]:
+    """An answer, which may be alone in a list, without tags and thinking; and its thinking."""
+    if isinstance(answer, list | tuple) and len(answer) == 1:
+        answer = answer[0]
+    if not isinstance(answer, str) or not (first_block(answer, "answer") or "</think>" in answer):
+        return answer, ""
+    thought = thinking_of(answer, opened=False)
+    return solution_of(answer), "" if thought is None else thought[0].strip()
 
 
 def _options_in(question: str, answer: Any, first_number: int | None) -> Options | None:
@@ -398,6 +399,21 @@ def _hints_about(solution: str, kind: str) -> Iterator[Hint]:
             'the answer looks like start and end in seconds, and is scored as words; "temporal grounding" in '
             "`problem_type` makes it a span",
         )
+
+
+def _hints_about_an_order(prompt: str) -> Iterator[Hint]:
+    """A hint about several letters as the answer to a question for an order."""
+    if _ASKS_FOR_AN_ORDER.search(prompt):
+        message = "letters are compared as a set, whatever their order; write the orders as options"
+        yield Hint("an order of letters", message)
+
+
+def _hints_about_the_kind(row: Values, kind: str) -> Iterator[Hint]:
+    """A hint about an answer that is of another kind than a column of its row says."""
+    named = kind_named(row)
+    if named not in (None, kind):
+        message = f"a column says that the answer is {named}, and it is read as {kind}: is it written as it should be?"
+        yield Hint("another kind of answer than its column says", message)
 
 
 def _video_r1(row: Values, first_number: int | None = None) -> Made:
