@@ -287,8 +287,7 @@ def _question_row(
         answer = next((key for key in _ANSWER_KEYS if row.get(key) is not None), answer)
         first_number = _ANSWER_KEYS[answer]
     given, thinking = _without_tags(row.get(answer))
-    if thinking:
-        more.setdefault("thinking", thinking)
+    more = thinking | more
     found = _given_options(row) if kind is None else None
     options, option_keys = found or (_options_in(prompt, given, first_number), ())
     if options and isinstance(given, str) and given in option_keys and len(option_keys) > 1:  # the name of a column
@@ -333,14 +332,14 @@ def _question_row(
     return made
 
 
-def _without_tags(answer: Any) -> tuple[Any, str]:
-    """An answer, which may be alone in a list, without tags and thinking; and its thinking."""
+def _without_tags(answer: Any) -> tuple[Any, Values]:
+    """An answer, which may be alone in a list, without tags and thinking, and the field ``thinking`` if it has any."""
     if isinstance(answer, list | tuple) and len(answer) == 1:
         answer = answer[0]
     if not isinstance(answer, str) or not (first_block(answer, "answer") or "</think>" in answer):
-        return answer, ""
+        return answer, {}
     thought = thinking_of(answer, opened=False)
-    return solution_of(answer), "" if thought is None else thought[0].strip()
+    return solution_of(answer), {} if thought is None else {"thinking": thought[0].strip()}
 
 
 def _options_in(question: str, answer: Any, first_number: int | None) -> Options | None:
