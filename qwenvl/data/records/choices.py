@@ -35,8 +35,12 @@ _OPTION_TEXTS = ("choice", "option", "text", "content", "value")
 _OPTION_NAMES = ("label", "letter", "key", "id", "choice_id", "option_id", "index", "idx", "choice", "option", "value")
 _OPTION_NAME = re.compile(r"\s*[(\[]?([A-Za-z]|\d{1,2})[)\].:]?\s*")
 _BETWEEN_OPTIONS = re.compile(r"\s*(?:[,;|&/\n]|\band\b)\s*")  # where several are right: "A. left, C. up"
-# Lettered options in a text, on lines of their own or one after another.
-_IN_TEXT = re.compile(r"(?:^|(?<=\s))[(\[*]{0,3}([A-Za-z])[)\].:*]{1,3}\s+(?=\S)", re.MULTILINE)
+# Lettered options in a text, on lines of their own, where no blank need follow the letter, or one after another.
+_IN_TEXT = re.compile(
+    r"(?:^|(?<=\s)(?=[(\[*]{0,3}[A-Za-z][)\].:*]{1,3}\s))"
+    r"[(\[*]{0,3}([A-Za-z])[)\].:*\u3001\uff0e\uff1a\uff09]{1,3}\s*(?=\S)",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)

@@ -358,7 +358,8 @@ def _options_in(question: str, answer: Any, first_number: int | None) -> Options
     # Lines of options leave no other answer than one of them. "Part A. or part B." within a sentence may be none.
     on_lines = all(re.search(rf"(?mi)^\W*(?:option\W+)?{letter}\W", question) for letter in options.texts)
     if number is not None and first_number is None and not has_text(options, str(number)):
-        if on_lines:
+        # Two letters within a sentence may be parts, "between A. and B.". Three are options.
+        if on_lines or (len(options.texts) > 2 and number <= len(options.texts)):
             raise ValueError(
                 f"answer: {number} may be the number of an option in the question, or a count; write a letter, or "
                 "--columns answer=answer_index or answer=answer_number"

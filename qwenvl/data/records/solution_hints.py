@@ -9,6 +9,7 @@ from qwenvl.data.errors import kind_of
 from qwenvl.data.records.answer_kinds import ASKED_FOR, LABELS
 from qwenvl.rewards.functions.actions import (
     action_numbers,
+    action_phrases,
     bare_numbers,
     has_ambiguous_list,
     list_in,
@@ -27,7 +28,11 @@ _ENDS_A_NAME = re.compile(r"[,;\n(]")
 # 2,375 may be a number of thousands, or have a decimal comma.
 _WITH_A_COMMA = re.compile(r"[-+]?[1-9][0-9]{0,2},[0-9]{3}")
 _WITH_A_ZERO = re.compile(r"[0-9]{1,9}\.0")
-_OTHER_NUMBERS = re.compile(r"^[ \t]*(?:[-*\u2022][ \t]+)?\W{0,3}[0-9]{1,3}(?:[.):]\W{0,3})[ \t]+\S", re.MULTILINE)
+# Lines of a list in another notation than (1), and the names in them.
+_OTHER_NUMBERS = re.compile(
+    r"^[ \t]*(?:[-*\u2022][ \t]+)?\W{0,3}(?:step[ \t]+)?[0-9]{1,3}[.):\]]\W{0,3}[ \t]+(\S.*)",
+    re.MULTILINE | re.IGNORECASE,
+)
 _ASKS_FOR_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|number|index|step)\s*\)", re.IGNORECASE)
 _BULLET = re.compile(r"\n[ \t]*[-*\u2022][ \t]*")
 _CONNECTIVES = re.compile(
@@ -89,16 +94,18 @@ def solution_hints(record: Record) -> Iterator[Hint]:
 
 
 def _list_elsewhere(record: Record, solution: str) -> Iterator[Hint]:
-    """A hint about a solution with numbers of steps where the last user turn has no list of them that is read."""
-    if not action_numbers(solution) and len(bare_numbers(solution)) < 2:
-        return
-    if any(names_in(message.text) for message in record.messages[:-1]):
+    """A hint about a solution that names steps where the last user turn has no list of them that is read."""
+    has_numbers = bool(action_numbers(solution)) or len(bare_numbers(solution)) > 1
+    phrases = set(action_phrases(solution))
+    lists = [list_in(message.text) for message in record.messages[:-1]]
+    lines = _OTHER_NUMBERS.findall(record.messages[-1].text)
+    if any(each and (has_numbers or phrases & each.keys()) for each in lists):
         yield Hint(
             "list of steps not read",
             "rewards read the list of steps of the last user turn, and it stands in another one: answers by names or "
             "bare numbers score 0",
         )
-    elif len(_OTHER_NUMBERS.findall(record.messages[-1].text)) > 1:
+    elif len(lines) > 1 and (has_numbers or phrases & set(map(normalized, lines))):
         yield Hint(
             "list of steps not read",
             "the lines of the prompt's list do not begin with (1), (2), ...: answers by names or bare numbers score 0",

@@ -434,7 +434,13 @@ def test_a_letter_that_the_options_in_the_question_lack_is_refused():
 
 
 def test_a_number_beside_lettered_lines_is_refused_unless_its_column_says_what_it_counts():
-    for question in ("How many?\nA. 2 screws\nB. 3 screws\nC. 4 screws", "A. lid\nB. fan\nC. cup\nHow many screws?"):
+    for question in (
+        "How many?\nA. 2 screws\nB. 3 screws\nC. 4 screws",
+        "A. lid\nB. fan\nC. cup\nHow many screws?",
+        "Where?\nOption A: left\nOption B: right\nOption C: up",
+        "Where? (A) left (B) right (C) up",
+        "Where?\nA.left\nB.right\nC.up",
+    ):
         with pytest.raises(RecordError, match="3 may be the number of an option in the question, or a count"):
             parsed(COLUMNS | {"question": question, "answer": 3})
     in_line = COLUMNS | {"question": "Which way? (A) left, (B) right, (C) up"}
@@ -476,6 +482,7 @@ def test_letters_within_a_sentence_are_no_options_of_another_answer():
 
 def test_letters_in_a_question_without_options_are_no_options():
     assert options_in("What is in box A. and what in B?") is None
+    assert options_in("Where?\nA.left\nB.right").texts == {"A": "left", "B": "right"}
     assert options_in("Where?\nB. left\nC. right") is None
     record = parsed(COLUMNS | {"question": "Who are A. and B. here?", "answer": "two men"})
     assert record.fields["problem_type"] == "free-form"

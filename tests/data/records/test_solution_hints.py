@@ -106,18 +106,19 @@ def test_a_list_that_is_not_read_is_named():
     assert hints("(2)", "(1) take it") == []
 
 
-@pytest.mark.parametrize("line", ["{}. {}", "- ({}) {}", "**({})** {}", "{}) {}"])
+@pytest.mark.parametrize("line", ["{}. {}", "- ({}) {}", "**({})** {}", "{}) {}", "Step {}: {}", "[{}] {}"])
 def test_a_list_in_another_notation_is_named_where_the_solution_has_numbers(line):
     asked = "Which?\n" + "\n".join(line.format(n, name) for n, name in ((1, "take it"), (2, "put it")))
-    for solution in ("(1) take it", "1, 2"):
+    for solution in ("(1) take it", "1, 2", "take it, put it"):
         [message] = hints(solution, asked)
         assert message.startswith("the lines of the prompt's list do not begin with (1), (2), ...")
-    assert hints("take it", asked) == hints("2", asked) == []
+    assert hints("red", asked) == hints("2", asked) == []
 
 
 def test_a_list_in_another_turn_is_named():
     turns = (Message("system", LISTED), Message("user", "Which?"))
-    [hint] = solution_hints(Record("0", turns, "(1)", (), (), (), {}, "d[0]"))
+    for solution in ("(1)", "take the lid"):
+        [hint] = solution_hints(Record("0", turns, solution, (), (), (), {}, "d[0]"))
     assert "the list of steps of the last user turn, and it stands in another one" in hint.message
 
 
