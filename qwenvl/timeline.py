@@ -116,7 +116,7 @@ def timeline_in(text: str, listed: Mapping[str, int] | None = None) -> list[Time
         >>> [(span.start, span.end, span.step) for span in timeline_in("(2) from 0:03 to 0:07.5; 8-9 s take the lid")]
         [(3.0, 7.5, 2), (8.0, 9.0, 'take the lid')]
     """
-    listed = _without_collisions(listed or {})
+    listed = numbers_by_name(listed or {})
     objects = _FLAT_OBJECT.findall(text)
     if objects:
         found = [_from_object(each, listed) for each in objects]
@@ -342,7 +342,7 @@ def plain_name(name: str) -> str:
     return f"-{plain}" if has_minus else plain
 
 
-def _without_collisions(listed: Mapping[str, int]) -> dict[str, int]:
+def numbers_by_name(listed: Mapping[str, int]) -> dict[str, int]:
     """Numbers of steps by plain names, without those that several steps would have, "grade A" and "grade A-"."""
     numbers: dict[str, int] = {}
     of_several: set[str] = set()

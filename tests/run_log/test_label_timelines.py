@@ -258,7 +258,7 @@ def test_a_step_that_is_typed_is_a_number_or_a_name(timelines, browser, tmp_path
         with pytest.raises(RecordError, match="has a number that rewards would take"):
             read_timeline([{"step": text, "start": 0, "end": 1}], {}, "labels.json")
     signs = ("glue; press", "a <b>", "screws 1-4", "3 to 4", "from 2\u21923", "{x}", "-")
-    units = ("frame 3", "Min", "分", "S-hook")
+    units = ("frame 3", "Min", "分", "S-hook", "percent", "帧")
     for text in (*signs, *units, *counts):
         typed(browser, 0, 0, text)
         assert browser.run("document.querySelector('.span-rows input:invalid') !== null"), text

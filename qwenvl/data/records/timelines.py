@@ -13,7 +13,16 @@ from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.actions import names_in
 from qwenvl.rewards.functions.text import solution_of
-from qwenvl.timeline import TimedStep, named_step, plain_name, seconds_of, time_text, timeline_in, written_timeline
+from qwenvl.timeline import (
+    TimedStep,
+    named_step,
+    numbers_by_name,
+    plain_name,
+    seconds_of,
+    time_text,
+    timeline_in,
+    written_timeline,
+)
 
 # A label that begins with the number of its step, and not with one that may count things: "(2) screws", "2: screws".
 _NUMBERED = re.compile(r"\s*(?:\(\s*\d+\s*\)|(?:step\s*|#\s*)\d|\d+\s*[.):,-])", re.IGNORECASE)
@@ -145,7 +154,7 @@ def step_named(value: Any, listed: Mapping[int, str]) -> tuple[int | None, str]:
 
 def numbers_of(listed: Mapping[int, str]) -> dict[str, int]:
     """The numbers of the steps by name, as names are compared."""
-    return {plain_name(name): number for number, name in listed.items()}
+    return numbers_by_name({name: number for number, name in listed.items()})
 
 
 def _in_writing(spans: list[TimedStep]) -> list[tuple[str, str, int | str]]:

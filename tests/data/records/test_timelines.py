@@ -91,6 +91,15 @@ def test_a_name_of_the_list_may_begin_with_a_number():
     assert solution == "<answer>0.0-5.0 (1) 2 bolts inserted</answer>"
 
 
+def test_names_that_differ_in_signs_are_told_apart_or_refused():
+    asked = "Which?\n(1) 5 V\n(2) -5 V\n(3) cable\n(4) cable *"
+    spans = [{"step": "5 V", "start": 0, "end": 3}, {"step": "-5 V", "start": 3, "end": 5}]
+    assert parsed(asked, timeline=spans).solution == "<answer>0.0-3.0 (1) 5 V\n3.0-5.0 (2) -5 V</answer>"
+    with pytest.raises(RecordError, match="is no step: expected a number of the list"):
+        parsed(asked, timeline=[{"step": "cable", "start": 0, "end": 3}])
+    assert parsed(asked, timeline=[{"step": 3, "start": 0, "end": 3}]).solution == "<answer>0.0-3.0 (3) cable</answer>"
+
+
 @pytest.mark.parametrize("label", ["(2) lid", "2. lid", "2: lid", "2) lid", "step 2 lid", "#2 lid", "Step 2: lid"])
 def test_without_a_list_a_label_begins_with_its_number(label):
     spans = [{"step": label, "start": 0, "end": 5}]
