@@ -323,6 +323,11 @@ def _message(turn: Any, place: str, draft: Draft) -> Message:
         )
     if _ROLES[speaker] == "assistant" and _is_data(content):
         content = json.dumps(content)  # boxes and numbers, as a `solution` of numbers is
+    if isinstance(content, list) and len(content) > 1 and all(isinstance(each, str) for each in content):
+        raise RecordError(
+            f"{place}.{text_key}: expected one text or typed parts, got {kind_of(content)}; join the texts as they "
+            "should be read"
+        )
     if isinstance(content, str):
         for tag in MEDIA_TAG.findall(content):
             draft.tag_settings[tag].append({})

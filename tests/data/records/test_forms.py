@@ -136,6 +136,13 @@ class TestMessages:
         with pytest.raises(RecordError, match="has a text and video; write a part for each of them"):
             draft_of({"messages": turns, "solution": "x"}, "d")
 
+    def test_several_texts_as_the_content_of_a_turn_are_refused(self):
+        """They would be one: of "1" and "2" it was "12"."""
+        for turns in ([H, G | {"value": ["1", "2"]}], [H | {"value": ["Which?", "When?"]}, G]):
+            with pytest.raises(RecordError, match=r"value: expected one text or typed parts, got list"):
+                draft_of({"conversations": turns}, "d")
+        assert draft_of({"conversations": [H, G | {"value": ["1"]}]}, "d").solution == "1"
+
     def test_settings_in_the_object_of_an_address_are_read(self):
         part = {"type": "video_url", "video_url": {"url": "a.mp4", "fps": 1, "max_frames": 16}}
         record = parsed({"messages": [{"role": "user", "content": [part]}], "solution": "x"})
