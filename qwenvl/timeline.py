@@ -282,14 +282,15 @@ def _from_entry(entry: str, listed: Mapping[str, int]) -> TimedStep | None:
         return None
     found = ranges[0]
     before = entry[max(0, found.start() - 30) : found.start()]
-    if _THIRD_TIME.search(before[-10:]) or _MINUTES_BEFORE.search(before):
+    if _THIRD_TIME.search(before[-10:]):
         return None
     # Three groups for each of the two times, in either of the two forms of a range.
     times = found.groups()[:6] if found[3] is not None else found.groups()[6:]
     # Of "(0.0-3.5) insert the fan" the brackets are left.
     without_range = _EMPTY_BRACKETS.sub(" ", entry[: found.start()] + " " + entry[found.end() :])
     number, name = named_step(without_range, listed)
-    if _has_unit_in_front(entry) and name not in listed:  # a listed name may end so: "mount the frame"
+    # A listed name may end so: "mount the frame", "heat for 5 min".
+    if name not in listed and (_has_unit_in_front(entry) or _MINUTES_BEFORE.search(before)):
         return None
     if name in listed and not _NUMBER.search(without_range):
         number = listed[name]  # "1." may be the number of a line, "(1)" is that of a step

@@ -69,6 +69,12 @@ def test_a_text_that_cannot_be_read_has_no_span(text):
     assert timeline_in(text) == []
 
 
+def test_a_listed_name_may_end_in_a_unit():
+    listed = {"heat for 5 min": 1, "mount the frame": 2}
+    assert [span.step for span in timeline_in("heat for 5 min from 0.0 to 3; mount the frame: 3-4", listed)] == [1, 2]
+    assert timeline_in("heat for 5 min from 0.0 to 3; mount the frame: 3-4") == []
+
+
 def test_names_that_differ_in_a_sign_are_not_one_step():
     listed = {"5 V": 1, "-5 V": 2, "grade A": 3, "grade A-": 4}
     assert [span.step for span in timeline_in("0-1 5 V; -5 V: 1-2; - 5 V: 2-3", listed)] == [1, 2, 1]

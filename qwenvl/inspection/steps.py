@@ -56,7 +56,11 @@ def read_steps(path: Path) -> Steps:
     if 0 < len(headings) < len(lines):  # where all lines end with a colon, none is one
         raise RecordError(f"{path}: {headings[0]!r} seems to be a heading or a comment; leave it out")
     found = _numbering(lines)
-    numbered_line = None if any(found) else _numbered_line(lines) or _line_with_own_number(lines)
+    numbered_line = None
+    if not any(found):
+        # The first line may be the head of a table.
+        own = _line_with_own_number(lines) or _line_with_own_number(lines[1:], behind_a_head=True)
+        numbered_line = _numbered_line(lines) or own
     if any(found):
         names = []
         for number, (line, match) in enumerate(zip(lines, found, strict=True), start=1):
@@ -108,18 +112,22 @@ def _numbered_line(lines: Sequence[str]) -> str | None:
     return None
 
 
-def _line_with_own_number(lines: Sequence[str]) -> str | None:
+def _line_with_own_number(lines: Sequence[str], *, behind_a_head: bool = False) -> str | None:
     """The first line, where each has another number that is not that of its place. None: they have not.
 
     Labels may mean these numbers.
+
+    Args:
+        behind_a_head: the lines stand behind the head of a table, and their places begin at 2.
     """
     in_front = [_OWN_NUMBER_IN_FRONT.match(line) for line in lines]
     words = {match[1].casefold() for match in in_front if match}
     behind = [_OWN_NUMBER_BEHIND.fullmatch(line) for line in lines]
+    first = 2 if behind_a_head else 1
     for matches, is_one_word in ((in_front, len(words) == 1), (behind, True)):
         numbers = [int(match[match.re.groups]) for match in matches if match]
         differ = len(set(numbers)) == len(lines) > 1
-        if differ and is_one_word and numbers != list(range(1, len(lines) + 1)):
+        if differ and is_one_word and numbers != list(range(first, len(lines) + first)):
             return lines[0]
     return None
 

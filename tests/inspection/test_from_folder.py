@@ -389,6 +389,7 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
         *((f"{line} 0: a\n{line} 1: b", f"numbered, as in '{line} 0: a'") for line in ("Action", "No.", "Schritt")),
         *((f"{one} a\n{two} b", f"numbered, as in '{one} a'") for one, two in (("T0", "T1"), ("class_0", "class_1"))),
         ("Task 1 a\nTask 3 b\nTask 4 c", "numbered, as in 'Task 1 a'"),
+        ("name,id\na,1\nb,2", "numbered, as in 'a,1'"),
         *((f"a{sign}0\nb{sign}1", "lines seem to be numbered, as in") for sign in (",", "\t", ": ", "=")),
         *((f"{head}\ntake\nlid", "seems to be a heading") for head in ("step", "Action", "name", "Label", "Schritt")),
         ("take\n-----\nlid", "'-----' seems to be a heading or a comment"),

@@ -27,7 +27,9 @@ _WHOLE_NUMBER = re.compile(r"\d{1,3}(?:\.0)?")
 _OPTION_COLUMN = re.compile(r"(?:option|choice|candidate|opt|answer|ans)[ _-]?(\d{1,2}|[a-j])|a(\d{1,2})", re.I)
 _COLUMN_LETTERS = LETTERS[:10]
 # Letters and numbers in front of options in notations that are not taken off: "Option B: right", "2 - up".
-_ANY_NAME = re.compile(r"\W*(?:option\W+)?(?:([A-Z])\W|([0-9]{1,2})\s*[-\u2010-\u2015\uff1a]\s)", re.IGNORECASE)
+_ANY_NAME = re.compile(
+    r"\W*(?:(?:option|choice|answer)\W+)?(?:([A-Z])\W|([0-9]{1,2})\s*[-\u2010-\u2015\uff1a]\s)", re.IGNORECASE
+)
 _NAMES_OPTIONS = ("option", "choice", "candidate", "opt")  # which nothing else begins with
 # Keys of an object that is one option, in the order in which they are looked for.
 _OPTION_TEXTS = ("choice", "option", "text", "content", "value")

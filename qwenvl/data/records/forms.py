@@ -407,8 +407,16 @@ def _solution(row: dict[str, Any], where: str, messages: list[Message], place: s
     """
     last = messages.pop().text if messages[-1].role == "assistant" else None
     value = row.get("solution")
-    if value in (None, []) and isinstance(row.get("reward_model"), dict):
-        value = row["reward_model"].get("ground_truth")
+    model = row.get("reward_model")
+    truth = model.get("ground_truth") if isinstance(model, dict) else None
+    if value in (None, []):
+        value = truth
+    elif isinstance(value, str) and isinstance(truth, str) and solution_of(value) != solution_of(truth):
+        raise RecordError(
+            f"{where}: `solution` and `ground_truth` are other ones, {kind_of(value)} and {kind_of(truth)}; keep one "
+            "of the two",
+            "solution",
+        )
     if value == []:  # nothing, as columns of lists have it
         value = None
     if last is not None and (value is None or "conversations" in row):

@@ -231,13 +231,13 @@ def _words(text: str) -> list[str]:
 Tolerance = Annotated[float, Argument("Error that is accepted, times the solution where that is above 1.", least=0)]
 
 # A number with a superscript or a fraction behind it, 2² or 3½, is another one than its digits, and is not read.
-# Nor is 2.5k, 2.5 k, or 1.5 million.
+# Nor is 2.5k, 2.5 k, 1.5 million, or 2 dozen.
 # Thousands may be set apart by commas, and 0,125 has none.
 # Lengths are bounded so that a number is always one that can be computed with.
 _NUMBER = re.compile(
     r"(?<![0-9.])[-+]?(?:[1-9][0-9]{0,2}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
     r"(?:[eE][-+]?[0-9]{1,2})?(?!\.?[0-9]|[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e])"
-    r"(?!B\b|\s?(?:[kKM]|(?i:hundred|thousand|million|billion|bn|mn)s?)\b|\s?[\u4e07\u5343\u4ebf])"
+    r"(?!B\b|\s?(?:[kKM]|(?i:hundred|thousand|million|billion|trillion|dozen|lakh|crore|bn|mn|mio|mrd)s?)\b|\s?[\u4e07\u5343\u4ebf])"
 )
 
 # ".5" is written "0.5": a dot alone in front of digits is what takes them for no number.

@@ -302,6 +302,7 @@ def test_options_whose_letters_or_numbers_have_gaps_are_refused(texts):
     [
         ["Option B: right", "Option A: left"],
         ["B - right", "A - left"],
+        ["Choice B: right", "Choice A: left"],
         ["**B.** right", "**A.** left"],
         ["2 - right", "1 - left", "0 - up"],
     ],

@@ -160,6 +160,9 @@ class TestPrompt:
         draft = draft_of(row, "d")
         assert draft.solution == "4"
         assert draft_of(row | {"reward_model": {"ground_truth": 0}}, "d").solution == "0"
+        assert draft_of(row | {"reward_model": {"ground_truth": "4"}, "solution": "4"}, "d").solution == "4"
+        with pytest.raises(RecordError, match="`solution` and `ground_truth` are other ones"):
+            draft_of(row | {"reward_model": {"ground_truth": "4"}, "solution": "5"}, "d")
         empty = {"reward_model": {"ground_truth": []}, "solution": [], "answer": "5"}
         assert draft_of(row | empty, "d").solution == "5"
         assert draft.images == [("d.images[0]", {"bytes": b"x", "path": None})]

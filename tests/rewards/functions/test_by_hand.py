@@ -76,6 +76,7 @@ BY_HAND = {  # answer, solution, value
         *(("\N{MINUS SIGN}3", "3", 0), ("\N{MINUS SIGN}3", "-3", 1)),
         *(("\N{EN DASH}3", "-3", 1), ("\N{EN DASH}3", "3", 0), ("- 3", "3", 0), ("- 3", "-3", 0)),
         *(("3k", "3", 0), ("3 k", "3", 0), ("3 Million", "3", 0), ("3 km", "3", 1), ("3kg", "3", 1)),
+        *(("2 dozen", "2", 0), ("3 Mio.", "3", 0)),
         *(("3 M", "3", 0), ("3\u4e07", "3", 0), ("3 million", "3", 0), ("step-3", "3", 1), ("step-3", "-3", 0)),
         *(("minus 3", "-3", 1), ("negative 3 cubes", "3", 0)),
         *(("2 or 3", "3", 0), ("three", "3", 0), ("", "3", 0)),
@@ -413,6 +414,7 @@ CHOICE, PIXELS = {"problem_type": "multiple choice"}, {"width": 640, "height": 4
 CHECKS = [  # function, solutions and fields that it can compare with, those that it cannot, and why
     ("accuracy", [("<answer>(1)</answer>", {}), ("insert the fan", {})],
      [("", {}), ("<answer> </answer>", {}), ("<answer>,;.</answer>", {})], "names no action"),
+    ("accuracy", [("3, 5", {}), ("3,5 and more words", {})], [("3,5", {}), ("3,5 Nm", {})], "may be one number or two"),
     ("accuracy", [("- (1)\n- (3)", {}), ("(1) - take it (3) - put it", {})],
      [(f"(1){to}(3)", {}) for to in ("-", " - ", "...", " to ")], "two steps or all between them"),
     ("action_order", [("<answer>(1)</answer>", {})], [("insert the fan", {})], "names no action"),
