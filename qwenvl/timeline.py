@@ -135,8 +135,9 @@ def entry_in_other_units(text: str) -> str | None:
         ('1-2 min (2)', None)
     """
     for entry in _entries(text):
-        has_other_unit = _RANGE_IN_OTHER_UNITS.search(entry) or _has_unit_in_front(entry)
-        if has_other_unit and _from_entry(entry, {}) is None:
+        found = _RANGE.search(entry)
+        in_front = found is not None and _ends_with_another_unit(entry[: found.start()])
+        if (in_front or _RANGE_IN_OTHER_UNITS.search(entry)) and _from_entry(entry, {}) is None:
             return entry.strip()
     return None
 
@@ -281,26 +282,25 @@ def _from_entry(entry: str, listed: Mapping[str, int]) -> TimedStep | None:
     if len(ranges) != 1:
         return None
     found = ranges[0]
-    before = entry[max(0, found.start() - 30) : found.start()]
+    before = entry[: found.start()]
     if _THIRD_TIME.search(before[-10:]):
         return None
     # Three groups for each of the two times, in either of the two forms of a range.
     times = found.groups()[:6] if found[3] is not None else found.groups()[6:]
     # Of "(0.0-3.5) insert the fan" the brackets are left.
-    without_range = _EMPTY_BRACKETS.sub(" ", entry[: found.start()] + " " + entry[found.end() :])
+    without_range = _EMPTY_BRACKETS.sub(" ", before + " " + entry[found.end() :])
     number, name = named_step(without_range, listed)
     # A listed name may end so: "mount the frame", "heat for 5 min".
-    if name not in listed and (_has_unit_in_front(entry) or _MINUTES_BEFORE.search(before)):
+    if name not in listed and (_ends_with_another_unit(before) or _MINUTES_BEFORE.search(before[-30:])):
         return None
     if name in listed and not _NUMBER.search(without_range):
         number = listed[name]  # "1." may be the number of a line, "(1)" is that of a step
     return _span(seconds_of_clock(*times[:3]), seconds_of_clock(*times[3:]), number, name)
 
 
-def _has_unit_in_front(entry: str) -> bool:
-    """Whether the unit of its times, which are no seconds, stands in front of an entry's first range."""
-    found = _RANGE.search(entry)
-    return found is not None and _OTHER_UNIT_IN_FRONT.search(entry[: found.start()][-60:]) is not None
+def _ends_with_another_unit(before: str) -> bool:
+    """Whether the text before a range ends with the unit of its times, and they are not seconds: "frames 0-35"."""
+    return _OTHER_UNIT_IN_FRONT.search(before[-60:]) is not None
 
 
 def _from_object(text: str, listed: Mapping[str, int]) -> TimedStep | None:

@@ -10,6 +10,7 @@ _HOURS = r"(?:hours?|hrs?|h|小时|小時|時間)(?![a-z])"
 _MINUTES = r"(?:minutes?|mins?|m|分钟|分鐘|分)(?![a-z])"
 _SECONDS = r"(?:seconds?|secs?|s|秒)(?![a-z])"
 _MILLISECONDS = r"(?:milliseconds?|msecs?|ms|毫秒)(?![a-z])"
+_UNIT_TO_CONVERT = rf"(?:{_HOURS}|{_MINUTES}|{_MILLISECONDS})"  # to seconds
 _AND = r"\s{0,2}(?:[,:]|and\b)?\s{0,2}"
 # Not in a word or a longer number. Two dots or three stand between times, and a comma behind a unit does.
 _BEGINS = r"(?<![a-z0-9_:])(?<!(?<!\.)\.)(?<![0-9],)"
@@ -19,10 +20,11 @@ _TO = (
 )
 
 _SHARED_UNIT = re.compile(
-    rf"{_BEGINS}{_NUMBER}(?={_TO}{_NUMBER}\s{{0,2}}({_HOURS}|{_MINUTES}|{_MILLISECONDS}))", re.IGNORECASE
+    rf"{_BEGINS}{_NUMBER}(?={_TO}{_NUMBER}\s{{0,2}}({_UNIT_TO_CONVERT}))", re.IGNORECASE
 )
+# "Between 1 and 2 minutes". Elsewhere "and" parts two spans: "10 to 20 and 1 min to 2 min".
 _BETWEEN = re.compile(
-    rf"(between\s{{1,4}}){_NUMBER}(?=\s{{1,4}}and\s{{1,4}}{_NUMBER}\s{{0,2}}({_HOURS}|{_MINUTES}|{_MILLISECONDS}))",
+    rf"(between\s{{1,4}}){_NUMBER}(?=\s{{1,4}}and\s{{1,4}}{_NUMBER}\s{{0,2}}({_UNIT_TO_CONVERT}))",
     re.IGNORECASE,
 )
 # A number behind a unit that has none of its own, and no word behind it: 1 min 30, 1 h 30.
@@ -31,7 +33,7 @@ _WITHOUT_UNIT = (
     r"(?=\s{0,4}(?:\Z|\.(?![0-9])|[\n,;)\]>~\u2010-\u2015\u2192-]|(?:to|until|till|and)\b|[到至]))"
 )
 _BARE_SECONDS = re.compile(rf"{_BEGINS}({_NUMBER}\s{{0,2}}{_MINUTES})\s{{1,2}}{_WITHOUT_UNIT}", re.IGNORECASE)
-_BARE_MINUTES = re.compile(rf"[0-9]\s{{0,2}}(?:hours?|hrs?|h|小时|小時|時間)\s{{0,2}}{_WITHOUT_UNIT}", re.IGNORECASE)
+_BARE_MINUTES = re.compile(rf"[0-9]\s{{0,2}}{_HOURS}\s{{0,2}}{_WITHOUT_UNIT}", re.IGNORECASE)
 # 1 h 2 min 3 s, without hours or without minutes. Seconds alone are plain already. In 1m20 they have no unit.
 _IN_UNITS = re.compile(
     rf"{_BEGINS}(?:{_NUMBER}\s{{0,2}}{_HOURS}(?:{_AND}{_NUMBER}\s{{0,2}}{_MINUTES})?|{_NUMBER}\s{{0,2}}{_MINUTES})"
@@ -44,7 +46,7 @@ _COMMA_OF_SUBTITLES = re.compile(r"(?<=:[0-9]{2}),(?=[0-9]{3}(?![0-9:.]))")  # 0
 _ABBREVIATED = re.compile(r"(?<=[0-9 ])((?:min|sec|hr|hour|minute|second)s?)\.(?=\s)", re.IGNORECASE)  # 2 min. 5 sec.
 # Units that are left when the others are seconds: "frames: 12-30", "minute 1 to minute 2", "[1, 2] min", and in JSON
 # {"start_frame": 12}.
-_OTHER_UNIT = rf"(?:frames?|percent(?:age)?|per\scent|pct|%|{_HOURS}|{_MINUTES}|{_MILLISECONDS})"
+_OTHER_UNIT = rf"(?:frames?|percent(?:age)?|per\scent|pct|%|{_UNIT_TO_CONVERT})"
 _LEFT_UNIT = re.compile(
     # In front of a number, with a word or signs between them.
     rf"(?<![a-z]){_OTHER_UNIT}[)\]]?(?:[\s_-]{{0,2}}(?:numbers?|nos?\.?|nr\.?|index|range))?[\s:#=_\"']{{0,6}}[\[(<]?[0-9]"

@@ -14,7 +14,7 @@ from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.functions.timelines import edit_of, f1_at, frames_right, matches, overlaps, read_pair
 from qwenvl.rewards.table import about_a_timeline
 from qwenvl.run_log.log import AS_IT_IS, EvaluationSample
-from qwenvl.timeline import TimedStep, plain_name, timeline_in
+from qwenvl.timeline import TimedStep, numbers_by_name, timeline_in
 
 FPS = 10.0  # of frame accuracy, as the reward has it by default
 RECALL_AT = 0.5  # intersection over union from which a span counts as found
@@ -216,7 +216,7 @@ def check_procedure(solutions: Iterable[str], steps: Sequence[str], file: str) -
 
 
 def _numbers_of(steps: Sequence[str]) -> dict[str, int]:
-    return {plain_name(name): number for number, name in enumerate(steps, start=1)}
+    return numbers_by_name({name: number for number, name in enumerate(steps, start=1)})
 
 
 def procedure_rows(samples: Iterable[EvaluationSample], steps: Sequence[str]) -> list[Row]:

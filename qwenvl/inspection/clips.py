@@ -133,7 +133,7 @@ def folder_of_export(path: str, clip: str) -> str:
 
 
 def _folder_in_front(path: str, clip: str) -> str | None:
-    """What stands in front of a clip in a path that ends with it, with its ending or without. None: it does not."""
+    """The part before a clip of a path that ends with it, with its ending or without. None: the path does not."""
     path = composed(path)
     for name in (composed(clip), composed(str(Path(clip).with_suffix("")))):
         if path == name:
@@ -141,6 +141,12 @@ def _folder_in_front(path: str, clip: str) -> str | None:
         if path.endswith(f"/{name}"):
             return path.removesuffix(f"/{name}")
     return None
+
+
+def may_be_one_file(one: str, other: str) -> bool:
+    """Whether two names of a clip may be those of one file: the same path, or the end of it, with its ending or not."""
+    short, long = sorted((composed(one), composed(other)), key=len)
+    return any(f"/{path}".endswith(f"/{short}") for path in (long, str(Path(long).with_suffix(""))))
 
 
 def is_read_again(clip: str, named: dict[str, list[str]]) -> bool:

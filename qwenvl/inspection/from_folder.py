@@ -351,7 +351,7 @@ def _reserved(columns: Mapping[str, Any], more: Collection[str] = ()) -> str | N
     Args:
         more: further names that do.
     """
-    reserved = {*OWN_KEYS, *ROW_KEYS, *_RATES, "question", "reward_model", *more}
+    reserved = {*OWN_KEYS, *ROW_KEYS, "question", "reward_model", *more}
     return min((column for column in columns if column in reserved or column.casefold() in _RATES), default=None)
 
 
@@ -367,7 +367,7 @@ def _prompt(question: str | None, steps: Steps | None, *, timelines: bool, adds_
     default = TIMELINE_QUESTION if timelines else QUESTION
     text = (default if question is None else question).strip()
     if steps is not None and STEPS in text:
-        # A list of steps is lines of its own.
+        # Each step is on a line of its own: rewards and hints read a list by the lines that begin with its numbers.
         pieces = [piece.strip(" \t") for piece in text.split(STEPS)]
         text = pieces[0]
         for piece in pieces[1:]:

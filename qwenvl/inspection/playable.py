@@ -99,7 +99,7 @@ def plays(path: str) -> bool:
         if not known or Path(path).suffix.lower() not in PLAYED_SUFFIXES:
             return False
         # Where sound begins before the pictures, as in many clips cut without re-encoding, the player's clock does too.
-        # Without sound a browser counts from the container's zero, and not from the first frame as ``Clip.delay`` does.
+        # Without sound a browser counts from the container's zero, as ``Clip.delay`` does for files that browsers play.
         player_start = min(0.0, (container.start_time or 0) / av.time_base)
         first = next(container.decode(video=0), None)
         return first is not None and first.time is not None and abs(first.time - player_start) <= AT_ONCE

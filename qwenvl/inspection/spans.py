@@ -16,7 +16,7 @@ from qwenvl.data.records.text import text_rows, whole_text
 from qwenvl.data.records.timelines import span_between
 from qwenvl.failure import counted
 from qwenvl.files import plain_file
-from qwenvl.inspection.clips import composed
+from qwenvl.inspection.clips import composed, may_be_one_file
 from qwenvl.inspection.label_columns import column_names, named_cells
 from qwenvl.timeline import TimedStep, plain_name, time_text, timeline_in, written_timeline
 
@@ -302,7 +302,8 @@ class SpanReader:
         background: labels that are no steps, in lower case.
         label_fps: frames per second that labels in frames count. None: the frames of the clip.
         left_out: the number of spans of each background label.
-        late: the clips with spans in seconds whose pictures begin after their sound, and by how many seconds.
+        late: the clips with spans in seconds whose pictures begin later than the clock of players, and by how many
+            seconds.
         overlapping: the clips with spans of one step that overlap, and such a step.
         shorter: the clips with more frames than their file has labels, by more than a few, and both numbers.
         differing: columns that differ between the spans of a clip. Its record has one value at most.
@@ -345,7 +346,7 @@ class SpanReader:
             if each.source not in (first.source, *refused):
                 refused.add(each.source)
                 problems.append(f"{each.source}: has labels of {clip}, and so has {first.source}; keep one of the two")
-            elif not _name_one_file(each.clip, first.clip) and each.clip not in refused:
+            elif not may_be_one_file(each.clip, first.clip) and each.clip not in refused:
                 refused.add(each.clip)
                 problems.append(f"{each.where}: {each.clip!r} would be {clip}, and so would {first.clip!r}; keep one")
         found = {}
@@ -424,12 +425,6 @@ class SpanReader:
             if any(other.number == span.number and other.end > span.start for other in spans[:number]):
                 self.overlapping.setdefault(clip, span.name)
         return ClipTimeline(spans, round(times.duration, 3), more) if spans else None
-
-
-def _name_one_file(one: str, other: str) -> bool:
-    """Whether two names of a clip may be those of one file: the same path, or the end of it, with its ending or not."""
-    short, long = sorted((composed(one), composed(other)), key=len)
-    return any(f"/{path}".endswith(f"/{short}") for path in (long, str(Path(long).with_suffix(""))))
 
 
 MOST_PROBLEMS = 10  # lines of an error

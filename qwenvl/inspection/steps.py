@@ -27,8 +27,8 @@ _HEADING = re.compile(
     re.IGNORECASE,
 )
 # Numbers of their own: "Action 0: take", "T0 take", "No. 0 take" and, behind the name, "take,0".
-_OWN_NUMBER_IN_FRONT = re.compile(r"\W*([^\W\d_]{1,12})[\W_]*([0-9]{1,4})(?![0-9]|[.,][0-9])")
-_OWN_NUMBER_BEHIND = re.compile(r".*[\s,;:=_(]([0-9]{1,4})\)?")
+_OWN_NUMBER_IN_FRONT = re.compile(r"\W*([^\W\d_]{1,12})[\W_]*(?P<number>[0-9]{1,4})(?![0-9]|[.,][0-9])")
+_OWN_NUMBER_BEHIND = re.compile(r".*[\s,;:=_(](?P<number>[0-9]{1,4})\)?")
 _BULLET = re.compile(r"[-*\u2022]\s+(?=\S)")
 _NUMBER_WITH_TAB = re.compile(r"\s*([0-9]{1,4})\t")
 _BARE_NUMBER = re.compile(r"([0-9]{1,4})\s+(\S.*)")
@@ -125,7 +125,7 @@ def _line_with_own_number(lines: Sequence[str], *, behind_a_head: bool = False) 
     behind = [_OWN_NUMBER_BEHIND.fullmatch(line) for line in lines]
     first = 2 if behind_a_head else 1
     for matches, is_one_word in ((in_front, len(words) == 1), (behind, True)):
-        numbers = [int(match[match.re.groups]) for match in matches if match]
+        numbers = [int(match["number"]) for match in matches if match]
         differ = len(set(numbers)) == len(lines) > 1
         if differ and is_one_word and numbers != list(range(first, len(lines) + first)):
             return lines[0]

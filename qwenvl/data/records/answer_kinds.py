@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qwenvl.data.errors import kind_of
@@ -55,14 +55,15 @@ _ASKS_WHEN = re.compile(
 _ASKS_FOR_SECONDS = re.compile(
     r"\b(?:in|what|which|start|end) seconds?\b|\btime ?(?:stamps?|spans?|intervals?)\b|\bfrom when\b", re.IGNORECASE
 )
+# Then two numbers are an amount, "how many seconds ... 3-5".
 _ASKS_HOW_MUCH = re.compile(r"\bhow (?:many|much|long|often)\b", re.IGNORECASE)
 # Only then is TRUE of a table a yes: a display may show "TRUE".
 _ASKS_WHETHER = re.compile(
     r"^\W*(?:true or false|is|are|was|were|do|does|did|has|have|had|can|could|will|would|should)\b", re.IGNORECASE
 )
 _MARKS_SECONDS = re.compile(r"[:.\[]|\d\s*s", re.IGNORECASE)
-YES_AND_NO = {"yes": "yes", "no": "no", "true": "yes", "false": "no"}
-"""The answers yes and no by what tables and Python write for them."""
+# The answers yes and no by what tables and Python write for them.
+_YES_AND_NO = {"yes": "yes", "no": "no", "true": "yes", "false": "no"}
 # Times and nothing else: "3.5 to 8", "[[3, 8], [9, 12]]", "from 1 min 20 s to 2 min and from 3 min to 4 min".
 _TIMES_ALONE = re.compile(
     r"(?:[\d\s.,:;()\[\]<>~\uff5e\u2010-\u2015\u2192\u2212-]"
@@ -83,9 +84,16 @@ def kind_called(name: str) -> str | None:
 
 
 def kind_named(row: Mapping[str, Any]) -> str | None:
-    """The first kind of answer that a column of a row names, whatever its answer is. None: none does."""
-    named = (kind_called(str(row.get(key) or "")) for key in _KIND_KEYS)
-    return next(filter(None, named), None)
+    """The first kind of answer that a column of a row names, even if its answer is of another. None: none does."""
+    return next((kind for _, kind in _kinds_named(row)), None)
+
+
+def _kinds_named(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The columns of a row that name a kind of answer, each with the kind."""
+    for key in _KIND_KEYS:
+        kind = kind_called(str(row.get(key) or ""))
+        if kind is not None:
+            yield key, kind
 
 
 def _kind_of_answer(answer: Any, question: str) -> str:
@@ -99,12 +107,17 @@ def _kind_of_answer(answer: Any, question: str) -> str:
         return NUMBER
     if text.casefold().strip(".") in ("yes", "no"):
         return YES_NO
-    if text.casefold() in YES_AND_NO and _ASKS_WHETHER.search(question):
+    if yes_or_no(text) is not None and _ASKS_WHETHER.search(question):
         return YES_NO
     # Two times are a span where the question asks for times: "3-5" may be a score or a range as well.
     says_seconds = _MARKS_SECONDS.search(text) is not None
     is_span = isinstance(answer, str) and has_times_alone(text)
     return SPAN if is_span and _asks_for_times(question, says_seconds=says_seconds) else WORDS
+
+
+def yes_or_no(answer: Any) -> str | None:
+    """The answer yes or no that a text or a truth value says. None: it says neither."""
+    return _YES_AND_NO.get(str(answer).strip().casefold())
 
 
 def has_times_alone(text: str) -> bool:
@@ -139,9 +152,8 @@ def kind_in_row(row: Mapping[str, Any], answer: Any, question: str, *, has_optio
 
 def _kind_said(row: Mapping[str, Any], answer: Any) -> tuple[str | None, str]:
     """The kind of answer that a column of a row names, where the answer is of that kind, and the column's key."""
-    for key in _KIND_KEYS:
-        kind = kind_called(str(row.get(key) or ""))
-        if kind is None or (kind == SPAN and not times_in(answer)) or (kind == CHOICE and key != "problem_type"):
+    for key, kind in _kinds_named(row):
+        if (kind == SPAN and not times_in(answer)) or (kind == CHOICE and key != "problem_type"):
             continue
         if kind == NUMBER and not _NUMBER.fullmatch(str(answer).strip()):
             continue

@@ -24,8 +24,10 @@ _NUMBERED = re.compile(r"\s*[(\[]?(\d{1,2})\s*[)\].:](?!\d)\s*")
 _LETTER_ALONE = re.compile(r"(?:(?:option|choice|answer)[\s:]*)?[(\[]?([A-Za-z])[)\].:]*", re.IGNORECASE)
 _WHOLE_NUMBER = re.compile(r"\d{1,3}(?:\.0)?")
 # Columns that hold an option each: option1, option_b, "option 0", a0, choice2, answer3.
-_OPTION_COLUMN = re.compile(r"(?:option|choice|candidate|opt|answer|ans)[ _-]?(\d{1,2}|[a-j])|a(\d{1,2})", re.I)
 _COLUMN_LETTERS = LETTERS[:10]
+_OPTION_COLUMN = re.compile(
+    rf"(?:option|choice|candidate|opt|answer|ans)[ _-]?(\d{{1,2}}|[{_COLUMN_LETTERS}])|a(\d{{1,2}})", re.IGNORECASE
+)
 # Letters and numbers in front of options in notations that are not taken off: "Option B: right", "2 - up".
 _ANY_NAME = re.compile(
     r"\W*(?:(?:option|choice|answer)\W+)?(?:([A-Z])\W|([0-9]{1,2})\s*[-\u2010-\u2015\uff1a]\s)", re.IGNORECASE
@@ -150,9 +152,9 @@ def _named_options(given: Mapping[Any, Any], key: str) -> Options:
         raise ValueError(f"{key}: option {empty} is empty; leave it out and mend the answer")
     given_ends = [end for end in by_end if end in texts]
     if given_ends != ends:  # answers may mean the letters and numbers of options, or their places in the list
+        names = "numbers" if by_number else "letters"
         raise ValueError(
-            f"{key}: have the {'numbers' if by_number else 'letters'} {', '.join(given_ends)} in this order; write "
-            f"them in the order of these"
+            f"{key}: have the {names} {', '.join(given_ends)} in this order; write them in the order of their {names}"
         )
     own = [found[1].upper() for found in map(_LETTERED.match, texts.values()) if found]
     if not by_number and own != ends and sorted(own) == ends:
@@ -345,8 +347,7 @@ def _names_an_option(row: Mapping[str, Any], columns: str) -> bool:
     """Whether the answer of a row begins with letters, or is the text of one of some columns and no number."""
     answer = str(row.get("answer")).strip()
     texts = [str(row[column]) for column in columns if row.get(column) is not None]
-    letters_alone = all(re.fullmatch("[A-Ja-j]", letter) for letter in _letters_in(answer))
-    if letters_alone or _LETTERED.match(answer):
+    if set(_letters_in(answer)) <= set(_COLUMN_LETTERS) or _LETTERED.match(answer):
         return True
     return _plain(answer) in map(_plain, texts) and not re.match("[-+.]*[0-9]", answer)
 
@@ -580,7 +581,10 @@ def _same_text(text: str, texts: Mapping[str, str]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """A text in small letters with single spaces, without a stop at its end. Whole numbers lose their ``.0``."""
+    """A text in small letters with single spaces, without a stop at its end. Whole numbers lose their ``.0``.
+
+    Blanks beside commas do not matter: "B,A,C" is the option "B, A, C".
+    """
     plain = re.sub(r"\s*,\s*", ", ", " ".join(text.casefold().split()).rstrip("."))
     return str(int(float(plain))) if _WHOLE_NUMBER.fullmatch(plain) else plain
 

@@ -39,6 +39,7 @@ from qwenvl.data.records.keys import (
     SYSTEM_KEYS,
     TIME_KEYS,
     TURN_KEYS,
+    TURN_MEDIA_KEYS,
     Medium,
     found_medium,
     is_empty,
@@ -69,7 +70,6 @@ _ROLES |= {"assistant": "assistant", "bot": "assistant", "model": "assistant"}
 # Columns that may hold lists or objects; in files without types these are written as JSON.
 _NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
 _NESTED_COLUMNS |= {"options", "choices", "candidates", "timeline"}
-_KEYS_OF_MEDIA = ("video", "videos", "video_url", "image", "images", "image_url")
 # The beginning of turns that a cell holds as text, as JSON or as Python prints them: [{"role": "user", ...
 _WRITTEN_TURNS = re.compile(r"[\"\s]*\[\s*\{\s*\\?[\"'](?:role|from|content|value)\\?[\"']\s*:")
 _NUMBER_COLUMNS = ROW_KEYS - {"frame_cnts", "frame_times", "dynamic_sample"}
@@ -315,8 +315,8 @@ def _message(turn: Any, place: str, draft: Draft) -> Message:
     content = turn.get(text_key)
     if not isinstance(speaker, str) or speaker not in _ROLES:
         raise RecordError(f"{place}.{speaker_key}: expected one of {', '.join(_ROLES)}, got {kind_of(speaker)}")
-    medium = next((key for key in _KEYS_OF_MEDIA if not is_empty(turn.get(key))), None)
-    if medium is not None:
+    medium = _key_of_medium(turn)
+    if medium is not None:  # it would be lost, and the model would be asked about nothing
         raise RecordError(
             f"{place}.{medium}: media beside the content of a turn are not read; write them as parts of the content, "
             f'such as {{"type": "video", "video": "a.mp4"}}, or beside the turns'
@@ -375,9 +375,14 @@ def _check_one_content(part: Any, kind: Any, place: str) -> None:
     """Check that a part is a text or a medium. RecordError: it has both, of which one would be lost."""
     if not isinstance(part, dict) or kind is None:
         return
-    media = [key for key in _KEYS_OF_MEDIA if not is_empty(part.get(key))]
-    if media and not is_empty(part.get("text")):
-        raise RecordError(f"{place}: has a text and {media[0]}; write a part for each of them")
+    medium = _key_of_medium(part)
+    if medium is not None and not is_empty(part.get("text")):
+        raise RecordError(f"{place}: has a text and {medium}; write a part for each of them")
+
+
+def _key_of_medium(turn_or_part: dict[str, Any]) -> str | None:
+    """The first key that holds a medium. None: none does."""
+    return next((key for key in TURN_MEDIA_KEYS if not is_empty(turn_or_part.get(key))), None)
 
 
 def _check_no_other_medium(part: dict[str, Any], medium: Medium, place: str) -> None:

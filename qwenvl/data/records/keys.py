@@ -17,6 +17,8 @@ from qwenvl.files import is_address
 # Keys of our own forms. Of the turns, the first that a row has is read.
 TURN_KEYS = ("conversations", "messages", "prompt")
 MEDIA_KEYS = ("video", "videos", "image", "images")
+# Keys that name a medium in a turn or in one of its typed parts.
+TURN_MEDIA_KEYS = (*MEDIA_KEYS, "video_url", "image_url")
 SOLUTION_KEYS = ("solution", "reward_model", "answer", "completion", "timeline")
 SYSTEM_KEYS = ("system", "system_prompt", "system_message")
 # Settings of the frames of all clips of a row, which mean the same as in ``meta``.

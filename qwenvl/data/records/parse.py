@@ -30,6 +30,7 @@ from qwenvl.yaml_text import first_repeated
 
 MISSING = ("nan", "NaN", "<NA>", "#N/A", "NULL")
 """Missing values as programs write them into cells."""
+# A text that looks so is meant as a file: the name of one that is missing would be the question of every record.
 _NAME_OF_A_TEXT = re.compile(r"[^\n?]{1,200}\.(?:txt|md)", re.IGNORECASE)
 RecordCheck = Callable[[Record], "str | None"]
 """Returns a sentence that says why the rewards can't score a record, or None if they can."""
@@ -92,6 +93,7 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
             raise ValueError("prompt_template: expected a text that contains {prompt}")
+        # Records that name no place for their media get it in front of this text: two tags for one clip.
         for name, text in (("prompt_template", self.prompt_template), ("system", self.system)):
             tag = MEDIA_TAG.search(text or "")
             if tag is not None:

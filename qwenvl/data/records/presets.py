@@ -21,12 +21,12 @@ from qwenvl.data.records.answer_kinds import (
     NUMBER,
     SPAN,
     WORDS,
-    YES_AND_NO,
     YES_NO,
     has_times_alone,
     kind_called,
     kind_in_row,
     kind_named,
+    yes_or_no,
 )
 from qwenvl.data.records.choices import (
     OPTION_KEYS,
@@ -321,10 +321,9 @@ def _question_row(
         solution, made.hints = spans_text(times, row.get("duration"))
         if len(times) > 1:
             made.asked = "start and end in seconds of every time that it happens, with the word to between them,"
-    elif kind == YES_NO and str(given).strip().casefold() in YES_AND_NO:
-        solution = YES_AND_NO[str(given).strip().casefold()]
     else:
-        solution = bare(given, answer)
+        said = yes_or_no(given) if kind == YES_NO else None
+        solution = said or bare(given, answer)
         made.hints += _hints_about(solution, kind)
     if not options and not said_by:
         made.hints += _hints_about_the_kind(row, kind)

@@ -27,6 +27,7 @@ _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _ENDS_A_NAME = re.compile(r"[,;\n(]")
 # 2,375 may be a number of thousands, or have a decimal comma.
 _WITH_A_COMMA = re.compile(r"[-+]?[1-9][0-9]{0,2},[0-9]{3}")
+# Spreadsheets and pandas write 2 so where other cells of its column are empty.
 _WITH_A_ZERO = re.compile(r"[0-9]{1,9}\.0")
 # Lines of a list in another notation than (1), and the names in them.
 _OTHER_NUMBERS = re.compile(
@@ -35,6 +36,7 @@ _OTHER_NUMBERS = re.compile(
 )
 _ASKS_FOR_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|number|index|step)\s*\)", re.IGNORECASE)
 _BULLET = re.compile(r"\n[ \t]*[-*\u2022][ \t]*")
+# What may separate the items of an answer and says nothing. A dash may mean a range.
 _CONNECTIVES = re.compile(
     r"[\s,;.:|&+/>\u2192\u21d2\u3001*\"'\[\]()]|\b(?:and|then|first|next|finally|steps?|actions?|answers?)\b"
 )
@@ -66,15 +68,8 @@ def solution_hints(record: Record) -> Iterator[Hint]:
             "text take them for different",
         )
     asked = record.messages[-1].text
-    if has_ambiguous_list(asked):
-        yield Hint(
-            "list of steps not read",
-            "a number or a name of the prompt's list occurs twice, a number has no name, or a line has a second number "
-            "in brackets, such as (4), which counts as a step (write 4 x): answers by names score 0",
-        )
-    elif not names_in(asked):
-        yield from _list_elsewhere(record, solution)
     if not names_in(asked):
+        yield from _list_that_is_not_read(record, solution)
         return
     shown = [block for block in _answers_in(record) if block.strip(" .\u2026\n")]
     problem = _disagreement(
@@ -93,8 +88,15 @@ def solution_hints(record: Record) -> Iterator[Hint]:
         )
 
 
-def _list_elsewhere(record: Record, solution: str) -> Iterator[Hint]:
-    """A hint about a solution that names steps where the last user turn has no list of them that is read."""
+def _list_that_is_not_read(record: Record, solution: str) -> Iterator[Hint]:
+    """A hint about an ambiguous list of steps, or one in another turn or notation whose steps the solution names."""
+    if has_ambiguous_list(record.messages[-1].text):
+        yield Hint(
+            "list of steps not read",
+            "a number or a name of the prompt's list occurs twice, a number has no name, or a line has a second number "
+            "in brackets, such as (4), which counts as a step (write 4 x): answers by names score 0",
+        )
+        return
     has_numbers = bool(action_numbers(solution)) or len(bare_numbers(solution)) > 1
     phrases = set(action_phrases(solution))
     lists = [list_in(message.text) for message in record.messages[:-1]]
@@ -171,7 +173,7 @@ def _disagreement(solution: str, asked: str, *, asks_for_numbers: bool, is_of_an
 
 
 def _has_more(solution: str, listed: Mapping[int, str]) -> bool:
-    """Whether words stand in front of the first number or behind a name: "all but (1)", "(1) take the lid: no"."""
+    """Whether there are words before the first number or after a name: "all but (1)", "(1) take the lid: no"."""
     pieces = _NUMBER.split(_BULLET.sub("\n", f"\n{solution}"))
     if _without_connectives(pieces[0]):
         return True

@@ -15,6 +15,7 @@ _SEPARATOR = re.compile(r"[,;\n]")
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
 _ONE_OR_TWO = re.compile(r"[0-9]+,[0-9]+(?:\s?[^\W\d_]{1,5})?")  # 3,5 and 3,5 Nm
+# A range: (2)-(4) may leave out step 3, or mean it. Items of a list, each with a dash on its line, are none.
 _FROM_TO = re.compile(r"\)[ \t]*(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|(?:to|through|until|till|bis)\b)\s*\(\s*[0-9]")
 # No dash and no dot: 2-5 may be four steps, and 2.5 is none.
 _BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>(){}\[\]\u2022\u2192\u21d2\u3001]|[-=]>)+")
@@ -64,8 +65,8 @@ def accuracy(
 ) -> list[float]:
     """Overlap (intersection over union) of the actions that the answer names with the solution's.
 
-    It compares the set of ``(k)`` numbers in the first answer block with that of the solution. Where the prompt has a
-    list of steps, bare numbers alone, ``2, 3``, and names of the list mean these numbers too, in both. Without an
+    It compares the ``(k)`` numbers in the first answer block with those of the solution, as sets. Where the prompt has
+    a list of steps, bare numbers alone, ``2, 3``, and names of the list mean these numbers too, in both. Without an
     answer block, or with no action in it, the score is 0.
 
     A solution without numbers that has more than names of the list, or whose prompt has none, is compared as a set of
@@ -245,7 +246,7 @@ def _name_on_line(text: str) -> str:
 
 def has_ambiguous_list(text: str) -> bool:
     """Whether a user turn has lines that begin with ``(k)`` and are no list that is read."""
-    return len(_lines_of_list(text)) > 1 and not names_in(text)
+    return not names_in(text) and len(_lines_of_list(text)) > 1
 
 
 def _lines_of_list(text: str) -> list[re.Match[str]]:

@@ -167,7 +167,7 @@ def letters(text: str) -> set[str]:
 def _marked(text: str) -> set[str]:
     """The letters with a sign behind them, of which the first one says how the others are written.
 
-    On a line with the first one only those count that follow it in the alphabet and have a text: in "D. Both A and B."
+    Within a line only those count that follow the last one in the alphabet and have a text: in "D. Both A and B."
     and "B. Carl and J. Smith" there is one choice.
     """
     chosen: list[str] = []
@@ -178,9 +178,10 @@ def _marked(text: str) -> set[str]:
         if notation is None:
             notation = own
             chosen.append(letter)
-        on_its_line = found["before"] in ("", "\n")
+            continue
+        begins_a_line = found["before"] in ("", "\n")
         follows = chosen[-1] < letter <= _LAST_OPTION and bool(text[found.end() :].strip())
-        if own == notation and (on_its_line or follows):
+        if own == notation and (begins_a_line or follows):
             chosen.append(letter)
     return set(chosen)
 
@@ -208,11 +209,11 @@ def _alike(read: Callable[[str], Any], completions: list[str], solution: list[st
 
 def check_letters(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
     """The reason why a solution chooses no letters, or leaves open which. None: it chooses some."""
-    if _OR_ANOTHER.search(solution_of(solution)):
+    text = solution_of(solution)
+    if _OR_ANOTHER.search(text):
         return f"the solution must choose letters, and all of them are compared: which is right, {solution[:80]!r}?"
-    chosen = letters(solution_of(solution))
-    marks = _LONE_MARK.findall(solution_of(solution))
-    others = {mark or last for mark, last in marks} - chosen
+    chosen = letters(text)
+    others = {mark or last for mark, last in _LONE_MARK.findall(text)} - chosen
     if chosen and others:
         return f"the solution must choose letters, and {solution[:80]!r} may choose {others.pop()} too: write A, C"
     return unreadable(letters, 'must choose letters like "B" or "A, C"', solution)

@@ -29,6 +29,7 @@ Boundary = Annotated[bool, Argument("Multiply by how near start and end are; nee
 
 _N = r"\s{0,40}(-?[0-9]{1,7}(?:\.[0-9]{1,30})?)\s{0,40}"  # JSON may have each number on a line
 _BOX = re.compile(rf"\[{_N},{_N},{_N},{_N}\]|\({_N},{_N}\)\s{{0,4}},?\s{{0,4}}\({_N},{_N}\)")
+# Brackets with numbers that are no box, such as four numbers and a score. Numbers of a list have no brackets.
 _OTHER_BOX = re.compile(r"[\[(][^\[\]()\"']{0,200}[0-9][^\[\]()\"']{0,200}[\])]")
 _TIME = re.compile(
     # The 1 of t1 is no time, and the 8 of 3to8 is one.
@@ -84,11 +85,12 @@ def box_giou(completions: list[str], solution: list[str], *, units: Units = "sam
 
 def check_boxes(solution: str, fields: Mapping[str, Any], units: BoxUnits = "same") -> str | None:
     """The reason why a record cannot be scored by boxes: it has none, or lacks the size of its image. Else None."""
-    corners = _corners_in(solution_of(solution))
+    text = solution_of(solution)
+    corners = _corners_in(text)
     if not len(corners) or not (corners[:, 0] < corners[:, 1]).all():
         return f"the solution must hold boxes [x1, y1, x2, y2] with x1 < x2 and y1 < y2, got {solution[:80]!r}"
     # The boxes that are read would be all of the solution, and the others would be lost without a word.
-    other = _OTHER_BOX.search(_BOX.sub(" ", solution_of(solution)))
+    other = _OTHER_BOX.search(_BOX.sub(" ", text))
     if other is not None:
         return f"the solution must hold boxes [x1, y1, x2, y2] alone, and has {other[0][:80]!r} too"
     size = [fields.get("width"), fields.get("height")]

@@ -41,7 +41,7 @@ _SYMBOLS = str.maketrans({"π": r"\pi ", "∞": r"\infty ", "°": r"^{\circ}", "
 _AFTER_NUMBER = re.compile(r"[^0-9}\])°%]*$")
 _SHORT_EXPONENT = re.compile(r"\^\{([0-9])\}")  # x^{2} is x^2
 _BOXED = re.compile(r"\\(?:boxed|text|textbf|mathrm)\s{0,4}\{([^{}]*)\}")
-_LETTER_OF_A_UNIT = re.compile("[msghdctVAKNJWLl]|min")
+_SHORT_UNIT = re.compile("[msghdctVAKNJWLl]|min")
 _UNIT = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}|/[^\W\d_]+)*")  # cm, square metres, km/h
 
 
@@ -232,8 +232,9 @@ def split_unit(text: str) -> tuple[str, str]:
     tail: Any = _AFTER_NUMBER.search(unwrapped)  # it always matches, at the end at the latest
     unit = normalized(tail[0])
     # math-verify leaves such units out: 5 m would be 5 s, and 3 min, which is also a function, 3 h.
-    if _LETTER_OF_A_UNIT.fullmatch(tail[0].strip()) and _PLAIN.fullmatch(plain(unwrapped[: tail.start()])):
-        return unwrapped[: tail.start()], tail[0].strip()
+    short = tail[0].strip()
+    if _SHORT_UNIT.fullmatch(short) and _PLAIN.fullmatch(plain(unwrapped[: tail.start()])):
+        return unwrapped[: tail.start()], short
     if tail.start() == 0 or not _UNIT.fullmatch(unit) or _FUNCTION.search(unit):
         return text, ""
     return unwrapped[: tail.start()], unit

@@ -354,7 +354,10 @@ class RewardModel:
         return scores
 
     def _scores(self, chats: list[list[dict[str, Any]]]) -> list[float | Unfinished]:
-        """The score of each conversation. One that is longer than the model's positions has none."""
+        """The score of each conversation. One that is longer than the model's positions has none.
+
+        A model with learned positions would raise an error for it, which ends the run.
+        """
         import torch
 
         inputs = self._tokens(chats)

@@ -163,6 +163,7 @@ def normalized(text: str) -> str:
     """
     plain = " ".join(text.casefold().split()).rstrip(_AROUND_TEXTS)
     stripped = plain.lstrip(_AROUND_TEXTS)
+    # The point of .5 is no outer dot.
     is_fraction = stripped[:1].isdecimal() and plain.removesuffix(stripped).endswith(".")
     return f".{stripped}" if is_fraction else stripped
 
@@ -173,7 +174,6 @@ def _decomposed(character: str) -> str:
     kind, *codes = unicodedata.decomposition(character).split() or [""]
     if not kind or kind in ("<super>", "<sub>", "<fraction>"):
         return character
-    if kind == "<circle>":
-        return "(" + "".join(_decomposed(chr(int(code, 16))) for code in codes) + ")"
     codes = codes if kind.startswith("<") else [kind, *codes]
-    return "".join(_decomposed(chr(int(code, 16))) for code in codes)
+    parts = "".join(_decomposed(chr(int(code, 16))) for code in codes)
+    return f"({parts})" if kind == "<circle>" else parts
