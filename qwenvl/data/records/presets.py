@@ -322,7 +322,8 @@ def _question_row(
         if len(times) > 1:
             made.asked = "start and end in seconds of every time that it happens, with the word to between them,"
     else:
-        said = yes_or_no(given) if kind == YES_NO else None
+        # A truth value says so for any kind of answer. "TRUE" as a text may be what is shown.
+        said = yes_or_no(given) if isinstance(given, bool) or kind == YES_NO else None
         solution = said or bare(given, answer)
         made.hints += _hints_about(solution, kind)
     if not options and not said_by:

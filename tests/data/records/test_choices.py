@@ -510,6 +510,7 @@ def test_another_kind_beside_options_is_kept_as_the_source_kind():
     ("row", "kind", "text"),
     [
         ({"answer": True}, "yes or no", "yes"),
+        ({"answer": False, "problem_type": "open question"}, "open question", "no"),
         ({"answer": "FALSE", "question": "Is the lid closed?"}, "yes or no", "no"),  # of a table
         ({"answer": "FALSE", "question": "What does the display show?"}, "free-form", "FALSE"),
         ({"answer": "y", "question": "Is it along x or y?"}, "free-form", "y"),
