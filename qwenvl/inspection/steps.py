@@ -78,7 +78,7 @@ def read_steps(path: Path) -> Steps:
     for i, name in enumerate(lines):
         if not plain[i]:
             raise RecordError(f"{path}: step {i + 1} has no name")
-        if action_numbers(name) or "<" in name:  # rewards would read the number as that of a step
+        if action_numbers(unified(name)) or "<" in unified(name):  # rewards would read the number as that of a step
             what = "(number) and < have a meaning in answers; leave them out"
             raise RecordError(f"{path}: step {i + 1}, {name!r}: {what}")
         first = plain.index(plain[i])
@@ -157,6 +157,16 @@ def _numbering(lines: Sequence[str]) -> list[re.Match[str] | None]:
     if not all(marked) and 1 < len(lines) == len(set(numbers)):
         return bare
     return marked
+
+
+def with_other_number(names: Sequence[str]) -> str | None:
+    """The first name whose own number is not that of its place, where all have one: "2. take the lid" as the first."""
+    for place, (name, match) in enumerate(zip(names, _numbering(names), strict=True), start=1):
+        if match is None:
+            return None
+        if int(match[1]) != place:
+            return name
+    return None
 
 
 def numbered(steps: Steps) -> str:

@@ -30,6 +30,14 @@ class Unfinished(Exception):
     """
 
 
+class Undecided(Exception):
+    """In place of a row's value: a model was asked for it, and its reply holds none.
+
+    A completion may bring this about, so it costs that completion alone: the row has no value from this function, and
+    is counted and named in the log. Too many of them stop the run, as with ``--on_reward_error skip``.
+    """
+
+
 @dataclass(frozen=True)
 class RewardFunction:
     """One column of a rubric.

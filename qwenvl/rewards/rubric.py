@@ -14,7 +14,15 @@ from typing import Any
 from qwenvl.failure import text_of
 from qwenvl.own_code import ends_forks, raised_at
 from qwenvl.rewards.calls import AsyncCalls, Settings
-from qwenvl.rewards.function import Completion, RewardError, RewardFunction, Unfinished, arguments, columns_named
+from qwenvl.rewards.function import (
+    Completion,
+    RewardError,
+    RewardFunction,
+    Undecided,
+    Unfinished,
+    arguments,
+    columns_named,
+)
 from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
 
@@ -22,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 Values = list[float | None]
 
-# With on_error "skip": the share of failed rows at which a run stops, over how many rows it is taken, and over how many
-# at least, so that one failure on the first step is not all of them.
+# Where failed rows are left out: their share at which a run stops, over how many rows it is taken, and over how many at
+# least, so that one failure on the first step is not all of them.
 SKIP_LIMIT = 0.05
 SKIP_WINDOW = 1000
 SKIP_LEAST = 100
@@ -256,7 +264,7 @@ class Rubric:
                 if problem:
                     failed[name][row] = True
                     self._leave_out(name, f"{record_name(columns, row)}: {problem}{_shown(given.texts[row])}", value)
-                elif self._on_error == "skip":
+                else:
                     self._recent_failures[name].append(False)
         means = {name: math.fsum(values) / len(values) for name, values in given.logged.items()}
         return list(components.values()), means, failed
@@ -310,20 +318,22 @@ class Rubric:
         return [failure] * len(call.rows)
 
     def _leave_out(self, name: str, place: str, value: Any) -> None:
-        """Warn of a row without a value, or stop. With ``skip`` stop after too many failures."""
+        """Warn of a row without a value, or stop. Where failed rows are left out, stop after too many of them."""
         cause = value if isinstance(value, BaseException) else None
         if isinstance(value, Unfinished):
+            logger.warning(f'reward "{name}" has no value for {place}')
+            return
+        if isinstance(value, Undecided):
             logger.warning(f'reward "{name}" has no value for {place}')
         elif self._on_error == "error":
             hint = "--on_reward_error skip leaves such rows without this reward"
             raise RewardError(f'reward "{name}" failed on {place}\n  ({hint})') from cause
-        else:
-            recent = self._recent_failures[name]
-            recent.append(True)
-            if sum(recent) > SKIP_LIMIT * max(len(recent), SKIP_LEAST):
-                raise RewardError(
-                    f'reward "{name}" failed on {sum(recent)} of its last {len(recent)} rows, the latest: {place}'
-                ) from cause
+        recent = self._recent_failures[name]
+        recent.append(True)
+        if sum(recent) > SKIP_LIMIT * max(len(recent), SKIP_LEAST):
+            raise RewardError(
+                f'reward "{name}" failed on {sum(recent)} of its last {len(recent)} rows, the latest: {place}'
+            ) from cause
 
 
 def _shown(completion: str) -> str:
@@ -334,7 +344,7 @@ def _as_number(value: Any) -> tuple[float | None, str | None]:
     """A reward as a float or None, and what is wrong with it."""
     if value is None:
         return None, None
-    if isinstance(value, Unfinished):
+    if isinstance(value, (Unfinished, Undecided)):
         return None, text_of(value)
     if isinstance(value, BaseException):
         return None, f"{type(value).__name__}: {text_of(value)}{raised_at(value)}"

@@ -374,6 +374,12 @@ def test_spans_of_one_step_that_overlap_are_named(folder, capsys):
             "s.csv:2: has a span in seconds and one in frames",
         ),
         ({"s.csv": "clip,step,start,end\na,lid (2),0,1\n"}, [], "s.csv:2: 'lid (2)'"),
+        ({"s.csv": "clip,step,start,end\na,盖②,0,1\n"}, [], "s.csv:2: '盖②'"),
+        ({"s.csv": "clip,step,start,end\na,转 2～3 次,0,1\n"}, [], "s.csv: step 1, '转 2～3 次': ranges"),
+        *(
+            ({"s.csv": f"clip,step,start,end\na,{one},0,1\nb,{other},0,1\n"}, [], f"and {one!r} would be step 1; give")
+            for one, other in (("2. insert fan", "1. take lid"), ("Step 2", "Step 1"))
+        ),
         ({"s.csv": "clip,step,start_frame,end_frame\na,1,0,40\n"}, ["--steps", "steps.txt"], "s.csv:2: frame 41 is"),
         ({"s.csv": "clip,step,start_frame,end_frame\na,1,0,9.5\n"}, ["--steps", "steps.txt"], "s.csv:2: end_frame"),
         ({"s.csv": "clip,step,start,end\na,turn 2-3 times,0,1\n"}, [], "s.csv: step 1, 'turn 2-3 times'"),

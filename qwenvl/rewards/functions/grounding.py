@@ -29,8 +29,12 @@ Boundary = Annotated[bool, Argument("Multiply by how near start and end are; nee
 
 _N = r"\s{0,40}(-?[0-9]{1,7}(?:\.[0-9]{1,30})?)\s{0,40}"  # JSON may have each number on a line
 _BOX = re.compile(rf"\[{_N},{_N},{_N},{_N}\]|\({_N},{_N}\)\s{{0,4}},?\s{{0,4}}\({_N},{_N}\)")
-# Brackets with numbers that are no box, such as four numbers and a score. Numbers of a list have no brackets.
-_OTHER_BOX = re.compile(r"[\[(][^\[\]()\"']{0,200}[0-9][^\[\]()\"']{0,200}[\])]")
+# Brackets with numbers that are no box, such as four numbers and a score, or numbers that are texts in JSON. Numbers of
+# a list have no brackets.
+_OTHER_BOX = re.compile(
+    r"[\[(][^\[\]()\"']{0,200}[0-9][^\[\]()\"']{0,200}[\])]"
+    r"|\[(?:\s{0,40}[\"']-?[0-9.]{1,38}[\"']\s{0,40},?){2,9}\]"
+)
 _TIME = re.compile(
     # The 1 of t1 is no time, and the 8 of 3to8 is one.
     r"(?:(?<![0-9:A-Za-z_])|(?<=[0-9]to)|(?<=[0-9]s))"

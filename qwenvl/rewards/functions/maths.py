@@ -44,6 +44,8 @@ _BOXED = re.compile(r"\\(?:boxed|text|textbf|mathrm)\s{0,4}\{([^{}]*)\}")
 _SHORT_UNIT = re.compile("[msghdctVAKNJWLl]|min")
 _UNIT = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}|/[^\W\d_]+)*")  # cm, square metres, km/h
 
+_POWER_OF_UNIT = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$")  # 24 cm^2
+
 
 class MathReward:
     """1 if the answer and the solution are the same mathematically, else 0.
@@ -228,7 +230,10 @@ def split_unit(text: str) -> tuple[str, str]:
         >>> split_unit("2.5 Cars"), split_unit("x + 1")
         (('2.5', 'cars'), ('x + 1', ''))
     """
-    unwrapped = _WRAPPED.sub(r" \1 ", text.replace("$", " ")).strip()
+    unwrapped = " ".join(_WRAPPED.sub(r" \1 ", text.replace("$", " ")).split())
+    power = _POWER_OF_UNIT.search(unwrapped)
+    if power is not None and not _FUNCTION.fullmatch(power[1]):
+        return unwrapped[: power.start()], f"{normalized(power[1])}^{power[2]}"
     tail: Any = _AFTER_NUMBER.search(unwrapped)  # it always matches, at the end at the latest
     unit = normalized(tail[0])
     # math-verify leaves such units out: 5 m would be 5 s, and 3 min, which is also a function, 3 h.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from qwenvl.files import check_installed, plain_file, require
-from qwenvl.rewards.function import Argument, RewardError, RewardFunction, Unfinished, call_plain
+from qwenvl.rewards.function import Argument, RewardError, RewardFunction, Undecided, Unfinished, call_plain
 from qwenvl.rewards.functions.shaping import ACCURACY
 from qwenvl.rewards.functions.text import answer_of, solution_of
 from qwenvl.run_log.log import hash_of
@@ -57,7 +57,7 @@ Concurrency = Annotated[int, Argument("Requests at a time.", least=1)]
 
 
 class JudgeError(Exception):
-    """The server could not be reached, or its reply holds no verdict or no answer."""
+    """The server could not be reached, or replied with something else than a text."""
 
 
 class ServedModel:
@@ -84,7 +84,9 @@ class ServedModel:
     async def answers(
         self, texts: Sequence[str | None], pictures: Sequence[Any], frames: int, read: Callable[[str], Any], what: str
     ) -> list[Any]:
-        """The value that ``read`` finds in the reply to each text, or an exception: it has no ``what``. None for None.
+        """The value that ``read`` finds in the reply to each text, or an exception. None for None.
+
+        ``Undecided``: the reply has no ``what``. Other exceptions: there is no reply.
 
         ``pictures`` has the ``Pictures`` of each text or None, of which at most ``frames`` are shown.
         """
@@ -159,7 +161,7 @@ class _Requests:
                 reply = await self._served.reply(self._client, content)
                 found = self._read(reply)
                 if found is None:
-                    raise JudgeError(f"{self._served.where}: the reply holds no {self._what}: {reply[-200:]!r}")
+                    raise Undecided(f"{self._served.where}: the reply holds no {self._what}: {reply[-200:]!r}")
                 known[key] = found
         return known[key]
 
@@ -179,7 +181,8 @@ class JudgeReward:
     ``prompt``, whose {question}, {solution} and {answer} are filled in. It must make the judge end with "VERDICT:
     correct" or "VERDICT: wrong"; the last verdict counts. The client of the package ``openai`` repeats a failed request
     ``retries`` times with growing pauses, where that may help. After that the row fails, and so it does where the reply
-    has no verdict or more than 10 MB: it never gets a value in silence. The same text and frames are sent once.
+    has more than 10 MB. A reply without a verdict gives its row no value: it is named in the log and counted as
+    ``reward/judge/skipped``, and too many of them stop the run. The same text and frames are sent once.
     With ``frames=8`` the judge sees at most 8 of the policy's frames of the prompt, evenly spaced, each after its time,
     and all images. {solution} is then optional. ``choices`` are other verdicts: words from the best to the worst
     (``'right partly wrong'``), or whole numbers, of which the largest is the best (``'1 2 3 4 5'``). Their values are
@@ -259,7 +262,7 @@ class CaptionReward:
     For open-ended descriptions (after CapRL, arXiv:2509.22647): ``model`` at ``base_url`` gets the completion's answer
     block, or all of a completion without one, and the question: the record's field ``question``, or without one its
     prompt. It sees no frames. The value is that of ``correctness_func`` for its answer and the record's solution.
-    Requests, the key and failures are those of ``judge``. A reply without an answer block is a failure.
+    Requests, the key and failures are those of ``judge``. A reply without an answer block is one without a verdict.
     """
 
     def __init__(

@@ -428,7 +428,8 @@ CHECKS = [  # function, solutions and fields that it can compare with, those tha
     ("box_iou", [("[0, 0, 9, 9]", {})],
      [(bad, {}) for bad in ("none", "[9, 5, 3, 8]", "[0, 0, 0, 9]", "[0, 0, 9]")], "must hold boxes"),
     ("box_iou", [('[{"bbox_2d": [0, 0, 9, 9], "label": "screw 2"}]', {}), ("1. [0, 0, 9, 9]\n2. [1, 1, 2, 2]", {})],
-     [(f"[0, 0, 9, 9], {bad}", {}) for bad in ("[5, 6, 7, 8, 0.9]", "(5, 6, 7, 8)", "[5, 6, 7e-05, 8]")],
+     [(f"[0, 0, 9, 9], {bad}", {})
+      for bad in ("[5, 6, 7, 8, 0.9]", "(5, 6, 7, 8)", "[5, 6, 7e-05, 8]", '["5", "6", "7", "8"]')],
      "alone, and has"),
     ("box_iou(units=thousandths)", [("[0, 0, 9, 9]", PIXELS)], [("[0, 0, 9, 9]", {})], "'width' and 'height'"),
     ("temporal_iou", [("3 to 8", {})], [(bad, {}) for bad in ("never", "8 to 3", "5 to 5", "3")], "name a span"),

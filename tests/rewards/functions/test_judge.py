@@ -131,7 +131,6 @@ def test_failed_requests_are_repeated(ask, server):
 @pytest.mark.parametrize(
     ("replies", "message", "requests"),
     [
-        ([(200, "no idea")] * 100, r"JudgeError: m at http.*: the reply holds no verdict: 'no idea'", 1),
         ([(503, "busy")] * 100, r"(?s)\"judge\" failed on record 'r0': JudgeError: m at .*: HTTP 503: .*busy", 3),
         ([(401, "key?")], r"HTTP 401: .*key", 1),  # what cannot get better is not repeated
     ],
@@ -143,6 +142,18 @@ def test_a_failing_judge_is_an_error_and_never_a_value(ask, server, replies, mes
     assert len(server.questions) == requests
     if replies[1:]:
         assert ask("<answer>bad</answer>", on_error="skip") == [None]
+
+
+def test_a_reply_without_a_verdict_costs_its_row_alone_and_too_many_of_them_stop_the_run(ask, server, caplog):
+    server.replies = [(200, "no idea")]
+    assert ask("<answer>good</answer>", "<answer>bad</answer>", concurrency=1) == [None, 0.0]
+    assert "\"judge\" has no value for record 'r0': m at http" in caplog.text
+    assert "the reply holds no verdict: 'no idea'" in caplog.text
+    server.replies = [(200, "no idea")] * 100
+    others = [f"<answer>good {n}</answer>" for n in range(10)]
+    assert ask(*others[:4], again=True) == [None] * 4
+    with pytest.raises(RewardError, match=r"(?s)\"judge\" failed on 6 of its last 7 rows, .*no verdict: 'no idea'"):
+        ask(others[4], again=True)
 
 
 def test_a_server_that_does_not_answer_in_time_is_an_error(ask, server):
@@ -289,8 +300,7 @@ def test_the_same_text_and_frames_are_sent_once(ask, server, shown):
     first, other = shown([0, 5]), shown([0, 6])
     server.replies = [(200, "hm")]
     texts, more = ["<answer>good</answer>"] * 3, {"shown": [first, first, other]}
-    with pytest.raises(RewardError, match="no verdict: 'hm'"):
-        ask(*texts, frames=2, more=more, concurrency=1)
+    assert ask(*texts, frames=2, more=more, concurrency=1) == [None, 1.0, 1.0]
     assert ask(*texts, again=True, more=more) == [1.0] * 3  # the failure is sent again, what has a value is not
     assert len(server.questions) == 3
     assert ask(*texts, "<answer>bad</answer>", again=True, more={"shown": [first, other, other, first]})[3] == 0.0
@@ -321,11 +331,7 @@ def test_a_clip_that_is_gone_is_an_error(ask, server, shown, tmp_path):
 def test_the_last_verdict_among_the_choices_is_the_value(ask, server, choices, reply, value):
     server.replies = [(200, reply)]
     settings = {} if choices is None else {"choices": choices}
-    if value is None:
-        with pytest.raises(RewardError, match="the reply holds no verdict"):
-            ask("<answer>x</answer>", **settings)
-    else:
-        assert ask("<answer>x</answer>", **settings) == [value]
+    assert ask("<answer>x</answer>", **settings) == [value]
     if choices == "1 2 3 10":
         lines = 'one line: "VERDICT: 10" or "VERDICT: 3" or "VERDICT: 2" or "VERDICT: 1", from the best answers to the '
         assert server.questions[0].endswith(lines + "worst.")
@@ -340,7 +346,7 @@ def test_choices_have_evenly_spaced_values_from_correct_to_wrong(ask, server, tm
     assert server.questions[0].startswith("0 or the truth?\n\nThink briefly, then end with one line: ")
 
 
-def test_caption_answers_scores_the_answer_that_a_model_gives_from_the_completion(ask, server):
+def test_caption_answers_scores_the_answer_that_a_model_gives_from_the_completion(ask, server, caplog):
     """A text model answers the record's question from the completion, and the answer is compared as by accuracy."""
     server.replies = [
         (200, "It says: <answer>(1) (2)</answer>"),
@@ -358,5 +364,6 @@ def test_caption_answers_scores_the_answer_that_a_model_gives_from_the_completio
     assert "<description>\na fan\n</description>" in second and last.endswith(": what is it?")
     assert "(2)</answer>" not in "".join(server.questions)  # nothing of the solution
     server.replies = [(200, "I cannot tell")]
-    with pytest.raises(RewardError, match=r"\"caption_answers\" failed on record 'r0': JudgeError: .*no answer block"):
-        ask("e", **settings)
+    assert ask("e", **settings) == [None]
+    assert "\"caption_answers\" has no value for record 'r0'" in caplog.text
+    assert "no answer block: 'I cannot tell'" in caplog.text
