@@ -71,6 +71,7 @@ _NUMBER_BEHIND = re.compile(
     r"(?:(?:and\b|[&,+/|])\s{0,4}){1,3}(?:step\s{0,4}|#)?[0-9]|[0-9]{1,9}\s{0,4}(?:[.):,|]|\Z)", re.IGNORECASE
 )
 _FLAT_OBJECT = re.compile(r"\{[^{}]*\}")
+_WORD_OR_NUMBER = re.compile(r"[^\W_]")
 _EMPTY_BRACKETS = re.compile(r"\(\s{0,4}\)|\[\s{0,4}\]|<\s{0,4}>")
 _AROUND_NAMES = " \t.,:|*\"'`=-\u2010\u2011\u2012\u2013\u2014\u2022"
 _STEP_KEYS = ("step", "name", "label", "action")
@@ -116,15 +117,23 @@ def timeline_in(text: str, listed: Mapping[str, int] | None = None) -> list[Time
         >>> [(span.start, span.end, span.step) for span in timeline_in("(2) from 0:03 to 0:07.5; 8-9 s take the lid")]
         [(3.0, 7.5, 2), (8.0, 9.0, 'take the lid')]
     """
-    listed = numbers_by_name(listed or {})
-    objects = _FLAT_OBJECT.findall(text)
-    if objects:
-        found = [_from_object(each, listed) for each in objects]
-    else:
-        found = [_from_entry(each, listed) for each in _entries(_with_numbers(text, listed))]
-    spans = [span for span in found if span is not None]
+    found = _readings(text, numbers_by_name(listed or {}))
+    spans = [span for _, span in found if span is not None]
     # By start and then by end, and otherwise in the order of the text.
     return sorted(spans, key=lambda span: (span.start, span.end))
+
+
+def spans_alone(text: str, listed: Mapping[str, int]) -> list[TimedStep]:
+    """The spans of a text that has nothing but spans, as ``timeline_in``, else none.
+
+    Example:
+        >>> [span.step for span in spans_alone("0-3 (1); 3-7 (2)", {})], spans_alone("(1); 3-7 (2)", {})
+        ([1, 2], [])
+    """
+    found = _readings(text, numbers_by_name(listed))
+    has_others = any(span is None and _WORD_OR_NUMBER.search(entry) for entry, span in found)
+    beside_objects = _FLAT_OBJECT.search(text) and _WORD_OR_NUMBER.search(_FLAT_OBJECT.sub(" ", text))
+    return [] if has_others or beside_objects else timeline_in(text, listed)
 
 
 def entry_in_other_units(text: str) -> str | None:
@@ -250,6 +259,14 @@ def named_step(text: str, listed: Mapping[str, int]) -> tuple[int | None, str]:
         return int(step[1]), plain_name(step[2])
     # "2, 3" and "1. 2. insert" are two numbers, of which one is a step.
     return (None, "") if _NUMBER_BEHIND.match(behind) else (int(bare[1]), behind)
+
+
+def _readings(text: str, listed: Mapping[str, int]) -> list[tuple[str, TimedStep | None]]:
+    """The entries of a text, each with its span, or None where it is none."""
+    objects = _FLAT_OBJECT.findall(text)
+    if objects:
+        return [(each, _from_object(each, listed)) for each in objects]
+    return [(each, _from_entry(each, listed)) for each in _entries(_with_numbers(text, listed))]
 
 
 def _entries(text: str) -> Iterator[str]:

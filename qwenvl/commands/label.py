@@ -70,6 +70,7 @@ def questions_of(request: UseRequest) -> list[Record | ValueError]:
     from qwenvl.data.records.catalog import resolve_datasets
     from qwenvl.data.records.record_file import RecordFile
     from qwenvl.inspection.clips import VIDEO_SUFFIXES, find_clips
+    from qwenvl.inspection.playable import is_copy
 
     words = request.words
     options = request.options
@@ -88,6 +89,7 @@ def questions_of(request: UseRequest) -> list[Record | ValueError]:
             clips += [str(Path(word, clip)) for clip in find_clips(Path(word))]
             continue
         matches = [] if Path(word).exists() else sorted(glob(word, recursive=True))
+        matches = [match for match in matches if not is_copy(Path(match))]
         clips += matches or [word]  # a word that is no pattern is a clip, which is refused where it is missing
     ask = partial(
         record_of, question=options.question, solution=None, asking=request.asking, options=options.choices or ()

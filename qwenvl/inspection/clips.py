@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qwenvl.data.errors import RecordError
+from qwenvl.inspection.playable import is_copy
 from qwenvl.option import did_you_mean
 
 # fmt: off
@@ -23,12 +24,12 @@ _SEVERAL_CLIPS = re.compile(rf"(?:{'|'.join(map(re.escape, VIDEO_SUFFIXES))})\s*
 def find_clips(root: Path) -> list[str]:
     """The clips in ``root`` and the folders below: paths from ``root`` with "/", sorted, numbers by their value.
 
-    Hidden files are left out.
+    Hidden files are left out, and the copies for players that `qwenvl label` writes.
     """
     if not root.is_dir():
         raise (NotADirectoryError if root.exists() else FileNotFoundError)(f"{root}: expected a folder of clips")
     files = [path for path in root.rglob("*") if path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()]
-    clips = [path.relative_to(root).as_posix() for path in files]
+    clips = [path.relative_to(root).as_posix() for path in files if not is_copy(path)]
     clips = [clip for clip in clips if "/." not in f"/{clip}"]  # ._clip.mp4
     if not clips:
         raise RecordError(f"{root}: no clips; expected files that end in {', '.join(VIDEO_SUFFIXES)}")

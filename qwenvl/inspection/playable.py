@@ -16,6 +16,7 @@ from qwenvl.run_log.report.pages import KEY_LENGTH, is_key
 PLAYED_CODECS = {"h264", "vp8", "vp9", "av1"}
 PLAYED_PIXELS = {"yuv420p", "yuvj420p"}
 PLAYED_SUFFIXES = {".mp4", ".m4v", ".mov", ".webm"}
+FOLDER = "clips"  # of the copies, beside the page
 WIDTH = 640  # of a copy at most, in pixels
 SECONDS = 120.0  # for one clip: a longer one is not copied
 MEMORY_BYTES = 4 * 10**9
@@ -66,6 +67,12 @@ def make_playable(clips: Iterable[str], folder: Path, most: int) -> dict[str, Pa
     if child is not None:
         child.kill()
     return found
+
+
+def is_copy(path: Path) -> bool:
+    """Whether a file is a copy for a player, in the folder ``clips`` beside a page."""
+    beside_a_page = path.parent.name == FOLDER and (path.parent.parent / "index.html").is_file()
+    return beside_a_page and path.suffix == ".mp4" and is_key(path.stem)
 
 
 def copy_name(path: str) -> str:

@@ -30,7 +30,7 @@ from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of
 from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.failure import counted
 from qwenvl.inspection.convert import row_of
-from qwenvl.inspection.playable import make_playable
+from qwenvl.inspection.playable import FOLDER, make_playable
 from qwenvl.inspection.run_report import add_pictures
 from qwenvl.model.weight_files import base_of_adapter
 from qwenvl.option import parse_row
@@ -44,7 +44,7 @@ from qwenvl.run_log.log import append_lines, drop_cut_line, hash_of, plain, read
 from qwenvl.run_log.report.evaluation import write_labels
 from qwenvl.run_log.report.timelines import axis_length, span_as_shown
 from qwenvl.run_log.report.write import check_no_links
-from qwenvl.timeline import TimedStep, timeline_in
+from qwenvl.timeline import TimedStep, plain_name, spans_alone, timeline_in
 from qwenvl.types import FrameInfo, PromptBatch, Record, RolloutBatch
 from qwenvl.use.label_table import LabelTable
 from qwenvl.use.options import UseRequest
@@ -199,7 +199,7 @@ class Labels:
         """The file to play of each clip that is a file: itself, or a copy beside the page."""
         records = [question for question, row in found if isinstance(question, Record) and row["error"] is None]
         clips = {path for record in records for path in record.videos if os.path.isfile(path)}
-        return make_playable(sorted(clips), self.folder / "clips", most)
+        return make_playable(sorted(clips), self.folder / FOLDER, most)
 
     def _as_shown(
         self, question: Record | ValueError, row: Mapping[str, Any], played: Mapping[str, Path]
@@ -226,13 +226,11 @@ class Labels:
         """The ``steps`` of a prompt's list and, of a question for a timeline, the spans of answer and votes."""
         listed = names_in(question.messages[-1].text)
         steps = [[number, name] for number, name in listed.items()]
-        spans = timeline_in(row.get("answer") or "", numbers_of(listed))
-        # Where the name of a step holds a range, as in "fasten screws 1-4", its answer would look like a span.
-        has_range = any(timeline_in(f"(1) {name}") for name in listed.values())
-        numbered = bool(spans) and not has_range and all(span.number is not None for span in spans)
+        answer = row.get("answer") or ""
         asked = self.reward in TIMELINES or question.fields.get("timeline") is not None
-        if not asked and not numbered:
+        if not asked and not is_timeline(answer, listed):
             return {"steps": steps, "timeline": None, "vote_spans": []}
+        spans = timeline_in(answer, numbers_of(listed))
         clips = [FrameInfo.of(clip) for clip in row.get("clips", ())]
         votes = [timeline_in(answer, numbers_of(listed)) for answer, _ in row.get("votes", ())]
         return {
@@ -301,6 +299,19 @@ def with_ids_of_their_own(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]
                 row = {**row, "record": {**record, "id": own}}
         different.append(row)
     return different
+
+
+def is_timeline(answer: str, listed: Mapping[int, str]) -> bool:
+    """Whether an answer is spans of the listed steps and nothing else, so that these are all that it says.
+
+    Words may hold what looks like a span: "(2) insert the fan, turning it 3-4 times".
+    """
+    # Where the name of a step holds a range, as in "fasten screws 1-4", its answer would look like a span.
+    if any(timeline_in(f"(1) {name}") for name in listed.values()):
+        return False
+    names = {number: plain_name(name) for number, name in listed.items()}
+    spans = spans_alone(answer, numbers_of(listed))
+    return bool(spans) and all(span.number in names and span.name in ("", names[span.number]) for span in spans)
 
 
 def editor_length(answers: Sequence[Sequence[TimedStep]], clips: Sequence[FrameInfo]) -> float:

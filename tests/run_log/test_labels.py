@@ -102,6 +102,8 @@ def test_labels_are_confirmed_corrected_and_saved_as_records(opened, tmp_path):
     assert page.run(COUNT) == "save 3 records"  # with the answer that nobody has looked at
     page.run("document.querySelector('#save').click()")
     assert len(json.loads(page.wait("window.saved"))) == 3
+    said = page.run("document.querySelector('#saved').textContent")
+    assert said == "saved 3 as labels.json, which the browser may have named labels (1).json: train on that file"
     page.run("document.querySelector('#undo').click()")
     page.wait(f"{COUNT} === 'save 3 records' && {ROWS}.length === 1")
 
@@ -206,6 +208,28 @@ def test_labels_of_another_tab_are_kept_and_shown(opened):
     page = opened(hash="#id=cam/torn.mp4")
     page.run("document.querySelector('#confirm').click()")
     page.wait(f"{done} === '3 of 4 done'")
+
+
+def test_an_answer_that_another_tab_corrects_takes_the_place_of_the_shown_one(opened):
+    """"right" would take the model's answer over again. What is edited here stays, also where the other tab saves."""
+    page = opened(hash="#id=cam/torn2.mp4")
+    noted = (
+        "(() => {{ const store = report.list.checked.name; const key = report.list.index.keys[{n}];"
+        "localStorage.setItem(store, JSON.stringify({{ [key]: {{ answer: '(5) box', state: 'corrected' }} }}));"
+        "dispatchEvent(new StorageEvent('storage', {{ key: store }})); }})()"
+    )
+    value = "document.querySelector('#answer').value"
+    assert page.run(value) == "(3) screw"
+    page.run(noted.format(n="report.list.chosen"))
+    page.wait(f"{value} === '(5) box'")
+    page = opened(hash="#id=cam/torn.mp4")
+    page.run("document.querySelector('#answer').value = '(7)'")
+    page.run("document.querySelector('#answer').dispatchEvent(new Event('input'))")
+    page.run(noted.format(n="report.list.chosen"))
+    assert page.run(value) == "(7)"
+    gone = "(name => { localStorage.setItem(name, '{}'); dispatchEvent(new StorageEvent('storage', { key: name })); })"
+    page.run(f"{gone}(report.list.drafts.name)")
+    assert "(7)" in page.run("localStorage.getItem(report.list.drafts.name)")
 
 
 # ---- a browser that keeps nothing more

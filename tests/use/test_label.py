@@ -21,7 +21,7 @@ from qwenvl.rewards.table import TABLE, reading
 from qwenvl.timeline import TimedStep
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.types import ClipMeta, FrameInfo, LibraryCount, LibrarySize, Message, Record
-from qwenvl.use.label import deciding_reward, editor_length, elected, key_of
+from qwenvl.use.label import deciding_reward, editor_length, elected, is_timeline, key_of
 from qwenvl.use.label_table import as_cell
 from tests.made_clips import slow_gif, write_clip
 from tests.train.test_distributed import launch_ranks
@@ -323,6 +323,42 @@ def test_a_step_whose_name_holds_a_range_is_no_span(there, monkeypatch):
     labelled("model", "clips/2.mp4", "--question", "steps.txt", "--page")
     [shown] = shown_rows()
     assert shown["answer"] == "(1) fasten screws 1-4" and shown["timeline"] is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_one"),
+    [
+        ("0-3 (2) insert the fan\n3-7.5 (1)", True),
+        ("0-3 (2) Insert the fan; 3-7 s take the lid", True),
+        ('[{"step": 2, "start": 0, "end": 3.5},\n {"step": "take the lid", "start": 3.5, "end": 7}]', True),
+        ("(2) insert the fan, turning it 3-4 times", False),
+        ("(1) take the lid\n(2) insert the fan, turning it 3-4 times", False),
+        ("(1) take the lid\n0-3 (2) insert the fan", False),
+        ("take the lid\n0-3 (2) insert the fan", False),
+        ('take the lid, then {"step": 2, "start": 0, "end": 3.5}', False),
+        ("0-3 (7) paint", False),
+        ("(2) 20-30 years", False),
+        ("", False),
+    ],
+)
+def test_an_answer_is_a_timeline_where_it_has_nothing_but_spans_of_the_list(answer, is_one):
+    """What the page shows as spans it saves as spans: whatever else an answer said would be lost."""
+    assert is_timeline(answer, {1: "take the lid", 2: "insert the fan"}) == is_one
+
+
+def test_spans_of_no_list_stay_a_text():
+    assert not is_timeline("0-3 (2)", {})
+
+
+def test_copies_for_the_player_are_no_clips(there):
+    Path("clips/broken.mp4").unlink()
+    write_clip(there / "clips" / "old.avi", 20, size=(160, 120), codec="mpeg4")
+    words = ["--question", QUESTION, "--page", "--output", "clips/labels.csv"]
+    for where in (["clips"], ["clips"], ["clips", "clips/**/*.mp4"]):
+        assert qwenvl(["label", "model", *where, *words, *FLAGS]) == 0
+        assert len([*Path("clips/labels/clips").glob("*.mp4")]) == 1
+        names = sorted(Path(row["id"]).name for row in table("clips/labels.csv"))
+        assert names == ["10.mp4", "2.mp4", "b.mp4", "old.avi"]
 
 
 def test_the_page_shows_the_clips_of_its_questions_where_their_folder_was_moved(there, capsys):

@@ -108,9 +108,10 @@ class Kept {
     }
   }
 
-  // All that was stored is removed, by another page or by the browser. This page is open and has it still.
+  // Store what another page or the browser has removed. This page is open and has it still.
   storeAgain() {
-    for (const n of this.values.keys()) this.notStored(n);
+    const stored = this.stored();
+    for (const n of this.values.keys()) if (!stored.has(n)) this.notStored(n);
     this.retry();
   }
 

@@ -32,7 +32,7 @@ class Labels extends List {
       kind: "label",
       nothing: "No clip was labelled.",
     });
-    Object.assign(this, { index, voted });
+    Object.assign(this, { index, voted, saves: 0 });
     // number -> {answer, timeline: spans of one, state: confirmed | corrected}
     this.checked = new Kept(STORE, index.keys, CHECKED_FORM);
     // number -> what was edited and not saved: a text, or spans
@@ -110,10 +110,16 @@ class Labels extends List {
   followed(event) {
     const concerns = (name) => event.key === name || event.key === null; // null: everything was removed
     if (concerns(STORE)) {
+      const shown = this.chosen;
+      const before = JSON.stringify(this.done(shown));
       this.checked.follow();
       this.drawRows();
+      this.editor?.commit();
+      // Else "right" would take over the answer that the other tab has corrected.
+      const isOld = shown !== null && JSON.stringify(this.done(shown)) !== before;
+      if (isOld && this.drafts.get(shown) === undefined) this.choose(shown);
     }
-    if (concerns(DRAFTS) && localStorage.getItem(DRAFTS) === null) this.drafts.storeAgain();
+    if (concerns(DRAFTS)) this.drafts.storeAgain();
     this.retry();
   }
 
@@ -515,7 +521,10 @@ class Labels extends List {
     if (rows.length) download("labels.json", `[\n${rows.join(",\n")}\n]\n`, "application/json");
     this.checked.inFile(written);
     const left = refused ? `, without ${refused.toLocaleString("en")} whose step is not in the list` : "";
-    document.querySelector("#saved").textContent = `saved ${rows.length.toLocaleString("en")} as labels.json${left}`;
+    const again = this.saves > 0 ? ", which the browser may have named labels (1).json: train on that file" : "";
+    this.saves += 1;
+    document.querySelector("#saved").textContent =
+      `saved ${rows.length.toLocaleString("en")} as labels.json${again}${left}`;
     this.count();
   }
 
