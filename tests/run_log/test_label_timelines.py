@@ -253,7 +253,7 @@ def test_a_step_that_is_typed_is_a_number_or_a_name(timelines, browser, tmp_path
         assert browser.run("[report.list.editor.spans[0].number, report.list.editor.spans[0].name]") == step, text
         read = read_timeline([{"step": text, "start": 0, "end": 1}], {}, "labels.json")
         assert [read[0].number, read[0].name] == step, "as records are read"
-    counts = ("3 lids taken", "turn (2) screws", "step 3 take the lid")
+    counts = ("3 lids taken", "turn (2) screws", "step 3 take the lid", "5-axis mill", "2, 3", "-5 V")
     for text in counts[:2]:
         with pytest.raises(RecordError, match="has a number that rewards would take"):
             read_timeline([{"step": text, "start": 0, "end": 1}], {}, "labels.json")

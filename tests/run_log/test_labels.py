@@ -144,6 +144,18 @@ def test_a_name_in_front_of_the_first_number_is_not_saved(browser, tmp_path):
         assert browser.run("document.querySelector('#correct').disabled") == is_refused, text
 
 
+def test_a_step_that_the_prompt_does_not_list_is_not_saved(browser, tmp_path):
+    rows = [label(str(n), f"(1) lid ({n}) fan", 1.0, steps=[[1, "lid"], [2, "fan"]]) for n in (2, 3)]
+    written = write_labels(tmp_path, "run", rows, "qwenvl train")
+    browser.open(f"{written.page.as_uri()}#id=cam/3.mp4")
+    browser.wait("document.querySelector('#group article') !== null")
+    browser.run("localStorage.clear()")
+    assert browser.run("document.querySelector('#confirm').title") == "(3) is not in the list of steps"
+    browser.press("y")
+    browser.run("document.querySelector('#unchecked').click()")
+    assert browser.run("report.list.checked.size") == 0 and browser.run(COUNT) == "save 1 record"
+
+
 def test_the_keys_of_spans_are_not_named_where_there_are_none(opened):
     assert opened().run(KEYS) == "j k y e p /"
 

@@ -49,6 +49,7 @@ TRUNCATED = 2  # or is truncated
 
 
 _TAGS = re.compile(r"</?answer>|<\|\w+\|>")  # that an answer cannot hold, as on the page
+_NUMBER_IN_BRACKETS = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 
 Answers = Sequence[EvaluationSample]
 """The completions of one record by control, model and place among them. The first is of the record as it is."""
@@ -334,12 +335,17 @@ def has_answer(row: Mapping[str, Any]) -> bool:
 
 
 def is_refused(row: Mapping[str, Any]) -> bool:
-    """Whether training refuses the answer of a label: for a step that is not in the list of its prompt, or for tags."""
+    """Whether the answer of a label is no solution: for a step that is not in the list of its prompt, or for tags."""
     timeline = row.get("timeline")
-    if not timeline:
-        return _TAGS.search(row.get("answer") or "") is not None
+    answer = row.get("answer") or ""
+    if not timeline and _TAGS.search(answer):
+        return True
     listed = [number for number, _ in row.get("steps", ())]
-    return bool(listed) and any(span["number"] not in listed for span in timeline["spans"])
+    if timeline:
+        named = [span["number"] for span in timeline["spans"]]
+    else:
+        named = [int(number) for number in _NUMBER_IN_BRACKETS.findall(answer)]
+    return bool(listed) and any(number not in listed for number in named)
 
 
 def different_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:

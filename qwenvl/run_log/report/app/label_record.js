@@ -56,6 +56,10 @@ function answerProblem(text, steps) {
   const first = steps.length ? text.search(/\(\s*[0-9]{1,9}\s*\)/) : -1;
   if (/[\p{L}\p{N}]/u.test(text.slice(0, Math.max(first, 0))))
     return "only numbers in brackets would count: write (2) in front of the name of step 2, for each step";
+  const others = [...text.matchAll(/\(\s*([0-9]{1,9})\s*\)/g)].filter(
+    ([, digits]) => !steps.some(([number]) => number === Number(digits)),
+  );
+  if (steps.length && others.length) return `${others[0][0]} is not in the list of steps`;
   return /<\/?answer>|<\|\w+\|>/.test(text) ? "an answer can't hold tags such as <answer> and <|im_end|>" : "";
 }
 

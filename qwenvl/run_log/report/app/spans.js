@@ -36,8 +36,10 @@ function typedSeconds(field) {
 
 // A number in brackets, alone, or with a sign behind it, and the name. "2nd screw" and "2.5 mm" are names.
 const NUMBERED_STEP = /^(?:\(\s*(\d{1,9})\s*\)\s*(.*)|(\d{1,9})(?:\s*[.):,-](?!\d)\s*(.*))?)$/;
-// Of "2 bolts" and "turn (2) screws" training would take the number for that of the step.
-const NUMBER_IN_NAME = /^(?:step\s*)?#?\s*\d{1,9}\s+\S|[^(\s].*\(\s*\d{1,9}\s*\)/i;
+// Of "2 bolts", "5-axis mill", "2, 3" and "turn (2) screws" training would take a number for that of the step. The minus
+// of "-5 V" would be lost.
+const NUMBER_IN_NAME =
+  /^(?:step\s*)?#?\s*\d{1,9}\s+\S|^\d{1,9}-[^\s\d]|^-\d|^\d{1,9}\s*,\s*\d|[^(\s].*\(\s*\d{1,9}\s*\)/i;
 
 // The number and the name of a step that is typed.
 function typedStep(text) {
