@@ -39,7 +39,15 @@ from qwenvl.inspection.clips import (
 from qwenvl.inspection.convert import OWN_KEYS, write_records
 from qwenvl.inspection.folder_summary import Label, Labels, first_lines, not_taken, summary
 from qwenvl.inspection.label_columns import column_names, named_cells
-from qwenvl.inspection.steps import Steps, answer_in, number_of, numbered, read_steps
+from qwenvl.inspection.steps import (
+    Steps,
+    answer_in,
+    check_names,
+    number_of,
+    numbered,
+    read_steps,
+    steps_of_labels,
+)
 from qwenvl.types import Message, Record
 
 STEPS = "{steps}"  # the place of the list of steps in a question
@@ -280,10 +288,10 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         raise ValueError(f"--label_fps has no effect: the spans of {path} are in seconds; leave it out")
     from_elsewhere = is_export or path.is_dir() or any(is_absolute(each.clip) for each in rows)
     of_one_folder = _OneFolder.of(root, labelled, named)
-    listed = spans.steps_in(labelled, background) if steps is None else steps
+    listed = steps_of_labels(rows, background) if steps is None else steps
     no_steps = frozenset(label.strip().casefold() for label in background)
     _check_no_background(listed, no_steps, str(args.steps))
-    spans.check_names(listed, str(path) if steps is None else str(args.steps))
+    check_names(listed, str(path) if steps is None else str(args.steps))
     reader = spans.SpanReader(
         root=root,
         number_of=lambda label: number_of(listed, label),

@@ -16,11 +16,9 @@ from qwenvl.data.records.text import text_rows, whole_text
 from qwenvl.data.records.timelines import span_between
 from qwenvl.failure import counted
 from qwenvl.files import plain_file
-from qwenvl.inspection.clips import composed, may_be_one_file
+from qwenvl.inspection.clips import may_be_one_file
 from qwenvl.inspection.label_columns import column_names, named_cells
-from qwenvl.inspection.steps import with_other_number
-from qwenvl.rewards.functions.text import unified
-from qwenvl.timeline import TimedStep, plain_name, time_text, timeline_in, written_timeline
+from qwenvl.timeline import TimedStep, time_text, written_timeline
 
 if TYPE_CHECKING:
     from qwenvl.data.media.reader import Clip
@@ -531,58 +529,6 @@ def are_whole_minutes(labelled: Sequence[LabelledSpan | RecordError]) -> bool:
         if isinstance(each, LabelledSpan) and not each.in_frames:
             times.update(time for time in (str(each.start), str(each.end)) if time.count(":") == 2)
     return any(re.search("[1-9]", time) for time in times) and all(map(_WHOLE_MINUTES.fullmatch, times))
-
-
-def steps_in(labelled: Sequence[LabelledSpan | RecordError], background: Sequence[str]) -> list[str]:
-    """The names of the labels, in the order of their first spans, for labels without a file of steps.
-
-    Raises:
-        RecordError: a label is a number, or holds signs that have a meaning in answers, or labels have numbers that
-            would not be those of their steps.
-    """
-    without = {label.strip().casefold() for label in background}
-    names: dict[str, str] = {}
-    for each in labelled:
-        if isinstance(each, RecordError) or each.step.casefold() in without:
-            continue
-        name = composed(" ".join(each.step.replace("_", " ").split()))
-        if re.fullmatch(r"\(?[0-9]+(?:[.,][0-9]+)?\)?", name):
-            raise RecordError(f"{each.where}: {each.step!r} is a number; give the names of the steps by --steps FILE")
-        if re.search(r"[<;]|\(\s*[0-9]+\s*\)", unified(name)):
-            raise RecordError(f"{each.where}: {each.step!r}: (number), < and ; have a meaning in answers; rename it")
-        first = names.setdefault(plain_name(name.replace("-", " ")), name)
-        if _with_signs(first) != _with_signs(name):
-            raise RecordError(f"{each.where}: {name!r} and {first!r} would be one step; rename one of them")
-    found = list(names.values())
-    other = with_other_number(found)
-    if other is not None:
-        raise RecordError(
-            f"the labels have numbers of their own, and {other!r} would be step {found.index(other) + 1}; give the "
-            "names of the steps in their order by --steps FILE"
-        )
-    return found
-
-
-def _with_signs(name: str) -> str:
-    """A name without the differences that one step may have: small letters, and hyphens between words."""
-    return re.sub(r"(?<=\w)-(?=\w)", " ", name.casefold())
-
-
-def check_names(names: Sequence[str], where: str) -> None:
-    """Check that an answer with the name of a step can be read again.
-
-    Raises:
-        RecordError: a name holds a range such as 2-3 or a semicolon, which have a meaning in timelines.
-    """
-    for number, name in enumerate(names, start=1):
-        # Rewards read answers as ``unified`` writes them, in which the signs of other scripts have that meaning too.
-        as_read = unified(name)
-        spans = timeline_in(written_timeline([TimedStep(0.0, 1.0, number, as_read)]))
-        if len(spans) != 1 or plain_name(spans[0].name) != plain_name(as_read):
-            raise RecordError(
-                f"{where}: step {number}, {name!r}: ranges such as 2-3 and semicolons have a meaning in timelines; "
-                "rename it"
-            )
 
 
 def _whole(text: str, name: str, where: str) -> int:

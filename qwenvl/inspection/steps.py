@@ -1,18 +1,24 @@
-"""The steps of a procedure, read from a text file, and the answers of a table that name them."""
+"""The steps of a procedure, read from a text file or from labels, and the answers of a table that name them."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.text import whole_text
+from qwenvl.inspection.clips import composed
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.actions import action_numbers, is_range
 from qwenvl.rewards.functions.text import normalized, unified
+from qwenvl.timeline import TimedStep, plain_name, timeline_in, written_timeline
+
+if TYPE_CHECKING:
+    from qwenvl.inspection.spans import LabelledSpan
 
 _NUMBERED = re.compile(r"(?:step\s*)?\(?\s*([0-9]{1,4})\s*(?:[).:\s]+(.*))?", re.DOTALL | re.IGNORECASE)
 _NUMBERS = re.compile(r"[0-9]+(?:[\s,;|+&/]+[0-9]+)*")
@@ -159,7 +165,59 @@ def _numbering(lines: Sequence[str]) -> list[re.Match[str] | None]:
     return marked
 
 
-def with_other_number(names: Sequence[str]) -> str | None:
+def steps_of_labels(labelled: Iterable[LabelledSpan], background: Sequence[str]) -> list[str]:
+    """The steps that labels name, in the order of their first spans, where there is no file of steps.
+
+    Raises:
+        RecordError: a label is a number, or holds signs that have a meaning in answers, or labels have numbers that
+            would not be those of their steps.
+    """
+    without = {label.strip().casefold() for label in background}
+    names: dict[str, str] = {}
+    for each in labelled:
+        if each.step.casefold() in without:
+            continue
+        name = composed(" ".join(each.step.replace("_", " ").split()))
+        if re.fullmatch(r"\(?[0-9]+(?:[.,][0-9]+)?\)?", name):
+            raise RecordError(f"{each.where}: {each.step!r} is a number; give the names of the steps by --steps FILE")
+        if re.search(r"[<;]|\(\s*[0-9]+\s*\)", unified(name)):
+            raise RecordError(f"{each.where}: {each.step!r}: (number), < and ; have a meaning in answers; rename it")
+        first = names.setdefault(plain_name(name.replace("-", " ")), name)
+        if _with_signs(first) != _with_signs(name):
+            raise RecordError(f"{each.where}: {name!r} and {first!r} would be one step; rename one of them")
+    found = list(names.values())
+    other = _with_other_number(found)
+    if other is not None:
+        raise RecordError(
+            f"the labels have numbers of their own, and {other!r} would be step {found.index(other) + 1}; give the "
+            "names of the steps in their order by --steps FILE"
+        )
+    return found
+
+
+def _with_signs(name: str) -> str:
+    """A name without the differences that one step may have: small letters, and hyphens between words."""
+    return re.sub(r"(?<=\w)-(?=\w)", " ", name.casefold())
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Check that an answer with the name of a step can be read again.
+
+    Raises:
+        RecordError: a name holds a range such as 2-3 or a semicolon, which have a meaning in timelines.
+    """
+    for number, name in enumerate(names, start=1):
+        # Rewards read answers as ``unified`` writes them, in which the signs of other scripts have that meaning too.
+        as_read = unified(name)
+        spans = timeline_in(written_timeline([TimedStep(0.0, 1.0, number, as_read)]))
+        if len(spans) != 1 or plain_name(spans[0].name) != plain_name(as_read):
+            raise RecordError(
+                f"{where}: step {number}, {name!r}: ranges such as 2-3 and semicolons have a meaning in timelines; "
+                "rename it"
+            )
+
+
+def _with_other_number(names: Sequence[str]) -> str | None:
     """The first name whose own number is not that of its place, where all have one: "2. take the lid" as the first."""
     for place, (name, match) in enumerate(zip(names, _numbering(names), strict=True), start=1):
         if match is None:
