@@ -201,7 +201,9 @@ def _clip_path(address: str) -> str:
     local = local_file(address)
     if local is not None:
         return local.replace("\\", "/").strip("/")
-    path = unquote(urlsplit(address).path).replace("\\", "/")
+    # Behind # and ? an address has no more of its path, and a name of a file has.
+    is_address = "://" in address or address.startswith("/data/")
+    path = unquote(urlsplit(address).path if is_address else address).replace("\\", "/")
     if "/upload/" not in address:
         return path.strip("/").removeprefix("./")
     return _UPLOADED.sub("", Path(path).name, count=1)

@@ -107,6 +107,10 @@ def test_a_name_with_signs_of_addresses_is_found(folder, capsys):
     Path("a.eaf").write_text(EAF.replace("file:///home/me/a.mp4", "file:///C:/rec/clips/a#2?.mp4"))
     run(capsys, "--answers", "a.eaf", "--overwrite")
     assert [record["id"] for record in json.loads(Path("clips/records.json").read_text())] == ["a#2?.mp4"]
+    absolute = 'MEDIA_URL="file:///home/me/a.mp4"'
+    Path("b.eaf").write_text(EAF.replace(absolute, 'MEDIA_URL="" RELATIVE_MEDIA_URL="./a#2?.mp4"'))
+    run(capsys, "--answers", "b.eaf", "--steps", "steps.txt", "--overwrite")
+    assert [record.id for record in records()] == ["a#2?.mp4"], "and not a.mp4"
 
 
 def test_a_region_without_a_label_is_refused(folder, capsys):
