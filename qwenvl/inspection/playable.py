@@ -70,9 +70,13 @@ def make_playable(clips: Iterable[str], folder: Path, most: int) -> dict[str, Pa
 
 
 def is_copy(path: Path) -> bool:
-    """Whether a file is a copy for a player, in the folder ``clips`` beside a page."""
-    beside_a_page = path.parent.name == FOLDER and (path.parent.parent / "index.html").is_file()
-    return beside_a_page and path.suffix == ".mp4" and is_key(path.stem)
+    """Whether a file is a copy for a player, in the folder ``clips`` beside a page of labels.
+
+    Clips of a data set may have such names, too.
+    """
+    if path.parent.name != FOLDER or path.suffix != ".mp4" or not is_key(path.stem):
+        return False
+    return all((path.parent.parent / name).is_file() for name in ("index.html", "protocol.json", "rows-0.jsonl"))
 
 
 def copy_name(path: str) -> str:

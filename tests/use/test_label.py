@@ -17,6 +17,7 @@ from qwenvl.data.media.source import media_path, version_of
 from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.questions import BLOCK
+from qwenvl.inspection.playable import is_copy
 from qwenvl.rewards.table import TABLE, reading
 from qwenvl.timeline import TimedStep
 from qwenvl.train.grpo_trainer import GRPOTrainer
@@ -359,6 +360,9 @@ def test_copies_for_the_player_are_no_clips(there):
         assert len([*Path("clips/labels/clips").glob("*.mp4")]) == 1
         names = sorted(Path(row["id"]).name for row in table("clips/labels.csv"))
         assert names == ["10.mp4", "2.mp4", "b.mp4", "old.avi"]
+    [copy] = Path("clips/labels/clips").glob("*.mp4")
+    shutil.copy(copy, "clips")  # a clip of a data set may have such a name
+    assert is_copy(copy) and not is_copy(Path("clips", copy.name))
 
 
 def test_the_page_shows_the_clips_of_its_questions_where_their_folder_was_moved(there, capsys):
