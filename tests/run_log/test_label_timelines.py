@@ -253,11 +253,11 @@ def test_a_step_that_is_typed_is_a_number_or_a_name(timelines, browser, tmp_path
         assert browser.run("[report.list.editor.spans[0].number, report.list.editor.spans[0].name]") == step, text
         read = read_timeline([{"step": text, "start": 0, "end": 1}], {}, "labels.json")
         assert [read[0].number, read[0].name] == step, "as records are read"
-    counts = ("3 lids taken", "turn (2) screws", "step 3 take the lid", "5-axis mill", "2, 3", "-5 V")
+    counts = ("3 lids taken", "turn (2) screws", "step 3 take the lid", "5-axis mill", "2, 3", "-5 V", "盖（2）", "盖②")
     for text in counts[:2]:
         with pytest.raises(RecordError, match="has a number that rewards would take"):
             read_timeline([{"step": text, "start": 0, "end": 1}], {}, "labels.json")
-    signs = ("glue; press", "a <b>", "screws 1-4", "3 to 4", "from 2\u21923", "{x}", "-")
+    signs = ("glue; press", "取盖；装扇", "a <b>", "screws 1-4", "3 to 4", "from 2\u21923", "{x}", "-")
     units = ("frame 3", "Min", "分", "S-hook", "percent", "帧")
     for text in (*signs, *units, *counts):
         typed(browser, 0, 0, text)

@@ -521,11 +521,11 @@ def counted_from(rows: Iterable[tuple[Any, Options]]) -> int | None:
         if number is None:
             continue
         same = _same_text(str(number), options.texts)
-        if number in options.numbers:
+        if same:
+            by_text.append((number, list(options.texts).index(same[0])))
+        elif number in options.numbers:
             telling += 1
             starts.add(options.numbers[0])
-        elif same:
-            by_text.append((number, list(options.texts).index(same[0])))
         elif number in (0, len(options.texts)) and not _numbers_within(options, number):
             telling += 1
             starts.add(0 if number == 0 else 1)

@@ -19,11 +19,12 @@ from qwenvl.rewards.functions.actions import (
 )
 from qwenvl.rewards.functions.answers import affirms, letters
 from qwenvl.rewards.functions.grounding import boxes_in, spans_in
-from qwenvl.rewards.functions.text import first_block, normalized, solution_of
+from qwenvl.rewards.functions.text import first_block, normalized, solution_of, unified
 from qwenvl.timeline import timeline_in
 from qwenvl.types import Hint, Record
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
+_NUMBER_OF_STEP = re.compile(r"\(\s*[0-9]{1,9}\s*\)")
 _ENDS_A_NAME = re.compile(r"[,;\n(]")
 # 2,375 may be a number of thousands, or have a decimal comma.
 _WITH_A_COMMA = re.compile(r"[-+]?[1-9][0-9]{0,2},[0-9]{3}")
@@ -101,6 +102,9 @@ def _list_that_is_not_read(record: Record, solution: str) -> Iterator[Hint]:
     phrases = set(action_phrases(solution))
     lists = [list_in(message.text) for message in record.messages[:-1]]
     lines = _OTHER_NUMBERS.findall(record.messages[-1].text)
+    # "Which? (1) take the lid (2) insert the fan": what stands behind each number. The first piece is the question.
+    pieces = re.split(_NUMBER_OF_STEP, unified(record.messages[-1].text))[1:]
+    in_a_line = [normalized(piece.strip(" ,;\n")) for piece in pieces]
     if any(each and (has_numbers or phrases & each.keys()) for each in lists):
         yield Hint(
             "list of steps not read",
@@ -111,6 +115,11 @@ def _list_that_is_not_read(record: Record, solution: str) -> Iterator[Hint]:
         yield Hint(
             "list of steps not read",
             "the lines of the prompt's list do not begin with (1), (2), ...: answers by names or bare numbers score 0",
+        )
+    elif len(in_a_line) > 1 and not action_numbers(solution) and (has_numbers or phrases & set(in_a_line)):
+        yield Hint(
+            "list of steps not read",
+            "the steps of the prompt's list do not stand on a line each: answers by names or bare numbers score 0",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.actions import names_in
-from qwenvl.rewards.functions.text import solution_of
+from qwenvl.rewards.functions.text import solution_of, unified
 from qwenvl.timeline import (
     TimedStep,
     named_step,
@@ -131,6 +131,7 @@ def step_named(value: Any, listed: Mapping[int, str]) -> tuple[int | None, str]:
     text = f"({value})" if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"step: expected a number or a name, got {kind_of(value)}")
+    text = unified(text)  # as rewards read answers: a name in full-width signs must not mean more to them
     numbers = numbers_of(listed)
     number, name = named_step(text, numbers)
     if number is None and not name:

@@ -36,8 +36,8 @@ _OTHER_BOX = re.compile(
     r"|\[(?:\s{0,40}[\"']-?[0-9.]{1,38}[\"']\s{0,40},?){2,9}\]"
 )
 _TIME = re.compile(
-    # The 1 of t1 is no time, and the 8 of 3to8 is one.
-    r"(?:(?<![0-9:A-Za-z_])|(?<=[0-9]to)|(?<=[0-9]s))"
+    # The 1 of t1 is no time, nor is the 2 of 3:2. The 8 of 3to8 and that of "end":8 are times.
+    r"(?:(?<![0-9A-Za-z_])(?<![0-9]:)|(?<=[0-9]to)|(?<=[0-9]s))"
     # Two dots or three may stand before a time, and one begins decimals.
     r"(?<!(?<!\.)\.)(?<![0-9][eE])(?<![0-9][eE][+-])"
     r"(?:([0-9]{1,3}):)?(?:([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,30})?)"

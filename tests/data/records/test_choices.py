@@ -199,7 +199,7 @@ def test_the_text_of_one_option_and_the_number_of_another_is_refused():
         ([(1, WAYS), (0, WAYS)], 0),
         ([("1", WAYS), ("3", WAYS)], 1),
         ([(1, WAYS), (2, WAYS)], None),
-        ([(3, {"0": "3", "1": "4", "2": "5", "3": "6"}), (0, WAYS)], 0),  # these number their options themselves
+        ([(3, {"1": "2", "2": "3", "3": "4", "4": "5"})], None),  # the text of one option and the number of another
         ([("left", WAYS), ("B", WAYS)], None),
         ([(2, {"1": "left", "2": "right", "3": "up"})], 1),
         ([(2, ["0. left", "1. right", "2. up"])], 0),
@@ -209,6 +209,12 @@ def test_the_text_of_one_option_and_the_number_of_another_is_refused():
 )
 def test_the_answers_of_a_file_show_whether_they_count_from_0_or_1(rows, first):
     assert counted_from((answer, options_of(options)) for answer, options in rows) == first
+
+
+def test_a_number_that_is_the_text_of_another_option_than_the_file_counts_is_refused():
+    rows = [(3, {"0": "3", "1": "4", "2": "5", "3": "6"}), (0, WAYS)]
+    with pytest.raises(ValueError, match=r"in 1 row a number is the text of one option and, counted from 0"):
+        counted_from((answer, options_of(options)) for answer, options in rows)
 
 
 def written(tmp_path, rows):

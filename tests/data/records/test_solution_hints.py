@@ -115,6 +115,14 @@ def test_a_list_in_another_notation_is_named_where_the_solution_has_numbers(line
     assert hints("red", asked) == hints("2", asked) == []
 
 
+def test_a_list_in_one_line_is_named_where_the_solution_has_names_or_bare_numbers():
+    for asked in ("Which? (1) take it (2) put it", "Which?\n(1) take it; (2) put it"):
+        for solution in ("take it", "1, 2", "put it, take it"):
+            [message] = hints(solution, asked)
+            assert message.startswith("the steps of the prompt's list do not stand on a line each")
+        assert hints("(2) put it", asked) == hints("red", asked) == []
+
+
 def test_a_list_in_another_turn_is_named():
     turns = (Message("system", LISTED), Message("user", "Which?"))
     for solution in ("(1)", "take the lid"):

@@ -106,6 +106,15 @@ def test_without_a_list_a_label_begins_with_its_number(label):
     assert parsed("Which?", timeline=spans).solution == "<answer>0.0-5.0 (2) lid</answer>"
 
 
+@pytest.mark.parametrize(
+    ("name", "message"), [("盖（2）", "has a number"), ("盖②", "has a number"), ("取；装", "semicolon")]
+)
+def test_a_name_is_read_as_rewards_read_it(name, message):
+    """In full-width signs too: they would take another step for it."""
+    with pytest.raises(RecordError, match=message):
+        parsed("Which?", timeline=[{"step": name, "start": 0, "end": 5}])
+
+
 @pytest.mark.parametrize("name", ["2.5 mm screw", "2nd screw", "the 2 screws"])
 def test_other_numbers_stay_in_names(name):
     spans = [{"step": name, "start": 0, "end": 5}]

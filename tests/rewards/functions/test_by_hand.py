@@ -375,6 +375,7 @@ READINGS = [
     *((spans_in, text, []) for text in ('{"start_frame": 1, "end_frame": 3}', '{"frames": [1,3]}', "frames from 3")),
     *((spans_in, text, []) for text in ("12-30 (frames)", "12-30 in frames", '{"start_ms":3,"end_ms":8}', "10-20 (%)")),
     *((spans_in, text, [(3.0, 8.0)]) for text in ("3 -8", "- 3 to 8", '{"end": 8, "start": 3}')),
+    *((spans_in, text, [(3.0, 8.0)]) for text in ('{"start":3,"end":8.0}', "Start:3, End:8", "时间:3秒-8秒", "s:3-8")),
     (spans_in, "10 to 20 and 1 min 30 s to 2 min", [(10.0, 20.0), (90.0, 120.0)]),
     *((spans_in, text, [(60.0, 120.0)]) for text in ("between 1 and 2 minutes", "1 min to 2 min.")),
     *((spans_in, text, []) for text in ("frames: 12-20", "frame number 12 to frame number 20", "frame #1-frame #2")),
