@@ -33,13 +33,15 @@ _SAID = re.compile(
     r"(?:\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?|答案[是为為]?):? ?"
     # "Answer: A man" chooses nothing either, and "the answer is A because" does.
     r"[(\[]?(?:([A-Z])\b(?!(?<=A) (?!(?:as|and|because|but|for|if|is|or|since|which|with)\b)[a-z])"
+    # "Option B is wrong" chooses nothing.
+    r"(?![)\]]?\s{1,4}(?:is|are)\s{1,4}(?:not|incorrect|wrong|false)\b)"
     r"|([a-z])(?=[)\]]?\s{0,4}[.,;]?\s{0,4}(?:$|\n)))"
 )
 # "the answer is A or B": several letters, and not the first one.
 _SAID_SEVERAL = re.compile(
-    r"\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?:? ?"
+    r"(?:\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?|答案[是为為]?):? ?"
     # "I" before a word is no choice: "the answer is B, I am sure".
-    r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
+    r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|、|和|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
 )
 # "D. A and B": a letter with the text of its option, and no list.
 _WITH_A_TEXT = re.compile(r"[(\[]?([A-Za-z])[).:\]][ \t]{1,8}(?!(?:and|or)\b)\w")
