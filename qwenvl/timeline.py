@@ -23,7 +23,7 @@ LONGEST_TIME = 1e7
 """Seconds that a time must stay below, a hundred days. Larger numbers are no times."""
 
 _SECONDS = r"(?:(?:([0-9]{1,3}):)?([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,30})?)"
-_OF_SECONDS = r"\s{0,4}(?:s|secs?|seconds?)\b"
+_OF_SECONDS = r"\s{0,4}(?:(?:s|secs?|seconds?)\b|秒)"
 _UNIT = rf"(?:{_OF_SECONDS})?"
 _TIME = re.compile(_SECONDS + _UNIT, re.IGNORECASE)
 # Times may stand in angle or square brackets, as Qwen3-VL shows them in its prompts: <3.5 seconds>.
@@ -34,10 +34,10 @@ _OTHER_UNIT = (
     r"|[(\[]\s?(?:ms|milliseconds?|min|minutes?|frames?|percent|%)\s?[)\]]|分|毫秒|小时|小時|時間|帧|幀)"
 )
 _DASH = r"(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~\u301c]|\.{2,3})"
-_BETWEEN_TIMES = rf"(?:{_DASH}|to\b|until\b|till\b)"
+_BETWEEN_TIMES = rf"(?:{_DASH}|to\b|until\b|till\b|到|至)"
 _RANGE = re.compile(
     # Not in a word, behind a sign, or the second half of a number such as 1.5 or 1,5.
-    r"(?<![\w.:+-])(?<![0-9],)(?:from\s{1,4})?"
+    r"(?<![\w.:+-])(?<![0-9],)(?:from\s{1,4}|从)?"
     rf"(?:{_BRACKETED_TIME}\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}{_BRACKETED_TIME}"
     rf"|\[\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}},\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}}\])"
     # Not the first half of a longer number, and not followed by a third time: 2-3-7 has two readings.
@@ -263,6 +263,7 @@ def named_step(text: str, listed: Mapping[str, int]) -> tuple[int | None, str]:
 
 def _readings(text: str, listed: Mapping[str, int]) -> list[tuple[str, TimedStep | None]]:
     """The entries of a text, each with its span, or None where it is none."""
+    text = text.replace("**", "")  # of Markdown: "**Step 1** (0.0 - 3.5)"
     objects = _FLAT_OBJECT.findall(text)
     if objects:
         return [(each, _from_object(each, listed)) for each in objects]

@@ -15,6 +15,8 @@ READ = [
     ("[0, 3.5] (2) insert the fan", FAN),
     ("* step 2: insert the fan (0.0\N{EN DASH}3.5)", FAN),
     ("2. 0.0-3.5 insert the fan", FAN),
+    *((text, FAN) for text in ("**Step 2** (0.0 - 3.5 s): insert the fan", "**(2) insert the fan**: 0.0-3.5")),
+    *((f"{times}:(2) insert the fan", FAN) for times in ("0.0-3.5秒", "从0.0秒到3.5秒", "0.0秒至3.5秒", "0.0秒-3.5秒")),
     *((f"1. {entry}", [(5.0, 8.0, 2, "")]) for entry in ("5-8: step 2", "Step 2 (5-8)", "5-8 #2")),  # on line 1
     ("1. step 2, insert the fan: 0-3.5", FAN),
     ("frame mounting 0-3", [(0.0, 3.0, None, "frame mounting")]),
@@ -53,6 +55,7 @@ def test_entries_are_read_in_many_forms(text, spans):
         *("-3-5 (1)", "3 - -5 (1)", "1e5-2e5 (1)", "NaN-3 (1)", "0-inf (1)", "12345678-12345679 (1)"),
         *("3,5-7 (1)", "3-7,5 (1)", "00:00:03,005 --> 00:00:07,000 (1)"),  # decimal commas
         *("500-1500 ms (1)", "0-3 min (1)", "1 min - 2 min (1)", "0-3 m (1)", "0-3 h", "0-9 frames (1)", "0-9% (1)"),
+        *("1-2分 (1)", "从1分到2分 (1)", "从3到7帧 (1)"),
         # A range of parts of the times.
         *("3 min 52 s - 335 s (1)", "1 h, 2 s to 3700 s (1)", "1.2e+02 to 313 (1)", "3.5 - 4'20 (1)"),
         *("2, 3: 5-8", "2 and 3: 5-8", "5-8 2, 3", "step 2 and step 3: 5-8", "| 1 | 5-8 | 2 |", "1. 5-8: 2. screw"),

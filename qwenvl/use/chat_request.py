@@ -54,6 +54,7 @@ MEDIA_SETTINGS = (
 FETCH_SECONDS = 60.0
 LONGEST_MESSAGE = 2000  # characters of an error: it may quote what the client sent
 MOST_VALUES = 200_000  # in the JSON of a request: each takes some 100 bytes of memory
+MOST_DIGITS = 100
 MOST_PARTS = 2_000  # turns, and parts in them
 LONGEST_URL = 8_192  # characters of a path or an address; links in a path of millions of folders take hours to resolve
 LONGEST_ROLE = 20  # characters; it is kept while a request waits
@@ -187,7 +188,9 @@ def parse_body(body: bytes, model: str, trained: SamplingParams) -> Parsed:
         raise ApiError(400, f"expected a JSON object of at most {MOST_VALUES:,} values")
     try:
         # Of bytes Python would guess the encoding, and take lone surrogates.
-        found = json.loads(body.decode(), parse_constant=_no_number, object_pairs_hook=_each_once)
+        found = json.loads(
+            body.decode(), parse_constant=_no_number, parse_int=_short_number, object_pairs_hook=_each_once
+        )
         if _SURROGATE.search(body):
             json.dumps(found, ensure_ascii=False).encode()
         messages = found["messages"]
@@ -269,6 +272,13 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     counts = Counter(name for name, _ in pairs)
     [(name, count)] = counts.most_common(1)
     raise ValueError(f"expected JSON with each key once in an object, got {beginning(repr(name))} {count} times")
+
+
+def _short_number(digits: str) -> int:
+    """A whole number. Long ones take time by the square of their digits, in which no other thread runs."""
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"expected whole numbers of at most {MOST_DIGITS} digits")
+    return int(digits)
 
 
 def _no_number(word: str) -> Any:

@@ -52,6 +52,7 @@ SLOW_CLIP = b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000
     "more",
     [
         {"seed": int("9" * 4000)},
+        {"metadata": [int("9" * 101)]},
         {"seed": -(2**63) - 1},
         {"temperature": 1e-308},
         {"temperature": float("nan")},

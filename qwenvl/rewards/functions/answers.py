@@ -6,7 +6,7 @@ import ast
 import operator
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -25,6 +25,7 @@ _MARKED = re.compile(
     r"(?P<before>^|[\n,;/&|]|\b(?:and|or)\b)[ \t]{0,8}(?P<bracket>[(\[]?)"
     rf"(?:(?P<capital>[A-Z])(?:[).:\]](?=\s|$|[{CJK}])|[\u3001\u3002])|(?P<small>[a-z])[).:\]](?=\s))"
 )
+_OPTIONS = "ABCDEFGH"
 _LAST_OPTION = "H"  # letters behind it begin names: "B. Carl and J. Smith"
 # "(A) left (C) up". Behind another notation, "B. screw (A)", brackets belong to a text.
 _IN_BRACKETS = re.compile(r"(?:(?<=\s)|^)[(\[]([A-Z])[)\]](?=\s|$)")
@@ -185,7 +186,14 @@ def _marked(text: str) -> set[str]:
         follows = chosen[-1] < letter <= _LAST_OPTION and bool(text[found.end() :].strip())
         if own == notation and (begins_a_line or follows):
             chosen.append(letter)
-    return set(chosen)
+    return set() if _lists_options(text, chosen) else set(chosen)
+
+
+def _lists_options(text: str, chosen: Sequence[str]) -> bool:
+    """Whether a text tells the options over, "A. left B. right C. up", with two or more behind the chosen ones."""
+    others = {mark or last for mark, last in _LONE_MARK.findall(text)} - set(chosen)
+    told = sorted({*chosen, *others})
+    return len(others) > 1 and "".join(told) in _OPTIONS
 
 
 def affirms(text: str) -> bool | None:

@@ -319,6 +319,8 @@ READINGS = [
     *((letters, text, {"A", "C"}) for text in ("答案:A,C", "答案是A、C", "答案是A和C")),
     *((letters, text, set()) for text in ("Option B is incorrect.", "option (B) is not right")),
     (letters, "The correct answer is B. Option A is wrong.", {"B"}),
+    *((letters, text, set()) for text in ("A. cat B. dog C. bird", "A) a cat B) a dog C) a bird D) a fish")),
+    *((letters, text, {"B"}) for text in ("B. Vitamin D. Because of it", "B. Carl and J. Smith")),
     *((letters, text, {"B"}) for text in ("B。", "B.风扇", "B、风扇", "答案是B", "The answer is B, I am sure")),
     *((letters, text, set()) for text in ("the answer is a man", "i.e. a fan", "Answer: A man opens it.")),
     *((letters, text, {"A"}) for text in ("the answer is A because it fits", "Answer: A", "The answer is (A) man")),

@@ -52,7 +52,7 @@ function typedStep(text) {
 const RANGE_IN_NAME = /\d\s*(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~\u301c]|\.{2,3}|(?:to|until|till)\b)\s*\d/i;
 // Behind the times of a span these are their units, "0.0-1.0 frame 3": those that timeline.py knows.
 const UNIT_FIRST =
-  /^(?:%|(?:s|secs?|seconds?|ms|msecs?|milliseconds?|mins?|minutes?|hrs?|hours?|frames?|percent|per\scent|pct)\b|[mh]\s{0,4}(?:$|[(:])|分|毫秒|小时|小時|時間|帧|幀)/i;
+  /^(?:%|(?:s|secs?|seconds?|ms|msecs?|milliseconds?|mins?|minutes?|hrs?|hours?|frames?|percent|per\scent|pct)\b|[mh]\s{0,4}(?:$|[(:])|秒|分|毫秒|小时|小時|時間|帧|幀)/i;
 
 // Why training would not read the name of a step, or nothing. It reads full-width signs as plain ones, and ② as (2).
 function stepProblem(typed) {
