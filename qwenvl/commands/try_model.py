@@ -37,11 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(request: Request) -> str:
     from qwenvl.data.errors import told_to_the_user
+    from qwenvl.run_log.log import plain
 
     with told_to_the_user("qwenvl try", (ValueError, OSError, ImportError)):
         answers = ask(request)
     if request.options.json:
-        return json.dumps(answers, indent=1, ensure_ascii=False)
+        return json.dumps(plain(answers), indent=1, ensure_ascii=False)  # calls may hold NaN
     return harmless("\n".join(as_text(answers)))
 
 

@@ -115,8 +115,7 @@ class Video:
             most = self.options.look_frames
             wanted = most
             if self.options.look_fps is not None:
-                # At most ``most`` before it is rounded: a span may be longer than any integer.
-                wanted = max(round(min((end - start) * self.options.look_fps, most)), 1)
+                wanted = max(round(min((seconds[1] - seconds[0]) * self.options.look_fps, most)), 1)
             indices = [first + index for index in evenly_spaced(timeline.times[first:stop], wanted)]
             return FramePlan(tuple(made_even(indices)))
 
@@ -147,19 +146,30 @@ class Video:
         if end < earliest or start > latest:
             whole = f"from {earliest:g} to {time_text(latest).removesuffix('.0')}"
             raise ToolError(f"{start:g} to {end:g} is not in the video, which goes {whole}")
-        length = latest - earliest
-        if self.elsewhere and length > 0:  # half of the clip away
-            own = min(end - start, length)
-            moved = earliest + (start - earliest + length / 2) % length
-            start = min(moved, latest - own)
-            end = start + own
         start = max(start, earliest)
         end = min(end, latest)
+        if self.elsewhere and latest > earliest:
+            start, end = _elsewhere(start, end, earliest, latest)
         stop = bisect_right(times, end)
         first = min(bisect_left(times, start), max(stop - 1, 0))
         # The picture that is shown at the start of the bounds may have begun before them.
         first = max(first, min(bisect_left(times, earliest), len(times) - 1))
         return first, max(stop, first + 1), (start, end)
+
+
+def _elsewhere(start: float, end: float, earliest: float, latest: float) -> tuple[float, float]:
+    """Another span of the same length within the bounds: half of the clip away, or on the side with more room.
+
+    Example:
+        >>> _elsewhere(1, 2, 0, 6), _elsewhere(1.5, 3, 0, 4)
+        ((4.0, 5.0), (0, 1.5))
+    """
+    own = end - start
+    half = (latest - earliest) / 2
+    moved = start + half if start < earliest + half else start - half
+    if moved + own > latest:
+        moved = earliest if start - earliest >= latest - end else latest - own
+    return moved, moved + own
 
 
 @dataclass(frozen=True)

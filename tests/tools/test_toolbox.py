@@ -720,5 +720,13 @@ def test_controls_change_what_looks_show(world):
     calls = [each[0] for each in made.conversations.each[0].calls]
     assert [call.clips[0].times[0] for call in calls[:3]] == [1.0, 1.0, 4.0]
     assert calls[3].error == "the video cannot be looked at again" and refused.vision() == {}
+    # What lies beyond the clip is no part of a span's length.
+    beyond = {0: made.toolbox.collator.processor.tokenizer(look(4, 99))["input_ids"]}
+    lengths = []
+    for control in ("none", "other_span"):
+        under(control).answer(beyond)
+        start, end = made.conversations.each[0].calls[-1][0].clips[0].looked_at
+        lengths.append(end - start)
+    assert lengths[0] == pytest.approx(lengths[1]) and start == pytest.approx(4 - (end - start + 4) / 2)
     assert grey.input_ids.tolist() == as_asked.input_ids.tolist() and grey.pixel_values_videos.unique().numel() == 1
     assert elsewhere.pixel_values_videos.shape == as_asked.pixel_values_videos.shape
