@@ -117,10 +117,7 @@ def timeline_in(text: str, listed: Mapping[str, int] | None = None) -> list[Time
         >>> [(span.start, span.end, span.step) for span in timeline_in("(2) from 0:03 to 0:07.5; 8-9 s take the lid")]
         [(3.0, 7.5, 2), (8.0, 9.0, 'take the lid')]
     """
-    found = _readings(text, numbers_by_name(listed or {}))
-    spans = [span for _, span in found if span is not None]
-    # By start and then by end, and otherwise in the order of the text.
-    return sorted(spans, key=lambda span: (span.start, span.end))
+    return _spans_of(_readings(text, numbers_by_name(listed or {})))
 
 
 def spans_alone(text: str, listed: Mapping[str, int]) -> list[TimedStep]:
@@ -132,8 +129,9 @@ def spans_alone(text: str, listed: Mapping[str, int]) -> list[TimedStep]:
     """
     found = _readings(text, numbers_by_name(listed))
     has_others = any(span is None and _WORD_OR_NUMBER.search(entry) for entry, span in found)
+    # What stands beside JSON objects is in no entry.
     beside_objects = _FLAT_OBJECT.search(text) and _WORD_OR_NUMBER.search(_FLAT_OBJECT.sub(" ", text))
-    return [] if has_others or beside_objects else timeline_in(text, listed)
+    return [] if has_others or beside_objects else _spans_of(found)
 
 
 def entry_in_other_units(text: str) -> str | None:
@@ -268,6 +266,12 @@ def _readings(text: str, listed: Mapping[str, int]) -> list[tuple[str, TimedStep
     if objects:
         return [(each, _from_object(each, listed)) for each in objects]
     return [(each, _from_entry(each, listed)) for each in _entries(_with_numbers(text, listed))]
+
+
+def _spans_of(readings: Iterable[tuple[str, TimedStep | None]]) -> list[TimedStep]:
+    """The spans that were read, by start and then by end, and otherwise in the order of the text."""
+    spans = [span for _, span in readings if span is not None]
+    return sorted(spans, key=lambda span: (span.start, span.end))
 
 
 def _entries(text: str) -> Iterator[str]:

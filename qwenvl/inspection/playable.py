@@ -72,7 +72,7 @@ def make_playable(clips: Iterable[str], folder: Path, most: int) -> dict[str, Pa
 def is_copy(path: Path) -> bool:
     """Whether a file is a copy for a player, in the folder ``clips`` beside a page of labels.
 
-    Clips of a data set may have such names, too.
+    Clips of a data set may have such names, too: what `qwenvl label` writes beside the page tells them apart.
     """
     if path.parent.name != FOLDER or path.suffix != ".mp4" or not is_key(path.stem):
         return False

@@ -202,8 +202,8 @@ def _clip_path(address: str) -> str:
     if local is not None:
         return local.replace("\\", "/").strip("/")
     # Behind # and ? an address has no more of its path, and a name of a file has.
-    is_address = "://" in address or address.startswith("/data/")
-    path = unquote(urlsplit(address).path if is_address else address).replace("\\", "/")
+    is_url = "://" in address or address.startswith("/data/")  # Label Studio leaves its own host out
+    path = unquote(urlsplit(address).path if is_url else address).replace("\\", "/")
     if "/upload/" not in address:
         return path.strip("/").removeprefix("./")
     return _UPLOADED.sub("", Path(path).name, count=1)

@@ -84,7 +84,8 @@ def read_steps(path: Path) -> Steps:
     for i, name in enumerate(lines):
         if not plain[i]:
             raise RecordError(f"{path}: step {i + 1} has no name")
-        if action_numbers(unified(name)) or "<" in unified(name):  # rewards would read the number as that of a step
+        as_read = unified(name)  # rewards would read the number as that of a step, in signs of other scripts too
+        if action_numbers(as_read) or "<" in as_read:
             what = "(number) and < have a meaning in answers; leave them out"
             raise RecordError(f"{path}: step {i + 1}, {name!r}: {what}")
         first = plain.index(plain[i])
@@ -186,6 +187,7 @@ def steps_of_labels(labelled: Iterable[LabelledSpan], background: Sequence[str])
         if _with_signs(first) != _with_signs(name):
             raise RecordError(f"{each.where}: {name!r} and {first!r} would be one step; rename one of them")
     found = list(names.values())
+    # "2. insert" as the first step would be (1) 2. insert, and answers by number would mean another one.
     other = _with_other_number(found)
     if other is not None:
         raise RecordError(

@@ -320,14 +320,13 @@ class Rubric:
     def _leave_out(self, name: str, place: str, value: Any) -> None:
         """Warn of a row without a value, or stop. Where failed rows are left out, stop after too many of them."""
         cause = value if isinstance(value, BaseException) else None
-        if isinstance(value, Unfinished):
-            logger.warning(f'reward "{name}" has no value for {place}')
-            return
-        if isinstance(value, Undecided):
+        if isinstance(value, (Unfinished, Undecided)):
             logger.warning(f'reward "{name}" has no value for {place}')
         elif self._on_error == "error":
             hint = "--on_reward_error skip leaves such rows without this reward"
             raise RewardError(f'reward "{name}" failed on {place}\n  ({hint})') from cause
+        if isinstance(value, Unfinished):  # it says nothing of the function, however many there are
+            return
         recent = self._recent_failures[name]
         recent.append(True)
         if sum(recent) > SKIP_LIMIT * max(len(recent), SKIP_LEAST):

@@ -110,12 +110,14 @@ class Video:
         looked_at: list[tuple[float, float]] = []  # the span, which is known once the clip is open
 
         def plan(timeline: Timeline) -> FramePlan:
-            first, stop, seconds = self._span(timeline, start, end)
-            looked_at.append(seconds)
+            first, stop, shown = self._span(timeline, start, end)
+            looked_at.append(shown)
             most = self.options.look_frames
             wanted = most
             if self.options.look_fps is not None:
-                wanted = max(round(min((seconds[1] - seconds[0]) * self.options.look_fps, most)), 1)
+                # Of what is shown: the model may ask for seconds beyond the clip.
+                seconds = shown[1] - shown[0]
+                wanted = max(round(min(seconds * self.options.look_fps, most)), 1)
             indices = [first + index for index in evenly_spaced(timeline.times[first:stop], wanted)]
             return FramePlan(tuple(made_even(indices)))
 
@@ -167,7 +169,7 @@ def _elsewhere(start: float, end: float, earliest: float, latest: float) -> tupl
     own = end - start
     half = (latest - earliest) / 2
     moved = start + half if start < earliest + half else start - half
-    if moved + own > latest:
+    if moved + own > latest:  # it would not fit there, and at the end it might overlap the span that was asked for
         moved = earliest if start - earliest >= latest - end else latest - own
     return moved, moved + own
 

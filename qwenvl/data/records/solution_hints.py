@@ -24,7 +24,6 @@ from qwenvl.timeline import timeline_in
 from qwenvl.types import Hint, Record
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
-_NUMBER_OF_STEP = re.compile(r"\(\s*[0-9]{1,9}\s*\)")
 _ENDS_A_NAME = re.compile(r"[,;\n(]")
 # 2,375 may be a number of thousands, or have a decimal comma.
 _WITH_A_COMMA = re.compile(r"[-+]?[1-9][0-9]{0,2},[0-9]{3}")
@@ -91,7 +90,8 @@ def solution_hints(record: Record) -> Iterator[Hint]:
 
 def _list_that_is_not_read(record: Record, solution: str) -> Iterator[Hint]:
     """A hint about an ambiguous list of steps, or one in another turn or notation whose steps the solution names."""
-    if has_ambiguous_list(record.messages[-1].text):
+    asked = record.messages[-1].text
+    if has_ambiguous_list(asked):
         yield Hint(
             "list of steps not read",
             "a number or a name of the prompt's list occurs twice, a number has no name, or a line has a second number "
@@ -101,10 +101,10 @@ def _list_that_is_not_read(record: Record, solution: str) -> Iterator[Hint]:
     has_numbers = bool(action_numbers(solution)) or len(bare_numbers(solution)) > 1
     phrases = set(action_phrases(solution))
     lists = [list_in(message.text) for message in record.messages[:-1]]
-    lines = _OTHER_NUMBERS.findall(record.messages[-1].text)
-    # "Which? (1) take the lid (2) insert the fan": what stands behind each number. The first piece is the question.
-    pieces = re.split(_NUMBER_OF_STEP, unified(record.messages[-1].text))[1:]
-    in_a_line = [normalized(piece.strip(" ,;\n")) for piece in pieces]
+    lines = _OTHER_NUMBERS.findall(asked)
+    # "Which? (1) take the lid (2) insert the fan": the question, and then each number with what stands behind it.
+    behind_numbers = _NUMBER.split(unified(asked))[2::2]
+    in_a_line = [normalized(piece.strip(" ,;\n")) for piece in behind_numbers]
     if any(each and (has_numbers or phrases & each.keys()) for each in lists):
         yield Hint(
             "list of steps not read",

@@ -6,7 +6,7 @@ import ast
 import operator
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -26,7 +26,7 @@ _MARKED = re.compile(
     rf"(?:(?P<capital>[A-Z])(?:[).:\]](?=\s|$|[{CJK}])|[\u3001\u3002])|(?P<small>[a-z])[).:\]](?=\s))"
 )
 _OPTIONS = "ABCDEFGH"
-_LAST_OPTION = "H"  # letters behind it begin names: "B. Carl and J. Smith"
+_LAST_OPTION = _OPTIONS[-1]  # letters behind it begin names: "B. Carl and J. Smith"
 # "(A) left (C) up". Behind another notation, "B. screw (A)", brackets belong to a text.
 _IN_BRACKETS = re.compile(r"(?:(?<=\s)|^)[(\[]([A-Z])[)\]](?=\s|$)")
 # A small letter must end what is said: "the answer is a man" chooses nothing.
@@ -190,10 +190,19 @@ def _marked(text: str) -> set[str]:
 
 
 def _lists_options(text: str, chosen: Sequence[str]) -> bool:
-    """Whether a text tells the options over, "A. left B. right C. up", with two or more behind the chosen ones."""
-    others = {mark or last for mark, last in _LONE_MARK.findall(text)} - set(chosen)
-    told = sorted({*chosen, *others})
-    return len(others) > 1 and "".join(told) in _OPTIONS
+    """Whether a text lists all options in a line, "A. left B. right C. up", of which the first would be the choice.
+
+    A single other letter may belong to the text of an option, "B. Vitamin D. It helps", and so may letters that do not
+    follow each other.
+    """
+    others = _other_marks(text, chosen)
+    in_order = "".join(sorted(others.union(chosen)))
+    return len(others) > 1 and in_order in _OPTIONS
+
+
+def _other_marks(text: str, chosen: Iterable[str]) -> set[str]:
+    """The letters of a text that may be choices, too, beside those that are read as chosen."""
+    return {mark or last for mark, last in _LONE_MARK.findall(text)} - set(chosen)
 
 
 def affirms(text: str) -> bool | None:
@@ -223,7 +232,7 @@ def check_letters(solution: str, fields: Mapping[str, Any] | None = None) -> str
     if _OR_ANOTHER.search(text):
         return f"the solution must choose letters, and all of them are compared: which is right, {solution[:80]!r}?"
     chosen = letters(text)
-    others = {mark or last for mark, last in _LONE_MARK.findall(text)} - chosen
+    others = _other_marks(text, chosen)
     if chosen and others:
         return f"the solution must choose letters, and {solution[:80]!r} may choose {others.pop()} too: write A, C"
     return unreadable(letters, 'must choose letters like "B" or "A, C"', solution)

@@ -44,7 +44,8 @@ _BOXED = re.compile(r"\\(?:boxed|text|textbf|mathrm)\s{0,4}\{([^{}]*)\}")
 _SHORT_UNIT = re.compile("[msghdctVAKNJWLl]|min")
 _UNIT = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}|/[^\W\d_]+)*")  # cm, square metres, km/h
 
-_POWER_OF_UNIT = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$")  # 24 cm^2
+# The unit of 24 cm^2, which would be words beside mathematics. A lone letter, 24 x^2, may be a variable.
+_POWER_OF_UNIT = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$")
 
 
 class MathReward:

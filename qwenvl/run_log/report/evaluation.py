@@ -49,7 +49,7 @@ TRUNCATED = 2  # or is truncated
 
 
 _TAGS = re.compile(r"</?answer>|<\|\w+\|>")  # that an answer cannot hold, as on the page
-_NUMBER_IN_BRACKETS = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
+_NUMBER_IN_BRACKETS = re.compile(r"\(\s*([0-9]{1,9})\s*\)")  # of a step, as rewards read answers
 
 Answers = Sequence[EvaluationSample]
 """The completions of one record by control, model and place among them. The first is of the record as it is."""

@@ -392,10 +392,13 @@ function partView(name, value) {
   );
 }
 
+// The numbers of steps in an answer, such as (2).
+const numberMarks = (text) => [...text.matchAll(/\(\s*([0-9]{1,9})\s*\)/g)];
+
 // The parts of an answer: numbered ones such as "(2) insert the fan", else the texts between commas, semicolons and
 // lines.
 function partsOf(text) {
-  const marks = [...text.matchAll(/\(\s*([0-9]{1,9})\s*\)/g)];
+  const marks = numberMarks(text);
   if (marks.length) {
     const pieces = marks.map((mark, n) =>
       text.slice(mark.index, marks[n + 1]?.index).replace(/^[ ,;\n]+|[ ,;\n]+$/g, ""),

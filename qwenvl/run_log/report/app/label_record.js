@@ -56,16 +56,15 @@ function answerProblem(text, steps) {
   const first = steps.length ? text.search(/\(\s*[0-9]{1,9}\s*\)/) : -1;
   if (/[\p{L}\p{N}]/u.test(text.slice(0, Math.max(first, 0))))
     return "only numbers in brackets would count: write (2) in front of the name of step 2, for each step";
-  const others = [...text.matchAll(/\(\s*([0-9]{1,9})\s*\)/g)].filter(
-    ([, digits]) => !steps.some(([number]) => number === Number(digits)),
-  );
-  if (steps.length && others.length) return `${others[0][0]} is not in the list of steps`;
+  const isListed = ([, digits]) => steps.some(([number]) => number === Number(digits));
+  const other = numberMarks(text).find((mark) => !isListed(mark));
+  if (steps.length && other) return `${other[0]} is not in the list of steps`;
   return /<\/?answer>|<\|\w+\|>/.test(text) ? "an answer can't hold tags such as <answer> and <|im_end|>" : "";
 }
 
 // The text without the step, if it names its number, else with it at the end.
 function toggledStep(text, number, name) {
-  const marks = [...text.matchAll(/\(\s*([0-9]{1,9})\s*\)/g)];
+  const marks = numberMarks(text);
   const at = marks.findIndex((mark) => Number(mark[1]) === number);
   if (at < 0) return `${text.trim()} (${number}) ${name}`.trim();
   return `${text.slice(0, marks[at].index)}${text.slice(marks[at + 1]?.index ?? text.length)}`.trim();

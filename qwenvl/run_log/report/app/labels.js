@@ -32,7 +32,7 @@ class Labels extends List {
       kind: "label",
       nothing: "No clip was labelled.",
     });
-    Object.assign(this, { index, voted, saves: 0 });
+    Object.assign(this, { index, voted, saves: 0 }); // saves: files that this visit has downloaded
     // number -> {answer, timeline: spans of one, state: confirmed | corrected}
     this.checked = new Kept(STORE, index.keys, CHECKED_FORM);
     // number -> what was edited and not saved: a text, or spans
@@ -521,8 +521,9 @@ class Labels extends List {
     if (rows.length) download("labels.json", `[\n${rows.join(",\n")}\n]\n`, "application/json");
     this.checked.inFile(written);
     const left = refused ? `, without ${refused.toLocaleString("en")} whose step is not in the list` : "";
+    // A browser that has a file of this name keeps both, and the command of the page names the first.
     const again = this.saves > 0 ? ", which the browser may have named labels (1).json: train on that file" : "";
-    this.saves += 1;
+    if (rows.length) this.saves += 1;
     document.querySelector("#saved").textContent =
       `saved ${rows.length.toLocaleString("en")} as labels.json${again}${left}`;
     this.count();

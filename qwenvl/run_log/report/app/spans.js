@@ -36,10 +36,14 @@ function typedSeconds(field) {
 
 // A number in brackets, alone, or with a sign behind it, and the name. "2nd screw" and "2.5 mm" are names.
 const NUMBERED_STEP = /^(?:\(\s*(\d{1,9})\s*\)\s*(.*)|(\d{1,9})(?:\s*[.):,-](?!\d)\s*(.*))?)$/;
-// Of "2 bolts", "5-axis mill", "2, 3" and "turn (2) screws" training would take a number for that of the step. The minus
-// of "-5 V" would be lost.
-const NUMBER_IN_NAME =
-  /^(?:step\s*)?#?\s*\d{1,9}\s+\S|^\d{1,9}-[^\s\d]|^-\d|^\d{1,9}\s*,\s*\d|[^(\s].*\(\s*\d{1,9}\s*\)/i;
+// Numbers in a name that training would take for that of the step, or without their sign.
+const NUMBERS_IN_NAME = [
+  /^(?:step\s*)?#?\s*\d{1,9}\s+\S/i, // 2 bolts
+  /^\d{1,9}-[^\s\d]/, // 5-axis mill
+  /^-\d/, // -5 V
+  /^\d{1,9}\s*,\s*\d/, // 2, 3
+  /[^(\s].*\(\s*\d{1,9}\s*\)/, // turn (2) screws
+];
 
 // The number and the name of a step that is typed.
 function typedStep(text) {
@@ -60,7 +64,7 @@ function stepProblem(typed) {
   if (!/[\p{L}\p{N}]/u.test(text)) return "expected the number or the name of a step";
   if (/[;<{}]/.test(text) || RANGE_IN_NAME.test(text)) return "a step can't hold ; < { } or a range such as 2-3";
   if (UNIT_FIRST.test(text)) return "a step can't begin with a unit of time: what is it that happens?";
-  if (NUMBER_IN_NAME.test(text))
+  if (NUMBERS_IN_NAME.some((pattern) => pattern.test(text)))
     return "write (2) in front of the name where 2 is its number, else spell it out: two bolts";
   return "";
 }
